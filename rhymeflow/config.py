@@ -1,0 +1,245 @@
+"""The whole configuration of a run: frozen, typed, every field documented where it stands.
+
+Holds true: every default of Rhymeflow is in this file and nowhere else; a `Config` that exists is
+valid; two runs with equal configurations are the same run. Knows nothing of files, torch or the
+machine: `settings.py` reads YAML and the command line into a `Config`.
+
+Fields carry TRL's names where TRL has the same thing.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Positive = Annotated[int, Field(gt=0)]
+NonNegative = Annotated[int, Field(ge=0)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+NonNegativeFloat = Annotated[float, Field(ge=0)]
+Fraction = Annotated[float, Field(gt=0, le=1)]
+
+
+class Section(BaseModel):
+    """Base of every section: immutable, unknown fields refused, defaults validated."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+class ModelConfig(Section):
+    """The policy."""
+
+    name: str = "recipe:demo"
+    """A local directory, a Hugging Face hub name, `package:NAME` (weights that an installed Python
+    package carries) or `recipe:NAME` (weights shipped with a recipe)."""
+    gguf_file: str | None = None
+    """The GGUF file inside the directory or package, if the weights are in that format."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Compute precision of engine and learner. `auto`: bfloat16 on CUDA and on CPUs with bfloat16
+    arithmetic, float32 elsewhere. The learner's master weights are float32 either way."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """`auto` takes CUDA where there is one."""
+
+
+class DataConfig(Section):
+    """Prompts to train on and to hold out."""
+
+    source: str = "recipe:demo"
+    """A JSONL or Parquet file, a directory saved by Hugging Face `datasets`, `reasoning_gym:NAME`,
+    or `recipe:NAME` (the task of a recipe)."""
+    options: dict[str, Any] = {}
+    """Passed on to a task generator, such as `{min_terms: 2}` for reasoning_gym's `chain_sum`."""
+    size: Positive | None = None
+    """Number of training prompts; `None` takes all of a file. Generators need a number."""
+    eval_source: str | None = None
+    """Held-out prompts. `None`: a generator makes further, distinct problems; a file gives its last
+    `eval_size` rows, which are then not trained on."""
+    eval_size: NonNegative = 64
+    """Number of held-out prompts; 0 switches evaluation off."""
+    prompt_column: str = "prompt"
+    """Column that holds the prompt: a string or a list of chat messages."""
+    system_prompt: str | None = None
+    """Put before every prompt as a system message (chat models only)."""
+    assistant_prefix: str | None = None
+    """Put after every prompt as the beginning of the answer."""
+    max_prompt_length: Positive | None = None
+    """Longest prompt in tokens; a longer one is refused with its row, never cut silently."""
+    shuffle: bool = True
+    """A new order each epoch, from the run's seed."""
+    chat_template: bool | None = None
+    """Whether string prompts are wrapped as a user message. `None`: if the tokenizer has one."""
+
+
+class RolloutConfig(Section):
+    """Generation."""
+
+    num_generations: Positive = 8
+    """Trajectories per prompt (a group)."""
+    max_completion_length: Positive = 512
+    """Longest response in tokens; one that reaches it ends with reason `length`."""
+    temperature: NonNegativeFloat = 1.0
+    """0 is greedy."""
+    top_p: Fraction = 1.0
+    """Nucleus sampling; 1 is off."""
+    top_k: NonNegative = 0
+    """Sample among the k likeliest; 0 is off."""
+    num_instances: Positive = 1
+    """Rollout instances, each a process of its own."""
+    max_running: Positive = 64
+    """Trajectories that one instance decodes at a time."""
+    max_prefill_tokens: Positive = 4096
+    """Prompt tokens that one iteration may take in."""
+    num_threads: Positive | None = None
+    """Threads of each instance; `None` shares the machine's cores between the workers."""
+    cpus: tuple[tuple[NonNegative, ...], ...] | None = None
+    """Cores each instance is pinned to, one tuple an instance; `None` pins nothing."""
+
+
+class RewardFunction(Section):
+    """One reward function and its weight in the sum."""
+
+    function: str
+    """`path/to/file.py:function`, a dotted name, or a built-in: `exact_match`, `math_verify`,
+    `regex`, `reasoning_gym`, `recipe:NAME`."""
+    weight: float = 1.0
+    """Factor in the weighted sum."""
+    options: dict[str, Any] = {}
+    """Keyword arguments bound before the call, such as `{pattern: ...}` for `regex`."""
+
+
+class RewardConfig(Section):
+    """How a trajectory is judged."""
+
+    functions: tuple[RewardFunction, ...] = (RewardFunction(function="exact_match"),)
+    """The weighted sum of these is the reward."""
+    num_workers: Positive = 1
+    """Worker processes."""
+    timeout: PositiveFloat = 60.0
+    """Seconds one call may take before its worker is killed and the call counts as failed."""
+    retries: NonNegative = 1
+    """Further tries after a call that raised, hung, or returned something that is no reward."""
+    on_failure: Literal["stop", "drop"] = "stop"
+    """After the last try: stop the run and show the error, or drop the group, counted under
+    `endings/aborted`. A failure never becomes a reward."""
+
+
+class LearnerConfig(Section):
+    """Training."""
+
+    max_steps: Positive = 100
+    """Optimizer versions to produce; the run ends after this many batches."""
+    groups_per_batch: Positive = 16
+    """Groups (prompts) consumed per step; times `num_generations` trajectories."""
+    learning_rate: PositiveFloat = 1e-6
+    """Peak learning rate of AdamW."""
+    lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
+    """Shape of the learning rate after the warm-up."""
+    warmup_steps: NonNegative = 0
+    """Steps of linear warm-up from 0."""
+    adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """AdamW's first moment decay."""
+    adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
+    """AdamW's second moment decay."""
+    adam_epsilon: PositiveFloat = 1e-8
+    """AdamW's denominator floor."""
+    weight_decay: NonNegativeFloat = 0.0
+    """AdamW's decoupled weight decay."""
+    max_grad_norm: PositiveFloat | None = 1.0
+    """Clip the gradient to this norm; `None` does not clip."""
+    num_iterations: Positive = 1
+    """Optimizer passes over each batch (GRPO's mu)."""
+    num_minibatches: Positive = 1
+    """Optimizer steps each pass splits the batch into, by whole groups."""
+    loss_type: Literal["grpo", "bnpo", "dr_grpo", "dapo"] = "dapo"
+    """Normalisation, TRL's names: `grpo` mean per sequence, then over sequences; `bnpo` and `dapo`
+    over the batch's tokens; `dr_grpo` by `max_completion_length`."""
+    scale_rewards: Literal["group", "batch", "none"] = "group"
+    """What the advantage's standard deviation is taken over."""
+    epsilon: PositiveFloat = 0.2
+    """Lower clip of the probability ratio."""
+    epsilon_high: PositiveFloat | None = 0.28
+    """Upper clip (clip-higher, DAPO); `None` takes `epsilon`."""
+    beta: NonNegativeFloat = 0.0
+    """Weight of the KL to the reference (the model the run started from); 0 keeps none."""
+    off_policy_correction: Literal["none", "truncate", "decoupled"] = "truncate"
+    """What is done about behaviour and training policies differing. `truncate`: the proximal policy
+    is the learner's own at the start of the step, and each token's weight is the truncated ratio
+    pi_prox / mu (TIS). `decoupled`: decoupled PPO (AReaL), the same two ratios with the weight
+    zeroed past the cap instead of truncated. `none`: the behaviour policy is the proximal one."""
+    importance_sampling_cap: PositiveFloat = 2.0
+    """Cap of that weight."""
+    mask_truncated_completions: bool = False
+    """Leave responses that hit the length limit out of the loss (DAPO's overlong filtering)."""
+    max_tokens_per_microbatch: Positive = 8192
+    """Packed tokens per forward and backward; gradients accumulate over the batch."""
+    logits_chunk_size: Positive = 1024
+    """Rows of the head's output that exist at one time."""
+    gradient_checkpointing: bool = False
+    """Recompute layers in the backward pass: less memory, about a third more time."""
+    num_threads: Positive | None = None
+    """Threads; `None` shares the machine's cores between the workers."""
+    cpus: tuple[NonNegative, ...] | None = None
+    """Cores to pin the learner to; `None` pins nothing."""
+
+
+class ScheduleConfig(Section):
+    """When work is admitted, where it goes and when weights are pulled."""
+
+    name: Literal["simple"] = "simple"
+    """`simple`: fewest requests first; pull whenever behind."""
+    max_staleness: NonNegative = 1
+    """The bound: how many versions old a trajectory may be when it is trained on. 0 is synchronous."""
+
+
+class RunConfig(Section):
+    """The run as a whole."""
+
+    seed: NonNegative = 0
+    """Seeds data order, sampling noise and generators."""
+    output_dir: str | None = None
+    """The run directory; `None` makes `runs/NAME-DATE-TIME`."""
+    eval_steps: NonNegative = 10
+    """Evaluate on held-out prompts every so many versions, and at the start and the end; 0: only
+    at the start and the end."""
+    eval_temperature: NonNegativeFloat = 0.0
+    """Temperature of held-out evaluation; 0 is greedy."""
+    save_steps: NonNegative = 0
+    """Checkpoint every so many steps, and at the end; 0: only at the end."""
+    report_to: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ("tensorboard",)
+    """Where metrics go besides `metrics.jsonl`."""
+    worker_timeout: PositiveFloat = 300.0
+    """Seconds a worker may be silent before the run stops and says which one hangs."""
+
+
+class Config(Section):
+    """A run."""
+
+    name: str = "run"
+    """Used in the run directory's name."""
+    model: ModelConfig = ModelConfig()
+    data: DataConfig = DataConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    reward: RewardConfig = RewardConfig()
+    learner: LearnerConfig = LearnerConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    run: RunConfig = RunConfig()
+
+    @model_validator(mode="after")
+    def _parts_fit_together(self) -> Config:
+        rollout, learner = self.rollout, self.learner
+        if rollout.cpus is not None and len(rollout.cpus) != rollout.num_instances:
+            raise ValueError(
+                f"rollout.cpus names {len(rollout.cpus)} sets of cores for "
+                f"rollout.num_instances = {rollout.num_instances}"
+            )
+        if learner.groups_per_batch % learner.num_minibatches:
+            raise ValueError(
+                f"learner.num_minibatches = {learner.num_minibatches} does not divide "
+                f"learner.groups_per_batch = {learner.groups_per_batch}"
+            )
+        if rollout.num_generations == 1 and learner.scale_rewards == "group":
+            raise ValueError(
+                "rollout.num_generations = 1 leaves no group to compare with: "
+                "every advantage would be 0"
+            )
+        return self

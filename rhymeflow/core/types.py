@@ -1,0 +1,30 @@
+"""The words of the mind: identities and small records, standard library only.
+
+Knows nothing of tokens: the mind sees ids, versions, lengths and rewards.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+Version = int
+"""Number of the policy's weights; training on batch b makes version b + 1."""
+
+GroupId = int
+"""Serial number of a group in the order prompts are drawn from the data, from 0."""
+
+InstanceId = str
+"""Name of a rollout instance, such as `rollout-0`."""
+
+FinishReason = Literal["stop", "length"]
+"""`stop`: the policy ended the response; `length`: it reached `max_completion_length`."""
+
+
+class TrajectoryId(NamedTuple):
+    """One response: which group, and which member of it (0 .. num_generations - 1)."""
+
+    group: GroupId
+    member: int
+
+    def __str__(self) -> str:
+        return f"{self.group}.{self.member}"
