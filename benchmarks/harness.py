@@ -1,0 +1,204 @@
+"""What all benchmarks share: fair repetition, the machine's description, the report.
+
+Holds true: sides are measured in turn (A B, B A, A B ...), so that a drifting machine hurts both
+alike; every record carries the command and the machine that made it. Knows nothing of what is
+measured.
+
+    values = interleave({"ours": measure_ours, "peer": measure_peer}, repeats=5)
+    rows = [side_row(side, values[side], "tokens/s") for side in values]
+    ratio = median_ratio(values["ours"], values["peer"])
+    return report("engine", rows, [Target("engine/generate", ratio, 1.5)], args)
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+"""Where `--record` writes `NAME.json` and `NAME.md`."""
+
+_PACKAGES = ("torch", "transformers", "trl", "vllm", "rhymeflow")
+
+
+@dataclass(frozen=True)
+class Target:
+    """A figure that is to reach at least `target`."""
+
+    name: str
+    value: float
+    target: float
+
+    @property
+    def met(self) -> bool:
+        """Whether the figure reaches its target."""
+        return self.value >= self.target
+
+
+def add_common_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options every benchmark takes; `rhymeflow bench` calls it before the module's own."""
+    parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
+    parser.add_argument(
+        "--record", action="store_true", help="write benchmarks/results/NAME.json and .md"
+    )
+
+
+def machine() -> dict[str, Any]:
+    """Describe the machine: processor, usable cores, memory, GPU, versions. Imports no torch."""
+    description: dict[str, Any] = {
+        "cpu": _cpu_name(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(_memory_bytes() / 2**30, 1),
+        "gpus": _gpu_names(),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+    }
+    for package in _PACKAGES:
+        try:
+            description[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return description
+
+
+def interleave(
+    sides: Mapping[str, Callable[[], float]],
+    repeats: int,
+    progress: Callable[[str], None] | None = None,
+) -> dict[str, list[float]]:
+    """Measure each side `repeats` times, in turn, the order turned round every other time.
+
+    Values of one index belong together: they were measured one right after the other. `progress`
+    gets one line a measurement (default: stderr).
+    """
+    tell = progress or (lambda line: print(line, file=sys.stderr, flush=True))
+    values: dict[str, list[float]] = {side: [] for side in sides}
+    for repeat in range(repeats):
+        order = list(sides) if repeat % 2 == 0 else list(reversed(sides))
+        for side in order:
+            value = sides[side]()
+            values[side].append(value)
+            tell(f"  {repeat + 1}/{repeats} {side}: {value:.4g}")
+    return values
+
+
+def median_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """Return the median of the pairwise ratios ours / theirs."""
+    return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+
+
+def side_row(side: str, values: Sequence[float], unit: str) -> dict[str, Any]:
+    """Return a table row: median and spread of one side's values."""
+    return {
+        "side": side,
+        "median": round(statistics.median(values), 4),
+        "least": round(min(values), 4),
+        "greatest": round(max(values), 4),
+        "runs": len(values),
+        "unit": unit,
+    }
+
+
+def report(
+    name: str,
+    rows: Sequence[Mapping[str, Any]],
+    targets: Sequence[Target],
+    args: argparse.Namespace,
+    notes: str = "",
+) -> dict[str, Any]:
+    """Print the table, record it with `--record`, print the JSON line with `--json`; return it.
+
+    `rows` may have different columns; `notes` is a plain sentence or two on how it was measured.
+    """
+    result = {
+        "name": name,
+        "rows": [dict(row) for row in rows],
+        "targets": [{**asdict(target), "met": target.met} for target in targets],
+        "notes": notes,
+        "command": _command(),
+        "machine": machine(),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+    }
+    print(table(rows))
+    for target in targets:
+        verdict = "met" if target.met else "NOT met"
+        print(f"{target.name}: {target.value:.2f} (target {target.target:g}: {verdict})")
+    if notes:
+        print(notes)
+    if getattr(args, "record", False):
+        record(result)
+    if getattr(args, "json", False):
+        print(json.dumps(result))
+    return result
+
+
+def record(result: Mapping[str, Any], folder: Path = RESULTS) -> None:
+    """Write `NAME.json` and a readable `NAME.md` into `folder`, replacing what stands there."""
+    folder.mkdir(exist_ok=True)
+    name = result["name"]
+    (folder / f"{name}.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    lines = [f"# {name}", "", f"Measured {result['date']} by", ""]
+    lines += [f"    {result['command']}", "", result["notes"], ""]
+    lines += [table(result["rows"]), ""]
+    for target in result["targets"]:
+        met = "met" if target["met"] else "not met"
+        lines.append(
+            f"- {target['name']}: {target['value']:.2f}, target {target['target']:g}: {met}"
+        )
+    lines += ["", "Machine: " + ", ".join(f"{k} {v}" for k, v in result["machine"].items()), ""]
+    (folder / f"{name}.md").write_text("\n".join(lines), encoding="utf-8")
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Lay rows out as a Markdown table that also reads well in a terminal."""
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    cells = [columns] + [[_cell(row.get(column, "")) for column in columns] for row in rows]
+    widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
+    lines = [
+        "| "
+        + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        + " |"
+        for line in cells
+    ]
+    lines.insert(1, "| " + " | ".join("-" * width for width in widths) + " |")
+    return "\n".join(lines)
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _command() -> str:
+    """Return the command as a reader can repeat it, whatever path it was started by."""
+    return " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
+
+
+def _cpu_name() -> str:
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _gpu_names() -> list[str]:
+    """Return the names of NVIDIA GPUs, from the driver's files."""
+    names = []
+    for information in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
+        for line in information.read_text(encoding="utf-8").splitlines():
+            if line.startswith("Model:"):
+                names.append(line.split(":", 1)[1].strip())
+    return names

@@ -1,0 +1,38 @@
+"""Rhymeflow: asynchronous reinforcement-learning post-training of language models.
+
+    import rhymeflow
+    summary = rhymeflow.train(rhymeflow.load("demo", {"learner.max_steps": "10"}))
+
+Importing this package imports neither torch nor transformers; each name is fetched on first use.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rhymeflow.config import Config
+    from rhymeflow.errors import UserError
+    from rhymeflow.runtime.local import train
+    from rhymeflow.settings import load
+    from rhymeflow.trainer import Trainer
+
+__version__ = version("rhymeflow")
+
+_HOMES = {
+    "Config": "rhymeflow.config",
+    "Trainer": "rhymeflow.trainer",
+    "UserError": "rhymeflow.errors",
+    "load": "rhymeflow.settings",
+    "train": "rhymeflow.runtime.local",
+}
+
+__all__ = ["Config", "Trainer", "UserError", "__version__", "load", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'rhymeflow' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
