@@ -68,9 +68,11 @@ class Instance:
 
     @property
     def has_room(self) -> bool:
+        """Whether it could decode one trajectory more at once."""
         return len(self.assigned) < self.capacity
 
     def next_number(self) -> int:
+        """The number of the next command to it."""
         self.commands += 1
         return self.commands
 

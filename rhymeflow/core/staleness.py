@@ -13,13 +13,19 @@ of buffer b only if
 
     v <= b <= v + max_staleness.                                                       (window)
 
-| operation | entry taken | why |
-| --- | --- | --- |
-| reserve | highest EMPTY in the window | before generation starts nobody knows how long it lasts: count on the worst, and leave early entries to those that must have them |
-| tighten | keeps its entry, or the highest EMPTY one in the smaller window | a late member started at an older version |
-| occupy | lowest one in the window, up to the reserved buffer, that is EMPTY or RESERVED by a group that may move later into the entry given up (backfill) | fill the next batch first; no group ever ends later than where it was reserved |
-| release | none | the group ended without being trained on |
-| consume | all entries of the first buffer, all OCCUPIED | batches are consumed in order |
+| operation | entry taken |
+| --- | --- |
+| reserve | the highest EMPTY one in the window |
+| tighten | the one held, or the highest EMPTY one in the smaller window |
+| occupy | the lowest one in the window, up to the one held, that is EMPTY or can be made so |
+| release | none: the group ended without being trained on |
+| consume | all of the first buffer, all OCCUPIED |
+
+Before generation starts nobody knows how long it will last, so `reserve` counts on the worst and
+leaves the early entries to those that must have them; `occupy` fills the next batch first. An entry
+can be made EMPTY if the group that RESERVED it may move later, into the entry being given up
+(backfill). So a group never ends later than where it was reserved. `tighten` serves a member that
+starts late, on an instance that is behind its siblings'.
 
 **The bound.** Every operation that puts group g of version v into buffer b checks the window, and
 `tighten`, the only one that lowers v, checks it anew for the entry held. So whenever b is consumed,
