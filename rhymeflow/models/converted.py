@@ -1,0 +1,92 @@
+"""GGUF weights as a Hugging Face checkpoint, converted once and kept.
+
+transformers takes about 16 seconds to turn SmolLM2's GGUF file into a model and 3 for its
+tokenizer; the converted directory (config, tokenizer, float32 safetensors) loads in under one. It
+lies under `$XDG_CACHE_HOME/rhymeflow/converted` (`~/.cache` by default), named by the content of
+the GGUF file and the version of transformers, and appears in one rename: a reader sees all of it
+or nothing, and of two processes that convert at once the first to finish wins. Deleting the
+directory is always safe.
+
+Dequantised values are stored in float32, so that the learner's master weights lose nothing.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import tempfile
+from pathlib import Path
+
+import torch
+import transformers
+import xxhash
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from rhymeflow.errors import UserError
+
+_FORMAT = 1
+"""Raised when what is written here changes."""
+
+
+def converted(gguf: Path) -> Path:
+    """Directory of the converted checkpoint of `gguf`, made now if it is not there yet.
+
+    Raises `UserError` if the gguf package is missing, the file is no GGUF model, or the cache
+    directory cannot be written.
+    """
+    target = _cache() / f"{gguf.stem}-{_key(gguf)}"
+    if target.is_dir():
+        return target
+    if importlib.util.find_spec("gguf") is None:
+        raise UserError(f"{gguf} needs the Python package 'gguf': pip install gguf")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        scratch = tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{gguf.stem}-")
+    except OSError as error:
+        raise UserError(
+            f"the cache for converted weights cannot be written: {error}; "
+            "point XDG_CACHE_HOME to a directory that can"
+        ) from error
+    with scratch:
+        made = Path(scratch.name) / "checkpoint"
+        _convert(gguf, made)
+        try:
+            made.rename(target)
+        except OSError:
+            if not target.is_dir():  # otherwise another process was faster: the same content
+                raise
+    return target
+
+
+def _cache() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "rhymeflow" / "converted"
+
+
+def _key(gguf: Path) -> str:
+    content = xxhash.xxh3_128(f"{_FORMAT} transformers {transformers.__version__}")
+    with gguf.open("rb") as file:
+        while block := file.read(1 << 24):
+            content.update(block)
+    return content.hexdigest()[:16]
+
+
+def _convert(gguf: Path, target: Path) -> None:
+    where = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(**where)
+        model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{gguf} cannot be read as a GGUF model: {error}") from error
+    forget_quantization(model)
+    model.save_pretrained(target)
+    tokenizer.save_pretrained(target)
+
+
+def forget_quantization(model: transformers.PreTrainedModel) -> None:
+    """The weights are plain numbers now: without this, saving the model fails or lies."""
+    model.hf_quantizer = None
+    model.is_quantized = False
+    for attribute in ("quantization_config", "_pre_quantization_dtype"):
+        if hasattr(model.config, attribute):
+            delattr(model.config, attribute)

@@ -1,0 +1,198 @@
+"""Hugging Face decoder-only models and tokenizers, from where the configuration says.
+
+Holds true: a loaded model attends through `models.attention`, is in eval mode, has no
+quantization config left (so it can be saved), and its parameters have the names and shapes of the
+plain transformers model. Every way a model can be missing or unfit is a `UserError` that names
+`model.name`. Does not know what the model is used for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub.constants import HF_HUB_OFFLINE
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.initialization import no_init_weights
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from rhymeflow.config import ModelConfig
+from rhymeflow.errors import UserError
+from rhymeflow.models import attention
+from rhymeflow.models.converted import converted, forget_quantization
+from rhymeflow.models.precision import auto_dtype, resolve_device
+from rhymeflow.models.source import Source, locate
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def resolve_dtype(config: ModelConfig, device: torch.device) -> torch.dtype:
+    """Compute precision of `config` on `device`; `auto` looks at the model's size."""
+    if config.dtype != "auto":
+        return _DTYPES[config.dtype]
+    return auto_dtype(num_parameters(config), device)
+
+
+def num_parameters(config: ModelConfig) -> int:
+    """Number of parameters, tied ones once, without reading the weights."""
+    with torch.device("meta"), no_init_weights():
+        model = AutoModelForCausalLM.from_config(load_config(config))
+    model.tie_weights()
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def load_config(config: ModelConfig) -> PreTrainedConfig:
+    """The model's own configuration (sizes, layers); reads no weights.
+
+    Raises `UserError` if nothing is there, or if this kind of model cannot be served.
+    """
+    source = _readable(config)
+    with _explained(source):
+        hf_config = AutoConfig.from_pretrained(source.location)
+    _check_supported(source, hf_config)
+    return hf_config
+
+
+def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
+    """The tokenizer with its chat template, if it has one; a missing pad token becomes eos."""
+    source = _readable(config)
+    with _explained(source):
+        tokenizer = AutoTokenizer.from_pretrained(source.location)
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def load_model(config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+    """The model with its weights, attending through `models.attention`, in eval mode."""
+    load_config(config)
+    source = _readable(config)
+    with _explained(source):
+        model = AutoModelForCausalLM.from_pretrained(
+            source.location, dtype=dtype, attn_implementation=attention.NAME
+        )
+    forget_quantization(model)
+    return model.to(device).eval()
+
+
+def empty_model(
+    config: ModelConfig, *, dtype: torch.dtype, device: torch.device
+) -> PreTrainedModel:
+    """As `load_model`, but every parameter is NaN until somebody copies weights in.
+
+    NaN, so that a forward pass before the first pull is seen and not believed. Buffers (rotary
+    frequencies) are right.
+    """
+    hf_config = load_config(config)
+    with torch.device(device), no_init_weights():
+        model = AutoModelForCausalLM.from_config(
+            hf_config, dtype=dtype, attn_implementation=attention.NAME
+        )
+    model.tie_weights()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(torch.nan)
+    source = _readable(config)
+    if source.is_hub or (Path(source.location) / "generation_config.json").is_file():
+        with _explained(source):
+            model.generation_config = GenerationConfig.from_pretrained(source.location)
+    return model.eval()
+
+
+def stop_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Every token that ends a response, by the generation config, the model and the tokenizer."""
+    given: tuple[Any, ...] = (
+        getattr(model.generation_config, "eos_token_id", None),
+        getattr(model.config.get_text_config(), "eos_token_id", None),
+        tokenizer.eos_token_id,
+    )
+    ids = frozenset(
+        token
+        for one_or_more in given
+        if one_or_more is not None
+        for token in (one_or_more if isinstance(one_or_more, list) else [one_or_more])
+    )
+    if not ids:
+        raise UserError(
+            f"model {model.name_or_path!r} names no end-of-sequence token (eos_token_id in its "
+            "generation config, config or tokenizer), so a response could never end"
+        )
+    return ids
+
+
+def _readable(config: ModelConfig) -> Source:
+    """The model's source in a format that transformers loads quickly."""
+    source = locate(config)
+    if source.gguf_path is None:
+        if source.gguf_file is not None:
+            raise UserError(
+                f"model.gguf_file = {source.gguf_file!r} of hub model {source.name!r}: "
+                "download the file and give its directory as model.name"
+            )
+        return source
+    return Source(source.name, str(converted(source.gguf_path)))
+
+
+@contextmanager
+def _explained(source: Source) -> Iterator[None]:
+    """Turn transformers' ways of failing to read a model into one line for the user."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError) as error:
+        if isinstance(error, UserError):
+            raise
+        first = next(
+            (line.strip() for line in str(error).splitlines() if line.strip()), repr(error)
+        )
+        if not source.is_hub:
+            raise UserError(
+                f"model.name = {source.name!r}: cannot be loaded from {source.location}: {first}"
+            ) from error
+        offline = " (HF_HUB_OFFLINE is set)" if HF_HUB_OFFLINE else ""
+        raise UserError(
+            f"model.name = {source.name!r}: no such directory here, and as a Hugging Face hub name "
+            f"it is not in the cache and could not be downloaded{offline}: {first} "
+            "Give a local directory that holds the model, or fetch it once on a machine with "
+            "network access, copy the cache (HF_HOME) and set HF_HUB_OFFLINE=1."
+        ) from error
+
+
+def _check_supported(source: Source, hf_config: PreTrainedConfig) -> None:
+    text = hf_config.get_text_config()
+    kind = f"model.name = {source.name!r}: a model of type {hf_config.model_type!r}"
+    model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(hf_config), None)
+    is_encoder = getattr(text, "is_decoder", True) is False
+    if model_class is None or is_encoder or getattr(text, "is_encoder_decoder", False):
+        raise UserError(f"{kind} is not a decoder-only language model")
+    layer_kinds = set(getattr(text, "layer_types", None) or ["full_attention"])
+    if layer_kinds == {"full_attention"} and getattr(text, "use_sliding_window", None) is not False:
+        window = getattr(text, "sliding_window", None)
+        layer_kinds = {"sliding_attention"} if window else layer_kinds
+    if layer_kinds != {"full_attention"} or not model_class._supports_attention_backend:
+        found = ", ".join(sorted(layer_kinds - {"full_attention"})) or "attention of its own"
+        raise UserError(f"{kind} has {found}; only full attention in every layer is supported")
+    if getattr(text, "attn_logit_softcapping", None):
+        raise UserError(f"{kind} has soft-capped attention, which is not supported")
+
+
+__all__ = [
+    "empty_model",
+    "load_config",
+    "load_model",
+    "load_tokenizer",
+    "num_parameters",
+    "resolve_device",
+    "resolve_dtype",
+    "stop_token_ids",
+]

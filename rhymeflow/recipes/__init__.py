@@ -1,0 +1,19 @@
+"""Ready configurations: `NAME.yaml`, and what a recipe ships in `NAME/`.
+
+A recipe's directory may hold a checkpoint (`model.name: recipe:NAME`), a `task.py` (`data.source:
+recipe:NAME`, `reward.functions[].function: recipe:NAME`) and the script that made the checkpoint.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rhymeflow.errors import UserError
+
+
+def directory(name: str) -> Path:
+    """The recipe's directory of shipped files; `UserError` if the recipe ships none."""
+    path = Path(__file__).parent / name
+    if not name.isidentifier() or not path.is_dir():
+        raise UserError(f"recipe {name!r} ships no files (there is no directory {path})")
+    return path

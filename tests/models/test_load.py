@@ -1,0 +1,228 @@
+"""Loading: right numbers, right names, and one clear line for each way a model can be unfit."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import (
+    AutoModelForCausalLM,
+    BertConfig,
+    Gemma2Config,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    T5Config,
+)
+
+from rhymeflow.config import ModelConfig
+from rhymeflow.errors import UserError
+from rhymeflow.models.attention import attending
+from rhymeflow.models.load import (
+    empty_model,
+    load_config,
+    load_model,
+    load_tokenizer,
+    num_parameters,
+    resolve_device,
+    resolve_dtype,
+    stop_token_ids,
+)
+
+CPU = torch.device("cpu")
+SIZES = {
+    "vocab_size": 11,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+    "bos_token_id": None,
+}
+
+
+class CausalWithinSequences:
+    """The slow direct formula: each token sees the earlier ones of its own sequence."""
+
+    def __init__(self, lengths):
+        self.lengths = lengths
+
+    def attend(self, layer, q_HTD, k_GTD, v_GTD, scale):
+        repeats = q_HTD.shape[0] // k_GTD.shape[0]
+        k_HTD = k_GTD.repeat_interleave(repeats, 0)
+        v_HTD = v_GTD.repeat_interleave(repeats, 0)
+        outputs, start = [], 0
+        for length in self.lengths:
+            rows = slice(start, start + length)
+            scores_HTT = q_HTD[:, rows] @ k_HTD[:, rows].transpose(1, 2) * scale
+            unseen_TT = torch.ones(length, length, dtype=torch.bool).triu(1)
+            scores_HTT = scores_HTT.masked_fill(unseen_TT, -torch.inf)
+            outputs.append(scores_HTT.softmax(-1) @ v_HTD[:, rows])
+            start += length
+        return torch.cat(outputs, 1).transpose(0, 1)
+
+
+def save_tokenizer(directory):
+    vocabulary = {symbol: index for index, symbol in enumerate("_.0123456+")}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="_"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=".").save_pretrained(directory)
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    torch.manual_seed(0)
+    LlamaForCausalLM(LlamaConfig(**SIZES, tie_word_embeddings=True)).save_pretrained(tmp_path)
+    save_tokenizer(tmp_path)
+    return tmp_path
+
+
+def config_of(path, **fields):
+    return ModelConfig(name=str(path), **fields)
+
+
+def test_packed_forward_equals_plain_forward_of_each_sequence(checkpoint):
+    ours = load_model(config_of(checkpoint), dtype=torch.float32, device=CPU)
+    plain = AutoModelForCausalLM.from_pretrained(
+        checkpoint, dtype=torch.float32, attn_implementation="sdpa"
+    )
+    lengths = [5, 1, 8]
+    torch.manual_seed(1)
+    sequences = [torch.randint(0, 11, (1, length)) for length in lengths]
+    positions_1T = torch.cat([torch.arange(length) for length in lengths])[None]
+    with torch.no_grad(), attending(CausalWithinSequences(lengths)):
+        packed = ours(torch.cat(sequences, 1), position_ids=positions_1T, use_cache=False).logits[0]
+        expected = torch.cat([plain(sequence).logits[0] for sequence in sequences])
+    torch.testing.assert_close(packed, expected, rtol=0, atol=1e-5)
+
+
+def test_loaded_model_is_in_eval_mode_and_of_the_precision_asked_for(checkpoint):
+    model = load_model(config_of(checkpoint), dtype=torch.bfloat16, device=CPU)
+    assert not model.training
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_empty_model_has_the_loaded_models_parameters_and_buffers(tmp_path, tied):
+    LlamaForCausalLM(LlamaConfig(**SIZES, tie_word_embeddings=tied)).save_pretrained(tmp_path)
+    config = config_of(tmp_path)
+    full = load_model(config, dtype=torch.bfloat16, device=CPU)
+    empty = empty_model(config, dtype=torch.bfloat16, device=CPU)
+
+    def shapes(model):
+        return {name: (p.shape, p.dtype) for name, p in model.named_parameters()}
+
+    assert shapes(empty) == shapes(full)
+    assert all(parameter.isnan().all() for parameter in empty.parameters())
+    buffers = dict(full.named_buffers())
+    assert dict(empty.named_buffers()).keys() == buffers.keys()
+    for name, buffer in empty.named_buffers():
+        assert buffer.dtype == buffers[name].dtype
+        assert torch.equal(buffer, buffers[name])
+    assert num_parameters(config) == sum(p.numel() for p in full.parameters())
+
+
+def test_empty_model_filled_with_the_weights_is_the_model(checkpoint):
+    full = load_model(config_of(checkpoint), dtype=torch.float32, device=CPU)
+    empty = empty_model(config_of(checkpoint), dtype=torch.float32, device=CPU)
+    with torch.no_grad():
+        for name, parameter in full.named_parameters():
+            empty.get_parameter(name).copy_(parameter)
+    ids_1T = torch.tensor([[3, 4, 5]])
+    with torch.no_grad(), attending(CausalWithinSequences([3])):
+        assert torch.equal(full(ids_1T).logits, empty(ids_1T).logits)
+    assert empty.generation_config.eos_token_id == full.generation_config.eos_token_id
+
+
+def test_a_saved_model_reloads_in_plain_transformers(checkpoint, tmp_path):
+    model = load_model(config_of(checkpoint), dtype=torch.float32, device=CPU)
+    model.save_pretrained(tmp_path / "again")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "again")
+    assert again.config._attn_implementation == "sdpa"
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, again.get_parameter(name))
+    assert "quantization_config" not in json.loads((tmp_path / "again/config.json").read_text())
+
+
+def test_tokenizer_gets_a_pad_token_and_stop_tokens_come_from_everywhere(checkpoint):
+    tokenizer = load_tokenizer(config_of(checkpoint))
+    assert tokenizer.pad_token == tokenizer.eos_token == "."
+    assert tokenizer.decode(tokenizer.encode("12+3")).replace(" ", "") == "12+3"
+    model = load_model(config_of(checkpoint), dtype=torch.float32, device=CPU)
+    model.generation_config.eos_token_id = [7, 8]
+    assert stop_token_ids(model, tokenizer) == {1, 7, 8}
+    model.generation_config.eos_token_id = model.config.eos_token_id = None
+    tokenizer.eos_token = None
+    with pytest.raises(UserError, match="end-of-sequence"):
+        stop_token_ids(model, tokenizer)
+
+
+def test_auto_dtype_of_a_tiny_model_is_float32_and_a_given_one_is_kept(checkpoint):
+    assert resolve_dtype(config_of(checkpoint), CPU) == torch.float32
+    assert resolve_dtype(config_of(checkpoint, dtype="bfloat16"), CPU) == torch.bfloat16
+
+
+def test_cuda_without_a_gpu_is_an_error(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert resolve_device(ModelConfig()) == CPU
+    with pytest.raises(UserError, match=r"model\.device = 'cuda'"):
+        resolve_device(ModelConfig(device="cuda"))
+
+
+@pytest.mark.parametrize(
+    ("unfit", "what"),
+    [
+        (MistralConfig(sliding_window=64), "sliding_attention"),
+        (Qwen2Config(use_sliding_window=True, max_window_layers=0), "sliding_attention"),
+        (Gemma2Config(), "sliding_attention"),
+        (BertConfig(), "not a decoder-only"),
+        (T5Config(), "not a decoder-only"),
+    ],
+)
+def test_unfit_models_are_named(tmp_path, unfit, what):
+    unfit.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=what) as error:
+        load_config(config_of(tmp_path))
+    assert str(tmp_path) in str(error.value)
+    assert unfit.model_type in str(error.value)
+
+
+def test_qwen2_without_sliding_windows_is_fit(tmp_path):
+    Qwen2Config().save_pretrained(tmp_path)
+    assert load_config(config_of(tmp_path)).model_type == "qwen2"
+
+
+def test_a_directory_without_weights_says_so(checkpoint):
+    (checkpoint / "model.safetensors").unlink()
+    with pytest.raises(UserError, match=r"cannot be loaded from .*model\.safetensors"):
+        load_model(config_of(checkpoint), dtype=torch.float32, device=CPU)
+
+
+def test_a_directory_with_an_unknown_architecture_says_so(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "quux"}')
+    with pytest.raises(UserError, match="quux"):
+        load_config(config_of(tmp_path))
+
+
+def test_hub_name_offline_says_what_was_tried_and_what_to_do():
+    code = (
+        "from rhymeflow.config import ModelConfig\n"
+        "from rhymeflow.errors import UserError\n"
+        "from rhymeflow.models.load import load_config\n"
+        "try: load_config(ModelConfig(name='no-such-owner/no-such-model'))\n"
+        "except UserError as error: print(error)\n"
+    )
+    offline = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    shown = subprocess.run(
+        [sys.executable, "-c", code], env=offline, capture_output=True, text=True, check=True
+    ).stdout
+    assert shown.count("\n") == 1
+    for part in ("no-such-owner/no-such-model", "HF_HUB_OFFLINE", "local directory", "hub name"):
+        assert part in shown
