@@ -1,8 +1,7 @@
 """Reads a recipe or a YAML file plus command-line overrides into a `Config`, and writes it back.
 
 Holds true: every mistake is one `UserError` line with the field's path, where it stands, what was
-given, what is allowed and the nearest existing name; `load(dump(config)) == config`. YAML is read
-by its 1.2 core rules: `1e-6` is a number, `on` and `no` are words, a key stands once. Knows nothing
+given, what is allowed and the nearest existing name; `loads(dump(config)) == config`. Knows nothing
 of torch or of what the fields mean.
 """
 
@@ -19,6 +18,7 @@ from typing import Any, get_args
 import yaml
 from pydantic import ValidationError
 
+from rhymeflow import yaml12
 from rhymeflow.config import Config, Section
 from rhymeflow.errors import UserError
 
@@ -53,10 +53,12 @@ def load(recipe_or_file: str, overrides: Overrides | None = None) -> Config:
 
 def loads(text: str, overrides: Overrides | None = None, *, where: str = "<text>") -> Config:
     """Read YAML text, with `overrides` put over it; `where` names the text in messages."""
-    node = _compose(text, where)
-    values = _construct(node, where) if node is not None else {}
+    node = yaml12.compose(text, where)
+    values = yaml12.construct(node, where) if node is not None else {}
     if not isinstance(values, dict):
         raise UserError(f"{where}: should be a mapping of sections, such as `learner:`")
+    # A section whose every line is commented out reads as null, and means its defaults.
+    values = {key: {} if value is None else value for key, value in values.items()}
     source = _Source(where, node, frozenset(overrides or ()))
     for name, value in (overrides or {}).items():
         _override(values, name, value)
@@ -65,9 +67,7 @@ def loads(text: str, overrides: Overrides | None = None, *, where: str = "<text>
 
 def dump(config: Config) -> str:
     """Write a configuration, every field of it, as YAML that loads back equal."""
-    return yaml.dump(
-        config.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, allow_unicode=True
-    )
+    return yaml12.write(config.model_dump(mode="json"))
 
 
 def split_overrides(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
@@ -105,6 +105,17 @@ def suggestion(name: str, names: Iterable[str]) -> str:
     return f"; did you mean {found}?" if found else ""
 
 
+def nearest_field(path: str) -> str:
+    """Return `; did you mean X?`: the same name in another section, else the most similar name."""
+    paths = field_paths()
+    section, _, name = path.rpartition(".")
+    elsewhere = [known for known in paths if known.rpartition(".")[2] == name]
+    if elsewhere:
+        return f"; did you mean {elsewhere[0]}?"
+    beside = [known for known in paths if known.rpartition(".")[0] == section]
+    return suggestion(path, beside) or suggestion(path, paths) or _by_last_name(name, paths)
+
+
 def field_paths() -> list[str]:
     """Return the dotted path of every field of `Config`."""
     return list(_paths(Config, ""))
@@ -129,100 +140,6 @@ def _locate(recipe_or_file: str) -> Path:
     )
 
 
-# -- YAML -----------------------------------------------------------------------------------------
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML 1.2's core scalars, plain sequences and mappings, nothing else."""
-
-    yaml_implicit_resolvers: dict[str, list[Any]] = {}
-    yaml_constructors = {
-        tag: yaml.SafeLoader.yaml_constructors[tag]
-        for tag in [None, *(f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "str", "seq"))]
-    }
-
-    def construct_core_int(self, node: yaml.ScalarNode) -> int:
-        return int(self.construct_scalar(node), 0 if node.value[:2] in ("0x", "0o") else 10)
-
-    def construct_core_float(self, node: yaml.ScalarNode) -> float:
-        return float(
-            self.construct_scalar(node).lower().replace(".inf", "inf").replace(".nan", "nan")
-        )
-
-    def construct_unique_mapping(self, node: yaml.MappingNode) -> dict[str, Any]:
-        mapping: dict[str, Any] = {}
-        for key_node, value_node in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if not isinstance(key, str):
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key!r} is not a name", key_node.start_mark
-                )
-            if key in mapping:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"{key!r} stands twice", key_node.start_mark
-                )
-            mapping[key] = self.construct_object(value_node, deep=True)
-        return mapping
-
-
-_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_core_int)
-_Loader.add_constructor("tag:yaml.org,2002:float", _Loader.construct_core_float)
-_Loader.add_constructor("tag:yaml.org,2002:map", _Loader.construct_unique_mapping)
-
-
-class _Dumper(yaml.SafeDumper):
-    """Quotes exactly what `_Loader` would not read as a string."""
-
-    yaml_implicit_resolvers: dict[str, list[Any]] = {}
-
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
-
-
-for _tag, _pattern, _first in (
-    ("null", r"(?:~|null|Null|NULL|)", [*"~nN", ""]),
-    ("bool", r"(?:true|True|TRUE|false|False|FALSE)", "tTfF"),
-    ("int", r"(?:[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)", "-+0123456789"),
-    (
-        "float",
-        r"(?:[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"
-        r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))",
-        "-+.0123456789",
-    ),
-):
-    for _class in (_Loader, _Dumper):
-        _class.add_implicit_resolver(
-            f"tag:yaml.org,2002:{_tag}", re.compile(rf"^{_pattern}\Z"), list(_first)
-        )
-
-
-def _compose(text: str, where: str) -> yaml.Node | None:
-    loader = None
-    try:
-        loader = _Loader(text)
-        return loader.get_single_node()
-    except yaml.YAMLError as error:
-        raise _yaml_error(error, where) from None
-    finally:
-        if loader is not None:
-            loader.dispose()
-
-
-def _construct(node: yaml.Node, where: str) -> Any:
-    try:
-        return _Loader("").construct_document(node)
-    except yaml.YAMLError as error:
-        raise _yaml_error(error, where) from None
-
-
-def _yaml_error(error: yaml.YAMLError, where: str) -> UserError:
-    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
-        mark = error.problem_mark
-        problem = " ".join(str(error.problem).split())
-        return UserError(f"{where}:{mark.line + 1}:{mark.column + 1}: {problem}")
-    return UserError(f"{where}: is not YAML: {' '.join(str(error).split())}")
-
-
 # -- overrides ------------------------------------------------------------------------------------
 
 
@@ -239,12 +156,7 @@ def _override(values: dict[str, Any], name: str, text: str) -> None:
     *parents, last = name.split(".")
     at: Any = values
     for parent in parents:
-        if isinstance(at, dict):
-            if at.get(parent) is None:
-                at[parent] = {}
-            at = at[parent]
-        else:
-            at = at[_index(at, parent, where)]
+        at = at.setdefault(parent, {}) if isinstance(at, dict) else at[_index(at, parent, where)]
     if isinstance(at, dict):
         at[last] = _value(text, name)
     else:
@@ -253,7 +165,7 @@ def _override(values: dict[str, Any], name: str, text: str) -> None:
 
 def _index(at: Any, part: str, where: str) -> int:
     if not isinstance(at, list):
-        raise UserError(f"{where}: {at!r} has no part {part!r}")
+        raise UserError(f"{where}: {_brief(at)} has no part {part!r}")
     if not part.isdigit() or int(part) >= len(at):
         raise UserError(f"{where}: {part!r} is not an index into a list of {len(at)}")
     return int(part)
@@ -262,8 +174,8 @@ def _index(at: Any, part: str, where: str) -> int:
 def _value(text: str, name: str) -> Any:
     """Read an override's text; a field that takes text gets it as it was typed."""
     where = f"--{name}"
-    node = _compose(text, where)
-    value = _construct(node, where) if node is not None else None
+    node = yaml12.compose(text, where)
+    value = yaml12.construct(node, where) if node is not None else None
     if _takes_text(name) and isinstance(value, bool | int | float):
         return text
     return value
@@ -298,6 +210,10 @@ class _Source:
         if not path:
             return self.name
         line = self._line(path)
+        if line is None:
+            below = next((name for name in self.overridden if name.startswith(f"{path}.")), None)
+            if below is not None:
+                return f"--{below}: {path}"
         return f"{self.name}:{line}: {path}" if line else f"{self.name}: {path}"
 
     def _line(self, path: str) -> int | None:
@@ -335,7 +251,7 @@ def _message(details: dict[str, Any], source: _Source) -> str:
     place = source.place(path)
     kind, given = details["type"], _brief(details["input"])
     if kind == "extra_forbidden":
-        return f"{place}: there is no such field (given {given}){_nearest_field(path)}"
+        return f"{place}: there is no such field (given {given}){nearest_field(path)}"
     if kind == "missing":
         return f"{place}: is missing"
     if kind == "value_error":
@@ -353,17 +269,6 @@ def _message(details: dict[str, Any], source: _Source) -> str:
 def _brief(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _nearest_field(path: str) -> str:
-    """Suggest the same name in another section, else the most similar name."""
-    paths = field_paths()
-    section, _, name = path.rpartition(".")
-    elsewhere = [known for known in paths if known.rpartition(".")[2] == name]
-    if elsewhere:
-        return f"; did you mean {elsewhere[0]}?"
-    beside = [known for known in paths if known.rpartition(".")[0] == section]
-    return suggestion(path, beside) or suggestion(path, paths) or _by_last_name(name, paths)
 
 
 def _by_last_name(name: str, paths: list[str]) -> str:

@@ -1,0 +1,173 @@
+"""The command line: one small function per command.
+
+Holds true: 0 on success; 2 on bad input, with one line on stderr that says what and where. A defect
+keeps its traceback. Knows nothing of how a command is carried out; what a command needs is imported
+when it is called, so that `rhymeflow --help` is quick.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import pkgutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NoReturn
+
+from rhymeflow import __version__, settings
+from rhymeflow.errors import UserError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    try:
+        return _dispatch(list(sys.argv[1:] if arguments is None else arguments))
+    except UserError as error:
+        print(f"rhymeflow: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("rhymeflow: interrupted", file=sys.stderr)
+        return 130
+
+
+def _dispatch(arguments: list[str]) -> int:
+    if arguments[:1] == ["bench"]:
+        return bench(arguments[1:])
+    rest, overrides = settings.split_overrides(arguments)
+    args, unknown = _parser().parse_known_args(rest)
+    if unknown or (overrides and args.command is not train):
+        option = unknown[0] if unknown else f"--{next(iter(overrides))}"
+        hint = settings.nearest_field(option.lstrip("-")) if args.command is train else ""
+        raise UserError(f"{option}: there is no such argument{hint}")
+    args.overrides = overrides
+    result: int = args.command(args)
+    return result
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, as every other mistake is said."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message} (see `{self.prog} --help`)")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="rhymeflow", description="Asynchronous RL post-training of language models."
+    )
+    parser.add_argument("--version", action="version", version=f"rhymeflow {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    def add(name: str, command: object, **options: Any) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, allow_abbrev=False, **options)
+        sub.set_defaults(command=command)
+        return sub
+
+    sub = add(
+        "train",
+        train,
+        help="train a policy",
+        usage="rhymeflow train RECIPE_OR_FILE [--dry-run] [--section.field VALUE ...]",
+        epilog="Every field of the configuration is an option, such as "
+        "`--learner.max_steps 20`; `--dry-run` shows them all.",
+    )
+    sub.add_argument("recipe", metavar="RECIPE_OR_FILE", help="a recipe's name or a YAML file")
+    sub.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="show the resolved configuration and what it needs, and stop",
+    )
+    sub = add("inspect", inspect, help="show what happened in a run")
+    sub.add_argument("run_dir", metavar="RUN_DIR", type=Path)
+    sub.add_argument(
+        "--trajectory", metavar="G.M", help="one response in full: member M of group G"
+    )
+    add("recipes", recipes, help="list the ready configurations")
+    add("doctor", doctor, help="what this machine can run, and what is missing")
+    add("bench", bench, help="run a benchmark: `rhymeflow bench` lists them", add_help=False)
+    return parser
+
+
+def train(args: argparse.Namespace) -> int:
+    """Train, or with `--dry-run` show what would be trained."""
+    config = settings.load(args.recipe, args.overrides)
+    if args.dry_run:
+        from rhymeflow import sizes
+
+        print(settings.dump(config), end="")
+        print(sizes.describe(config))
+        return 0
+    from rhymeflow.runtime import local
+
+    local.train(config)
+    return 0
+
+
+def inspect(args: argparse.Namespace) -> int:
+    """Show a run's steps, staleness, lengths and endings, or one trajectory."""
+    from rich.console import Console
+
+    from rhymeflow.observe.inspect import inspect as show
+
+    if not args.run_dir.is_dir():
+        raise UserError(f"{args.run_dir}: there is no such run directory")
+    show(args.run_dir, args.trajectory, Console())
+    return 0
+
+
+def recipes(args: argparse.Namespace) -> int:
+    """List the ready configurations."""
+    found = settings.recipes()
+    width = max(map(len, found), default=0)
+    for name, what in found.items():
+        print(f"{name.ljust(width)}  {what}")
+    return 0
+
+
+def doctor(args: argparse.Namespace) -> int:
+    """Say what this machine can run, what is missing and how to get it."""
+    from rhymeflow import doctor as surgery
+
+    print(surgery.examine())
+    return 0
+
+
+def bench(arguments: list[str]) -> int:
+    """Run `benchmarks/NAME.py`; without a name, list them."""
+    benchmarks = _benchmarks()
+    names = sorted(
+        module.name
+        for module in pkgutil.iter_modules(benchmarks.__path__)
+        if module.name != "harness"
+    )
+    parser = _Parser(prog="rhymeflow bench", allow_abbrev=False)
+    if not arguments or arguments[0].startswith("-"):
+        parser.add_argument("name", nargs="?", metavar="NAME", help=", ".join(names))
+        parser.parse_args(arguments)
+        print(f"benchmarks: {', '.join(names)} (rhymeflow bench NAME --help)")
+        return 0
+    name = arguments[0]
+    if name not in names:
+        hint = settings.suggestion(name, names)
+        raise UserError(f"bench {name}: there is no such benchmark ({', '.join(names)}){hint}")
+    module = importlib.import_module(f"benchmarks.{name}")
+    parser.prog += f" {name}"
+    parser.description = (module.__doc__ or "").partition("\n")[0]
+    importlib.import_module("benchmarks.harness").add_common_arguments(parser)
+    module.add_arguments(parser)
+    module.run(parser.parse_args(arguments[1:]))
+    return 0
+
+
+def _benchmarks() -> ModuleType:
+    """Import the benchmarks of the checkout that this package runs from."""
+    root = Path(__file__).resolve().parent.parent
+    if not (root / "benchmarks" / "harness.py").is_file():
+        raise UserError(
+            f"bench: the benchmarks are not beside the installed package ({root}); they are part "
+            "of the source: clone it and install with `pip install -e .`"
+        )
+    sys.path.insert(0, str(root))
+    return importlib.import_module("benchmarks")

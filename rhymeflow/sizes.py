@@ -1,0 +1,122 @@
+"""How much memory a configuration will take, worked out from shapes; no weights are read.
+
+Holds true: each row is a product of numbers that the configuration and the model's own config
+give. Left out, because they depend on libraries and data: Python and torch themselves (about
+0.5 GB a process) and the activations of one micro-batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rhymeflow.config import Config
+from rhymeflow.models.load import load_config, num_parameters, resolve_device, resolve_dtype
+
+_MASTER = 4
+"""Bytes of a float32: the learner's weights, gradients and AdamW moments."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """What of a model decides about memory."""
+
+    num_parameters: int
+    num_layers: int
+    num_kv_heads: int
+    head_size: int
+    vocab_size: int
+    max_positions: int
+    bytes_per_value: int
+    """Of the compute precision."""
+    name_of_dtype: str
+    device: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """Memory of one kind in one process."""
+
+    process: str
+    what: str
+    num_bytes: int
+
+
+def describe(config: Config) -> str:
+    """Return the estimate as lines that start with `#`, one a row, and a total."""
+    model = shape(config)
+    rows = estimate(config, model)
+    batch = config.learner.groups_per_batch * config.rollout.num_generations
+    lines = [
+        f"# {config.model.name}: {model.num_parameters:,} parameters, computed in "
+        f"{model.name_of_dtype} on {model.device}",
+        f"# {config.learner.max_steps} steps of {batch} trajectories "
+        f"({config.learner.groups_per_batch} prompts x {config.rollout.num_generations})",
+        "# memory:",
+    ]
+    lines += [f"#   {row.process:<18} {row.what:<44} {_size(row.num_bytes):>9}" for row in rows]
+    lines.append(f"#   {'total':<63} {_size(sum(row.num_bytes for row in rows)):>9}")
+    lines.append("#   besides: about 0.5 GB for Python and torch in each process, and activations")
+    return "\n".join(lines)
+
+
+def shape(config: Config) -> Model:
+    """Read the model's config (no weights). Raises `UserError` if there is no such model."""
+    text = load_config(config.model).get_text_config()
+    device = resolve_device(config.model)
+    dtype = resolve_dtype(config.model, device)
+    heads = text.num_attention_heads
+    return Model(
+        num_parameters=num_parameters(config.model),
+        num_layers=text.num_hidden_layers,
+        num_kv_heads=getattr(text, "num_key_value_heads", None) or heads,
+        head_size=getattr(text, "head_dim", None) or text.hidden_size // heads,
+        vocab_size=text.vocab_size,
+        max_positions=text.max_position_embeddings,
+        bytes_per_value=dtype.itemsize,
+        name_of_dtype=str(dtype).removeprefix("torch."),
+        device=str(device),
+    )
+
+
+def estimate(config: Config, model: Model) -> list[Row]:
+    """Return the rows, process by process."""
+    rollout, learner = config.rollout, config.learner
+    weights = model.num_parameters * model.bytes_per_value
+    masters = model.num_parameters * _MASTER
+    length = _longest(config, model)
+    kv_token = 2 * model.num_layers * model.num_kv_heads * model.head_size * model.bytes_per_value
+    instances = "rollout" if rollout.num_instances == 1 else f"{rollout.num_instances} x rollout"
+    rows = [
+        Row("parameter server", "weights, two slots in shared memory", 2 * weights),
+        Row(instances, "weights", weights * rollout.num_instances),
+        Row(
+            instances,
+            f"KV cache, at most {rollout.max_running} x {length:,} tokens",
+            rollout.max_running * length * kv_token * rollout.num_instances,
+        ),
+        Row("learner", "master weights (float32)", masters),
+        Row("learner", "gradients (float32)", masters),
+        Row("learner", "AdamW moments (2 x float32)", 2 * masters),
+        Row(
+            "learner",
+            f"logits, {learner.logits_chunk_size:,} rows x {model.vocab_size:,} at a time",
+            learner.logits_chunk_size * model.vocab_size * _MASTER,
+        ),
+    ]
+    if model.bytes_per_value != _MASTER:
+        rows.insert(4, Row("learner", f"weights ({model.name_of_dtype})", weights))
+    if learner.beta > 0:
+        rows.append(Row("learner", "reference model", weights))
+    return rows
+
+
+def _longest(config: Config, model: Model) -> int:
+    """Return the longest sequence in tokens; an unbounded prompt may fill the model's context."""
+    prompt, response = config.data.max_prompt_length, config.rollout.max_completion_length
+    return model.max_positions if prompt is None else min(model.max_positions, prompt + response)
+
+
+def _size(num_bytes: int) -> str:
+    if num_bytes < 1e9:
+        return f"{num_bytes / 1e6:.1f} MB"
+    return f"{num_bytes / 1e9:.2f} GB"
