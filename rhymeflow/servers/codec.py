@@ -1,0 +1,49 @@
+"""Events as JSON text and back.
+
+Holds true: `decode(*encode(event)) == event` for every event of `core.events`; the kind is the
+class's name, and the body holds the fields by name, so SQL can aggregate them with `json_extract`.
+A trajectory id is the list [group, member].
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields
+from typing import Any, get_args
+
+import msgspec
+
+from rhymeflow.core.events import Event
+
+KINDS: dict[str, type] = {kind.__name__: kind for kind in get_args(Event)}
+
+_encoder = msgspec.json.Encoder()
+_decoders = {name: msgspec.json.Decoder(kind) for name, kind in KINDS.items()}
+
+
+def encode(event: Event) -> tuple[str, str]:
+    """Return (kind, body). Numbers are finite: JSON has no others, and no reward is one."""
+    for field in fields(event):
+        value = getattr(event, field.name)
+        assert not isinstance(value, float) or math.isfinite(value), (
+            f"{field.name} of {event} is not finite"
+        )
+    return type(event).__name__, _encoder.encode(event).decode()
+
+
+def decode(kind: str, body: str) -> Event:
+    """Return the event that `encode` was given."""
+    return _decoders[kind].decode(body)
+
+
+def to_json(value: Any) -> str:
+    """JSON text of a data row's columns, for people to read and SQL to search.
+
+    What JSON does not know is written as its list (arrays) or its text (dates, paths); not-a-number
+    becomes null.
+    """
+    return msgspec.json.encode(value, enc_hook=_readable).decode()
+
+
+def _readable(value: Any) -> Any:
+    return value.tolist() if hasattr(value, "tolist") else str(value)

@@ -1,0 +1,202 @@
+"""The trajectory server: the run's event store and the tokens beside it, in one SQLite file.
+
+Holds true:
+- events are stored in the order they are recorded, numbered from 1 without holes;
+- everything between two commits is one transaction: after a crash a tick is there whole or not at
+  all, and every commit is there (after a crash of the machine: every commit up to the last durable
+  one);
+- what is delivered twice is stored once;
+- one process writes; any number read meanwhile (`reader.TrajectoryReader`).
+
+Knows nothing of what events mean: it stores what it is told.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from rhymeflow.core.events import Event
+from rhymeflow.core.types import FinishReason, GroupId, InstanceId, TrajectoryId, Version
+from rhymeflow.servers import codec, schema
+
+Ending = Literal["consumed", "filtered", "aborted"]
+
+
+class TrajectoryServer:
+    """The one writer of a run's `events.db`.
+
+    The first write after a commit begins a tick; `commit` ends it.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        """Create the store or open it to go on.
+
+        Raises:
+            UserError: the directory is missing or in use, or the file is of another schema.
+        """
+        self.path = Path(path)
+        self._connection, self._lock = schema.open_for_writing(self.path)
+        (last,) = self._connection.execute("SELECT MAX(seq) FROM events").fetchone()
+        self._last_seq: int = last or 0
+
+    def record(self, now: float, events: Sequence[Event]) -> None:
+        """Append events in this order; `now` is the time handed to the mind, in seconds."""
+        rows = []
+        for event in events:
+            self._last_seq += 1
+            rows.append((self._last_seq, now, *codec.encode(event)))
+        self._begin()
+        self._connection.executemany("INSERT INTO events VALUES (?, ?, ?, ?)", rows)
+
+    def put_group(
+        self,
+        group: GroupId,
+        *,
+        row: int,
+        epoch: int,
+        prompt: str | list[dict[str, Any]],
+        prompt_tokens: Sequence[int],
+        columns: Mapping[str, Any],
+    ) -> None:
+        """Store a drawn prompt. Chat messages and columns are kept as JSON."""
+        self._execute(
+            "INSERT INTO groups (group_id, row, epoch, prompt, prompt_tokens, columns)"
+            " VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
+            group,
+            row,
+            epoch,
+            prompt if isinstance(prompt, str) else codec.to_json(prompt),
+            _int32(prompt_tokens),
+            codec.to_json(columns),
+        )
+
+    def put_segment(
+        self,
+        trajectory: TrajectoryId,
+        *,
+        start: int,
+        version: Version,
+        instance: InstanceId,
+        tokens: Sequence[int],
+        logprobs: Sequence[float],
+    ) -> None:
+        """Store the tokens from position `start` on that `instance` made under `version`.
+
+        A segment that grew is delivered again from the same start: the longer one stays, in
+        whichever order they come. One without tokens leaves no trace.
+        """
+        assert len(tokens) == len(logprobs), f"{trajectory}: {len(tokens)} != {len(logprobs)}"
+        if not len(tokens):
+            return
+        self._execute(
+            "INSERT INTO segments VALUES (?, ?, ?, ?, ?, ?, ?)"
+            " ON CONFLICT DO UPDATE SET version = excluded.version, instance = excluded.instance,"
+            " tokens = excluded.tokens, logprobs = excluded.logprobs"
+            " WHERE length(excluded.tokens) > length(tokens)",
+            *trajectory,
+            start,
+            version,
+            instance,
+            _int32(tokens),
+            np.asarray(logprobs, dtype="<f4").tobytes(),
+        )
+
+    def put_finished(
+        self, trajectory: TrajectoryId, *, length: int, reason: FinishReason, text: str
+    ) -> None:
+        """Store that the response is complete with `length` tokens, and its text."""
+        self._execute(
+            "INSERT INTO trajectories (group_id, member, length, reason, text)"
+            " VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE"
+            " SET length = excluded.length, reason = excluded.reason, text = excluded.text",
+            *trajectory,
+            length,
+            reason,
+            text,
+        )
+
+    def put_reward(
+        self, trajectory: TrajectoryId, *, reward: float, components: Mapping[str, float]
+    ) -> None:
+        """Store the judgement of a finished response: the weighted sum, and its parts by name."""
+        changed = self._execute(
+            "UPDATE trajectories SET reward = ?, components = ? WHERE group_id = ? AND member = ?",
+            float(reward),
+            codec.to_json(components),
+            *trajectory,
+        )
+        assert changed == 1, f"{trajectory} has a reward, but has not finished"
+
+    def put_ending(
+        self, group: GroupId, ending: Ending, *, version: Version, reason: str | None = None
+    ) -> None:
+        """Store how the group ended: `consumed` by batch `version`, or left out for `reason`."""
+        changed = self._execute(
+            "UPDATE groups SET ending = ?, ending_version = ?, ending_reason = ?"
+            " WHERE group_id = ?",
+            ending,
+            version,
+            reason,
+            group,
+        )
+        assert changed == 1, f"group {group} has an ending, but was never drawn"
+
+    def put_evaluation(self, version: Version, row: int, *, text: str, reward: float) -> None:
+        """Store the answer to one held-out prompt under `version`, and its reward."""
+        self._execute(
+            "INSERT INTO evaluations VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE"
+            " SET text = excluded.text, reward = excluded.reward",
+            version,
+            row,
+            text,
+            float(reward),
+        )
+
+    def commit(self, *, durable: bool = False) -> None:
+        """End the tick: readers see it, and it survives the death of this process.
+
+        `durable`: also the loss of power, and with it every tick before. Costs a disk flush, so it
+        is for version boundaries.
+        """
+        if self._connection.in_transaction:
+            self._connection.execute("COMMIT")
+        if durable:
+            self._flush()
+
+    def close(self) -> None:
+        """Release the file. A tick that was not committed is dropped, as in a crash."""
+        if self._connection.in_transaction:
+            self._connection.execute("ROLLBACK")
+        self._connection.close()
+        os.close(self._lock)
+
+    def _flush(self) -> None:
+        # In WAL mode a commit at FULL flushes the whole journal, and with it the commits before,
+        # which were written at NORMAL. The mark is there so that there is something to commit.
+        self._connection.execute("PRAGMA synchronous = FULL")
+        self._connection.execute(
+            "INSERT OR REPLACE INTO meta VALUES ('durable_seq', ?)", (self._last_seq,)
+        )
+        self._connection.execute("PRAGMA synchronous = NORMAL")
+
+    def _begin(self) -> None:
+        if not self._connection.in_transaction:
+            self._connection.execute("BEGIN IMMEDIATE")
+
+    def _execute(self, statement: str, *values: Any) -> int:
+        self._begin()
+        try:
+            return self._connection.execute(statement, values).rowcount
+        except sqlite3.Error as error:
+            error.add_note(f"while writing to {self.path}")
+            raise
+
+
+def _int32(tokens: Sequence[int]) -> bytes:
+    return np.asarray(tokens, dtype="<i4").tobytes()
