@@ -64,7 +64,7 @@ def _cache() -> Path:
 
 
 def _key(gguf: Path) -> str:
-    content = xxhash.xxh3_128(f"{_FORMAT} transformers {transformers.__version__}")
+    content = xxhash.xxh3_128(f"{_FORMAT} transformers {transformers.__version__}".encode())
     with gguf.open("rb") as file:
         while block := file.read(1 << 24):
             content.update(block)
