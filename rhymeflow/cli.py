@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from rhymeflow import __version__, settings
+from rhymeflow import __version__, fields, settings
 from rhymeflow.errors import UserError
 
 
@@ -39,7 +39,7 @@ def _dispatch(arguments: list[str]) -> int:
     args, unknown = _parser().parse_known_args(rest)
     if unknown or (overrides and args.command is not train):
         option = unknown[0] if unknown else f"--{next(iter(overrides))}"
-        hint = settings.nearest_field(option.lstrip("-")) if args.command is train else ""
+        hint = fields.nearest_field(option.lstrip("-")) if args.command is train else ""
         raise UserError(f"{option}: there is no such argument{hint}")
     args.overrides = overrides
     result: int = args.command(args)
@@ -150,7 +150,7 @@ def bench(arguments: list[str]) -> int:
         return 0
     name = arguments[0]
     if name not in names:
-        hint = settings.suggestion(name, names)
+        hint = fields.suggestion(name, names)
         raise UserError(f"bench {name}: there is no such benchmark ({', '.join(names)}){hint}")
     module = importlib.import_module(f"benchmarks.{name}")
     parser.prog += f" {name}"

@@ -51,7 +51,8 @@ def _torch() -> Iterator[str]:
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
             gpu = torch.cuda.get_device_properties(index)
-            yield f"ok  torch {torch.__version__}; GPU {index}: {gpu.name}, {gpu.total_memory / 1e9:.0f} GB"
+            memory = gpu.total_memory / 1e9
+            yield f"ok  torch {torch.__version__}; GPU {index}: {gpu.name}, {memory:.0f} GB"
     elif torch.version.cuda is None:
         yield f"ok  torch {torch.__version__}, a CPU build; no GPU is used"
     else:

@@ -1,0 +1,174 @@
+"""The fields of a configuration: their paths, and what is said when one is wrong.
+
+Holds true: whatever `validate` refuses, it refuses in one `UserError` line that names the place,
+the field's path, what was given, what is allowed and the nearest existing name. Knows nothing of
+files or of the command line beyond the names of places.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import yaml
+from pydantic import ValidationError
+
+from rhymeflow.config import Config, Section
+from rhymeflow.errors import UserError
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where values came from: a text's nodes, and the fields the command line gave."""
+
+    name: str
+    node: yaml.Node | None
+    overridden: frozenset[str]
+
+    def place(self, path: str) -> str:
+        """Return `--path` or `file:line: path`."""
+        if any(path == name or path.startswith(f"{name}.") for name in self.overridden):
+            return f"--{path}"
+        if not path:
+            return self.name
+        line = self._line(path)
+        if line is None:
+            below = next((name for name in self.overridden if name.startswith(f"{path}.")), None)
+            if below is not None:
+                return f"--{below}: {path}"
+        return f"{self.name}:{line}: {path}" if line else f"{self.name}: {path}"
+
+    def _line(self, path: str) -> int | None:
+        node, line = self.node, None
+        for part in path.split("."):
+            if isinstance(node, yaml.MappingNode):
+                found = next(((k, v) for k, v in node.value if k.value == part), None)
+                if found is None:
+                    return line
+                line, node = found[0].start_mark.line + 1, found[1]
+            elif isinstance(node, yaml.SequenceNode) and part.isdigit():
+                node = node.value[int(part)]
+                line = node.start_mark.line + 1
+            else:
+                return line
+        return line
+
+
+def validate(values: dict[str, Any], source: Source) -> Config:
+    """Make a `Config` of nested values; raises `UserError` with every mistake in one line."""
+    try:
+        text = json.dumps(values)
+    except TypeError as error:
+        raise UserError(f"{source.name}: {error}") from None
+    try:
+        # JSON rules let lists stand for tuples and still refuse `true` for a number.
+        return Config.model_validate_json(text, strict=True)
+    except ValidationError as error:
+        messages = [_message(dict(details), source) for details in error.errors()]
+        raise UserError("; ".join(messages)) from None
+
+
+def field_paths() -> list[str]:
+    """Return the dotted path of every field of `Config`."""
+    return list(_paths(Config, ""))
+
+
+def is_field_like(name: str) -> bool:
+    """Whether an option's name is a field: has a dot, or is a field outside all sections."""
+    top = Config.model_fields
+    outside = name in top and _section_of(top[name].annotation) is None
+    return outside or re.fullmatch(r"\w[\w-]*(\.[\w-]+)+", name) is not None
+
+
+def takes_text(name: str) -> bool:
+    """Whether a field holds text, so that what was typed needs no reading."""
+    section: type[Section] | None = Config
+    annotation: Any = None
+    for part in name.split("."):
+        if section is None or part not in section.model_fields:
+            return False
+        annotation = section.model_fields[part].annotation
+        section = _section_of(annotation)
+    return annotation is str or str in get_args(annotation)
+
+
+def only_path(name: str, where: str) -> str:
+    """Return the path of the one field of this name; `UserError` if none or several have it."""
+    homes = [path for path in field_paths() if path.rpartition(".")[2] == name]
+    if not homes:
+        raise UserError(f"{where}: there is no field {name!r}{nearest_field(name)}")
+    if len(homes) > 1:
+        raise UserError(f"{where}: {name!r} could be {' or '.join(homes)}; give the whole name")
+    return homes[0]
+
+
+def nearest(name: str, names: Iterable[str]) -> str | None:
+    """Return the one of `names` that is most like `name`, if any is alike."""
+    return next(iter(difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)), None)
+
+
+def suggestion(name: str, names: Iterable[str]) -> str:
+    """Return `; did you mean X?`, or nothing where no name is alike."""
+    found = nearest(name, names)
+    return f"; did you mean {found}?" if found else ""
+
+
+def nearest_field(path: str) -> str:
+    """Return `; did you mean X?`: the same name in another section, else the most similar name."""
+    paths = field_paths()
+    section, _, name = path.rpartition(".")
+    elsewhere = [known for known in paths if known.rpartition(".")[2] == name]
+    if elsewhere:
+        return f"; did you mean {elsewhere[0]}?"
+    beside = [known for known in paths if known.rpartition(".")[0] == section]
+    return suggestion(path, beside) or suggestion(path, paths) or _by_last_name(name, paths)
+
+
+def brief(value: Any) -> str:
+    """Return a value as it would be typed, shortened."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _message(details: dict[str, Any], source: Source) -> str:
+    """Return one mistake as: where, which field, what was given, what is allowed."""
+    path = ".".join(str(part) for part in details["loc"])
+    place = source.place(path)
+    kind, given = details["type"], brief(details["input"])
+    if kind == "extra_forbidden":
+        return f"{place}: there is no such field (given {given}){nearest_field(path)}"
+    if kind == "missing":
+        return f"{place}: is missing"
+    if kind == "value_error":
+        return f"{place}: {details['ctx']['error']}"
+    if kind == "model_type":
+        return f"{place}: given {given}, should be a section: a mapping of fields"
+    if kind == "literal_error":
+        names = re.findall(r"'([^']*)'", details["ctx"]["expected"])
+        hint = suggestion(str(details["input"]), names)
+        return f"{place}: given {given}, allowed: {', '.join(names)}{hint}"
+    allowed = details["msg"].removeprefix("Input ")
+    return f"{place}: given {given}, {allowed}"
+
+
+def _by_last_name(name: str, paths: list[str]) -> str:
+    last_names = {path.rpartition(".")[2]: path for path in paths}
+    found = nearest(name, last_names)
+    return f"; did you mean {last_names[found]}?" if found else ""
+
+
+def _paths(section: type[Section], prefix: str) -> Iterable[str]:
+    for name, field in section.model_fields.items():
+        yield prefix + name
+        inner = _section_of(field.annotation)
+        if inner is not None:
+            yield from _paths(inner, f"{prefix}{name}.")
+
+
+def _section_of(annotation: Any) -> type[Section] | None:
+    is_section = isinstance(annotation, type) and issubclass(annotation, Section)
+    return annotation if is_section else None

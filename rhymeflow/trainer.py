@@ -1,0 +1,172 @@
+"""`Trainer`: the same run from Python objects, for a user of TRL's `GRPOTrainer`.
+
+Holds true: a trainer is a `Config` plus files; what is handed in as objects (a model, a dataset, a
+reward function) is written down or named so that other processes can load it, and the run can be
+repeated from its run directory. Knows nothing of how a run is carried out.
+
+Reward functions run in processes of their own, so each must be one that can be imported: a function
+of a module or a file, no lambda, closure or method.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rhymeflow import settings
+from rhymeflow.config import Config, RewardFunction
+from rhymeflow.errors import UserError
+
+if TYPE_CHECKING:
+    from rhymeflow.runtime.local import Summary
+
+Reward = str | Callable[..., Any] | RewardFunction
+Dataset = str | os.PathLike[str] | Iterable[Mapping[str, Any]]
+
+
+class Trainer:
+    """One run.
+
+    `model` is a directory, a hub name (see `ModelConfig.name`), or a `PreTrainedModel` together
+    with its tokenizer as `processing_class`. `reward_funcs` is one reward function or several:
+    callables with TRL's signature, names as in `RewardFunction.function`, or `RewardFunction`s with
+    weights. Datasets are paths or iterables of rows (a list of dicts, a `datasets.Dataset`).
+    `config` is a `Config` or a mapping of its fields, for which the last name will do where only
+    one field is so called: `{"learning_rate": 1e-5, "num_generations": 8}`. `args` is the same
+    under TRL's name.
+
+        if __name__ == "__main__":  # the workers import this file
+            trainer = Trainer(model="some/model", reward_funcs=reward, train_dataset=rows,
+                              config={"max_steps": 100})
+            summary = trainer.train()
+
+    Raises `UserError` for whatever cannot be carried over to the workers.
+    """
+
+    def __init__(
+        self,
+        model: Any = None,
+        reward_funcs: Reward | list[Reward] | None = None,
+        train_dataset: Dataset | None = None,
+        eval_dataset: Dataset | None = None,
+        config: Config | Mapping[str, Any] | None = None,
+        *,
+        args: Config | Mapping[str, Any] | None = None,
+        processing_class: Any = None,
+    ) -> None:
+        if config is not None and args is not None:
+            raise UserError("Trainer: config and args are two names of one thing; give one")
+        self.config = _config(config if config is not None else args)
+        self.run_dir = _run_directory(self.config)
+        fields: dict[str, Any] = {"run.output_dir": str(self.run_dir)}
+        if model is not None:
+            fields["model.name"] = self._model_name(model, processing_class)
+        if reward_funcs is not None:
+            several = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
+            functions = [reward_function(each) for each in several]
+            fields["reward.functions"] = [each.model_dump(mode="json") for each in functions]
+        if train_dataset is not None:
+            fields["data.source"] = self._dataset_path(train_dataset, "train")
+            fields |= {"data.options": {}}
+        if eval_dataset is not None:
+            fields["data.eval_source"] = self._dataset_path(eval_dataset, "eval")
+        self.config = settings.build(fields, self.config, where="Trainer")
+
+    def train(self) -> Summary:
+        """Run to the end and return the summary; the run directory is `self.run_dir`."""
+        from rhymeflow.runtime import local
+
+        return local.train(self.config)
+
+    def _model_name(self, model: Any, processing_class: Any) -> str:
+        if isinstance(model, str | os.PathLike):
+            return os.fspath(model)
+        if not hasattr(model, "save_pretrained"):
+            raise UserError(f"Trainer: model is a {type(model).__name__}, not a name or a model")
+        if processing_class is None:
+            raise UserError("Trainer: a model object needs its tokenizer as processing_class")
+        folder = self._inputs() / "model"
+        model.save_pretrained(folder)
+        processing_class.save_pretrained(folder)
+        return str(folder)
+
+    def _dataset_path(self, dataset: Dataset, name: str) -> str:
+        if isinstance(dataset, str | os.PathLike):
+            return os.fspath(dataset)
+        path = self._inputs() / f"{name}.jsonl"
+        with path.open("w", encoding="utf-8") as file:
+            for index, row in enumerate(dataset):
+                file.write(_json_line(row, f"{name}_dataset, row {index}") + "\n")
+        return str(path)
+
+    def _inputs(self) -> Path:
+        folder = self.run_dir / "inputs"
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+
+def reward_function(given: Reward) -> RewardFunction:
+    """Name a reward function so that another process can import it.
+
+    A `functools.partial` with keywords becomes the function's `options`. Raises `UserError` for a
+    lambda, a closure, a method, or a function typed into a prompt.
+    """
+    if isinstance(given, RewardFunction):
+        return given
+    if isinstance(given, str):
+        return RewardFunction(function=given)
+    if isinstance(given, functools.partial) and not given.args:
+        named = reward_function(given.func)
+        return named.model_copy(update={"options": dict(given.keywords)})
+    name = getattr(given, "__qualname__", type(given).__name__)
+    if not inspect.isfunction(given) or not name.isidentifier():
+        raise UserError(
+            f"Trainer: the reward function {name} cannot be imported by another process; define it "
+            "with `def` at the top of a file"
+        )
+    try:
+        path = inspect.getsourcefile(given)
+    except TypeError:
+        path = None
+    if "." in given.__module__:
+        return RewardFunction(function=f"{given.__module__}.{name}")
+    if path is None or not Path(path).is_file():
+        raise UserError(
+            f"Trainer: the reward function {name} is in no file, so other processes cannot import "
+            "it; write it into a .py file"
+        )
+    return RewardFunction(function=f"{Path(path).resolve()}:{name}")
+
+
+def _config(given: Config | Mapping[str, Any] | None) -> Config:
+    if given is None:
+        return Config()
+    if isinstance(given, Config):
+        return given
+    if isinstance(given, Mapping):
+        return settings.build(given, where="Trainer")
+    raise UserError(
+        f"Trainer: config is a {type(given).__name__}; give a rhymeflow.Config or a mapping of "
+        'fields, such as {"learning_rate": 1e-5}'
+    )
+
+
+def _run_directory(config: Config) -> Path:
+    if config.run.output_dir is not None:
+        return Path(config.run.output_dir)
+    return Path("runs") / f"{config.name}-{datetime.now():%Y%m%d-%H%M%S}"
+
+
+def _json_line(row: Mapping[str, Any], where: str) -> str:
+    if not isinstance(row, Mapping):
+        raise UserError(f"Trainer: {where}: is a {type(row).__name__}, should be a mapping")
+    try:
+        return json.dumps(dict(row), ensure_ascii=False)
+    except TypeError as error:
+        raise UserError(f"Trainer: {where}: cannot be written as JSON: {error}") from None
