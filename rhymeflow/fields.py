@@ -124,6 +124,8 @@ def nearest_field(path: str) -> str:
     elsewhere = [known for known in paths if known.rpartition(".")[2] == name]
     if elsewhere:
         return f"; did you mean {elsewhere[0]}?"
+    if not section:
+        return _by_last_name(name, paths)
     beside = [known for known in paths if known.rpartition(".")[0] == section]
     return suggestion(path, beside) or suggestion(path, paths) or _by_last_name(name, paths)
 
@@ -151,8 +153,20 @@ def _message(details: dict[str, Any], source: Source) -> str:
         names = re.findall(r"'([^']*)'", details["ctx"]["expected"])
         hint = suggestion(str(details["input"]), names)
         return f"{place}: given {given}, allowed: {', '.join(names)}{hint}"
-    allowed = details["msg"].removeprefix("Input ")
-    return f"{place}: given {given}, {allowed}"
+    return f"{place}: given {given}, {_allowed(details['msg'])}"
+
+
+def _allowed(message: str) -> str:
+    """Return the validator's sentence in the words of YAML."""
+    for jargon, plain in (
+        ("Input ", ""),
+        ("a valid integer", "an integer"),
+        ("a valid array", "a list"),
+        ("an object", "a mapping"),
+        ("a valid ", "a "),
+    ):
+        message = message.replace(jargon, plain)
+    return message
 
 
 def _by_last_name(name: str, paths: list[str]) -> str:
