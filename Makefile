@@ -1,0 +1,34 @@
+# make demo   a real run on this machine's CPU or GPU, a few minutes
+# make test   import rules, types, style, tests
+# make lint   the first three
+# A second call is quick: .venv is made anew only when pyproject.toml or the installer changes.
+
+BIN := .venv/bin
+
+.PHONY: demo test lint clean
+.DELETE_ON_ERROR:
+
+demo: .venv/.installed
+	$(BIN)/rhymeflow train demo
+
+test: lint
+	$(BIN)/python -m pytest
+
+lint: .venv/.installed-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+	$(BIN)/mypy rhymeflow/core
+
+.venv/.installed: pyproject.toml scripts/install.py
+	@echo "Installing into .venv (once, about a minute) ..."
+	@python3 scripts/install.py
+	@touch $@
+
+.venv/.installed-test: pyproject.toml scripts/install.py
+	@echo "Installing into .venv with what the tests need (once, a minute or two) ..."
+	@python3 scripts/install.py test
+	@touch $@ .venv/.installed
+
+clean:
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

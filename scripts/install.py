@@ -1,0 +1,126 @@
+"""Makes `.venv` and installs Rhymeflow into it: `python3 scripts/install.py [EXTRA ...]`.
+
+Holds true: standard library only; an old Python can read this far and say what is missing; the same
+call a second time changes nothing; a machine without an NVIDIA GPU does not get gigabytes of CUDA
+packages, if a CPU build of torch is to be had: pip is first asked what it would install for torch,
+and if that holds CUDA packages, PyTorch's own index of CPU builds is added.
+"""
+
+import glob
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import venv
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+VENV = os.path.join(ROOT, ".venv")
+PYTHON = os.path.join(VENV, "bin", "python")
+LEAST = (3, 11)
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+CUDA_PACKAGE = re.compile(r"(nvidia|cuda)-|triton$|pytorch-triton$")
+
+
+def main(extras):
+    """Install; return the exit code."""
+    if sys.version_info < LEAST:
+        return with_newer_python()
+    make_venv()
+    index = index_arguments(has_nvidia_gpu(), plan)
+    target = "{}[{}]".format(ROOT, ",".join(extras)) if extras else ROOT
+    pip("install", "--no-compile", *index, "--editable", target)
+    return 0
+
+
+def with_newer_python():
+    """Run this script again under a Python that is new enough, or say that there is none."""
+    for minor in range(14, LEAST[1] - 1, -1):
+        newer = shutil.which(f"python3.{minor}")
+        if newer:
+            return subprocess.call([newer, os.path.abspath(__file__), *sys.argv[1:]])
+    have = "{}.{}".format(*sys.version_info[:2])
+    return complain(
+        f"needs Python 3.11 or newer; {sys.executable} is {have}, and no other is found"
+    )
+
+
+def make_venv():
+    """Make `.venv` unless it is there and works."""
+    if os.path.exists(PYTHON) and not subprocess.call([PYTHON, "-m", "pip", "--version"], **QUIET):
+        return
+    try:
+        venv.create(VENV, with_pip=True, clear=True)
+    except subprocess.CalledProcessError:
+        sys.exit(
+            complain(
+                "this Python cannot make virtual environments with pip (ensurepip is missing); "
+                "on Debian or Ubuntu: apt install python3-venv"
+            )
+        )
+
+
+def has_nvidia_gpu():
+    """Whether an NVIDIA driver is loaded (the third is Windows' Linux)."""
+    found = glob.glob("/proc/driver/nvidia/gpus/*") or glob.glob("/dev/nvidia[0-9]*")
+    return bool(found or (os.path.exists("/dev/dxg") and shutil.which("nvidia-smi")))
+
+
+def index_arguments(has_gpu, plan):
+    """Return the arguments that make pip choose a torch that fits the machine.
+
+    `plan(arguments)` returns the names of the packages that pip would install for torch.
+    """
+    if has_gpu or not cuda_packages(plan([])):
+        return []
+    arguments = ["--extra-index-url", CPU_INDEX]
+    if not cuda_packages(plan(arguments)):
+        return arguments
+    complain(
+        "WARNING: this machine has no NVIDIA GPU, but only a CUDA build of torch is to be had "
+        f"(several GB), also with {CPU_INDEX}; going on with it"
+    )
+    return []
+
+
+def cuda_packages(names):
+    """Return those of `names` that only a GPU needs."""
+    return [name for name in names if CUDA_PACKAGE.match(name)]
+
+
+def plan(arguments):
+    """Ask pip what it would install for torch as pyproject.toml wants it; names only.
+
+    Where pip finds no answer, the plan is empty: the installation itself will say why.
+    """
+    with open(os.path.join(ROOT, "pyproject.toml"), encoding="utf-8") as file:
+        torch = re.search(r'"(torch[<>=!~][^"]*)"', file.read()).group(1)
+    with tempfile.TemporaryDirectory() as folder:
+        report = os.path.join(folder, "report.json")
+        asked = ["install", "--dry-run", "--report", report, *arguments, torch]
+        if subprocess.call([PYTHON, "-m", "pip", *asked], **QUIET) != 0:
+            return []
+        with open(report, encoding="utf-8") as file:
+            return [item["metadata"]["name"].lower() for item in json.load(file)["install"]]
+
+
+def pip(*arguments):
+    """Run pip in `.venv`; leave with its exit code if it fails."""
+    command = [PYTHON, "-m", "pip", "--disable-pip-version-check", "--no-input", *arguments]
+    code = subprocess.call([*command, "--quiet"] if not sys.stdout.isatty() else command)
+    if code:
+        sys.exit(complain("pip could not install Rhymeflow; its message stands above") or code)
+
+
+def complain(message):
+    """Say it on stderr; return the exit code of a failure."""
+    print("install: " + message, file=sys.stderr)
+    return 1
+
+
+QUIET = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "stdin": subprocess.DEVNULL}
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
