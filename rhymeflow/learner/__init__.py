@@ -1,0 +1,1 @@
+"""The learner: advantages, losses, corrections, packing, the training step."""

@@ -1,0 +1,67 @@
+"""Rewards into advantages: how much better a response did than the others of its group.
+
+Holds true: the advantages of a group sum to 0 (up to rounding) whatever the scaling; a group whose
+rewards are all equal has advantages of exactly 0. Knows nothing of tokens, torch or the policy.
+
+Source: GRPO (arXiv 2402.03300, section 4.1.1); `batch` is the scaling of arXiv 2508.08221,
+section 4.1, `none` that of Dr. GRPO (arXiv 2503.20783, section 3.2). The numbers are those of TRL
+1.16: the standard deviation with Bessel's correction, plus 1e-4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+STD_EPSILON = 1e-4
+"""Added to the standard deviation before dividing, as in TRL."""
+
+ZERO_STD = 1e-8
+"""A standard deviation up to this counts as zero (the absolute tolerance of `torch.isclose`)."""
+
+
+@dataclass(frozen=True)
+class Advantages:
+    """One advantage for each sample of a batch, in the order of the batch."""
+
+    values: np.ndarray
+    """float64 [N]."""
+    frac_zero_std: float
+    """Share of samples whose standard deviation (group or batch, as scaled) is zero."""
+
+
+def group_advantages(
+    rewards: Sequence[float],
+    groups: Sequence[int],
+    scale_rewards: Literal["group", "batch", "none"],
+) -> Advantages:
+    """Return reward minus group mean, divided as `scale_rewards` says.
+
+    `groups[i]` names the group of `rewards[i]`; groups may differ in size and lie in any order. A
+    group of one has nothing to be compared with: its advantage is 0.
+    """
+    reward_N = np.asarray(rewards, dtype=np.float64)
+    centred_N = np.empty_like(reward_N)
+    std_N = np.empty_like(reward_N)
+    for members in _members(groups):
+        group = reward_N[members]
+        equal = bool((group == group[0]).all())
+        # The mean of equal numbers can be off by a rounding; their advantage is 0 all the same.
+        centred_N[members] = 0.0 if equal else group - group.mean()
+        std_N[members] = 0.0 if equal else group.std(ddof=1)
+    if scale_rewards == "batch":
+        std_N[:] = reward_N.std(ddof=1) if len(reward_N) > 1 else 0.0
+    values_N = centred_N if scale_rewards == "none" else centred_N / (std_N + STD_EPSILON)
+    return Advantages(values_N, float((std_N <= ZERO_STD).mean()))
+
+
+def _members(groups: Sequence[int]) -> list[np.ndarray]:
+    """Indices of each group's samples."""
+    _, group_N = np.unique(np.asarray(groups), return_inverse=True)
+    return [np.flatnonzero(group_N == g) for g in range(int(group_N.max()) + 1)]
+
+
+__all__ = ["STD_EPSILON", "Advantages", "group_advantages"]

@@ -1,0 +1,97 @@
+"""Attention within each sequence of a packed row, for the seam in `models.attention`.
+
+Sequences are gathered out of the row into a few padded rectangles of nearly equal length, attended
+to causally by SDPA, and put back. Padding comes after each sequence, so the causal rule alone hides
+it and no mask is built. Sequences may share tokens of the row (a common prompt); a shared token's
+gradient is the sum over the sequences it is in.
+
+Holds true: the result for a sequence does not depend on the others in the row (beyond float
+rounding); gradients flow to queries, keys and values. Knows nothing of tokens or the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+SLACK = 0.125
+"""A rectangle takes in sequences down to this share shorter than its longest."""
+
+MIN_SLACK = 16
+"""... or at least this many tokens shorter."""
+
+
+class PackedAttention:
+    """Causal attention inside each of `sequences`, which are places in a row of T tokens."""
+
+    def __init__(self, sequences: Sequence[np.ndarray], num_tokens: int, device: torch.device):
+        places, self._shapes = _rectangles(sequences)
+        source_T = np.full(num_tokens, -1)
+        flat = np.concatenate([block.ravel() for block in places])
+        # Of the copies of a shared token any will do; the first is taken.
+        real = np.flatnonzero(flat >= 0)[::-1]
+        source_T[flat[real]] = real
+        assert (source_T >= 0).all(), "a token of the row is in no sequence"
+        self._places_N = torch.from_numpy(np.maximum(flat, 0)).to(device)
+        self._source_T = torch.from_numpy(source_T).to(device)
+
+    def attend(
+        self, layer: int, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, scale: float
+    ) -> Tensor:
+        """See `models.attention.Attention`; returns [T, H, D]."""
+        num_heads, num_kv_heads = q_HTD.shape[0], k_GTD.shape[0]
+        blocks = zip(self._gather(q_HTD), self._gather(k_GTD), self._gather(v_GTD), strict=True)
+        out_NHD = torch.cat(
+            [
+                F.scaled_dot_product_attention(
+                    q_BHLD,
+                    k_BGLD,
+                    v_BGLD,
+                    is_causal=True,
+                    scale=scale,
+                    enable_gqa=num_heads != num_kv_heads,
+                )
+                .transpose(1, 2)
+                .flatten(0, 1)
+                for q_BHLD, k_BGLD, v_BGLD in blocks
+            ]
+        )
+        return out_NHD.index_select(0, self._source_T)
+
+    def _gather(self, x_HTD: Tensor) -> list[Tensor]:
+        """The rectangles of `x`, each [B, H, L, D]."""
+        x_NHD = x_HTD.transpose(0, 1).index_select(0, self._places_N)
+        blocks = x_NHD.split([rows * length for rows, length in self._shapes])
+        return [
+            block.unflatten(0, shape).transpose(1, 2)
+            for block, shape in zip(blocks, self._shapes, strict=True)
+        ]
+
+
+def _rectangles(
+    sequences: Sequence[np.ndarray],
+) -> tuple[list[np.ndarray], list[tuple[int, int]]]:
+    """Sequences as padded rectangles, longest first: places [B, L] with -1 for padding."""
+    longest_first = sorted(sequences, key=len, reverse=True)
+    places, shapes = [], []
+    start = 0
+    while start < len(longest_first):
+        length = len(longest_first[start])
+        least = length - max(MIN_SLACK, int(SLACK * length))
+        stop = start
+        while stop < len(longest_first) and len(longest_first[stop]) >= least:
+            stop += 1
+        block = np.full((stop - start, length), -1)
+        for row, sequence in zip(block, longest_first[start:stop], strict=True):
+            row[: len(sequence)] = sequence
+        places.append(block)
+        shapes.append((stop - start, length))
+        start = stop
+    return places, shapes
+
+
+__all__ = ["PackedAttention"]

@@ -1,0 +1,163 @@
+"""Log-probabilities of response tokens under a model, without ever holding [tokens, vocabulary].
+
+The body of the model runs over the packed row; the head runs over `chunk_size` of the predicting
+rows at a time. Where a gradient is wanted, the loss of a chunk is taken and differentiated before
+the next chunk is begun, so one chunk's softmax is all that exists of the vocabulary's dimension,
+and nothing is computed twice (a recomputed head would multiply by the vocabulary a fourth time).
+That is possible because every loss here is a sum over tokens.
+
+Holds true: policy, old and reference log-probabilities come from this one path; the distribution is
+that of `models.logits`, the engine's; log-softmax is in float32; entropy carries no gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from rhymeflow.config import RolloutConfig
+from rhymeflow.errors import UserError
+from rhymeflow.learner.attention import PackedAttention
+from rhymeflow.learner.packing import PackedRow
+from rhymeflow.learner.recomputation import attending_recomputably
+from rhymeflow.models.logits import shaped
+
+LossOf = Callable[[Tensor, slice], Tensor]
+"""Log-probabilities of some of a row's response tokens, and which ones, to their summed loss."""
+
+
+@dataclass(frozen=True)
+class TokenScorer:
+    """Scores response tokens under `model` as the engine samples them."""
+
+    model: PreTrainedModel
+    rollout: RolloutConfig
+    chunk_size: int
+
+    def score(self, row: PackedRow) -> tuple[Tensor, Tensor]:
+        """Return log-probability and entropy of each response token, float32 [R] each, in nats."""
+        targets_R = self._tensor(row.targets_R)
+        with torch.no_grad():
+            hidden_RD = self._hidden(row)
+            scores = [self._head(hidden_RD[chunk], targets_R[chunk]) for chunk in self._chunks(row)]
+        return _cat(scores)
+
+    def backward(self, row: PackedRow, loss_of: LossOf) -> tuple[Tensor, Tensor]:
+        """As `score`, and add the gradient of the row's loss to the model's parameters.
+
+        `loss_of` is called once per chunk, in order, with a log-probability that carries gradient.
+        """
+        targets_R = self._tensor(row.targets_R)
+        hidden_RD = self._hidden(row)
+        scores, gradients = [], []
+        for chunk in self._chunks(row):
+            leaf_CD = hidden_RD[chunk].detach().requires_grad_()
+            logprob_C, entropy_C = self._head(leaf_CD, targets_R[chunk])
+            loss_of(logprob_C, chunk).backward()
+            gradients.append(leaf_CD.grad)
+            scores.append((logprob_C.detach(), entropy_C))
+        hidden_RD.backward(torch.cat(gradients))
+        return _cat(scores)
+
+    def check_head(self) -> None:
+        """Raise `UserError` if the model's logits are more than its head applied to its body.
+
+        Some families scale or soft-cap them in between, which `_HeadLogprobs` would leave out.
+        """
+        ids = np.arange(2)
+        attention = PackedAttention([ids], len(ids), self.model.device)
+        inputs = {"input_ids": self._tensor(ids)[None], "position_ids": self._tensor(ids)[None]}
+        head = self.model.get_output_embeddings()
+        with torch.no_grad(), attending_recomputably(attention):
+            whole = self.model(**inputs, use_cache=False).logits.float()
+            parts = head(self.model.base_model(**inputs, use_cache=False).last_hidden_state).float()
+        if not torch.allclose(whole, parts, rtol=1e-3, atol=1e-3):
+            raise UserError(
+                f"models of type {self.model.config.model_type!r} change their logits after the "
+                "head (scaling or soft-capping), which the learner does not support"
+            )
+
+    def _hidden(self, row: PackedRow) -> Tensor:
+        """The body's output where a response token is predicted, [R, D]."""
+        device = self.model.device
+        with attending_recomputably(PackedAttention(row.sequences, len(row.tokens_T), device)):
+            hidden_1TD = self.model.base_model(
+                input_ids=self._tensor(row.tokens_T)[None],
+                position_ids=self._tensor(row.positions_T)[None],
+                use_cache=False,
+            ).last_hidden_state
+        return hidden_1TD[0].index_select(0, self._tensor(row.predictors_R))
+
+    def _head(self, hidden_CD: Tensor, targets_C: Tensor) -> tuple[Tensor, Tensor]:
+        head = self.model.get_output_embeddings()
+        return _HeadLogprobs.apply(hidden_CD, head.weight, head.bias, targets_C, self.rollout)
+
+    def _chunks(self, row: PackedRow) -> Iterator[slice]:
+        for start in range(0, len(row.targets_R), self.chunk_size):
+            yield slice(start, min(start + self.chunk_size, len(row.targets_R)))
+
+    def _tensor(self, array: Any) -> Tensor:
+        return torch.from_numpy(array).to(self.model.device)
+
+
+class _HeadLogprobs(torch.autograd.Function):
+    """Head, shaping, log-softmax and selection in one, with the gradient written out.
+
+    d logprob[target] / d logits = (onehot - softmax) / temperature; left-out tokens have softmax 0.
+    The softmax is kept from forward to backward and turned into the gradient in place.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_CD: Tensor,
+        weight_VD: Tensor,
+        bias_V: Tensor | None,
+        targets_C: Tensor,
+        rollout: RolloutConfig,
+    ) -> tuple[Tensor, Tensor]:
+        x_CV = shaped(
+            F.linear(hidden_CD, weight_VD, bias_V),
+            temperature=rollout.temperature,
+            top_k=rollout.top_k,
+            top_p=rollout.top_p,
+            keep_R=targets_C,
+        )
+        target_C1 = targets_C[:, None]
+        logsumexp_C = x_CV.logsumexp(dim=1)
+        logprob_C = x_CV.gather(1, target_C1)[:, 0] - logsumexp_C
+        p_CV = x_CV.softmax(dim=1)
+        if rollout.top_k or rollout.top_p < 1.0:
+            x_CV = x_CV.masked_fill(p_CV == 0.0, 0.0)  # 0 times -inf is no number
+        entropy_C = logsumexp_C - torch.linalg.vecdot(p_CV, x_CV)
+        ctx.save_for_backward(hidden_CD, weight_VD, target_C1)
+        ctx.softmax_CV = p_CV
+        ctx.scale = 1.0 if rollout.temperature == 0.0 else 1.0 / rollout.temperature
+        ctx.has_bias = bias_V is not None
+        ctx.mark_non_differentiable(entropy_C)
+        return logprob_C, entropy_C
+
+    @staticmethod
+    def backward(ctx: Any, grad_C: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        hidden_CD, weight_VD, target_C1 = ctx.saved_tensors
+        grad_C1 = grad_C[:, None] * ctx.scale
+        grad_CV = ctx.softmax_CV.mul_(-grad_C1).scatter_add_(1, target_C1, grad_C1)
+        del ctx.softmax_CV
+        grad_bias_V = grad_CV.sum(0) if ctx.has_bias else None
+        grad_CV = grad_CV.to(weight_VD.dtype)
+        return grad_CV @ weight_VD, grad_CV.T @ hidden_CD, grad_bias_V, None, None
+
+
+def _cat(scores: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    logprobs, entropies = zip(*scores, strict=True)
+    return torch.cat(logprobs), torch.cat(entropies)
+
+
+__all__ = ["LossOf", "TokenScorer"]

@@ -1,0 +1,72 @@
+"""The numbers of one training step, under TRL's names where TRL has them.
+
+Token means are over all response tokens in the loss of all optimizer steps of the batch. Knows
+nothing of torch's graph: what is added is detached already.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+from torch import Tensor
+
+from rhymeflow.learner.sample import Sample
+
+
+class Totals:
+    """Sums over tokens while a batch is trained on; read once at the end."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, list[Tensor]] = defaultdict(list)
+        self._tokens = 0
+        self._mismatch: list[Tensor] = []
+        self._max_ratio: list[Tensor] = []
+        self._mismatch_tokens = 0
+        self._grad_norms: list[float] = []
+
+    def add(self, sums: dict[str, Tensor], num_tokens: int) -> None:
+        """Add one micro-batch's `losses.diagnose`."""
+        for name, value in sums.items():
+            self._sums[name].append(value)
+        self._tokens += num_tokens
+
+    def add_mismatch(self, kl: Tensor, max_ratio: Tensor, num_tokens: int) -> None:
+        """Add one micro-batch's `losses.mismatch`."""
+        self._mismatch.append(kl)
+        self._max_ratio.append(max_ratio)
+        self._mismatch_tokens += num_tokens
+
+    def add_step(self, grad_norm: float) -> None:
+        """Count an optimizer step."""
+        self._grad_norms.append(grad_norm)
+
+    def means(self) -> dict[str, float]:
+        """Loss and gradient norm per optimizer step, the rest per token."""
+        sums = {name: sum(float(value) for value in kept) for name, kept in self._sums.items()}
+        steps, tokens = len(self._grad_norms), max(self._tokens, 1)
+        metrics = {name: value / tokens for name, value in sums.items()}
+        metrics["loss"] = sums.get("loss", 0.0) / steps
+        metrics["grad_norm"] = sum(self._grad_norms) / steps
+        kl = sum(float(value) for value in self._mismatch)
+        metrics["off_policy/mismatch_kl"] = kl / max(self._mismatch_tokens, 1)
+        metrics["off_policy/max_ratio"] = max((float(x) for x in self._max_ratio), default=1.0)
+        return metrics
+
+
+def batch_metrics(batch: Sequence[Sample]) -> dict[str, float]:
+    """What can be said of a batch without the policy."""
+    reward_N = np.array([sample.reward for sample in batch])
+    length_N = np.array([len(sample.completion_ids) for sample in batch])
+    return {
+        "reward": float(reward_N.mean()),
+        "reward_std": float(reward_N.std(ddof=1)) if len(batch) > 1 else 0.0,
+        "completions/mean_length": float(length_N.mean()),
+        "completions/min_length": float(length_N.min()),
+        "completions/max_length": float(length_N.max()),
+        "completions/clipped_ratio": float(np.mean([sample.truncated for sample in batch])),
+    }
+
+
+__all__ = ["Totals", "batch_metrics"]

@@ -1,0 +1,100 @@
+"""A consumed batch, split into optimizer steps and packed into micro-batches.
+
+Holds true: whole groups go to one optimizer step, in the order of the batch; every sample whose
+tokens are in the loss is in exactly one micro-batch of its step; a sample that cannot move the
+policy is never differentiated. Knows nothing of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rhymeflow.config import LearnerConfig, RolloutConfig
+from rhymeflow.learner.losses import TokenFacts, sample_weights
+from rhymeflow.learner.packing import PackedRow, pack
+from rhymeflow.learner.sample import Sample
+
+
+@dataclass
+class MicroBatch:
+    """One packed row and what is known of its response tokens."""
+
+    row: PackedRow
+    facts: TokenFacts
+    needs_grad: bool
+    """False: the gradient is exactly 0, the row is only measured."""
+
+
+def split(
+    batch: Sequence[Sample],
+    advantage_N: np.ndarray,
+    learner: LearnerConfig,
+    rollout: RolloutConfig,
+    device: torch.device,
+) -> list[list[MicroBatch]]:
+    """The micro-batches of each optimizer step of one pass over `batch`."""
+    lengths = [_length_in_loss(sample, learner) for sample in batch]
+    mean_tokens = sum(lengths) / learner.num_minibatches
+    steps = []
+    for members in _by_whole_groups(batch, learner.num_minibatches):
+        weight_N = np.zeros(len(batch))
+        weight_N[members] = sample_weights(
+            learner.loss_type,
+            [lengths[i] for i in members],
+            max_completion_length=rollout.max_completion_length,
+            mean_tokens=mean_tokens,
+        )
+        counted = [i for i in members if lengths[i]]
+        # Without a KL term a token's gradient is a multiple of its advantage.
+        moving = [i for i in counted if advantage_N[i] != 0.0 or learner.beta > 0.0]
+        still = [i for i in counted if i not in set(moving)]
+        steps.append(
+            [
+                MicroBatch(row, _facts(batch, row, advantage_N, weight_N, device), needs_grad)
+                for chosen, needs_grad in ((moving, True), (still, False))
+                for row in pack(batch, chosen, learner.max_tokens_per_microbatch)
+            ]
+        )
+    return steps
+
+
+def _length_in_loss(sample: Sample, learner: LearnerConfig) -> int:
+    is_masked = learner.mask_truncated_completions and sample.truncated
+    return 0 if is_masked else len(sample.completion_ids)
+
+
+def _by_whole_groups(batch: Sequence[Sample], num_minibatches: int) -> list[list[int]]:
+    """Indices of each optimizer step's samples: groups in order, split as evenly as they go."""
+    groups: dict[int, list[int]] = {}
+    for index, sample in enumerate(batch):
+        groups.setdefault(sample.group, []).append(index)
+    shares = np.array_split(np.arange(len(groups)), num_minibatches)
+    members = list(groups.values())
+    return [[i for g in share for i in members[g]] for share in shares]
+
+
+def _facts(
+    batch: Sequence[Sample],
+    row: PackedRow,
+    advantage_N: np.ndarray,
+    weight_N: np.ndarray,
+    device: torch.device,
+) -> TokenFacts:
+    def per_token(value_N: np.ndarray) -> Tensor:
+        value_R = np.repeat(value_N[list(row.members)], row.lengths)
+        return torch.from_numpy(value_R.astype(np.float32)).to(device)
+
+    behaviour_R = np.concatenate([batch[i].logprobs for i in row.members]).astype(np.float32)
+    return TokenFacts(
+        advantage_R=per_token(advantage_N),
+        weight_R=per_token(weight_N),
+        behaviour_R=torch.from_numpy(behaviour_R).to(device),
+    )
+
+
+__all__ = ["MicroBatch", "split"]

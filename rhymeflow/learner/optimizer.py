@@ -1,0 +1,143 @@
+"""AdamW on float32 master weights, whatever precision the model computes in.
+
+With a bfloat16 model every gradient is added to a float32 sum as soon as autograd has it, AdamW
+changes the float32 masters, and the model's parameters are refreshed from them: an update of 1e-6
+is lost in bfloat16's 8 bits otherwise. With a float32 model the parameters are the masters.
+
+Holds true: after `step` the model's parameters are the rounded masters and the gradients are 0; a
+gradient that is not finite stops the run before any weight has changed. Knows nothing of losses.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rhymeflow.config import LearnerConfig
+from rhymeflow.errors import UserError
+
+
+def learning_rate(step: int, config: LearnerConfig) -> float:
+    """Learning rate of training step `step`, from 0; the same numbers as transformers' schedules.
+
+    Linear warm-up from 0 over `warmup_steps`, then constant, or linearly or by a half cosine to 0
+    at `max_steps`.
+    """
+    if step < config.warmup_steps:
+        return config.learning_rate * step / config.warmup_steps
+    progress = (step - config.warmup_steps) / max(1, config.max_steps - config.warmup_steps)
+    progress = min(progress, 1.0)
+    shape = {
+        "constant": 1.0,
+        "linear": 1.0 - progress,
+        "cosine": 0.5 * (1.0 + math.cos(math.pi * progress)),
+    }
+    return config.learning_rate * shape[config.lr_scheduler_type]
+
+
+class Optimizer:
+    """Owns the masters, their gradients and AdamW's moments for the parameters of `model`.
+
+    The model's parameters are brought to `compute_dtype` in place. Weight decay applies to matrices
+    only, not to norms and biases.
+    """
+
+    def __init__(self, model: nn.Module, config: LearnerConfig, compute_dtype: torch.dtype):
+        self._parameters = dict(model.named_parameters())
+        self._masters = {
+            name: _master(parameter, compute_dtype) for name, parameter in self._parameters.items()
+        }
+        self._max_grad_norm = config.max_grad_norm
+        masters = list(self._masters.values())
+        self._adamw = torch.optim.AdamW(
+            [
+                {
+                    "params": [master for master in masters if master.ndim >= 2],
+                    "weight_decay": config.weight_decay,
+                },
+                {"params": [master for master in masters if master.ndim < 2], "weight_decay": 0.0},
+            ],
+            lr=config.learning_rate,
+            betas=(config.adam_beta1, config.adam_beta2),
+            eps=config.adam_epsilon,
+            fused=True,
+        )
+
+    def step(self, rate: float) -> float:
+        """Apply the gradients at learning rate `rate`, clear them, return their norm unclipped.
+
+        Raises `UserError` if the norm is not finite; no weight has changed then.
+        """
+        masters = list(self._masters.values())
+        limit = math.inf if self._max_grad_norm is None else self._max_grad_norm
+        norm = float(nn.utils.clip_grad_norm_(masters, limit))
+        if not math.isfinite(norm):
+            raise UserError(self._not_finite(norm))
+        for group in self._adamw.param_groups:
+            group["lr"] = rate
+        self._adamw.step()
+        self._adamw.zero_grad(set_to_none=False)
+        self._refresh()
+        return norm
+
+    def state_dict(self) -> dict[str, Any]:
+        """Masters and moments, exact."""
+        masters = {name: master.detach() for name, master in self._masters.items()}
+        return {"masters": masters, "adamw": self._adamw.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what `state_dict` gave; the model's parameters are refreshed."""
+        with torch.no_grad():
+            for name, master in self._masters.items():
+                master.copy_(state["masters"][name])
+        self._adamw.load_state_dict(state["adamw"])
+        self._refresh()
+
+    def _refresh(self) -> None:
+        """Round the masters into the model's parameters."""
+        pairs = [(p, self._masters[name]) for name, p in self._parameters.items()]
+        rounded = [(p, master) for p, master in pairs if p is not master]
+        if rounded:
+            with torch.no_grad():
+                torch._foreach_copy_([p for p, _ in rounded], [m for _, m in rounded])
+
+    def _not_finite(self, norm: float) -> str:
+        broken = [
+            name
+            for name, master in self._masters.items()
+            if master.grad is not None and not master.grad.isfinite().all()
+        ]
+        return (
+            f"the gradient is not finite (norm {norm}) in {len(broken)} of {len(self._masters)} "
+            f"parameters, first in {broken[0] if broken else 'none: the norm overflowed'}; the "
+            "weights are unchanged. A lower learner.learning_rate or learner.max_grad_norm, or "
+            "model.dtype: float32, usually helps"
+        )
+
+
+def _master(parameter: nn.Parameter, compute_dtype: torch.dtype) -> Tensor:
+    """The float32 master of `parameter`, with a gradient of zeros that its gradients add to."""
+    if compute_dtype == torch.float32:
+        parameter.data = parameter.data.float()
+        parameter.grad = torch.zeros_like(parameter)
+        return parameter
+    master = parameter.detach().float().clone()
+    master.grad = torch.zeros_like(master)
+    parameter.data = parameter.data.to(compute_dtype)
+    parameter.register_post_accumulate_grad_hook(partial(_drain, master))
+    return master
+
+
+def _drain(master: Tensor, parameter: nn.Parameter) -> None:
+    """Move a gradient that autograd has just finished into the master's float32 sum."""
+    assert master.grad is not None
+    assert parameter.grad is not None
+    master.grad.add_(parameter.grad)
+    parameter.grad = None
+
+
+__all__ = ["Optimizer", "learning_rate"]

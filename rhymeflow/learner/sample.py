@@ -1,0 +1,39 @@
+"""One finished trajectory as the learner sees it.
+
+Holds true: `completion_ids`, `logprobs` and `versions` are equally long and not empty. Knows
+nothing of servers, engines or the staleness protocol; imports no torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A prompt, the response to it, and what the response earned."""
+
+    group: int
+    """Serial of the group: samples with the same number are compared with each other."""
+    prompt_ids: list[int]
+    """Tokens of the prompt, at least one."""
+    completion_ids: list[int]
+    """Tokens of the response, the stop token included where the policy made one."""
+    logprobs: list[float]
+    """The behaviour policy's log-probability of each response token, in nats."""
+    versions: list[int]
+    """The version of the weights that made each response token."""
+    reward: float
+    """The weighted sum of the reward functions."""
+    truncated: bool
+    """The response was cut at `max_completion_length`."""
+
+    def __post_init__(self) -> None:
+        length = len(self.completion_ids)
+        assert self.prompt_ids, "a sample needs a prompt of at least one token"
+        assert length > 0, "a sample needs a response of at least one token"
+        assert len(self.logprobs) == length, (len(self.logprobs), length)
+        assert len(self.versions) == length, (len(self.versions), length)
+
+
+__all__ = ["Sample"]

@@ -1,0 +1,57 @@
+"""From the model's logits to the distribution that is sampled from: one rule for both sides.
+
+The engine samples from it and reports its log-probabilities; the learner trains it. Were the two to
+differ, every importance ratio would be wrong at the start, so both call this.
+
+The rule, in this order: float32; divided by the temperature (0, greedy, leaves them as they are);
+`top_k` keeps what is at least as likely as the k-th likeliest token; `top_p` keeps, of what is left
+and renormalised, the fewest likeliest tokens that together reach `top_p`. A token as likely as the
+last one kept is kept too, so the rule depends on values and not on the order of the vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def shaped(
+    logits_RV: Tensor,
+    *,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    keep_R: Tensor | None = None,
+) -> Tensor:
+    """Return float32 logits [R, V] of the distribution sampled from, -inf for what is left out.
+
+    `top_k` 0 and `top_p` 1 are off. `keep_R` names one token per row that is never left out: the
+    learner's row may leave out a token that the behaviour policy, with slightly other weights,
+    could sample, and its log-probability must stay finite. The input is not changed.
+    """
+    x_RV = logits_RV.float()
+    if temperature not in (0.0, 1.0):
+        x_RV = x_RV / temperature
+    if top_k == 0 and top_p == 1.0:
+        return x_RV
+    out_RV = x_RV < _least_kept(x_RV, top_k, top_p)
+    if keep_R is not None:
+        out_RV.scatter_(1, keep_R[:, None], False)
+    return x_RV.masked_fill(out_RV, -torch.inf)
+
+
+def _least_kept(x_RV: Tensor, top_k: int, top_p: float) -> Tensor:
+    """The smallest logit of each row that stays, [R, 1]."""
+    if top_k:
+        likeliest_RK = x_RV.topk(min(top_k, x_RV.shape[1]), dim=1).values
+    else:
+        likeliest_RK = x_RV.sort(dim=1, descending=True).values
+    if top_p == 1.0:
+        return likeliest_RK[:, -1:]
+    p_RK = likeliest_RK.softmax(dim=1)
+    before_RK = p_RK.cumsum(dim=1) - p_RK
+    before_RK[:, 0] = 0.0
+    return likeliest_RK.masked_fill(before_RK >= top_p, torch.inf).amin(dim=1, keepdim=True)
+
+
+__all__ = ["shaped"]
