@@ -31,8 +31,8 @@ def main(extras):
     make_venv()
     index = index_arguments(has_nvidia_gpu(), plan)
     target = "{}[{}]".format(ROOT, ",".join(extras)) if extras else ROOT
-    # Compiling everything takes longer than the installation; Python compiles what is imported, once,
-    # unless it is told not to write.
+    # Compiling everything takes longer than the installation; Python compiles what is imported,
+    # once, unless it is told not to write.
     compiling = [] if os.environ.get("PYTHONDONTWRITEBYTECODE") else ["--no-compile"]
     pip("install", *compiling, *index, "--editable", target)
     return 0
