@@ -1,0 +1,120 @@
+"""Tiny models and made-up batches that the learner's tests share."""
+
+from __future__ import annotations
+
+import random
+
+import torch
+from transformers import LlamaConfig, PreTrainedModel, Qwen2Config
+from transformers.models.llama.modeling_llama import LlamaForCausalLM
+from transformers.models.qwen2.modeling_qwen2 import Qwen2ForCausalLM
+
+from rhymeflow.config import LearnerConfig, RolloutConfig
+from rhymeflow.learner.learner import Learner
+from rhymeflow.learner.sample import Sample
+from rhymeflow.models import attention
+
+VOCAB = 23
+
+
+def tiny_model(
+    kind: str = "llama", *, seed: int = 0, attn: str = attention.NAME, tied: bool = True
+) -> PreTrainedModel:
+    """About 20 thousand parameters, large enough weights that the policy is far from uniform."""
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": VOCAB,
+        "tie_word_embeddings": tied,
+        "initializer_range": 0.3,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "attn_implementation": attn,
+    }
+    torch.manual_seed(seed)
+    if kind == "llama":
+        return LlamaForCausalLM(LlamaConfig(**sizes)).eval()
+    return Qwen2ForCausalLM(Qwen2Config(**sizes)).eval()
+
+
+def made_up_batch(
+    *, groups: int = 4, members: int = 4, longest: int = 20, seed: int = 0
+) -> list[Sample]:
+    """Groups of one prompt each, ragged responses, a few truncated, log-probabilities off-policy.
+
+    Group 1 has equal rewards.
+    """
+    rng = random.Random(seed)
+    batch = []
+    for group in range(groups):
+        prompt = [rng.randrange(3, VOCAB) for _ in range(rng.randrange(1, 8))]
+        for _ in range(members):
+            length = rng.randrange(1, longest + 1)
+            batch.append(
+                Sample(
+                    group=group,
+                    prompt_ids=prompt,
+                    completion_ids=[rng.randrange(3, VOCAB) for _ in range(length)],
+                    logprobs=[-rng.uniform(0.5, 6.0) for _ in range(length)],
+                    versions=[0] * length,
+                    reward=1.0 if group == 1 else rng.choice([0.0, 0.25, 1.0]),
+                    truncated=rng.random() < 0.3,
+                )
+            )
+    return batch
+
+
+def learner_config(**changes: object) -> LearnerConfig:
+    fields = {"groups_per_batch": 4, "learning_rate": 1e-3, "max_steps": 10, **changes}
+    return LearnerConfig.model_validate(fields)
+
+
+def rollout_config(**changes: object) -> RolloutConfig:
+    return RolloutConfig.model_validate(
+        {"num_generations": 4, "max_completion_length": 20, **changes}
+    )
+
+
+def tiny_learner(
+    *,
+    dtype: torch.dtype = torch.float32,
+    model: PreTrainedModel | None = None,
+    rollout: RolloutConfig | None = None,
+    **changes: object,
+) -> Learner:
+    model = tiny_model() if model is None else model
+    rollout = rollout_config() if rollout is None else rollout
+    return Learner(model, None, learner_config(**changes), rollout, dtype)
+
+
+def gradients(learner: Learner, batch: list[Sample]) -> tuple[dict[str, torch.Tensor], dict]:
+    """Gradients of one step, before clipping, and its metrics; the weights stay.
+
+    The gradient is read where the optimizer reads it: from the float32 masters.
+    """
+    optimizer = learner._optimizer
+    kept: dict[str, torch.Tensor] = {}
+
+    def look(rate: float) -> float:
+        kept.update({n: m.grad.clone() for n, m in optimizer._masters.items()})
+        for master in optimizer._masters.values():
+            master.grad.zero_()
+        return 0.0
+
+    optimizer.step, real = look, optimizer.step
+    metrics = learner.train(batch, 0)
+    optimizer.step = real
+    return kept, metrics
+
+
+def close(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor], tolerance: float) -> None:
+    """Equal names; each tensor equal within `tolerance` of its own largest entry."""
+    assert a.keys() == b.keys()
+    for name in a:
+        scale = max(float(b[name].abs().max()), 1e-6)
+        error = float((a[name].float() - b[name].float()).abs().max()) / scale
+        assert error < tolerance, f"{name}: relative error {error}"

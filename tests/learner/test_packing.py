@@ -1,0 +1,70 @@
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rhymeflow.learner.packing import pack
+from rhymeflow.learner.sample import Sample
+
+TOKENS = st.lists(st.integers(0, 9), min_size=1, max_size=12)
+
+
+def _sample(prompt: list[int], response: list[int]) -> Sample:
+    n = len(response)
+    return Sample(0, prompt, response, [0.0] * n, [0] * n, 0.0, False)
+
+
+# Few prompts, so that neighbours often share one.
+SAMPLES = st.lists(
+    st.builds(_sample, st.sampled_from([[1], [1, 2], [3, 1, 2]]) | TOKENS, TOKENS), max_size=20
+)
+
+
+@given(samples=SAMPLES, max_tokens=st.integers(1, 60))
+def test_every_sample_once_whole_and_within_the_budget(samples: list[Sample], max_tokens: int):
+    rows = pack(samples, range(len(samples)), max_tokens)
+    assert [i for row in rows for i in row.members] == list(range(len(samples)))
+    for row in rows:
+        assert len(row.tokens_T) <= max_tokens or len(row.members) == 1
+        assert sum(row.lengths) == len(row.targets_R) == len(row.predictors_R)
+        place = 0
+        for member, sequence, length in zip(row.members, row.sequences, row.lengths, strict=True):
+            sample = samples[member]
+            whole = sample.prompt_ids + sample.completion_ids
+            assert row.tokens_T[sequence].tolist() == whole[:-1]
+            assert row.positions_T[sequence].tolist() == list(range(len(whole) - 1))
+            assert row.targets_R[place : place + length].tolist() == sample.completion_ids
+            predictors = row.predictors_R[place : place + length]
+            assert predictors.tolist() == sequence[len(sample.prompt_ids) - 1 :].tolist()
+            place += length
+
+
+@given(samples=SAMPLES, max_tokens=st.integers(1, 60))
+def test_no_token_is_computed_twice_or_for_nothing(samples: list[Sample], max_tokens: int):
+    for row in pack(samples, range(len(samples)), max_tokens):
+        assert set(np.concatenate(row.sequences)) == set(range(len(row.tokens_T)))
+        prompts = {tuple(samples[i].prompt_ids) for i in row.members}
+        responses = sum(len(samples[i].completion_ids) - 1 for i in row.members)
+        assert len(row.tokens_T) == sum(map(len, prompts)) + responses
+
+
+@given(samples=SAMPLES, max_tokens=st.integers(1, 60))
+def test_a_row_is_closed_only_by_a_sample_that_does_not_fit(
+    samples: list[Sample], max_tokens: int
+):
+    rows = pack(samples, range(len(samples)), max_tokens)
+    for row, after in zip(rows, rows[1:], strict=False):
+        joined = pack(samples, [*row.members, after.members[0]], 10**6)[0]
+        assert len(joined.tokens_T) > max_tokens
+
+
+def test_a_sample_longer_than_the_budget_gets_a_row_of_its_own():
+    samples = [_sample([1], [2] * n) for n in (3, 30, 3, 3)]
+    rows = pack(samples, range(4), max_tokens=8)
+    assert [row.members for row in rows] == [(0,), (1,), (2, 3)]
+
+
+def test_only_the_chosen_members_in_their_order():
+    samples = [_sample([n], [n, n]) for n in range(5)]
+    (row,) = pack(samples, [3, 1], 100)
+    assert row.members == (3, 1)
+    assert row.targets_R.tolist() == [3, 3, 1, 1]
