@@ -1,0 +1,1 @@
+"""The native rollout engine: continuous batching of unconverted Hugging Face models."""

@@ -1,0 +1,222 @@
+"""The rollout engine: schedule, run, postprocess.
+
+    engine = Engine(model, seed=0, max_running=64, max_prefill_tokens=4096,
+                    instance="rollout-0", version=0)
+    engine.submit(request)
+    while engine.has_work:
+        for request, reason in engine.step(): ...
+
+Holds true:
+- between two calls nothing is half done, so a response can be interrupted, moved or abandoned after
+  any token, and new weights can come in;
+- a response's tokens do not depend on what else runs, on interruptions or on moves, as far as the
+  logits do not (float rounding apart): noise is by counter, see `noise.py`;
+- nothing that is in the cache is computed again; a prompt that several running sequences have is
+  computed once.
+
+Where several tokens of a sequence are to be verified in one pass, this is the seam: a `Work` may
+have any number of new tokens, `sampler.sample` takes any rows, and lowering `Sequence.cached` takes
+tokens back. Knows nothing of groups, batches, staleness, processes or servers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from rhymeflow.engine import noise
+from rhymeflow.engine.attention import CachedAttention, Span, row_order
+from rhymeflow.engine.cache import KVCache
+from rhymeflow.engine.head import Head
+from rhymeflow.engine.linear import PackedLinears
+from rhymeflow.engine.sampler import Row, sample
+from rhymeflow.engine.scheduler import Plan, Scheduler, Work
+from rhymeflow.engine.sequence import Finished, Request, Segment, Sequence
+from rhymeflow.errors import UserError
+from rhymeflow.models import attention
+
+
+class Engine:
+    """Continuous batching over one model.
+
+    `model` was loaded with `attn_implementation=models.attention.NAME` and is in evaluation mode.
+    `seed` is the run's. `instance` and `version` go into the segments of what is made.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        seed: int,
+        max_running: int,
+        max_prefill_tokens: int,
+        instance: str,
+        version: int,
+    ) -> None:
+        config = model.config
+        assert config._attn_implementation == attention.NAME, config._attn_implementation
+        self.seed, self.instance, self.version = seed, instance, version
+        self.max_length: int = config.max_position_embeddings
+        self.tokens_made = 0
+        """Tokens sampled since the engine exists."""
+        self._model = model
+        self._device = model.device
+        with torch.inference_mode():
+            self._head = Head(model)
+            self._linears = PackedLinears(model.base_model)
+        self._scheduler = Scheduler(max_running=max_running, max_prefill_tokens=max_prefill_tokens)
+        head_dim = getattr(config, "head_dim", None)
+        self._cache = KVCache(
+            num_layers=config.num_hidden_layers,
+            num_kv_heads=config.num_key_value_heads,
+            head_dim=head_dim or config.hidden_size // config.num_attention_heads,
+            dtype=model.dtype,
+            device=self._device,
+        )
+        self._sequences: dict[Hashable, Sequence] = {}
+
+    @property
+    def has_work(self) -> bool:
+        """Whether anything runs or waits."""
+        return bool(self._sequences)
+
+    @property
+    def num_running(self) -> int:
+        """Sequences that hold a place among `max_running`."""
+        return len(self._scheduler.running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences in the queue."""
+        return len(self._scheduler.waiting)
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens in the cache."""
+        return sum(sequence.cached for sequence in self._scheduler.running)
+
+    def request_ids(self) -> list[Hashable]:
+        """Ids of all requests that run or wait, in the order they were submitted."""
+        return list(self._sequences)
+
+    def submit(self, request: Request) -> None:
+        """Queue a request, new or interrupted. `UserError` if the model cannot hold it."""
+        assert request.id not in self._sequences, f"request {request.id} is here already"
+        assert len(request.tokens) == len(request.logprobs)
+        longest = len(request.prompt_ids) + request.sampling.max_new_tokens
+        if longest > self.max_length:
+            raise UserError(
+                f"request {request.id}: {len(request.prompt_ids)} prompt tokens and up to "
+                f"{request.sampling.max_new_tokens} new ones are more than the model's "
+                f"max_position_embeddings = {self.max_length}"
+            )
+        if not request.prompt_ids:
+            raise UserError(f"request {request.id}: the prompt is empty")
+        sequence = Sequence(
+            request,
+            noise.stream(self.seed, request.noise_key),
+            [*request.prompt_ids, *request.tokens],
+            tuple(request.prompt_ids),
+        )
+        assert sequence.finish_reason() is None, f"request {request.id} is complete"
+        self._sequences[request.id] = sequence
+        self._scheduler.submit(sequence)
+
+    @torch.inference_mode()
+    def step(self) -> list[Finished]:
+        """Run one iteration; return what it completed."""
+        plan = self._scheduler.plan()
+        if not plan.work:
+            return []
+        work, spans = self._place(plan)
+        hidden_TD = self._run(work, spans)
+        self._scheduler.advance(work)
+        return self._postprocess(work, hidden_TD)
+
+    def interrupt(self, ids: Iterable[Hashable] | None = None) -> list[Request]:
+        """Stop requests (all of them, for None) and return them as far as they have come.
+
+        Ids that are not here are passed over: what they name may just have finished.
+        """
+        chosen = list(self._sequences) if ids is None else ids
+        found = [self._sequences[key] for key in chosen if key in self._sequences]
+        self._forget(found)
+        return [sequence.request for sequence in found]
+
+    @torch.inference_mode()
+    def set_version(self, version: int) -> None:
+        """The model's weights were changed, in place, to `version`: nothing cached is valid."""
+        self.version = version
+        self._head.refresh()
+        self._linears.refresh()
+        for sequence in self._scheduler.running:
+            sequence.cached = 0
+
+    def _place(self, plan: Plan) -> tuple[list[Work], list[Span]]:
+        """Make room in the cache, copy what is shared, and put the work in row order."""
+        for donor, sequence, length in plan.shares:
+            sequence.slot = self._cache.reserve(sequence.slot, length)
+            self._cache.copy(donor.slot, sequence.slot, length)
+        for sequence, num_new in plan.work:
+            sequence.slot = self._cache.reserve(sequence.slot, sequence.cached + num_new)
+        spans = [Span(sequence.slot, sequence.cached, num_new) for sequence, num_new in plan.work]
+        order = row_order(spans)
+        return [plan.work[i] for i in order], [spans[i] for i in order]
+
+    def _run(self, work: list[Work], spans: list[Span]) -> Tensor:
+        """Run the body of the model over the packed row; return hidden states [T, D]."""
+        ids, positions = [], []
+        for sequence, num_new in work:
+            end = sequence.cached + num_new
+            ids += sequence.ids[sequence.cached : end]
+            positions += range(sequence.cached, end)
+        ids_1T = torch.tensor([ids], device=self._device)
+        positions_1T = torch.tensor([positions], device=self._device)
+        with self._linears, attention.attending(CachedAttention(spans, self._device)):
+            return self._model.base_model(
+                input_ids=ids_1T, position_ids=positions_1T, use_cache=False
+            ).last_hidden_state[0]
+
+    def _postprocess(self, work: list[Work], hidden_TD: Tensor) -> list[Finished]:
+        """Sample where a sequence's last token was run; end what is complete."""
+        rows, ready, last = [], [], -1
+        for sequence, num_new in work:
+            last += num_new
+            if sequence.remaining == 0:
+                rows.append(last)
+                ready.append(sequence)
+        if not ready:
+            return []
+        if len(rows) < len(hidden_TD):
+            hidden_TD = hidden_TD[rows]
+        noise_rows = [
+            Row(sequence.request.sampling, sequence.stream, len(sequence.request.tokens))
+            for sequence in ready
+        ]
+        tokens, logprobs = sample(self._head.logits(hidden_TD), noise_rows)
+        self.tokens_made += len(tokens)
+        finished, done = [], []
+        for sequence, token, logprob in zip(ready, tokens, logprobs, strict=True):
+            start = len(sequence.request.tokens)
+            sequence.append(token, logprob, Segment(start, self.version, self.instance))
+            if reason := sequence.finish_reason():
+                finished.append(Finished(sequence.request, reason))
+                done.append(sequence)
+        self._forget(done)
+        return finished
+
+    def _forget(self, sequences: list[Sequence]) -> None:
+        if not sequences:
+            return
+        self._scheduler.remove(sequences)
+        for sequence in sequences:
+            del self._sequences[sequence.request.id]
+            if sequence.slot is not None:
+                self._cache.release(sequence.slot)
+                sequence.slot = None
+
+
+__all__ = ["Engine"]
