@@ -1,0 +1,118 @@
+"""From a prompt to the tokens the policy is given.
+
+Holds true: one text, tokenized once, from the first system message to the beginning of the answer;
+nothing is cut. Knows nothing of torch: the tokenizer is handed in.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from rhymeflow.config import DataConfig
+from rhymeflow.data.prompts import Message, Prompt
+from rhymeflow.errors import UserError
+
+
+class Tokenizer(Protocol):
+    """What is asked of a Hugging Face tokenizer."""
+
+    chat_template: Any
+
+    def __call__(self, text: str, /, *, add_special_tokens: bool) -> Any:
+        """Return a mapping with `input_ids`."""
+
+    def apply_chat_template(self, conversation: Any, /, **options: Any) -> Any:
+        """Return the conversation as one text."""
+
+
+class PromptEncoder:
+    """Encodes prompts of one run.
+
+    Messages, and strings if `data.chat_template` says so, go through the tokenizer's chat template;
+    other strings are tokenized as they are, with the tokenizer's own beginning of sequence. A
+    prompt whose last message is the assistant's is continued there.
+
+    Raises:
+        UserError: the configuration asks for a chat model and the tokenizer has no template.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, config: DataConfig) -> None:
+        self._tokenizer = tokenizer
+        self._config = config
+        has_template = bool(tokenizer.chat_template)
+        if config.chat_template and not has_template:
+            raise UserError("data.chat_template: the model's tokenizer has no chat template")
+        self._has_template = has_template
+        self._wraps = has_template if config.chat_template is None else config.chat_template
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Return the prompt's token ids, at least one.
+
+        Raises:
+            UserError: the prompt does not fit the chat template or is longer than
+                `data.max_prompt_length`.
+        """
+        if isinstance(prompt.prompt, str) and not self._wraps:
+            text, is_rendered = self._bare(prompt), False
+        else:
+            text, is_rendered = self._rendered(prompt), True
+        text += self._config.assistant_prefix or ""
+        # A chat template writes the beginning of the sequence itself.
+        encoded = self._tokenizer(text, add_special_tokens=not is_rendered)
+        ids = [int(token) for token in encoded["input_ids"]]
+        limit = self._config.max_prompt_length
+        if limit is not None and len(ids) > limit:
+            raise UserError(
+                f"{prompt.where}: the prompt is {len(ids)} tokens long, "
+                f"data.max_prompt_length = {limit}"
+            )
+        if not ids:
+            raise UserError(f"{prompt.where}: the prompt has no tokens")
+        return ids
+
+    def _bare(self, prompt: Prompt) -> str:
+        assert isinstance(prompt.prompt, str)
+        if self._config.system_prompt is not None:
+            raise UserError(
+                "data.system_prompt: text prompts are not wrapped as messages here "
+                "(data.chat_template is off, or the model's tokenizer has none)"
+            )
+        return prompt.prompt
+
+    def _rendered(self, prompt: Prompt) -> str:
+        if not self._has_template:
+            raise UserError(
+                f"{prompt.where}: the prompt is a list of messages, but the model's tokenizer has "
+                "no chat template"
+            )
+        messages = self._messages(prompt)
+        continues = messages[-1]["role"] == "assistant"
+        import jinja2  # the tokenizer's template engine, which is what the error below is of
+
+        try:
+            text = self._tokenizer.apply_chat_template(
+                messages,
+                tokenize=False,
+                add_generation_prompt=not continues,
+                continue_final_message=continues,
+            )
+        except jinja2.TemplateError as error:
+            raise UserError(
+                f"{prompt.where}: the model's chat template refuses the prompt: {error}"
+            ) from None
+        assert isinstance(text, str)
+        return text
+
+    def _messages(self, prompt: Prompt) -> list[Message]:
+        messages = prompt.prompt
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
+        system = self._config.system_prompt
+        if system is None:
+            return messages
+        if messages[0]["role"] == "system":
+            raise UserError(
+                f"{prompt.where}: the prompt has a system message of its own, and "
+                "data.system_prompt gives another"
+            )
+        return [{"role": "system", "content": system}, *messages]

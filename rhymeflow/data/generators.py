@@ -1,0 +1,187 @@
+"""Problems that are made, not read: reasoning-gym's datasets and the tasks of recipes.
+
+Holds true: the same name, options, seed and numbers give the same problems; held-out problems are
+distinct from each other and from every training problem, by prompt.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib
+import itertools
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import xxhash
+
+from rhymeflow.data.files import extra
+from rhymeflow.data.prompts import Row, nearest
+from rhymeflow.errors import UserError
+
+ATTEMPTS_PER_PROBLEM = 20
+"""Problems tried for each held-out one before the generator counts as exhausted."""
+
+
+def is_generator(source: str) -> bool:
+    """Whether `data.source` names a generator; anything else is a path."""
+    return source.startswith(("reasoning_gym:", "recipe:"))
+
+
+def generate(
+    source: str, options: dict[str, Any], seed: int, num_train: int, num_held_out: int, field: str
+) -> tuple[list[Row], list[Row]]:
+    """Make training problems and further, distinct ones to hold out.
+
+    Raises:
+        UserError: unknown generator, refused options, or too few distinct problems.
+    """
+    kind, _, name = source.partition(":")
+    make = _reasoning_gym if kind == "reasoning_gym" else _recipe
+    attempts = ATTEMPTS_PER_PROBLEM * num_held_out
+    rows = make(name, options, seed, num_train, attempts, field)
+    train = list(itertools.islice(rows, num_train))
+    seen = {_identity(row) for row in train}
+    held_out: list[Row] = []
+    for row in itertools.islice(rows, attempts):
+        if len(held_out) == num_held_out:
+            break
+        if _identity(row) not in seen:
+            seen.add(_identity(row))
+            held_out.append(row)
+    if len(held_out) < num_held_out:
+        raise UserError(
+            f"{field}: {source} makes only {len(held_out)} problems besides the {num_train} to "
+            f"train on, and data.eval_size = {num_held_out}: lower data.size or data.eval_size, "
+            "or widen data.options"
+        )
+    return train, held_out
+
+
+def task_module(name: str, field: str) -> ModuleType:
+    """Import the task of a recipe: `recipes/NAME/task.py`, or `recipes/NAME.py`.
+
+    Raises:
+        UserError: there is no such recipe, or it has no task.
+    """
+    if not name.isidentifier():
+        raise UserError(f"{field}: {name!r} is no name of a recipe")
+    for module in (f"rhymeflow.recipes.{name}.task", f"rhymeflow.recipes.{name}"):
+        try:
+            found = importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            if error.name is None or not module.startswith(error.name):
+                raise  # the task is there, but something it needs is not
+            continue
+        if hasattr(found, "problems"):
+            return found
+    raise UserError(f"{field}: the recipe {name!r} has no task (recipes/{name}/task.py)")
+
+
+def derived_seed(*parts: object) -> int:
+    """Return a seed below 2**31 that nearby inputs do not share."""
+    return xxhash.xxh3_64_intdigest(repr(parts).encode()) >> 33
+
+
+def exact_entry(item: dict[str, Any]) -> str | None:
+    """Write a reasoning-gym item as Python literals, or None if it is made of anything else.
+
+    Its scorers tell tuples from lists and keys that are numbers from text, which JSON does not.
+    """
+    text = repr(_builtin(item))
+    try:
+        same = ast.literal_eval(text) == item
+    except (ValueError, SyntaxError):
+        return None
+    return text if same else None
+
+
+def _reasoning_gym(
+    name: str, options: dict[str, Any], seed: int, num_train: int, attempts: int, field: str
+) -> Iterator[Row]:
+    dataset = _gym_dataset(name, options, seed, num_train + attempts, field)
+    for index in range(len(dataset)):
+        item = dataset[index]
+        where = f"reasoning_gym:{name} item {index}"
+        entry = exact_entry(item)
+        if entry is None:
+            raise UserError(f"{where}: holds values that cannot be handed to its scorer")
+        yield Row(
+            where,
+            {
+                "prompt": item["question"],
+                "answer": item["answer"],
+                "data_source": f"reasoning_gym:{name}",
+                "entry": entry,
+            },
+        )
+
+
+def _gym_dataset(name: str, options: dict[str, Any], seed: int, size: int, field: str) -> Any:
+    gym = extra("reasoning_gym", f"{field}: reasoning_gym:{name}", "reasoning")
+    known = importlib.import_module("reasoning_gym.factory").DATASETS
+    if name not in known:
+        raise UserError(f"{field}: reasoning-gym has no dataset {name!r}{nearest(name, known)}")
+    allowed = {each.name for each in dataclasses.fields(known[name][1])} - {"size"}
+    for option in options:
+        if option not in allowed:
+            raise UserError(
+                f"data.options: reasoning_gym:{name} has no option {option!r}"
+                f"{nearest(option, allowed)}"
+            )
+    given = {"seed": derived_seed("reasoning_gym", seed)} | options
+    if name == "composite":
+        given["datasets"] = _parts(options.get("datasets"))
+    try:
+        return gym.create_dataset(name, size=size, **given)
+    except (AssertionError, TypeError, ValueError) as error:
+        raise UserError(
+            f"data.options: reasoning_gym:{name} refuses {options}: {error or 'no reason given'}"
+        ) from None
+
+
+def _parts(given: Any) -> list[Any]:
+    composite = importlib.import_module("reasoning_gym.composite")
+    try:
+        return [composite.DatasetSpec(**{"weight": 1.0, "config": {}} | each) for each in given]
+    except TypeError:
+        raise UserError(
+            "data.options: reasoning_gym:composite needs `datasets`, a list of "
+            "{name: ..., weight: ..., config: {...}}"
+        ) from None
+
+
+def _recipe(
+    name: str, options: dict[str, Any], seed: int, num_train: int, attempts: int, field: str
+) -> Iterator[Row]:
+    make = task_module(name, field).problems
+    # Separate calls: a task need not promise that a longer list begins with the shorter one.
+    calls = [(num_train, seed)] if num_train else []
+    step = attempts // ATTEMPTS_PER_PROBLEM
+    calls += [(step, derived_seed("held out", seed, n)) for n in range(ATTEMPTS_PER_PROBLEM)]
+    for count, own_seed in calls:
+        try:
+            problems = make(count, own_seed, **options)
+        except (TypeError, ValueError) as error:
+            raise UserError(f"data.options: recipe:{name} refuses {options}: {error}") from None
+        assert len(problems) == count, f"recipe:{name} made {len(problems)} of {count} problems"
+        for index, problem in enumerate(problems):
+            yield Row(f"recipe:{name} problem {index} of seed {own_seed}", problem)
+
+
+def _identity(row: Row) -> str:
+    return repr(row.values.get("prompt"))
+
+
+def _builtin(value: Any) -> Any:
+    """Python's own types in place of NumPy's scalars, which some items hold."""
+    if isinstance(value, dict):
+        return {_builtin(key): _builtin(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_builtin(each) for each in value]
+    if type(value) is tuple:
+        return tuple(_builtin(each) for each in value)
+    if type(value).__module__ == "numpy" and hasattr(value, "item"):
+        return value.item()
+    return value

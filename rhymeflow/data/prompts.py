@@ -1,0 +1,162 @@
+"""A prompt, and the check that turns one row of data into one.
+
+Holds true: a `Prompt` that came through `checked` has a non-empty text or a well-formed list of
+messages, and columns that survive the way to a reward process unchanged: text, numbers, booleans,
+None, and lists and string-keyed mappings of these. Knows nothing of files or generators.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+
+from rhymeflow.errors import UserError
+
+Message = dict[str, str]
+
+RESERVED = frozenset({"prompts", "completions", "completion_ids"})
+"""Arguments of every reward function, so no names for columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Raw values, and the place they were read from, such as `sums.jsonl:12`."""
+
+    where: str
+    values: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One problem: `row` counts from 0 in its source; `columns` reach rewards by name."""
+
+    row: int
+    prompt: str | list[Message]
+    columns: dict[str, Any]
+    where: str = "prompt"
+    """Where it was read, for messages to the user."""
+
+
+class PromptSource(Protocol):
+    """A fixed sequence of prompts; `source[i].row == i`."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, row: int, /) -> Prompt: ...
+
+
+def checked(rows: Iterable[Row], prompt_column: str) -> list[Prompt]:
+    """Check rows and number them from 0.
+
+    Raises:
+        UserError: a row lacks the prompt, or holds something that is no prompt or cannot reach a
+            reward function; the message starts with the row's place.
+    """
+    return [_checked(index, row, prompt_column) for index, row in enumerate(rows)]
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`; did you mean ...?`, or the known names if few, or nothing."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; there are: {', '.join(names)}" if 0 < len(names) <= 20 else ""
+
+
+def _checked(index: int, row: Row, prompt_column: str) -> Prompt:
+    values = dict(row.values)
+    if prompt_column not in values:
+        raise UserError(
+            f"{row.where}: no column {prompt_column!r} (data.prompt_column)"
+            f"{nearest(prompt_column, values)}"
+        )
+    prompt = _prompt(values.pop(prompt_column), f"{row.where}: column {prompt_column!r}")
+    columns = {}
+    for name, value in _with_ground_truth(values, row.where).items():
+        if name in RESERVED:
+            raise UserError(
+                f"{row.where}: column {name!r} has the name of an argument that every reward "
+                "function is given; rename it"
+            )
+        columns[name] = plain(value, f"{row.where}: column {name!r}")
+    return Prompt(index, prompt, columns, row.where)
+
+
+def _prompt(value: Any, where: str) -> str | list[Message]:
+    if isinstance(value, str):
+        if not value:
+            raise UserError(f"{where}: the prompt is empty")
+        return _text(value, where)
+    if not isinstance(value, list):
+        raise UserError(f"{where}: should be a string or a list of messages, is {_shown(value)}")
+    if not value:
+        raise UserError(f"{where}: the list of messages is empty")
+    return [_message(each, f"{where}, message {index}") for index, each in enumerate(value)]
+
+
+def _message(value: Any, where: str) -> Message:
+    if not isinstance(value, dict):
+        raise UserError(f'{where}: should be {{"role": ..., "content": ...}}, is {_shown(value)}')
+    # Parquet gives every message of a file the same keys, absent ones as None.
+    message = {key: entry for key, entry in value.items() if entry is not None}
+    for key in ("role", "content"):
+        if key not in message:
+            raise UserError(f"{where}: has no {key!r}{nearest(key, message)}")
+        if not isinstance(message[key], str):
+            raise UserError(f"{where}: {key!r} should be text, is {_shown(message[key])}")
+    return {key: plain(entry, where) for key, entry in message.items()}
+
+
+def _with_ground_truth(values: dict[str, Any], where: str) -> dict[str, Any]:
+    """verl keeps the answer in `reward_model.ground_truth`; rewards find it as `ground_truth`."""
+    nested = values.get("reward_model")
+    if not isinstance(nested, dict) or "ground_truth" not in nested:
+        return values
+    truth = nested["ground_truth"]
+    if "ground_truth" in values and values["ground_truth"] != truth:
+        raise UserError(
+            f"{where}: columns 'ground_truth' and 'reward_model.ground_truth' differ: "
+            f"{_shown(values['ground_truth'])} and {_shown(truth)}"
+        )
+    return values | {"ground_truth": truth}
+
+
+def plain(value: Any, where: str) -> Any:
+    """Return the value with tuples as lists; `UserError` if it is not made of JSON's types."""
+    if value is None or isinstance(value, bool | float):
+        return value
+    if isinstance(value, int):
+        if not -(2**63) <= value < 2**64:
+            raise UserError(f"{where}: the number {value} has more than 64 bits; give it as text")
+        return value
+    if type(value) is str:
+        return _text(value, where)
+    if isinstance(value, list | tuple):
+        return [plain(each, where) for each in value]
+    if isinstance(value, dict):
+        for key in value:
+            if type(key) is not str:
+                raise UserError(f"{where}: the key {key!r} of a mapping is no text")
+        return {key: plain(each, where) for key, each in value.items()}
+    raise UserError(
+        f"{where}: holds {_shown(value)}; reward functions are given text, numbers, booleans, "
+        "lists and mappings only: convert the column or leave it out"
+    )
+
+
+def _text(value: str, where: str) -> str:
+    try:
+        msgspec.msgpack.encode(value)
+    except UnicodeEncodeError:
+        raise UserError(f"{where}: holds half of a surrogate pair, which is no text") from None
+    return value
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
