@@ -36,7 +36,8 @@ class Trainer:
     `model` is a directory, a hub name (see `ModelConfig.name`), or a `PreTrainedModel` together
     with its tokenizer as `processing_class`. `reward_funcs` is one reward function or several:
     callables with TRL's signature, names as in `RewardFunction.function`, or `RewardFunction`s with
-    weights. Datasets are paths or iterables of rows (a list of dicts, a `datasets.Dataset`).
+    weights. Datasets are paths or iterables of rows (a list of dicts, a `datasets.Dataset`); with
+    a `train_dataset` and no `eval_dataset` nothing is held out, as in TRL.
     `config` is a `Config` or a mapping of its fields, for which the last name will do where only
     one field is so called: `{"learning_rate": 1e-5, "num_generations": 8}`. `args` is the same
     under TRL's name.
@@ -72,10 +73,12 @@ class Trainer:
             functions = [reward_function(each) for each in several]
             fields["reward.functions"] = [each.model_dump(mode="json") for each in functions]
         if train_dataset is not None:
-            fields["data.source"] = self._dataset_path(train_dataset, "train")
-            fields |= {"data.options": {}}
+            fields["data.source"], _ = self._dataset_path(train_dataset, "train")
+            fields |= {"data.options": {}, "data.eval_size": 0}
         if eval_dataset is not None:
-            fields["data.eval_source"] = self._dataset_path(eval_dataset, "eval")
+            path, num_rows = self._dataset_path(eval_dataset, "eval")
+            fields["data.eval_source"] = path
+            fields["data.eval_size"] = num_rows or self.config.data.eval_size
         self.config = settings.build(fields, self.config, where="Trainer")
 
     def train(self) -> Summary:
@@ -96,14 +99,16 @@ class Trainer:
         processing_class.save_pretrained(folder)
         return str(folder)
 
-    def _dataset_path(self, dataset: Dataset, name: str) -> str:
+    def _dataset_path(self, dataset: Dataset, name: str) -> tuple[str, int | None]:
+        """Return where the rows are, and how many, if they were written here."""
         if isinstance(dataset, str | os.PathLike):
-            return os.fspath(dataset)
+            return os.fspath(dataset), None
+        lines = [_json_line(row, f"{name}_dataset, row {i}") for i, row in enumerate(dataset)]
+        if not lines:
+            raise UserError(f"Trainer: {name}_dataset is empty")
         path = self._inputs() / f"{name}.jsonl"
-        with path.open("w", encoding="utf-8") as file:
-            for index, row in enumerate(dataset):
-                file.write(_json_line(row, f"{name}_dataset, row {index}") + "\n")
-        return str(path)
+        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        return str(path), len(lines)
 
     def _inputs(self) -> Path:
         folder = self.run_dir / "inputs"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import json
 import types
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from rhymeflow import Config, Trainer, UserError
 from rhymeflow.config import RewardFunction
+from rhymeflow.data.load import load_prompts
 from rhymeflow.trainer import reward_function
 
 
@@ -55,6 +57,14 @@ def test_datasets_are_written_down(tmp_path: Path) -> None:
     assert [json.loads(line) for line in source.read_text("utf-8").splitlines()] == rows
     assert made.config.data.eval_source is not None
     assert len(Path(made.config.data.eval_source).read_text("utf-8").splitlines()) == 1
+    train, held_out = load_prompts(made.config.data, 0)
+    assert [len(train), len(held_out)] == [2, 1]
+
+
+def test_without_held_out_rows_nothing_is_held_out(tmp_path: Path) -> None:
+    made = trainer(tmp_path, train_dataset=[{"prompt": "a"}])
+    train, held_out = load_prompts(made.config.data, 0)
+    assert [len(train), len(held_out)] == [1, 0]
 
 
 def test_a_huggingface_dataset_is_a_dataset(tmp_path: Path) -> None:
@@ -72,8 +82,13 @@ def test_paths_and_names_pass_through(tmp_path: Path) -> None:
     assert not made.run_dir.exists()
 
 
-def test_functions_are_named_so_that_others_can_import_them() -> None:
-    assert reward_function(longest).function == f"{Path(__file__).resolve()}:longest"
+def test_functions_are_named_so_that_others_can_import_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "judges.py").write_text("def short(completions, **columns): ...")
+    monkeypatch.syspath_prepend(tmp_path)
+    short = importlib.import_module("judges").short
+    assert reward_function(short).function == f"{tmp_path / 'judges.py'}:short"
     assert reward_function(json.dumps).function == "json.dumps"
     assert reward_function(functools.partial(longest, scale=2)).options == {"scale": 2}
     assert reward_function("exact_match") == RewardFunction(function="exact_match")
@@ -112,6 +127,7 @@ def test_functions_that_no_process_can_import_are_refused() -> None:
         ({"model": object()}, "model is a object"),
         ({"model": type("Model", (), {"save_pretrained": print})()}, "processing_class"),
         ({"train_dataset": ["a"]}, "train_dataset, row 0: is a str"),
+        ({"train_dataset": []}, "train_dataset is empty"),
         ({"train_dataset": [{"prompt": object()}]}, "train_dataset, row 0: cannot be written"),
         ({"config": {"learning_rte": 1}}, "did you mean learner.learning_rate"),
     ],
