@@ -21,7 +21,7 @@ from rhymeflow.config import LearnerConfig, RolloutConfig
 from rhymeflow.learner import checkpoint
 from rhymeflow.learner.advantages import group_advantages
 from rhymeflow.learner.logprobs import TokenScorer
-from rhymeflow.learner.losses import diagnose, mismatch, token_losses
+from rhymeflow.learner.losses import diagnose, diagnosis_names, mismatch, token_losses
 from rhymeflow.learner.metrics import Totals, batch_metrics
 from rhymeflow.learner.minibatch import MicroBatch, split
 from rhymeflow.learner.optimizer import Optimizer, learning_rate
@@ -73,7 +73,7 @@ class Learner:
             config.scale_rewards,
         )
         minibatches = split(batch, advantages.values, config, self._rollout, self.model.device)
-        totals = Totals()
+        totals = Totals(diagnosis_names(config))
         self._score_fixed_policies(minibatches)
         rate = learning_rate(step, config)
         for iteration in range(config.num_iterations):

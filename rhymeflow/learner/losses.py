@@ -118,10 +118,16 @@ def reference_kl(logprob_R: Tensor, facts: TokenFacts) -> Tensor:
     return _k3(facts.reference_R - logprob_R)
 
 
+def diagnosis_names(config: LearnerConfig) -> tuple[str, ...]:
+    """What `diagnose` returns, under the names of the metrics."""
+    clips = ("clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean")
+    return ("loss", "entropy", *clips, *(("kl",) if config.beta > 0.0 else ()))
+
+
 def diagnose(
     logprob_R: Tensor, entropy_R: Tensor, facts: TokenFacts, config: LearnerConfig
 ) -> dict[str, Tensor]:
-    """Sums over the tokens (names of the metrics they become), no gradient."""
+    """Sums over the tokens by metric name, no gradient; `loss` is weighted."""
     low, high = clip_range(config)
     ratio_R, advantage_R = _ratio(logprob_R, facts, config), facts.advantage_R
     is_low_R = (ratio_R < low) & (advantage_R < 0)
@@ -161,6 +167,7 @@ __all__ = [
     "TokenFacts",
     "clip_range",
     "diagnose",
+    "diagnosis_names",
     "mismatch",
     "off_policy_weight",
     "reference_kl",

@@ -6,7 +6,6 @@ nothing of torch's graph: what is added is detached already.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,8 +17,8 @@ from rhymeflow.learner.sample import Sample
 class Totals:
     """Sums over tokens while a batch is trained on; read once at the end."""
 
-    def __init__(self) -> None:
-        self._sums: dict[str, list[Tensor]] = defaultdict(list)
+    def __init__(self, names: Sequence[str]) -> None:
+        self._sums: dict[str, list[Tensor]] = {name: [] for name in names}
         self._tokens = 0
         self._mismatch: list[Tensor] = []
         self._max_ratio: list[Tensor] = []
@@ -44,10 +43,10 @@ class Totals:
 
     def means(self) -> dict[str, float]:
         """Loss and gradient norm per optimizer step, the rest per token."""
-        sums = {name: sum(float(value) for value in kept) for name, kept in self._sums.items()}
+        sums = {name: sum(map(float, kept), 0.0) for name, kept in self._sums.items()}
         steps, tokens = len(self._grad_norms), max(self._tokens, 1)
         metrics = {name: value / tokens for name, value in sums.items()}
-        metrics["loss"] = sums.get("loss", 0.0) / steps
+        metrics["loss"] = sums["loss"] / steps
         metrics["grad_norm"] = sum(self._grad_norms) / steps
         kl = sum(float(value) for value in self._mismatch)
         metrics["off_policy/mismatch_kl"] = kl / max(self._mismatch_tokens, 1)

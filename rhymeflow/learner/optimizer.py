@@ -73,16 +73,17 @@ class Optimizer:
         Raises `UserError` if the norm is not finite; no weight has changed then.
         """
         masters = list(self._masters.values())
-        limit = math.inf if self._max_grad_norm is None else self._max_grad_norm
-        norm = float(nn.utils.clip_grad_norm_(masters, limit))
+        norm = nn.utils.get_total_norm([master.grad for master in masters])
         if not math.isfinite(norm):
-            raise UserError(self._not_finite(norm))
+            raise UserError(self._not_finite(float(norm)))
+        if self._max_grad_norm is not None:
+            nn.utils.clip_grads_with_norm_(masters, self._max_grad_norm, norm)
         for group in self._adamw.param_groups:
             group["lr"] = rate
         self._adamw.step()
         self._adamw.zero_grad(set_to_none=False)
         self._refresh()
-        return norm
+        return float(norm)
 
     def state_dict(self) -> dict[str, Any]:
         """Masters and moments, exact."""

@@ -62,7 +62,9 @@ def _slow_token(s: Sequence, t: int, correction: str, beta: float, low: float, h
         clipped = torch.tensor(1 - low, dtype=torch.float64)
     if ratio > 1 + high:
         clipped = torch.tensor(1 + high, dtype=torch.float64)
-    objective = ratio * advantage if ratio * advantage < clipped * advantage else clipped * advantage
+    objective = (
+        ratio * advantage if ratio * advantage < clipped * advantage else clipped * advantage
+    )
     u = math.exp(s.proximal[t] - s.behaviour[t])
     if correction == "truncate":
         objective = objective * (u if u < 2.0 else 2.0)

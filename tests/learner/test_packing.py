@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -48,11 +50,9 @@ def test_no_token_is_computed_twice_or_for_nothing(samples: list[Sample], max_to
 
 
 @given(samples=SAMPLES, max_tokens=st.integers(1, 60))
-def test_a_row_is_closed_only_by_a_sample_that_does_not_fit(
-    samples: list[Sample], max_tokens: int
-):
+def test_a_row_is_closed_only_by_a_sample_that_does_not_fit(samples: list[Sample], max_tokens: int):
     rows = pack(samples, range(len(samples)), max_tokens)
-    for row, after in zip(rows, rows[1:], strict=False):
+    for row, after in pairwise(rows):
         joined = pack(samples, [*row.members, after.members[0]], 10**6)[0]
         assert len(joined.tokens_T) > max_tokens
 

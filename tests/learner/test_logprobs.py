@@ -1,0 +1,160 @@
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import CohereConfig, CohereForCausalLM
+
+from rhymeflow.errors import UserError
+from rhymeflow.learner.logprobs import TokenScorer
+from rhymeflow.learner.packing import pack
+from rhymeflow.models import attention
+from rhymeflow.models.logits import shaped
+from tests.learner.builders import close, made_up_batch, rollout_config, tiny_model
+
+SAMPLINGS = [
+    {},
+    {"temperature": 0.6},
+    {"temperature": 0.0},
+    {"temperature": 1.3, "top_k": 5},
+    {"temperature": 0.9, "top_p": 0.8},
+    {"top_k": 7, "top_p": 0.9},
+]
+
+
+def _plain(model, batch, rollout) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each sample alone through the plain Hugging Face model, all logits at once."""
+    logprobs, entropies = [], []
+    for sample in batch:
+        ids = torch.tensor([sample.prompt_ids + sample.completion_ids])
+        logits = model(ids).logits[0, len(sample.prompt_ids) - 1 : -1]
+        targets = torch.tensor(sample.completion_ids)
+        x = shaped(
+            logits,
+            temperature=rollout.temperature,
+            top_k=rollout.top_k,
+            top_p=rollout.top_p,
+            keep_R=targets,
+        )
+        log_p = F.log_softmax(x, dim=1)
+        logprobs.append(log_p.gather(1, targets[:, None])[:, 0])
+        p = log_p.exp()
+        entropies.append(-(p * log_p).where(p > 0, 0.0).sum(1))
+    return torch.cat(logprobs), torch.cat(entropies)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+def test_packed_equals_plain_with_gradients(kind: str, sampling: dict):
+    """Untied on purpose for qwen2: the head's own gradient is seen."""
+    rollout = rollout_config(**sampling)
+    plain, packed = (
+        tiny_model(kind, attn=attn, tied=kind == "llama") for attn in ("eager", attention.NAME)
+    )
+    batch = made_up_batch()
+    (row,) = pack(batch, range(len(batch)), 10**6)
+    assert len(row.tokens_T) < sum(len(s.prompt_ids + s.completion_ids) - 1 for s in batch)
+
+    logprob, entropy = _plain(plain, batch, rollout)
+    probe = torch.randn(len(logprob), generator=torch.Generator().manual_seed(1))
+    (logprob * probe).sum().backward()
+    scorer = TokenScorer(packed, rollout, chunk_size=7)
+    found = scorer.backward(row, lambda x, chunk: (x * probe[chunk]).sum())
+    torch.testing.assert_close(found[0], logprob.detach(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found[1], entropy.detach(), rtol=1e-4, atol=1e-5)
+    close(
+        {n: p.grad for n, p in packed.named_parameters()},
+        {n: p.grad for n, p in plain.named_parameters()},
+        1e-4,
+    )
+    for a, b in zip(scorer.score(row), found, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("chunk_size", [1, 5, 1000])
+def test_chunks_do_not_matter(chunk_size: int):
+    batch = made_up_batch()
+    (row,) = pack(batch, range(len(batch)), 10**6)
+    results, grads = [], []
+    for size in (64, chunk_size):
+        model = tiny_model()
+        scorer = TokenScorer(model, rollout_config(temperature=0.8), size)
+        results.append(scorer.backward(row, lambda x, chunk: x.square().sum()))
+        grads.append({n: p.grad for n, p in model.named_parameters()})
+    torch.testing.assert_close(results[0], results[1])
+    close(grads[0], grads[1], 1e-4)
+
+
+class _Largest(TorchDispatchMode):
+    """Elements of the largest tensor that any operation makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for x in out if isinstance(out, (tuple, list)) else [out]:
+            if isinstance(x, torch.Tensor):
+                self.elements = max(self.elements, x.numel())
+        return out
+
+
+def test_tokens_times_vocabulary_never_exists():
+    """A vocabulary so large that it outgrows everything else in the model."""
+    model = tiny_model()
+    model.resize_token_embeddings(1000)
+    model.requires_grad_(True)
+    batch = made_up_batch(groups=4, members=8)
+    (row,) = pack(batch, range(len(batch)), 10**6)
+    num_responses = len(row.targets_R)
+    assert num_responses > 250
+    scorer = TokenScorer(model, rollout_config(), chunk_size=50)
+    with _Largest() as largest:
+        scorer.backward(row, lambda x, chunk: x.sum())
+        scorer.score(row)
+    # The greatest allowed: one chunk of the head, or the model's own weights and activations.
+    assert largest.elements == max(50 * 1000, 1000 * 32)
+    with _Largest() as largest:
+        TokenScorer(model, rollout_config(), chunk_size=10**6).score(row)
+    assert largest.elements == num_responses * 1000
+
+
+def test_the_body_runs_once_and_the_head_on_response_tokens_only():
+    model = tiny_model(tied=False)
+    batch = made_up_batch()
+    (row,) = pack(batch, range(len(batch)), 10**6)
+    calls = []
+    model.model.register_forward_hook(lambda m, i, out: calls.append(out[0].shape[1]))
+    scorer = TokenScorer(model, rollout_config(), chunk_size=16)
+    scorer.backward(row, lambda x, chunk: x.sum())
+    assert calls == [len(row.tokens_T)]
+    logprob, _ = scorer.score(row)
+    assert logprob.shape == (sum(len(s.completion_ids) for s in batch),)
+
+
+def test_bfloat16_stays_near_float32():
+    batch = made_up_batch()
+    (row,) = pack(batch, range(len(batch)), 10**6)
+    model = tiny_model()
+    exact, _ = TokenScorer(model, rollout_config(), 64).score(row)
+    rounded, _ = TokenScorer(model.bfloat16(), rollout_config(), 64).score(row)
+    assert rounded.dtype == torch.float32
+    assert float((exact - rounded).abs().mean()) < 0.05
+
+
+def test_a_model_that_scales_its_logits_is_refused():
+    config = CohereConfig(
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        vocab_size=11,
+        logit_scale=0.5,
+        pad_token_id=0,
+        attn_implementation=attention.NAME,
+    )
+    scorer = TokenScorer(CohereForCausalLM(config), rollout_config(), 8)
+    with pytest.raises(UserError, match=r"'cohere' change their logits after the head"):
+        scorer.check_head()
+    TokenScorer(tiny_model(), rollout_config(), 8).check_head()
