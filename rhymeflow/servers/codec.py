@@ -18,7 +18,9 @@ from rhymeflow.core.events import Event
 KINDS: dict[str, type] = {kind.__name__: kind for kind in get_args(Event)}
 
 _encoder = msgspec.json.Encoder()
-_decoders = {name: msgspec.json.Decoder(kind) for name, kind in KINDS.items()}
+_decoders: dict[str, msgspec.json.Decoder[Any]] = {
+    name: msgspec.json.Decoder(kind) for name, kind in KINDS.items()
+}
 
 
 def encode(event: Event) -> tuple[str, str]:
@@ -33,7 +35,8 @@ def encode(event: Event) -> tuple[str, str]:
 
 def decode(kind: str, body: str) -> Event:
     """Return the event that `encode` was given."""
-    return _decoders[kind].decode(body)
+    event: Event = _decoders[kind].decode(body)
+    return event
 
 
 def to_json(value: Any) -> str:

@@ -89,7 +89,7 @@ def bytes_of(tensor: Tensor) -> np.ndarray:
 
 def digest(data: np.ndarray) -> int:
     """64-bit checksum of one tensor's bytes (xxHash XXH3)."""
-    return xxhash.xxh3_64_intdigest(memoryview(data))
+    return xxhash.xxh3_64_intdigest(data.data)
 
 
 def combine(layout: Layout, digests: Sequence[int]) -> int:

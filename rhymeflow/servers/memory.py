@@ -12,6 +12,10 @@ Holds true:
 - the memory belongs to the process that created it: it is freed when that process says so, or by
   the interpreter's resource tracker when that process dies.
 
+The memory is mapped directly rather than through `multiprocessing.shared_memory`: before Python
+3.13 that class hands memory which a process merely attached to over to that process's resource
+tracker, which frees it when the process ends.
+
 Knows nothing of tensors' meaning, and takes no locks.
 """
 
@@ -21,7 +25,7 @@ import mmap
 import os
 import secrets
 from dataclasses import dataclass
-from multiprocessing.shared_memory import SharedMemory
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +35,7 @@ from rhymeflow.servers.layout import Layout, TensorSpec, slot_bytes
 
 _DIRECTORY = Path("/dev/shm")  # where Linux shows POSIX shared memory as files
 _MAGIC = 0x52484D464C4F5731  # "RHMFLOW1": the last digit is this arrangement's version
+_TRACKED_AS = "shared_memory"  # the resource tracker's word for it
 _LINE = 64
 _WORD = 8
 _SLOT_WORDS = 4
@@ -51,12 +56,25 @@ class Slot:
         self._words = words
         self._data = data
 
-    begun = property(lambda self: int(self._words[0]))
-    """Publication that was last begun here."""
-    ended = property(lambda self: int(self._words[1]))
-    """Publication that was last completed here."""
-    version = property(lambda self: int(self._words[2]))
-    checksum = property(lambda self: int(self._words[3]))
+    @property
+    def begun(self) -> int:
+        """Publication that was last begun here."""
+        return int(self._words[0])
+
+    @property
+    def ended(self) -> int:
+        """Publication that was last completed here."""
+        return int(self._words[1])
+
+    @property
+    def version(self) -> int:
+        """The weights' version."""
+        return int(self._words[2])
+
+    @property
+    def checksum(self) -> int:
+        """What proves a copy of all tensors."""
+        return int(self._words[3])
 
     def bytes_of(self, spec: TensorSpec) -> np.ndarray:
         """The tensor's bytes, in place."""
@@ -81,7 +99,7 @@ class Slot:
 class Memory:
     """The mapped memory. `create` makes it, `attach` maps what another process made."""
 
-    def __init__(self, handle: ParameterHandle, buffer: memoryview | mmap.mmap) -> None:
+    def __init__(self, handle: ParameterHandle, buffer: mmap.mmap) -> None:
         self.handle = handle
         whole = np.frombuffer(buffer, np.uint8)
         self._header = whole[:_LINE].view(np.uint64)
@@ -114,38 +132,41 @@ class Memory:
         return int(self._header[0]) == _MAGIC
 
 
-def create(layout: Layout) -> tuple[Memory, SharedMemory]:
-    """Make shared memory for two copies of the layout.
+def create(layout: Layout) -> Memory:
+    """Make shared memory for two copies of the layout, with nothing published.
 
     Raises:
-        UserError: the machine's shared memory is too small. Without the check the first write past
-            its end would kill the process with SIGBUS.
+        UserError: the machine's shared memory is too small. Were it not reserved here, the first
+            write past its end would kill the process with SIGBUS.
     """
     size = _slot_ranges(layout)[-1][1]
-    name = f"rhymeflow-{os.getpid()}-{secrets.token_hex(4)}"
-    shared = SharedMemory(name, create=True, size=size)
-    descriptor = os.open(_DIRECTORY / name, os.O_RDWR)
+    handle = ParameterHandle(f"rhymeflow-{os.getpid()}-{secrets.token_hex(4)}", layout)
+    path = path_of(handle)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
+        resource_tracker.register(f"/{handle.name}", _TRACKED_AS)
         os.posix_fallocate(descriptor, 0, size)
+        memory = Memory(handle, mmap.mmap(descriptor, size, mmap.MAP_SHARED))
     except OSError as error:
-        shared.close()
-        shared.unlink()
+        free(handle)
         raise UserError(
             f"{_DIRECTORY} has no room for two copies of the weights ({size / 2**20:.0f} MiB): "
-            f"{error.strerror}; a container takes --shm-size"
+            f"{error.strerror}; for a container, --shm-size sets it"
         ) from error
     finally:
         os.close(descriptor)
-    memory = Memory(ParameterHandle(name, layout), shared.buf)
     memory.stamp()
-    return memory, shared
+    return memory
+
+
+def free(handle: ParameterHandle) -> None:
+    """Remove the name; the memory goes when the last process that mapped it does."""
+    path_of(handle).unlink()
+    resource_tracker.unregister(f"/{handle.name}", _TRACKED_AS)
 
 
 def attach(handle: ParameterHandle, *, writable: bool) -> Memory:
     """Map memory that another process created.
-
-    The file is mapped directly: attaching through `SharedMemory` would, before Python 3.13, hand
-    the memory to this process's resource tracker as well, which frees it when this process ends.
 
     Raises:
         FileNotFoundError: the creator is gone.

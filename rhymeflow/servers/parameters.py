@@ -53,10 +53,10 @@ class Pulled(NamedTuple):
 class ParameterServer:
     """The writing side: `create` in the process that owns the memory, `attach` in others."""
 
-    def __init__(self, mapped: Memory, shared: memory.SharedMemory | None) -> None:
+    def __init__(self, mapped: Memory, *, is_owner: bool) -> None:
         """Use `create` or `attach`."""
         self._memory = mapped
-        self._shared = shared
+        self._is_owner = is_owner
 
     @classmethod
     def create(cls, layout: Layout) -> ParameterServer:
@@ -65,12 +65,12 @@ class ParameterServer:
         Raises:
             UserError: the machine has too little shared memory.
         """
-        return cls(*memory.create(layout))
+        return cls(memory.create(layout), is_owner=True)
 
     @classmethod
     def attach(cls, handle: ParameterHandle) -> ParameterServer:
         """Push to memory that another process owns."""
-        return cls(memory.attach(handle, writable=True), None)
+        return cls(memory.attach(handle, writable=True), is_owner=False)
 
     @property
     def handle(self) -> ParameterHandle:
@@ -104,11 +104,9 @@ class ParameterServer:
 
     def close(self) -> None:
         """Give the memory back, if this process created it; readers keep what they have mapped."""
-        if self._shared is not None:
-            del self._memory
-            self._shared.close()
-            self._shared.unlink()
-            self._shared = None
+        if self._is_owner:
+            self._is_owner = False
+            memory.free(self.handle)
 
     @contextmanager
     def _pushing(self) -> Iterator[None]:

@@ -158,7 +158,7 @@ class TrajectoryReader:
         found = self.query("SELECT prompt_tokens FROM groups WHERE group_id = ?", group)
         if not found:
             raise IncompleteBatch(f"group {group}: its prompt is not stored")
-        return np.frombuffer(found[0][0], dtype="<i4").tolist()
+        return _unpacked(found[0][0], "<i4")
 
     def _record(self, trajectory: TrajectoryId, prompt_ids: list[int]) -> TrajectoryRecord:
         found = self.query(
@@ -199,8 +199,13 @@ class TrajectoryReader:
                 start,
                 version,
                 instance,
-                np.frombuffer(tokens, dtype="<i4").tolist(),
-                np.frombuffer(logprobs, dtype="<f4").tolist(),
+                _unpacked(tokens, "<i4"),
+                _unpacked(logprobs, "<f4"),
             )
             for start, version, instance, tokens, logprobs in rows
         ]
+
+
+def _unpacked(blob: bytes, dtype: str) -> list[Any]:
+    numbers: list[Any] = np.frombuffer(blob, dtype).tolist()
+    return numbers
