@@ -116,6 +116,8 @@ class RewardConfig(Section):
     """Worker processes."""
     timeout: PositiveFloat = 60.0
     """Seconds one call may take before its worker is killed and the call counts as failed."""
+    start_timeout: PositiveFloat = 120.0
+    """Seconds a worker may take to import the functions."""
     retries: NonNegative = 1
     """Further tries after a call that raised, hung, or returned something that is no reward."""
     on_failure: Literal["stop", "drop"] = "stop"

@@ -1,0 +1,191 @@
+"""The built-in reward functions.
+
+Each is a factory: called once with the configured options, which it checks, it returns a function
+of TRL's signature. So a column of the data can never be taken for an option. All give 1.0 for
+right and 0.0 for wrong, but for `reasoning_gym`, whose scorers also give fractions.
+
+What a response lacks (no answer in it, an answer that cannot be read) is wrong: 0.0. What the data
+lacks (no such column, a ground truth that cannot be read) is an error.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable
+from typing import Any, Literal
+
+from rhymeflow.data.files import extra
+from rhymeflow.data.prompts import nearest
+from rhymeflow.errors import UserError
+
+Scorer = Callable[..., list[float]]
+
+TRUTH_COLUMNS = ("answer", "ground_truth")
+"""Where the right answer is looked for if no column is named; the first that exists."""
+
+
+def exact_match(column: str | None = None, strip: bool = True, after: str | None = None) -> Scorer:
+    """Compare the response with the right answer, character by character.
+
+    Args:
+        column: holds the right answer; text, or a number whose text is meant.
+        strip: ignore white space around both.
+        after: take only what follows the last occurrence of this text in the response (and in the
+            right answer, if it is there), such as `####` of GSM8K.
+    """
+
+    def score(completions: list[Any], **columns: Any) -> list[float]:
+        truths = _truths(column, columns)
+        return [
+            float(_same(content(completion), _as_text(truth)))
+            for completion, truth in zip(completions, truths, strict=True)
+        ]
+
+    def _same(response: str, truth: str) -> bool:
+        if after is not None:
+            _, found, response = response.rpartition(after)
+            if not found:
+                return False
+            truth = truth.rpartition(after)[2]
+        return response.strip() == truth.strip() if strip else response == truth
+
+    return score
+
+
+def regex(pattern: str, mode: Literal["search", "fullmatch"] = "search") -> Scorer:
+    """Look for a regular expression in the response (`.` also matches line ends).
+
+    Args:
+        pattern: Python's syntax.
+        mode: `search` finds it anywhere, `fullmatch` wants all of the response to match.
+    """
+    if mode not in ("search", "fullmatch"):
+        raise UserError(f"mode is {mode!r}, should be 'search' or 'fullmatch'")
+    try:
+        compiled = re.compile(pattern, re.DOTALL)
+    except re.error as error:
+        raise UserError(f"pattern {pattern!r} is no regular expression: {error}") from None
+    match = getattr(compiled, mode)
+
+    def score(completions: list[Any], **_: Any) -> list[float]:
+        return [float(match(content(completion)) is not None) for completion in completions]
+
+    return score
+
+
+def math_verify(column: str | None = None) -> Scorer:
+    r"""Compare mathematically, by the package math-verify: `\frac{1}{2}` equals `0.5`.
+
+    A response that cannot be read, or not within math-verify's own five seconds, is wrong.
+
+    Args:
+        column: holds the right answer, in LaTeX or plain.
+    """
+    package = extra("math_verify", "the reward math_verify", "math")
+
+    def _gold(truth: str) -> Any:
+        # A bare LaTeX answer is only seen as such between dollars.
+        gold = package.parse(truth) or package.parse(f"${truth}$")
+        if not gold:
+            raise ValueError(f"the right answer {truth!r} is no mathematics")
+        return gold
+
+    def score(completions: list[Any], **columns: Any) -> list[float]:
+        truths = _truths(column, columns)
+        return [
+            float(package.verify(_gold(_as_text(truth)), package.parse(content(completion))))
+            for completion, truth in zip(completions, truths, strict=True)
+        ]
+
+    return score
+
+
+def reasoning_gym(extract: Literal["all", "answer_tag", "last_line"] = "answer_tag") -> Scorer:
+    """Score by reasoning-gym's own scorer of the dataset that made the problem.
+
+    Args:
+        extract: what of the response is the answer: what stands in the last pair of
+            `<answer>` tags, the last line that is not empty, or all of it.
+    """
+    if extract not in _EXTRACTORS:
+        raise UserError(f"extract is {extract!r}, should be one of {', '.join(_EXTRACTORS)}")
+    gym = extra("reasoning_gym", "the reward reasoning_gym", "reasoning")
+    extracted = _EXTRACTORS[extract]
+    scorers: dict[str, Callable[[str | None, dict[str, Any]], float]] = {}
+
+    def _score(response: str, text: str) -> float:
+        entry = ast.literal_eval(text)
+        name = entry["metadata"]["source_dataset"]
+        if name not in scorers:
+            scorers[name] = gym.get_score_answer_fn(name)
+        return scorers[name](extracted(response), entry)
+
+    def score(
+        completions: list[Any], entry: list[str] | None = None, **columns: Any
+    ) -> list[float]:
+        if entry is None:
+            raise KeyError("no column 'entry': data.source is not reasoning_gym:NAME")
+        return [
+            _score(content(completion), item)
+            for completion, item in zip(completions, entry, strict=True)
+        ]
+
+    return score
+
+
+def content(completion: str | list[dict[str, Any]]) -> str:
+    """Return the text of a response, which is a string or a list of messages."""
+    if isinstance(completion, str):
+        return completion
+    text = completion[-1]["content"]
+    assert isinstance(text, str)
+    return text
+
+
+def _answer_tag(response: str) -> str | None:
+    _, found, rest = response.rpartition("<answer>")
+    answer, closed, _ = rest.partition("</answer>")
+    return answer.strip() if found and closed else None
+
+
+def _last_line(response: str) -> str | None:
+    lines = response.strip().splitlines()
+    return lines[-1].strip() if lines else None
+
+
+_EXTRACTORS: dict[str, Callable[[str], str | None]] = {
+    "answer_tag": _answer_tag,
+    "last_line": _last_line,
+    "all": str.strip,
+}
+
+
+def _truths(column: str | None, columns: dict[str, Any]) -> list[Any]:
+    if column is not None:
+        if column not in columns:
+            raise KeyError(f"no column {column!r}{nearest(column, columns)}")
+        return columns[column]  # type: ignore[no-any-return]
+    for name in TRUTH_COLUMNS:
+        if name in columns:
+            return columns[name]  # type: ignore[no-any-return]
+    raise KeyError(
+        f"no column 'answer' or 'ground_truth'{nearest('answer', columns)} (option `column`)"
+    )
+
+
+def _as_text(truth: Any) -> str:
+    if isinstance(truth, str):
+        return truth
+    if isinstance(truth, int | float) and not isinstance(truth, bool):
+        return str(truth)
+    raise TypeError(f"the right answer is {truth!r}, should be text or a number")
+
+
+BUILT_IN: dict[str, Callable[..., Scorer]] = {
+    "exact_match": exact_match,
+    "regex": regex,
+    "format": regex,
+    "math_verify": math_verify,
+    "reasoning_gym": reasoning_gym,
+}

@@ -1,0 +1,300 @@
+"""Judging trajectories in worker processes: in parallel, with a timeout, and nothing made up.
+
+Holds true: every submitted key comes back exactly once, as a `RewardDone` or a `RewardError`; a
+function that raises, hangs, kills its process or returns something else than a reward is tried
+again as configured and then named in the error; it is never charged with another's failure. A
+worker that hangs, in C code too, is killed and replaced. `poll` never waits for user code.
+
+Time is an argument: the caller waits on `connections()` until `next_deadline()` at the latest, then
+calls `poll`. A deadline counts from the poll that saw the call begin, so a caller that is late is
+never taken for a function that hangs.
+"""
+
+from __future__ import annotations
+
+import atexit
+import math
+import multiprocessing.connection
+from collections import deque
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+
+import msgspec
+
+from rhymeflow.config import RewardConfig
+from rhymeflow.errors import UserError
+from rhymeflow.reward.functions import component_names
+from rhymeflow.reward.messages import (
+    Failure,
+    Ready,
+    Reply,
+    RewardRequest,
+    Task,
+    Unusable,
+    Value,
+    Work,
+    encode,
+)
+from rhymeflow.reward.process import WorkerProcess
+
+BATCH_SECONDS = 0.01
+"""Calls are sent together as long as they are expected to take no longer than this in all."""
+
+LARGEST_BATCH = 32
+"""Trajectories sent together at most."""
+
+SHORTEST = 1e-6
+"""Seconds of a call below which the clock means nothing."""
+
+MEAN_WEIGHT = 0.1
+"""Weight of the latest call in the running mean of durations."""
+
+FAILED_STARTS = 3
+"""Workers in a row that end without having answered a call, before the run is given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class RewardDone:
+    """The weighted sum, and each function's own reward by name (those that applied)."""
+
+    key: Hashable
+    reward: float
+    components: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class RewardError:
+    """No reward could be had: which function, for which trajectory, did what."""
+
+    key: Hashable
+    message: str
+
+
+Outcome = RewardDone | RewardError
+
+
+@dataclass(slots=True, eq=False)
+class _Trajectory:
+    """One submitted trajectory: what is known of its rewards, by index of the function."""
+
+    key: Hashable
+    request: msgspec.Raw
+    missing: list[int]
+    values: dict[int, float | None] = field(default_factory=dict)
+    failures: dict[int, list[str]] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class _Worker:
+    """The executor's book on one process: what it was sent and has not answered, in order."""
+
+    process: WorkerProcess
+    deadline: float | None
+    is_ready: bool = False
+    calls: deque[tuple[_Trajectory, int]] = field(default_factory=deque)
+
+    @property
+    def is_free(self) -> bool:
+        return self.is_ready and not self.calls
+
+
+class RewardExecutor:
+    """Runs the configured reward functions in `config.num_workers` processes.
+
+    `names` are the components' names, in the order of `config.functions`.
+    """
+
+    def __init__(self, config: RewardConfig) -> None:
+        self.names = component_names(config.functions)
+        self._config = config
+        self._workers: list[_Worker] = []
+        self._queue: deque[_Trajectory] = deque()
+        self._outcomes: list[Outcome] = []
+        self._active: set[Hashable] = set()
+        self._mean_seconds = BATCH_SECONDS  # of a call; until some are measured, send them singly
+        self._failed_starts = 0
+
+    def start(self) -> None:
+        """Start the workers and wait until each has imported the functions.
+
+        Raises:
+            UserError: a function cannot be imported, or importing takes longer than
+                `reward.start_timeout`.
+        """
+        assert not self._workers, "started twice"
+        atexit.register(self.close)
+        try:
+            for _ in range(self._config.num_workers):
+                self._workers.append(self._new_worker(deadline=None))
+            for worker in self._workers:
+                if not worker.process.connection.poll(self._config.start_timeout):
+                    raise UserError(self._slow_start())
+                self._started(worker, worker.process.receive())
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End all workers at once; what was submitted is forgotten."""
+        atexit.unregister(self.close)
+        for worker in self._workers:
+            worker.process.kill()
+        self._workers.clear()
+        self._queue.clear()
+        self._active.clear()
+
+    def __len__(self) -> int:
+        """Return the number of trajectories submitted and not yet reported."""
+        return len(self._active)
+
+    def submit(self, key: Hashable, request: RewardRequest) -> None:
+        """Queue one trajectory; the next `poll` sends it."""
+        assert self._workers, "not started"
+        assert key not in self._active, f"{key} is being judged already"
+        self._active.add(key)
+        functions = list(range(len(self.names)))
+        self._queue.append(_Trajectory(key, msgspec.Raw(encode(request)), functions))
+
+    def connections(self) -> list[Connection]:
+        """What to wait on (`multiprocessing.connection.wait`); changes when workers do."""
+        return [worker.process.connection for worker in self._workers]
+
+    def next_deadline(self) -> float | None:
+        """When to call `poll` at the latest; in the past if something can be sent."""
+        if self._queue and any(worker.is_free for worker in self._workers):
+            return -math.inf
+        deadlines = [each.deadline for each in self._workers if each.deadline is not None]
+        return min(deadlines, default=None)
+
+    def poll(self, now: float) -> list[Outcome]:
+        """Take in answers, end calls that are overdue, send what is queued. Never waits.
+
+        Raises:
+            UserError: workers end again and again without answering a call.
+        """
+        ready = multiprocessing.connection.wait(self.connections(), timeout=0)
+        for index, worker in enumerate(self._workers):
+            end = self._take_in(worker, now) if worker.process.connection in ready else None
+            if end is None and worker.deadline is not None and worker.deadline <= now:
+                took = f"took longer than reward.timeout = {self._config.timeout:g} seconds"
+                end = took if worker.is_ready else self._slow_start()
+            if end is not None:
+                self._workers[index] = self._replaced(worker, end, now)
+        self._dispatch(now)
+        outcomes, self._outcomes = self._outcomes, []
+        return outcomes
+
+    def _take_in(self, worker: _Worker, now: float) -> str | None:
+        """Read all that has come from a worker; return what it did last if it ended."""
+        for reply in worker.process.replies():
+            if not worker.is_ready and reply is not None:
+                self._started(worker, reply)
+            elif reply is None:
+                return f"ended its process ({worker.process.how_it_ended()})"
+            else:
+                assert isinstance(reply, Value | Failure)
+                self._answered(worker, reply)
+                worker.deadline = now + self._config.timeout if worker.calls else None
+        return None
+
+    def _answered(self, worker: _Worker, reply: Value | Failure) -> None:
+        trajectory, function = worker.calls.popleft()
+        self._failed_starts = 0
+        self._mean_seconds += (reply.seconds - self._mean_seconds) * MEAN_WEIGHT
+        if isinstance(reply, Value):
+            trajectory.missing.remove(function)
+            trajectory.values[function] = reply.value
+        else:
+            trajectory.failures.setdefault(function, []).append(reply.error)
+        if not worker.calls or worker.calls[0][0] is not trajectory:
+            self._settle(trajectory)
+
+    def _settle(self, trajectory: _Trajectory) -> None:
+        """All calls that were sent are answered: report the trajectory, or queue it again."""
+        for function, errors in trajectory.failures.items():
+            if function in trajectory.missing and len(errors) > self._config.retries:
+                tries = f" (tried {len(errors)} times)" if len(errors) > 1 else ""
+                self._fail(
+                    trajectory, f"reward function {self.names[function]!r}", errors[-1] + tries
+                )
+                return
+        if trajectory.missing:
+            self._queue.append(trajectory)
+            return
+        components = {
+            name: value
+            for index, name in enumerate(self.names)
+            if (value := trajectory.values[index]) is not None
+        }
+        if not components:
+            every = f"reward functions {', '.join(self.names)}"
+            self._fail(trajectory, every, "all returned None: none applies to this sample")
+            return
+        reward = sum(
+            function.weight * components[name]
+            for name, function in zip(self.names, self._config.functions, strict=True)
+            if name in components
+        )
+        self._active.remove(trajectory.key)
+        self._outcomes.append(RewardDone(trajectory.key, reward, components))
+
+    def _fail(self, trajectory: _Trajectory, who: str, what: str) -> None:
+        self._active.remove(trajectory.key)
+        message = f"{who}, trajectory {trajectory.key}: {what}"
+        self._outcomes.append(RewardError(trajectory.key, message))
+
+    def _replaced(self, worker: _Worker, end: str, now: float) -> _Worker:
+        """Kill a worker; charge the call it was in; queue the rest again; start another."""
+        worker.process.kill()
+        if not worker.calls:
+            self._failed_starts += 1
+            if self._failed_starts == FAILED_STARTS:
+                raise UserError(
+                    f"reward workers: {FAILED_STARTS} ended in a row; the last one {end}"
+                )
+        else:
+            trajectory, function = worker.calls[0]
+            trajectory.failures.setdefault(function, []).append(end)
+            # Each once, in order; the later ones were not begun, and go first.
+            first, *rest = dict.fromkeys(trajectory for trajectory, _ in worker.calls)
+            self._queue.extendleft(reversed(rest))
+            self._settle(first)
+        return self._new_worker(now + self._config.start_timeout)
+
+    def _dispatch(self, now: float) -> None:
+        """Send queued trajectories to free workers, several at a time if calls are short."""
+        free = [worker for worker in self._workers if worker.is_free]
+        short = int(BATCH_SECONDS / max(self._mean_seconds * len(self.names), SHORTEST))
+        for number, worker in enumerate(free):
+            share = -(-len(self._queue) // (len(free) - number))
+            batch = [self._queue.popleft() for _ in range(min(share, max(short, 1), LARGEST_BATCH))]
+            if not batch:
+                return
+            if not worker.process.send(Work([Task(each.request, each.missing) for each in batch])):
+                self._queue.extendleft(reversed(batch))  # gone: its end is seen by the next poll
+                continue
+            worker.calls.extend((each, function) for each in batch for function in each.missing)
+            worker.deadline = now + self._config.timeout
+
+    def _new_worker(self, deadline: float | None) -> _Worker:
+        return _Worker(WorkerProcess(self._config.model_dump_json()), deadline)
+
+    def _started(self, worker: _Worker, reply: Reply | None) -> None:
+        if isinstance(reply, Unusable):
+            raise UserError(reply.error)
+        if reply is None:
+            functions = ", ".join(function.function for function in self._config.functions)
+            raise UserError(
+                f"reward functions {functions}: importing them ended the process "
+                f"({worker.process.how_it_ended()})"
+            )
+        assert isinstance(reply, Ready)
+        worker.is_ready, worker.deadline = True, None
+
+    def _slow_start(self) -> str:
+        functions = ", ".join(function.function for function in self._config.functions)
+        return (
+            f"reward functions {functions}: importing them took longer than reward.start_timeout "
+            f"= {self._config.start_timeout:g} seconds"
+        )

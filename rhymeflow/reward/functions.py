@@ -1,0 +1,236 @@
+"""From the name of a reward function to something that judges one trajectory.
+
+Holds true: what cannot be imported is a `UserError` that names the function and says why. A
+`Judge` returns a finite number or None, or raises `NoReward` saying what the function did instead:
+nothing else comes out of user code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.util
+import inspect
+import math
+import sys
+import traceback
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from rhymeflow.config import RewardFunction
+from rhymeflow.data.generators import task_module
+from rhymeflow.data.prompts import nearest
+from rhymeflow.errors import UserError
+from rhymeflow.reward.builtin import BUILT_IN
+from rhymeflow.reward.messages import RewardRequest
+
+GIVEN = ("prompts", "completions", "completion_ids")
+
+
+class NoReward(Exception):  # noqa: N818 - it is what happened
+    """The function did something else than give a reward; the text says what."""
+
+
+def component_names(functions: Iterable[RewardFunction]) -> tuple[str, ...]:
+    """Name each function's share of the reward: its short name, numbered where two are equal."""
+    names: list[str] = []
+    for each in functions:
+        spec = each.function
+        if spec.startswith("recipe:") or spec in BUILT_IN:
+            short = spec
+        else:
+            short = spec.rpartition(":")[2] if ".py:" in spec else spec.rpartition(".")[2]
+        number = 1 + sum(name.partition("#")[0] == short for name in names)
+        names.append(short if number == 1 else f"{short}#{number}")
+    return tuple(names)
+
+
+class Judge:
+    """One reward function, imported and bound to its options.
+
+    Raises:
+        UserError: it cannot be imported, or does not take the options.
+    """
+
+    def __init__(self, config: RewardFunction) -> None:
+        self._name = config.function
+        if config.function in BUILT_IN:
+            self._function = _built_in(config)
+            self._options: dict[str, Any] = {}
+        else:
+            self._function = _imported(config.function)
+            self._options = dict(config.options)
+        self._parameters = inspect.signature(self._function).parameters
+        self._takes_all = any(
+            each.kind is inspect.Parameter.VAR_KEYWORD for each in self._parameters.values()
+        )
+        for option in self._options:
+            if not self._takes_all and option not in self._parameters:
+                raise UserError(
+                    f"reward function {self._name}: takes no option {option!r}"
+                    f"{nearest(option, self._parameters)}"
+                )
+
+    def __call__(self, request: RewardRequest, runner: asyncio.Runner) -> float | None:
+        """Judge one trajectory; coroutines run in `runner`.
+
+        Raises:
+            NoReward: the function raised, or returned something that is no reward.
+        """
+        arguments = self._arguments(request)
+        try:
+            result = self._function(**arguments)
+            if inspect.isawaitable(result):
+                result = runner.run(_awaited(result))
+        # User code: whatever it raises becomes a message and no reward.
+        except (Exception, SystemExit, asyncio.CancelledError) as error:  # noqa: BLE001
+            raise NoReward(f"raised {_described(error)}") from None
+        return _single(result)
+
+    def _arguments(self, request: RewardRequest) -> dict[str, Any]:
+        given: dict[str, Any] = {name: [value] for name, value in request.columns.items()}
+        given |= self._options
+        given |= _conversation(request) | {"completion_ids": [request.completion_ids]}
+        if self._takes_all:
+            return given
+        for name, parameter in self._parameters.items():
+            if name not in given and parameter.default is inspect.Parameter.empty:
+                raise NoReward(
+                    f"takes an argument {name!r}, and there is no such column or option"
+                    f"{nearest(name, request.columns)}"
+                )
+        return {name: given[name] for name in self._parameters if name in given}
+
+
+async def _awaited(result: Any) -> Any:
+    return await result
+
+
+def _conversation(request: RewardRequest) -> dict[str, Any]:
+    """Prompt and response as TRL hands them over: of messages, both are lists of messages.
+
+    A prompt that ends in the beginning of an answer gives that to the response.
+    """
+    prompt = request.prompt
+    if isinstance(prompt, str):
+        return {"prompts": [prompt], "completions": [request.completion]}
+    begun = ""
+    if prompt and prompt[-1]["role"] == "assistant":
+        begun, prompt = prompt[-1]["content"], prompt[:-1]
+    answer = {"role": "assistant", "content": begun + request.completion}
+    return {"prompts": [prompt], "completions": [[answer]]}
+
+
+def _single(result: Any) -> float | None:
+    """Check what a function returned for one trajectory."""
+    if isinstance(result, str | bytes | dict) or not hasattr(result, "__len__"):
+        raise NoReward(f"returned {_shown(result)}, should be a list with 1 number")
+    try:
+        values = list(result)
+    except TypeError:  # a 0-dimensional array has a length that it refuses to tell
+        raise NoReward(f"returned {_shown(result)}, should be a list with 1 number") from None
+    if len(values) != 1:
+        raise NoReward(f"returned {len(values)} rewards for 1 response")
+    value = values[0]
+    if value is None:
+        return None
+    if isinstance(value, str | bytes) or not hasattr(value, "__float__"):
+        raise NoReward(f"returned {_shown(value)} as a reward, should be a number or None")
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise NoReward(f"returned {_shown(value)} as a reward: {error}") from None
+    if not math.isfinite(number):
+        raise NoReward(f"returned {number} as a reward; None is for a sample it does not apply to")
+    return number
+
+
+def _built_in(config: RewardFunction) -> Callable[..., Any]:
+    factory = BUILT_IN[config.function]
+    parameters = inspect.signature(factory).parameters
+    for option in config.options:
+        if option not in parameters:
+            raise UserError(
+                f"reward function {config.function}: no option {option!r}"
+                f"{nearest(option, parameters)}"
+            )
+    for name, parameter in parameters.items():
+        if parameter.default is inspect.Parameter.empty and name not in config.options:
+            raise UserError(f"reward function {config.function}: needs the option {name!r}")
+    try:
+        return factory(**config.options)
+    except (UserError, TypeError) as error:
+        raise UserError(f"reward function {config.function}: {error}") from None
+
+
+def _imported(spec: str) -> Callable[..., Any]:
+    where = f"reward function {spec}"
+    kind, _, rest = spec.partition(":")
+    if kind == "recipe":
+        module, name = task_module(rest, where), "reward"
+    elif ".py:" in spec or spec.endswith(".py"):
+        path, _, name = spec.rpartition(":") if ".py:" in spec else (spec, "", "")
+        if not name:
+            raise UserError(f"{where}: name the function too, as in {spec.rstrip(':')}:reward")
+        module = _file_module(Path(path), where)
+    elif "." in spec.strip("."):
+        path, _, name = spec.rpartition(".")
+        module = _named_module(path, where)
+    else:
+        raise UserError(
+            f"{where}: no built-in has this name{nearest(spec, BUILT_IN)} (or give "
+            "path/to/file.py:function, or a dotted name)"
+        )
+    function = getattr(module, name, None)
+    if function is None:
+        known = [each for each, value in vars(module).items() if inspect.isroutine(value)]
+        raise UserError(f"{where}: there is no {name!r} in it{nearest(name, known)}")
+    if not callable(function):
+        raise UserError(f"{where}: is a {type(function).__name__}, not a function")
+    return function  # type: ignore[no-any-return]
+
+
+def _file_module(path: Path, where: str) -> ModuleType:
+    path = path.expanduser().resolve()
+    if not path.is_file():
+        raise UserError(f"{where}: there is no file {path}")
+    # Under its own name, so that what the file defines finds its module; beside its neighbours.
+    name = f"rhymeflow_reward_{path.stem}_{abs(hash(path))}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    sys.path.insert(0, str(path.parent))
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - user code, see the docstring
+        del sys.modules[name]
+        raise UserError(f"{where}: importing it raised {_described(error)}") from None
+    return module
+
+
+def _named_module(name: str, where: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise UserError(f"{where}: {error}") from None
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - user code, see the docstring
+        raise UserError(f"{where}: importing it raised {_described(error)}") from None
+
+
+def _described(error: BaseException) -> str:
+    """`ValueError: message (file.py:12)`, the place being the innermost one."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}{': ' if text else ''}{text}{place}"
+
+
+def _shown(value: Any) -> str:
+    text = " ".join(repr(value).split())
+    return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"

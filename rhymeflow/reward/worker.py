@@ -1,0 +1,80 @@
+"""A reward worker: a process that imports the functions once and calls them one at a time.
+
+Holds true: it answers every call it lives through, in order; it ignores Ctrl-C; it dies with its
+parent, even inside a call that never returns. Knows nothing of timeouts: whoever waits too long
+kills it, together with what it started (it leads a process group of its own).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import signal
+import sys
+import time
+from multiprocessing.connection import Connection
+
+from rhymeflow.config import RewardConfig
+from rhymeflow.errors import UserError
+from rhymeflow.reward.functions import Judge, NoReward
+from rhymeflow.reward.messages import (
+    Failure,
+    Ready,
+    Reply,
+    RewardRequest,
+    Unusable,
+    Value,
+    clipped,
+    decode_request,
+    decode_work,
+    encode,
+)
+
+_PR_SET_PDEATHSIG = 1  # prctl(2)
+
+
+def main(connection: Connection, config_json: str, parent: int) -> None:
+    """Serve until the parent closes the pipe or dies."""
+    _detach(parent)
+    config = RewardConfig.model_validate_json(config_json)
+    try:
+        try:
+            judges = [Judge(function) for function in config.functions]
+        except UserError as error:
+            connection.send_bytes(encode(Unusable(clipped(str(error)))))
+            return
+        connection.send_bytes(encode(Ready()))
+        with asyncio.Runner() as runner:  # one loop for life, so that its clients stay connected
+            _serve(connection, judges, runner)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return  # the parent is gone, or wants no more
+
+
+def _serve(connection: Connection, judges: list[Judge], runner: asyncio.Runner) -> None:
+    while True:
+        for task in decode_work(connection.recv_bytes()).tasks:
+            request = decode_request(task.request)
+            for index in task.functions:
+                connection.send_bytes(encode(_judged(judges[index], request, runner)))
+
+
+def _judged(judge: Judge, request: RewardRequest, runner: asyncio.Runner) -> Reply:
+    begin = time.perf_counter()
+    try:
+        value = judge(request, runner)
+    except NoReward as what:
+        return Failure(clipped(str(what)), time.perf_counter() - begin)
+    return Value(value, time.perf_counter() - begin)
+
+
+def _detach(parent: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.setsid()
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ[name] = "1"  # the parallelism is that of the workers
+    if sys.platform == "linux":
+        # The pipe's end is only seen between calls.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            sys.exit()  # it died before the line above
