@@ -1,0 +1,152 @@
+"""GGUF conversion: once, whole or not at all, and with the numbers the file holds."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from rhymeflow.config import ModelConfig
+from rhymeflow.errors import UserError
+from rhymeflow.models import converted as module
+from rhymeflow.models.converted import converted
+from rhymeflow.models.load import load_model, load_tokenizer
+
+gguf = pytest.importorskip("gguf")
+CPU = torch.device("cpu")
+HIDDEN, HEADS, KV_HEADS, MLP, LAYERS = 32, 4, 2, 48, 1
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "rhymeflow" / "converted"
+
+
+@pytest.fixture
+def gguf_file(tmp_path):
+    """A Llama of one layer with a byte-pair tokenizer of single characters, in GGUF."""
+    path = tmp_path / "tiny.gguf"
+    tokens = ["<unk>", "<eos>", *"0123456789", *"abcdef", "12"]
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_name("tiny")
+    writer.add_context_length(64)
+    writer.add_embedding_length(HIDDEN)
+    writer.add_block_count(LAYERS)
+    writer.add_feed_forward_length(MLP)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(KV_HEADS)
+    writer.add_rope_dimension_count(HIDDEN // HEADS)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(10_000.0)
+    writer.add_vocab_size(len(tokens))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3, 3] + [1] * (len(tokens) - 2))
+    writer.add_token_merges(["1 2"])
+    writer.add_unk_token_id(0)
+    writer.add_eos_token_id(1)
+    noise = torch.Generator().manual_seed(0)
+
+    def add(name, *shape):
+        writer.add_tensor(name, torch.randn(*shape, generator=noise).numpy())
+
+    add("token_embd.weight", len(tokens), HIDDEN)
+    add("output_norm.weight", HIDDEN)
+    for name, *shape in [
+        ("attn_norm", HIDDEN),
+        ("ffn_norm", HIDDEN),
+        ("attn_q", HIDDEN, HIDDEN),
+        ("attn_k", HIDDEN // HEADS * KV_HEADS, HIDDEN),
+        ("attn_v", HIDDEN // HEADS * KV_HEADS, HIDDEN),
+        ("attn_output", HIDDEN, HIDDEN),
+        ("ffn_gate", MLP, HIDDEN),
+        ("ffn_up", MLP, HIDDEN),
+        ("ffn_down", HIDDEN, MLP),
+    ]:
+        add(f"blk.0.{name}.weight", *shape)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_converted_weights_are_those_of_the_file(gguf_file):
+    model = load_model(ModelConfig(name=str(gguf_file.parent)), dtype=torch.float32, device=CPU)
+    plain = AutoModelForCausalLM.from_pretrained(
+        gguf_file.parent, gguf_file=gguf_file.name, dtype=torch.float32
+    )
+    assert dict(model.named_parameters()).keys() == dict(plain.named_parameters()).keys()
+    for name, parameter in plain.named_parameters():
+        assert torch.equal(model.get_parameter(name), parameter)
+    tokenizer = load_tokenizer(ModelConfig(name=str(gguf_file.parent)))
+    assert tokenizer.decode(tokenizer.encode("ab12")) == "ab12"
+
+
+def test_the_second_load_converts_nothing(gguf_file, monkeypatch, cache):
+    first = converted(gguf_file)
+    monkeypatch.setattr(module, "_convert", lambda *_: pytest.fail("converted again"))
+    assert converted(gguf_file) == first
+    assert [path.name for path in cache.iterdir()] == [first.name]
+    assert "quantization_config" not in json.loads((first / "config.json").read_text())
+
+
+def test_other_content_is_another_directory(gguf_file):
+    first = converted(gguf_file)
+    content = bytearray(gguf_file.read_bytes())
+    content[-1] ^= 1
+    gguf_file.write_bytes(content)
+    assert converted(gguf_file) != first
+
+
+def test_training_a_loaded_model_leaves_the_cache_alone(gguf_file):
+    config = ModelConfig(name=str(gguf_file.parent))
+    model = load_model(config, dtype=torch.float32, device=CPU)
+    kept = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    again = load_model(config, dtype=torch.float32, device=CPU)
+    for name, parameter in again.named_parameters():
+        assert torch.equal(parameter, kept[name])
+
+
+def test_a_conversion_that_dies_leaves_nothing(gguf_file, monkeypatch, cache):
+    def dies(source, target):
+        Path(target).mkdir()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "_convert", dies)
+    with pytest.raises(KeyboardInterrupt):
+        converted(gguf_file)
+    assert list(cache.iterdir()) == []
+
+
+def test_the_slower_of_two_conversions_takes_the_other_ones(gguf_file, monkeypatch):
+    real = module._convert
+
+    def overtaken(source, target):
+        monkeypatch.setattr(module, "_convert", real)
+        converted(gguf_file)
+        real(source, target)
+
+    monkeypatch.setattr(module, "_convert", overtaken)
+    assert (converted(gguf_file) / "model.safetensors").is_file()
+
+
+def test_missing_package_bad_file_and_unwritable_cache_are_named(gguf_file, tmp_path, monkeypatch):
+    bad = tmp_path / "bad" / "bad.gguf"
+    bad.parent.mkdir()
+    bad.write_bytes(b"not a model")
+    with pytest.raises(UserError, match=r"bad\.gguf cannot be read as a GGUF model"):
+        converted(bad)
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(UserError, match="XDG_CACHE_HOME"):
+        converted(gguf_file)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match="pip install gguf"):
+        converted(gguf_file)
