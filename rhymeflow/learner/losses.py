@@ -2,7 +2,7 @@
 
 For each response token, with ratio r = pi / pi_prox and advantage A, the loss is
 
-    - w * min(r * A, clip(r, 1 - epsilon, 1 + epsilon_high) * A)  +  beta * k3
+    - w * min(r * A, clip(r, 1 - epsilon, 1 + epsilon_high) * A)  +  beta * r * k3
 
 pi is the policy being trained, pi_prox the policy that the clip keeps it close to, mu the behaviour
 policy that sampled the token, and w what `off_policy_correction` makes of u = pi_prox / mu:
@@ -21,7 +21,9 @@ Sources: clip-higher, DAPO (arXiv 2503.14476, section 3.1). Decoupled objective:
 (arXiv 2110.00641, section 2) with the paper's recomputed pi_prox of AReaL (arXiv 2505.24298,
 section 5.2); neither has the cap, it is AReaL's released code that drops tokens past it. Cap 2.0
 with truncation is what StaleFlow is paired with (arXiv 2601.12784). k3: the estimator
-exp(d) - d - 1 of the KL divergence, d = log pi_ref - log pi (GRPO, arXiv 2402.03300, equation 4).
+exp(d) - d - 1 of the KL divergence, d = log pi_ref - log pi (GRPO, arXiv 2402.03300, equation 4);
+the factor r, whose gradient counts even where its value is 1, makes the gradient that of
+KL(pi || pi_ref) (DeepSeek-V3.2, arXiv 2512.02556; TRL's default).
 """
 
 from __future__ import annotations
@@ -93,7 +95,7 @@ def token_losses(logprob_R: Tensor, facts: TokenFacts, config: LearnerConfig) ->
     if config.off_policy_correction != "none":
         loss_R = loss_R * off_policy_weight(_proximal(logprob_R, facts) - facts.behaviour_R, config)
     if config.beta > 0.0:
-        loss_R = loss_R + config.beta * reference_kl(logprob_R, facts)
+        loss_R = loss_R + config.beta * reference_kl(logprob_R, facts, config)
     return loss_R
 
 
@@ -112,10 +114,10 @@ def off_policy_weight(log_u_R: Tensor, config: LearnerConfig) -> Tensor:
     return u_R.clamp(max=cap)
 
 
-def reference_kl(logprob_R: Tensor, facts: TokenFacts) -> Tensor:
-    """k3 estimate of KL(pi || pi_ref) from each token, never negative."""
+def reference_kl(logprob_R: Tensor, facts: TokenFacts, config: LearnerConfig) -> Tensor:
+    """r * k3, the estimate of KL(pi || pi_ref) from each token, never negative."""
     assert facts.reference_R is not None, "no reference log-probabilities"
-    return _k3(facts.reference_R - logprob_R)
+    return _ratio(logprob_R, facts, config) * _k3(facts.reference_R - logprob_R)
 
 
 def diagnosis_names(config: LearnerConfig) -> tuple[str, ...]:
@@ -140,7 +142,7 @@ def diagnose(
         "clip_ratio/region_mean": (is_low_R | is_high_R).sum(),
     }
     if config.beta > 0.0:
-        sums["kl"] = reference_kl(logprob_R, facts).sum()
+        sums["kl"] = reference_kl(logprob_R, facts, config).sum()
     return sums
 
 

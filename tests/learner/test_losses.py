@@ -71,7 +71,7 @@ def _slow_token(s: Sequence, t: int, correction: str, beta: float, low: float, h
     if correction == "decoupled":
         objective = objective * (u if u <= 2.0 else 0.0)
     d = s.reference[t] - logp
-    return -objective + beta * (torch.exp(d) - d - 1)
+    return -objective + beta * ratio * (torch.exp(d) - d - 1)
 
 
 def _slow_loss(sequences: list[Sequence], loss_type: str, correction: str, beta: float):
