@@ -153,8 +153,10 @@ class LearnerConfig(Section):
     num_minibatches: Positive = 1
     """Optimizer steps each pass splits the batch into, by whole groups."""
     loss_type: Literal["grpo", "bnpo", "dr_grpo", "dapo"] = "dapo"
-    """Normalisation, TRL's names: `grpo` mean per sequence, then over sequences; `bnpo` and `dapo`
-    over the batch's tokens; `dr_grpo` by `max_completion_length`."""
+    """Normalisation, TRL's names, exact for an optimizer step however it is cut into micro-batches:
+    `grpo` mean over each response, then over responses; `bnpo` over the step's tokens; `dapo` over
+    the mean tokens of the batch's steps (the same as `bnpo` with one minibatch); `dr_grpo` over
+    responses times `max_completion_length`."""
     scale_rewards: Literal["group", "batch", "none"] = "group"
     """What the advantage's standard deviation is taken over."""
     epsilon: PositiveFloat = 0.2
@@ -162,14 +164,17 @@ class LearnerConfig(Section):
     epsilon_high: PositiveFloat | None = 0.28
     """Upper clip (clip-higher, DAPO); `None` takes `epsilon`."""
     beta: NonNegativeFloat = 0.0
-    """Weight of the KL to the reference (the model the run started from); 0 keeps none."""
+    """Weight of the KL to the reference (the model the run started from), estimated per token by
+    k3 times the probability ratio as in TRL; 0 keeps no reference."""
     off_policy_correction: Literal["none", "truncate", "decoupled"] = "truncate"
-    """What is done about behaviour and training policies differing. `truncate`: the proximal policy
-    is the learner's own at the start of the step, and each token's weight is the truncated ratio
-    pi_prox / mu (TIS). `decoupled`: decoupled PPO (AReaL), the same two ratios with the weight
-    zeroed past the cap instead of truncated. `none`: the behaviour policy is the proximal one."""
+    """What is done about the behaviour policy mu, which sampled a token, not being the policy that
+    is trained. `truncate` and `decoupled` clip around pi_prox, the learner's policy before the
+    batch's first optimizer step, and weigh each token's clipped objective by u = pi_prox / mu, a
+    constant. `truncate` (token-level TIS): the weight is min(u, cap). `decoupled` (decoupled PPO as
+    AReaL runs it): the weight is u, and 0 where u is past the cap. `none`: no weight, and PPO's clip
+    is around mu itself. The KL term is not weighted."""
     importance_sampling_cap: PositiveFloat = 2.0
-    """Cap of that weight."""
+    """Cap of u. StaleFlow is paired with truncation at 2."""
     mask_truncated_completions: bool = False
     """Leave responses that hit the length limit out of the loss (DAPO's overlong filtering)."""
     max_tokens_per_microbatch: Positive = 8192
