@@ -1,0 +1,164 @@
+"""Metrics to `metrics.jsonl` and to the trackers the user asked for.
+
+Holds true: every row is one JSON object on one line, with `step`, `time` (seconds since the run
+began) and the names of ARCHITECTURE.md, complete and readable as soon as `write` returns; trackers
+get the same numbers under the same names. Rows of one step add up: held-out rewards come in a row
+of their own. Knows nothing of what the numbers mean.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol
+
+import msgspec
+
+from rhymeflow.errors import UserError
+
+FILE = "metrics.jsonl"
+PROJECT = "rhymeflow"
+
+
+class Tracker(Protocol):
+    """Somewhere else that metrics go."""
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Take in one row."""
+        ...
+
+    def close(self) -> None:
+        """Deliver what is pending."""
+        ...
+
+
+class MetricsWriter:
+    """Writes each row to the run directory and to the trackers."""
+
+    def __init__(
+        self, run_dir: Path, *, report_to: Sequence[str], name: str, config: Mapping[str, Any]
+    ) -> None:
+        """Open `metrics.jsonl` at its end, and the trackers.
+
+        Args:
+            run_dir: exists.
+            report_to: names among `TRACKERS`.
+            name: what trackers call the run.
+            config: the resolved configuration, for trackers that show it.
+
+        Raises:
+            UserError: a tracker that was asked for is not installed.
+        """
+        self._trackers = [TRACKERS[tracker](run_dir, name, config) for tracker in report_to]
+        self._file = (run_dir / FILE).open("ab")
+
+    def write(self, step: int, time: float, metrics: Mapping[str, float]) -> None:
+        """Write one row. A number that is infinite or none is written as null."""
+        row = {"step": step, "time": round(time, 3), **metrics}
+        self._file.write(msgspec.json.encode(row) + b"\n")
+        self._file.flush()
+        for tracker in self._trackers:
+            tracker.write(step, metrics)
+
+    def close(self) -> None:
+        """Close the file and the trackers."""
+        self._file.close()
+        for tracker in self._trackers:
+            tracker.close()
+
+
+class TensorBoard:
+    """Event files in `RUN_DIR/tensorboard`."""
+
+    def __init__(self, run_dir: Path, name: str, config: Mapping[str, Any]) -> None:
+        module = _require("torch.utils.tensorboard", "tensorboard", "tensorboard")
+        self._writer = module.SummaryWriter(str(run_dir / "tensorboard"))
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Take in one row."""
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Deliver what is pending."""
+        self._writer.close()
+
+
+class WeightsAndBiases:
+    """A run of `wandb`."""
+
+    def __init__(self, run_dir: Path, name: str, config: Mapping[str, Any]) -> None:
+        module = _require("wandb", "wandb", "rhymeflow[wandb]")
+        self._run = module.init(project=PROJECT, name=name, dir=str(run_dir), config=dict(config))
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Take in one row."""
+        self._run.log(dict(metrics), step=step)
+
+    def close(self) -> None:
+        """Deliver what is pending."""
+        self._run.finish()
+
+
+class Trackio:
+    """A run of `trackio`."""
+
+    def __init__(self, run_dir: Path, name: str, config: Mapping[str, Any]) -> None:
+        self._module = _require("trackio", "trackio", "rhymeflow[trackio]")
+        self._module.init(project=PROJECT, name=name, config=dict(config))
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Take in one row."""
+        self._module.log(dict(metrics), step=step)
+
+    def close(self) -> None:
+        """Deliver what is pending."""
+        self._module.finish()
+
+
+TRACKERS: dict[str, Callable[[Path, str, Mapping[str, Any]], Tracker]] = {
+    "tensorboard": TensorBoard,
+    "wandb": WeightsAndBiases,
+    "trackio": Trackio,
+}
+
+
+def read(run_dir: Path) -> dict[int, dict[str, Any]]:
+    """Return {step: its metrics} in ascending order; rows of one step are joined, later ones win.
+
+    A half line at the end (the run is writing, or was killed) is left out. Without a file: empty.
+
+    Raises:
+        UserError: the file holds something else.
+    """
+    path = run_dir / FILE
+    steps: dict[int, dict[str, Any]] = {}
+    if path.is_file():
+        for row in _rows(path):
+            steps.setdefault(row["step"], {}).update(row)
+    return dict(sorted(steps.items()))
+
+
+def _rows(path: Path) -> Iterator[dict[str, Any]]:
+    *lines, _ = path.read_text().split("\n")
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise UserError(f"{path}, line {number}: is not JSON: {error}") from error
+        if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+            raise UserError(f"{path}, line {number}: is no object with a step")
+        yield row
+
+
+def _require(module: str, tracker: str, package: str) -> ModuleType:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"run.report_to names {tracker}, which is not installed: pip install '{package}'"
+        ) from error

@@ -1,0 +1,212 @@
+"""The live display of a run: `ProgressState` in, text out.
+
+Holds true: no line is wider than the terminal at 60 columns or more, and none wraps; without a
+terminal there is one plain line per step. Time is in the state: this module has no clock and no
+thread, and knows nothing of where the numbers come from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+_REDRAW_SECONDS = 0.2
+_SPARKS = "▁▂▃▄▅▆▇█"
+_SPARKLINE_STEPS = 24
+
+
+@dataclass
+class ProgressState:
+    """What is shown. `None` is a number that is not known yet; times are in seconds."""
+
+    name: str
+    num_steps: int
+    max_staleness: int
+    step: int = 0
+    """Optimizer versions made so far."""
+    elapsed: float = 0.0
+    """Since the run began, loading included."""
+    first_step_at: float | None = None
+    """`elapsed` when training could begin: loading is not part of the time left."""
+    rewards: list[float] = field(default_factory=list)
+    """Mean reward of each step's batch."""
+    eval_rewards: list[float] = field(default_factory=list)
+    """Held-out mean rewards, the first being of the untrained policy."""
+    staleness_mean: float | None = None
+    staleness_max: int | None = None
+    rollout_tokens_per_s: float | None = None
+    trained_tokens_per_s: float | None = None
+    idle_rollout: float | None = None
+    """Share of the last step's time that instances stood idle, 0 to 1."""
+    idle_learner: float | None = None
+    running: int = 0
+    """Trajectories being decoded."""
+    waiting: int = 0
+    """Trajectories routed, but not being decoded."""
+    message: str = ""
+    """What is going on."""
+
+    @property
+    def left(self) -> float | None:
+        """Seconds left at the pace so far."""
+        if self.first_step_at is None or self.step == 0:
+            return None
+        pace = (self.elapsed - self.first_step_at) / self.step
+        return pace * (self.num_steps - self.step)
+
+
+class Progress:
+    """Shows a run on a console, from `with` to its end."""
+
+    def __init__(self, console: Console) -> None:
+        """On a terminal the display is redrawn in place; otherwise lines are printed."""
+        self._console = console
+        self._live: Live | None = None
+        self._shown_at = -_REDRAW_SECONDS
+        self._shown_step = 0
+        self._shown_message = ""
+        self._latest: ProgressState | None = None
+
+    def __enter__(self) -> Progress:
+        if self._console.is_terminal:
+            self._live = Live(console=self._console, auto_refresh=False, transient=False)
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            if self._latest is not None:
+                self._live.update(render(self._latest), refresh=True)
+            self._live.stop()
+
+    def update(self, state: ProgressState) -> None:
+        """Show `state`, unless it was shown a moment ago and no step has been made since."""
+        self._latest = state
+        is_new_step = state.step != self._shown_step
+        if self._live is None:
+            self._print(state, is_new_step)
+        elif is_new_step or state.elapsed - self._shown_at >= _REDRAW_SECONDS:
+            self._live.update(render(state), refresh=True)
+            self._shown_at = state.elapsed
+        self._shown_step = state.step
+
+    def _print(self, state: ProgressState, is_new_step: bool) -> None:
+        if is_new_step:
+            self._console.print(line(state), soft_wrap=True, highlight=False, markup=False)
+        elif state.step == 0 and state.message != self._shown_message:
+            self._shown_message = state.message
+            self._console.print(state.message, soft_wrap=True, highlight=False, markup=False)
+
+
+def line(state: ProgressState) -> str:
+    """One step as one plain line."""
+    parts = [f"step {state.step}/{state.num_steps}"]
+    if state.rewards:
+        parts.append(f"reward {state.rewards[-1]:.3f}")
+    if state.eval_rewards:
+        parts.append(f"held out {state.eval_rewards[-1]:.3f}")
+    if state.staleness_mean is not None:
+        parts.append(f"staleness {state.staleness_mean:.2f} max {state.staleness_max}")
+    parts.append(f"rollout {_rate(state.rollout_tokens_per_s)}")
+    parts.append(f"trained {_rate(state.trained_tokens_per_s)}")
+    parts.append(f"idle rollout {_share(state.idle_rollout)} learner {_share(state.idle_learner)}")
+    parts.append(_times(state))
+    return " | ".join(parts)
+
+
+def render(state: ProgressState) -> RenderableType:
+    """The display: a bar, then one line per matter."""
+    head = Table.grid(expand=True, padding=(0, 1))
+    head.add_column(no_wrap=True)
+    head.add_column(ratio=1)
+    head.add_column(no_wrap=True, justify="right")
+    head.add_row(
+        Text(f"step {state.step}/{state.num_steps}", style="bold"),
+        ProgressBar(total=state.num_steps, completed=state.step),
+        Text(_times(state)),
+    )
+    body = Table.grid(expand=True, padding=(0, 2, 0, 0))
+    body.add_column(no_wrap=True, style="dim")
+    body.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
+    for label, text in _lines(state):
+        body.add_row(label, text)
+    return Panel(Group(head, body), title=state.name, title_align="left", padding=(0, 1))
+
+
+def _lines(state: ProgressState) -> list[tuple[str, Text]]:
+    return [
+        ("reward", _reward(state)),
+        ("held out", _held_out(state)),
+        ("staleness", _staleness(state)),
+        (
+            "speed",
+            Text(
+                f"rollout {_rate(state.rollout_tokens_per_s)}, "
+                f"trained {_rate(state.trained_tokens_per_s)}"
+            ),
+        ),
+        (
+            "idle",
+            Text(f"rollout {_share(state.idle_rollout)}, learner {_share(state.idle_learner)}"),
+        ),
+        ("in flight", Text(f"{state.running:,} running, {state.waiting:,} waiting")),
+        ("now", Text(state.message)),
+    ]
+
+
+def _reward(state: ProgressState) -> Text:
+    if not state.rewards:
+        return Text("-")
+    recent = state.rewards[-_SPARKLINE_STEPS:]
+    return Text.assemble((f"{state.rewards[-1]:.3f}", "bold"), "  ", (sparkline(recent), "green"))
+
+
+def _held_out(state: ProgressState) -> Text:
+    if not state.eval_rewards:
+        return Text("-")
+    first, last = state.eval_rewards[0], state.eval_rewards[-1]
+    if len(state.eval_rewards) == 1:
+        return Text(f"{first:.3f} before training")
+    return Text.assemble(f"{first:.3f} before training, ", (f"{last:.3f}", "bold"), " now")
+
+
+def _staleness(state: ProgressState) -> Text:
+    if state.staleness_mean is None:
+        return Text(f"- (bound {state.max_staleness})")
+    return Text(
+        f"mean {state.staleness_mean:.2f}, max {state.staleness_max} (bound {state.max_staleness})"
+    )
+
+
+def sparkline(values: list[float]) -> str:
+    """One bar per value, scaled from the least to the greatest."""
+    low, high = min(values), max(values)
+    if high == low:
+        return _SPARKS[0] * len(values)
+    return "".join(_SPARKS[round((v - low) / (high - low) * (len(_SPARKS) - 1))] for v in values)
+
+
+def clock(seconds: float) -> str:
+    """`1:02:03`, or `2:03` below an hour."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _times(state: ProgressState) -> str:
+    left = "-" if state.left is None else clock(state.left)
+    return f"{clock(state.elapsed)} elapsed, {left} left"
+
+
+def _rate(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f} tokens/s"
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0%}"

@@ -1,0 +1,169 @@
+"""What a run came to: `summary.json` and the panel that closes it.
+
+Holds true: the summary is a fold over the run directory (`events.db`, `metrics.jsonl`) and nothing
+else, so it can be made again at any time, also of a run that was killed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.panel import Panel
+from rich.table import Table
+
+from rhymeflow.core.events import Evaluated, VersionPublished
+from rhymeflow.core.types import Version
+from rhymeflow.observe import metrics
+from rhymeflow.observe.progress import clock, sparkline
+from rhymeflow.servers.reader import Recorded, TrajectoryReader
+
+FILE = "summary.json"
+EVENTS = "events.db"
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A run in numbers. `None` is what the run never came to."""
+
+    steps: int
+    """Optimizer versions made."""
+    seconds: float
+    """From the run's beginning to its last event."""
+    trajectories: int
+    """Responses that were trained on."""
+    trained_tokens: int
+    """Response tokens that were trained on."""
+    generated_tokens: int
+    """Response tokens stored, held-out answers not counted."""
+    eval_reward_before: float | None
+    eval_reward_after: float | None
+    eval_rewards: tuple[tuple[Version, float], ...]
+    """Held-out mean reward by version."""
+    reward_first: float | None
+    """Mean reward of the first batch."""
+    reward_last: float | None
+    staleness_max: int | None
+    """Greatest staleness that was trained on."""
+    staleness_mean: float | None
+    staleness: dict[int, int]
+    """Trajectories trained on, by how many versions old their first token was."""
+    endings: dict[str, int]
+    """Groups by how they ended; `unfinished` were under way when the run ended."""
+    idle: dict[str, float]
+    """Share of the time that instances and learner stood idle, mean over steps."""
+
+
+def summarize(run_dir: Path) -> Summary:
+    """Fold the run directory.
+
+    Raises:
+        UserError: there is no run in it.
+    """
+    reader = TrajectoryReader(run_dir / EVENTS)
+    try:
+        steps, seconds, evaluations = _fold(reader.events())
+        staleness = dict(
+            reader.query("SELECT staleness, COUNT(*) FROM trained GROUP BY 1 ORDER BY 1")
+        )
+        ((count, tokens),) = reader.query("SELECT COUNT(*), SUM(length) FROM trained")
+        ((generated,),) = reader.query("SELECT SUM(LENGTH(tokens) / 4) FROM segments")
+        endings = reader.query(
+            "SELECT COALESCE(ending, 'unfinished'), COUNT(*) FROM groups GROUP BY 1"
+        )
+    finally:
+        reader.close()
+    rows = metrics.read(run_dir)
+    rewards = [row["reward"] for row in rows.values() if row.get("reward") is not None]
+    total = sum(age * n for age, n in staleness.items())
+    return Summary(
+        steps=steps,
+        seconds=round(seconds, 3),
+        trajectories=count,
+        trained_tokens=tokens or 0,
+        generated_tokens=generated or 0,
+        eval_reward_before=next(iter(evaluations.values()), None),
+        eval_reward_after=next(reversed(evaluations.values()), None),
+        eval_rewards=tuple(evaluations.items()),
+        reward_first=rewards[0] if rewards else None,
+        reward_last=rewards[-1] if rewards else None,
+        staleness_max=max(staleness, default=None),
+        staleness_mean=total / count if count else None,
+        staleness=staleness,
+        endings={"consumed": 0, "filtered": 0, "aborted": 0} | dict(endings),
+        idle=_idle(rows.values()),
+    )
+
+
+def write(run_dir: Path) -> Summary:
+    """Write `summary.json` from the run directory and return what it says."""
+    summary = summarize(run_dir)
+    text = msgspec.json.format(msgspec.json.encode(asdict(summary)), indent=2)
+    (run_dir / FILE).write_bytes(text + b"\n")
+    return summary
+
+
+def panel(summary: Summary, run_dir: Path) -> Panel:
+    """What the user reads at the end."""
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True, style="dim")
+    grid.add_column(overflow="fold")
+    for label, text in _lines(summary):
+        grid.add_row(label, text)
+    grid.add_row("run directory", str(run_dir))
+    grid.add_row("look closer", f"rhymeflow inspect {run_dir}")
+    return Panel(grid, title="done", title_align="left", padding=(0, 1), expand=False)
+
+
+def _fold(log: Iterable[Recorded]) -> tuple[Version, float, dict[Version, float]]:
+    steps, seconds, evaluations = 0, 0.0, {}
+    for _, time, event in log:
+        seconds = max(seconds, time)
+        if isinstance(event, VersionPublished):
+            steps = max(steps, event.version)
+        elif isinstance(event, Evaluated):
+            evaluations[event.version] = event.reward
+    return steps, seconds, dict(sorted(evaluations.items()))
+
+
+def _idle(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    shares: dict[str, list[float]] = {"rollout": [], "learner": []}
+    for row in rows:
+        for part, found in shares.items():
+            if row.get(f"idle/{part}") is not None:
+                found.append(row[f"idle/{part}"])
+    return {part: sum(found) / len(found) for part, found in shares.items() if found}
+
+
+def _lines(summary: Summary) -> list[tuple[str, str]]:
+    lines = [("steps", f"{summary.steps:,} in {clock(summary.seconds)}")]
+    if summary.eval_rewards:
+        rewards = [reward for _, reward in summary.eval_rewards]
+        lines.append(
+            (
+                "held-out reward",
+                f"{rewards[0]:.3f} before, {rewards[-1]:.3f} after  {sparkline(rewards)}",
+            )
+        )
+    if summary.reward_first is not None:
+        lines.append(
+            ("training reward", f"{summary.reward_first:.3f} first, {summary.reward_last:.3f} last")
+        )
+    if summary.staleness_max is not None:
+        lines.append(
+            ("staleness", f"mean {summary.staleness_mean:.2f}, greatest {summary.staleness_max}")
+        )
+    lines.append(
+        (
+            "trained on",
+            f"{summary.trajectories:,} trajectories, {summary.trained_tokens:,} tokens "
+            f"of {summary.generated_tokens:,} generated",
+        )
+    )
+    lines.append(("groups", ", ".join(f"{n:,} {name}" for name, n in summary.endings.items() if n)))
+    if summary.idle:
+        lines.append(("idle", ", ".join(f"{part} {x:.0%}" for part, x in summary.idle.items())))
+    return lines

@@ -1,0 +1,79 @@
+"""A made-up run directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rhymeflow.core.events import Evaluated, VersionPublished
+from rhymeflow.core.types import TrajectoryId
+from rhymeflow.observe.metrics import MetricsWriter
+from rhymeflow.servers.trajectories import TrajectoryServer
+
+
+def make_run(run_dir: Path, num_steps: int = 4) -> Path:
+    """Two groups of two per step; member 0 begins one version early. Group 8 is left out, 9 open.
+
+    Lengths: member 0 takes 10 + group tokens, member 1 takes 100 + group and is cut.
+    """
+    server = TrajectoryServer(run_dir / "events.db")
+    server.record(0.5, [Evaluated("rollout-0", 0, 0.25)])
+    for step in range(num_steps):
+        for group in (2 * step, 2 * step + 1):
+            _put_group(server, group, max(step - 1, 0), step)
+            server.put_ending(group, "consumed", version=step)
+        server.record(10.0 * (step + 1), [VersionPublished(step + 1)])
+        server.commit()
+    _put_group(server, 2 * num_steps, 0, 0)
+    server.put_ending(2 * num_steps, "aborted", version=1, reason="reward failed: boom")
+    _put_group(server, 2 * num_steps + 1, num_steps, num_steps)
+    server.record(10.0 * num_steps + 1, [Evaluated("rollout-0", num_steps, 0.75)])
+    server.commit()
+    server.close()
+
+    writer = MetricsWriter(run_dir, report_to=(), name="run", config={})
+    writer.write(0, 0.5, {"eval/reward": 0.25})
+    for step in range(1, num_steps + 1):
+        writer.write(
+            step,
+            10.0 * step,
+            {
+                "reward": step / 10,
+                "staleness/mean": 0.5,
+                "staleness/max": 1.0,
+                "completions/mean_length": 55.0,
+                "idle/rollout": 0.1,
+                "idle/learner": 0.3,
+            },
+        )
+    writer.write(num_steps, 10.0 * num_steps + 1, {"eval/reward": 0.75})
+    writer.close()
+    return run_dir
+
+
+def _put_group(server: TrajectoryServer, group: int, first: int, last: int) -> None:
+    server.put_group(
+        group,
+        row=group,
+        epoch=0,
+        prompt=f"[b]what is {group}?",
+        prompt_tokens=[1, 2, 3],
+        columns={"answer": str(group)},
+    )
+    for member, version, length in ((0, first, 10 + group), (1, last, 100 + group)):
+        trajectory = TrajectoryId(group, member)
+        for start, end, made_under in ((0, 5, version), (5, length, last)):
+            server.put_segment(
+                trajectory,
+                start=start,
+                version=made_under,
+                instance="rollout-0",
+                tokens=[7] * (end - start),
+                logprobs=[-0.5] * (end - start),
+            )
+        server.put_finished(
+            trajectory,
+            length=length,
+            reason="length" if member else "stop",
+            text=f"[/red] it is {group}",
+        )
+        server.put_reward(trajectory, reward=1.0 - member, components={"exact": 1.0 - member})

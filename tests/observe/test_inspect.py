@@ -1,0 +1,104 @@
+"""`rhymeflow inspect`: tables of a run, one trajectory, and what is not a run."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from rhymeflow.errors import UserError
+from rhymeflow.observe.inspect import inspect
+from tests.observe.runs import make_run
+
+
+def shown(run_dir, trajectory=None, width=100) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    inspect(run_dir, trajectory, console)
+    return console.file.getvalue()
+
+
+def cells(text: str) -> list[list[str]]:
+    return [[c.strip() for c in row.split("│")[1:-1]] for row in text.splitlines() if "│" in row]
+
+
+def test_tables_of_a_run(tmp_path):
+    make_run(tmp_path)
+    text = shown(tmp_path)
+    rows = cells(text)
+    assert ["0", "0", "-", "0.250", "-", "-", "-", "-", "-"] in rows
+    assert ["4", "41", "0.400", "0.750", "55.0", "0.50", "1", "10%", "30%"] in rows
+    assert ["0", "10", "62.5%", "█" * 30] in rows
+    assert ["1", "6", "37.5%", "█" * 18] in rows
+    assert "Groups left out (reward failed: boom): 1" in text
+
+
+def test_lengths_and_endings_by_quantile(tmp_path):
+    make_run(tmp_path)
+    rows = cells(shown(tmp_path))
+    # 20 responses: 10..19 tokens (stopped, reward 1), 100..109 (cut, reward 0). Groups 8 and 9 of
+    # each kind are the longest: aborted and open.
+    assert ["10-13", "4", "1.000", "0.0%", "100.0%", "0.0%", "0.0%", "0.0%"] in rows
+    assert ["18-101", "4", "0.500", "50.0%", "50.0%", "0.0%", "25.0%", "25.0%"] in rows
+    assert ["106-109", "4", "0.000", "100.0%", "50.0%", "0.0%", "25.0%", "25.0%"] in rows
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_nothing_wraps(tmp_path, width):
+    make_run(tmp_path)
+    assert all(len(text) <= width for text in shown(tmp_path, width=width).splitlines())
+    assert "…" not in shown(tmp_path, width=width)
+
+
+def test_a_long_run_shows_some_steps_and_says_so(tmp_path):
+    make_run(tmp_path, num_steps=200)
+    text = shown(tmp_path)
+    steps = [int(row[0]) for row in cells(text) if len(row) == 9 and row[0].isdigit()]
+    assert len(steps) < 50
+    assert (steps[0], steps[-1]) == (0, 200)
+    assert f"{201 - len(steps)} more in metrics.jsonl" in text
+
+
+def test_one_trajectory_in_full(tmp_path):
+    make_run(tmp_path)
+    text = shown(tmp_path, "4.0")
+    for part in (
+        "row 4, epoch 0",
+        "answer = 4",
+        "14 tokens, ended by stop",
+        "1 (exact 1)",
+        "trained on in batch 2, 1 version old",
+        "[b]what is 4?",
+        "[/red] it is 4",
+    ):
+        assert part in text
+    assert ["0", "4", "1", "rollout-0", "-0.500"] in cells(text)
+    assert ["5", "13", "2", "rollout-0", "-0.500"] in cells(text)
+    assert "aborted: reward failed: boom" in shown(tmp_path, "8.1")
+    assert "open" in shown(tmp_path, "9.0")
+
+
+@pytest.mark.parametrize(
+    ("trajectory", "message"),
+    [("12", "is not GROUP.MEMBER"), ("1.x", "is not GROUP.MEMBER"), ("77.0", "has no trajectory")],
+)
+def test_no_such_trajectory(tmp_path, trajectory, message):
+    make_run(tmp_path)
+    with pytest.raises(UserError, match=message):
+        shown(tmp_path, trajectory)
+
+
+def test_a_run_before_its_first_step(tmp_path):
+    make_run(tmp_path)
+    (tmp_path / "metrics.jsonl").unlink()
+    assert "No step has been completed." in shown(tmp_path)
+
+
+def test_what_is_no_run_directory(tmp_path):
+    with pytest.raises(UserError, match="is not a run directory"):
+        shown(tmp_path)
+    with pytest.raises(UserError, match="no such directory"):
+        shown(tmp_path / "nowhere")
+    (tmp_path / "events.db").write_text("something else entirely" * 100)
+    with pytest.raises(UserError, match="cannot be opened as an event store"):
+        shown(tmp_path)

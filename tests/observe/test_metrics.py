@@ -1,0 +1,107 @@
+"""metrics.jsonl, read back; trackers."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from rhymeflow.errors import UserError
+from rhymeflow.observe import metrics
+from rhymeflow.observe.metrics import MetricsWriter
+
+
+def test_one_object_a_line_readable_at_once(tmp_path):
+    writer = MetricsWriter(tmp_path, report_to=(), name="run", config={})
+    writer.write(1, 2.00049, {"reward": 0.5, "grad_norm": math.inf})
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == [
+        {"step": 1, "time": 2.0, "reward": 0.5, "grad_norm": None}
+    ]
+    writer.close()
+
+
+def test_rows_of_one_step_are_joined_and_a_half_line_left_out(tmp_path):
+    writer = MetricsWriter(tmp_path, report_to=(), name="run", config={})
+    writer.write(2, 3.0, {"reward": 0.5})
+    writer.write(1, 1.0, {"reward": 0.25})
+    writer.close()
+    writer = MetricsWriter(tmp_path, report_to=(), name="run", config={})  # goes on
+    writer.write(2, 4.0, {"eval/reward": 0.75})
+    writer.close()
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 3, "rew')
+    assert metrics.read(tmp_path) == {
+        1: {"step": 1, "time": 1.0, "reward": 0.25},
+        2: {"step": 2, "time": 4.0, "reward": 0.5, "eval/reward": 0.75},
+    }
+    assert list(metrics.read(tmp_path)) == [1, 2]
+
+
+def test_no_file_is_no_steps(tmp_path):
+    assert metrics.read(tmp_path) == {}
+
+
+@pytest.mark.parametrize(("line", "message"), [("oops", "is not JSON"), ("[1]", "is no object")])
+def test_a_foreign_line_is_named(tmp_path, line, message):
+    (tmp_path / "metrics.jsonl").write_text(f'{{"step": 1}}\n{line}\n')
+    with pytest.raises(UserError, match=rf"metrics\.jsonl, line 2: {message}"):
+        metrics.read(tmp_path)
+
+
+def test_tensorboard_has_the_same_numbers(tmp_path):
+    writer = MetricsWriter(tmp_path, report_to=("tensorboard",), name="run", config={})
+    for step in (1, 2):
+        writer.write(step, 1.0, {"reward": step / 2, "staleness/max": 1.0})
+    writer.close()
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    board = EventAccumulator(str(tmp_path / "tensorboard"))
+    board.Reload()
+    assert sorted(board.Tags()["scalars"]) == ["reward", "staleness/max"]
+    assert [(e.step, e.value) for e in board.Scalars("reward")] == [(1, 0.5), (2, 1.0)]
+
+
+class FakeTracker:
+    """Stands for the module `wandb` or `trackio`, and for the run that `init` returns."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple] = []
+
+    def init(self, **options):
+        self.calls.append(("init", options["project"], options["name"], options["config"]))
+        return self
+
+    def log(self, row, step):
+        self.calls.append(("log", step, row))
+
+    def finish(self):
+        self.calls.append(("finish",))
+
+
+@pytest.mark.parametrize("name", ["wandb", "trackio"])
+def test_trackers_get_the_rows(tmp_path, monkeypatch, name):
+    fake = FakeTracker()
+    monkeypatch.setitem(metrics.importlib.sys.modules, name, fake)
+    writer = MetricsWriter(tmp_path, report_to=(name,), name="demo", config={"seed": 1})
+    writer.write(1, 0.5, {"reward": 0.5})
+    writer.close()
+    assert fake.calls == [
+        ("init", "rhymeflow", "demo", {"seed": 1}),
+        ("log", 1, {"reward": 0.5}),
+        ("finish",),
+    ]
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "wandb", "trackio"])
+def test_a_tracker_that_is_not_installed_is_named(tmp_path, monkeypatch, name):
+    module = "torch.utils.tensorboard" if name == "tensorboard" else name
+
+    def missing(wanted):
+        assert wanted == module
+        raise ModuleNotFoundError(wanted)
+
+    monkeypatch.setattr(metrics.importlib, "import_module", missing)
+    with pytest.raises(UserError, match=f"run.report_to names {name}, which is not installed"):
+        MetricsWriter(tmp_path, report_to=(name,), name="run", config={})

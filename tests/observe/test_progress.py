@@ -1,0 +1,158 @@
+"""The display, rendered to text at several widths, and the plain lines."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from rich.console import Console
+
+from rhymeflow.observe.progress import Progress, ProgressState, clock, line, render, sparkline
+
+
+def busy_state() -> ProgressState:
+    return ProgressState(
+        name="demo",
+        num_steps=60,
+        max_staleness=1,
+        step=12,
+        elapsed=75.0,
+        first_step_at=15.0,
+        rewards=[0.1 * (i % 5) + 0.02 * i for i in range(12)],
+        eval_rewards=[0.375, 0.484],
+        staleness_mean=0.42,
+        staleness_max=1,
+        rollout_tokens_per_s=3210.4,
+        trained_tokens_per_s=2900.0,
+        idle_rollout=0.031,
+        idle_learner=0.12,
+        running=64,
+        waiting=12,
+        message="training on batch 12",
+    )
+
+
+def drawn(state: ProgressState, width: int) -> list[str]:
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+    console.print(render(state))
+    return console.file.getvalue().splitlines()
+
+
+def test_everything_is_there_at_80_columns():
+    text = "\n".join(drawn(busy_state(), 80))
+    for part in (
+        "demo",
+        "step 12/60",
+        "1:15 elapsed, 4:00 left",
+        "reward     0.320",
+        "0.375 before training, 0.484 now",
+        "mean 0.42, max 1 (bound 1)",
+        "rollout 3,210 tokens/s, trained 2,900 tokens/s",
+        "rollout 3%, learner 12%",
+        "64 running, 12 waiting",
+        "now        training on batch 12",
+    ):
+        assert part in text
+
+
+@given(
+    st.builds(
+        ProgressState,
+        name=st.text(st.characters(categories=["L", "N"]), max_size=100),
+        num_steps=st.integers(1, 10**6),
+        max_staleness=st.integers(0, 100),
+        step=st.integers(0, 10**6),
+        elapsed=st.floats(0, 1e6),
+        first_step_at=st.none() | st.just(0.0),
+        rewards=st.lists(st.floats(-1e3, 1e3), max_size=100),
+        eval_rewards=st.lists(st.floats(-1e3, 1e3), max_size=3),
+        staleness_mean=st.none() | st.floats(0, 100),
+        rollout_tokens_per_s=st.none() | st.floats(0, 1e7),
+        idle_rollout=st.none() | st.floats(0, 1),
+        running=st.integers(0, 10**6),
+        message=st.text(st.characters(categories=["L", "N"]), max_size=200),
+    ),
+    st.sampled_from([60, 80, 120, 200]),
+)
+def test_no_line_wraps_whatever_the_state(state, width):
+    lines = drawn(state, width)
+    assert len(lines) == 10
+    assert {cell_len(text) for text in lines} == {width}
+
+
+def test_unknown_numbers_show_as_such():
+    state = ProgressState(name="demo", num_steps=60, max_staleness=1, message="loading the model")
+    text = "\n".join(drawn(state, 80))
+    assert "0:00 elapsed, - left" in text
+    assert "- (bound 1)" in text
+    assert "loading the model" in text
+
+
+def test_loading_is_not_part_of_the_pace():
+    state = busy_state()
+    assert state.left == (75 - 15) / 12 * 48
+
+
+def test_markup_in_a_message_is_text():
+    state = busy_state()
+    state.message = "reward failed: [bold]x[/bold]"
+    assert "[bold]x[/bold]" in "\n".join(drawn(state, 80))
+
+
+def test_without_a_terminal_a_line_a_step():
+    console = Console(file=io.StringIO(), width=40)
+    state = ProgressState(name="demo", num_steps=2, max_staleness=1)
+    with Progress(console) as progress:
+        for message in ("loading", "loading", "starting"):
+            state.message = message
+            progress.update(state)
+        for step in (1, 1, 2):
+            state.step, state.first_step_at, state.elapsed = step, 1.0, 1.0 + step
+            state.message = f"batch {step}"
+            progress.update(state)
+    printed = console.file.getvalue().splitlines()
+    assert printed[:2] == ["loading", "starting"]
+    assert [text.split(" | ")[0] for text in printed[2:]] == ["step 1/2", "step 2/2"]
+    assert printed[2].endswith("0:02 elapsed, 0:01 left")
+
+
+def test_the_plain_line():
+    assert line(busy_state()) == (
+        "step 12/60 | reward 0.320 | held out 0.484 | staleness 0.42 max 1 | "
+        "rollout 3,210 tokens/s | trained 2,900 tokens/s | idle rollout 3% learner 12% | "
+        "1:15 elapsed, 4:00 left"
+    )
+
+
+def test_on_a_terminal_redraws_are_few_and_every_step_is_drawn(monkeypatch):
+    console = Console(file=io.StringIO(), width=80, force_terminal=True)
+    state = busy_state()
+    with Progress(console) as progress:
+        draws = []
+        monkeypatch.setattr(progress._live, "update", lambda *_, **__: draws.append(state.elapsed))
+        for elapsed in (75.0, 75.1, 75.15, 75.25, 75.3):
+            state.elapsed = elapsed
+            progress.update(state)
+        state.step += 1
+        progress.update(state)
+        assert draws == [75.0, 75.25, 75.3]
+        state.elapsed = 75.31
+    assert draws[3:] == [75.31], "the last state stays on the screen"
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [([1.0], "▁"), ([0.0, 0.0], "▁▁"), ([0.0, 1.0, 0.5], "▁█▅"), ([-1, 0, 1], "▁▅█")],
+)
+def test_sparkline(values, expected):
+    assert sparkline(values) == expected
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"), [(0, "0:00"), (59.9, "0:59"), (61, "1:01"), (3723, "1:02:03")]
+)
+def test_clock(seconds, expected):
+    assert clock(seconds) == expected

@@ -1,0 +1,64 @@
+"""The summary is what the run directory says."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from rhymeflow.errors import UserError
+from rhymeflow.observe import summary
+from rhymeflow.servers.trajectories import TrajectoryServer
+from tests.observe.runs import make_run
+
+
+def test_summary_of_a_run(tmp_path):
+    make_run(tmp_path)
+    found = summary.write(tmp_path)
+    # Groups 0..7 trained on; member 0 of step s began under version max(s - 1, 0).
+    assert found.steps == 4
+    assert found.seconds == 41.0
+    assert found.trajectories == 16
+    assert found.trained_tokens == sum(10 + g + 100 + g for g in range(8))
+    assert found.generated_tokens == sum(10 + g + 100 + g for g in range(10))
+    assert (found.eval_reward_before, found.eval_reward_after) == (0.25, 0.75)
+    assert found.eval_rewards == ((0, 0.25), (4, 0.75))
+    assert (found.reward_first, found.reward_last) == (0.1, 0.4)
+    assert found.staleness == {0: 10, 1: 6}
+    assert (found.staleness_max, found.staleness_mean) == (1, 6 / 16)
+    assert found.endings == {"consumed": 8, "filtered": 0, "aborted": 1, "unfinished": 1}
+    assert found.idle == pytest.approx({"rollout": 0.1, "learner": 0.3})
+    written = json.loads((tmp_path / "summary.json").read_text())
+    assert written["staleness"] == {"0": 10, "1": 6}
+    assert written["eval_rewards"] == [[0, 0.25], [4, 0.75]]
+
+
+def test_summary_of_a_run_that_did_nothing(tmp_path):
+    TrajectoryServer(tmp_path / "events.db").close()
+    found = summary.write(tmp_path)
+    assert (found.steps, found.trained_tokens, found.staleness_max) == (0, 0, None)
+    assert found.eval_reward_before is found.eval_reward_after is None
+
+
+def test_no_run_is_said(tmp_path):
+    with pytest.raises(UserError, match="no such file"):
+        summary.summarize(tmp_path)
+
+
+def test_panel(tmp_path):
+    make_run(tmp_path)
+    console = Console(file=io.StringIO(), width=80)
+    console.print(summary.panel(summary.summarize(tmp_path), tmp_path))
+    text = console.file.getvalue()
+    for part in (
+        "4 in 0:41",
+        "0.250 before, 0.750 after",
+        "mean 0.38, greatest 1",
+        "16 trajectories, 936 tokens of 1,190 generated",
+        "8 consumed, 1 aborted, 1 unfinished",
+        "rollout 10%, learner 30%",
+        "rhymeflow inspect",
+    ):
+        assert part in text
