@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
@@ -24,11 +25,12 @@ from rhymeflow.servers.reader import TrajectoryDetails, TrajectoryReader
 _MAX_STEP_ROWS = 40
 _NUM_QUANTILES = 5
 _BAR_WIDTH = 30
+_WIDE = 110
 
 # Column heading, metric, format.
 _STEP_COLUMNS = (
     ("reward", "reward", ".3f"),
-    ("held out", "eval/reward", ".3f"),
+    ("eval", "eval/reward", ".3f"),
     ("length", "completions/mean_length", ".1f"),
     ("stale", "staleness/mean", ".2f"),
     ("max", "staleness/max", ".0f"),
@@ -77,7 +79,7 @@ def inspect(run_dir: Path, trajectory: str | None, console: Console) -> None:
 def _show_run(run_dir: Path, reader: TrajectoryReader, console: Console) -> None:
     steps = metrics.read(run_dir)
     if steps:
-        console.print(_step_table(steps))
+        console.print(_step_table(steps, console.width))
     else:
         console.print("No step has been completed.")
     staleness = reader.query("SELECT staleness, COUNT(*) FROM trained GROUP BY 1 ORDER BY 1")
@@ -92,7 +94,7 @@ def _show_run(run_dir: Path, reader: TrajectoryReader, console: Console) -> None
         console.print(Text(f"Groups left out ({name}): {count:,}"))
 
 
-def _step_table(steps: dict[int, dict[str, Any]]) -> Table:
+def _step_table(steps: dict[int, dict[str, Any]], width: int) -> Table:
     shown = list(steps)
     stride = -(-len(shown) // _MAX_STEP_ROWS)
     # Every stride-th, the first and the last; rows with a held-out reward are never left out.
@@ -100,7 +102,12 @@ def _step_table(steps: dict[int, dict[str, Any]]) -> Table:
     columns = [c for c in _STEP_COLUMNS if any(c[1] in row for row in steps.values())]
     left_out = len(shown) - len(kept)
     caption = f"{left_out} more in {metrics.FILE}" if left_out else None
-    table = Table("step", "time", title="Steps", title_justify="left", caption=caption)
+    # All columns fit 80 characters without padding.
+    padding = (0, 1 if width >= _WIDE else 0)
+    table = Table(box=SIMPLE_HEAD, padding=padding, title="Steps", title_justify="left")
+    table.caption = caption
+    for heading in ("step", "time"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for heading, _, _ in columns:
         table.add_column(heading, justify="right", no_wrap=True)
     for step in sorted(kept):
@@ -112,7 +119,7 @@ def _step_table(steps: dict[int, dict[str, Any]]) -> Table:
 
 def _histogram(title: str, heading: str, rows: list[tuple[Any, ...]]) -> Table:
     total, most = sum(n for _, n in rows), max(n for _, n in rows)
-    table = Table(heading, title=title, title_justify="left")
+    table = Table(heading, box=SIMPLE_HEAD, title=title, title_justify="left")
     table.add_column("trajectories", justify="right")
     table.add_column("share", justify="right")
     table.add_column("")
@@ -123,7 +130,8 @@ def _histogram(title: str, heading: str, rows: list[tuple[Any, ...]]) -> Table:
 
 
 def _quantile_table(rows: list[tuple[Any, ...]]) -> Table:
-    table = Table(title="Lengths, shortest to longest, and how they ended", title_justify="left")
+    title = "Lengths, shortest to longest, and how they ended"
+    table = Table(box=SIMPLE_HEAD, title=title, title_justify="left")
     for heading in ("tokens", "count", "reward", "cut", "consumed", "filtered", "aborted", "open"):
         table.add_column(heading, justify="right", no_wrap=True)
     for _, low, high, count, reward, cut, *endings in rows:
@@ -198,7 +206,7 @@ def _ending(details: TrajectoryDetails) -> str:
 
 
 def _segment_table(details: TrajectoryDetails) -> Table:
-    table = Table(title="Segments", title_justify="left")
+    table = Table(box=SIMPLE_HEAD, title="Segments", title_justify="left")
     for heading in ("from", "to", "version", "instance", "mean log-probability"):
         table.add_column(heading, justify="right", no_wrap=True)
     for segment in details.segments:
