@@ -111,8 +111,6 @@ def inspect(args: argparse.Namespace) -> int:
 
     from rhymeflow.observe.inspect import inspect as show
 
-    if not args.run_dir.is_dir():
-        raise UserError(f"{args.run_dir}: there is no such run directory")
     show(args.run_dir, args.trajectory, Console())
     return 0
 

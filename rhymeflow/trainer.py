@@ -24,7 +24,7 @@ from rhymeflow.config import Config, RewardFunction
 from rhymeflow.errors import UserError
 
 if TYPE_CHECKING:
-    from rhymeflow.runtime.local import Summary
+    from rhymeflow.observe.summary import Summary
 
 Reward = str | Callable[..., Any] | RewardFunction
 Dataset = str | os.PathLike[str] | Iterable[Mapping[str, Any]]

@@ -37,7 +37,7 @@ def command(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]
         (["train", "demo", "extra"], "extra: there is no such argument"),
         (["train", "demo", "--dry-run", "--model.name", "/nowhere"], "/nowhere"),
         (["recipes", "--learner.beta", "1"], "--learner.beta: there is no such argument"),
-        (["inspect", "/nowhere"], "/nowhere: there is no such run directory"),
+        (["inspect", "/nowhere"], "/nowhere: no such directory"),
         (["bench", "engin"], "did you mean engine?"),
         (["bench", "engine", "--jsn"], "--jsn"),
     ],

@@ -1,0 +1,176 @@
+"""Train a Rhymeflow configuration in TRL's `GRPOTrainer`, and write down when each step ended.
+
+    python -m benchmarks.peers.trl_side CONFIG.yaml OUT.json [--cb] [--per-device N] [--autocast]
+
+Holds true: the same model files, prompt tokens, reward function, batch, lengths, sampling and
+optimizer settings; TRL's own defaults otherwise, less what costs it time for nothing (gradient
+checkpointing, logging, saving). Writes `{"ends": [seconds...], "lengths": [tokens...], "rewards"}`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+from rhymeflow import settings
+from rhymeflow.config import Config, RewardFunction
+from rhymeflow.data.encode import PromptEncoder
+from rhymeflow.data.load import load_prompts
+from rhymeflow.models.converted import converted
+from rhymeflow.models.load import load_tokenizer, resolve_device, resolve_dtype
+from rhymeflow.models.source import locate
+from rhymeflow.reward.functions import Judge
+from rhymeflow.reward.messages import RewardRequest
+
+
+class Clock(TrainerCallback):
+    """Notes the time at the end of each optimizer step."""
+
+    def __init__(self) -> None:
+        self.ends: list[float] = []
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Note the time."""
+        self.ends.append(time.time())
+
+
+def main() -> None:
+    """Run from the command line."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("config", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--per-device", type=int, help="sequences per forward and backward")
+    parser.add_argument("--cb", action="store_true", help="transformers' continuous batching")
+    parser.add_argument("--autocast", action="store_true", help="bf16=True over float32 weights")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    warnings.filterwarnings("ignore")
+    logging.disable(logging.WARNING)
+    config = settings.load(str(args.config))
+    with tempfile.TemporaryDirectory() as folder:
+        clock, trainer = build(config, folder, args)
+        trainer.train()
+    metrics = trainer._metrics["train"]
+    result = {
+        "ends": clock.ends,
+        "lengths": metrics["completions/mean_length"],
+        "rewards": metrics["reward"],
+        "threads": torch.get_num_threads(),
+    }
+    args.out.write_text(json.dumps(result))
+
+
+def build(config: Config, folder: str, args: argparse.Namespace) -> tuple[Clock, GRPOTrainer]:
+    """Return the trainer, and the clock that it carries."""
+    tokenizer = load_tokenizer(config.model)
+    clock = Clock()
+    device = resolve_device(config.model)
+    dtype = torch.float32 if args.autocast else resolve_dtype(config.model, device)
+    source = locate(config.model)
+    folder_of_model = source.location if source.gguf_path is None else converted(source.gguf_path)
+    trainer = GRPOTrainer(
+        model=AutoModelForCausalLM.from_pretrained(
+            folder_of_model, dtype=dtype, attn_implementation="sdpa"
+        ),
+        processing_class=tokenizer,
+        reward_funcs=[reward(function) for function in config.reward.functions],
+        train_dataset=dataset(config, tokenizer),
+        args=arguments(config, folder, args, on_cpu=device.type == "cpu"),
+        callbacks=[clock],
+    )
+    return clock, trainer
+
+
+def arguments(config: Config, folder: str, args: argparse.Namespace, *, on_cpu: bool) -> GRPOConfig:
+    """Carry the settings over, field by field."""
+    learner, rollout = config.learner, config.rollout
+    batch = learner.groups_per_batch * rollout.num_generations
+    per_device = args.per_device or batch
+    return GRPOConfig(
+        output_dir=folder,
+        use_cpu=on_cpu,
+        seed=config.run.seed,
+        max_steps=learner.max_steps,
+        per_device_train_batch_size=per_device,
+        gradient_accumulation_steps=batch // per_device,
+        num_generations=rollout.num_generations,
+        max_completion_length=rollout.max_completion_length,
+        temperature=rollout.temperature,
+        top_p=rollout.top_p,
+        top_k=rollout.top_k,
+        learning_rate=learner.learning_rate,
+        lr_scheduler_type=learner.lr_scheduler_type,
+        warmup_steps=learner.warmup_steps,
+        adam_beta1=learner.adam_beta1,
+        adam_beta2=learner.adam_beta2,
+        adam_epsilon=learner.adam_epsilon,
+        weight_decay=learner.weight_decay,
+        max_grad_norm=learner.max_grad_norm or 0.0,
+        num_iterations=learner.num_iterations,
+        loss_type=learner.loss_type,
+        scale_rewards=learner.scale_rewards,
+        epsilon=learner.epsilon,
+        epsilon_high=learner.epsilon_high,
+        beta=learner.beta,
+        mask_truncated_completions=learner.mask_truncated_completions,
+        reward_weights=[function.weight for function in config.reward.functions],
+        use_transformers_continuous_batching=args.cb,
+        bf16=args.autocast,
+        gradient_checkpointing=False,
+        logging_strategy="no",
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+    )
+
+
+def dataset(config: Config, tokenizer: Any) -> Dataset:
+    """Return the training prompts as the texts that tokenize to what Rhymeflow's policy is given."""
+    train, _ = load_prompts(config.data, config.run.seed)
+    encoder = PromptEncoder(tokenizer, config.data)
+    rows = []
+    for index in range(len(train)):
+        ids = encoder.encode(train[index])
+        text = tokenizer.decode(ids)
+        if list(tokenizer(text=text)["input_ids"]) != ids:
+            raise SystemExit(
+                f"prompt {index} does not tokenize to the same tokens in TRL: {text!r}"
+            )
+        rows.append({**train[index].columns, "prompt": text})
+    return Dataset.from_list(rows)
+
+
+def reward(function: RewardFunction) -> Callable[..., list[float | None]]:
+    """Return the reward function itself, called as our workers call it."""
+    judge, runner = Judge(function), asyncio.Runner()
+
+    def judged(
+        prompts: list[str], completions: list[str], completion_ids: list[list[int]], **columns: Any
+    ) -> list[float | None]:
+        rows = []
+        for index, completion in enumerate(completions):
+            own = {n: v[index] for n, v in columns.items() if isinstance(v, list)}
+            request = RewardRequest(prompts[index], completion, completion_ids[index], own)
+            rows.append(judge(request, runner))
+        return rows
+
+    return judged
+
+
+if __name__ == "__main__":
+    main()
