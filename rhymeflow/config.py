@@ -171,7 +171,7 @@ class LearnerConfig(Section):
     is trained. `truncate` and `decoupled` clip around pi_prox, the learner's policy before the
     batch's first optimizer step, and weigh each token's clipped objective by u = pi_prox / mu, a
     constant. `truncate` (token-level TIS): the weight is min(u, cap). `decoupled` (decoupled PPO as
-    AReaL runs it): the weight is u, and 0 where u is past the cap. `none`: no weight, and PPO's clip
+    AReaL runs it): the weight is u, and 0 where u is past the cap. `none`: no weight, and the clip
     is around mu itself. The KL term is not weighted."""
     importance_sampling_cap: PositiveFloat = 2.0
     """Cap of u. StaleFlow is paired with truncation at 2."""
