@@ -70,7 +70,7 @@ def _jsonl(path: Path) -> list[Row]:
 
 def _json_object(line: bytes, where: str) -> dict[str, Any]:
     try:
-        value = json.loads(line.decode("utf-8-sig"))
+        value = json.loads(line.rstrip().decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise UserError(f"{where}: no UTF-8 text (byte {error.start} of the line)") from None
     except json.JSONDecodeError as error:

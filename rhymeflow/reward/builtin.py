@@ -80,13 +80,15 @@ def math_verify(column: str | None = None) -> Scorer:
     A response that cannot be read, or not within math-verify's own five seconds, is wrong.
 
     Args:
-        column: holds the right answer, in LaTeX or plain.
+        column: holds the right answer: a formula, or text with a formula marked in it
+            (`$...$`, `\boxed{...}`).
     """
     package = extra("math_verify", "the reward math_verify", "math")
 
     def _gold(truth: str) -> Any:
-        # A bare LaTeX answer is only seen as such between dollars.
-        gold = package.parse(truth) or package.parse(f"${truth}$")
+        # Of bare text only the first number is read (`1 + x` is 1), so it is marked as a formula.
+        is_marked = any(mark in truth for mark in ("$", r"\boxed", r"\(", r"\["))
+        gold = package.parse(truth if is_marked else f"${truth}$")
         if not gold:
             raise ValueError(f"the right answer {truth!r} is no mathematics")
         return gold

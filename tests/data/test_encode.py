@@ -1,0 +1,100 @@
+"""From prompts to tokens, with a character tokenizer whose text can be read back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+from rhymeflow.config import DataConfig
+from rhymeflow.data import Prompt, PromptEncoder
+from rhymeflow.errors import UserError
+
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}"
+    "{% if m.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
+    "[{{ m.role }}]{{ m.content }};{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+
+
+def tokenizer(template: str | None) -> PreTrainedTokenizerFast:
+    characters = sorted(set("abcdefghijklmnopqrstuvwxyz0123456789 +=?[];<>^"))
+    raw = Tokenizer(models.WordLevel({each: n for n, each in enumerate(characters)}, "?"))
+    raw.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    raw.post_processor = processors.TemplateProcessing(
+        "^ $A", special_tokens=[("^", raw.token_to_id("^"))]
+    )
+    made = PreTrainedTokenizerFast(tokenizer_object=raw, bos_token="^")
+    made.chat_template = template
+    return made
+
+
+CHAT, BASE = tokenizer(TEMPLATE), tokenizer(None)
+
+
+def text(tok: PreTrainedTokenizerFast, prompt: Any, **fields: Any) -> str:
+    encoder = PromptEncoder(tok, DataConfig(**fields))
+    ids = encoder.encode(Prompt(3, prompt, {}, "a.jsonl:4"))
+    assert all(type(token) is int for token in ids)
+    return "".join(tok.convert_ids_to_tokens(ids))
+
+
+def refused(tok: PreTrainedTokenizerFast, prompt: Any, **fields: Any) -> str:
+    with pytest.raises(UserError) as error:
+        text(tok, prompt, **fields)
+    return str(error.value)
+
+
+def test_strings() -> None:
+    assert text(BASE, "1+1=") == "^1+1="
+    assert text(CHAT, "1+1=", chat_template=False) == "^1+1="
+    assert text(CHAT, "1+1=") == "^[user]1+1=;[assistant]"
+    assert text(CHAT, "1+1=", chat_template=True) == "^[user]1+1=;[assistant]"
+
+
+def test_messages() -> None:
+    asked = [{"role": "user", "content": "hi"}]
+    assert text(CHAT, asked) == "^[user]hi;[assistant]"
+    assert text(CHAT, asked, chat_template=False) == "^[user]hi;[assistant]"
+    begun = [*asked, {"role": "assistant", "content": "well"}]
+    assert text(CHAT, begun) == "^[user]hi;[assistant]well"
+
+
+def test_system_prompt_and_assistant_prefix() -> None:
+    fields = {"system_prompt": "be brief", "assistant_prefix": "<think>"}
+    assert text(CHAT, "hi", **fields) == "^[system]be brief;[user]hi;[assistant]<think>"
+    assert text(BASE, "hi", assistant_prefix=" so") == "^hi so"
+
+
+def test_what_does_not_fit_the_tokenizer_is_refused() -> None:
+    assert refused(BASE, "a", chat_template=True).startswith("data.chat_template: ")
+    assert refused(BASE, "a", system_prompt="b").startswith("data.system_prompt: ")
+    assert refused(CHAT, "a", system_prompt="b", chat_template=False).startswith("data.system_")
+    asked = [{"role": "user", "content": "hi"}]
+    assert refused(BASE, asked) == (
+        "a.jsonl:4: the prompt is a list of messages, but the model's tokenizer has no chat "
+        "template"
+    )
+    own = [{"role": "system", "content": "x"}, *asked]
+    assert "a.jsonl:4: the prompt has a system message of its own" in refused(
+        CHAT, own, system_prompt="b"
+    )
+    tool = [*asked, {"role": "tool", "content": "4"}]
+    assert refused(CHAT, tool) == (
+        "a.jsonl:4: the model's chat template refuses the prompt: no tools here"
+    )
+
+
+def test_a_long_prompt_is_named_and_not_cut() -> None:
+    assert len(text(BASE, "1234", max_prompt_length=5)) == 5
+    assert refused(BASE, "12345", max_prompt_length=5) == (
+        "a.jsonl:4: the prompt is 6 tokens long, data.max_prompt_length = 5"
+    )
+
+
+def test_a_prompt_without_tokens_is_refused() -> None:
+    silent = tokenizer("{% if false %}{% endif %}")
+    assert refused(silent, "a") == "a.jsonl:4: the prompt has no tokens"

@@ -1,0 +1,129 @@
+"""Reward functions that behave and misbehave; loaded by the workers, never by the tests."""
+
+import asyncio
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import neighbour  # the file beside this one
+
+ARGUMENTS: dict = {}
+
+
+def length(completions, **kwargs):
+    return [len(completion) for completion in completions]
+
+
+def half(completions, **kwargs):
+    return [neighbour.HALF for _ in completions]
+
+
+def sees(prompts, completions, completion_ids, colour, **kwargs):
+    told = {"prompts": prompts, "completions": completions, "completion_ids": completion_ids}
+    Path(kwargs["report"][0]).write_text(repr(told | {"colour": colour}))
+    return [1]
+
+
+def picky(completions, colour, factor=2.0):
+    return [factor * (colour[0] == completions[0])]
+
+
+async def patient(completions, **kwargs):
+    await asyncio.sleep(0.01)
+    return [0.25 for _ in completions]
+
+
+def not_mine(completions, **kwargs):
+    return [None for _ in completions]
+
+
+def by_order(completions, **kwargs):
+    """Do what the completion says."""
+    return ORDERS[completions[0]]()
+
+
+def _raises():
+    raise ValueError("the judge\nis ill")
+
+
+def _hangs():
+    time.sleep(3600)
+
+
+def _hangs_in_c():
+    ctypes.PyDLL(None).sleep(3600)  # holds the interpreter's lock: no signal handler, no thread
+
+
+def _leaves_a_child():
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
+    Path(os.environ["CHILD_PID_FILE"]).write_text(str(child.pid))
+    time.sleep(3600)
+
+
+def _tensor():
+    class Scalar:
+        def __float__(self):
+            return 0.5
+
+    return [Scalar()]
+
+
+async def _awaits_forever():
+    await asyncio.Event().wait()
+
+
+ORDERS = {
+    "fine": lambda: [1.0],
+    "true": lambda: [True],
+    "tuple": lambda: (2,),
+    "tensor": _tensor,
+    "raise": _raises,
+    "exit": lambda: sys.exit(3),
+    "nan": lambda: [float("nan")],
+    "inf": lambda: [float("inf")],
+    "two": lambda: [1.0, 2.0],
+    "none at all": lambda: [],
+    "bare": lambda: 1.0,
+    "nothing": lambda: None,
+    "text": lambda: "1",
+    "text inside": lambda: ["1"],
+    "mapping": lambda: {"reward": 1.0},
+    "hang": _hangs,
+    "hang in C": _hangs_in_c,
+    "hang awaiting": _awaits_forever,
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "leave": lambda: os._exit(7),
+    "child": _leaves_a_child,
+    "pid": lambda: [os.getpid()],
+    "threads": lambda: [float(os.environ["OMP_NUM_THREADS"])],
+    "fork": lambda: [__import__("multiprocessing").get_context("fork").Pool(1).apply(int, ("5",))],
+    "surrogate": lambda: (_ for _ in ()).throw(ValueError("half \ud800")),
+    "long": lambda: (_ for _ in ()).throw(ValueError("x" * 100_000)),
+}
+
+
+def flaky(completions, report, **kwargs):
+    """Fail until the file exists."""
+    path = Path(report[0])
+    if path.exists():
+        return [1.0]
+    path.touch()
+    raise OSError("not yet")
+
+
+def flaky_death(completions, report, **kwargs):
+    path = Path(report[0])
+    if path.exists():
+        return [1.0]
+    path.touch()
+    os._exit(1)
+
+
+def counted(completions, counter, **kwargs):
+    with open(counter[0], "a") as file:
+        file.write("x")
+    return [0.5]

@@ -1,0 +1,182 @@
+"""Names, options and the built-in functions, called in this process."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from rhymeflow.config import DataConfig, RewardFunction
+from rhymeflow.data import load_prompts
+from rhymeflow.errors import UserError
+from rhymeflow.reward.functions import Judge, NoReward, component_names
+from rhymeflow.reward.messages import RewardRequest
+
+
+def score(function: str, completion: str, columns: dict[str, Any], **options: Any) -> Any:
+    judge = Judge(RewardFunction(function=function, options=options))
+    with asyncio.Runner() as runner:
+        return judge(RewardRequest("p", completion, [1], columns), runner)
+
+
+def failure(function: str, completion: str, columns: dict[str, Any], **options: Any) -> str:
+    with pytest.raises(NoReward) as error:
+        score(function, completion, columns, **options)
+    return str(error.value)
+
+
+def refused(function: str, **options: Any) -> str:
+    with pytest.raises(UserError) as error:
+        Judge(RewardFunction(function=function, options=options))
+    assert str(error.value).startswith(f"reward function {function}: ")
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("completion", "columns", "options", "reward"),
+    [
+        (" 42\n", {"answer": "42"}, {}, 1),
+        (" 42\n", {"answer": "42"}, {"strip": False}, 0),
+        ("42", {"answer": 42}, {}, 1),
+        ("42", {"ground_truth": "42"}, {}, 1),
+        ("42", {"answer": "41", "ground_truth": "42"}, {}, 0),
+        ("42", {"answer": "41", "truth": "42"}, {"column": "truth"}, 1),
+        ("6*7 #### 41 #### 42", {"answer": "so #### 42"}, {"after": "####"}, 1),
+        ("6*7 #### 42", {"answer": "42"}, {"after": "####"}, 1),
+        ("42", {"answer": "42"}, {"after": "####"}, 0),
+        ("", {"answer": "42"}, {}, 0),
+        ("42", {"answer": "42", "strip": "x", "after": "y", "column": "z"}, {}, 1),
+    ],
+)
+def test_exact_match(
+    completion: str, columns: dict[str, Any], options: dict[str, Any], reward: float
+) -> None:
+    assert score("exact_match", completion, columns, **options) == reward
+
+
+def test_exact_match_without_a_right_answer_is_an_error() -> None:
+    assert "no column 'answer' or 'ground_truth'" in failure("exact_match", "4", {"anser": "4"})
+    assert "did you mean 'anser'?" in failure("exact_match", "4", {"anser": "4"})
+    assert "no column 'truth'" in failure("exact_match", "4", {"answer": "4"}, column="truth")
+    assert "the right answer is None" in failure("exact_match", "4", {"answer": None})
+
+
+@pytest.mark.parametrize(
+    ("options", "reward"),
+    [
+        ({"pattern": "<b>.*</b>"}, 1),
+        ({"pattern": "<b>.*</b>", "mode": "fullmatch"}, 0),
+        ({"pattern": "a<b>.*</b>", "mode": "fullmatch"}, 1),
+        ({"pattern": "c"}, 0),
+    ],
+)
+@pytest.mark.parametrize("name", ["regex", "format"])
+def test_regex(name: str, options: dict[str, Any], reward: float) -> None:
+    assert score(name, "a<b>1\n2</b>", {"pattern": "a column"}, **options) == reward
+
+
+@pytest.mark.parametrize(
+    ("completion", "truth", "reward"),
+    [
+        (r"so it is $\frac{1}{2}$", "0.5", 1),
+        (r"\boxed{0.5}", r"\frac{1}{2}", 1),
+        (r"\boxed{x+1}", "1+x", 1),
+        ("the answer is 3", "0.5", 0),
+        (r"\boxed{1}", "1+x", 0),
+        (r"\boxed{(1,2)}", "(1, 2)", 1),
+        (r"\boxed{5}", "so the answer is $5$", 1),
+        ("no idea", "4", 0),
+    ],
+)
+def test_math_verify(completion: str, truth: str, reward: float) -> None:
+    assert score("math_verify", completion, {"answer": truth}) == reward
+
+
+def test_math_verify_needs_a_right_answer_that_is_mathematics() -> None:
+    assert "is no mathematics" in failure("math_verify", "4", {"answer": ""})
+
+
+def test_reasoning_gym_scores_by_the_dataset() -> None:
+    config = DataConfig(source="reasoning_gym:arc_agi", size=2, eval_size=0)
+    prompt = load_prompts(config, 0)[0][0]
+    columns, answer = prompt.columns, prompt.columns["answer"]
+
+    def gym(completion: str, **options: Any) -> Any:
+        return score("reasoning_gym", completion, columns, **options)
+
+    assert gym(f"<answer>1</answer> no: <answer>\n{answer}\n</answer>.") == 1
+    assert gym(answer) < 0.5
+    assert gym(answer, extract="all") == 1
+    assert gym("", extract="last_line") < 0.5
+    assert "no column 'entry'" in failure("reasoning_gym", "4", {"answer": "4"})
+
+
+def test_reasoning_gym_takes_the_last_line() -> None:
+    config = DataConfig(source="reasoning_gym:chain_sum", size=1, eval_size=0)
+    columns = load_prompts(config, 0)[0][0].columns
+    text = f"thinking 1 2 3\n{columns['answer']}\n"
+    assert score("reasoning_gym", text, columns, extract="last_line") == 1
+
+
+def test_a_recipe_gives_its_reward() -> None:
+    assert score("recipe:demo", "a1+0=1 =1", {"answer": "1"}) == 1
+    assert score("recipe:demo", "a1+0=1 =2", {"answer": "1"}) == 0
+
+
+def test_dotted_names() -> None:
+    assert score("tests.reward.test_functions.always", "x", {}) == 1
+    assert "No module named 'no_such'" in refused("no_such.f")
+    assert "there is no 'alway' in it; did you mean 'always'?" in refused(
+        "tests.reward.test_functions.alway"
+    )
+
+
+def always(completions: list[str], **kwargs: Any) -> list[float]:
+    return [1.0 for _ in completions]
+
+
+def narrow(completions: list[str], width: int = 1) -> list[float]:
+    return [float(width) for _ in completions]
+
+
+def test_mistakes_in_names_and_options() -> None:
+    assert "no built-in has this name; did you mean 'exact_match'?" in refused("exactmatch")
+    assert "there is no file" in refused("no/such.py:f")
+    assert "name the function too, as in a/b.py:reward" in refused("a/b.py")
+    assert "name the function too, as in a/b.py:reward" in refused("a/b.py:")
+    assert "no option 'colunm'; did you mean 'column'?" in refused("exact_match", colunm="x")
+    assert "needs the option 'pattern'" in refused("regex")
+    assert "is no regular expression" in refused("regex", pattern="(")
+    assert "mode is 'x', should be 'search' or 'fullmatch'" in refused(
+        "regex", pattern="a", mode="x"
+    )
+    assert "extract is 'x', should be one of" in refused("reasoning_gym", extract="x")
+    assert "takes no option 'widht'; did you mean 'width'?" in refused(
+        "tests.reward.test_functions.narrow", widht=2
+    )
+    assert score("tests.reward.test_functions.narrow", "x", {"other": 1}, width=2) == 2
+
+
+@pytest.mark.parametrize(
+    ("function", "extra", "package"),
+    [("math_verify", "math", "math_verify"), ("reasoning_gym", "reasoning", "reasoning_gym")],
+)
+def test_an_absent_package_is_named_with_its_command(
+    function: str, extra: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, package, None)
+    assert f"needs the package {package}: pip install 'rhymeflow[{extra}]'" in refused(function)
+
+
+def test_component_names() -> None:
+    specs = [
+        "exact_match",
+        "a/b.py:judge",
+        "pkg.mod.judge",
+        "recipe:demo",
+        "exact_match",
+        "x.judge",
+    ]
+    names = component_names(RewardFunction(function=spec) for spec in specs)
+    assert names == ("exact_match", "judge", "judge#2", "recipe:demo", "exact_match#2", "judge#3")
