@@ -95,8 +95,8 @@ NOTES = (
     "Trained trajectories per second from the end of the first step on; ratios are medians over "
     "pairs run one right after the other. Both on {cores} cores: TRL with a thread on each, here "
     "one for the rollout and one for the learner. TRL: GRPOTrainer with transformers' generate, "
-    "without gradient checkpointing, logging or saving; smollm2's weights are bfloat16 there, which "
-    "was quicker than float32 with or without autocast and than its continuous batching."
+    "without gradient checkpointing, logging or saving, smollm2's weights in bfloat16; float32, "
+    "autocast and its continuous batching were slower (docs/lab-log.md)."
 )
 
 

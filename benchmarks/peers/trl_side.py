@@ -29,6 +29,7 @@ from rhymeflow import settings
 from rhymeflow.config import Config, RewardFunction
 from rhymeflow.data.encode import PromptEncoder
 from rhymeflow.data.load import load_prompts
+from rhymeflow.data.prompts import PromptSource
 from rhymeflow.models.converted import converted
 from rhymeflow.models.load import load_tokenizer, resolve_device, resolve_dtype
 from rhymeflow.models.source import locate
@@ -82,13 +83,14 @@ def build(config: Config, folder: str, args: argparse.Namespace) -> tuple[Clock,
     dtype = torch.float32 if args.autocast else resolve_dtype(config.model, device)
     source = locate(config.model)
     folder_of_model = source.location if source.gguf_path is None else converted(source.gguf_path)
+    prompts, _ = load_prompts(config.data, config.run.seed)
     trainer = GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(
             folder_of_model, dtype=dtype, attn_implementation="sdpa"
         ),
         processing_class=tokenizer,
-        reward_funcs=[reward(function) for function in config.reward.functions],
-        train_dataset=dataset(config, tokenizer),
+        reward_funcs=[reward(function, prompts) for function in config.reward.functions],
+        train_dataset=dataset(prompts, config, tokenizer),
         args=arguments(config, folder, args, on_cpu=device.type == "cpu"),
         callbacks=[clock],
     )
@@ -139,35 +141,32 @@ def arguments(config: Config, folder: str, args: argparse.Namespace, *, on_cpu: 
     )
 
 
-def dataset(config: Config, tokenizer: Any) -> Dataset:
-    """Return the training prompts as the texts that tokenize to what Rhymeflow's policy is given."""
-    train, _ = load_prompts(config.data, config.run.seed)
+def dataset(prompts: PromptSource, config: Config, tokenizer: Any) -> Dataset:
+    """Return the prompts as texts that tokenize to what Rhymeflow's policy is given."""
     encoder = PromptEncoder(tokenizer, config.data)
     rows = []
-    for index in range(len(train)):
-        ids = encoder.encode(train[index])
+    for row in range(len(prompts)):
+        ids = encoder.encode(prompts[row])
         text = tokenizer.decode(ids)
         if list(tokenizer(text=text)["input_ids"]) != ids:
-            raise SystemExit(
-                f"prompt {index} does not tokenize to the same tokens in TRL: {text!r}"
-            )
-        rows.append({**train[index].columns, "prompt": text})
+            raise SystemExit(f"prompt {row} does not tokenize to the same tokens in TRL: {text!r}")
+        rows.append({"prompt": text, "row": row})
     return Dataset.from_list(rows)
 
 
-def reward(function: RewardFunction) -> Callable[..., list[float | None]]:
+def reward(function: RewardFunction, source: PromptSource) -> Callable[..., list[float | None]]:
     """Return the reward function itself, called as our workers call it."""
     judge, runner = Judge(function), asyncio.Runner()
 
     def judged(
-        prompts: list[str], completions: list[str], completion_ids: list[list[int]], **columns: Any
+        completions: list[str], completion_ids: list[list[int]], row: list[int], **_: Any
     ) -> list[float | None]:
-        rows = []
-        for index, completion in enumerate(completions):
-            own = {n: v[index] for n, v in columns.items() if isinstance(v, list)}
-            request = RewardRequest(prompts[index], completion, completion_ids[index], own)
-            rows.append(judge(request, runner))
-        return rows
+        prompts = [source[index] for index in row]
+        requests = [
+            RewardRequest(prompt.prompt, completion, ids, prompt.columns)
+            for prompt, completion, ids in zip(prompts, completions, completion_ids, strict=True)
+        ]
+        return [judge(request, runner) for request in requests]
 
     return judged
 
