@@ -94,10 +94,12 @@ class WeightsAndBiases:
     def __init__(self, run_dir: Path, name: str, config: Mapping[str, Any]) -> None:
         module = _require("wandb", "wandb", "rhymeflow[wandb]")
         self._run = module.init(project=PROJECT, name=name, dir=str(run_dir), config=dict(config))
+        # Its own step counter takes no row of an earlier step, and held-out rewards come late.
+        self._run.define_metric("*", step_metric="step")
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Take in one row."""
-        self._run.log(dict(metrics), step=step)
+        self._run.log({"step": step, **metrics})
 
     def close(self) -> None:
         """Deliver what is pending."""

@@ -73,8 +73,11 @@ class FakeTracker:
         self.calls.append(("init", options["project"], options["name"], options["config"]))
         return self
 
-    def log(self, row, step):
-        self.calls.append(("log", step, row))
+    def define_metric(self, names, step_metric):
+        assert (names, step_metric) == ("*", "step")
+
+    def log(self, row, step=None):
+        self.calls.append(("log", {"step": step, **row}))
 
     def finish(self):
         self.calls.append(("finish",))
@@ -89,7 +92,7 @@ def test_trackers_get_the_rows(tmp_path, monkeypatch, name):
     writer.close()
     assert fake.calls == [
         ("init", "rhymeflow", "demo", {"seed": 1}),
-        ("log", 1, {"reward": 0.5}),
+        ("log", {"step": 1, "reward": 0.5}),
         ("finish",),
     ]
 

@@ -100,6 +100,18 @@ def test_pull_brings_what_was_pushed():
     server.close()
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_push_and_pull_on_a_gpu():
+    pushed = {name: tensor.cuda() for name, tensor in tensors(1.5).items()}
+    server = ParameterServer.create(layout.layout_of(pushed))
+    checksum = server.push(1, pushed)
+    into = {name: torch.zeros_like(tensor) for name, tensor in pushed.items()}
+    assert ParameterReader(server.handle).pull(into) == (1, checksum)
+    assert values(into) == {1.5}
+    server.close()
+
+
 def test_two_versions_are_held_and_older_ones_are_not(server):
     reader = ParameterReader(server.handle)
     assert reader.version is None
