@@ -38,14 +38,21 @@ from rhymeflow.reward.messages import RewardRequest
 
 
 class Clock(TrainerCallback):
-    """Notes the time at the end of each optimizer step."""
+    """Notes the time at the end of each optimizer step, and TRL's own metrics so far."""
 
     def __init__(self) -> None:
+        self.trainer: GRPOTrainer | None = None
         self.ends: list[float] = []
+        self.lengths: list[float] = []
+        self.rewards: list[float] = []
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Note the time."""
         self.ends.append(time.time())
+        assert self.trainer is not None
+        metrics = self.trainer._metrics["train"]  # emptied at the end of training
+        self.lengths = list(metrics["completions/mean_length"])
+        self.rewards = list(metrics["reward"])
 
 
 def main() -> None:
@@ -65,11 +72,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         clock, trainer = build(config, folder, args)
         trainer.train()
-    metrics = trainer._metrics["train"]
     result = {
         "ends": clock.ends,
-        "lengths": metrics["completions/mean_length"],
-        "rewards": metrics["reward"],
+        "lengths": clock.lengths,
+        "rewards": clock.rewards,
         "threads": torch.get_num_threads(),
     }
     args.out.write_text(json.dumps(result))
@@ -94,6 +100,7 @@ def build(config: Config, folder: str, args: argparse.Namespace) -> tuple[Clock,
         args=arguments(config, folder, args, on_cpu=device.type == "cpu"),
         callbacks=[clock],
     )
+    clock.trainer = trainer
     return clock, trainer
 
 
