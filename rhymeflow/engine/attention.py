@@ -21,6 +21,10 @@ from torch import Tensor
 
 from rhymeflow.engine.cache import Shelf, Slot
 
+PAD = 32
+"""Lengths of decode groups are rounded up to this: oneDNN prepares a product of new shape for about
+as long as it then takes to run (0.3 ms), so shapes should repeat. Divides every shelf's capacity."""
+
 
 class Span(NamedTuple):
     """One sequence's part of the row: `num_new` tokens after `cached` ones."""
@@ -96,7 +100,7 @@ class _Decode:
         num = len(spans)
         self.rows = slice(start, start + num)
         lengths = [span.cached + 1 for span in spans]
-        longest = max(lengths)
+        longest = -(-max(lengths) // PAD) * PAD
         group_kv = shelf.kv[:, :, first : first + num, :, :longest].flatten(2, 3)
         self._keys = [kv[0] for kv in group_kv.unbind(0)]
         self._values = [kv[1] for kv in group_kv.unbind(0)]

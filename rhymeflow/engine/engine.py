@@ -136,6 +136,7 @@ class Engine:
         self._scheduler.advance(work)
         return self._postprocess(work, hidden_TD)
 
+    @torch.inference_mode()
     def interrupt(self, ids: Iterable[Hashable] | None = None) -> list[Request]:
         """Stop requests (all of them, for None) and return them as far as they have come.
 

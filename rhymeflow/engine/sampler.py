@@ -30,7 +30,8 @@ class Row(NamedTuple):
 
 def sample(logits_RV: Tensor, rows: list[Row]) -> tuple[list[int], list[float]]:
     """Sample one token per row of float32 logits; return tokens and log-probabilities (nats)."""
-    assert logits_RV.dtype == torch.float32 and len(rows) == len(logits_RV)
+    assert logits_RV.dtype == torch.float32
+    assert len(rows) == len(logits_RV)
     groups: dict[tuple[float, int, float], list[int]] = {}
     for place, row in enumerate(rows):
         how = (row.sampling.temperature, row.sampling.top_k, row.sampling.top_p)

@@ -49,7 +49,8 @@ class Scheduler:
     """The engine's queue and its running sequences."""
 
     def __init__(self, *, max_running: int, max_prefill_tokens: int) -> None:
-        assert max_running > 0 and max_prefill_tokens > 0
+        assert max_running > 0
+        assert max_prefill_tokens > 0
         self.max_running = max_running
         self.max_prefill_tokens = max_prefill_tokens
         self.waiting: deque[Sequence] = deque()

@@ -1,0 +1,256 @@
+"""The engine equals the slow oracle, and a response is the same however it came about."""
+
+import pytest
+import torch
+
+from rhymeflow.engine.sequence import Segment
+from rhymeflow.errors import UserError
+from tests.engine.models import (
+    make_engine,
+    make_requests,
+    oracle,
+    run,
+    sampling,
+    tiny_model,
+)
+
+KINDS = ("llama", "qwen2")
+LENGTHS = (3, 3, 17, 1, 40, 9, 70, 2)
+HOWS = {
+    "plain": sampling(),
+    "warm": sampling(temperature=1.4),
+    "nucleus": sampling(temperature=0.8, top_p=0.9),
+    "top-k": sampling(top_k=5),
+    "both": sampling(temperature=1.2, top_p=0.7, top_k=20),
+    "greedy": sampling(temperature=0.0),
+}
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request):
+    return request.param
+
+
+def assert_same(requests, others, tolerance=1e-5):
+    for one, other in zip(requests, others, strict=True):
+        assert one.tokens == other.tokens
+        assert one.logprobs == pytest.approx(other.logprobs, abs=tolerance)
+
+
+def made_by(model, lengths=LENGTHS, how=None, **options):
+    requests = make_requests(lengths, how)
+    run(make_engine(model, **options), requests)
+    return requests
+
+
+@pytest.mark.parametrize("how", HOWS.values(), ids=HOWS.keys())
+def test_equals_the_plain_model_recomputed_token_by_token(kind, how):
+    plain = tiny_model(kind, "eager" if how.top_k else "sdpa")
+    requests = make_requests(LENGTHS, how)
+    reasons = run(make_engine(tiny_model(kind)), requests)
+    for request in requests:
+        tokens, logprobs, reason = oracle(plain, request)
+        assert request.tokens == tokens
+        assert request.logprobs == pytest.approx(logprobs, abs=1e-4)
+        assert reasons[request.id] == reason
+
+
+def test_different_sampling_in_one_batch(kind):
+    plain = tiny_model(kind, "sdpa")
+    requests = make_requests(LENGTHS[: len(HOWS)])
+    for request, how in zip(requests, HOWS.values(), strict=True):
+        request.sampling = how
+    run(make_engine(tiny_model(kind)), requests)
+    for request in requests:
+        assert request.tokens == oracle(plain, request)[0]
+
+
+@pytest.mark.parametrize(
+    "options", [{"max_running": 1}, {"max_running": 3}, {"max_prefill_tokens": 5}]
+)
+def test_alone_and_in_any_batch(kind, options):
+    model = tiny_model(kind)
+    assert_same(made_by(model), made_by(model, **options))
+
+
+def test_arriving_while_others_run(kind):
+    model = tiny_model(kind)
+    requests, engine = make_requests(LENGTHS), make_engine(model)
+    for i, request in enumerate(requests):
+        engine.submit(request)
+        for _ in range(5 * i):
+            engine.step()
+    run(engine, [])
+    assert_same(requests, made_by(model))
+
+
+@pytest.mark.parametrize("steps", [0, 1, 7, 12])
+def test_interrupted_and_continued_elsewhere(kind, steps):
+    model = tiny_model(kind)
+    requests, first = make_requests(LENGTHS), make_engine(model, max_prefill_tokens=30)
+    for request in requests:
+        first.submit(request)
+    for _ in range(steps):
+        first.step()
+    partial = first.interrupt()
+    assert [request.id for request in partial] == list(range(len(LENGTHS)))
+    assert not first.has_work
+    assert first.kv_tokens == 0
+    for request in partial:
+        assert len(request.tokens) == len(request.logprobs) <= steps
+    run(make_engine(model, instance="b", max_running=5), partial[::-1])
+    assert_same(requests, made_by(model))
+    for request in requests:
+        made = [segment.instance for segment in request.segments]
+        assert made in (["a", "b"], ["b"])
+        assert request.segments[0].start == 0
+
+
+def test_interrupting_some_leaves_the_others_alone(kind):
+    model = tiny_model(kind)
+    requests, engine = make_requests(LENGTHS), make_engine(model, max_running=4)
+    for request in requests:
+        engine.submit(request)
+    for _ in range(6):
+        engine.step()
+    taken = engine.interrupt([1, 2, 6, "never heard of"])
+    assert [request.id for request in taken] == [1, 2, 6]
+    assert engine.request_ids() == [0, 3, 4, 5, 7]
+    run(engine, taken)
+    assert_same(requests, made_by(model))
+
+
+def test_continuing_where_it_was_makes_no_new_segment():
+    model = tiny_model()
+    [request], engine = make_requests([4]), make_engine(tiny_model())
+    engine.submit(request)
+    for _ in range(5):
+        engine.step()
+    engine.submit(engine.interrupt()[0])
+    run(engine, [])
+    assert request.segments == [Segment(0, 0, "a")]
+    assert_same([request], made_by(model, [4]))
+
+
+def test_new_weights_while_running(kind):
+    """Tokens after the change are those of the new model, given the tokens before it."""
+    model, other = tiny_model(kind), tiny_model(kind, "sdpa", seed=1)
+    requests, engine = make_requests(LENGTHS), make_engine(model)
+    for request in requests:
+        engine.submit(request)
+    for _ in range(9):
+        engine.step()
+    before = [list(request.tokens) for request in requests]
+    model.load_state_dict(other.state_dict())
+    engine.set_version(3)
+    assert engine.kv_tokens == 0
+    run(engine, [])
+    for request, tokens in zip(requests, before, strict=True):
+        assert request.tokens[: len(tokens)] == tokens
+        assert request.segments == [Segment(0, 0, "a"), Segment(len(tokens), 3, "a")]
+        rest = make_requests(LENGTHS)[request.id]
+        rest.prompt_ids += tokens
+        ids = torch.tensor([request.prompt_ids + request.tokens])
+        with torch.no_grad():
+            logprobs = other(ids).logits[0].log_softmax(1)
+        for place in range(len(tokens), len(request.tokens)):
+            row = logprobs[len(request.prompt_ids) + place - 1]
+            assert float(row[request.tokens[place]]) == pytest.approx(
+                request.logprobs[place], abs=1e-4
+            )
+
+
+def test_a_version_that_made_nothing_leaves_no_segment():
+    [request], engine = make_requests([4]), make_engine(tiny_model())
+    engine.submit(request)
+    engine.set_version(1)
+    engine.set_version(2)
+    run(engine, [])
+    assert request.segments == [Segment(0, 2, "a")]
+
+
+def test_the_model_is_untouched_between_steps():
+    model = tiny_model()
+    run(make_engine(model), make_requests([4, 5]))
+    assert all("forward" not in module.__dict__ for module in model.modules())
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_stop_token_ends_and_is_part_of_the_response():
+    model = tiny_model()
+    [free] = made_by(model, [6])
+    stop = free.tokens[10]
+    first = free.tokens.index(stop)
+    [request] = make_requests([6], sampling(stop=[stop, 10_000]))
+    assert run(make_engine(model), [request]) == {0: "stop"}
+    assert request.tokens == free.tokens[: first + 1]
+
+
+def test_stop_token_at_the_last_place_counts_as_stop():
+    model = tiny_model()
+    [free] = made_by(model, [6], sampling(max_new_tokens=4))
+    assert free.tokens.index(free.tokens[3]) == 3
+    [request] = make_requests([6], sampling(max_new_tokens=4, stop=[free.tokens[3]]))
+    assert run(make_engine(model), [request]) == {0: "stop"}
+
+
+@pytest.mark.parametrize("budget", [1, 2, 60])
+def test_length_ends_at_the_budget(budget):
+    requests = make_requests(LENGTHS, sampling(max_new_tokens=budget))
+    reasons = run(make_engine(tiny_model()), requests)
+    assert set(reasons.values()) == {"length"}
+    assert [len(request.tokens) for request in requests] == [budget] * len(LENGTHS)
+
+
+def test_a_full_model_length_is_served_and_one_more_refused():
+    engine = make_engine(tiny_model())
+    run(engine, make_requests([200], sampling(max_new_tokens=56)))
+    with pytest.raises(UserError, match=r"200 prompt tokens and up to 57 new ones.* = 256"):
+        engine.submit(make_requests([200], sampling(max_new_tokens=57))[0])
+    with pytest.raises(UserError, match="the prompt is empty"):
+        engine.submit(make_requests([0])[0])
+
+
+def test_one_prompt_of_many_is_computed_once():
+    model, rows = tiny_model(), []
+    hook = model.model.register_forward_pre_hook(
+        lambda module, args, kwargs: rows.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
+    requests = make_requests([40] * 6, sampling(max_new_tokens=8))
+    run(make_engine(model, max_prefill_tokens=512), requests)
+    hook.remove()
+    # 40 prompt tokens once; of the five others the last prompt token; then what was sampled,
+    # all but the last token of each.
+    assert sum(rows) == 40 + 5 + 6 * 7
+    assert len({tuple(request.tokens) for request in requests}) == 6
+
+
+def test_counts():
+    requests, engine = make_requests([5, 6, 7], sampling(max_new_tokens=4)), None
+    engine = make_engine(tiny_model(), max_running=2)
+    for request in requests:
+        engine.submit(request)
+    assert (engine.num_running, engine.num_waiting, engine.kv_tokens) == (0, 3, 0)
+    engine.step()
+    assert (engine.num_running, engine.num_waiting, engine.kv_tokens) == (2, 1, 11)
+    run(engine, [])
+    assert (engine.num_running, engine.num_waiting, engine.kv_tokens) == (0, 0, 0)
+    assert engine.tokens_made == 12
+    assert engine.step() == []
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_cuda_everything_is_the_same():
+    model = tiny_model().to("cuda")
+    batch, alone = made_by(model), made_by(model, max_running=1)
+    chunked = made_by(model, max_prefill_tokens=5)
+    plain = tiny_model("llama", "sdpa").to("cuda")
+    for one, other, third in zip(batch, alone, chunked, strict=True):
+        assert one.tokens == other.tokens == third.tokens
+        tokens, logprobs, _ = oracle(plain, one)
+        assert one.tokens == tokens
+        assert one.logprobs == pytest.approx(logprobs, abs=1e-4)
+    # bfloat16: rounding decides, so only that it runs and that probabilities are sensible
+    for request in made_by(model.bfloat16()):
+        assert max(request.logprobs) <= 0
