@@ -22,8 +22,8 @@ from torch import Tensor
 from rhymeflow.engine.cache import Shelf, Slot
 
 PAD = 32
-"""Lengths of decode groups are rounded up to this: oneDNN prepares a product of new shape for about
-as long as it then takes to run (0.3 ms), so shapes should repeat. Divides every shelf's capacity."""
+"""Lengths of decode groups are rounded up to this, a divisor of every shelf's capacity: oneDNN takes
+as long to prepare a product of a new shape as to run it (0.3 ms), so shapes should repeat."""
 
 
 class Span(NamedTuple):

@@ -81,7 +81,7 @@ class KVCache:
         self.shelves: dict[int, Shelf] = {}
 
     def reserve(self, slot: Slot | None, length: int) -> Slot:
-        """Return a slot for `length` tokens that holds what `slot` did (`slot` itself if it can)."""
+        """Return a slot for `length` tokens with the content of `slot`: itself, or a larger one."""
         if slot is not None and length <= slot.shelf.capacity:
             slot.length = max(slot.length, length)
             return slot

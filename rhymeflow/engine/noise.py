@@ -97,7 +97,7 @@ def draw(x_RV: Tensor, keys_R: Tensor) -> Tensor:
 
 def _bounds(x_RV: Tensor, keys_R: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Per block the most it can score [R, B]; the best block minimum's score [R]; the minima."""
-    rows, vocabulary = x_RV.shape
+    vocabulary = x_RV.shape[1]
     whole = vocabulary // BLOCK * BLOCK
     greatest_RB = x_RV[:, :whole].unflatten(1, (-1, BLOCK)).amax(2) if whole else x_RV[:, :0]
     if whole < vocabulary:

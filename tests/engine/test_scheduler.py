@@ -22,8 +22,8 @@ prompts = st.tuples(st.integers(0, 3), st.integers(1, 30)).map(lambda p: (p[0],)
 jobs = st.lists(st.tuples(prompts, st.integers(1, 12), st.integers(0, 20)), max_size=14)
 
 
-@given(jobs, st.integers(1, 5), st.integers(1, 25), st.data())
-def test_everything_finishes_within_limits(jobs, max_running, max_prefill_tokens, data):
+@given(jobs, st.integers(1, 5), st.integers(1, 25), st.sets(st.integers(0, 60), max_size=4))
+def test_everything_finishes_within_limits(jobs, max_running, max_prefill_tokens, new_weights):
     scheduler = Scheduler(max_running=max_running, max_prefill_tokens=max_prefill_tokens)
     arrivals = sorted(enumerate(jobs), key=lambda job: job[1][2])
     todo = [(when, make_sequence(i, prompt, new)) for i, (prompt, new, when) in arrivals]
@@ -32,8 +32,8 @@ def test_everything_finishes_within_limits(jobs, max_running, max_prefill_tokens
     while todo or scheduler.running or scheduler.waiting:
         while todo and todo[0][0] <= step:
             scheduler.submit(todo.pop(0)[1])
-        if scheduler.running and data.draw(st.integers(0, 9)) == 0:
-            for sequence in scheduler.running:  # new weights
+        if step in new_weights:
+            for sequence in scheduler.running:
                 sequence.cached = 0
             in_cache.clear()
         ready = [s for s in scheduler.running if s.remaining == 1]
@@ -52,7 +52,7 @@ def test_everything_finishes_within_limits(jobs, max_running, max_prefill_tokens
         for sequence in done:
             in_cache.pop(sequence)
         step += 1
-        assert step < 2000, "no progress"
+        assert step < 5000, "no progress"
     assert len(finished) == expected
     assert [s.request.id for s in started] == [i for i, _ in arrivals]
 
