@@ -104,6 +104,7 @@ class Coordinator:
         self._drawn: deque[GroupId] = deque()
         self._next_group: GroupId = 0  # the next serial number that the data will give
         self._asked_for = 0  # prompts commanded but not reported yet
+        self._num_dropped = 0
         self._unrouted: deque[TrajectoryId] = deque()
         self._evaluations: set[Version] = {
             v for v in range(plan.num_batches + 1) if plan.evaluates(v)
@@ -151,6 +152,7 @@ class Coordinator:
     def _on_pulled(self, event: Pulled) -> None:
         instance = self.instances[event.instance]
         instance.pulled = max(instance.pulled, event.version)
+        instance.version = max(instance.version, event.version)  # it may have got a newer one
 
     def _on_finished(self, event: TrajectoryFinished) -> None:
         group = self.groups.get(event.trajectory.group)
@@ -177,6 +179,7 @@ class Coordinator:
             self.instances[name].assigned.discard(TrajectoryId(serial, member))
         self._unrouted = deque(t for t in self._unrouted if t.group != serial)
         self.buffers.release(serial)
+        self._num_dropped += 1
         return [Drop(serial, f"reward failed: {event.error}")]
 
     def _on_published(self, event: VersionPublished) -> None:
@@ -263,11 +266,15 @@ class Coordinator:
         )
 
     def _plan_draws(self) -> Iterator[Command]:
-        # One batch ahead: enough that admission never waits for the data.
-        missing = self.plan.groups_per_batch - len(self._drawn) - self._asked_for
-        if missing > 0 and self.buffers.first < self.plan.num_batches:
-            self._asked_for += missing
-            yield Draw(missing)
+        # One batch ahead, so that admission never waits for the data, but none too many: every
+        # batch takes its groups, and each that was dropped is replaced.
+        wanted = self.plan.num_batches * self.plan.groups_per_batch + self._num_dropped
+        left = wanted - self._next_group - self._asked_for
+        ahead = self.plan.groups_per_batch - len(self._drawn) - self._asked_for
+        count = min(left, ahead)
+        if count > 0:
+            self._asked_for += count
+            yield Draw(count)
 
     def _plan_end(self, published: Version) -> Iterator[Command]:
         busy = any(i.evaluating is not None for i in self.instances.values())

@@ -51,6 +51,9 @@ def test_any_order_of_facts_ends_with_every_batch_trained_within_the_bound(
     assert len(body.batches) == plan.num_batches
     assert body.published == plan.num_batches
     assert not body.mind.groups, "law 2: a group ended in neither way"
+    assert body.serial == sum(map(len, body.batches)) + len(body.dropped), (
+        "law 2: drawn for nothing"
+    )
     if plan.eval_steps is not None:
         assert {0, plan.num_batches} <= set(body.evaluated)
         assert len(set(body.evaluated)) == len(body.evaluated), "evaluated twice"

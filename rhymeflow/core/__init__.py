@@ -1,0 +1,1 @@
+"""The mind: a deterministic state machine on the standard library alone."""

@@ -1,0 +1,1 @@
+"""The real bodies: what carries out the mind's commands on machines."""

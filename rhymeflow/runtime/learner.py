@@ -1,0 +1,138 @@
+"""The learner in a process of its own: reads a batch, trains, publishes the new version.
+
+Holds true: a batch that breaks the staleness bound is refused before it is trained on (law 1, seen
+from the data itself: every token carries its version); a version is in the parameter server before
+it is reported. Knows nothing of instances, routing or rewards.
+"""
+
+from __future__ import annotations
+
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import torch
+from transformers.utils import logging
+
+from rhymeflow.config import Config
+from rhymeflow.core.types import Version
+from rhymeflow.learner.learner import Learner
+from rhymeflow.learner.sample import Sample
+from rhymeflow.models.load import load_model, load_tokenizer, resolve_device, resolve_dtype
+from rhymeflow.runtime.messages import (
+    Attach,
+    BatchTrained,
+    CheckpointSaved,
+    LearnerAlive,
+    LearnerLoaded,
+    LearnerUp,
+    SaveCheckpoint,
+    Shutdown,
+    TrainBatch,
+    receive,
+    send,
+)
+from rhymeflow.servers.layout import layout_of
+from rhymeflow.servers.parameters import ParameterServer
+from rhymeflow.servers.reader import TrajectoryReader, TrajectoryRecord
+
+ALIVE_SECONDS = 1.0
+"""How often an idle learner gives a sign of life."""
+
+
+def main(connection: Connection, name: str, config: Config, run_dir: str) -> None:
+    """Join the run and serve it until told to end."""
+    logging.disable_progress_bar()  # the terminal belongs to the controller's display
+    LearnerProcess(connection, config, Path(run_dir)).serve()
+
+
+class LearnerProcess:
+    """The learner, its view of the trajectory server and the parameter server it pushes to."""
+
+    def __init__(self, connection: Connection, config: Config, run_dir: Path) -> None:
+        self.connection, self.config, self.run_dir = connection, config, run_dir
+        device = resolve_device(config.model)
+        dtype = resolve_dtype(config.model, device)
+        self.learner = Learner(
+            # In float32, so that the master weights are exact; the learner computes in `dtype`.
+            load_model(config.model, dtype=torch.float32, device=device),
+            load_tokenizer(config.model),
+            config.learner,
+            config.rollout,
+            dtype,
+        )
+        weights = self.learner.weights()
+        layout = layout_of(weights)
+        count = sum(tensor.numel() for tensor in weights.values())
+        send(connection, LearnerLoaded(layout, count))
+        attach = receive(connection)
+        assert isinstance(attach, Attach), attach
+        self.parameters = ParameterServer.attach(attach.handle)
+        self.version = 0
+        self.parameters.push(self.version, weights)
+        self.trajectories = TrajectoryReader(run_dir / "events.db")
+        send(connection, LearnerUp(self.version))
+
+    def serve(self) -> None:
+        """Train on what is asked for, until `Shutdown`."""
+        while True:
+            if not self.connection.poll(ALIVE_SECONDS):
+                send(self.connection, LearnerAlive())
+                continue
+            match receive(self.connection):
+                case TrainBatch() as message:
+                    self._train(message)
+                case SaveCheckpoint():
+                    self._save()
+                case Shutdown():
+                    return
+                case message:
+                    raise AssertionError(f"unexpected message {message}")
+
+    def _train(self, message: TrainBatch) -> None:
+        assert message.version == self.version, (message.version, self.version)
+        started = time.perf_counter()
+        records = self.trajectories.batch(message.groups, self.config.rollout.num_generations)
+        ages = staleness(records, self.version, self.config.schedule.max_staleness)
+        metrics = self.learner.train([_sample(r) for r in records], self.version)
+        metrics["staleness/mean"] = sum(ages) / len(ages)
+        metrics["staleness/max"] = max(ages)
+        trained = time.perf_counter()
+        self.version += 1
+        self.parameters.push(self.version, self.learner.weights())
+        pushed = time.perf_counter()
+        report = BatchTrained(message.version, metrics, trained - started, pushed - trained)
+        send(self.connection, report)
+        if message.save:
+            self._save()
+
+    def _save(self) -> None:
+        path = self.run_dir / "checkpoints" / f"step-{self.version}"
+        self.learner.save(path)
+        send(self.connection, CheckpointSaved(self.version, str(path)))
+
+
+def staleness(
+    records: list[TrajectoryRecord], version: Version, max_staleness: int
+) -> list[Version]:
+    """Return how many versions old each trajectory is when batch `version` is trained on."""
+    ages = [version - min(record.versions) for record in records]
+    for record, age in zip(records, ages, strict=True):
+        if not 0 <= age <= max_staleness:
+            raise AssertionError(
+                f"trajectory {record.group}.{record.member} in batch {version} is {age} versions "
+                f"old; max_staleness is {max_staleness}"
+            )
+    return ages
+
+
+def _sample(record: TrajectoryRecord) -> Sample:
+    return Sample(
+        group=record.group,
+        prompt_ids=record.prompt_ids,
+        completion_ids=record.completion_ids,
+        logprobs=record.logprobs,
+        versions=record.versions,
+        reward=record.reward,
+        truncated=record.reason == "length",
+    )

@@ -1,0 +1,103 @@
+"""Training on one machine: the entry point, and the processes around the controller.
+
+    summary = train(config)
+
+Holds true: whatever ends the run (its end, Ctrl-C, a mistake of the user's, a worker's death), all
+processes and the shared memory are given back and the run directory says what was reached.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from rich.console import Console
+
+from rhymeflow.config import Config
+from rhymeflow.observe import summary
+from rhymeflow.observe.metrics import MetricsWriter
+from rhymeflow.observe.progress import Progress
+from rhymeflow.observe.summary import Summary
+from rhymeflow.runtime import rundir
+from rhymeflow.runtime.controller import Controller
+from rhymeflow.runtime.process import Worker, share_of_cores
+
+
+def train(
+    config: Config, *, run_dir: Path | None = None, console: Console | None = None
+) -> Summary:
+    """Run `config` to its end on this machine; return what it came to.
+
+    Raises:
+        UserError: something in the configuration, the data, the model or a reward is wrong.
+        WorkerDied: a worker process ended, hangs, or has a defect.
+    """
+    console = console or Console()
+    path = rundir.create(config, run_dir)
+    metrics = MetricsWriter(
+        path,
+        report_to=config.run.report_to,
+        name=path.name,
+        config=config.model_dump(mode="json"),
+    )
+    with start_workers(config, path) as (learner, instances), Progress(console) as progress:
+        controller = Controller(config, path, learner, instances, metrics, progress)
+        with controller, interruptible(controller):
+            controller.run()
+    metrics.close()
+    result = summary.write(path)
+    console.print(summary.panel(result, path))
+    if controller.checkpoint is not None:
+        console.print(f"checkpoint: {controller.checkpoint}", soft_wrap=True)
+    return result
+
+
+@contextmanager
+def start_workers(config: Config, run_dir: Path) -> Iterator[tuple[Worker, dict[str, Worker]]]:
+    """Start the learner and the rollout instances; end them with the block."""
+    share = share_of_cores(1 + config.rollout.num_instances)
+    workers: list[Worker] = []
+
+    def start(name: str, entry: str, threads: int | None, cpus: tuple[int, ...] | None) -> Worker:
+        count = threads or (len(cpus) if cpus else share)
+        worker = Worker(name, entry, config, str(run_dir), num_threads=count, cpus=cpus)
+        workers.append(worker)
+        return worker
+
+    try:
+        learner = start(
+            "learner", "rhymeflow.runtime.learner", config.learner.num_threads, config.learner.cpus
+        )
+        instances = {
+            name: start(
+                name,
+                "rhymeflow.runtime.rollout",
+                config.rollout.num_threads,
+                config.rollout.cpus[index] if config.rollout.cpus else None,
+            )
+            for index in range(config.rollout.num_instances)
+            for name in [f"rollout-{index}"]
+        }
+        yield learner, instances
+    finally:
+        for worker in workers:
+            worker.stop(patience=2.0)
+
+
+@contextmanager
+def interruptible(controller: Controller) -> Iterator[None]:
+    """Ctrl-C once: end the step, save, stop. Twice: end at once."""
+
+    def on_interrupt(number: int, frame: FrameType | None) -> None:
+        if controller.stop_asked:
+            raise KeyboardInterrupt
+        controller.stop_asked = True
+
+    previous = signal.signal(signal.SIGINT, on_interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)

@@ -1,0 +1,203 @@
+"""What the controller and its workers say to each other: typed, msgpack, no pickle.
+
+Holds true: one duplex connection a worker, messages in order. Intents go out, facts come back with
+the data that the trajectory server stores; the mind's events are made from them by the controller.
+"""
+
+from __future__ import annotations
+
+from multiprocessing.connection import Connection
+from typing import Any
+
+import msgspec
+
+from rhymeflow.core.types import FinishReason, TrajectoryId, Version
+from rhymeflow.servers.layout import TensorSpec
+from rhymeflow.servers.memory import ParameterHandle
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Base of all messages."""
+
+
+# -- controller -> both ---------------------------------------------------------------------------
+
+
+class Attach(Message):
+    """Where the parameter server is. An instance takes the weights and joins."""
+
+    handle: ParameterHandle
+
+
+class Shutdown(Message):
+    """End."""
+
+
+# -- controller -> rollout instance ---------------------------------------------------------------
+
+
+class Produce(Message):
+    """Command `number`: produce this response to prompt row `prompt`, drawn in `epoch`."""
+
+    number: int
+    trajectory: TrajectoryId
+    prompt: int
+    epoch: int
+    prompt_ids: list[int]
+
+
+class PullWeights(Message):
+    """Command `number`: take `version`, or what is newer by now, and go on under it."""
+
+    number: int
+    version: Version
+
+
+class Answer(Message):
+    """Command `number`: answer the held-out prompts, by row."""
+
+    number: int
+    version: Version
+    prompts: list[list[int]]
+
+
+class Abort(Message):
+    """Stop what runs of this group."""
+
+    group: int
+
+
+# -- controller -> learner ------------------------------------------------------------------------
+
+
+class TrainBatch(Message):
+    """Train on batch `version`, read from the trajectory server, and push `version + 1`."""
+
+    version: Version
+    groups: list[int]
+    save: bool
+
+
+class SaveCheckpoint(Message):
+    """Write a checkpoint of the version that the learner holds."""
+
+
+# -- rollout instance -> controller ---------------------------------------------------------------
+
+
+class Joined(Message):
+    """Ready to produce under `version`."""
+
+    version: Version
+
+
+class SegmentDone(Message):
+    """Tokens from position `start` on, all made under `version`."""
+
+    trajectory: TrajectoryId
+    start: int
+    version: Version
+    tokens: list[int]
+    logprobs: list[float]
+
+
+class ResponseDone(Message):
+    """The response is complete; its segments have been sent."""
+
+    trajectory: TrajectoryId
+    length: int
+    reason: FinishReason
+
+
+class WeightsPulled(Message):
+    """Command `number` is carried out: `version` is held, its checksum proved."""
+
+    number: int
+    version: Version
+    seconds: float
+
+
+class Answered(Message):
+    """The answer to held-out prompt `row` of evaluation `asked`, made under `version`."""
+
+    asked: Version
+    version: Version
+    row: int
+    tokens: list[int]
+    reason: FinishReason
+
+
+class InstanceStatus(Message):
+    """How the instance is; a sign of life. Totals count from its start."""
+
+    running: int
+    waiting: int
+    kv_tokens: int
+    tokens: int
+    busy_seconds: float
+
+
+# -- learner -> controller ------------------------------------------------------------------------
+
+
+class LearnerLoaded(Message):
+    """The model is loaded; its parameters want this room in the parameter server."""
+
+    layout: tuple[TensorSpec, ...]
+    num_parameters: int
+
+
+class LearnerUp(Message):
+    """The parameter server holds `version`."""
+
+    version: Version
+
+
+class BatchTrained(Message):
+    """Batch `version` is trained on and `version + 1` published."""
+
+    version: Version
+    metrics: dict[str, float]
+    train_seconds: float
+    push_seconds: float
+
+
+class CheckpointSaved(Message):
+    """A checkpoint of `version` lies in `path`."""
+
+    version: Version
+    path: str
+
+
+class LearnerAlive(Message):
+    """A sign of life."""
+
+
+# -- worker -> controller -------------------------------------------------------------------------
+
+
+class Failed(Message):
+    """The worker ends: `user_error` is a line for the user, else `error` is a traceback."""
+
+    error: str
+    user_error: bool
+
+
+_Any = (
+    Attach | Produce | PullWeights | Answer | Abort | TrainBatch | SaveCheckpoint | Shutdown
+    | Joined | SegmentDone | ResponseDone | WeightsPulled | Answered | InstanceStatus
+    | LearnerLoaded | LearnerUp | BatchTrained | CheckpointSaved | LearnerAlive | Failed
+)  # fmt: skip
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(_Any)
+
+
+def send(connection: Connection, message: Message) -> None:
+    """Send one message; raises `BrokenPipeError` if the other end is gone."""
+    connection.send_bytes(_encoder.encode(message))
+
+
+def receive(connection: Connection) -> Any:
+    """Receive one message; raises `EOFError` if the other end is gone."""
+    return _decoder.decode(connection.recv_bytes())

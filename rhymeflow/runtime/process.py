@@ -1,0 +1,145 @@
+"""A worker process: how it is started, watched from the parent, and entered in the child.
+
+Holds true: started by `spawn`, never `fork`; its threads and cores are set before torch is
+imported; it ignores Ctrl-C (the controller decides) and ends when its controller does; what it
+dies of reaches the controller. Knows nothing of what the worker does.
+"""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import os
+import signal
+import traceback
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from typing import Any
+
+from rhymeflow.config import Config
+from rhymeflow.errors import UserError
+from rhymeflow.runtime.messages import Failed, Message, Shutdown, receive, send
+
+
+class WorkerDied(RuntimeError):  # noqa: N818 - it is what happened
+    """A worker ended without being told to, hangs, or reports a defect."""
+
+
+class Worker:
+    """The parent's side of one worker.
+
+    Args:
+        name: such as `rollout-0`; used in messages and in the event log.
+        entry: module that holds `main(connection, name, config, run_dir)`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        entry: str,
+        config: Config,
+        run_dir: str,
+        *,
+        num_threads: int,
+        cpus: tuple[int, ...] | None,
+    ) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.name = name
+        self.connection, theirs = context.Pipe(duplex=True)
+        self._process = context.Process(
+            target=_enter,
+            args=(theirs, name, entry, config.model_dump_json(), run_dir, num_threads, cpus),
+            name=name,
+            daemon=True,
+        )
+        self._process.start()
+        theirs.close()  # so that the end of the child is the end of the pipe
+        self.last_heard: float | None = None
+
+    @property
+    def sentinel(self) -> int:
+        """Becomes ready when the process ends."""
+        return self._process.sentinel
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def send(self, message: Message) -> None:
+        """Send a message; a worker that is gone is noticed by whoever watches the sentinel."""
+        try:
+            send(self.connection, message)
+        except (BrokenPipeError, ConnectionResetError):
+            return
+
+    def messages(self, now: float) -> Iterator[Any]:
+        """Messages that have arrived; never waits.
+
+        Raises:
+            UserError: the worker says that the user must change something.
+            WorkerDied: it ended, or reports a defect.
+        """
+        try:
+            while self.connection.poll():
+                message = receive(self.connection)
+                self.last_heard = now
+                if isinstance(message, Failed):
+                    raise self._failure(message)
+                yield message
+        except (EOFError, ConnectionResetError):
+            self._process.join(timeout=5)
+            raise WorkerDied(f"{self.name} died {self._how_it_ended()}") from None
+
+    def _failure(self, message: Failed) -> Exception:
+        if message.user_error:
+            return UserError(message.error)
+        return WorkerDied(f"{self.name} failed:\n{message.error}")
+
+    def _how_it_ended(self) -> str:
+        code = self._process.exitcode
+        if code is None:
+            return "(its connection broke)"
+        if code < 0:
+            return f"(killed by {signal.Signals(-code).name})"
+        return f"(exit code {code})"
+
+    def stop(self, patience: float) -> None:
+        """Ask it to end; after `patience` seconds, make it."""
+        self.send(Shutdown())
+        self._process.join(timeout=patience)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+        self.connection.close()
+
+
+def share_of_cores(num_workers: int) -> int:
+    """Threads for each of `num_workers` that compute at once on the cores this process may use."""
+    return max(1, len(os.sched_getaffinity(0)) // num_workers)
+
+
+def _enter(
+    connection: Connection,
+    name: str,
+    entry: str,
+    config_json: str,
+    run_dir: str,
+    num_threads: int,
+    cpus: tuple[int, ...] | None,
+) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Two processes that each take all cores slow each other tenfold: torch must see this first.
+    os.environ["OMP_NUM_THREADS"] = str(num_threads)
+    if cpus is not None:
+        os.sched_setaffinity(0, cpus)
+    try:
+        main = importlib.import_module(entry).main
+        main(connection, name, Config.model_validate_json(config_json), run_dir)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return  # the controller is gone, and with it the run
+    except UserError as error:
+        send(connection, Failed(str(error), user_error=True))
+    except Exception:  # noqa: BLE001 - the boundary of the process: every defect must be reported
+        send(connection, Failed(traceback.format_exc(), user_error=False))

@@ -1,0 +1,45 @@
+"""The run directory: where it is, and what is in it from the first moment.
+
+config.yaml     the resolved configuration
+events.db       every event and every token (SQLite)
+metrics.jsonl   one row a step
+summary.json    what it came to
+checkpoints/    step-N/, Hugging Face format plus the optimizer's state
+tensorboard/    the same metrics, if asked for
+"""
+
+from __future__ import annotations
+
+import time
+from itertools import count
+from pathlib import Path
+
+from rhymeflow import settings
+from rhymeflow.config import Config
+from rhymeflow.errors import UserError
+
+RUNS = Path("runs")
+
+
+def create(config: Config, run_dir: Path | None = None) -> Path:
+    """Make the run's directory with its `config.yaml`; return its path.
+
+    Raises:
+        UserError: the directory that was asked for holds a run already, or cannot be made.
+    """
+    asked = run_dir or (Path(config.run.output_dir) if config.run.output_dir else None)
+    path = asked or _fresh(config.name)
+    if (path / "events.db").exists():
+        raise UserError(f"run.output_dir: {path} holds a run already")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        (path / "config.yaml").write_text(settings.dump(config))
+    except OSError as error:
+        raise UserError(f"run.output_dir: {path} cannot be written: {error}") from error
+    return path
+
+
+def _fresh(name: str) -> Path:
+    stem = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    candidates = (RUNS / (stem if n == 0 else f"{stem}-{n}") for n in count())
+    return next(path for path in candidates if not path.exists())

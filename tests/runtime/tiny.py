@@ -1,0 +1,87 @@
+"""A run small enough for tests: a random model of 20 thousand parameters, prompts of a few digits.
+
+Its reward, the share of even digits, is one that a random model gets now and then.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from rhymeflow.config import Config
+
+NUM_PROMPTS = 12
+
+
+def even_digits(prompts, completions, completion_ids, **columns) -> list[float]:
+    return [sum(c in "02468" for c in text) / max(len(text), 1) for text in completions]
+
+
+def save_model(directory: Path, seed: int = 0) -> Path:
+    vocabulary = {s: i for i, s in enumerate(["<pad>", "<eos>", *"0123456789+=?"])}
+    words = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
+    words.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    words.decoder = decoders.Fuse()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=words, pad_token="<pad>", eos_token="<eos>"
+    )
+    torch.manual_seed(seed)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=len(vocabulary),
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            max_position_embeddings=128,
+            bos_token_id=None,
+            eos_token_id=1,
+            pad_token_id=0,
+        )
+    )
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return directory
+
+
+def save_prompts(path: Path, count: int = NUM_PROMPTS) -> Path:
+    rows = [{"prompt": f"{i:02}+{3 * i % 10}?", "answer": str(i)} for i in range(count)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def tiny_config(directory: Path, **sections: dict[str, Any]) -> Config:
+    """A valid configuration in `directory`; `sections` replace single fields."""
+    model = directory / "model"
+    if not model.exists():
+        save_model(model)
+        save_prompts(directory / "prompts.jsonl")
+    values: dict[str, Any] = {
+        "name": "tiny",
+        "model": {"name": str(model), "dtype": "float32", "device": "cpu"},
+        "data": {"source": str(directory / "prompts.jsonl"), "eval_size": 2},
+        "rollout": {
+            "num_generations": 3,
+            "max_completion_length": 12,
+            "max_running": 8,
+            "num_threads": 1,
+        },
+        "reward": {"functions": [{"function": f"{__file__}:even_digits"}]},
+        "learner": {
+            "max_steps": 4,
+            "groups_per_batch": 2,
+            "learning_rate": 1e-2,
+            "num_threads": 1,
+        },
+        "schedule": {"max_staleness": 1},
+        "run": {"eval_steps": 2, "report_to": [], "output_dir": str(directory / "run")},
+    }
+    for section, fields in sections.items():
+        values[section] = {**values[section], **fields}
+    return Config.model_validate(values)
