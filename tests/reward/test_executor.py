@@ -153,7 +153,8 @@ def test_what_is_no_reward_is_an_error_and_harms_no_other(start: Start) -> None:
         assert "tried" not in error.message
 
 
-def test_what_is_a_reward(start: Start) -> None:
+def test_what_is_a_reward(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")  # of the parent
     executor = start("by_order")
     outcomes = judge(
         executor, *[request(c) for c in ("true", "tuple", "tensor", "threads", "fork")]
