@@ -96,8 +96,8 @@ def train(args: argparse.Namespace) -> int:
     if args.dry_run:
         from rhymeflow import sizes
 
-        print(settings.dump(config), end="")
-        print(sizes.describe(config))
+        needs = sizes.describe(config)
+        print(settings.dump(config) + needs)
         return 0
     from rhymeflow.runtime import local
 

@@ -1,8 +1,8 @@
 """How much memory a configuration will take, worked out from shapes; no weights are read.
 
-Holds true: each row is a product of numbers that the configuration and the model's own config
-give. Left out, because they depend on libraries and data: Python and torch themselves (about
-0.5 GB a process) and the activations of one micro-batch.
+Holds true: each row is a product of numbers that the configuration, the model's own config and the
+longest prompt give. Left out, because they depend on libraries and data: Python and torch
+themselves (about 0.5 GB a process) and the activations of one micro-batch.
 """
 
 from __future__ import annotations
@@ -10,10 +10,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rhymeflow.config import Config
-from rhymeflow.models.load import load_config, num_parameters, resolve_device, resolve_dtype
+from rhymeflow.data.encode import PromptEncoder
+from rhymeflow.data.load import load_prompts
+from rhymeflow.models.load import (
+    load_config,
+    load_tokenizer,
+    num_parameters,
+    resolve_device,
+    resolve_dtype,
+)
 
 _MASTER = 4
 """Bytes of a float32: the learner's weights, gradients and AdamW moments."""
+
+LOOKED_AT = 1000
+"""Prompts of each part whose length is looked at, if `data.max_prompt_length` says nothing."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +55,8 @@ class Row:
 def describe(config: Config) -> str:
     """Return the estimate as lines that start with `#`, one a row, and a total."""
     model = shape(config)
-    rows = estimate(config, model)
+    limit = config.data.max_prompt_length
+    rows = estimate(config, model, longest_prompt(config) if limit is None else limit)
     batch = config.learner.groups_per_batch * config.rollout.num_generations
     lines = [
         f"# {config.model.name}: {model.num_parameters:,} parameters, computed in "
@@ -78,12 +90,23 @@ def shape(config: Config) -> Model:
     )
 
 
-def estimate(config: Config, model: Model) -> list[Row]:
-    """Return the rows, process by process."""
+def longest_prompt(config: Config) -> int:
+    """Return the longest of the first prompts in tokens. Raises `UserError` for bad data."""
+    prompts, held_out = load_prompts(config.data, config.run.seed)
+    encoder = PromptEncoder(load_tokenizer(config.model), config.data)
+    return max(
+        len(encoder.encode(part[row]))
+        for part in (prompts, held_out)
+        for row in range(min(len(part), LOOKED_AT))
+    )
+
+
+def estimate(config: Config, model: Model, prompt_length: int) -> list[Row]:
+    """Return the rows, process by process, for prompts of at most `prompt_length` tokens."""
     rollout, learner = config.rollout, config.learner
     weights = model.num_parameters * model.bytes_per_value
     masters = model.num_parameters * _MASTER
-    length = _longest(config, model)
+    length = min(model.max_positions, prompt_length + rollout.max_completion_length)
     kv_token = 2 * model.num_layers * model.num_kv_heads * model.head_size * model.bytes_per_value
     instances = "rollout" if rollout.num_instances == 1 else f"{rollout.num_instances} x rollout"
     rows = [
@@ -108,12 +131,6 @@ def estimate(config: Config, model: Model) -> list[Row]:
     if learner.beta > 0:
         rows.append(Row("learner", "reference model", weights))
     return rows
-
-
-def _longest(config: Config, model: Model) -> int:
-    """Return the longest sequence in tokens; an unbounded prompt may fill the model's context."""
-    prompt, response = config.data.max_prompt_length, config.rollout.max_completion_length
-    return model.max_positions if prompt is None else min(model.max_positions, prompt + response)
 
 
 def _size(num_bytes: int) -> str:

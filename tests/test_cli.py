@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import tomllib
@@ -131,13 +132,13 @@ def test_sizes_are_counted_process_by_process() -> None:
     )  # fmt: skip
     config = settings.build(
         {
-            "max_running": 4, "max_prompt_length": 10, "max_completion_length": 20,
+            "max_running": 4, "max_completion_length": 20,
             "num_instances": 2, "beta": 0.1, "logits_chunk_size": 11,
         },
         where="test",
     )  # fmt: skip
     found = {(row.process, row.what.split(",")[0].split(" (")[0]): row.num_bytes
-             for row in sizes.estimate(config, model)}  # fmt: skip
+             for row in sizes.estimate(config, model, 10)}  # fmt: skip
     assert found == {
         ("parameter server", "weights"): 2 * 2000,
         ("2 x rollout", "weights"): 2 * 2000,
@@ -151,7 +152,24 @@ def test_sizes_are_counted_process_by_process() -> None:
     }
 
 
-def test_an_unbounded_prompt_may_fill_the_context() -> None:
+def test_no_sequence_is_longer_than_the_models_context() -> None:
     model = sizes.Model(1, 1, 1, 1, 1, 100, 4, "float32", "cpu")
-    rows = sizes.estimate(Config(), model)
+    rows = sizes.estimate(Config(), model, 10)
     assert any("64 x 100 tokens" in row.what for row in rows)
+
+
+def test_the_longest_prompt_is_looked_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Tokenizer:
+        chat_template = None
+
+        def __call__(self, text: str, **options: Any) -> dict[str, list[int]]:
+            return {"input_ids": list(range(len(text)))}
+
+    rows = [{"prompt": "a" * length} for length in (3, 9, 5, 12)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    monkeypatch.setattr(sizes, "load_tokenizer", lambda config: Tokenizer())
+    fields = {"source": str(tmp_path / "rows.jsonl"), "eval_size": 1}
+    assert sizes.longest_prompt(settings.build(fields, where="test")) == 12
+    monkeypatch.setattr(sizes, "LOOKED_AT", 1)
+    fields["eval_size"] = 0
+    assert sizes.longest_prompt(settings.build(fields, where="test")) == 3
