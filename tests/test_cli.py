@@ -122,6 +122,50 @@ def test_bench_says_that_the_benchmarks_are_elsewhere(monkeypatch: pytest.Monkey
         cli._benchmarks()
 
 
+# -- whole runs -----------------------------------------------------------------------------------
+
+SHORT = {
+    "learner.max_steps": "2", "learner.groups_per_batch": "2", "rollout.num_generations": "2",
+    "rollout.max_completion_length": "48", "data.eval_size": "4",
+}  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_short_demo_and_a_look_at_it(tmp_path: Path) -> None:
+    options = [part for name, value in SHORT.items() for part in (f"--{name}", value)]
+    done = command("train", "demo", *options, "--run.output_dir", "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "2 in 0:" in done.stdout
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["steps"] == 2
+    assert summary["staleness_max"] <= 1
+    shown = command("inspect", "run", cwd=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    assert "staleness" in shown.stdout
+    shown = command("inspect", "run", "--trajectory", "0.1", cwd=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    again = command("train", "demo", *options, "--run.output_dir", "run", cwd=tmp_path)
+    assert again.returncode == 2
+    assert again.stderr.splitlines()[-1].startswith("rhymeflow: run.output_dir: run holds a run")
+
+
+@pytest.mark.slow
+def test_the_readmes_example_runs(tmp_path: Path) -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    example = text.partition("```python\n")[2].partition("```")[0]
+    assert len([line for line in example.splitlines() if line.strip()]) <= 20
+    short = example.replace('"max_steps": 20', '"max_steps": 1, "groups_per_batch": 2').replace(
+        "range(64)", "range(4)"
+    )
+    assert short != example
+    (tmp_path / "example.py").write_text(short)
+    done = subprocess.run(
+        [sys.executable, "example.py"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert " -> " in done.stdout.splitlines()[-1]
+
+
 # -- sizes ----------------------------------------------------------------------------------------
 
 
