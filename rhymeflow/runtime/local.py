@@ -31,6 +31,9 @@ def train(
 ) -> Summary:
     """Run `config` to its end on this machine; return what it came to.
 
+    Ctrl-C ends the step that is being trained on, saves a checkpoint and the summary, and then
+    raises `KeyboardInterrupt`; a second one ends the run at once.
+
     Raises:
         UserError: something in the configuration, the data, the model or a reward is wrong.
         WorkerDied: a worker process ended, hangs, or has a defect.
@@ -50,8 +53,15 @@ def train(
     metrics.close()
     result = summary.write(path)
     console.print(summary.panel(result, path))
-    if controller.checkpoint is not None:
-        console.print(f"checkpoint: {controller.checkpoint}", soft_wrap=True)
+    saved = controller.checkpoint
+    if saved is not None:
+        console.print(f"checkpoint: {saved}", soft_wrap=True, markup=False, highlight=False)
+    if controller.stop_asked:
+        on = f"; to train on from here: --model.name {saved}" if saved else ""
+        console.print(
+            f"stopped after {result.steps} steps{on}", soft_wrap=True, markup=False, highlight=False
+        )
+        raise KeyboardInterrupt
     return result
 
 

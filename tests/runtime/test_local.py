@@ -1,0 +1,299 @@
+"""Real processes: what a run learns, what it logs, and how it ends when something goes wrong."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from rhymeflow.core.commands import Train
+from rhymeflow.core.coordinator import Coordinator
+from rhymeflow.core.events import VersionPublished
+from rhymeflow.core.types import TrajectoryId
+from rhymeflow.errors import UserError
+from rhymeflow.observe import metrics
+from rhymeflow.observe.summary import Summary
+from rhymeflow.runtime import local
+from rhymeflow.runtime.controller import Controller, plan
+from rhymeflow.runtime.process import WorkerDied
+from rhymeflow.servers.reader import TrajectoryReader
+from tests.runtime import plain
+from tests.runtime.tiny import tiny_config
+
+
+def train(config) -> Summary:
+    return local.train(config, console=Console(file=io.StringIO()))
+
+
+def batches(config) -> list[list[list[int]]]:
+    """The responses of each batch, in the order they were trained on."""
+    reader = TrajectoryReader(Path(config.run.output_dir) / "events.db")
+    mind = Coordinator(plan(config))
+    found = []
+    for recorded in reader.events():
+        for command in mind.handle(recorded.event, recorded.time):
+            if isinstance(command, Train):
+                records = reader.batch(command.groups, config.rollout.num_generations)
+                found.append([record.completion_ids for record in records])
+    reader.close()
+    return found
+
+
+@pytest.fixture(scope="module")
+def synchronous(tmp_path_factory):
+    config = tiny_config(
+        tmp_path_factory.mktemp("synchronous"),
+        schedule={"max_staleness": 0},
+        learner={"max_steps": 5},
+    )
+    return config, train(config)
+
+
+def test_staleness_0_equals_the_plain_loop_loss_by_loss(synchronous):
+    config, summary = synchronous
+    assert summary.staleness == {0: 30}
+    rows = metrics.read(Path(config.run.output_dir))
+    expected = plain.train(config)
+    assert len({step["reward"] for step in expected}) > 1, "nothing happens in this run"
+    assert batches(config) == [step["made"] for step in expected]
+    for version, step in enumerate(expected, start=1):
+        for name in ("reward", "loss", "grad_norm"):
+            assert rows[version][name] == pytest.approx(step[name], rel=1e-3, abs=1e-5), (
+                version,
+                name,
+            )
+        assert rows[version]["off_policy/mismatch_kl"] == pytest.approx(0.0, abs=1e-6)
+
+
+def canonical_log(config) -> list[str]:
+    """Events of the log between two versions, in an order that does not depend on timing."""
+    reader = TrajectoryReader(Path(config.run.output_dir) / "events.db")
+    log, since = [], []
+    for recorded in reader.events():
+        if isinstance(recorded.event, VersionPublished):
+            log += [*sorted(since), str(recorded.event)]
+            since = []
+        else:
+            since.append(str(recorded.event))
+    reader.close()
+    return log + sorted(since)
+
+
+def test_two_synchronous_runs_of_one_seed_have_the_same_log(synchronous, tmp_path):
+    config, _ = synchronous
+    # Evaluations overlap with what follows them, so they are no part of the comparison.
+    first = [line for line in canonical_log(config) if not line.startswith("Evaluated")]
+    again = tiny_config(tmp_path, schedule={"max_staleness": 0}, learner={"max_steps": 5})
+    train(again)
+    assert first == [line for line in canonical_log(again) if not line.startswith("Evaluated")]
+    other = tiny_config(
+        tmp_path,
+        schedule={"max_staleness": 0},
+        learner={"max_steps": 5},
+        run={"seed": 1, "output_dir": str(tmp_path / "other")},
+    )
+    train(other)
+    assert first != [line for line in canonical_log(other) if not line.startswith("Evaluated")]
+
+
+@pytest.mark.slow
+def test_thirty_asynchronous_steps_on_two_instances_never_break_the_bound(tmp_path):
+    config = tiny_config(
+        tmp_path,
+        learner={"max_steps": 30, "groups_per_batch": 4},
+        rollout={"num_instances": 2, "max_running": 5},
+        run={"eval_steps": 7, "save_steps": 20},
+    )
+    summary = train(config)
+    assert summary.steps == 30
+    assert summary.endings == {"consumed": 120, "filtered": 0, "aborted": 0}
+    assert set(summary.staleness) <= {0, 1}, "law 1, seen from the tokens"
+    assert summary.staleness[1] > 0, "the run was not asynchronous"
+    assert {version for version, _ in summary.eval_rewards} >= {0, 30}
+    reader = TrajectoryReader(tmp_path / "run" / "events.db")
+    instances = {name for (name,) in reader.query("SELECT DISTINCT instance FROM segments")}
+    assert instances == {"rollout-0", "rollout-1"}
+    spans = reader.query(
+        "SELECT group_id, member, COUNT(*) FROM segments GROUP BY 1, 2 HAVING COUNT(*) > 1"
+    )
+    assert spans, "no response was made under more than one version"
+    details = reader.details(TrajectoryId(*spans[0][:2]))
+    versions = [segment.version for segment in details.segments]
+    assert versions == sorted(set(versions))
+    reader.close()
+    assert {path.name for path in (tmp_path / "run" / "checkpoints").iterdir()} == {
+        "step-20",
+        "step-30",
+    }
+
+
+def test_replaying_the_log_gives_the_batches_that_were_trained_on(tmp_path):
+    config = tiny_config(tmp_path, rollout={"num_instances": 2})
+    train(config)
+    replayed = batches(config)
+    reader = TrajectoryReader(tmp_path / "run" / "events.db")
+    trained = [
+        [
+            record.completion_ids
+            for record in reader.batch(
+                [
+                    group
+                    for (group,) in reader.query(
+                        "SELECT group_id FROM groups WHERE ending_version = ? ORDER BY 1", version
+                    )
+                ],
+                config.rollout.num_generations,
+            )
+        ]
+        for version in range(config.learner.max_steps)
+    ]
+    reader.close()
+    assert replayed == trained
+
+
+def test_the_run_directory_is_complete(synchronous):
+    config, summary = synchronous
+    run_dir = Path(config.run.output_dir)
+    names = {path.name for path in run_dir.iterdir()}
+    assert names >= {"config.yaml", "events.db", "metrics.jsonl", "summary.json", "checkpoints"}
+    written = json.loads((run_dir / "summary.json").read_text())
+    assert written["steps"] == summary.steps == 5
+    row = metrics.read(run_dir)[5]
+    for name in (
+        "reward",
+        "step_time",
+        "staleness/mean",
+        "staleness/max",
+        "off_policy/mismatch_kl",
+        "idle/rollout",
+        "idle/learner",
+        "params/push_s",
+        "params/pull_s",
+        "endings/consumed",
+        "completions/mean_length",
+        "entropy",
+    ):
+        assert name in row, name
+
+
+# -- what goes wrong ------------------------------------------------------------------------------
+
+
+def reward_file(tmp_path: Path, body: str) -> dict:
+    path = tmp_path / "rewards.py"
+    path.write_text(f"def judge(prompts, completions, completion_ids, **columns):\n{body}\n")
+    return {"functions": [{"function": f"{path}:judge"}], "timeout": 1.0, "retries": 0}
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("    raise KeyError('no such thing')", "no such thing"),
+        ("    import time; time.sleep(60)", "took longer than reward.timeout"),
+        ("    return [float('nan')]", "nan"),
+        ("    return [1.0, 2.0]", "2"),
+    ],
+    ids=["raises", "hangs", "nan", "wrong count"],
+)
+def test_a_reward_that_is_none_stops_the_run_and_says_why(tmp_path, body, said):
+    config = tiny_config(tmp_path, reward=reward_file(tmp_path, body), data={"eval_size": 0})
+    with pytest.raises(UserError, match=r"judge.*trajectory") as raised:
+        train(config)
+    assert said in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_groups_without_a_reward_can_be_dropped_and_are_counted(tmp_path):
+    body = (
+        "    if prompts[0].startswith('03'): raise ValueError('not this one')\n"
+        "    return [0.5 + len(completions[0]) / 100]"
+    )
+    config = tiny_config(
+        tmp_path,
+        reward={**reward_file(tmp_path, body), "on_failure": "drop"},
+        data={"eval_size": 0},
+        learner={"max_steps": 6},
+    )
+    summary = train(config)
+    assert summary.steps == 6
+    assert summary.endings["consumed"] == 12
+    assert summary.endings["aborted"] >= 1
+    reader = TrajectoryReader(tmp_path / "run" / "events.db")
+    reasons = reader.query("SELECT prompt, ending_reason FROM groups WHERE ending = 'aborted'")
+    reader.close()
+    assert all(prompt.startswith("03") and "not this one" in why for prompt, why in reasons)
+
+
+@pytest.mark.parametrize("victim", ["learner", "rollout-0"])
+def test_a_worker_that_is_killed_is_named_and_everything_ends(tmp_path, monkeypatch, victim):
+    seen = {}
+    entered = Controller.__enter__
+
+    def enter_and_kill(self):
+        workers = {worker.name: worker.pid for worker in self._workers()}
+        seen.update(workers)
+        threading.Timer(2.0, os.kill, (workers[victim], signal.SIGKILL)).start()
+        return entered(self)
+
+    monkeypatch.setattr(Controller, "__enter__", enter_and_kill)
+    config = tiny_config(tmp_path, learner={"max_steps": 10_000})
+    with pytest.raises(WorkerDied, match=f"{victim} died .*SIGKILL"):
+        train(config)
+    for pid in seen.values():
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_a_worker_that_hangs_is_named(tmp_path, monkeypatch):
+    entered = Controller.__enter__
+
+    def enter_and_stop(self):
+        result = entered(self)
+        pid = self.instances["rollout-0"].pid
+        threading.Timer(6.0, os.kill, (pid, signal.SIGSTOP)).start()
+        return result
+
+    monkeypatch.setattr(Controller, "__enter__", enter_and_stop)
+    config = tiny_config(tmp_path, learner={"max_steps": 10_000}, run={"worker_timeout": 3.0})
+    with pytest.raises(WorkerDied, match="rollout-0 has been silent for 3 seconds"):
+        train(config)
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_the_step_saves_and_leaves_no_process(tmp_path):
+    config = tiny_config(tmp_path, learner={"max_steps": 10_000})
+    config_file = tmp_path / "config.yaml"
+    config_file.write_text(json.dumps(config.model_dump(mode="json")))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rhymeflow", "train", str(config_file)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    deadline = time.monotonic() + 120
+    while not metrics.read(tmp_path / "run"):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output
+    assert "stopped" in output
+    (checkpoint,) = (tmp_path / "run" / "checkpoints").iterdir()
+    assert str(checkpoint) in output
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert f"step-{summary['steps']}" == checkpoint.name
+
+
+def test_a_run_directory_is_not_written_over(synchronous):
+    config, _ = synchronous
+    with pytest.raises(UserError, match="holds a run already"):
+        train(config)
