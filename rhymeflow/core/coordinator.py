@@ -277,8 +277,8 @@ class Coordinator:
             yield Draw(count)
 
     def _plan_end(self, published: Version) -> Iterator[Command]:
+        # The last evaluation was commanded with the last pull, or waits for an earlier one to end.
         busy = any(i.evaluating is not None for i in self.instances.values())
-        due = any(v >= published for v in self._evaluations)
-        if published == self.plan.num_batches and not busy and not due:
+        if published == self.plan.num_batches and not busy:
             self.finished = True
             yield Finish()

@@ -6,15 +6,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rhymeflow.core.commands import Draw, Finish, Pull, Route, Train
+from rhymeflow.core.commands import Draw, Evaluate, Finish, Pull, Route, Train
 from rhymeflow.core.coordinator import Coordinator, Plan
 from rhymeflow.core.events import (
+    Evaluated,
     GroupDrawn,
     InstanceJoined,
     LearnerReady,
+    Pulled,
     RewardFailed,
     TrajectoryFinished,
     TrajectoryRewarded,
+    VersionPublished,
 )
 from rhymeflow.core.types import TrajectoryId
 from tests.helpers import FakeBody
@@ -121,6 +124,39 @@ def test_a_group_without_a_reward_is_dropped_and_replaced():
     assert mind.handle(TrajectoryRewarded(TrajectoryId(0, 0), 1.0), 0.0) == []
     mind.handle(TrajectoryFinished(TrajectoryId(1, 0), "a", 2, "stop"), 0.0)
     assert mind.handle(TrajectoryRewarded(TrajectoryId(1, 0), 1.0), 0.0)[0] == Train(0, (1,))
+
+
+def test_members_of_a_dropped_group_that_wait_are_not_started():
+    mind = Coordinator(Plan(1, 1, 3, 0, None))
+    mind.handle(LearnerReady(0), 0.0)
+    mind.handle(InstanceJoined("a", 0, 1), 0.0)
+    mind.handle(GroupDrawn(0, 0, 0, 1), 0.0)
+    mind.handle(TrajectoryFinished(TrajectoryId(0, 0), "a", 2, "stop"), 0.0)
+    drop, draw = mind.handle(RewardFailed(TrajectoryId(0, 0), "raised"), 0.0)
+    assert (drop.group, draw) == (0, Draw(1))
+    assert mind.handle(GroupDrawn(1, 1, 0, 1), 0.0) == [Route("a", 3, TrajectoryId(1, 0))]
+
+
+def test_a_late_report_of_an_earlier_evaluation_does_not_end_the_one_under_way():
+    mind = Coordinator(Plan(1, 1, 1, 0, 1))
+    mind.handle(LearnerReady(0), 0.0)
+    assert Evaluate("a", 1, 0) in mind.handle(InstanceJoined("a", 0, 1), 0.0)
+    mind.handle(Evaluated("a", 0, 0.5), 0.0)
+    mind.handle(GroupDrawn(0, 0, 0, 1), 0.0)
+    mind.handle(TrajectoryFinished(TrajectoryId(0, 0), "a", 2, "stop"), 0.0)
+    mind.handle(TrajectoryRewarded(TrajectoryId(0, 0), 1.0), 0.0)
+    assert mind.handle(VersionPublished(1), 0.0) == [Pull("a", 3, 1), Evaluate("a", 4, 1)]
+    assert mind.handle(Evaluated("a", 0, 0.5), 0.0) == []
+    assert mind.handle(Evaluated("a", 1, 0.5), 0.0) == [Finish()]
+
+
+def test_an_instance_that_got_a_newer_version_than_asked_for_is_known_to_have_it():
+    mind = Coordinator(Plan(3, 1, 1, 1, None))
+    mind.handle(LearnerReady(0), 0.0)
+    mind.handle(InstanceJoined("a", 0, 1), 0.0)
+    mind.handle(Pulled("a", 1, 2), 0.0)
+    mind.handle(GroupDrawn(0, 0, 0, 1), 0.0)
+    assert mind.buffers.version(0) == 2
 
 
 def test_finish_is_said_once_and_last():
