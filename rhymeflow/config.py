@@ -61,7 +61,8 @@ class DataConfig(Section):
     system_prompt: str | None = None
     """Put before every prompt as a system message (chat models only)."""
     assistant_prefix: str | None = None
-    """Put after every prompt as the beginning of the answer."""
+    """Put after every prompt as the beginning of the answer. Part of the prompt: rewards see what
+    the policy adds to it."""
     max_prompt_length: Positive | None = None
     """Longest prompt in tokens; a longer one is refused with its row, never cut silently."""
     shuffle: bool = True

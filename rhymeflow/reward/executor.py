@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import msgspec
 
@@ -102,10 +103,12 @@ class _Worker:
 class RewardExecutor:
     """Runs the configured reward functions in `config.num_workers` processes.
 
-    `names` are the components' names, in the order of `config.functions`.
+    `names` are the components' names, in the order of `config.functions`. What functions print is
+    appended to the file `log`; without one it goes where this process prints.
     """
 
-    def __init__(self, config: RewardConfig) -> None:
+    def __init__(self, config: RewardConfig, log: Path | None = None) -> None:
+        self._log = str(log) if log else None
         self.names = component_names(config.functions)
         self._config = config
         self._workers: list[_Worker] = []
@@ -278,7 +281,7 @@ class RewardExecutor:
             worker.deadline = now + self._config.timeout
 
     def _new_worker(self, deadline: float | None) -> _Worker:
-        return _Worker(WorkerProcess(self._config.model_dump_json()), deadline)
+        return _Worker(WorkerProcess(self._config.model_dump_json(), self._log), deadline)
 
     def _started(self, worker: _Worker, reply: Reply | None) -> None:
         if isinstance(reply, Unusable):

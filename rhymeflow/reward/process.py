@@ -19,13 +19,13 @@ from rhymeflow.reward.messages import Reply, Work, decode_reply, encode
 class WorkerProcess:
     """A spawned process that runs `worker.main`."""
 
-    def __init__(self, config_json: str) -> None:
+    def __init__(self, config_json: str, log: str | None) -> None:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe(duplex=True)
         # Not a daemon: reward functions may start processes of their own.
         self._process = context.Process(
             target=worker.main,
-            args=(theirs, config_json, os.getpid()),
+            args=(theirs, config_json, os.getpid(), log),
             name="reward",
             daemon=False,
         )

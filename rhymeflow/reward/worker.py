@@ -14,7 +14,9 @@ import signal
 import sys
 import time
 from multiprocessing.connection import Connection
+from pathlib import Path
 
+from rhymeflow import output
 from rhymeflow.config import RewardConfig
 from rhymeflow.errors import UserError
 from rhymeflow.reward.functions import Judge, NoReward
@@ -34,9 +36,11 @@ from rhymeflow.reward.messages import (
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
-def main(connection: Connection, config_json: str, parent: int) -> None:
-    """Serve until the parent closes the pipe or dies."""
+def main(connection: Connection, config_json: str, parent: int, log: str | None) -> None:
+    """Serve until the parent closes the pipe or dies; what functions print goes to `log`."""
     _detach(parent)
+    if log is not None:
+        output.redirect(Path(log))
     config = RewardConfig.model_validate_json(config_json)
     try:
         try:

@@ -105,7 +105,7 @@ class Controller:
         self._say("loading the model, the data and the reward functions")
         self.trajectories = TrajectoryServer(run_dir / "events.db")
         self.parameters: ParameterServer | None = None
-        self.rewards = RewardExecutor(config.reward)
+        self.rewards = RewardExecutor(config.reward, run_dir / "logs" / "reward.log")
         self.pace = Pace(since=0.0)
         self._events: list[Event] = []
         self._drawn: dict[GroupId, tuple[int, Prompt, list[int]]] = {}

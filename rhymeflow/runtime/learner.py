@@ -12,7 +12,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
-from transformers.utils import logging
 
 from rhymeflow.config import Config
 from rhymeflow.core.types import Version
@@ -42,7 +41,6 @@ ALIVE_SECONDS = 1.0
 
 def main(connection: Connection, name: str, config: Config, run_dir: str) -> None:
     """Join the run and serve it until told to end."""
-    logging.disable_progress_bar()  # the terminal belongs to the controller's display
     LearnerProcess(connection, config, Path(run_dir)).serve()
 
 

@@ -14,8 +14,10 @@ import signal
 import traceback
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
+from rhymeflow import output
 from rhymeflow.config import Config
 from rhymeflow.errors import UserError
 from rhymeflow.runtime.messages import Failed, Message, Shutdown, receive, send
@@ -130,6 +132,7 @@ def _enter(
     cpus: tuple[int, ...] | None,
 ) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    output.redirect(Path(run_dir) / "logs" / f"{name}.log")
     # Two processes that each take all cores slow each other tenfold: torch must see this first.
     os.environ["OMP_NUM_THREADS"] = str(num_threads)
     if cpus is not None:

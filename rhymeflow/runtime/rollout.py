@@ -12,8 +12,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
-from transformers.utils import logging
-
 from rhymeflow.config import Config
 from rhymeflow.core.types import TrajectoryId, Version
 from rhymeflow.engine.engine import Engine
@@ -61,7 +59,6 @@ class HeldOut:
 
 def main(connection: Connection, name: str, config: Config, run_dir: str) -> None:
     """Join the run and serve it until told to end."""
-    logging.disable_progress_bar()  # the terminal belongs to the controller's display
     Instance(connection, name, config).serve()
 
 

@@ -1,0 +1,18 @@
+"""Where a worker's prints go: a file, since the terminal belongs to the controller's display."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+
+def redirect(path: Path) -> None:
+    """Append whatever this process, C code included, prints from now on to the file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for stream in (1, 2):
+        os.dup2(descriptor, stream)
+    os.close(descriptor)
+    for text in (sys.stdout, sys.stderr):
+        text.reconfigure(line_buffering=True)  # type: ignore[union-attr]
