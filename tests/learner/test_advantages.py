@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from trl.trainer.utils import nanstd
 
@@ -10,6 +10,7 @@ from rhymeflow.learner.advantages import group_advantages
 REWARDS = st.floats(-5, 5, allow_nan=False, width=32)
 
 
+@settings(deadline=None)
 @given(
     rewards=st.lists(st.lists(REWARDS, min_size=4, max_size=4), min_size=1, max_size=5),
     scale=st.sampled_from(["group", "batch", "none"]),

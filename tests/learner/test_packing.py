@@ -1,7 +1,7 @@
 from itertools import pairwise
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rhymeflow.learner.packing import pack
@@ -21,6 +21,7 @@ SAMPLES = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(samples=SAMPLES, max_tokens=st.integers(1, 60))
 def test_every_sample_once_whole_and_within_the_budget(samples: list[Sample], max_tokens: int):
     rows = pack(samples, range(len(samples)), max_tokens)
@@ -40,6 +41,7 @@ def test_every_sample_once_whole_and_within_the_budget(samples: list[Sample], ma
             place += length
 
 
+@settings(deadline=None)
 @given(samples=SAMPLES, max_tokens=st.integers(1, 60))
 def test_no_token_is_computed_twice_or_for_nothing(samples: list[Sample], max_tokens: int):
     for row in pack(samples, range(len(samples)), max_tokens):
@@ -49,6 +51,7 @@ def test_no_token_is_computed_twice_or_for_nothing(samples: list[Sample], max_to
         assert len(row.tokens_T) == sum(map(len, prompts)) + responses
 
 
+@settings(deadline=None)
 @given(samples=SAMPLES, max_tokens=st.integers(1, 60))
 def test_a_row_is_closed_only_by_a_sample_that_does_not_fit(samples: list[Sample], max_tokens: int):
     rows = pack(samples, range(len(samples)), max_tokens)
