@@ -2,9 +2,10 @@
 
     python -m benchmarks.peers.trl_side CONFIG.yaml OUT.json [--cb] [--per-device N] [--autocast]
 
-Holds true: the same model files, prompt tokens, reward function, batch, lengths, sampling and
-optimizer settings; TRL's own defaults otherwise, less what costs it time for nothing (gradient
-checkpointing, logging, saving). Writes `{"ends": [seconds...], "lengths": [tokens...], "rewards"}`.
+Holds true: the same model files, prompt tokens in the same order, reward function, batch, lengths,
+sampling and optimizer settings; TRL's own defaults otherwise, less what costs it time for nothing
+(gradient checkpointing, logging, saving). Writes `ends` (seconds), and `lengths` and `rewards`
+(means) step by step.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from rhymeflow.config import Config, RewardFunction
 from rhymeflow.data.encode import PromptEncoder
 from rhymeflow.data.load import load_prompts
 from rhymeflow.data.prompts import PromptSource
+from rhymeflow.data.stream import PromptStream
 from rhymeflow.models.converted import converted
 from rhymeflow.models.load import load_tokenizer, resolve_device, resolve_dtype
 from rhymeflow.models.source import locate
@@ -113,6 +115,7 @@ def arguments(config: Config, folder: str, args: argparse.Namespace, *, on_cpu: 
         output_dir=folder,
         use_cpu=on_cpu,
         seed=config.run.seed,
+        shuffle_dataset=False,
         max_steps=learner.max_steps,
         per_device_train_batch_size=per_device,
         gradient_accumulation_steps=batch // per_device,
@@ -149,15 +152,19 @@ def arguments(config: Config, folder: str, args: argparse.Namespace, *, on_cpu: 
 
 
 def dataset(prompts: PromptSource, config: Config, tokenizer: Any) -> Dataset:
-    """Return the prompts as texts that tokenize to what Rhymeflow's policy is given."""
+    """Return the prompts in the run's order, as texts that tokenize to what the policy is given."""
     encoder = PromptEncoder(tokenizer, config.data)
+    stream = PromptStream(prompts, config.run.seed, config.data.shuffle)
     rows = []
-    for row in range(len(prompts)):
-        ids = encoder.encode(prompts[row])
+    for serial in range(config.learner.max_steps * config.learner.groups_per_batch):
+        _, prompt = stream.at(serial)
+        ids = encoder.encode(prompt)
         text = tokenizer.decode(ids)
         if list(tokenizer(text=text)["input_ids"]) != ids:
-            raise SystemExit(f"prompt {row} does not tokenize to the same tokens in TRL: {text!r}")
-        rows.append({"prompt": text, "row": row})
+            raise SystemExit(
+                f"{prompt.where}: does not tokenize to the same tokens in TRL: {text!r}"
+            )
+        rows.append({"prompt": text, "row": prompt.row})
     return Dataset.from_list(rows)
 
 
