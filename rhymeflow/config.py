@@ -196,7 +196,7 @@ class ScheduleConfig(Section):
     name: Literal["simple"] = "simple"
     """`simple`: fewest requests first; pull whenever behind."""
     max_staleness: NonNegative = 1
-    """The bound: how many versions old a trajectory may be when it is trained on. 0 is synchronous."""
+    """The bound: how many versions old a trajectory may be when trained on. 0 is synchronous."""
 
 
 class RunConfig(Section):
