@@ -1,0 +1,157 @@
+"""The demo: its task is what it says, its checkpoint is the recorded one and is small."""
+
+import json
+import random
+import re
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rhymeflow import recipes, settings
+from rhymeflow.config import ModelConfig
+from rhymeflow.models.load import load_config, load_model, load_tokenizer, stop_token_ids
+from rhymeflow.recipes.demo import task, warm_start
+
+DEMO = ModelConfig(name="recipe:demo")
+DIRECTORY = recipes.directory("demo")
+some_digits = st.lists(st.integers(0, 9), min_size=2, max_size=42)
+
+
+def judge(digits, completion):
+    (reward,) = task.reward([task.write_prompt(digits)], [completion], answer=[str(sum(digits))])
+    return reward
+
+
+def test_the_example_of_the_docstring():
+    assert task.write_prompt([3, 9, 4]) == "a3 b9 c4?"
+    assert task.solution([3, 9, 4]) == "a3+0=3 b9+3=12 c4+12=16 =16"
+    assert task.write_prompt([3, 9, 4]) in task.__doc__
+    assert task.solution([3, 9, 4]) in task.__doc__
+
+
+@given(some_digits)
+def test_the_reference_solution_is_right_and_its_arithmetic_too(digits):
+    assert task.read_prompt(task.write_prompt(digits)) == digits
+    steps = re.findall(r"(\w)(\d)\+(\d+)=(\d+)", task.solution(digits))
+    assert [int(digit) for _, digit, _, _ in steps] == digits
+    assert all(int(digit) + int(total) == int(after) for _, digit, total, after in steps)
+    assert judge(digits, task.solution(digits)) == 1.0
+
+
+@given(some_digits, st.data())
+def test_a_corrupted_answer_is_wrong(digits, data):
+    solution = task.solution(digits)
+    start = solution.rindex("=") + 1
+    at = data.draw(st.integers(start, len(solution) - 1))
+    symbol = data.draw(st.sampled_from(sorted(set(task.ALPHABET) - {solution[at]})))
+    assert judge(digits, solution[:at] + symbol + solution[at + 1 :]) == 0.0
+
+
+@given(some_digits)
+def test_a_response_that_does_not_end_with_the_answer_is_wrong(digits):
+    solution = task.solution(digits)
+    unfinished = solution[: solution.rindex(" =")]
+    for completion in ("", unfinished, unfinished + " =", solution + " ", solution + "?"):
+        assert judge(digits, completion) == 0.0
+
+
+@given(some_digits, st.integers(0, 1000))
+def test_a_forgotten_carry_costs_ten(digits, seed):
+    noise = random.Random(seed)
+    forgotten = []
+
+    def forgets():
+        forgotten.append(noise.random() < 0.5)
+        return forgotten[-1]
+
+    careless = task.solution(digits, forgets)
+    assert int(careless.rpartition("=")[2]) == sum(digits) - 10 * sum(forgotten)
+    assert judge(digits, careless) == float(not any(forgotten))
+
+
+def test_problems_are_distinct_and_depend_on_the_seed_alone():
+    problems = task.problems(2000, 5)
+    prompts = [problem["prompt"] for problem in problems]
+    assert len(set(prompts)) == 2000
+    assert task.problems(2000, 5) == problems
+    assert task.problems(500, 5) == problems[:500]
+    assert len(set(prompts) & {problem["prompt"] for problem in task.problems(2000, 6)}) < 500
+
+
+def test_lengths_have_a_long_tail_within_the_recipes_limits():
+    config = settings.load("demo")
+    problems = task.problems(4000, 0)
+    solutions = [task.solution(task.read_prompt(problem["prompt"])) for problem in problems]
+    lengths = sorted(len(solution) + 1 for solution in solutions)  # a token a character, and <eos>
+    assert lengths[0] < 20
+    assert lengths[2000] < 60
+    assert lengths[-40] > 300  # the longest hundredth is more than five times the median
+    longest = len(task.solution([9] * 42)) + 1
+    assert lengths[-1] <= longest <= config.rollout.max_completion_length
+    model_limit = load_config(DEMO).max_position_embeddings
+    assert len(task.write_prompt([9] * 42)) + config.rollout.max_completion_length <= model_limit
+
+
+@pytest.mark.parametrize(
+    "options", [{"min_terms": 0}, {"max_terms": 43}, {"median_terms": 2.0}, {"min_terms": 9}]
+)
+def test_impossible_options_are_refused(options):
+    with pytest.raises(ValueError, match="need 1 <= min_terms"):
+        task.problems(10, 0, **options)
+
+
+def test_more_problems_than_there_are_is_refused():
+    with pytest.raises(ValueError, match="distinct"):
+        task.problems(60, 0, min_terms=1, median_terms=1.5, max_terms=2)
+
+
+def test_the_tokenizer_is_one_token_a_character():
+    tokenizer = load_tokenizer(DEMO)
+    text = task.write_prompt([3, 9, 4]) + task.solution([3, 9, 4])
+    ids = tokenizer.encode(text)
+    assert len(ids) == len(text)
+    assert tokenizer.decode([*ids, tokenizer.eos_token_id], skip_special_tokens=True) == text
+    assert tokenizer.get_vocab() == warm_start.make_tokenizer().get_vocab()
+
+
+def test_the_shipped_checkpoint_is_the_recorded_one_and_small():
+    recorded = json.loads((DIRECTORY / "warm_start.json").read_text())
+    assert recorded["sha256"] == warm_start.digest(DIRECTORY)
+    assert (recorded["seed"], recorded["steps"]) == (warm_start.SEED, warm_start.STEPS)
+    files = [path for path in DIRECTORY.iterdir() if path.is_file()]
+    assert sum(path.stat().st_size for path in files) <= 4 * 1024**2
+
+
+def test_the_shipped_checkpoint_has_the_scripts_architecture():
+    model = load_model(DEMO, dtype=torch.float32, device=torch.device("cpu"))
+    tokenizer = load_tokenizer(DEMO)
+    made = warm_start.make_model(warm_start.make_tokenizer())
+    shapes = {name: parameter.shape for name, parameter in made.named_parameters()}
+    assert {name: parameter.shape for name, parameter in model.named_parameters()} == shapes
+    assert stop_token_ids(model, tokenizer) == {tokenizer.eos_token_id}
+
+
+def test_the_warm_start_begins_to_learn_and_repeats_itself(tmp_path):
+    def run():
+        torch.manual_seed(warm_start.SEED)
+        tokenizer = warm_start.make_tokenizer()
+        model = warm_start.make_model(tokenizer)
+        warm_start.train(model, tokenizer, 3)
+        return model.state_dict()
+
+    first, second = run(), run()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_labels_cover_the_response_only():
+    tokenizer = warm_start.make_tokenizer()
+    ids_BT, labels_BT = next(warm_start.batches(tokenizer, 0))
+    for ids, labels in zip(ids_BT.tolist(), labels_BT.tolist(), strict=True):
+        text = tokenizer.decode([token for token in ids if token > 1])
+        prompt, question, response = text.partition("?")
+        taught = [label for label in labels if label != -100]
+        assert taught[-1] == tokenizer.eos_token_id
+        assert tokenizer.decode(taught[:-1]) == response
+        assert len(task.read_prompt(prompt + question)) == response.count("+")
