@@ -142,8 +142,9 @@ def report(
     return result
 
 
-def record(result: Mapping[str, Any], folder: Path = RESULTS) -> None:
-    """Write `NAME.json` and a readable `NAME.md` into `folder`, replacing what stands there."""
+def record(result: Mapping[str, Any]) -> None:
+    """Write `NAME.json` and a readable `NAME.md` into `RESULTS`, replacing what stands there."""
+    folder = RESULTS
     folder.mkdir(exist_ok=True)
     name = result["name"]
     (folder / f"{name}.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")

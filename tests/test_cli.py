@@ -141,7 +141,7 @@ def test_a_short_demo_and_a_look_at_it(tmp_path: Path) -> None:
     assert summary["staleness_max"] <= 1
     shown = command("inspect", "run", cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr
-    assert "staleness" in shown.stdout
+    assert "Steps" in shown.stdout
     shown = command("inspect", "run", "--trajectory", "0.1", cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr
     again = command("train", "demo", *options, "--run.output_dir", "run", cwd=tmp_path)

@@ -1,0 +1,59 @@
+"""The benchmarks' harness: order of measurements, ratios, and what is reported."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import harness
+
+
+def test_sides_take_turns_and_the_order_turns_round() -> None:
+    calls: list[str] = []
+    sides = {name: lambda name=name: calls.append(name) or float(len(calls)) for name in "ab"}
+    values = harness.interleave(sides, 3, progress=lambda line: None)
+    assert "".join(calls) == "abbaab"
+    assert values == {"a": [1, 4, 5], "b": [2, 3, 6]}
+
+
+def test_the_ratio_is_of_pairs() -> None:
+    assert harness.median_ratio([2, 30, 4], [1, 10, 4]) == 2
+    with pytest.raises(ValueError, match="shorter"):
+        harness.median_ratio([1], [1, 2])
+
+
+@pytest.mark.parametrize(("value", "met"), [(1.99, False), (2.0, True), (2.1, True)])
+def test_a_target_is_met_from_its_value_on(value: float, met: bool) -> None:
+    assert harness.Target("x", value, 2.0).met is met
+
+
+def test_the_report_ends_in_one_json_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(harness, "RESULTS", tmp_path)
+    monkeypatch.setattr(harness.sys, "argv", ["/some/where/rhymeflow", "bench", "x", "--record"])
+    rows = [harness.side_row("ours", [3.0, 1.0, 2.0], "tokens/s"), {"side": "peer", "note": "none"}]
+    args = argparse.Namespace(json=True, record=True)
+    harness.report("x", rows, [harness.Target("x/peer", 1.2345, 2)], args, notes="How.")
+    out = capsys.readouterr().out
+    result = json.loads(out.splitlines()[-1])
+    assert result["targets"] == [{"name": "x/peer", "value": 1.2345, "target": 2, "met": False}]
+    assert result["rows"][0]["median"] == 2.0
+    assert result["command"] == "rhymeflow bench x --record"
+    assert {"cpu", "cores", "torch", "python"} <= set(result["machine"])
+    assert "x/peer: 1.23 (target 2: NOT met)" in out
+    assert json.loads((tmp_path / "x.json").read_text()) == result
+    text = (tmp_path / "x.md").read_text()
+    assert "rhymeflow bench x --record" in text
+    assert "| peer " in text
+
+
+def test_recorded_results_say_how_they_were_made() -> None:
+    for path in harness.RESULTS.glob("*.json"):
+        result = json.loads(path.read_text())
+        assert result["command"].startswith("rhymeflow bench ")
+        assert result["machine"]["cores"]
+        assert (path.with_suffix(".md")).is_file()
