@@ -21,7 +21,7 @@ def test_sides_take_turns_and_the_order_turns_round() -> None:
 
 def test_the_ratio_is_of_pairs() -> None:
     assert harness.median_ratio([2, 30, 4], [1, 10, 4]) == 2
-    with pytest.raises(ValueError, match="shorter"):
+    with pytest.raises(ValueError, match="longer"):
         harness.median_ratio([1], [1, 2])
 
 
