@@ -12,18 +12,14 @@ are unknown. vLLM runs in its own environment as a process of its own (`vllm_sid
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import random
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import (
@@ -34,6 +30,7 @@ from benchmarks.harness import (
     report,
     side_row,
 )
+from benchmarks.vllm_peer import Vllm
 from rhymeflow.errors import UserError
 
 SIZES = {"single": (1, 1), "eight": (8, 8), "batch": (32, 32), "queue": (96, 32), "demo": (128, 64)}
@@ -168,12 +165,12 @@ class Real:
             "generate": lambda: generate_speed(self.plain, work, running),
         }
         if self.vllm:
-            sides["vllm"] = lambda: self.vllm.speed(work)
+            sides["vllm"] = lambda: self.vllm.speed(work.prompts, work.lengths)
         warm_up = Workload(work.prompts, [min(length, 16) for length in work.lengths])
         engine_speed(self._engine(running), warm_up)
         generate_speed(self.plain, warm_up, running)
         if self.vllm:
-            self.vllm.speed(warm_up)
+            self.vllm.speed(warm_up.prompts, warm_up.lengths)
         return sides
 
     def _engine(self, running: int) -> Any:
@@ -266,56 +263,6 @@ def generate_speed(model: Any, work: Workload, running: int) -> float:
                 top_p=1.0,
             )
     return work.tokens / (time.perf_counter() - start)
-
-
-class Vllm:
-    """vLLM in a process of its own, fed with one workload after the other.
-
-    Its workers poll for work, so they are stopped while the other sides are measured.
-    """
-
-    def __init__(self, args: argparse.Namespace, checkpoint: Path) -> None:
-        environment = dict(
-            os.environ,
-            VLLM_CPU_KVCACHE_SPACE="1",
-            OMP_NUM_THREADS=str(args.threads),
-            VLLM_LOGGING_LEVEL="WARNING",
-        )
-        script = Path(__file__).with_name("vllm_side.py")
-        self.process = subprocess.Popen(
-            [args.vllm_python, str(script), str(checkpoint)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=environment,
-            text=True,
-            start_new_session=True,
-        )
-        self._answer("ready")
-        self._signal(signal.SIGSTOP)
-
-    def speed(self, work: Workload) -> float:
-        """Useful tokens per second; the time is taken inside the other process."""
-        self._signal(signal.SIGCONT)
-        self.process.stdin.write(json.dumps([work.prompts, work.lengths]) + "\n")
-        self.process.stdin.flush()
-        tokens, seconds = self._answer("done").split()
-        self._signal(signal.SIGSTOP)
-        assert int(tokens) == work.tokens, "vLLM made another number of tokens"
-        return work.tokens / float(seconds)
-
-    def close(self) -> None:
-        self._signal(signal.SIGCONT)
-        self.process.stdin.close()
-        self.process.wait(timeout=60)
-
-    def _signal(self, number: signal.Signals) -> None:
-        os.killpg(self.process.pid, number)
-
-    def _answer(self, word: str) -> str:
-        for line in self.process.stdout:
-            if line.startswith(f"side:{word}"):
-                return line.removeprefix(f"side:{word}").strip()
-        raise RuntimeError("the vLLM process ended; its error is above")
 
 
 def main() -> None:

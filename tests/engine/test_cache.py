@@ -1,0 +1,56 @@
+"""Every slot keeps its own content while others come, grow and go."""
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rhymeflow.engine.cache import FIRST_CAPACITY, KVCache, capacity_for
+
+CPU = torch.device("cpu")
+actions = st.lists(
+    st.tuples(st.sampled_from(["new", "grow", "free", "copy"]), st.integers(0, 7)), max_size=30
+)
+
+
+def write(slot, start, end, value):
+    slot.shelf.kv[:, :, slot.index, :, start:end] = value
+
+
+@settings(max_examples=60, deadline=None)
+@given(actions, st.lists(st.integers(1, 3 * FIRST_CAPACITY), min_size=30, max_size=30))
+def test_contents_stay_with_their_slots(actions, lengths):
+    cache = KVCache(num_layers=1, num_kv_heads=2, head_dim=1, dtype=torch.float32, device=CPU)
+    kept = {}  # number: [slot, what its tokens must be]
+    for number, ((action, which), length) in enumerate(zip(actions, lengths, strict=False)):
+        chosen = sorted(kept)[which % len(kept)] if kept else None
+        if action == "new" or chosen is None:
+            kept[number] = [cache.reserve(None, length), [float(number + 1)] * length]
+            write(kept[number][0], 0, length, number + 1)
+        elif action == "grow":
+            slot, tokens = kept[chosen]
+            new = cache.reserve(slot, len(tokens) + length)
+            write(new, len(tokens), len(tokens) + length, number + 1)
+            kept[chosen] = [new, tokens + [float(number + 1)] * length]
+        elif action == "copy":
+            tokens = kept[chosen][1]
+            slot = cache.reserve(None, len(tokens))
+            cache.copy(kept[chosen][0], slot, len(tokens))
+            kept[number] = [slot, tokens]
+        else:
+            cache.release(kept.pop(chosen)[0])
+        for slot, tokens in kept.values():
+            held = slot.shelf.kv[0, 1, slot.index, 1, : len(tokens), 0]
+            assert held.tolist() == tokens
+            assert slot.shelf.slots[slot.index] is slot
+            assert torch.isfinite(slot.shelf.kv).all()
+        assert sum(len(shelf.slots) for shelf in cache.shelves.values()) == len(kept)
+
+
+def test_capacities_double():
+    first = FIRST_CAPACITY
+    assert [capacity_for(n) for n in (1, first, first + 1, 5 * first)] == [
+        first,
+        first,
+        2 * first,
+        8 * first,
+    ]
