@@ -1,8 +1,9 @@
 """The command line: one small function per command.
 
-Holds true: 0 on success; 2 on bad input, with one line on stderr that says what and where. A defect
-keeps its traceback. Knows nothing of how a command is carried out; what a command needs is imported
-when it is called, so that `rhymeflow --help` is quick.
+Holds true: 0 on success; 2 on bad input, with one line on stderr that says what and where; 1 if a
+worker died or hangs; 130 after Ctrl-C. A defect keeps its traceback. Knows nothing of how a command
+is carried out; what a command needs is imported when it is called, so that `rhymeflow --help` is
+quick.
 """
 
 from __future__ import annotations
@@ -100,8 +101,13 @@ def train(args: argparse.Namespace) -> int:
         print(settings.dump(config) + needs)
         return 0
     from rhymeflow.runtime import local
+    from rhymeflow.runtime.process import WorkerDied
 
-    local.train(config)
+    try:
+        local.train(config)
+    except WorkerDied as error:  # a traceback of the controller would say nothing about it
+        print(f"rhymeflow: {error}", file=sys.stderr)
+        return 1
     return 0
 
 

@@ -47,10 +47,20 @@ class Worker:
     ) -> None:
         context = multiprocessing.get_context("spawn")
         self.name = name
+        self.log = Path(run_dir) / "logs" / f"{name}.log"
         self.connection, theirs = context.Pipe(duplex=True)
         self._process = context.Process(
             target=_enter,
-            args=(theirs, name, entry, config.model_dump_json(), run_dir, num_threads, cpus),
+            args=(
+                theirs,
+                name,
+                entry,
+                config.model_dump_json(),
+                run_dir,
+                str(self.log),
+                num_threads,
+                cpus,
+            ),
             name=name,
             daemon=True,
         )
@@ -92,7 +102,9 @@ class Worker:
                 yield message
         except (EOFError, ConnectionResetError):
             self._process.join(timeout=5)
-            raise WorkerDied(f"{self.name} died {self._how_it_ended()}") from None
+            raise WorkerDied(
+                f"{self.name} died {self._how_it_ended()}; what it printed is in {self.log}"
+            ) from None
 
     def _failure(self, message: Failed) -> Exception:
         if message.user_error:
@@ -128,11 +140,12 @@ def _enter(
     entry: str,
     config_json: str,
     run_dir: str,
+    log: str,
     num_threads: int,
     cpus: tuple[int, ...] | None,
 ) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    output.redirect(Path(run_dir) / "logs" / f"{name}.log")
+    output.redirect(Path(log))
     # Two processes that each take all cores slow each other tenfold: torch must see this first.
     os.environ["OMP_NUM_THREADS"] = str(num_threads)
     if cpus is not None:
