@@ -169,7 +169,8 @@ class Engine:
 
     def _run(self, work: list[Work], spans: list[Span]) -> Tensor:
         """Run the body of the model over the packed row; return hidden states [T, D]."""
-        ids, positions = [], []
+        ids: list[int] = []
+        positions: list[int] = []
         for sequence, num_new in work:
             end = sequence.cached + num_new
             ids += sequence.ids[sequence.cached : end]

@@ -46,7 +46,7 @@ class _Joined:
     """Several linear maps of one input as one product; the first to be called computes them all."""
 
     def __init__(self, layers: list[nn.Linear]) -> None:
-        biases = [layer.bias for layer in layers]
+        biases: list[Tensor] = [layer.bias for layer in layers]
         self._sizes = [layer.out_features for layer in layers]
         self._packed = Packed(
             torch.cat([layer.weight.detach() for layer in layers]),
