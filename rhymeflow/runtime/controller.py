@@ -117,7 +117,11 @@ class Controller:
         self._finished = False
 
     def __enter__(self) -> Controller:
-        self._load()
+        try:
+            self._load()
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -294,7 +298,7 @@ class Controller:
                 self.trajectories.record(now, events)
             is_boundary = any(isinstance(e, VersionPublished | LearnerReady) for e in events)
             self.trajectories.commit(durable=is_boundary)
-            if not events:
+            if not events or self._finished:
                 return
             for event in events:
                 for command in self.mind.handle(event, now):
@@ -358,8 +362,9 @@ class Controller:
         self.trajectories.commit()
         made, every = command.version + 1, self.config.run.save_steps
         is_last = made == self.config.learner.max_steps
-        self._saving = is_last or (every > 0 and made % every == 0)
-        self.learner.send(TrainBatch(command.version, list(command.groups), self._saving))
+        save = is_last or (every > 0 and made % every == 0)
+        self._saving = self._saving or save
+        self.learner.send(TrainBatch(command.version, list(command.groups), save))
 
     def _drop(self, command: Drop) -> None:
         assert self.mind.published is not None

@@ -9,6 +9,7 @@ processes and the shared memory are given back and the run directory says what w
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,14 +26,17 @@ from rhymeflow.runtime import rundir
 from rhymeflow.runtime.controller import Controller
 from rhymeflow.runtime.process import Worker, share_of_cores
 
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+"""What people and what clusters stop a run with."""
+
 
 def train(
     config: Config, *, run_dir: Path | None = None, console: Console | None = None
 ) -> Summary:
     """Run `config` to its end on this machine; return what it came to.
 
-    Ctrl-C ends the step that is being trained on, saves a checkpoint and the summary, and then
-    raises `KeyboardInterrupt`; a second one ends the run at once.
+    Ctrl-C (or SIGTERM) ends the step that is being trained on, saves a checkpoint, and then raises
+    `KeyboardInterrupt`; a second one ends the run at once. `summary.json` is written either way.
 
     Raises:
         UserError: something in the configuration, the data, the model or a reward is wrong.
@@ -46,12 +50,15 @@ def train(
         name=path.name,
         config=config.model_dump(mode="json"),
     )
-    with start_workers(config, path) as (learner, instances), Progress(console) as progress:
-        controller = Controller(config, path, learner, instances, metrics, progress)
-        with controller, interruptible(controller):
-            controller.run()
-    metrics.close()
-    result = summary.write(path)
+    try:
+        with start_workers(config, path) as (learner, instances), Progress(console) as progress:
+            controller = Controller(config, path, learner, instances, metrics, progress)
+            with controller, interruptible(controller):
+                controller.run()
+    finally:
+        metrics.close()
+        if (path / "events.db").exists():
+            result = summary.write(path)
     console.print(summary.panel(result, path))
     saved = controller.checkpoint
     if saved is not None:
@@ -99,15 +106,22 @@ def start_workers(config: Config, run_dir: Path) -> Iterator[tuple[Worker, dict[
 
 @contextmanager
 def interruptible(controller: Controller) -> Iterator[None]:
-    """Ctrl-C once: end the step, save, stop. Twice: end at once."""
+    """Ctrl-C or SIGTERM once: end the step, save, stop. Twice: end at once.
 
-    def on_interrupt(number: int, frame: FrameType | None) -> None:
+    Only the main thread may take signals; a run in another thread leaves them alone.
+    """
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
         if controller.stop_asked:
             raise KeyboardInterrupt
         controller.stop_asked = True
 
-    previous = signal.signal(signal.SIGINT, on_interrupt)
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = {number: signal.signal(number, on_signal) for number in STOP_SIGNALS}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -277,7 +277,8 @@ def test_a_worker_that_hangs_is_named(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_the_step_saves_and_leaves_no_process(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_ends_the_step_saves_and_says_so(tmp_path, number):
     config = tiny_config(tmp_path, learner={"max_steps": 10_000})
     config_file = tmp_path / "config.yaml"
     config_file.write_text(json.dumps(config.model_dump(mode="json")))
@@ -291,7 +292,7 @@ def test_ctrl_c_ends_the_step_saves_and_leaves_no_process(tmp_path):
     while max(metrics.read(tmp_path / "run"), default=0) < 1:
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130, output
     assert "stopped" in output
