@@ -1,8 +1,10 @@
 """Device and compute precision: what `auto` means on this machine.
 
 bfloat16 where the hardware multiplies it (CUDA from Ampere on, CPUs with AVX512-BF16 or AMX, ARM
-with BF16), float32 elsewhere. Models below `SMALL` parameters stay in float32 everywhere: their
-steps are bound by call overhead, so bfloat16 gives no speed and costs precision (docs/lab-log.md).
+with BF16), float32 elsewhere. Models below `SMALL` parameters stay in float32 everywhere: call
+overhead bounds their steps, so bfloat16 gains little (the demo's 0.8 million parameters on one
+AVX512-BF16 core: rollouts 1.2 times, training 1.1 times as fast), and in float32 rollout and
+training agree on every log-probability.
 """
 
 from __future__ import annotations

@@ -82,7 +82,9 @@ def batches(tokenizer: PreTrainedTokenizerFast, seed: int) -> Iterator[tuple[Ten
     noise = random.Random(seed)
     lengths = [problem["terms"] for problem in task.problems(4096, seed)]
     while True:
-        terms = noise.choice(lengths) if noise.random() < 0.75 else noise.randint(2, len(task.LABELS))
+        terms = (
+            noise.choice(lengths) if noise.random() < 0.75 else noise.randint(2, len(task.LABELS))
+        )
         rows, starts = [], []
         for _ in range(max(1, TOKENS_PER_STEP // (14 * terms))):
             digits = [noise.randrange(10) for _ in range(terms)]
