@@ -15,13 +15,13 @@ import inspect
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rhymeflow import settings
 from rhymeflow.config import Config, RewardFunction
 from rhymeflow.errors import UserError
+from rhymeflow.runtime import rundir
 
 if TYPE_CHECKING:
     from rhymeflow.observe.summary import Summary
@@ -64,7 +64,7 @@ class Trainer:
         if config is not None and args is not None:
             raise UserError("Trainer: config and args are two names of one thing; give one")
         self.config = _config(config if config is not None else args)
-        self.run_dir = _run_directory(self.config)
+        self.run_dir = rundir.choose(self.config)
         fields: dict[str, Any] = {"run.output_dir": str(self.run_dir)}
         if model is not None:
             fields["model.name"] = self._model_name(model, processing_class)
@@ -161,12 +161,6 @@ def _config(given: Config | Mapping[str, Any] | None) -> Config:
         f"Trainer: config is a {type(given).__name__}; give a rhymeflow.Config or a mapping of "
         'fields, such as {"learning_rate": 1e-5}'
     )
-
-
-def _run_directory(config: Config) -> Path:
-    if config.run.output_dir is not None:
-        return Path(config.run.output_dir)
-    return Path("runs") / f"{config.name}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
 def _json_line(row: Mapping[str, Any], where: str) -> str:

@@ -27,8 +27,7 @@ def create(config: Config, run_dir: Path | None = None) -> Path:
     Raises:
         UserError: the directory that was asked for holds a run already, or cannot be made.
     """
-    asked = run_dir or (Path(config.run.output_dir) if config.run.output_dir else None)
-    path = asked or _fresh(config.name)
+    path = run_dir or choose(config)
     if (path / "events.db").exists():
         raise UserError(f"run.output_dir: {path} holds a run already")
     try:
@@ -39,7 +38,10 @@ def create(config: Config, run_dir: Path | None = None) -> Path:
     return path
 
 
-def _fresh(name: str) -> Path:
-    stem = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+def choose(config: Config) -> Path:
+    """Return the directory that was asked for, or one under `runs/` that is not there yet."""
+    if config.run.output_dir is not None:
+        return Path(config.run.output_dir)
+    stem = f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     candidates = (RUNS / (stem if n == 0 else f"{stem}-{n}") for n in count())
     return next(path for path in candidates if not path.exists())
