@@ -36,7 +36,8 @@ class ModelConfig(Section):
     """The GGUF file inside the directory or package, if the weights are in that format."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Compute precision of engine and learner. `auto`: bfloat16 on CUDA and on CPUs with bfloat16
-    arithmetic, float32 elsewhere. The learner's master weights are float32 either way."""
+    arithmetic, float32 elsewhere and for models under 20 million parameters. The learner's master
+    weights are float32 either way."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto` takes CUDA where there is one."""
 
