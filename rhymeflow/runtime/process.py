@@ -13,6 +13,7 @@ import os
 import signal
 import traceback
 from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -58,13 +59,16 @@ class Worker:
                 config.model_dump_json(),
                 run_dir,
                 str(self.log),
-                num_threads,
                 cpus,
             ),
             name=name,
             daemon=True,
         )
-        self._process.start()
+        # The child must find this in its environment: importing what it was given to run may load
+        # torch, and torch's thread pool reads it once. Two processes that each take all cores slow
+        # each other tenfold.
+        with _environment(OMP_NUM_THREADS=str(num_threads)):
+            self._process.start()
         theirs.close()  # so that the end of the child is the end of the pipe
         self.last_heard: float | None = None
 
@@ -129,6 +133,21 @@ class Worker:
         self.connection.close()
 
 
+@contextmanager
+def _environment(**values: str) -> Iterator[None]:
+    """Set variables for the processes that are started in the block."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
 def share_of_cores(num_workers: int) -> int:
     """Threads for each of `num_workers` that compute at once on the cores this process may use."""
     return max(1, len(os.sched_getaffinity(0)) // num_workers)
@@ -141,13 +160,10 @@ def _enter(
     config_json: str,
     run_dir: str,
     log: str,
-    num_threads: int,
     cpus: tuple[int, ...] | None,
 ) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     output.redirect(Path(log))
-    # Two processes that each take all cores slow each other tenfold: torch must see this first.
-    os.environ["OMP_NUM_THREADS"] = str(num_threads)
     if cpus is not None:
         os.sched_setaffinity(0, cpus)
     try:
