@@ -1,0 +1,31 @@
+"""What a worker process finds when it begins."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from rhymeflow.config import Config
+from rhymeflow.errors import UserError
+from rhymeflow.runtime.process import Worker, share_of_cores
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_a_worker_has_the_threads_it_was_given(tmp_path, num_threads, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    entry = "tests.runtime.threads_entry"
+    worker = Worker("w", entry, Config(), str(tmp_path), num_threads=num_threads, cpus=None)
+    assert os.environ["OMP_NUM_THREADS"] == "2", "the controller's own environment stays"
+    try:
+        assert worker.connection.poll(60)
+        with pytest.raises(UserError, match=rf"^{num_threads} threads"):
+            list(worker.messages(0.0))
+    finally:
+        worker.stop(patience=5.0)
+
+
+def test_cores_are_shared_out():
+    cores = len(os.sched_getaffinity(0))
+    assert share_of_cores(1) == cores
+    assert share_of_cores(10 * cores) == 1
