@@ -6,7 +6,7 @@ SmolLM2-135M-Instruct in bfloat16. Every request has its own number of new token
 sides, and stop tokens are ignored, so all sides make the same number of useful tokens; a figure is
 useful tokens per second, prompts included in the time. `generate` runs static batches, padded on
 the left, each until its longest response ends; nobody can sort by lengths, which in real rollouts
-are unknown. vLLM runs in its own environment as a process of its own (`vllm_side.py`).
+are unknown. vLLM runs in its own environment as a process of its own (`peers/vllm_side.py`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from benchmarks.harness import (
     report,
     side_row,
 )
-from benchmarks.vllm_peer import Vllm
+from benchmarks.peers.vllm_driver import Vllm
 from rhymeflow.errors import UserError
 
 SIZES = {"single": (1, 1), "eight": (8, 8), "batch": (32, 32), "queue": (96, 32), "demo": (128, 64)}

@@ -144,7 +144,7 @@ def bench(arguments: list[str]) -> int:
     names = sorted(
         module.name
         for module in pkgutil.iter_modules(benchmarks.__path__)
-        if module.name != "harness"
+        if not module.ispkg and module.name != "harness"
     )
     parser = _Parser(prog="rhymeflow bench", allow_abbrev=False)
     if not arguments or arguments[0].startswith("-"):

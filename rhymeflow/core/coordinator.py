@@ -62,7 +62,6 @@ class Instance:
     version: Version
     capacity: int
     commands: int = 0
-    pulled: Version = 0
     assigned: set[TrajectoryId] = field(default_factory=set)
     evaluating: Version | None = None
 
@@ -145,13 +144,10 @@ class Coordinator:
 
     def _on_joined(self, event: InstanceJoined) -> None:
         if event.instance not in self.instances:
-            self.instances[event.instance] = Instance(
-                event.instance, event.version, event.capacity, pulled=event.version
-            )
+            self.instances[event.instance] = Instance(event.instance, event.version, event.capacity)
 
     def _on_pulled(self, event: Pulled) -> None:
         instance = self.instances[event.instance]
-        instance.pulled = max(instance.pulled, event.version)
         instance.version = max(instance.version, event.version)  # it may have got a newer one
 
     def _on_finished(self, event: TrajectoryFinished) -> None:
