@@ -38,9 +38,10 @@ def _dispatch(arguments: list[str]) -> int:
         return bench(arguments[1:])
     rest, overrides = settings.split_overrides(arguments)
     args, unknown = _parser().parse_known_args(rest)
-    if unknown or (overrides and args.command is not train):
+    configures = args.command in (train, simulate, calibrate)
+    if unknown or (overrides and not configures):
         option = unknown[0] if unknown else f"--{next(iter(overrides))}"
-        hint = fields.nearest_field(option.lstrip("-")) if args.command is train else ""
+        hint = fields.nearest_field(option.lstrip("-")) if configures else ""
         raise UserError(f"{option}: there is no such argument{hint}")
     args.overrides = overrides
     result: int = args.command(args)
@@ -80,6 +81,26 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="show the resolved configuration and what it needs, and stop",
     )
+    sub = add(
+        "simulate",
+        simulate,
+        help="run a configuration on a simulated cluster",
+        usage="rhymeflow simulate RECIPE_OR_FILE [--output DIR] [--workload RUN_DIR] "
+        "[--section.field VALUE ...]",
+    )
+    sub.add_argument("recipe", metavar="RECIPE_OR_FILE", help="a recipe's name or a YAML file")
+    sub.add_argument("--output", metavar="DIR", type=Path, help="where the timeline goes")
+    sub.add_argument(
+        "--workload", metavar="RUN_DIR", type=Path, help="lengths as a real run recorded them"
+    )
+    sub = add(
+        "calibrate",
+        calibrate,
+        help="measure this machine's engine and learner, and fit the cost model",
+        usage="rhymeflow calibrate RECIPE_OR_FILE [--output FILE] [--section.field VALUE ...]",
+    )
+    sub.add_argument("recipe", metavar="RECIPE_OR_FILE", help="a recipe's name or a YAML file")
+    sub.add_argument("--output", metavar="FILE", type=Path, help="where the profile goes")
     sub = add("inspect", inspect, help="show what happened in a run")
     sub.add_argument("run_dir", metavar="RUN_DIR", type=Path)
     sub.add_argument(
@@ -108,6 +129,24 @@ def train(args: argparse.Namespace) -> int:
     except WorkerDied as error:  # a traceback of the controller would say nothing about it
         print(f"rhymeflow: {error}", file=sys.stderr)
         return 1
+    return 0
+
+
+def simulate(args: argparse.Namespace) -> int:
+    """Run a configuration on a simulated cluster, and draw what happened."""
+    from rhymeflow.sim.simulate import simulate as run
+
+    config = settings.load(args.recipe, args.overrides)
+    print(run(config, output=args.output, workload=args.workload).text())
+    return 0
+
+
+def calibrate(args: argparse.Namespace) -> int:
+    """Measure this machine and fit the cost model to it."""
+    from rhymeflow.calibration.calibrate import calibrate as run
+
+    config = settings.load(args.recipe, args.overrides)
+    print(run(config, output=args.output).text())
     return 0
 
 

@@ -91,6 +91,13 @@ class RolloutConfig(Section):
     """Trajectories that one instance decodes at a time."""
     max_prefill_tokens: Positive = 4096
     """Prompt tokens that one iteration may take in."""
+    kv_cache_on_pull: Literal["recompute", "keep"] = "recompute"
+    """What becomes of the KV cache of a response that goes on under new weights: `recompute` takes
+    its tokens in again; `keep` goes on with the old keys and values, which costs nothing and makes
+    its log-probabilities belong to no one version."""
+    max_kv_tokens: Positive | None = None
+    """Tokens in the KV cache of one instance beyond which nothing more is routed to it; `None`: as
+    many as `max_running` of the longest responses need."""
     num_threads: Positive | None = None
     """Threads of each instance; `None` shares the machine's cores between the workers."""
     cpus: tuple[tuple[NonNegative, ...], ...] | None = None
@@ -192,12 +199,71 @@ class LearnerConfig(Section):
 
 
 class ScheduleConfig(Section):
-    """When work is admitted, where it goes and when weights are pulled."""
+    """When work is admitted, where it goes and when weights are pulled.
 
-    name: Literal["simple"] = "simple"
-    """`simple`: fewest requests first; pull whenever behind."""
-    max_staleness: NonNegative = 1
-    """The bound: how many versions old a trajectory may be when trained on. 0 is synchronous."""
+    `name` is a bundle of such rules; `routing`, `sync`, `migration` and `on_pull` replace one of
+    them. Each takes a name or a function of your own, `path/to/file.py:function` or dotted.
+    """
+
+    name: Literal["synchronous", "one_step", "bounded", "partial", "staleflow"] = "staleflow"
+    """`synchronous`: rollout and training take turns. `one_step`: the next batch is produced while
+    one is trained on, batch by batch. `bounded`: no batches; admission by total count, an instance
+    pulls when it has finished what it runs. `partial`: responses go on across versions; an instance
+    pulls whenever it lags. `staleflow`: responses also move between instances; routing by marginal
+    throughput, migration."""
+    max_staleness: NonNegative | None = None
+    """The bound: how many versions old a trajectory may be when trained on. `None`: 0 for
+    `synchronous`, 1 for the others."""
+    routing: str | None = None
+    """`fewest_requests` or `waterfall`; `None` as the schedule has it."""
+    sync: str | None = None
+    """When an instance pulls: `drained`, `greedy` or `status`; `None` as the schedule has it."""
+    migration: str | None = None
+    """`none` or `rebalance`; `None` as the schedule has it."""
+    on_pull: Literal["drain", "keep", "spread"] | None = None
+    """What becomes of what runs on an instance that pulls: `drain` lets it finish first, `keep`
+    goes on with it there, `spread` routes it anew; `None` as the schedule has it."""
+    cost_model: str = "demo-cpu"
+    """What routing weighs with: a profile's name, or a file that `rhymeflow calibrate` wrote."""
+    routing_gain: NonNegativeFloat = 0.25
+    """StaleFlow's mu: an instance is taken if it gains this share of what an empty one would."""
+    max_waiting: NonNegative = 3
+    """With more than this many waiting on an instance, they are sent back to be routed anew."""
+    throughput_ratio: Annotated[float, Field(gt=1)] = 5.0
+    """An instance gives work away to one that has this many times less of it."""
+    extra_groups: NonNegative = 0
+    """Groups produced for each batch beyond `groups_per_batch`; the slowest are aborted."""
+    extra_generations: NonNegative = 0
+    """Trajectories produced for each group beyond `num_generations`; the slowest are aborted."""
+    filter_zero_variance: bool = False
+    """Train on no group whose rewards are all equal, but on another prompt (DAPO's dynamic
+    sampling)."""
+    max_filtered_batches: Positive = 4
+    """How many batches' worth of groups may be filtered between two steps; then they pass."""
+    on_stuck: Literal["wait", "retry", "truncate"] = "wait"
+    """What is done when an idle learner waits for the last `stuck_threshold` groups of a batch:
+    `retry` aborts them and draws their prompts again, `truncate` trains on what there is of them."""
+    stuck_threshold: Positive = 1
+    """Groups that may be missing for a batch to count as stuck."""
+    max_retries: NonNegative = 2
+    """Times a prompt is drawn again because of `on_stuck`; then it is waited for."""
+
+    @property
+    def bound(self) -> int:
+        """The staleness bound."""
+        if self.max_staleness is None:
+            return 0 if self.name == "synchronous" else 1
+        return self.max_staleness
+
+    @model_validator(mode="after")
+    def _bound_fits(self) -> ScheduleConfig:
+        fixed = {"synchronous": 0, "one_step": 1}.get(self.name)
+        if fixed is not None and self.bound != fixed:
+            raise ValueError(
+                f"max_staleness = {self.max_staleness} does not fit the schedule "
+                f"`{self.name}`, whose bound is {fixed}"
+            )
+        return self
 
 
 class RunConfig(Section):

@@ -1,14 +1,15 @@
 """Intents of the mind. A body carries them out and reports facts.
 
 Commands to one instance are numbered from 1 and carried out in that order; one delivered twice is
-carried out once.
+carried out once. A command that names a trajectory which is no longer there passes it over: it has
+finished meanwhile, and that fact is on its way.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rhymeflow.core.types import GroupId, InstanceId, TrajectoryId, Version
+from rhymeflow.core.types import Ending, GroupId, InstanceId, TrajectoryId, Version
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +20,15 @@ class Draw:
 
 
 @dataclass(frozen=True, slots=True)
+class Redraw:
+    """Take the prompt of this ended group once more; report it as `GroupDrawn`, a new group."""
+
+    group: GroupId
+
+
+@dataclass(frozen=True, slots=True)
 class Route:
-    """Produce the trajectory on this instance."""
+    """Produce the trajectory on this instance, going on from what is stored of it."""
 
     instance: InstanceId
     number: int
@@ -28,8 +36,26 @@ class Route:
 
 
 @dataclass(frozen=True, slots=True)
+class Interrupt:
+    """Stop these, store what there is of them, report each as `TrajectoryInterrupted`."""
+
+    instance: InstanceId
+    number: int
+    trajectories: tuple[TrajectoryId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Stop these; nothing more will be asked about them, and nothing need be reported."""
+
+    instance: InstanceId
+    number: int
+    trajectories: tuple[TrajectoryId, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Pull:
-    """Interrupt what runs, take `version` from the parameter server, prove it, go on."""
+    """Take `version` from the parameter server, prove it, and go on with what runs under it."""
 
     instance: InstanceId
     number: int
@@ -46,18 +72,31 @@ class Evaluate:
 
 
 @dataclass(frozen=True, slots=True)
+class Conclude:
+    """Take what is stored of this interrupted trajectory for complete, and have it judged.
+
+    It ended for reason `cut`. No instance has it, and no `TrajectoryFinished` is reported.
+    """
+
+    trajectory: TrajectoryId
+
+
+@dataclass(frozen=True, slots=True)
 class Train:
     """Train on batch `version`, these groups in this order, and publish `version + 1`."""
 
     version: Version
     groups: tuple[GroupId, ...]
+    members: tuple[tuple[int, ...], ...]
+    """For each group, the members to train on, in ascending order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """The group ended without being trained on; what is still running of it is stopped."""
+    """The group ended without being trained on. Aborts of what runs of it are commanded apart."""
 
     group: GroupId
+    ending: Ending
     reason: str
 
 
@@ -66,5 +105,5 @@ class Finish:
     """The run is complete: save and stop."""
 
 
-InstanceCommand = Route | Pull | Evaluate
-Command = Draw | Route | Pull | Evaluate | Train | Drop | Finish
+InstanceCommand = Route | Interrupt | Abort | Pull | Evaluate
+Command = InstanceCommand | Draw | Redraw | Conclude | Train | Drop | Finish

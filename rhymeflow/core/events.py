@@ -1,7 +1,7 @@
 """Facts reported to the mind. Each is stored before it is acted on.
 
 A fact says what has happened, never what to do; it can arrive late or twice. Heavy data (tokens,
-log-probabilities, weights) is not in it.
+log-probabilities, weights) is not in it. Facts from one instance arrive in the order it made them.
 """
 
 from __future__ import annotations
@@ -12,22 +12,55 @@ from rhymeflow.core.types import FinishReason, GroupId, InstanceId, TrajectoryId
 
 
 @dataclass(frozen=True, slots=True)
+class Tick:
+    """All that has arrived is reported: plan now. A body sends one after each round of facts."""
+
+
+@dataclass(frozen=True, slots=True)
 class GroupDrawn:
-    """The data gave one more prompt: group `group` is `prompt` (row number) in `epoch`."""
+    """The data gave one more prompt: group `group` is `prompt` (row number) in `epoch`.
+
+    Serial numbers follow one another, also where the prompt is that of an earlier group.
+    """
 
     group: GroupId
     prompt: int
     epoch: int
     prompt_tokens: int
+    repeats: GroupId | None = None
+    """The group whose prompt it was, if this answers a `Redraw`."""
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceJoined:
-    """An instance is up, holds `version`, and decodes up to `capacity` trajectories at a time."""
+    """An instance is up and holds `version`. A name is used once: one that comes back is new."""
 
     instance: InstanceId
     version: Version
     capacity: int
+    """Trajectories that it decodes at a time."""
+    kv_capacity: int
+    """Tokens that its KV cache holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceLeft:
+    """The instance is gone, whatever it was told; tokens not stored by now are lost."""
+
+    instance: InstanceId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """How an instance is, after its commands up to `number` and the facts it reported before."""
+
+    instance: InstanceId
+    number: int
+    waiting: tuple[TrajectoryId, ...]
+    """Routed to it but not decoded: no room yet, or preempted."""
+    kv_tokens: int
+    """Tokens in its KV cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +70,16 @@ class Pulled:
     instance: InstanceId
     number: int
     version: Version
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryInterrupted:
+    """By command `number`: stopped, and stored with `length` response tokens (it may be 0)."""
+
+    trajectory: TrajectoryId
+    instance: InstanceId
+    number: int
+    length: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +132,13 @@ class Evaluated:
 
 
 Event = (
-    GroupDrawn
+    Tick
+    | GroupDrawn
     | InstanceJoined
+    | InstanceLeft
+    | Snapshot
     | Pulled
+    | TrajectoryInterrupted
     | TrajectoryFinished
     | TrajectoryRewarded
     | RewardFailed

@@ -16,8 +16,12 @@ GroupId = int
 InstanceId = str
 """Name of a rollout instance, such as `rollout-0`."""
 
-FinishReason = Literal["stop", "length"]
-"""`stop`: the policy ended the response; `length`: it reached `max_completion_length`."""
+FinishReason = Literal["stop", "length", "cut"]
+"""`stop`: the policy ended the response; `length`: it reached `max_completion_length`; `cut`: it
+was ended early, so that its batch need not wait (`on_stuck: truncate`)."""
+
+Ending = Literal["filtered", "aborted"]
+"""What became of a group that was not consumed. Filtered: complete, but nothing to learn from."""
 
 
 class TrajectoryId(NamedTuple):

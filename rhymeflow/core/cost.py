@@ -1,0 +1,52 @@
+"""How long things take: the cost model that strategies weigh with and the simulator runs on.
+
+Decoding: one iteration with n trajectories decoded and K tokens in the KV cache takes
+
+    k1 K + max(k2, k3 n + c) + k4   seconds
+
+(StaleFlow, arXiv 2601.12784, section on the cost model): reading the cache, then the weights or the
+arithmetic, whichever is slower, then what an iteration costs in any case. The rest is linear.
+Pure arithmetic; knows nothing of engines or of where the numbers come from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """Seconds for what an instance and the learner do."""
+
+    k1: float
+    """Per KV token and iteration."""
+    k2: float
+    """Least time for the dense part of an iteration."""
+    k3: float
+    """Per trajectory in an iteration."""
+    c: float
+    """Constant beside k3."""
+    k4: float
+    """Per iteration."""
+    prefill_token: float
+    """Per token taken in (prompt, or what is taken in again after a pull or a move)."""
+    train_token: float
+    """Per token trained on, by the whole learner."""
+    train_step: float
+    """Per training step, whatever its size."""
+    push: float
+    """For publishing a version."""
+    pull: float
+    """For an instance to take a version, during which it does nothing else."""
+
+    def iteration(self, n: float, kv_tokens: float) -> float:
+        """Seconds of one decode iteration with `n` trajectories and `kv_tokens` in the cache."""
+        return self.k1 * kv_tokens + max(self.k2, self.k3 * n + self.c) + self.k4
+
+    def throughput(self, n: float, kv_tokens: float) -> float:
+        """Tokens per second with `n` trajectories; 0 for none."""
+        return n / self.iteration(n, kv_tokens) if n else 0.0
+
+    def gain(self, n: float, kv_tokens: float, tokens: float) -> float:
+        """Tokens per second won by adding one trajectory of `tokens` tokens (may be below 0)."""
+        return self.throughput(n + 1, kv_tokens + tokens) - self.throughput(n, kv_tokens)

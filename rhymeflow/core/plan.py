@@ -1,0 +1,68 @@
+"""What a run is to do and by which rules: the part of the configuration that the mind needs.
+
+Holds true: plain values and functions, no defaults (those are in the configuration).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from rhymeflow.core.strategies.view import Migrating, Routing, Sync, Weights
+from rhymeflow.core.types import Version
+
+Admission = Literal["lockstep", "count", "protocol"]
+"""When a new group may start, on top of what the staleness protocol demands. `lockstep`: batch by
+batch, when all of the one before is complete. `count`: while fewer than (published version + bound
++ 1) batches have been admitted in all. `protocol`: whenever the protocol has an entry."""
+
+OnPull = Literal["drain", "keep", "spread"]
+"""What becomes of what runs on an instance that pulls. `drain`: nothing runs by then, an instance
+that lags takes in nothing new. `keep`: it goes on there under the new weights. `spread`: it is
+interrupted before, and routed anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A named bundle of rules."""
+
+    name: str
+    admission: Admission
+    routing: Routing
+    sync: Sync
+    on_pull: OnPull
+    migration: Migrating
+    weights: Weights
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The size of the run, and what the protocol is told."""
+
+    num_batches: int
+    groups_per_batch: int
+    num_generations: int
+    max_staleness: int
+    eval_steps: int | None
+    """Evaluate every so many versions (0: at the start and the end only); None: never."""
+    extra_groups: int
+    """Entries of a buffer beyond `groups_per_batch`; surplus is aborted."""
+    extra_generations: int
+    """Trajectories of a group beyond `num_generations`; surplus is aborted."""
+    filter_zero_variance: bool
+    """Filter groups whose rewards are all equal."""
+    max_filtered: int
+    """Groups filtered between two versions; after so many the rest is let through."""
+    on_stuck: Literal["wait", "retry", "truncate"]
+    """What is done about the last `stuck_threshold` groups that an idle learner waits for."""
+    stuck_threshold: int
+    max_retries: int
+    """Times one prompt is drawn again because its group was stuck; then it is waited for."""
+
+    def evaluates(self, version: Version) -> bool:
+        """Whether held-out prompts are to be answered under `version`."""
+        if self.eval_steps is None:
+            return False
+        if version in (0, self.num_batches):
+            return True
+        return self.eval_steps > 0 and version % self.eval_steps == 0
