@@ -98,6 +98,10 @@ class Engine:
         """Tokens in the cache."""
         return sum(sequence.cached for sequence in self._scheduler.running)
 
+    def waiting_ids(self) -> list[Hashable]:
+        """Ids of the requests in the queue, in its order."""
+        return [sequence.request.id for sequence in self._scheduler.waiting]
+
     def request_ids(self) -> list[Hashable]:
         """Ids of all requests that run or wait, in the order they were submitted."""
         return list(self._sequences)
@@ -105,7 +109,7 @@ class Engine:
     def submit(self, request: Request) -> None:
         """Queue a request, new or interrupted. `UserError` if the model cannot hold it."""
         assert request.id not in self._sequences, f"request {request.id} is here already"
-        assert len(request.tokens) == len(request.logprobs)
+        assert len(request.logprobs) <= len(request.tokens)
         longest = len(request.prompt_ids) + request.sampling.max_new_tokens
         if longest > self.max_length:
             raise UserError(
@@ -121,7 +125,7 @@ class Engine:
             [*request.prompt_ids, *request.tokens],
             tuple(request.prompt_ids),
         )
-        assert sequence.finish_reason() is None, f"request {request.id} is complete"
+        assert request.finish_reason() is None, f"request {request.id} is complete"
         self._sequences[request.id] = sequence
         self._scheduler.submit(sequence)
 
@@ -148,13 +152,19 @@ class Engine:
         return [sequence.request for sequence in found]
 
     @torch.inference_mode()
-    def set_version(self, version: int) -> None:
-        """The model's weights were changed, in place, to `version`: nothing cached is valid."""
+    def set_version(self, version: int, *, keep_cache: bool) -> None:
+        """The model's weights were changed, in place, to `version`.
+
+        What runs goes on under them: with its keys and values computed anew, or (`keep_cache`)
+        with those of the old weights, which no sequence started from now on is given.
+        """
         self.version = version
         self._head.refresh()
         self._linears.refresh()
         for sequence in self._scheduler.running:
-            sequence.cached = 0
+            if not keep_cache:
+                sequence.cached = 0
+            sequence.is_mixed = sequence.cached > 0
 
     def _place(self, plan: Plan) -> tuple[list[Work], list[Span]]:
         """Make room in the cache, copy what is shared, and put the work in row order."""
@@ -204,7 +214,7 @@ class Engine:
         for sequence, token, logprob in zip(ready, tokens, logprobs, strict=True):
             start = len(sequence.request.tokens)
             sequence.append(token, logprob, Segment(start, self.version, self.instance))
-            if reason := sequence.finish_reason():
+            if reason := sequence.request.finish_reason():
                 finished.append(Finished(sequence.request, reason))
                 done.append(sequence)
         self._forget(done)

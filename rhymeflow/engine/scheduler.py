@@ -7,6 +7,7 @@ Holds true, and the tests say so:
   decode, in chunks; each sequence that is ready decodes in every iteration;
 - of running sequences with one prompt a single one computes it; the others copy it once it is
   there (a group's trajectories have one prompt, so this divides the work by `num_generations`);
+  what was computed under older weights is not copied;
 - every iteration runs at least one token while there is work.
 
 Knows nothing of tensors, models or why a request ends.
@@ -99,7 +100,7 @@ class Scheduler:
         """Plan copies of prompts that are in the cache; return who waits for one in the making."""
         donors: dict[tuple[int, ...], Sequence] = {}
         for sequence in self.running:
-            if sequence.cached >= len(sequence.prompt) - 1:
+            if sequence.cached >= len(sequence.prompt) - 1 and not sequence.is_mixed:
                 donors.setdefault(sequence.prompt, sequence)
         makers: set[tuple[int, ...]] = set()
         held = set()
@@ -115,7 +116,7 @@ class Scheduler:
                 sequence.cached = length
             elif sequence.prompt in makers and sequence.cached == 0:
                 held.add(sequence)
-            else:
+            elif not sequence.is_mixed:
                 makers.add(sequence.prompt)
         return held
 

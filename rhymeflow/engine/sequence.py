@@ -50,7 +50,8 @@ class Request:
     """One response to be made, or gone on with where `tokens` is not empty.
 
     The engine appends to `tokens`, `logprobs` (natural logarithm, under the distribution sampled
-    from) and `segments`; it changes nothing else.
+    from) and `segments`; it changes nothing else. `logprobs` are those of the last tokens: of
+    tokens that were made elsewhere they need not be known here.
     """
 
     id: Hashable
@@ -60,6 +61,12 @@ class Request:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     segments: list[Segment] = field(default_factory=list)
+
+    def finish_reason(self) -> Literal["stop", "length"] | None:
+        """Why the response is complete, or None. A stop token at the last place counts as stop."""
+        if self.tokens and self.tokens[-1] in self.sampling.stop_token_ids:
+            return "stop"
+        return "length" if len(self.tokens) >= self.sampling.max_new_tokens else None
 
 
 class Finished(NamedTuple):
@@ -87,6 +94,8 @@ class Sequence:
     slot: Any = None
     """Where the cache keeps it; the cache's business."""
     cached: int = 0
+    is_mixed: bool = False
+    """Some of what is cached was computed under weights that the model no longer has."""
 
     @property
     def remaining(self) -> int:
@@ -102,13 +111,6 @@ class Sequence:
         request.tokens.append(token)
         request.logprobs.append(logprob)
         self.ids.append(token)
-
-    def finish_reason(self) -> Literal["stop", "length"] | None:
-        """Why the response is complete, or None. A stop token at the last place counts as stop."""
-        tokens, sampling = self.request.tokens, self.request.sampling
-        if tokens and tokens[-1] in sampling.stop_token_ids:
-            return "stop"
-        return "length" if len(tokens) >= sampling.max_new_tokens else None
 
 
 __all__ = ["Finished", "NoiseKey", "Request", "Sampling", "Segment", "Sequence"]

@@ -1,7 +1,12 @@
 """The engine equals the slow oracle, and a response is the same however it came about."""
 
+import functools
+
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import DynamicCache
 
 from rhymeflow.engine.sequence import Segment
 from rhymeflow.errors import UserError
@@ -108,6 +113,53 @@ def test_interrupted_and_continued_elsewhere(kind, steps):
         assert request.segments[0].start == 0
 
 
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 6), st.sets(st.integers(0, 4), min_size=1)), min_size=1, max_size=8
+    )
+)
+def test_moved_between_two_engines_any_number_of_times(moves):
+    """Law 3. Only the tokens move along, as they do through the trajectory server."""
+    model, lengths = MOVED
+    engines = [make_engine(model, max_running=3), make_engine(model, max_prefill_tokens=7)]
+    at = dict.fromkeys(range(len(lengths)), 0)
+    done = {}
+    for request in make_requests(lengths):
+        engines[0].submit(request)
+
+    def run_on(steps):
+        for _ in range(steps):
+            for engine in engines:
+                done.update({request.id: request for request, _ in engine.step()})
+
+    for steps, chosen in moves:
+        run_on(steps)
+        for key in chosen:
+            for request in engines[at[key]].interrupt([key]):
+                at[key] = 1 - at[key]
+                moved = make_requests(lengths)[key]
+                moved.tokens = list(request.tokens)
+                engines[at[key]].submit(moved)
+    while any(engine.has_work for engine in engines):
+        run_on(1)
+    for request in uninterrupted():
+        moved = done[request.id]
+        assert moved.tokens == request.tokens
+        known = len(moved.logprobs)
+        assert known > 0
+        assert moved.logprobs == pytest.approx(request.logprobs[-known:], abs=1e-5)
+        assert moved.segments[0].start == len(moved.tokens) - known
+
+
+MOVED = (tiny_model(), (3, 3, 17, 40, 9))
+
+
+@functools.cache
+def uninterrupted():
+    return made_by(*MOVED)
+
+
 def test_interrupting_some_leaves_the_others_alone(kind):
     model = tiny_model(kind)
     requests, engine = make_requests(LENGTHS), make_engine(model, max_running=4)
@@ -144,7 +196,7 @@ def test_new_weights_while_running(kind):
         engine.step()
     before = [list(request.tokens) for request in requests]
     model.load_state_dict(other.state_dict())
-    engine.set_version(3)
+    engine.set_version(3, keep_cache=False)
     assert engine.kv_tokens == 0
     run(engine, [])
     for request, tokens in zip(requests, before, strict=True):
@@ -162,11 +214,54 @@ def test_new_weights_while_running(kind):
             )
 
 
+@pytest.mark.parametrize("steps", [2, 9])
+def test_new_weights_with_the_old_cache(kind, steps):
+    """The direct formula: the old model's keys and values up to the change, the new model's after.
+
+    After two steps the longest prompt is still being taken in.
+    """
+    model, old, new = tiny_model(kind), tiny_model(kind, "sdpa"), tiny_model(kind, "sdpa", seed=1)
+    requests, engine = make_requests(LENGTHS), make_engine(model)
+    for request in requests:
+        engine.submit(request)
+    for _ in range(steps):
+        engine.step()
+    cached = {s.request.id: s.cached for s in engine._scheduler.running}
+    assert sum(cached.values()) == engine.kv_tokens
+    assert any(0 < cached[r.id] < len(r.prompt_ids) for r in requests) == (steps == 2)
+    before = [list(request.tokens) for request in requests]
+    model.load_state_dict(new.state_dict())
+    engine.set_version(3, keep_cache=True)
+    assert sum(cached.values()) == engine.kv_tokens
+    [late] = make_requests([LENGTHS[0]])  # shares a prompt, but nothing that is out of date
+    late.id = "late"
+    run(engine, [late])
+    for request, made in zip(requests, before, strict=True):
+        assert request.tokens[: len(made)] == made
+        assert [s.version for s in request.segments] == ([0, 3] if made else [3])
+        logprobs = mixed_logprobs(old, new, request, cached[request.id])
+        assert request.logprobs[len(made) :] == pytest.approx(logprobs[len(made) :], abs=1e-4)
+    assert late.logprobs == pytest.approx(mixed_logprobs(old, new, late, 0), abs=1e-4)
+    assert late.logprobs != pytest.approx(mixed_logprobs(old, new, late, 2), abs=1e-4)
+
+
+def mixed_logprobs(old, new, request, cached):
+    """Each response token's, with the first `cached` positions' keys and values by `old`."""
+    ids = torch.tensor([request.prompt_ids + request.tokens])
+    cache, logits = DynamicCache(), []
+    with torch.no_grad():
+        if cached:
+            logits.append(old(ids[:, :cached], past_key_values=cache).logits[0])
+        logits.append(new(ids[:, cached:], past_key_values=cache).logits[0])
+    rows = torch.cat(logits)[len(request.prompt_ids) - 1 : -1].log_softmax(1)
+    return rows.gather(1, torch.tensor(request.tokens)[:, None])[:, 0].tolist()
+
+
 def test_a_version_that_made_nothing_leaves_no_segment():
     [request], engine = make_requests([4]), make_engine(tiny_model())
     engine.submit(request)
-    engine.set_version(1)
-    engine.set_version(2)
+    engine.set_version(1, keep_cache=False)
+    engine.set_version(2, keep_cache=False)
     run(engine, [])
     assert request.segments == [Segment(0, 2, "a")]
 
@@ -235,6 +330,7 @@ def test_counts():
     assert (engine.num_running, engine.num_waiting, engine.kv_tokens) == (0, 3, 0)
     engine.step()
     assert (engine.num_running, engine.num_waiting, engine.kv_tokens) == (2, 1, 11)
+    assert engine.waiting_ids() == [2]
     run(engine, [])
     assert (engine.num_running, engine.num_waiting, engine.kv_tokens) == (0, 0, 0)
     assert engine.tokens_made == 12

@@ -46,7 +46,7 @@ def test_everything_finishes_within_limits(jobs, max_running, max_prefill_tokens
             in_cache[sequence] = sequence.cached
             if sequence.remaining == 0:
                 sequence.append(5, 0.0, SEGMENT)
-        done = [s for s in scheduler.running if s.finish_reason()]
+        done = [s for s in scheduler.running if s.request.finish_reason()]
         finished += done
         scheduler.remove(done)
         for sequence in done:
