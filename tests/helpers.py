@@ -1,7 +1,7 @@
 """Pairs a mind with a fake body: facts arrive in any order a real one could produce.
 
-The fake body keeps its own books (which version each response was started and continued at), so
-that what it asserts about the bound is seen from outside the mind.
+The fake body keeps its own books (under which version each response was started and continued,
+where it is), so that what it asserts about the laws is seen from outside the mind.
 """
 
 from __future__ import annotations
@@ -9,35 +9,94 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rhymeflow.core import invariants
-from rhymeflow.core.commands import Command, Draw, Drop, Evaluate, Finish, Pull, Route, Train
-from rhymeflow.core.coordinator import Coordinator, Plan
+from rhymeflow.core.commands import (
+    Abort,
+    Command,
+    Conclude,
+    Draw,
+    Drop,
+    Evaluate,
+    Finish,
+    Interrupt,
+    Pull,
+    Redraw,
+    Route,
+    Train,
+)
+from rhymeflow.core.coordinator import Coordinator
+from rhymeflow.core.cost import CostModel
 from rhymeflow.core.events import (
     Evaluated,
     Event,
     GroupDrawn,
     InstanceJoined,
+    InstanceLeft,
     LearnerReady,
     Pulled,
     RewardFailed,
+    Snapshot,
+    Tick,
     TrajectoryFinished,
+    TrajectoryInterrupted,
     TrajectoryRewarded,
     VersionPublished,
 )
+from rhymeflow.core.plan import Plan, Schedule
+from rhymeflow.core.strategies.schedules import SCHEDULES
+from rhymeflow.core.strategies.view import Weights
 from rhymeflow.core.types import TrajectoryId
+
+COST = CostModel(
+    k1=1e-7, k2=0.01, k3=2e-4, c=0.005, k4=0.002,
+    prefill_token=1e-4, train_token=1e-4, train_step=0.1, push=0.1, pull=0.1,
+)  # fmt: skip
+
+PLAN = Plan(
+    num_batches=3,
+    groups_per_batch=2,
+    num_generations=2,
+    max_staleness=1,
+    eval_steps=None,
+    extra_groups=0,
+    extra_generations=0,
+    filter_zero_variance=False,
+    max_filtered=8,
+    on_stuck="wait",
+    stuck_threshold=1,
+    max_retries=2,
+)
+
+
+def a_plan(**changes: object) -> Plan:
+    """A small run, with these fields changed."""
+    return replace(PLAN, **changes)  # type: ignore[arg-type]
+
+
+def a_schedule(name: str = "staleflow", **changes: object) -> Schedule:
+    """A schedule by name, with its fields changed."""
+    weights = Weights(COST, routing_gain=0.25, max_waiting=3, throughput_ratio=5.0)
+    bundle = SCHEDULES[name]
+    made = Schedule(
+        name, bundle.admission, bundle.routing, bundle.sync, bundle.on_pull, bundle.migration,
+        weights,
+    )  # fmt: skip
+    return replace(made, **changes)  # type: ignore[arg-type]
 
 
 @dataclass
 class FakeInstance:
     name: str
     capacity: int
-    version: int = 0
+    version: int
     inbox: deque[Command] = field(default_factory=deque)
-    running: list[TrajectoryId] = field(default_factory=list)
+    outbox: deque[Event] = field(default_factory=deque)
+    running: dict[TrajectoryId, int] = field(default_factory=dict)
     evaluating: int | None = None
     last_number: int = 0
+    alive: bool = True
 
 
 class FakeBody:
@@ -46,48 +105,58 @@ class FakeBody:
     Args:
         choose: given how many things could happen next (>= 1), the index of the one that does.
         failures: probability that a reward cannot be had.
-        duplicates: probability that a fact is reported twice.
+        duplicates: probability that a fact is reported twice, and a command delivered twice.
+        crashes: how many instances may die; each is replaced by a new one.
     """
 
     def __init__(
         self,
         plan: Plan,
+        schedule: Schedule | None = None,
         *,
         capacities: tuple[int, ...],
         choose: Callable[[int], int],
         failures: float = 0.0,
         duplicates: float = 0.0,
+        crashes: int = 0,
         seed: int = 0,
     ) -> None:
-        self.mind = Coordinator(plan)
-        self.plan = plan
-        self.choose = choose
-        self.random = random.Random(seed)
-        self.failures, self.duplicates = failures, duplicates
+        self.schedule = schedule or a_schedule()
+        self.mind = Coordinator(plan, self.schedule)
+        self.plan, self.choose, self.random = plan, choose, random.Random(seed)
+        self.failures, self.duplicates, self.crashes = failures, duplicates, crashes
         self.log: list[Event] = []
         self.commands: list[Command] = []
-        self.instances = {
-            f"rollout-{i}": FakeInstance(f"rollout-{i}", c) for i, c in enumerate(capacities)
-        }
+        self.instances: dict[str, FakeInstance] = {}
         self.draws: deque[Event] = deque()  # the data reports prompts in order; ...
-        self.facts: list[Event] = [LearnerReady(0)]  # ... of all else nothing is promised
-        self.facts += [InstanceJoined(i.name, 0, i.capacity) for i in self.instances.values()]
+        self.facts: list[Event] = [LearnerReady(0)]  # ... of rewards and such nothing is promised
         self.published, self.serial, self.training = 0, 0, None
+        self.prompt_of: dict[int, int] = {}
+        self.num_prompts = 0
         self.started: dict[TrajectoryId, int] = {}
+        self.stored: dict[TrajectoryId, int] = {}
+        self.complete: set[TrajectoryId] = set()
         self.batches: list[tuple[int, ...]] = []
         self.staleness: list[int] = []
-        self.dropped: dict[int, str] = {}
+        self.dropped: dict[int, tuple[str, str]] = {}
         self.evaluated: list[int] = []
         self.finished = False
+        self.news = False  # facts since the last tick
+        for index, capacity in enumerate(capacities):
+            self._join(f"rollout-{index}", capacity)
 
-    def run(self, max_events: int = 200_000) -> FakeBody:
-        for _ in range(max_events):
+    def run(self, max_moves: int = 200_000) -> FakeBody:
+        for _ in range(max_moves):
             if self.finished:
+                self._check_end()
                 return self
             moves = self._moves()
             assert moves, "deadlock: nothing can happen and the run is not finished"
             moves[self.choose(len(moves))]()
         raise AssertionError("the run does not end")
+
+    def count(self, kind: type) -> int:
+        return sum(isinstance(command, kind) for command in self.commands)
 
     # -- what can happen next ------------------------------------------------------------------
 
@@ -95,99 +164,200 @@ class FakeBody:
         moves: list[Callable[[], None]] = [
             lambda i=i: self._report(self.facts.pop(i)) for i in range(len(self.facts))
         ]
+        if self.news:
+            moves.append(self._tick)
         if self.draws:
             moves.append(lambda: self._report(self.draws.popleft()))
         for instance in self.instances.values():
-            if instance.inbox:
-                moves.append(lambda i=instance: self._carry_out(i, i.inbox.popleft()))
-            moves += [lambda i=instance, t=t: self._finish(i, t) for t in instance.running]
-            if instance.evaluating is not None:
-                moves.append(lambda i=instance: self._end_evaluation(i))
+            moves += self._moves_of(instance)
         if self.training is not None:
             moves.append(self._publish)
         return moves
 
+    def _moves_of(self, instance: FakeInstance) -> list[Callable[[], None]]:
+        moves: list[Callable[[], None]] = []
+        if instance.outbox:
+            moves.append(lambda: self._deliver(instance))
+        if not instance.alive:
+            return moves
+        if instance.inbox:
+            moves.append(lambda: self._carry_out(instance, instance.inbox.popleft()))
+        if instance.running:
+            moves += [lambda: self._finish(instance), lambda: self._go_on(instance)]
+        if instance.evaluating is not None:
+            moves.append(lambda: self._end_evaluation(instance))
+        if self.crashes and (instance.running or instance.inbox):
+            moves.append(lambda: self._crash(instance))
+        return moves
+
+    def _tick(self) -> None:
+        self.news = False
+        self._report(Tick())
+
     def _report(self, event: Event) -> None:
+        self.news = self.news or not isinstance(event, Tick)
         for _ in range(1 + (self.random.random() < self.duplicates)):
             self.log.append(event)
             commands = self.mind.handle(event, now=float(len(self.log)))
-            invariants.check(self.mind)
+            invariants.check(self.mind.books)
             self.commands += commands
             for command in commands:
                 self._accept(command)
+
+    def _deliver(self, instance: FakeInstance) -> None:
+        event = instance.outbox.popleft()
+        if instance.alive:
+            match event:
+                case TrajectoryInterrupted(trajectory=trajectory, length=length):
+                    self.stored[trajectory] = length
+                case TrajectoryFinished(trajectory=trajectory):
+                    self._judge(trajectory)
+        self._report(event)
+
+    def _judge(self, trajectory: TrajectoryId) -> None:
+        assert trajectory not in self.complete, "complete twice"
+        self.complete.add(trajectory)
+        failed = self.random.random() < self.failures
+        reward = float(self.random.randrange(2))
+        self.facts.append(
+            RewardFailed(trajectory, "broken") if failed else TrajectoryRewarded(trajectory, reward)
+        )
+
+    # -- the mind's commands -------------------------------------------------------------------
 
     def _accept(self, command: Command) -> None:
         assert not self.finished, f"{command} after Finish"
         match command:
             case Draw(count):
                 for _ in range(count):
-                    self.draws.append(GroupDrawn(self.serial, self.serial % 7, 0, 5))
-                    self.serial += 1
-            case Route() | Pull() | Evaluate():
-                self.instances[command.instance].inbox.append(command)
-            case Train(version, groups):
-                self._check_batch(version, groups)
+                    self._draw(self.num_prompts, None)
+                    self.num_prompts += 1
+            case Redraw(group):
+                assert group in self.dropped
+                self._draw(self.prompt_of[group], group)
+            case Train(version, groups, members):
+                self._check_batch(version, groups, members)
                 self.training = version
-            case Drop(group, reason):
-                assert group not in self.dropped
-                self.dropped[group] = reason
-                for instance in self.instances.values():
-                    instance.running = [t for t in instance.running if t.group != group]
-                    instance.inbox = deque(
-                        c
-                        for c in instance.inbox
-                        if not (isinstance(c, Route) and c.trajectory.group == group)
-                    )
+            case Drop(group, ending, reason):
+                self._check_not_ended(group)
+                self.dropped[group] = (ending, reason)
+            case Conclude(trajectory):
+                assert self.stored[trajectory] > 0
+                assert not any(i.alive and trajectory in i.running for i in self.instances.values())
+                self._judge(trajectory)
             case Finish():
                 self.finished = True
+            case _:
+                instance = self.instances[command.instance]
+                assert instance.alive, f"{command} to one that left"
+                instance.inbox += [command] * (1 + (self.random.random() < self.duplicates))
 
-    def _check_batch(self, version: int, groups: tuple[int, ...]) -> None:
+    def _draw(self, prompt: int, repeats: int | None) -> None:
+        self.draws.append(GroupDrawn(self.serial, prompt, 0, 5, repeats))
+        self.prompt_of[self.serial] = prompt
+        self.serial += 1
+
+    def _check_not_ended(self, group: int) -> None:
+        assert group not in self.dropped, "ended twice"
+        assert all(group not in batch for batch in self.batches), "ended twice"
+
+    def _check_batch(
+        self, version: int, groups: tuple[int, ...], members: tuple[tuple[int, ...], ...]
+    ) -> None:
         assert self.training is None, "two batches in training"
         assert version == len(self.batches) == self.published
-        assert len(groups) == self.plan.groups_per_batch
-        for group in groups:
-            assert group not in self.dropped
-            assert all(group not in batch for batch in self.batches), "trained on twice"
-            for member in range(self.plan.num_generations):
-                age = version - self.started[TrajectoryId(group, member)]
+        assert len(groups) == len(members) == self.plan.groups_per_batch
+        for group, chosen in zip(groups, members, strict=True):
+            self._check_not_ended(group)
+            assert len(set(chosen)) == self.plan.num_generations
+            for member in chosen:
+                trajectory = TrajectoryId(group, member)
+                assert trajectory in self.complete
+                age = version - self.started[trajectory]
                 assert 0 <= age <= self.plan.max_staleness, "law 1"
                 self.staleness.append(age)
         self.batches.append(groups)
 
     def _carry_out(self, instance: FakeInstance, command: Command) -> None:
-        assert isinstance(command, Route | Pull | Evaluate)
-        assert command.number > instance.last_number, "numbered in order"
-        instance.last_number = command.number
+        if command.number == instance.last_number:  # type: ignore[union-attr]
+            return  # delivered twice
+        assert command.number == instance.last_number + 1, "numbered in order"  # type: ignore[union-attr]
+        instance.last_number += 1
         match command:
             case Route(trajectory=trajectory):
-                assert trajectory not in self.started, "routed twice"
-                assert len(instance.running) < instance.capacity
-                self.started[trajectory] = instance.version
-                instance.running.append(trajectory)
-            case Pull(version=version):
+                self._start(instance, trajectory)
+            case Interrupt(number=number, trajectories=trajectories):
+                for trajectory in trajectories:
+                    if trajectory in instance.running:
+                        length = instance.running.pop(trajectory)
+                        instance.outbox.append(
+                            TrajectoryInterrupted(trajectory, instance.name, number, length)
+                        )
+            case Abort(trajectories=trajectories):
+                for trajectory in trajectories:
+                    instance.running.pop(trajectory, None)
+            case Pull(number=number, version=version):
                 assert instance.evaluating is None, "a pull would change what is evaluated"
-                assert instance.version < version <= self.published
-                instance.version = version
-                self.facts.append(Pulled(instance.name, command.number, version))
+                assert version <= self.published
+                if self.schedule.on_pull != "keep":
+                    assert not instance.running, "what runs was to end or to be interrupted"
+                got = self.random.choice([version, self.published])
+                instance.version = max(instance.version, got)
+                instance.outbox.append(Pulled(instance.name, number, instance.version))
             case Evaluate(version=version):
-                assert instance.version == version
+                assert instance.version >= version
                 instance.evaluating = version
+        self._snapshot(instance)
 
-    def _finish(self, instance: FakeInstance, trajectory: TrajectoryId) -> None:
-        instance.running.remove(trajectory)
-        self._report(TrajectoryFinished(trajectory, instance.name, 3, "stop"))
-        failed = self.random.random() < self.failures
-        self.facts.append(
-            RewardFailed(trajectory, "broken") if failed else TrajectoryRewarded(trajectory, 1.0)
-        )
+    def _start(self, instance: FakeInstance, trajectory: TrajectoryId) -> None:
+        for other in self.instances.values():
+            assert not (other.alive and trajectory in other.running), "on two instances"
+        assert trajectory not in self.complete
+        # An instance may hold a newer version than the mind knows yet, so a later segment's can be
+        # lower than the first's; what counts for the bound is the least.
+        known = self.started.get(trajectory, instance.version)
+        self.started[trajectory] = min(known, instance.version)
+        instance.running[trajectory] = self.stored.get(trajectory, 0)
+
+    def _snapshot(self, instance: FakeInstance) -> None:
+        waiting = tuple(list(instance.running)[instance.capacity :])
+        kv_tokens = sum(5 + length for length in instance.running.values())
+        instance.outbox.append(Snapshot(instance.name, instance.last_number, waiting, kv_tokens))
+
+    # -- what instances and the learner do -----------------------------------------------------
+
+    def _go_on(self, instance: FakeInstance) -> None:
+        for trajectory in instance.running:
+            instance.running[trajectory] += 1
+        if self.random.random() < 0.3:
+            self._snapshot(instance)
+
+    def _finish(self, instance: FakeInstance) -> None:
+        trajectory = self.random.choice(list(instance.running))
+        length = instance.running.pop(trajectory) + 1
+        instance.outbox.append(TrajectoryFinished(trajectory, instance.name, length, "stop"))
 
     def _end_evaluation(self, instance: FakeInstance) -> None:
         assert instance.evaluating is not None
         version, instance.evaluating = instance.evaluating, None
         self.evaluated.append(version)
-        self.facts.append(Evaluated(instance.name, version, 0.5))
+        instance.outbox.append(Evaluated(instance.name, version, 0.5))
+
+    def _crash(self, instance: FakeInstance) -> None:
+        self.crashes -= 1
+        instance.alive = False
+        self._report(InstanceLeft(instance.name, "killed"))
+        self._join(f"{instance.name}.{self.crashes}", instance.capacity)
+
+    def _join(self, name: str, capacity: int) -> None:
+        self.instances[name] = FakeInstance(name, capacity, self.published)
+        self.facts.append(InstanceJoined(name, self.published, capacity, 10_000))
 
     def _publish(self) -> None:
         assert self.training is not None
         self.published, self.training = self.training + 1, None
         self.facts.append(VersionPublished(self.published))
+
+    def _check_end(self) -> None:
+        assert len(self.batches) == self.plan.num_batches
+        assert not self.mind.books.groups, "admitted groups that did not end"

@@ -1,177 +1,386 @@
-"""The mind against a fake body that orders, delays and repeats facts as it likes."""
+"""The mind against a fake body that orders, delays, repeats and loses as it likes."""
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rhymeflow.core.commands import Draw, Evaluate, Finish, Pull, Route, Train
-from rhymeflow.core.coordinator import Coordinator, Plan
+from rhymeflow.core.commands import (
+    Abort,
+    Conclude,
+    Draw,
+    Drop,
+    Evaluate,
+    Finish,
+    Interrupt,
+    Pull,
+    Redraw,
+    Route,
+    Train,
+)
+from rhymeflow.core.coordinator import Coordinator
 from rhymeflow.core.events import (
     Evaluated,
     GroupDrawn,
     InstanceJoined,
+    InstanceLeft,
     LearnerReady,
     Pulled,
     RewardFailed,
+    Snapshot,
+    Tick,
     TrajectoryFinished,
+    TrajectoryInterrupted,
     TrajectoryRewarded,
     VersionPublished,
 )
+from rhymeflow.core.strategies.schedules import SCHEDULES
 from rhymeflow.core.types import TrajectoryId
-from tests.helpers import FakeBody
+from tests.helpers import FakeBody, a_plan, a_schedule
 
-plans = st.builds(
-    Plan,
-    num_batches=st.integers(1, 6),
-    groups_per_batch=st.integers(1, 4),
-    num_generations=st.integers(1, 3),
-    max_staleness=st.integers(0, 3),
-    eval_steps=st.sampled_from([None, 0, 1, 2]),
-)
+BOUNDS = {"synchronous": 0, "one_step": 1}
+
+
+@st.composite
+def runs(draw):
+    name = draw(st.sampled_from(sorted(SCHEDULES)))
+    plan = a_plan(
+        num_batches=draw(st.integers(1, 6)),
+        groups_per_batch=draw(st.integers(1, 4)),
+        num_generations=draw(st.integers(1, 3)),
+        max_staleness=BOUNDS.get(name, draw(st.integers(0, 3))),
+        eval_steps=draw(st.sampled_from([None, 0, 1, 2])),
+        extra_groups=draw(st.integers(0, 2)),
+        extra_generations=draw(st.integers(0, 2)),
+        filter_zero_variance=draw(st.booleans()),
+        max_filtered=draw(st.integers(1, 8)),
+        on_stuck=draw(st.sampled_from(["wait", "retry", "truncate"])),
+        stuck_threshold=draw(st.integers(1, 2)),
+    )
+    return plan, a_schedule(name)
+
+
 capacities = st.lists(st.integers(1, 9), min_size=1, max_size=4).map(tuple)
 
 
-def run(plan: Plan, capacities=(4, 4), seed=0, **options) -> FakeBody:
+def run(plan, schedule=None, capacities=(4, 4), seed=0, **options) -> FakeBody:
     chooser = random.Random(seed)
-    body = FakeBody(plan, capacities=capacities, choose=chooser.randrange, seed=seed, **options)
+    body = FakeBody(
+        plan, schedule, capacities=capacities, choose=chooser.randrange, seed=seed, **options
+    )
     return body.run()
 
 
-@settings(max_examples=200, deadline=None)
+def tell(mind, *events, now=0.0):
+    """Report facts and a tick; return what was commanded."""
+    return [c for event in [*events, Tick()] for c in mind.handle(event, now)]
+
+
+def a_mind(plan, schedule="partial", instances=(("a", 4),)) -> Coordinator:
+    mind = Coordinator(plan, a_schedule(schedule))
+    mind.handle(LearnerReady(0), 0.0)
+    for name, capacity in instances:
+        mind.handle(InstanceJoined(name, 0, capacity, 10_000), 0.0)
+    return mind
+
+
+def done(group, member=0, instance="a", reward=1.0):
+    """The facts of a response that has ended and been judged."""
+    trajectory = TrajectoryId(group, member)
+    return (
+        TrajectoryFinished(trajectory, instance, 2, "stop"),
+        TrajectoryRewarded(trajectory, reward),
+    )
+
+
+def routes(commands):
+    return [(str(c.trajectory), c.instance) for c in commands if isinstance(c, Route)]
+
+
+@settings(max_examples=300, deadline=None)
 @given(
-    plan=plans,
+    run_=runs(),
     capacities=capacities,
     seed=st.integers(0, 2**32),
     failures=st.sampled_from([0.0, 0.0, 0.1]),
     duplicates=st.sampled_from([0.0, 0.2]),
+    crashes=st.integers(0, 3),
 )
 def test_any_order_of_facts_ends_with_every_batch_trained_within_the_bound(
-    plan, capacities, seed, failures, duplicates
+    run_, capacities, seed, failures, duplicates, crashes
 ):
-    body = run(plan, capacities, seed, failures=failures, duplicates=duplicates)
-    assert len(body.batches) == plan.num_batches
-    assert body.published == plan.num_batches
-    assert not body.mind.groups, "law 2: a group ended in neither way"
-    assert body.serial == sum(map(len, body.batches)) + len(body.dropped), (
-        "law 2: drawn for nothing"
+    plan, schedule = run_
+    body = run(
+        plan, schedule, capacities, seed, failures=failures, duplicates=duplicates, crashes=crashes
     )
+    assert body.published == plan.num_batches
+    ended = sum(map(len, body.batches)) + len(body.dropped)
+    if not plan.extra_groups:  # with surplus, nobody knows beforehand how many will be needed
+        assert body.serial == ended, "law 2: drawn for nothing"
     if plan.eval_steps is not None:
-        assert {0, plan.num_batches} <= set(body.evaluated)
-        assert len(set(body.evaluated)) == len(body.evaluated), "evaluated twice"
+        assert plan.num_batches in body.evaluated
+        if not crashes:
+            assert {0, plan.num_batches} <= set(body.evaluated)
+            assert len(set(body.evaluated)) == len(body.evaluated), "evaluated twice"
 
 
-def test_an_adversarial_order_newest_first_still_ends():
-    plan = Plan(5, 3, 2, 2, 1)
+@pytest.mark.parametrize("name", sorted(SCHEDULES))
+def test_an_adversarial_order_newest_first_still_ends(name):
+    plan = a_plan(num_batches=5, groups_per_batch=3, max_staleness=BOUNDS.get(name, 2))
     for pick in (lambda n: n - 1, lambda n: 0):
-        body = FakeBody(plan, capacities=(3, 5), choose=pick).run()
+        body = FakeBody(plan, a_schedule(name), capacities=(3, 5), choose=pick).run(20_000)
         assert len(body.batches) == 5
 
 
 def test_staleness_is_used_when_allowed_and_zero_when_not():
-    assert {a for s in range(5) for a in run(Plan(6, 2, 2, 0, None), seed=s).staleness} == {0}
-    ages = {a for s in range(5) for a in run(Plan(6, 2, 2, 2, None), seed=s).staleness}
-    assert ages == {0, 1, 2}
+    for bound in (0, 2):
+        plan = a_plan(num_batches=6, max_staleness=bound)
+        ages = {a for seed in range(5) for a in run(plan, seed=seed).staleness}
+        assert ages == set(range(bound + 1))
 
 
-def test_staleness_zero_trains_batches_in_the_order_of_the_data():
-    body = run(Plan(4, 3, 2, 0, None), seed=3)
+def test_synchronous_trains_batches_in_the_order_of_the_data():
+    plan = a_plan(num_batches=4, groups_per_batch=3, max_staleness=0)
+    body = run(plan, a_schedule("synchronous"), seed=3)
     assert body.batches == [(0, 1, 2), (3, 4, 5), (6, 7, 8), (9, 10, 11)]
 
 
+def test_one_step_admits_a_batch_only_when_the_one_before_is_complete():
+    plan = a_plan(num_batches=4, groups_per_batch=2, num_generations=1, max_staleness=1)
+    mind = a_mind(plan, "one_step", [("a", 16)])
+    tell(mind)
+    first = tell(mind, GroupDrawn(0, 0, 0, 5), GroupDrawn(1, 1, 0, 5))
+    assert routes(first) == [("0.0", "a"), ("1.0", "a")]
+    more = tell(mind, GroupDrawn(2, 2, 0, 5), GroupDrawn(3, 3, 0, 5), *done(0))
+    assert routes(more) == [], "there is room, but the batch is not complete"
+    more = tell(mind, *done(1))
+    assert Train(0, (0, 1), ((0,), (0,))) in more
+    assert routes(more) == [("2.0", "a"), ("3.0", "a")], "while batch 0 is trained on"
+
+
+def test_bounded_admits_by_total_count():
+    plan = a_plan(num_batches=6, groups_per_batch=1, num_generations=1, max_staleness=1)
+    mind = a_mind(plan, "bounded", [("a", 16)])
+    commands = tell(mind)
+    for group in range(6):
+        commands += tell(mind, GroupDrawn(group, group, 0, 5))
+    assert routes(commands) == [("0.0", "a"), ("1.0", "a")], "(0 + 1 + 1) batches of one group"
+
+
 def test_replaying_the_log_gives_the_same_commands():
-    plan = Plan(5, 3, 2, 1, 2)
-    body = run(plan, seed=11, failures=0.05, duplicates=0.1)
-    replayed = Coordinator(plan)
+    plan = a_plan(num_batches=5, groups_per_batch=3, eval_steps=2, extra_generations=1)
+    body = run(plan, seed=11, failures=0.05, duplicates=0.1, crashes=1)
+    replayed = Coordinator(plan, a_schedule())
     commands = [c for event in body.log for c in replayed.handle(event, now=0.0)]
     assert commands == body.commands
 
 
 def test_nothing_is_commanded_before_the_learner_has_published():
-    mind = Coordinator(Plan(1, 1, 1, 0, None))
-    assert mind.handle(InstanceJoined("a", 0, 4), 0.0) == []
-    assert mind.handle(LearnerReady(0), 0.0) == [Draw(1)]
+    mind = Coordinator(a_plan(), a_schedule())
+    assert tell(mind, InstanceJoined("a", 0, 4, 100)) == []
+    assert tell(mind, LearnerReady(0)) == [Draw(2)]
 
 
-def test_requests_go_where_the_fewest_are():
-    mind = Coordinator(Plan(1, 4, 1, 0, None))
-    mind.handle(LearnerReady(0), 0.0)
-    for name in "ab":
-        mind.handle(InstanceJoined(name, 0, 8), 0.0)
-    routes = [mind.handle(GroupDrawn(g, g, 0, 1), 0.0)[0] for g in range(4)]
-    assert [r.instance for r in routes if isinstance(r, Route)] == ["a", "b", "a", "b"]
+def test_nothing_is_planned_twice():
+    mind = a_mind(a_plan(groups_per_batch=2))
+    tell(mind)
+    assert len(routes(tell(mind, GroupDrawn(0, 0, 0, 5), GroupDrawn(1, 1, 0, 5)))) == 4
+    for _ in range(3):
+        assert tell(mind, Snapshot("a", 0, (), 0)) == [], "the snapshot reflects none of it yet"
 
 
-def test_a_late_member_on_an_older_instance_keeps_the_group_within_its_window():
-    # One group of two members; the second starts on an instance that still holds version 0.
-    plan = Plan(3, 1, 2, 1, None)
-    for seed in range(200):
-        body = run(plan, capacities=(1, 2, 1), seed=seed)
-        assert max(body.staleness) <= 1
+def test_kv_tokens_are_those_seen_and_those_commanded_since():
+    mind = a_mind(a_plan(groups_per_batch=2))
+    tell(mind)
+    tell(mind, GroupDrawn(0, 0, 0, 5), GroupDrawn(1, 1, 0, 7))
+    instance = mind.books.instances["a"]
+    assert instance.kv_tokens == 2 * 5 + 2 * 7
+    tell(mind, Snapshot("a", 2, (), 13))
+    assert instance.kv_tokens == 13 + 2 * 7, "commands 3 and 4 are not reflected"
+    tell(mind, Snapshot("a", 4, (), 30))
+    assert instance.kv_tokens == 30
+    tell(mind, done(0)[0])
+    assert instance.kv_tokens == 30 - (5 + 2)
+
+
+def test_a_partial_goes_on_elsewhere_and_keeps_its_version():
+    plan = a_plan(groups_per_batch=1, num_generations=2, max_staleness=2)
+    mind = a_mind(plan, "staleflow", [("a", 4)])
+    tell(mind)
+    tell(mind, GroupDrawn(0, 0, 0, 5), GroupDrawn(1, 1, 0, 5))
+    commands = tell(mind, *done(0, 0), *done(0, 1))
+    assert Train(0, (0,), ((0, 1),)) in commands
+    left = TrajectoryId(1, 0), TrajectoryId(1, 1)
+    commands = tell(mind, VersionPublished(1))
+    number = mind.books.instances["a"].commands
+    assert Interrupt("a", number - 1, left) in commands
+    assert Pull("a", number, 1) in commands
+    mind.handle(InstanceJoined("b", 1, 4, 10_000), 0.0)
+    assert mind.handle(TrajectoryInterrupted(left[0], "a", 99, 7), 0.0) == []
+    assert mind.books.member(left[0]).instance == "a", "not the interrupt that was commanded"
+    commands = tell(mind, *(TrajectoryInterrupted(t, "a", number - 1, 7) for t in left))
+    assert sorted(t for t, _ in routes(commands)) == ["1.0", "1.1"]
+    assert {mind.books.member(t).version for t in left} == {0}
+    assert tell(mind, TrajectoryInterrupted(left[0], "a", number - 1, 7)) == [], "twice"
+
+
+def test_what_an_instance_had_goes_on_elsewhere_when_it_has_left():
+    mind = a_mind(a_plan(groups_per_batch=1), "partial", [("a", 2), ("b", 2)])
+    tell(mind)
+    routed = dict(routes(tell(mind, GroupDrawn(0, 0, 0, 5))))
+    assert routed == {"0.0": "a", "0.1": "b"}
+    assert routes(tell(mind, InstanceLeft("a", "killed"))) == [("0.0", "b")]
+    assert tell(mind, *done(0, 0, "a")) == [], "the word of one that left does not count"
+    assert tell(mind, InstanceJoined("a", 0, 2, 100)) == [], "a name is used once"
+    assert "a" not in mind.books.instances
+
+
+def test_surplus_members_are_aborted_when_the_group_has_what_it_needs():
+    plan = a_plan(groups_per_batch=1, num_generations=2, extra_generations=1)
+    mind = a_mind(plan)
+    tell(mind)
+    tell(mind, GroupDrawn(0, 0, 0, 5))
+    commands = tell(mind, *done(0, 2), *done(0, 0))
+    assert commands[0] == Abort("a", 4, (TrajectoryId(0, 1),))
+    assert Train(0, (0,), ((0, 2),)) in commands
+
+
+def test_surplus_groups_are_aborted_when_the_batch_has_what_it_needs():
+    plan = a_plan(groups_per_batch=1, num_generations=1, extra_groups=1, max_staleness=0)
+    mind = a_mind(plan, "synchronous")
+    tell(mind)
+    assert len(routes(tell(mind, GroupDrawn(0, 0, 0, 5), GroupDrawn(1, 1, 0, 5)))) == 2
+    commands = tell(mind, *done(1))
+    assert commands[:2] == [
+        Abort("a", 3, (TrajectoryId(0, 0),)),
+        Drop(0, "aborted", "surplus: its batch is complete"),
+    ]
+    assert Train(0, (1,), ((0,),)) in commands
+
+
+def test_groups_without_variance_are_filtered_up_to_a_limit():
+    plan = a_plan(groups_per_batch=1, filter_zero_variance=True, max_filtered=1)
+    mind = a_mind(plan)
+    tell(mind)
+    tell(mind, GroupDrawn(0, 0, 0, 5))
+    commands = tell(mind, *done(0, 0), *done(0, 1))
+    assert Drop(0, "filtered", "all its rewards are equal") in commands
+    tell(mind, GroupDrawn(1, 1, 0, 5))
+    assert Train(0, (1,), ((0, 1),)) in tell(mind, *done(1, 0), *done(1, 1))
+
+
+def stuck_mind(**changes):
+    """The learner waits for group 1 alone."""
+    plan = a_plan(groups_per_batch=2, num_generations=1, max_staleness=0, **changes)
+    mind = a_mind(plan, "partial")
+    tell(mind)
+    tell(mind, GroupDrawn(0, 0, 0, 5), GroupDrawn(1, 7, 0, 5))
+    return mind, tell(mind, *done(0))
+
+
+def test_a_stuck_group_is_drawn_again():
+    mind, commands = stuck_mind(on_stuck="retry", max_retries=1)
+    assert commands[:3] == [
+        Abort("a", 3, (TrajectoryId(1, 0),)),
+        Drop(1, "aborted", "stuck; its prompt is drawn again"),
+        Redraw(1),
+    ]
+    assert routes(tell(mind, GroupDrawn(2, 7, 0, 5, repeats=1))) == [("2.0", "a")]
+    assert tell(mind) == [], "it was tried again once; now it is waited for"
+    assert Train(0, (0, 2), ((0,), (0,))) in tell(mind, *done(2))
+
+
+def test_a_stuck_group_is_trained_on_as_far_as_it_came():
+    mind, commands = stuck_mind(on_stuck="truncate")
+    assert commands == [Interrupt("a", 3, (TrajectoryId(1, 0),))]
+    assert tell(mind) == [], "it is being stopped"
+    assert tell(mind, TrajectoryInterrupted(TrajectoryId(1, 0), "a", 3, 9)) == [
+        Conclude(TrajectoryId(1, 0))
+    ]
+    assert Train(0, (0, 1), ((0,), (0,))) in tell(mind, TrajectoryRewarded(TrajectoryId(1, 0), 0.0))
+
+
+def test_a_stuck_group_with_nothing_to_judge_is_drawn_again():
+    mind, _ = stuck_mind(on_stuck="truncate")
+    assert Redraw(1) in tell(mind, TrajectoryInterrupted(TrajectoryId(1, 0), "a", 3, 0))
 
 
 def test_a_group_without_a_reward_is_dropped_and_replaced():
-    mind = Coordinator(Plan(1, 1, 1, 0, None))
-    mind.handle(LearnerReady(0), 0.0)
-    mind.handle(InstanceJoined("a", 0, 1), 0.0)
-    mind.handle(GroupDrawn(0, 0, 0, 1), 0.0)
-    mind.handle(TrajectoryFinished(TrajectoryId(0, 0), "a", 2, "stop"), 0.0)
-    mind.handle(GroupDrawn(1, 1, 0, 1), 0.0)
-    commands = mind.handle(RewardFailed(TrajectoryId(0, 0), "raised"), 0.0)
-    assert commands[0].reason == "reward failed: raised"
-    assert commands[1] == Route("a", 2, TrajectoryId(1, 0))
-    assert mind.handle(TrajectoryRewarded(TrajectoryId(0, 0), 1.0), 0.0) == []
-    mind.handle(TrajectoryFinished(TrajectoryId(1, 0), "a", 2, "stop"), 0.0)
-    assert mind.handle(TrajectoryRewarded(TrajectoryId(1, 0), 1.0), 0.0)[0] == Train(0, (1,))
+    mind = a_mind(a_plan(num_batches=1, groups_per_batch=1, num_generations=1, max_staleness=0))
+    tell(mind)
+    tell(mind, GroupDrawn(0, 0, 0, 5))
+    commands = tell(mind, done(0)[0], RewardFailed(TrajectoryId(0, 0), "raised"))
+    assert commands == [Drop(0, "aborted", "reward failed: raised"), Draw(1)]
+    assert tell(mind, TrajectoryRewarded(TrajectoryId(0, 0), 1.0)) == []
+    assert routes(tell(mind, GroupDrawn(1, 1, 0, 5))) == [("1.0", "a")]
 
 
-def test_members_of_a_dropped_group_that_wait_are_not_started():
-    mind = Coordinator(Plan(1, 1, 3, 0, None))
-    mind.handle(LearnerReady(0), 0.0)
-    mind.handle(InstanceJoined("a", 0, 1), 0.0)
-    mind.handle(GroupDrawn(0, 0, 0, 1), 0.0)
-    mind.handle(TrajectoryFinished(TrajectoryId(0, 0), "a", 2, "stop"), 0.0)
-    drop, draw = mind.handle(RewardFailed(TrajectoryId(0, 0), "raised"), 0.0)
-    assert (drop.group, draw) == (0, Draw(1))
-    assert mind.handle(GroupDrawn(1, 1, 0, 1), 0.0) == [Route("a", 3, TrajectoryId(1, 0))]
+def test_a_spare_member_takes_the_place_of_one_without_a_reward():
+    mind = a_mind(a_plan(groups_per_batch=1, num_generations=1, extra_generations=1))
+    tell(mind)
+    tell(mind, GroupDrawn(0, 0, 0, 5))
+    assert tell(mind, done(0)[0], RewardFailed(TrajectoryId(0, 0), "raised")) == []
+    assert Train(0, (0,), ((1,),)) in tell(mind, *done(0, 1))
 
 
 def test_a_late_report_of_an_earlier_evaluation_does_not_end_the_one_under_way():
-    mind = Coordinator(Plan(1, 1, 1, 0, 1))
-    mind.handle(LearnerReady(0), 0.0)
-    assert Evaluate("a", 1, 0) in mind.handle(InstanceJoined("a", 0, 1), 0.0)
-    mind.handle(Evaluated("a", 0, 0.5), 0.0)
-    mind.handle(GroupDrawn(0, 0, 0, 1), 0.0)
-    mind.handle(TrajectoryFinished(TrajectoryId(0, 0), "a", 2, "stop"), 0.0)
-    mind.handle(TrajectoryRewarded(TrajectoryId(0, 0), 1.0), 0.0)
-    assert mind.handle(VersionPublished(1), 0.0) == [Pull("a", 3, 1), Evaluate("a", 4, 1)]
-    assert mind.handle(Evaluated("a", 0, 0.5), 0.0) == []
-    assert mind.handle(Evaluated("a", 1, 0.5), 0.0) == [Finish()]
+    plan = a_plan(
+        num_batches=1, groups_per_batch=1, num_generations=1, max_staleness=0, eval_steps=1
+    )
+    mind = a_mind(plan, instances=[("a", 1)])
+    assert Evaluate("a", 1, 0) in tell(mind)
+    tell(mind, Evaluated("a", 0, 0.5), GroupDrawn(0, 0, 0, 1))
+    tell(mind, *done(0))
+    assert tell(mind, VersionPublished(1)) == [Pull("a", 3, 1), Evaluate("a", 4, 1)]
+    assert tell(mind, Evaluated("a", 0, 0.5)) == []
+    assert tell(mind, Evaluated("a", 1, 0.5)) == [Finish()]
+
+
+def test_an_evaluation_that_died_with_its_instance_is_done_by_another():
+    mind = a_mind(a_plan(eval_steps=0), instances=[("a", 1), ("b", 1)])
+    assert Evaluate("a", 1, 0) in tell(mind)
+    assert Evaluate("b", 1, 0) in tell(mind, InstanceLeft("a", "killed"))
 
 
 def test_an_instance_that_got_a_newer_version_than_asked_for_is_known_to_have_it():
-    mind = Coordinator(Plan(3, 1, 1, 1, None))
-    mind.handle(LearnerReady(0), 0.0)
-    mind.handle(InstanceJoined("a", 0, 1), 0.0)
-    mind.handle(Pulled("a", 1, 2), 0.0)
-    mind.handle(GroupDrawn(0, 0, 0, 1), 0.0)
-    assert mind.buffers.version(0) == 2
+    mind = a_mind(a_plan(groups_per_batch=1, num_generations=1))
+    tell(mind)
+    tell(mind, Pulled("a", 1, 2), GroupDrawn(0, 0, 0, 5))
+    assert mind.books.buffers.version(0) == 2
+
+
+def test_the_strategies_of_a_user_cannot_break_the_protocol():
+    def everything_everywhere(view):
+        for trajectory in view.queue:
+            for instance in view.instances:
+                yield trajectory.id, instance.name
+
+    plan = a_plan(num_batches=5, groups_per_batch=3)
+    schedule = replace(
+        a_schedule("staleflow"), routing=everything_everywhere, sync=lambda i, v: False
+    )
+    with pytest.raises(AssertionError, match="deadlock"):  # nobody ever pulls
+        run(plan, schedule)
+    assert run(plan, replace(schedule, sync=lambda i, v: True)).finished
 
 
 def test_finish_is_said_once_and_last():
-    body = run(Plan(2, 1, 1, 1, 1), duplicates=0.5, seed=5)
+    body = run(a_plan(eval_steps=1), duplicates=0.5, seed=5)
     assert body.commands[-1] == Finish()
-    assert sum(isinstance(c, Finish) for c in body.commands) == 1
-    pulls = [c.version for c in body.commands if isinstance(c, Pull)]
-    assert pulls
-    assert max(pulls) == 2
+    assert body.count(Finish) == 1
 
 
-def test_a_rewarded_trajectory_must_have_finished():
-    mind = Coordinator(Plan(1, 1, 1, 0, None))
-    mind.handle(LearnerReady(0), 0.0)
-    mind.handle(InstanceJoined("a", 0, 1), 0.0)
-    mind.handle(GroupDrawn(0, 0, 0, 1), 0.0)
-    with pytest.raises(AssertionError):
-        mind.handle(TrajectoryRewarded(TrajectoryId(0, 0), 1.0), 0.0)
+def test_all_that_a_run_can_do_is_done_in_these_tests():
+    seen = set()
+    for seed in range(20):
+        plan = a_plan(
+            num_batches=6, extra_groups=1, extra_generations=1, filter_zero_variance=True,
+            on_stuck=["truncate", "retry"][seed % 2], eval_steps=1, num_generations=3,
+        )  # fmt: skip
+        body = run(plan, seed=seed, crashes=1, failures=0.05)
+        seen |= {type(command) for command in body.commands}
+    assert seen == {
+        Draw, Redraw, Route, Interrupt, Abort, Pull, Evaluate, Conclude, Train, Drop, Finish
+    }  # fmt: skip

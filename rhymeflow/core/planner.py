@@ -1,0 +1,261 @@
+"""What is to be done next, on the speculative state.
+
+Holds true: a plan depends on the books alone; what is commanded is entered in the books before the
+next thing is planned, so the same gap is never filled twice. A strategy proposes; what the protocol
+does not allow is left out here. The order matters: a batch that is complete goes first, then who
+pulls, then who runs what, so that work starts at the freshest version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rhymeflow.core.books import Books
+from rhymeflow.core.commands import (
+    Command,
+    Conclude,
+    Draw,
+    Evaluate,
+    Finish,
+    Interrupt,
+    Pull,
+    Route,
+    Train,
+)
+from rhymeflow.core.facts import draw_again
+from rhymeflow.core.fleet import Instance
+from rhymeflow.core.group import Group, State
+from rhymeflow.core.strategies.view import FleetView, TrajectoryView
+from rhymeflow.core.types import TrajectoryId, Version
+
+
+def plan(books: Books) -> Iterator[Command]:
+    """Plan one tick."""
+    if books.published is None or books.finished:
+        return
+    yield from _unstick(books)
+    yield from _train(books)
+    if _is_over(books):
+        books.finished = True
+        yield Finish()
+        return
+    _begin_round(books)
+    yield from _pull(books, books.published)
+    yield from _evaluate(books)
+    yield from _migrate(books)
+    yield from _route(books)
+    yield from _draw(books)
+
+
+# -- training ------------------------------------------------------------------------------------
+
+
+def _unstick(books: Books) -> Iterator[Command]:
+    """Do something about the last groups that an idle learner waits for."""
+    plan, buffers = books.plan, books.buffers
+    if plan.on_stuck == "wait" or books.training is not None:
+        return
+    if buffers.first >= plan.num_batches or buffers.state(buffers.first) != "stuck":
+        return
+    missing = buffers.reserved_in(buffers.first)
+    if len(missing) > plan.stuck_threshold:
+        return
+    for serial in missing:
+        group = books.groups.get(serial)
+        if group is None or group.cut or group.retries >= plan.max_retries:
+            continue
+        if plan.on_stuck == "retry":
+            yield from draw_again(books, group, "stuck")
+        else:
+            yield from _cut(books, group)
+
+
+def _cut(books: Books, group: Group) -> Iterator[Command]:
+    """End a group's members where they are, so that it can be trained on."""
+    waiting = [m for m in group.members if m.state is State.WAITING]
+    if any(member.length == 0 for member in waiting):
+        yield from draw_again(books, group, "stuck, and there was nothing of it yet")
+        return
+    group.cut = True
+    for trajectory, member in zip(group.ids(), group.members, strict=True):
+        if member.state is State.WAITING:
+            books.queue.take(trajectory, member.version)
+            member.state = State.FINISHED
+            yield Conclude(trajectory)
+        elif member.state is State.RUNNING:
+            assert member.instance is not None
+            yield _interrupt(books, books.instances[member.instance], (trajectory,))
+
+
+def _train(books: Books) -> Iterator[Command]:
+    if books.training is not None or not books.buffers.ready():
+        return
+    books.training = books.buffers.first
+    assert books.training == books.published, (books.training, books.published)
+    groups = books.buffers.consume()
+    members = []
+    for serial in groups:
+        members.append(books.groups.pop(serial).rewarded())
+        del books.prompts[serial]
+    yield Train(books.training, groups, tuple(members))
+
+
+def _is_over(books: Books) -> bool:
+    last = books.plan.num_batches
+    evaluating = any(i.evaluating is not None for i in books.instances.values())
+    return books.published == last and last not in books.evaluations and not evaluating
+
+
+# -- weights -------------------------------------------------------------------------------------
+
+
+def _pull(books: Books, published: Version) -> Iterator[Command]:
+    # An evaluation under way holds a pull back: its answers are to be of one version.
+    lagging = [
+        i for i in books.instances.values() if i.version < published and i.evaluating is None
+    ]
+    if not lagging:
+        return
+    view = _view(books)
+    by_name = {instance.name: instance for instance in view.instances}
+    is_last = published == books.plan.num_batches  # nothing is left to wait for
+    chosen = [i for i in lagging if is_last or books.schedule.sync(by_name[i.name], view)]
+    for instance in chosen:
+        if books.schedule.on_pull == "spread" and instance.assigned:
+            yield _interrupt(books, instance, tuple(instance.assigned))
+        instance.version = published
+        yield Pull(instance.name, instance.next_number(), published)
+
+
+def _evaluate(books: Books) -> Iterator[Command]:
+    for instance in books.instances.values():
+        if instance.evaluating is None and instance.version in books.evaluations:
+            books.evaluations.remove(instance.version)
+            instance.evaluating = instance.version
+            yield Evaluate(instance.name, instance.next_number(), instance.version)
+
+
+# -- routing -------------------------------------------------------------------------------------
+
+
+def _begin_round(books: Books) -> None:
+    """Lockstep: when all of a batch is complete, the next may be admitted."""
+    if books.round_left == 0 and books.num_incomplete == 0:
+        assert books.published is not None
+        books.round_left = books.plan.groups_per_batch + books.plan.extra_groups
+        books.round_version = books.published
+
+
+def _migrate(books: Books) -> Iterator[Command]:
+    if not books.instances:
+        return
+    for migration in tuple(books.schedule.migration(_view(books))):
+        instance = books.instances[migration.instance]
+        there = tuple(t for t in migration.trajectories if t in instance.assigned)
+        if there:
+            yield _interrupt(books, instance, there)
+
+
+def _route(books: Books) -> Iterator[Command]:
+    if not books.queue or not books.instances:
+        return
+    for trajectory, name in tuple(books.schedule.routing(_view(books))):
+        instance = books.instances[name]
+        if not _accepts(books, instance) or not books.start(trajectory, instance):
+            continue
+        number = instance.next_number(instance.assigned[trajectory])
+        yield Route(name, number, trajectory)
+
+
+def _interrupt(
+    books: Books, instance: Instance, trajectories: tuple[TrajectoryId, ...]
+) -> Interrupt:
+    number = instance.take(trajectories)
+    for trajectory in trajectories:
+        member = books.member(trajectory)
+        assert member is not None
+        member.state, member.stop = State.STOPPING, number
+    instance.stopping.update(trajectories)
+    return Interrupt(instance.name, number, trajectories)
+
+
+def _draw(books: Books) -> Iterator[Command]:
+    # One batch ahead, so that admission never waits for the data, but none too many.
+    plan = books.plan
+    waiting = len(books.queue.drawn) + books.asked_for
+    ahead = plan.groups_per_batch + plan.extra_groups
+    count = min(books.buffers.num_empty(), ahead) - waiting
+    if count > 0:
+        books.asked_for += count
+        yield Draw(count)
+
+
+# -- the view ------------------------------------------------------------------------------------
+
+
+def _accepts(books: Books, instance: Instance) -> bool:
+    """Under `drain`, an instance that lags takes in nothing new; in lockstep, of the next batch."""
+    schedule = books.schedule
+    if schedule.on_pull != "drain" or schedule.admission == "lockstep":
+        return True
+    assert books.published is not None
+    return instance.version >= books.published
+
+
+def _view(books: Books) -> FleetView:
+    assert books.published is not None
+    instances = tuple(i.view(accepts=_accepts(books, i)) for i in books.instances.values())
+    admissible: frozenset[Version] = frozenset()
+    if books.queue.drawn:
+        versions = {i.version for i in instances if i.accepts}
+        admissible = frozenset(v for v in versions if books.admits(v))
+    waiting = [min_version(books, t) for t in books.queue.new()]
+    lowest = books.queue.lowest_version()
+    if lowest is not None:
+        waiting.append(lowest)
+    return FleetView(
+        published=books.published,
+        instances=instances,
+        queue=Waiting(books, admissible),
+        lowest_waiting=min(waiting, default=None),
+        admissible=admissible,
+        weights=books.schedule.weights,
+    )
+
+
+def min_version(books: Books, trajectory: TrajectoryId) -> Version:
+    """The lowest version at which a new member of an admitted group may start."""
+    place = books.buffers.place(trajectory.group)
+    assert place is not None
+    return max(0, place - books.plan.max_staleness)
+
+
+class Waiting:
+    """What waits to be routed, read from the books while it is iterated over."""
+
+    def __init__(self, books: Books, admissible: frozenset[Version]) -> None:
+        self._books, self._admissible = books, admissible
+
+    def __iter__(self) -> Iterator[TrajectoryView]:
+        books = self._books
+        for version, trajectory in books.queue.partial():
+            group = books.groups[trajectory.group]
+            tokens = group.prompt_tokens + group.members[trajectory.member].length
+            yield TrajectoryView(trajectory, version, version, tokens)
+        for trajectory in books.queue.new():
+            tokens = books.groups[trajectory.group].prompt_tokens
+            yield TrajectoryView(trajectory, None, min_version(books, trajectory), tokens)
+        yield from self._not_admitted()
+
+    def _not_admitted(self) -> Iterator[TrajectoryView]:
+        if not self._admissible:
+            return
+        books, lowest = self._books, min(self._admissible)
+        room = books.buffers.num_empty()
+        if books.schedule.admission == "lockstep":
+            room = min(room, books.round_left)
+        size = books.plan.num_generations + books.plan.extra_generations
+        for _, serial in zip(range(room), books.queue.drawn, strict=False):
+            tokens, _ = books.prompts[serial]
+            for member in range(size):
+                yield TrajectoryView(TrajectoryId(serial, member), None, lowest, tokens)
