@@ -17,6 +17,11 @@ from rhymeflow.core.events import Event
 
 KINDS: dict[str, type] = {kind.__name__: kind for kind in get_args(Event)}
 
+_FLOATS = {
+    kind: tuple(field.name for field in fields(kind) if field.type == "float")
+    for kind in get_args(Event)
+}
+
 _encoder = msgspec.json.Encoder()
 _decoders: dict[str, msgspec.json.Decoder[Any]] = {
     name: msgspec.json.Decoder(kind) for name, kind in KINDS.items()
@@ -25,11 +30,8 @@ _decoders: dict[str, msgspec.json.Decoder[Any]] = {
 
 def encode(event: Event) -> tuple[str, str]:
     """Return (kind, body). Numbers are finite: JSON has no others, and no reward is one."""
-    for field in fields(event):
-        value = getattr(event, field.name)
-        assert not isinstance(value, float) or math.isfinite(value), (
-            f"{field.name} of {event} is not finite"
-        )
+    for name in _FLOATS[type(event)]:
+        assert math.isfinite(getattr(event, name)), f"{name} of {event} is not finite"
     return type(event).__name__, _encoder.encode(event).decode()
 
 

@@ -75,6 +75,8 @@ class TrajectoryDetails:
     text: str | None
     reward: float | None
     components: dict[str, float] | None
+    trained: Version | None
+    """The batch it was trained on in."""
     ending: str | None
     ending_version: Version | None
     ending_reason: str | None
@@ -101,8 +103,10 @@ class TrajectoryReader:
         for seq, time, kind, body in rows:
             yield Recorded(seq, time, codec.decode(kind, body))
 
-    def batch(self, groups: Sequence[GroupId], num_generations: int) -> list[TrajectoryRecord]:
-        """Return `num_generations` records for each group: groups as given, members ascending.
+    def batch(
+        self, groups: Sequence[GroupId], members: Sequence[Sequence[int]]
+    ) -> list[TrajectoryRecord]:
+        """Return records of these members of each group: groups and members as given.
 
         Raises:
             IncompleteBatch: a prompt, member, token or reward is missing.
@@ -111,9 +115,9 @@ class TrajectoryReader:
         try:
             return [
                 self._record(TrajectoryId(group, member), prompt)
-                for group in groups
+                for group, chosen in zip(groups, members, strict=True)
                 for prompt in [self._prompt_tokens(group)]
-                for member in range(num_generations)
+                for member in chosen
             ]
         finally:
             self._connection.execute("COMMIT")
@@ -127,14 +131,14 @@ class TrajectoryReader:
         )
         segments = self._segments(trajectory)
         finished = self.query(
-            "SELECT length, reason, text, reward, components FROM trajectories"
+            "SELECT length, reason, text, reward, components, trained FROM trajectories"
             " WHERE group_id = ? AND member = ?",
             *trajectory,
         )
         if not group or not (segments or finished):
             return None
         row, epoch, prompt, columns, *ending = group[0]
-        length, reason, text, reward, components = finished[0] if finished else (None,) * 5
+        length, reason, text, reward, components, trained = finished[0] if finished else (None,) * 6
         return TrajectoryDetails(
             trajectory,
             row,
@@ -147,6 +151,7 @@ class TrajectoryReader:
             text,
             reward,
             json.loads(components) if components else None,
+            trained,
             *ending,
         )
 

@@ -15,9 +15,11 @@ from urllib.parse import quote
 
 from rhymeflow.errors import UserError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
-# Blobs are little-endian: int32 tokens, float32 log-probabilities.
+# Blobs are little-endian: int32 tokens, float32 log-probabilities. `trajectories` holds what has
+# finished; `trained` is the batch a trajectory was trained on in. A member that its consumed group
+# did not need (there were more than num_generations) counts as aborted.
 _TABLES = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value);
 CREATE TABLE events (seq INTEGER PRIMARY KEY, time REAL NOT NULL, kind TEXT NOT NULL,
@@ -30,14 +32,20 @@ CREATE TABLE segments (group_id INTEGER NOT NULL, member INTEGER NOT NULL, start
     PRIMARY KEY (group_id, member, start));
 CREATE TABLE trajectories (group_id INTEGER NOT NULL, member INTEGER NOT NULL,
     length INTEGER NOT NULL, reason TEXT NOT NULL, text TEXT NOT NULL,
-    reward REAL, components TEXT, PRIMARY KEY (group_id, member));
+    reward REAL, components TEXT, trained INTEGER, PRIMARY KEY (group_id, member));
 CREATE TABLE evaluations (version INTEGER NOT NULL, row INTEGER NOT NULL, text TEXT NOT NULL,
     reward REAL NOT NULL, PRIMARY KEY (version, row));
+CREATE VIEW responses AS
+    SELECT s.group_id, s.member, SUM(LENGTH(s.tokens)) / 4 AS length,
+        MIN(s.version) AS first_version, t.reason, t.reward, t.trained,
+        CASE WHEN t.trained IS NOT NULL THEN 'consumed' WHEN g.ending = 'consumed' THEN 'aborted'
+            ELSE g.ending END AS ending
+    FROM segments s JOIN groups g USING (group_id) LEFT JOIN trajectories t USING (group_id, member)
+    GROUP BY s.group_id, s.member;
 CREATE VIEW trained AS
-    SELECT t.group_id, t.member, g.ending_version AS version, MIN(s.version) AS first_version,
-        g.ending_version - MIN(s.version) AS staleness, t.length, t.reason, t.reward
-    FROM trajectories t JOIN groups g USING (group_id) JOIN segments s USING (group_id, member)
-    WHERE g.ending = 'consumed' GROUP BY t.group_id, t.member;
+    SELECT group_id, member, trained AS version, first_version,
+        trained - first_version AS staleness, length, reason, reward
+    FROM responses WHERE trained IS NOT NULL;
 """
 
 

@@ -15,17 +15,36 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from pathlib import Path
-from typing import Any, Literal
+from time import perf_counter
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
 from rhymeflow.core.events import Event
-from rhymeflow.core.types import FinishReason, GroupId, InstanceId, TrajectoryId, Version
+from rhymeflow.core.types import Ending, FinishReason, GroupId, InstanceId, TrajectoryId, Version
 from rhymeflow.servers import codec, schema
 
-Ending = Literal["consumed", "filtered", "aborted"]
+_Given = ParamSpec("_Given")
+_Answer = TypeVar("_Answer")
+
+
+def _counted(
+    method: Callable[Concatenate[TrajectoryServer, _Given], _Answer],
+) -> Callable[Concatenate[TrajectoryServer, _Given], _Answer]:
+    """Count the time a method takes in `TrajectoryServer.seconds`."""
+
+    @wraps(method)
+    def counting(self: TrajectoryServer, *args: _Given.args, **kwargs: _Given.kwargs) -> _Answer:
+        started = perf_counter()
+        try:
+            return method(self, *args, **kwargs)
+        finally:
+            self.seconds += perf_counter() - started
+
+    return counting
 
 
 class TrajectoryServer:
@@ -41,10 +60,13 @@ class TrajectoryServer:
             UserError: the directory is missing or in use, or the file is of another schema.
         """
         self.path = Path(path)
+        self.seconds = 0.0
+        """Time spent in here: what storing costs the run."""
         self._connection, self._lock = schema.open_for_writing(self.path)
         (last,) = self._connection.execute("SELECT MAX(seq) FROM events").fetchone()
         self._last_seq: int = last or 0
 
+    @_counted
     def record(self, now: float, events: Sequence[Event]) -> None:
         """Append events in this order; `now` is the time handed to the mind, in seconds."""
         rows = []
@@ -54,6 +76,7 @@ class TrajectoryServer:
         self._begin()
         self._connection.executemany("INSERT INTO events VALUES (?, ?, ?, ?)", rows)
 
+    @_counted
     def put_group(
         self,
         group: GroupId,
@@ -76,6 +99,17 @@ class TrajectoryServer:
             codec.to_json(columns),
         )
 
+    @_counted
+    def origin(self, group: GroupId) -> tuple[int, int]:
+        """The row and epoch of a group that was drawn."""
+        found = self._connection.execute(
+            "SELECT row, epoch FROM groups WHERE group_id = ?", (group,)
+        ).fetchone()
+        assert found, f"group {group} was never drawn"
+        row, epoch = found
+        return row, epoch
+
+    @_counted
     def put_segment(
         self,
         trajectory: TrajectoryId,
@@ -107,6 +141,7 @@ class TrajectoryServer:
             np.asarray(logprobs, dtype="<f4").tobytes(),
         )
 
+    @_counted
     def tokens(self, trajectory: TrajectoryId) -> list[int]:
         """The response's tokens stored so far, this tick's included."""
         rows = self._connection.execute(
@@ -115,6 +150,7 @@ class TrajectoryServer:
         )
         return [token for (blob,) in rows for token in np.frombuffer(blob, dtype="<i4").tolist()]
 
+    @_counted
     def put_finished(
         self, trajectory: TrajectoryId, *, length: int, reason: FinishReason, text: str
     ) -> None:
@@ -129,6 +165,7 @@ class TrajectoryServer:
             text,
         )
 
+    @_counted
     def put_reward(
         self, trajectory: TrajectoryId, *, reward: float, components: Mapping[str, float]
     ) -> None:
@@ -141,20 +178,21 @@ class TrajectoryServer:
         )
         assert changed == 1, f"{trajectory} has a reward, but has not finished"
 
-    def put_ending(
-        self, group: GroupId, ending: Ending, *, version: Version, reason: str | None = None
-    ) -> None:
-        """Store how the group ended: `consumed` by batch `version`, or left out for `reason`."""
-        changed = self._execute(
-            "UPDATE groups SET ending = ?, ending_version = ?, ending_reason = ?"
-            " WHERE group_id = ?",
-            ending,
-            version,
-            reason,
-            group,
+    @_counted
+    def put_consumed(self, group: GroupId, *, version: Version, members: Sequence[int]) -> None:
+        """Store that these members of the group are trained on as part of batch `version`."""
+        self._end(group, "consumed", version, None)
+        self._connection.executemany(
+            "UPDATE trajectories SET trained = ? WHERE group_id = ? AND member = ?",
+            [(version, group, member) for member in members],
         )
-        assert changed == 1, f"group {group} has an ending, but was never drawn"
 
+    @_counted
+    def put_ending(self, group: GroupId, ending: Ending, *, version: Version, reason: str) -> None:
+        """Store that the group was left out for `reason` when `version` was the newest."""
+        self._end(group, ending, version, reason)
+
+    @_counted
     def put_evaluation(self, version: Version, row: int, *, text: str, reward: float) -> None:
         """Store the answer to one held-out prompt under `version`, and its reward."""
         self._execute(
@@ -166,6 +204,7 @@ class TrajectoryServer:
             float(reward),
         )
 
+    @_counted
     def commit(self, *, durable: bool = False) -> None:
         """End the tick: readers see it, and it survives the death of this process.
 
@@ -183,6 +222,17 @@ class TrajectoryServer:
             self._connection.execute("ROLLBACK")
         self._connection.close()
         os.close(self._lock)
+
+    def _end(self, group: GroupId, ending: str, version: Version, reason: str | None) -> None:
+        changed = self._execute(
+            "UPDATE groups SET ending = ?, ending_version = ?, ending_reason = ?"
+            " WHERE group_id = ?",
+            ending,
+            version,
+            reason,
+            group,
+        )
+        assert changed == 1, f"group {group} has an ending, but was never drawn"
 
     def _flush(self) -> None:
         # In WAL mode a commit at FULL flushes the whole journal, and with it the commits before,

@@ -20,7 +20,7 @@ def make_run(run_dir: Path, num_steps: int = 4) -> Path:
     for step in range(num_steps):
         for group in (2 * step, 2 * step + 1):
             _put_group(server, group, max(step - 1, 0), step)
-            server.put_ending(group, "consumed", version=step)
+            server.put_consumed(group, version=step, members=(0, 1))
         server.record(10.0 * (step + 1), [VersionPublished(step + 1)])
         server.commit()
     _put_group(server, 2 * num_steps, 0, 0)

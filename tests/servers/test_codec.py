@@ -22,8 +22,10 @@ BY_TYPE = {
     int: NUMBERS,
     str: st.text(),
     float: st.floats(allow_nan=False, allow_infinity=False),
-    FinishReason: st.sampled_from(["stop", "length"]),
+    int | None: st.none() | NUMBERS,
+    FinishReason: st.sampled_from(["stop", "length", "cut"]),
     TrajectoryId: st.builds(TrajectoryId, NUMBERS, NUMBERS),
+    tuple[TrajectoryId, ...]: st.lists(st.builds(TrajectoryId, NUMBERS, NUMBERS)).map(tuple),
 }
 
 

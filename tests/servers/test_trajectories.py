@@ -177,8 +177,10 @@ def read_while_written(path: Path, report) -> None:
         assert seqs == list(range(1, len(seqs) + 1)), "a hole in the log"
         assert len(seqs) % 5 == 0, "a half tick"
         assert len(seqs) >= last, "the log shrank"
-        groups = [g for (g,) in reader.query("SELECT group_id FROM groups WHERE ending = 'x'")]
-        for record in reader.batch(groups, 2):
+        groups = [
+            g for (g,) in reader.query("SELECT group_id FROM groups WHERE ending_reason = 'x'")
+        ]
+        for record in reader.batch(groups, [(0, 1)] * len(groups)):
             assert len(record.completion_ids) == 4
         if last == 0 < len(seqs):
             report.send("growing")
@@ -200,7 +202,7 @@ def test_a_reader_in_another_process_sees_whole_ticks_while_they_are_written(ser
         put_group(server, tick)
         put_trajectory(server, tick, 0)
         put_trajectory(server, tick, 1)
-        server.put_ending(tick, "x", version=0)
+        server.put_ending(tick, "filtered", version=0, reason="x")
         server.commit()
         time.sleep(0.001)
     assert ours.poll(60)
@@ -218,9 +220,9 @@ def test_batch_in_the_order_asked_for(server, path):
         for member in (1, 0):
             put_trajectory(server, group, member)
     server.commit()
-    batch = TrajectoryReader(path).batch([2, 3], 2)
-    assert [(r.group, r.member) for r in batch] == [(2, 0), (2, 1), (3, 0), (3, 1)]
-    record = batch[3]
+    batch = TrajectoryReader(path).batch([2, 3], [(1,), (0, 1)])
+    assert [(r.group, r.member) for r in batch] == [(2, 1), (3, 0), (3, 1)]
+    record = batch[2]
     assert record.prompt_ids == [3, 4]
     assert record.completion_ids == [3100, 3101, 3102, 3103]
     assert record.logprobs == [0.0, -0.25, -0.5, -0.75]
@@ -238,7 +240,7 @@ def test_logprobs_come_back_to_the_bit(server, path):
     server.put_finished(trajectory, length=50, reason="length", text="")
     server.put_reward(trajectory, reward=1.0, components={})
     server.commit()
-    (record,) = TrajectoryReader(path).batch([0], 1)
+    (record,) = TrajectoryReader(path).batch([0], [(0,)])
     assert record.logprobs == logprobs.tolist()
 
 
@@ -257,10 +259,10 @@ def test_an_incomplete_batch_says_what_is_missing(server, path, damage, message)
     put_trajectory(server, 0, 0)
     put_trajectory(server, 0, 1)
     server.commit()
-    assert len(TrajectoryReader(path).batch([0], 2)) == 2
+    assert len(TrajectoryReader(path).batch([0], [(0, 1)])) == 2
     sqlite3.connect(path, isolation_level=None).execute(damage)
     with pytest.raises(IncompleteBatch, match=message):
-        TrajectoryReader(path).batch([0], 2)
+        TrajectoryReader(path).batch([0], [(0, 1)])
 
 
 @settings(
@@ -296,7 +298,7 @@ def test_segments_delivered_again_in_any_order_are_stored_once(tmp_path, data):
     server.put_finished(trajectory, length=bounds[-1], reason="stop", text="")  # late: reward stays
     server.commit()
     reader = TrajectoryReader(directory / "events.db")
-    (record,) = reader.batch([0], 1)
+    (record,) = reader.batch([0], [(0,)])
     assert record.completion_ids == list(range(bounds[-1]))
     assert record.logprobs == [-float(i) for i in range(bounds[-1])]
     assert record.versions == [v for v, a, b in whole for _ in range(a, b)]
@@ -330,10 +332,45 @@ def test_details_of_a_response_on_its_way_and_of_one_that_ended(server, path):
 def test_staleness_by_sql(server, path):
     put_group(server, 0)
     put_trajectory(server, 0, 0)
-    server.put_ending(0, "consumed", version=2)
+    server.put_consumed(0, version=2, members=[0])
     server.commit()
     found = TrajectoryReader(path).query("SELECT version, first_version, staleness FROM trained")
     assert found == [(2, 0, 2)]
+
+
+def test_members_that_a_consumed_group_did_not_need_count_as_aborted(server, path):
+    for group in (0, 1, 2):
+        put_group(server, group)
+        put_trajectory(server, group, 0)
+        put_trajectory(server, group, 1)
+        server.put_segment(
+            TrajectoryId(group, 2), start=0, version=5, instance="r", tokens=[1], logprobs=[-1.0]
+        )
+    server.put_consumed(0, version=3, members=[1])
+    server.put_ending(1, "filtered", version=3, reason="all rewards are equal")
+    server.commit()
+    reader = TrajectoryReader(path)
+    rows = reader.query("SELECT group_id, member, length, trained, ending FROM responses")
+    assert rows == [
+        (0, 0, 4, None, "aborted"),
+        (0, 1, 4, 3, "consumed"),
+        (0, 2, 1, None, "aborted"),
+        *[(1, member, length, None, "filtered") for member, length in ((0, 4), (1, 4), (2, 1))],
+        *[(2, member, length, None, None) for member, length in ((0, 4), (1, 4), (2, 1))],
+    ]
+    assert reader.query("SELECT group_id, member FROM trained") == [(0, 1)]
+    assert [reader.details(TrajectoryId(0, m)).trained for m in range(3)] == [None, 3, None]
+
+
+def test_a_group_is_found_again_by_its_number(server):
+    put_group(server, 4)
+    assert server.origin(4) == (104, 0)
+
+
+def test_time_in_the_server_is_counted(server):
+    before = server.seconds
+    server.record(0.0, [VersionPublished(1)] * 1000)
+    assert 0 < server.seconds - before < 10
 
 
 def test_an_evaluation_delivered_twice_counts_once(server, path):
@@ -378,7 +415,7 @@ def test_another_schema_version_is_refused(path, opened):
     connection = sqlite3.connect(path, isolation_level=None)
     connection.execute("UPDATE meta SET value = 99 WHERE key = 'schema_version'")
     connection.close()
-    with pytest.raises(UserError, match="schema version 99; this Rhymeflow reads version 1"):
+    with pytest.raises(UserError, match="schema version 99; this Rhymeflow reads version 2"):
         opened(path)
 
 
