@@ -33,16 +33,23 @@ _PACKAGES = ("torch", "transformers", "trl", "vllm", "rhymeflow")
 
 @dataclass(frozen=True)
 class Target:
-    """A figure that is to reach at least `target`."""
+    """A figure that is to reach at least `target`, or with `at_most` not to pass it."""
 
     name: str
     value: float
     target: float
+    at_most: bool = False
 
     @property
     def met(self) -> bool:
         """Whether the figure reaches its target."""
-        return self.value >= self.target
+        return self.value <= self.target if self.at_most else self.value >= self.target
+
+    def text(self) -> str:
+        """The figure, its target and whether it is met."""
+        sign = "<=" if self.at_most else ">="
+        verdict = "met" if self.met else "NOT met"
+        return f"{self.name}: {self.value:.4g} (target {sign} {self.target:g}: {verdict})"
 
 
 def add_common_arguments(parser: argparse.ArgumentParser) -> None:
@@ -123,7 +130,16 @@ def report(
     result = {
         "name": name,
         "rows": [dict(row) for row in rows],
-        "targets": [{**asdict(target), "met": target.met} for target in targets],
+        "targets": [
+            {
+                "name": target.name,
+                "value": target.value,
+                "target": target.target,
+                "met": target.met,
+                "text": target.text(),
+            }
+            for target in targets
+        ],
         "notes": notes,
         "command": _command(),
         "machine": machine(),
@@ -131,8 +147,7 @@ def report(
     }
     print(table(rows))
     for target in targets:
-        verdict = "met" if target.met else "NOT met"
-        print(f"{target.name}: {target.value:.2f} (target {target.target:g}: {verdict})")
+        print(target.text())
     if notes:
         print(notes)
     if getattr(args, "record", False):
@@ -152,10 +167,7 @@ def record(result: Mapping[str, Any]) -> None:
     lines += [f"    {result['command']}", "", result["notes"], ""]
     lines += [table(result["rows"]), ""]
     for target in result["targets"]:
-        met = "met" if target["met"] else "not met"
-        lines.append(
-            f"- {target['name']}: {target['value']:.2f}, target {target['target']:g}: {met}"
-        )
+        lines.append(f"- {target['text']}")
     lines += ["", "Machine: " + ", ".join(f"{k} {v}" for k, v in result["machine"].items()), ""]
     (folder / f"{name}.md").write_text("\n".join(lines), encoding="utf-8")
 

@@ -28,6 +28,7 @@ def test_the_ratio_is_of_pairs() -> None:
 @pytest.mark.parametrize(("value", "met"), [(1.99, False), (2.0, True), (2.1, True)])
 def test_a_target_is_met_from_its_value_on(value: float, met: bool) -> None:
     assert harness.Target("x", value, 2.0).met is met
+    assert harness.Target("x", 4.0 - value, 2.0, at_most=True).met is met
 
 
 def test_the_report_ends_in_one_json_line(
@@ -40,11 +41,14 @@ def test_the_report_ends_in_one_json_line(
     harness.report("x", rows, [harness.Target("x/peer", 1.2345, 2)], args, notes="How.")
     out = capsys.readouterr().out
     result = json.loads(out.splitlines()[-1])
-    assert result["targets"] == [{"name": "x/peer", "value": 1.2345, "target": 2, "met": False}]
+    (target,) = result["targets"]
+    assert {k: target[k] for k in ("name", "value", "target", "met")} == {
+        "name": "x/peer", "value": 1.2345, "target": 2, "met": False
+    }  # fmt: skip
     assert result["rows"][0]["median"] == 2.0
     assert result["command"] == "rhymeflow bench x --record"
     assert {"cpu", "cores", "torch", "python"} <= set(result["machine"])
-    assert "x/peer: 1.23 (target 2: NOT met)" in out
+    assert "x/peer: 1.234 (target >= 2: NOT met)" in out
     assert json.loads((tmp_path / "x.json").read_text()) == result
     text = (tmp_path / "x.md").read_text()
     assert "rhymeflow bench x --record" in text
