@@ -17,8 +17,8 @@ from typing import Any
 import xxhash
 
 from rhymeflow.data.files import extra
-from rhymeflow.data.prompts import Row, nearest
-from rhymeflow.errors import UserError
+from rhymeflow.data.prompts import Row
+from rhymeflow.errors import UserError, nearest
 
 ATTEMPTS_PER_PROBLEM = 20
 """Problems tried for each held-out one before the generator counts as exhausted."""

@@ -7,14 +7,13 @@ None, and lists and string-keyed mappings of these. Knows nothing of files or ge
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
 
-from rhymeflow.errors import UserError
+from rhymeflow.errors import UserError, nearest
 
 Message = dict[str, str]
 
@@ -57,15 +56,6 @@ def checked(rows: Iterable[Row], prompt_column: str) -> list[Prompt]:
             reward function; the message starts with the row's place.
     """
     return [_checked(index, row, prompt_column) for index, row in enumerate(rows)]
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """`; did you mean ...?`, or the known names if few, or nothing."""
-    names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    if close:
-        return f"; did you mean {close[0]!r}?"
-    return f"; there are: {', '.join(names)}" if 0 < len(names) <= 20 else ""
 
 
 def _checked(index: int, row: Row, prompt_column: str) -> Prompt:

@@ -16,8 +16,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from rhymeflow.data.files import extra
-from rhymeflow.data.prompts import nearest
-from rhymeflow.errors import UserError
+from rhymeflow.errors import UserError, nearest
 
 Scorer = Callable[..., list[float]]
 

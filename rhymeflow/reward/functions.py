@@ -8,21 +8,15 @@ nothing else comes out of user code.
 from __future__ import annotations
 
 import asyncio
-import importlib
-import importlib.util
 import inspect
 import math
-import sys
-import traceback
 from collections.abc import Callable, Iterable
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from rhymeflow.config import RewardFunction
 from rhymeflow.data.generators import task_module
-from rhymeflow.data.prompts import nearest
-from rhymeflow.errors import UserError
+from rhymeflow.errors import UserError, nearest
+from rhymeflow.imported import described, function_of, imported
 from rhymeflow.reward.builtin import BUILT_IN
 from rhymeflow.reward.messages import RewardRequest
 
@@ -86,7 +80,7 @@ class Judge:
                 result = runner.run(_awaited(result))
         # User code: whatever it raises becomes a message and no reward.
         except (Exception, SystemExit, asyncio.CancelledError) as error:  # noqa: BLE001
-            raise NoReward(f"raised {_described(error)}") from None
+            raise NoReward(f"raised {described(error)}") from None
         return _single(result)
 
     def _arguments(self, request: RewardRequest) -> dict[str, Any]:
@@ -167,68 +161,15 @@ def _built_in(config: RewardFunction) -> Callable[..., Any]:
 
 def _imported(spec: str) -> Callable[..., Any]:
     where = f"reward function {spec}"
-    kind, _, rest = spec.partition(":")
+    kind, _, name = spec.partition(":")
     if kind == "recipe":
-        module, name = task_module(rest, where), "reward"
-    elif ".py:" in spec or spec.endswith(".py"):
-        path, _, name = spec.rpartition(":") if ".py:" in spec else (spec, "", "")
-        if not name:
-            raise UserError(f"{where}: name the function too, as in {spec.rstrip(':')}:reward")
-        module = _file_module(Path(path), where)
-    elif "." in spec.strip("."):
-        path, _, name = spec.rpartition(".")
-        module = _named_module(path, where)
-    else:
+        return function_of(task_module(name, where), "reward", where)
+    if "." not in spec.strip("."):
         raise UserError(
             f"{where}: no built-in has this name{nearest(spec, BUILT_IN)} (or give "
             "path/to/file.py:function, or a dotted name)"
         )
-    function = getattr(module, name, None)
-    if function is None:
-        known = [each for each, value in vars(module).items() if inspect.isroutine(value)]
-        raise UserError(f"{where}: there is no {name!r} in it{nearest(name, known)}")
-    if not callable(function):
-        raise UserError(f"{where}: is a {type(function).__name__}, not a function")
-    return function  # type: ignore[no-any-return]
-
-
-def _file_module(path: Path, where: str) -> ModuleType:
-    path = path.expanduser().resolve()
-    if not path.is_file():
-        raise UserError(f"{where}: there is no file {path}")
-    # Under its own name, so that what the file defines finds its module; beside its neighbours.
-    name = f"rhymeflow_reward_{path.stem}_{abs(hash(path))}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    sys.path.insert(0, str(path.parent))
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - user code, see the docstring
-        del sys.modules[name]
-        raise UserError(f"{where}: importing it raised {_described(error)}") from None
-    return module
-
-
-def _named_module(name: str, where: str) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        raise UserError(f"{where}: {error}") from None
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - user code, see the docstring
-        raise UserError(f"{where}: importing it raised {_described(error)}") from None
-
-
-def _described(error: BaseException) -> str:
-    """`ValueError: message (file.py:12)`, the place being the innermost one."""
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}{': ' if text else ''}{text}{place}"
+    return imported(spec, where)
 
 
 def _shown(value: Any) -> str:

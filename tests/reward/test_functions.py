@@ -143,8 +143,8 @@ def narrow(completions: list[str], width: int = 1) -> list[float]:
 def test_mistakes_in_names_and_options() -> None:
     assert "no built-in has this name; did you mean 'exact_match'?" in refused("exactmatch")
     assert "there is no file" in refused("no/such.py:f")
-    assert "name the function too, as in a/b.py:reward" in refused("a/b.py")
-    assert "name the function too, as in a/b.py:reward" in refused("a/b.py:")
+    assert "name the function too, as in a/b.py:function" in refused("a/b.py")
+    assert "name the function too, as in a/b.py:function" in refused("a/b.py:")
     assert "no option 'colunm'; did you mean 'column'?" in refused("exact_match", colunm="x")
     assert "needs the option 'pattern'" in refused("regex")
     assert "is no regular expression" in refused("regex", pattern="(")

@@ -1,0 +1,42 @@
+"""Schedules: the rules by name, and the five bundles of them.
+
+A bundle fixes when groups are admitted, where trajectories go, when an instance pulls, what becomes
+of what runs there, and what moves. How stale anything may become is not its business: that is the
+protocol's, whatever the rules are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from rhymeflow.core.plan import Admission, OnPull
+from rhymeflow.core.strategies.migration import none, rebalance
+from rhymeflow.core.strategies.routing import fewest_requests, waterfall
+from rhymeflow.core.strategies.sync import drained, greedy, status
+from rhymeflow.core.strategies.view import Migrating, Routing, Sync
+
+ROUTING: Mapping[str, Routing] = {"fewest_requests": fewest_requests, "waterfall": waterfall}
+SYNC: Mapping[str, Sync] = {"drained": drained, "greedy": greedy, "status": status}
+MIGRATION: Mapping[str, Migrating] = {"none": none, "rebalance": rebalance}
+
+
+class Bundle(NamedTuple):
+    """The rules of a schedule."""
+
+    admission: Admission
+    routing: Routing
+    sync: Sync
+    on_pull: OnPull
+    migration: Migrating
+
+
+SCHEDULES: Mapping[str, Bundle] = {
+    "synchronous": Bundle("lockstep", fewest_requests, drained, "drain", none),
+    "one_step": Bundle("lockstep", fewest_requests, drained, "drain", none),
+    "bounded": Bundle("count", fewest_requests, drained, "drain", none),
+    "partial": Bundle("protocol", fewest_requests, greedy, "keep", none),
+    "staleflow": Bundle("protocol", waterfall, greedy, "spread", rebalance),
+}
+"""`synchronous` and `one_step` differ in their bound, 0 and 1: with it the protocol has entries for
+one batch at a time, or for the next one too."""

@@ -1,0 +1,90 @@
+"""Functions of the user's, by name: `path/to/file.py:function` or dotted.
+
+Holds true: whatever cannot be had is a `UserError` in one line that begins with `where` and says
+why, also if the user's file itself raised; a file is imported once, under a name of its own, with
+its directory on the path. Knows nothing of what the functions are for.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from rhymeflow.errors import UserError, nearest
+
+
+def imported(spec: str, where: str) -> Callable[..., Any]:
+    """Return the function that `spec` names; `where` begins each error message.
+
+    Raises:
+        UserError: the file, the module or the function is not there, is no function, or importing
+            it raised.
+    """
+    if ".py:" in spec or spec.endswith(".py"):
+        path, _, name = spec.rpartition(":") if ".py:" in spec else (spec, "", "")
+        if not name:
+            raise UserError(f"{where}: name the function too, as in {spec.rstrip(':')}:function")
+        module = _file_module(Path(path), where)
+    else:
+        path, _, name = spec.rpartition(".")
+        if not path:
+            raise UserError(f"{where}: give path/to/file.py:function, or a dotted name")
+        module = _named_module(path, where)
+    return function_of(module, name, where)
+
+
+def function_of(module: ModuleType, name: str, where: str) -> Callable[..., Any]:
+    """Return the module's function of this name; `UserError` if it has none."""
+    function = getattr(module, name, None)
+    if function is None:
+        known = [each for each, value in vars(module).items() if inspect.isroutine(value)]
+        raise UserError(f"{where}: there is no {name!r} in it{nearest(name, known)}")
+    if not callable(function):
+        raise UserError(f"{where}: is a {type(function).__name__}, not a function")
+    return function  # type: ignore[no-any-return]
+
+
+def described(error: BaseException) -> str:
+    """`ValueError: message (file.py:12)`, the place being the innermost one."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}{': ' if text else ''}{text}{place}"
+
+
+def _file_module(path: Path, where: str) -> ModuleType:
+    path = path.expanduser().resolve()
+    if not path.is_file():
+        raise UserError(f"{where}: there is no file {path}")
+    # Under its own name, so that what the file defines finds its module; beside its neighbours.
+    name = f"rhymeflow_user_{path.stem}_{abs(hash(path))}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    sys.path.insert(0, str(path.parent))
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code may raise anything
+        del sys.modules[name]
+        raise UserError(f"{where}: importing it raised {described(error)}") from None
+    return module
+
+
+def _named_module(name: str, where: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise UserError(f"{where}: {error}") from None
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code may raise anything
+        raise UserError(f"{where}: importing it raised {described(error)}") from None
