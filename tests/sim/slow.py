@@ -1,0 +1,159 @@
+"""The oracle for `sim/instance.py`: the same instance, one iteration after another.
+
+Written from the words at the head of that file, with nothing of its bookkeeping: every sequence has
+its own count of cached tokens, and every sum is summed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from rhymeflow.core.commands import Abort, InstanceCommand, Interrupt, Pull, Route
+from rhymeflow.core.events import Event, Pulled, TrajectoryFinished, TrajectoryInterrupted
+from rhymeflow.core.types import TrajectoryId
+from rhymeflow.sim.instance import Hardware
+
+
+@dataclass(eq=False)
+class Sequence:
+    id: TrajectoryId
+    prompt: int
+    length: int
+    made: int = 0
+    cached: int = 0
+    oldest: int | None = None
+
+    @property
+    def remaining(self) -> int:
+        """Tokens of it that are not in the cache; 1: it decodes."""
+        return self.prompt + self.made - self.cached
+
+    entering: bool = True
+    """Since it was admitted, or since a pull, it has made no token."""
+
+
+@dataclass
+class SlowInstance:
+    """Runs a list of (time, command), given beforehand; `facts` has (time, fact)."""
+
+    hardware: Hardware
+    name: str
+    commands: list[tuple[float, InstanceCommand]]
+    sequences: dict[TrajectoryId, Sequence]
+    published: list[tuple[float, int]]
+    version: int = 0
+    now: float = 0.0
+    running: list[Sequence] = field(default_factory=list)
+    waiting: list[Sequence] = field(default_factory=list)
+    facts: list[tuple[float, Event]] = field(default_factory=list)
+    preemptions: int = 0
+
+    def run(self) -> SlowInstance:
+        while self.commands or self.running or self.waiting:
+            if not self.running and not self.waiting:
+                self.now = max(self.now, self.commands[0][0])
+            while self.commands and self.commands[0][0] <= self.now:
+                self.obey(self.commands.pop(0)[1])
+            self.iterate()
+        return self
+
+    def obey(self, command: InstanceCommand) -> None:
+        here = self.running + self.waiting
+        match command:
+            case Route():
+                self.waiting.append(self.sequences[command.trajectory])
+            case Interrupt() | Abort():
+                for trajectory in command.trajectories:
+                    for sequence in [s for s in here if s.id == trajectory]:
+                        self.leave(sequence)
+                        if isinstance(command, Interrupt):
+                            self.report(
+                                TrajectoryInterrupted(
+                                    trajectory, self.name, command.number, sequence.made
+                                )
+                            )
+            case Pull():
+                self.version = max(v for at, v in self.published if at <= self.now)
+                self.now += self.hardware.cost.pull
+                for sequence in self.running:
+                    if self.hardware.keep_cache:
+                        if not sequence.entering:
+                            sequence.oldest = min(sequence.oldest, self.version)
+                    else:
+                        sequence.cached, sequence.entering = 0, True
+                self.report(Pulled(self.name, command.number, self.version))
+
+    def leave(self, sequence: Sequence) -> None:
+        for where in (self.running, self.waiting):
+            if sequence in where:
+                where.remove(sequence)
+        sequence.cached, sequence.entering = 0, True
+
+    def taken(self) -> int:
+        """Room that is taken, or promised to those that are being taken in."""
+        return sum(s.prompt + s.made if s.entering else s.cached for s in self.running)
+
+    def iterate(self) -> None:
+        hardware = self.hardware
+        preempted = False
+        while self.taken() + sum(not s.entering for s in self.running) > hardware.kv_capacity:
+            newest = self.running[-1]
+            self.leave(newest)
+            self.waiting.insert(0, newest)
+            self.preemptions += 1
+            preempted = True
+        while not preempted and self.waiting and len(self.running) < hardware.capacity:
+            head = self.waiting[0]
+            margin = max(hardware.watermark, sum(not s.entering for s in self.running))
+            if self.running and (
+                self.taken() + head.prompt + head.made + margin > hardware.kv_capacity
+            ):
+                break
+            self.running.append(self.waiting.pop(0))
+        if not self.running:
+            return
+        held = self.share() if hardware.share_prompts else []
+        budget = hardware.max_prefill_tokens
+        work = []
+        decoding = [s for s in self.running if not s.entering]
+        for sequence in self.running:
+            if sequence.entering and sequence not in held:
+                num_new = min(sequence.remaining, budget)
+                budget -= num_new
+                work.append((sequence, num_new))
+        cached = sum(s.cached for s in self.running)
+        self.now += hardware.cost.iteration(len(decoding), cached)
+        self.now += hardware.cost.prefill_token * (hardware.max_prefill_tokens - budget)
+        for sequence, num_new in work:
+            sequence.cached += num_new
+        for sequence in decoding:
+            sequence.cached += 1
+        ready = decoding + [s for s, _ in work if s.remaining == 0]
+        for sequence in ready:
+            sequence.made += 1
+            sequence.entering = False
+            old = self.version if sequence.oldest is None else sequence.oldest
+            sequence.oldest = min(old, self.version)
+        for sequence in [s for s in self.running if s.made == s.length and not s.entering]:
+            self.running.remove(sequence)
+            reason = "length" if sequence.length >= hardware.max_length else "stop"
+            self.report(TrajectoryFinished(sequence.id, self.name, sequence.length, reason))
+
+    def share(self) -> list[Sequence]:
+        there = {s.id.group for s in self.running if s.cached >= s.prompt - 1}
+        entering = [s for s in self.running if s.entering]
+        makers = {s.id.group for s in entering if s.cached > 0}
+        held = []
+        for sequence in entering:
+            if sequence.cached > 0:
+                continue
+            if sequence.id.group in there:
+                sequence.cached = sequence.prompt - 1
+            elif sequence.id.group in makers:
+                held.append(sequence)
+            else:
+                makers.add(sequence.id.group)
+        return held
+
+    def report(self, fact: Event) -> None:
+        self.facts.append((self.now, fact))

@@ -1,0 +1,215 @@
+"""The closed form against one iteration after another."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from math import inf
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rhymeflow.core.commands import Abort, Interrupt, Pull, Route
+from rhymeflow.core.cost import CostModel
+from rhymeflow.core.events import Event, Snapshot
+from rhymeflow.core.types import TrajectoryId
+from rhymeflow.sim.instance import Hardware, Instance
+from rhymeflow.sim.response import Response
+from rhymeflow.sim.stretch import Stretch
+from tests.sim.slow import Sequence, SlowInstance
+
+COST = CostModel(
+    k1=1e-5, k2=6e-3, k3=1e-3, c=2e-3, k4=1e-3, prefill_token=1e-4,
+    train_token=0.0, train_step=0.0, push=0.0, pull=0.05,
+)  # fmt: skip
+HARDWARE = Hardware(
+    cost=COST, capacity=4, kv_capacity=200, watermark=2, max_prefill_tokens=16, max_length=60,
+    share_prompts=True, keep_cache=False,
+)  # fmt: skip
+
+
+def run_fast(hardware, commands, responses):
+    """Drive the instance as the cluster does; return (time, fact) without the snapshots."""
+    published = [0]
+    instance = Instance(
+        "rollout-0", 0, hardware, version=0, now=0.0,
+        find=responses.__getitem__, published=lambda: published[0],
+    )  # fmt: skip
+    facts: list[tuple[float, Event]] = []
+    events = 0
+    queue = list(commands)
+    while queue or instance.next < inf:
+        if queue and queue[0][0] <= instance.next:
+            time, command = queue.pop(0)
+            if isinstance(command, Pull):
+                published[0] = command.version
+            instance.deliver(command, time)
+            continue
+        now = instance.next
+        facts += [(now, fact) for fact in instance.advance(now)]
+        events += 1
+        assert 0 <= instance.kv_tokens(now) <= hardware.kv_capacity
+    assert not instance.running
+    assert not instance.waiting
+    assert instance.kv_tokens(facts[-1][0]) == 0
+    assert instance._owed == 0
+    return instance, [f for f in facts if not isinstance(f[1], Snapshot)], events
+
+
+def scenario(seed: int):
+    """Random hardware, and routes, interrupts, aborts and pulls at random times."""
+    rng = random.Random(seed)
+    hardware = replace(
+        HARDWARE,
+        capacity=rng.randint(1, 8),
+        kv_capacity=rng.choice([120, 200, 100_000]),
+        watermark=rng.choice([0, 5]),
+        max_prefill_tokens=rng.choice([5, 16, 10_000]),
+        share_prompts=rng.random() < 0.5,
+        keep_cache=rng.random() < 0.5,
+        cost=replace(COST, k1=rng.choice([0.0, 1e-5, 1e-4])),
+    )
+    times = sorted(rng.uniform(0, 1.5) for _ in range(rng.randint(1, 40)))
+    prompts = [rng.randint(1, 40) for _ in range(5)]
+    lengths: dict[TrajectoryId, int] = {}
+    commands, version, away = [], 0, []
+    for number, time in enumerate(times, start=1):
+        kind = rng.random()
+        if kind < 0.6 or not lengths:
+            trajectory = TrajectoryId(rng.randrange(5), number)
+            lengths[trajectory] = rng.randint(1, 60)
+            commands.append((time, Route("rollout-0", number, trajectory)))
+        elif kind < 0.8:
+            some = tuple(rng.sample(sorted(lengths), min(len(lengths), rng.randint(1, 3))))
+            command = Abort if rng.random() < 0.3 else Interrupt
+            commands.append((time, command("rollout-0", number, some)))
+            away += some
+        else:
+            version += 1
+            commands.append((time, Pull("rollout-0", number, version)))
+    return hardware, commands, lengths, prompts
+
+
+def both(hardware, commands, lengths, prompts):
+    responses = {t: Response(t, prompts[t.group], n) for t, n in lengths.items()}
+    for response in responses.values():
+        response.routed_version = 0
+    sequences = {t: Sequence(t, prompts[t.group], n) for t, n in lengths.items()}
+    fast, facts, events = run_fast(hardware, commands, responses)
+    published = [(at, c.version) for at, c in commands if isinstance(c, Pull)]
+    slow = SlowInstance(hardware, "rollout-0", list(commands), sequences, published).run()
+    return fast, facts, events, slow, responses
+
+
+def assert_equal(fast: Instance, facts, slow: SlowInstance) -> None:
+    """Equal facts at equal times; those of one iteration's end may come in any order."""
+    assert len(facts) == len(slow.facts)
+    for (time, fact), (slow_time, slow_fact) in zip(
+        sorted(facts, key=_key), sorted(slow.facts, key=_key), strict=True
+    ):
+        assert fact == slow_fact
+        assert time == pytest.approx(slow_time, rel=1e-9, abs=1e-9)
+    assert fast.tally.preemptions == slow.preemptions
+
+
+def _key(pair: tuple[float, Event]) -> tuple[float, str]:
+    return round(pair[0], 7), repr(pair[1])
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, 2**32))
+def test_equals_one_iteration_after_another(seed: int) -> None:
+    fast, facts, _, slow, responses = both(*scenario(seed))
+    assert_equal(fast, facts, slow)
+    for trajectory, sequence in slow.sequences.items():
+        assert responses[trajectory].made == sequence.made
+        assert responses[trajectory].oldest_version == sequence.oldest
+
+
+def routes(*members: TrajectoryId) -> list:
+    return [(0.0, Route("rollout-0", n, t)) for n, t in enumerate(members, start=1)]
+
+
+def test_the_scenarios_have_what_is_hard_in_them() -> None:
+    """Preemption, taking in again and interrupted trajectories are not rare in the test above."""
+    tallies = [both(*scenario(seed))[0].tally for seed in range(50)]
+    assert sum(tally.preemptions > 0 for tally in tallies) >= 10
+    assert sum(tally.taken_in_again > 0 for tally in tallies) >= 20
+    assert sum(tally.pulls > 1 for tally in tallies) >= 20
+
+
+def test_work_grows_with_trajectories_not_with_tokens() -> None:
+    hardware = replace(HARDWARE, kv_capacity=10**9, max_prefill_tokens=10**6)
+    members = [TrajectoryId(0, m) for m in range(4)]
+    lengths = {t: 1_000_000 + t.member for t in members}
+    responses = {t: Response(t, 10, n) for t, n in lengths.items()}
+    for response in responses.values():
+        response.routed_version = 0
+    instance, facts, events = run_fast(hardware, routes(*members), responses)
+    assert events < 12
+    assert instance.tally.tokens_made == sum(lengths.values())
+    # All four begin within an iteration of one another, so this is nearly one arithmetic series.
+    n, steps = 4, 1_000_000
+    seconds = steps * COST.iteration(n, 40) + COST.k1 * n * steps * (steps - 1) / 2
+    assert facts[0][0] == pytest.approx(seconds, rel=1e-5)
+
+
+def test_a_group_s_prompt_is_computed_once_where_it_is_shared() -> None:
+    members = [TrajectoryId(0, m) for m in range(4)]
+    for share, expected in ((True, 20 + 3), (False, 4 * 20)):
+        responses = {t: Response(t, 20, 30) for t in members}
+        for response in responses.values():
+            response.routed_version = 0
+        hardware = replace(HARDWARE, kv_capacity=1000, share_prompts=share)
+        instance, _, _ = run_fast(hardware, routes(*members), responses)
+        assert instance.tally.prompt_tokens == expected
+
+
+def test_a_response_that_the_cache_cannot_hold_is_a_defect_of_the_caller() -> None:
+    with pytest.raises(AssertionError, match="does not hold"):
+        both(replace(HARDWARE, kv_capacity=30), routes(TrajectoryId(0, 0)),
+             {TrajectoryId(0, 0): 50}, [10])  # fmt: skip
+
+
+def test_a_crash_leaves_what_was_stored() -> None:
+    response = Response(TrajectoryId(0, 0), 10, 60)
+    response.routed_version = 0
+    instance = Instance(
+        "rollout-0", 0, HARDWARE, version=0, now=0.0, find=lambda _: response,
+        published=lambda: 1,
+    )  # fmt: skip
+    instance.deliver(Route("rollout-0", 1, response.id), 0.0)
+    instance.deliver(Pull("rollout-0", 2, 1), 0.0)
+    while instance.next < 0.2:
+        instance.advance(instance.next)
+    instance.deliver(Interrupt("rollout-0", 3, ()), 0.2)
+    instance.advance(instance.next)
+    assert instance.crash() == [response]
+    assert response.made == 0, "it began after the pull, and nothing was stored since"
+    assert response.oldest_version is None
+    assert instance.next == inf
+
+
+# -- the formula -----------------------------------------------------------------------------------
+
+
+@given(
+    st.floats(1e-6, 1.0), st.floats(0.0, 1e-3), st.integers(1, 100_000), st.floats(0.0, 1.0)
+)  # fmt: skip
+def test_a_stretch_is_inverted_to_the_iteration(first, growth, iterations, share) -> None:
+    stretch = Stretch(3.0, first, growth, iterations)
+    now = 3.0 + share * (stretch.end - 3.0)
+    over = stretch.over(now)
+    assert stretch.after(over) <= now
+    assert over == iterations or now < stretch.after(over + 1)
+    stretch.cut(now)
+    assert stretch.end >= now
+    assert stretch.iterations - over in (0, 1)
+
+
+def test_a_stretch_is_the_sum_of_its_iterations() -> None:
+    cost, n, tokens = COST, 7, 1000
+    stretch = Stretch(0.0, cost.iteration(n, tokens), cost.k1 * n, 5000)
+    total = sum(cost.iteration(n, tokens + n * j) for j in range(5000))
+    assert stretch.end == pytest.approx(total, rel=1e-12)
