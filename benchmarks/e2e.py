@@ -117,11 +117,11 @@ class Comparison:
 
     def ours(self) -> float:
         """Train here; return trajectories per second."""
-        ahead = 1 + self._config(1).schedule.max_staleness
+        ahead = 1 + self._config(1).schedule.bound
         run_dir = self._fresh("ours")
         config = self._write(1 + self.steps + ahead, {"run.output_dir": str(run_dir)})
-        self._call([sys.executable, "-m", "rhymeflow", "train", str(config)])
-        rows = _training_rows(run_dir)[: 1 + self.steps]
+        call([sys.executable, "-m", "rhymeflow", "train", str(config)], "e2e", self.args.cores)
+        rows = training_rows(run_dir)[: 1 + self.steps]
         lengths = [row["completions/mean_length"] for row in rows]
         return self._rate("rhymeflow", [row["time"] for row in rows], lengths)
 
@@ -130,7 +130,7 @@ class Comparison:
         config, out = self._write(1 + self.steps, {}), self._fresh("trl.json")
         command = [sys.executable, "-m", "benchmarks.peers.trl_side", str(config), str(out)]
         command += ["--threads", str(self.args.cores), "--per-device"]
-        self._call([*command, str(self.workload.per_device)])
+        call([*command, str(self.workload.per_device)], "e2e", self.args.cores)
         result = json.loads(out.read_text(encoding="utf-8"))
         return self._rate("trl", result["ends"], result["lengths"])
 
@@ -159,23 +159,27 @@ class Comparison:
         self.number += 1
         return self.folder / f"{self.number}-{name}"
 
-    def _call(self, command: list[str]) -> None:
-        """Run one side on the chosen cores; raises `UserError` with its last words if it fails."""
-        cores = sorted(os.sched_getaffinity(0))[: self.args.cores]
-        done = subprocess.run(
-            command,
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            stdin=subprocess.DEVNULL,
-            preexec_fn=functools.partial(os.sched_setaffinity, 0, cores),
-        )
-        if done.returncode:
-            last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]
-            raise UserError(f"bench e2e: {' '.join(command[1:4])} failed: {' '.join(last)}")
+
+def call(command: list[str], name: str, cores: int | None = None) -> None:
+    """Run one side of benchmark `name`, on the first so many cores.
+
+    Raises `UserError` with its last words if it fails.
+    """
+    chosen = sorted(os.sched_getaffinity(0))[:cores]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        preexec_fn=functools.partial(os.sched_setaffinity, 0, chosen),
+    )
+    if done.returncode:
+        last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]
+        raise UserError(f"bench {name}: {' '.join(command[1:4])} failed: {' '.join(last)}")
 
 
-def _training_rows(run_dir: Path) -> list[dict[str, Any]]:
+def training_rows(run_dir: Path) -> list[dict[str, Any]]:
     """Return the rows of `metrics.jsonl` that tell of a step, in order."""
     lines = (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [json.loads(line) for line in lines]
