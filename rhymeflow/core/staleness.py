@@ -42,45 +42,49 @@ Knows nothing of instances, members or time; ids are ints.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 
+from rhymeflow.core.buffer import Buffer, BufferState
 from rhymeflow.core.types import GroupId, Version
 
 
 class ProtocolError(AssertionError):
-    """An operation that the protocol does not allow: a defect in the caller, never bad luck."""
+    """An operation that the protocol does not allow: a defect in the caller, never bad luck.
 
-
-@dataclass(slots=True)
-class Buffer:
-    """The book of one training batch: group -> version, by state; the rest of it is EMPTY."""
-
-    reserved: dict[GroupId, Version] = field(default_factory=dict)
-    occupied: dict[GroupId, Version] = field(default_factory=dict)
-
-    def __len__(self) -> int:
-        return len(self.reserved) + len(self.occupied)
+    It is raised before anything is changed.
+    """
 
 
 class StalenessBuffers:
     """The books of all batches that are not consumed yet.
 
     Args:
-        groups_per_batch: entries of each buffer.
+        groups_per_batch: OCCUPIED entries that make a batch complete.
+        extra_groups: entries of each buffer beyond them.
         max_staleness: the bound, in versions.
         num_batches: buffers 0 .. num_batches - 1 exist; beyond them nothing is admitted, so that
             the run ends with nothing left over.
     """
 
-    def __init__(self, *, groups_per_batch: int, max_staleness: int, num_batches: int) -> None:
+    def __init__(
+        self, *, groups_per_batch: int, extra_groups: int, max_staleness: int, num_batches: int
+    ) -> None:
         assert groups_per_batch > 0
+        assert extra_groups >= 0
         assert max_staleness >= 0
+        assert num_batches >= 0
         self.groups_per_batch = groups_per_batch
+        self.extra_groups = extra_groups
         self.max_staleness = max_staleness
         self.num_batches = num_batches
         self.first: Version = 0
+        """The buffer to be consumed next."""
+        self._size = groups_per_batch + extra_groups
         self._buffers: dict[Version, Buffer] = {}
         self._place: dict[GroupId, Version] = {}
+        self._num_empty = num_batches * self._size
+        self._holes: set[Version] = set()
+        """Buffers that may have an entry which finished work from later ones could take."""
 
     # -- questions ---------------------------------------------------------------------------
 
@@ -94,21 +98,37 @@ class StalenessBuffers:
         return self._highest_empty(version) is not None
 
     def place(self, group: GroupId) -> Version | None:
-        """The buffer the group holds an entry of."""
+        """The buffer the group holds an entry of; None: it holds none."""
         return self._place.get(group)
 
     def version(self, group: GroupId) -> Version:
-        """The group's version."""
-        buffer = self._buffer_of(group)
+        """The group's version: the least of its members'."""
+        buffer = self._buffers[self._held_place(group)]
         return buffer.reserved[group] if group in buffer.reserved else buffer.occupied[group]
 
     def ready(self) -> bool:
-        """Whether the first buffer is all OCCUPIED."""
+        """Whether the first buffer has met its target and can be consumed."""
         buffer = self._buffers.get(self.first)
-        return buffer is not None and len(buffer.occupied) == self.groups_per_batch
+        return buffer is not None and buffer.met
+
+    def state(self, number: Version) -> BufferState:
+        """The state of a buffer that exists."""
+        if not self.first <= number < self.num_batches:
+            raise ProtocolError(f"buffer {number} does not exist")
+        buffer = self._buffers.get(number)
+        return "pending" if buffer is None else buffer.state
+
+    def reserved_in(self, number: Version) -> tuple[GroupId, ...]:
+        """The groups that are RESERVED in this buffer, in ascending order."""
+        buffer = self._buffers.get(number)
+        return () if buffer is None else tuple(sorted(buffer.reserved))
+
+    def num_empty(self) -> int:
+        """EMPTY entries that can still be reserved, over all buffers that exist."""
+        return self._num_empty
 
     def books(self) -> dict[Version, Buffer]:
-        """The buffers that hold anything, by number. To look at, not to change."""
+        """The buffers that hold, or have held, anything, by number. To look at, not to change."""
         return self._buffers
 
     # -- operations --------------------------------------------------------------------------
@@ -125,42 +145,50 @@ class StalenessBuffers:
     def tighten(self, group: GroupId, version: Version) -> bool:
         """Make room for a member that would start at `version`; False: it may not start there.
 
-        A version that is not below the group's own changes nothing. A lower one lowers the group's,
-        if the entry held, or else another EMPTY one, lies in the smaller window.
+        A version that is not below the group's own changes nothing. A lower one becomes the
+        group's, if the entry held lies in the smaller window, or else another can be had there.
         """
         place = self._reserved_place(group)
         own = self._buffers[place].reserved[group]
         if version >= own:
             return True
-        if place > version + self.max_staleness:
-            earlier = self._highest_empty(version)
-            if earlier is None:
-                return False
-            del self._buffers[place].reserved[group]
-            place = earlier
-        self._put_reserved(group, version, place)
+        if place <= version + self.max_staleness:
+            self._buffers[place].put_reserved(group, version)
+            return True
+        target = self._highest_empty(version)
+        if target is None:
+            return False
+        self._take(group)
+        self._put_reserved(group, version, target)
+        self._holes.add(place)
+        self._pack_late((place,), self.first)
         return True
 
-    def occupy(self, group: GroupId) -> Version:
-        """Turn the group's reservation into the lowest OCCUPIED entry it can have."""
-        hole = self._reserved_place(group)
-        version = self._buffers[hole].reserved.pop(group)
-        target = self._lowest_reachable(version, hole)
-        buffer = self._buffer(target)
-        if len(buffer) == self.groups_per_batch:  # full: move a reservation later, into the hole
-            moved = self._movable(buffer, hole)
-            assert moved is not None
-            self._put_reserved(moved, buffer.reserved.pop(moved), hole)
-        buffer.occupied[group] = version
-        self._place[group] = target
-        return target
+    def occupy(self, group: GroupId) -> tuple[GroupId, ...]:
+        """Turn the group's reservation into the lowest OCCUPIED entry it can have.
 
-    def release(self, group: GroupId) -> None:
-        """EMPTY the group's entry: it will not be trained on."""
-        buffer = self._buffer_of(group)
-        buffer.reserved.pop(group, None)
-        buffer.occupied.pop(group, None)
-        del self._place[group]
+        Returns:
+            The surplus, in ascending order: groups that were RESERVED in a buffer whose target is
+            now met. They hold no entry any more and are to be aborted.
+        """
+        place = self._reserved_place(group)
+        version = self._take(group)
+        floor = max(version, self.first)
+        hole = self._pack_late((place,), floor)
+        target = next(b for b in range(floor, place + 1) if self._room(b))
+        self._put_occupied(group, version, target)
+        self._holes.add(hole)
+        return self._settle({target})
+
+    def release(self, group: GroupId) -> tuple[GroupId, ...]:
+        """EMPTY the group's entry: it will not be trained on. Returns the surplus, as `occupy`.
+
+        There can be some: finished work of later buffers moves into the entry, and may complete
+        this batch.
+        """
+        self._holes.add(self._held_place(group))
+        self._take(group)
+        return self._settle(set())
 
     def consume(self) -> tuple[GroupId, ...]:
         """Take the first buffer, which must be ready; its groups in ascending order.
@@ -170,48 +198,137 @@ class StalenessBuffers:
         """
         if not self.ready():
             raise ProtocolError(f"buffer {self.first} is not ready")
-        groups = self._buffers.pop(self.first).occupied
+        groups = self._buffers[self.first].occupied
         for group, version in groups.items():
             if version < self.first - self.max_staleness:
                 raise ProtocolError(f"group {group} of version {version} in batch {self.first}")
+        del self._buffers[self.first]
+        for group in groups:
             del self._place[group]
+        self._holes.discard(self.first)
         self.first += 1
         return tuple(sorted(groups))
 
-    # -- inside ------------------------------------------------------------------------------
+    # -- the two packings --------------------------------------------------------------------
 
-    def _buffer(self, number: Version) -> Buffer:
-        return self._buffers.setdefault(number, Buffer())
+    def _settle(self, filled: set[Version]) -> tuple[GroupId, ...]:
+        """Pack reservations late, then finished work early, until nothing moves; the surplus."""
+        self._pack_late(self._holes, self.first)
+        while (moved := self._pack_one_early()) is not None:
+            source, target = moved
+            filled.add(target)
+            self._holes.add(source)
+            self._pack_late((source,), self.first)
+        self._holes.clear()
+        surplus: list[GroupId] = []
+        for number in filled:
+            buffer = self._buffers[number]
+            if buffer.met and buffer.reserved:
+                surplus += buffer.reserved
+        for group in surplus:
+            self._take(group)
+        return tuple(sorted(surplus))
 
-    def _buffer_of(self, group: GroupId) -> Buffer:
-        if group not in self._place:
-            raise ProtocolError(f"group {group} holds no entry")
-        return self._buffers[self._place[group]]
+    def _pack_late(self, holes: Iterable[Version], floor: Version) -> Version:
+        """Fill these EMPTY entries by earlier reservations, highest first; the lowest hole left.
 
-    def _reserved_place(self, group: GroupId) -> Version:
-        if group not in self._buffer_of(group).reserved:
-            raise ProtocolError(f"group {group} is not reserved")
-        return self._place[group]
-
-    def _put_reserved(self, group: GroupId, version: Version, target: Version) -> None:
-        assert target in self.window(version), (group, version, target)
-        self._buffer(target).reserved[group] = version
-        self._place[group] = target
-
-    def _has_empty(self, number: Version) -> bool:
-        buffer = self._buffers.get(number)
-        return buffer is None or len(buffer) < self.groups_per_batch
-
-    def _highest_empty(self, version: Version) -> Version | None:
-        return next((b for b in reversed(self.window(version)) if self._has_empty(b)), None)
-
-    def _lowest_reachable(self, version: Version, hole: Version) -> Version:
-        for number in range(max(version, self.first), hole):
-            if self._has_empty(number) or self._movable(self._buffers[number], hole) is not None:
-                return number
+        A reservation that moves leaves a hole in its turn. None moves out of a buffer below
+        `floor`.
+        """
+        todo = set(holes)
+        hole = -1
+        while todo:
+            hole = max(todo)
+            earlier = self._earlier_reservation(hole, floor) if self._room(hole) else None
+            if earlier is None:
+                todo.remove(hole)
+                continue
+            source, group = earlier
+            self._put_reserved(group, self._take(group), hole)
+            self._holes.add(source)
+            todo.add(source)
         return hole
 
-    def _movable(self, buffer: Buffer, hole: Version) -> GroupId | None:
-        """The reservation that may move to `hole` and can wait longest (then: drawn last)."""
-        able = [(v, g) for g, v in buffer.reserved.items() if hole in self.window(v)]
-        return max(able)[1] if able else None
+    def _pack_one_early(self) -> tuple[Version, Version] | None:
+        """Move one OCCUPIED group into the lowest hole that can have one: (from, to)."""
+        for hole in sorted(self._holes):
+            if self._room(hole):
+                later = self._later_occupied(hole)
+                if later is not None:
+                    source = self._place[later]
+                    self._put_occupied(later, self._take(later), hole)
+                    return source, hole
+        return None
+
+    def _earlier_reservation(self, hole: Version, floor: Version) -> tuple[Version, GroupId] | None:
+        """What may move later, into `hole`: from the lowest buffer, the one that can wait longest."""
+        for number in range(max(floor, hole - self.max_staleness), hole):
+            buffer = self._buffers.get(number)
+            if buffer is not None and buffer.reserved:
+                latest = buffer.latest_reserved()
+                if latest is not None and hole <= latest[0] + self.max_staleness:
+                    return number, latest[1]
+        return None
+
+    def _later_occupied(self, hole: Version) -> GroupId | None:
+        """What may move earlier, into `hole`: the OCCUPIED group of the lowest version, then id."""
+        best: tuple[Version, GroupId] | None = None
+        for number in range(hole + 1, hole + self.max_staleness + 1):
+            buffer = self._buffers.get(number)
+            if buffer is not None and buffer.occupied:
+                oldest = buffer.oldest_occupied()
+                if oldest is not None and oldest[0] <= hole and (best is None or oldest < best):
+                    best = oldest
+        return None if best is None else best[1]
+
+    # -- entries -----------------------------------------------------------------------------
+
+    def _held_place(self, group: GroupId) -> Version:
+        place = self._place.get(group)
+        if place is None:
+            raise ProtocolError(f"group {group} holds no entry")
+        return place
+
+    def _reserved_place(self, group: GroupId) -> Version:
+        place = self._held_place(group)
+        if group not in self._buffers[place].reserved:
+            raise ProtocolError(f"group {group} is not reserved")
+        return place
+
+    def _room(self, number: Version) -> int:
+        buffer = self._buffers.get(number)
+        return self._size if buffer is None else buffer.room
+
+    def _highest_empty(self, version: Version) -> Version | None:
+        return next((b for b in reversed(self.window(version)) if self._room(b)), None)
+
+    def _take(self, group: GroupId) -> Version:
+        """EMPTY the entry that the group holds; its version."""
+        buffer = self._buffers[self._place.pop(group)]
+        room = buffer.room
+        held = buffer.reserved if group in buffer.reserved else buffer.occupied
+        version = held.pop(group)
+        self._num_empty += buffer.room - room
+        return version
+
+    def _put_reserved(self, group: GroupId, version: Version, target: Version) -> None:
+        buffer = self._open(group, version, target)
+        buffer.put_reserved(group, version)
+        self._num_empty -= 1
+
+    def _put_occupied(self, group: GroupId, version: Version, target: Version) -> None:
+        buffer = self._open(group, version, target)
+        room = buffer.room
+        buffer.put_occupied(group, version)
+        self._num_empty += buffer.room - room
+
+    def _open(self, group: GroupId, version: Version, target: Version) -> Buffer:
+        """The buffer that the group is put into: the one place where the window is checked."""
+        assert max(version, self.first) <= target <= version + self.max_staleness, (version, target)
+        assert target < self.num_batches
+        buffer = self._buffers.get(target)
+        if buffer is None:
+            buffer = self._buffers[target] = Buffer(self.groups_per_batch, self._size)
+        assert buffer.room, f"buffer {target} takes nothing more"
+        self._place[group] = target
+        return buffer
