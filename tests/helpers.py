@@ -49,6 +49,9 @@ from rhymeflow.core.strategies.schedules import SCHEDULES
 from rhymeflow.core.strategies.view import Weights
 from rhymeflow.core.types import TrajectoryId
 
+LONGEST = 6
+"""Tokens of the longest response, less one."""
+
 COST = CostModel(
     k1=1e-7, k2=0.01, k3=2e-4, c=0.005, k4=0.002,
     prefill_token=1e-4, train_token=1e-4, train_step=0.1, push=0.1, pull=0.1,
@@ -183,7 +186,9 @@ class FakeBody:
         if instance.inbox:
             moves.append(lambda: self._carry_out(instance, instance.inbox.popleft()))
         if instance.running:
-            moves += [lambda: self._finish(instance), lambda: self._go_on(instance)]
+            moves.append(lambda: self._finish(instance))
+        if any(length < LONGEST for length in instance.running.values()):
+            moves.append(lambda: self._go_on(instance))
         if instance.evaluating is not None:
             moves.append(lambda: self._end_evaluation(instance))
         if self.crashes and (instance.running or instance.inbox):
@@ -328,7 +333,7 @@ class FakeBody:
 
     def _go_on(self, instance: FakeInstance) -> None:
         for trajectory in instance.running:
-            instance.running[trajectory] += 1
+            instance.running[trajectory] = min(instance.running[trajectory] + 1, LONGEST)
         if self.random.random() < 0.3:
             self._snapshot(instance)
 

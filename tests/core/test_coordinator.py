@@ -376,8 +376,8 @@ def test_all_that_a_run_can_do_is_done_in_these_tests():
     seen = set()
     for seed in range(20):
         plan = a_plan(
-            num_batches=6, extra_groups=1, extra_generations=1, filter_zero_variance=True,
-            on_stuck=["truncate", "retry"][seed % 2], eval_steps=1, num_generations=3,
+            num_batches=6, extra_groups=seed % 2, extra_generations=1, filter_zero_variance=True,
+            on_stuck=["truncate", "retry"][seed // 2 % 2], eval_steps=1, num_generations=3,
         )  # fmt: skip
         body = run(plan, seed=seed, crashes=1, failures=0.05)
         seen |= {type(command) for command in body.commands}
