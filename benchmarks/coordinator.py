@@ -1,0 +1,199 @@
+"""How long the mind takes to answer, with a large fleet.
+
+A driver that costs nothing to the mind reports facts as a cluster would: every trajectory of the
+fleet is in flight; each round a few hundred finish at random and are judged, the instances concerned
+send snapshots, interrupts and pulls are answered at once, and a tick follows. Each call of `handle`
+is timed alone. Facts are many and small, ticks are few and plan for everybody, so each kind is
+shown. The longest ticks are those after a publication, when the schedule has every instance pull at
+the same moment and all that is in flight is interrupted in one tick and routed anew in the next.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import random
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks import harness
+from rhymeflow import planning, settings
+from rhymeflow.core import commands as c
+from rhymeflow.core import events as e
+from rhymeflow.core.coordinator import Coordinator
+from rhymeflow.core.types import TrajectoryId, Version
+
+CAPACITY = 64
+"""Trajectories an instance decodes at a time."""
+NUM_GENERATIONS = 16
+BOUND = 5
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add this benchmark's options."""
+    parser.add_argument("--instances", type=int, default=1024)
+    parser.add_argument("--versions", type=int, default=6, help="batches to train on")
+    parser.add_argument("--finished", type=int, default=256, help="trajectories a round")
+    parser.add_argument("--schedule", default="staleflow")
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Drive the mind and report."""
+    driver = Driver(args)
+    driver.run()
+    rows = [row(name, times) for name, times in driver.times.items()]
+    everything = [t for times in driver.times.values() for t in times]
+    rows.append(row("all calls", everything))
+    targets = [
+        harness.Target("coordinator/p99 ms", percentile(everything, 0.99), 10, at_most=True),
+    ]
+    notes = (
+        f"{args.instances} instances, {args.instances * CAPACITY} trajectories in flight, schedule "
+        f"{args.schedule}, {args.versions} versions, {args.finished} trajectories finish between "
+        f"two ticks. Filling the empty fleet ({driver.filling:.2f} s in all) is not counted. "
+        f"{driver.num_commands} commands; never fewer than {driver.least} in flight."
+    )
+    return harness.report("coordinator", rows, targets, args, notes=notes)
+
+
+def percentile(values: list[float], share: float) -> float:
+    """The least of the values that this share does not pass, in milliseconds."""
+    return sorted(values)[min(int(share * len(values)), len(values) - 1)] * 1e3
+
+
+def row(name: str, times: list[float]) -> dict[str, Any]:
+    """A table row for one kind of call."""
+    return {
+        "call": name,
+        "calls": len(times),
+        "median ms": percentile(times, 0.5),
+        "p99 ms": percentile(times, 0.99),
+        "greatest ms": max(times) * 1e3,
+        "sum s": sum(times),
+    }
+
+
+@dataclass
+class Driver:
+    """Answers the mind's commands at once."""
+
+    args: argparse.Namespace
+    times: dict[str, list[float]] = field(default_factory=dict)
+    filling: float = 0.0
+    num_commands: int = 0
+
+    def __post_init__(self) -> None:
+        # Four batches run while a fifth's worth of entries may hold finished groups, so the fleet
+        # stays full.
+        self.size = self.args.instances * CAPACITY // NUM_GENERATIONS // (BOUND - 1)
+        config = settings.load(
+            "demo",
+            {
+                "schedule.name": self.args.schedule,
+                "schedule.max_staleness": str(BOUND),
+                "schedule.cost_model": "qwen2.5-14b-h20",
+                "schedule.routing_gain": "0",
+                "rollout.num_generations": str(NUM_GENERATIONS),
+                "learner.groups_per_batch": str(self.size),
+                "learner.max_steps": str(self.args.versions + BOUND + 1),
+                "data.eval_size": "0",
+            },
+        )
+        self.mind = Coordinator(planning.plan(config), planning.schedule(config))
+        self.random = random.Random(0)
+        self.groups: list[int] = []
+        """Groups all of whose members are in flight."""
+        self.least = self.args.instances * CAPACITY
+        """Fewest trajectories in flight at one time."""
+        self.where: dict[TrajectoryId, str] = {}
+        self.numbers: dict[str, int] = {}
+        self.serial, self.known = 0, 0
+        self.training: Version | None = None
+        self.trained = 0
+        self.rounds = 0
+
+    def run(self) -> None:
+        """Fill the fleet, then go on until enough batches are trained on."""
+        gc.collect()
+        gc.disable()  # the collector's pauses belong to whoever makes cycles; the mind makes none
+        self.tell([e.LearnerReady(0)])
+        self.tell(
+            e.InstanceJoined(f"rollout-{i}", 0, CAPACITY, 10**7) for i in range(self.args.instances)
+        )
+        while len(self.where) < self.args.instances * CAPACITY:
+            before = len(self.where), self.serial
+            self.tell([])
+            assert (len(self.where), self.serial) != before, "the fleet cannot be filled"
+        self.filling = sum(sum(times) for times in self.times.values())
+        self.times = {}
+        while self.trained < self.args.versions:
+            self.round()
+        gc.enable()
+
+    def round(self) -> None:
+        """Some trajectories finish; the batch that is trained on is done two rounds later."""
+        self.rounds += 1
+        facts: list[e.Event] = []
+        touched = set()
+        for _ in range(self.args.finished // NUM_GENERATIONS):
+            index = self.random.randrange(len(self.groups))
+            self.groups[index], self.groups[-1] = self.groups[-1], self.groups[index]
+            members = [TrajectoryId(self.groups[-1], m) for m in range(NUM_GENERATIONS)]
+            if any(trajectory not in self.where for trajectory in members):
+                continue  # one of them waits to be routed
+            self.groups.pop()
+            for trajectory in members:
+                name = self.where.pop(trajectory)
+                touched.add(name)
+                facts.append(e.TrajectoryFinished(trajectory, name, 1000, "stop"))
+                facts.append(e.TrajectoryRewarded(trajectory, self.random.random()))
+        self.least = min(self.least, len(self.where))
+        facts += [e.Snapshot(n, self.numbers.get(n, 0), (), 40_000) for n in sorted(touched)]
+        if self.training is not None and self.rounds % 2 == 0:
+            facts.append(e.VersionPublished(self.training + 1))
+            self.trained += 1
+            self.training = None
+        self.tell(facts)
+
+    def tell(self, facts: Iterable[e.Event]) -> None:
+        """Report facts and a tick; answer until there is nothing to answer."""
+        while True:
+            answers: list[e.Event] = []
+            for fact in [*facts, e.Tick()]:
+                started = time.perf_counter()
+                told = self.mind.handle(fact, 0.0)
+                self.times.setdefault(type(fact).__name__, []).append(time.perf_counter() - started)
+                self.num_commands += len(told)
+                for command in told:
+                    answers += self.answer(command)
+            if not answers:
+                return
+            facts = answers
+
+    def answer(self, command: c.Command) -> Iterable[e.Event]:
+        """What a cluster would report that carries everything out at once."""
+        if isinstance(command, c.InstanceCommand):
+            self.numbers[command.instance] = command.number
+        match command:
+            case c.Draw(count):
+                for _ in range(count):
+                    yield e.GroupDrawn(self.serial, self.serial, 0, 500)
+                    self.serial += 1
+            case c.Route(instance, _, trajectory):
+                self.where[trajectory] = instance
+                if trajectory.member == 0 and trajectory.group >= self.known:
+                    self.groups.append(trajectory.group)
+                    self.known = trajectory.group + 1
+            case c.Interrupt(instance, number, trajectories):
+                for trajectory in trajectories:
+                    if self.where.pop(trajectory, None) is not None:
+                        yield e.TrajectoryInterrupted(trajectory, instance, number, 400)
+            case c.Pull(instance, number, version):
+                yield e.Pulled(instance, number, version)
+            case c.Abort(_, _, trajectories):
+                for trajectory in trajectories:
+                    self.where.pop(trajectory, None)
+            case c.Train(version):
+                self.training = version
