@@ -1,11 +1,11 @@
 """How long the mind takes to answer, with a large fleet.
 
 A driver that costs nothing to the mind reports facts as a cluster would: every trajectory of the
-fleet is in flight; each round a few hundred finish at random and are judged, the instances they ran
-on send snapshots, interrupts and pulls are answered at once, and a tick follows. Each call of
-`handle` is timed alone. Facts are many and small, ticks are few and plan for everybody, so each kind is
-shown. The longest ticks are those after a publication, when the schedule has every instance pull at
-the same moment and all that is in flight is interrupted in one tick and routed anew in the next.
+fleet is in flight; each round a few hundred finish at random and are judged, the instances they
+ran on send snapshots, interrupts and pulls are answered at once, and a tick follows. Each call of
+`handle` is timed alone. Facts are many and small, ticks are few and plan for everybody, so each
+kind is shown. The longest ticks are those after a publication, when the schedule has every instance
+pull at the same moment: all that is in flight is interrupted in one tick and routed in the next.
 """
 
 from __future__ import annotations
