@@ -1,0 +1,213 @@
+"""Measure this machine with a run's model, and fit the cost model to it.
+
+Holds true: engine and learner are measured in processes of their own, one after the other, each
+with the threads and cores that the configuration gives it; held-out timings are not fitted to.
+Knows nothing of how a run is carried out.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rhymeflow import profiles
+from rhymeflow.calibration import engine, learner
+from rhymeflow.calibration.engine import EngineTimings, Intake
+from rhymeflow.calibration.fit import (
+    DecodeFit,
+    DecodeTiming,
+    Errors,
+    LineFit,
+    errors,
+    fit_decode,
+    fit_line,
+)
+from rhymeflow.calibration.isolated import isolated
+from rhymeflow.calibration.learner import LearnerTimings, TrainTiming
+from rhymeflow.config import Config
+from rhymeflow.profiles import Profile
+
+PUBLISHED_ERROR = 0.105
+"""Mean error of the cost model as StaleFlow's authors report it."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """How well one quantity is fitted."""
+
+    quantity: str
+    fitted: Errors
+    held_out: Errors | None
+    num_points: int
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A profile, and how far off it is."""
+
+    profile: Profile
+    rows: tuple[Row, ...]
+    output: Path | None
+
+    def text(self) -> str:
+        """A table for people: errors, coefficients, where the profile went."""
+        profile = self.profile
+        lines = [profile.description, "", f"{'':24}{'mean':>8}{'worst':>8}  of points fitted"]
+        for row in self.rows:
+            lines.append(_line(row.quantity, row.fitted, f"{row.num_points}"))
+            if row.held_out is not None:
+                lines.append(_line("  held out", row.held_out, ""))
+        lines += [
+            f"(published fits of decode iterations: mean {PUBLISHED_ERROR:.1%})",
+            "",
+            f"decode iteration  {profile.k1:.3g} K + max({profile.k2:.3g}, "
+            f"{profile.k3:.3g} n + {profile.c:.3g}) + {profile.k4:.3g} s",
+            f"prefill           {profile.prefill_token:.3g} s per token",
+            f"training          {profile.train_token:.3g} s per token + {profile.train_step:.3g} s",
+            f"push, pull        {profile.push:.3g} s, {profile.pull:.3g} s",
+            f"KV cache          {profile.kv_capacity} tokens",
+        ]
+        if self.output is not None:
+            lines.append(
+                f"\nwritten to {self.output}: use it as --schedule.cost_model {self.output}"
+            )
+        return "\n".join(lines)
+
+
+def calibrate(config: Config, *, output: Path | None) -> Calibration:
+    """Measure and fit; with `output`, write the profile there (`profiles.load` takes it).
+
+    Raises:
+        UserError: the model or the prompts cannot be loaded, or the file not be written.
+    """
+    text = config.model_dump_json()
+    rollout, training = config.rollout, config.learner
+    share = max(1, len(os.sched_getaffinity(0)) // (1 + rollout.num_instances))
+    num_threads = rollout.num_threads or share, training.num_threads or share
+    engine_cpus = rollout.cpus[0] if rollout.cpus is not None else None
+    engine_timings = isolated(engine.measure, text, num_threads[0], engine_cpus)
+    learner_timings = isolated(learner.measure, text, num_threads[1], training.cpus)
+    name = config.name if output is None else output.stem
+    machine = _machine(num_threads)
+    found = fitted(config, name, machine, engine_timings, learner_timings)
+    if output is not None:
+        profiles.save(found.profile, output)
+        return Calibration(found.profile, found.rows, output)
+    return found
+
+
+def fitted(
+    config: Config,
+    name: str,
+    machine: str,
+    engine_timings: EngineTimings,
+    learner_timings: LearnerTimings,
+) -> Calibration:
+    """Fit a profile to timings. `machine` goes into its description."""
+    decode = fit_decode(engine_timings.decode)
+    prefill = fit_prefill(engine_timings.intakes, decode)
+    train = fit_line(
+        [timing.tokens for timing in learner_timings.train],
+        [timing.seconds for timing in learner_timings.train],
+    )
+    push, pull = map(statistics.median, (learner_timings.pushes, engine_timings.pulls))
+    rows = (
+        Row(
+            "decode iterations",
+            _decode_errors(decode, engine_timings.decode),
+            _decode_errors(decode, engine_timings.held_out),
+            len(engine_timings.decode),
+        ),
+        Row(
+            "prefill",
+            _prefill_errors(prefill, engine_timings.intakes, decode),
+            None,
+            len(engine_timings.intakes),
+        ),
+        Row(
+            "training steps",
+            _train_errors(train, learner_timings.train),
+            _train_errors(train, learner_timings.held_out),
+            len(learner_timings.train),
+        ),
+        Row("pulls", _spread(engine_timings.pulls), None, len(engine_timings.pulls)),
+        Row("pushes", _spread(learner_timings.pushes), None, len(learner_timings.pushes)),
+    )
+    profile = Profile(
+        name=name,
+        description=f"{config.model.name} on {machine}",
+        source=_source(config, rows),
+        **decode._asdict(),
+        prefill_token=prefill,
+        train_token=train.each,
+        train_step=train.fixed,
+        push=push,
+        pull=pull,
+        devices_per_instance=1,
+        kv_capacity=engine_timings.kv_capacity,
+    )
+    return Calibration(profile, rows, None)
+
+
+def fit_prefill(intakes: Sequence[Intake], decode: DecodeFit) -> float:
+    """Seconds per token taken in: all of the time, less that of the iterations as such, over all of
+    the tokens. So the total is right, whatever single ones are.
+    """
+    seconds = sum(_beyond_decoding(intake, decode) for intake in intakes)
+    return max(0.0, seconds) / sum(intake.tokens for intake in intakes)
+
+
+def _beyond_decoding(intake: Intake, decode: DecodeFit) -> float:
+    return intake.seconds - sum(decode.seconds(n, held) for n, held in intake.iterations)
+
+
+def _decode_errors(fit: DecodeFit, timings: Sequence[DecodeTiming]) -> Errors:
+    predicted = [fit.seconds(timing.n, timing.kv_tokens) for timing in timings]
+    return errors(predicted, [timing.seconds for timing in timings])
+
+
+def _prefill_errors(each: float, intakes: Sequence[Intake], decode: DecodeFit) -> Errors:
+    """Of the whole time until all decode, as a simulation would have it."""
+    predicted = [
+        each * intake.tokens + intake.seconds - _beyond_decoding(intake, decode)
+        for intake in intakes
+    ]
+    return errors(predicted, [intake.seconds for intake in intakes])
+
+
+def _train_errors(fit: LineFit, timings: Sequence[TrainTiming]) -> Errors:
+    predicted = [fit.seconds(timing.tokens) for timing in timings]
+    return errors(predicted, [timing.seconds for timing in timings])
+
+
+def _spread(seconds: Sequence[float]) -> Errors:
+    """How far single measurements are from their median, which is what the profile has."""
+    middle = statistics.median(seconds)
+    return errors([middle] * len(seconds), seconds)
+
+
+def _machine(num_threads: tuple[int, int]) -> str:
+    return (
+        f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores; "
+        f"threads of the engine {num_threads[0]}, of the learner {num_threads[1]}"
+    )
+
+
+def _source(config: Config, rows: Sequence[Row]) -> str:
+    shares = ", ".join(
+        f"{row.quantity} {row.fitted.mean:.1%}"
+        + (f" (held out {row.held_out.mean:.1%})" if row.held_out is not None else "")
+        for row in rows
+    )
+    return f"measured by `rhymeflow calibrate {config.name}`; mean relative errors: {shares}"
+
+
+def _line(quantity: str, found: Errors, points: str) -> str:
+    return f"{quantity:24}{found.mean:8.1%}{found.worst:8.1%}  {points}".rstrip()
+
+
+__all__ = ["Calibration", "Row", "calibrate", "fit_prefill", "fitted"]

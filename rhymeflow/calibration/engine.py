@@ -1,0 +1,238 @@
+"""Timings of the run's engine: decode iterations, tokens taken in, pulls.
+
+Holds true: what is timed is `Engine.step()` with the run's model, precision, sampling and prompts,
+in states that a run goes through. A state is `max_running` responses at about one length, as after
+a start in step, or spread from nothing to a length, as when they start one by one; from there some
+are taken away, as when they end. States come in another order in each pass. Knows nothing of fits.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from rhymeflow.calibration.fit import DecodeTiming
+from rhymeflow.config import Config
+from rhymeflow.data.encode import PromptEncoder
+from rhymeflow.data.load import load_prompts
+from rhymeflow.engine.engine import Engine
+from rhymeflow.engine.noise import NoiseKey
+from rhymeflow.engine.sequence import Request, Sampling
+from rhymeflow.models.load import load_model, load_tokenizer, resolve_device, resolve_dtype
+from rhymeflow.servers.layout import layout_of
+from rhymeflow.servers.parameters import ParameterReader, ParameterServer
+
+PASSES = 3
+"""Times each state is measured; the median counts."""
+
+STEPS = 8
+"""Iterations timed at each point of a pass; the median counts."""
+
+PULLS = 5
+
+
+class State(NamedTuple):
+    """How long the responses are when timing begins, as shares of the longest."""
+
+    shortest: float
+    longest: float
+    held_out: bool = False
+    """Only to see how good the fit is."""
+
+
+STATES = (
+    State(0.0, 0.0),
+    State(0.12, 0.12),
+    State(0.3, 0.3, held_out=True),
+    State(0.45, 0.45),
+    State(0.9, 0.9),
+    State(0.0, 0.3),
+    State(0.0, 0.6, held_out=True),
+    State(0.0, 0.95),
+)
+
+
+class Intake(NamedTuple):
+    """Tokens taken in until all responses decode; those that are ready decode in the meantime."""
+
+    tokens: int
+    """Prompts, once for a group, and what there is of the responses."""
+    seconds: float
+    iterations: tuple[tuple[int, int], ...]
+    """How many decoded in each iteration, and the tokens in the cache before it."""
+
+
+class EngineTimings(NamedTuple):
+    """Everything measured of one instance."""
+
+    decode: list[DecodeTiming]
+    held_out: list[DecodeTiming]
+    intakes: list[Intake]
+    pulls: list[float]
+    kv_capacity: int
+    """Tokens that the instance holds at most."""
+
+
+def measure(config_json: str) -> EngineTimings:
+    """Measure the engine of a configuration, in this process."""
+    return _Bench(Config.model_validate_json(config_json)).measure()
+
+
+class _Bench:
+    """The engine and what it is given."""
+
+    def __init__(self, config: Config) -> None:
+        self.rollout, self.seed = config.rollout, config.run.seed
+        device = resolve_device(config.model)
+        dtype = resolve_dtype(config.model, device)
+        self.model = load_model(config.model, dtype=dtype, device=device)
+        self.engine = Engine(
+            self.model,
+            seed=self.seed,
+            max_running=self.rollout.max_running,
+            max_prefill_tokens=self.rollout.max_prefill_tokens,
+            instance="calibrate",
+            version=0,
+        )
+        prompts, _ = load_prompts(config.data, self.seed)
+        encoder = PromptEncoder(load_tokenizer(config.model), config.data)
+        num_prompts = -(-self.rollout.max_running // self.rollout.num_generations)
+        self.prompts = [encoder.encode(prompts[i % len(prompts)]) for i in range(num_prompts)]
+        self.sizes = _descent(self.rollout.max_running)
+        longest = max(map(len, self.prompts))
+        room = self.engine.max_length - longest
+        self.steps = max(1, min(STEPS, room // (2 * len(self.sizes))))
+        # The room that the engine itself needs to take a state in and to go through the sizes.
+        self.longest = max(
+            0, min(self.rollout.max_completion_length, room - self.steps * len(self.sizes) - 32)
+        )
+        limit = self.rollout.max_kv_tokens
+        most = self.rollout.max_running * (longest + self.rollout.max_completion_length)
+        self.kv_capacity = most if limit is None else limit
+
+    def measure(self) -> EngineTimings:
+        for state in STATES:
+            self._descend(state)  # warm-up: the cache's memory, the kernels of these shapes
+        decode: dict[State, dict[tuple[int, int], list[float]]] = defaultdict(
+            lambda: defaultdict(list)
+        )
+        intakes: dict[State, list[Intake]] = defaultdict(list)
+        for number in range(PASSES):
+            order = list(STATES)
+            random.Random(number).shuffle(order)
+            for state in order:
+                intake, timings = self._descend(state)
+                intakes[state].append(intake)
+                for n, kv_tokens, seconds in timings:
+                    decode[state][n, kv_tokens].append(seconds)
+        points = {
+            held_out: [
+                DecodeTiming(n, kv_tokens, statistics.median(seconds))
+                for state, found in decode.items()
+                if state.held_out == held_out
+                for (n, kv_tokens), seconds in found.items()
+            ]
+            for held_out in (False, True)
+        }
+        return EngineTimings(
+            points[False],
+            points[True],
+            [_median(repeats) for repeats in intakes.values()],
+            self._pulls(),
+            self.kv_capacity,
+        )
+
+    def _descend(self, state: State) -> tuple[Intake, list[DecodeTiming]]:
+        """Bring the engine into a state, then time its iterations with fewer and fewer."""
+        chance = random.Random(str(state))
+        intake = self._take_in(list(self._requests(state, chance)))
+        timings = []
+        for size in self.sizes:
+            ids = self.engine.request_ids()
+            self.engine.interrupt(chance.sample(ids, len(ids) - size))
+            kv_tokens = self.engine.kv_tokens
+            seconds = [_timed(self.engine.step) for _ in range(self.steps)]
+            middle = kv_tokens + size * self.steps // 2
+            timings.append(DecodeTiming(size, middle, statistics.median(seconds)))
+        self.engine.interrupt()
+        return intake, timings
+
+    def _requests(self, state: State, chance: random.Random) -> Iterator[Request]:
+        vocabulary = self.model.config.vocab_size
+        for i in range(self.rollout.max_running):
+            group, member = divmod(i, self.rollout.num_generations)
+            prompt = self.prompts[group]
+            length = int(chance.uniform(state.shortest, state.longest) * self.longest)
+            tokens = [chance.randrange(vocabulary) for _ in range(length)]
+            sampling = Sampling(
+                temperature=self.rollout.temperature,
+                top_p=self.rollout.top_p,
+                top_k=self.rollout.top_k,
+                max_new_tokens=self.engine.max_length - len(prompt),
+                stop_token_ids=frozenset(),
+            )
+            key = NoiseKey(group, 0, member)
+            yield Request(i, prompt, key, sampling, tokens, [0.0] * length)
+
+    def _take_in(self, requests: list[Request]) -> Intake:
+        """Submit requests and iterate until all of them decode."""
+        for request in requests:
+            self.engine.submit(request)
+        tokens = _computed(requests)
+        started, iterations, decoding = time.perf_counter(), [], 0
+        while decoding < len(requests):
+            iterations.append((decoding, self.engine.kv_tokens))
+            before = self.engine.tokens_made
+            self.engine.step()
+            decoding = self.engine.tokens_made - before
+        seconds = time.perf_counter() - started
+        return Intake(tokens, seconds, tuple(iterations))
+
+    def _pulls(self) -> list[float]:
+        """Pull as an instance does: copy, prove, lay out anew."""
+        weights = dict(self.model.named_parameters())
+        server = ParameterServer.create(layout_of({k: v.detach() for k, v in weights.items()}))
+        try:
+            reader = ParameterReader(server.handle)
+            seconds = []
+            for version in range(1 + PULLS):
+                server.push(version, {k: v.detach() for k, v in weights.items()})
+                started = time.perf_counter()
+                self.engine.set_version(reader.pull(weights).version, keep_cache=False)
+                seconds.append(time.perf_counter() - started)
+        finally:
+            server.close()
+        return seconds[1:]
+
+
+def _descent(most: int) -> list[int]:
+    """Numbers of responses from `most` down to 1, closer together where there are few."""
+    sizes, size = [], float(most)
+    while size >= 1:
+        sizes.append(round(size))
+        size *= 0.72
+    return list(dict.fromkeys([*sizes, 1]))
+
+
+def _computed(requests: list[Request]) -> int:
+    """Tokens that must be run: of requests with one prompt a single one computes it."""
+    prompts = {tuple(request.prompt_ids) for request in requests}
+    return sum(map(len, prompts)) + sum(len(request.tokens) for request in requests)
+
+
+def _median(repeats: list[Intake]) -> Intake:
+    seconds = statistics.median(intake.seconds for intake in repeats)
+    return repeats[0]._replace(seconds=seconds)
+
+
+def _timed(call: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    call()
+    return time.perf_counter() - started
+
+
+__all__ = ["EngineTimings", "Intake", "measure"]

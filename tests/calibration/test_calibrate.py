@@ -1,0 +1,144 @@
+"""Calibration end to end on a tiny model: really measured, no claims on the numbers."""
+
+import random
+
+import pytest
+
+from rhymeflow import profiles
+from rhymeflow.calibration import engine
+from rhymeflow.calibration.calibrate import calibrate, fit_prefill, fitted
+from rhymeflow.calibration.engine import EngineTimings, Intake
+from rhymeflow.calibration.fit import DecodeFit, DecodeTiming
+from rhymeflow.calibration.isolated import isolated
+from rhymeflow.calibration.learner import SIZES, LearnerTimings, TrainTiming, _batch
+from rhymeflow.cli import main
+from rhymeflow.errors import UserError
+from tests.runtime.tiny import tiny_config
+
+FIT = DecodeFit(k1=1e-6, k2=0.01, k3=1e-4, c=0.005, k4=0.0)
+
+
+def threads(argument):
+    import os
+
+    import torch
+
+    return argument, torch.get_num_threads(), sorted(os.sched_getaffinity(0))
+
+
+def refuse(argument):
+    raise UserError(f"{argument}: no")
+
+
+def test_end_to_end(tmp_path):
+    output = tmp_path / "mine.json"
+    found = calibrate(tiny_config(tmp_path), output=output)
+    profile = profiles.load(str(output))
+    assert profile == found.profile
+    assert profile.name == "mine"
+    assert profile.kv_capacity == 8 * (5 + 12)
+    cost = profile.cost(1)
+    assert 0 < cost.iteration(1, 20) <= cost.iteration(8, 160) < 1
+    assert 0 < cost.train_token * 100 + cost.train_step < 10
+    assert 0 < cost.push < 1
+    assert 0 < cost.pull < 1
+    text = found.text()
+    assert "decode iteration" in text
+    assert f"--schedule.cost_model {output}" in text
+
+
+def test_the_command_says_what_is_wrong(tmp_path, capsys):
+    code = main(["calibrate", "demo", "--model.name", str(tmp_path / "none")])
+    assert code == 2
+    assert "model.name" in capsys.readouterr().err
+
+
+def test_a_worker_of_its_own_has_its_threads_and_cores():
+    import os
+
+    core = min(os.sched_getaffinity(0))
+    before = os.environ.get("OMP_NUM_THREADS")
+    assert isolated(threads, "x", 1, (core,)) == ("x", 1, [core])
+    assert os.environ.get("OMP_NUM_THREADS") == before
+
+
+def test_what_it_raises_is_raised_here():
+    with pytest.raises(UserError, match="mine: no"):
+        isolated(refuse, "mine", 1, None)
+
+
+def made(intakes=(), noise=0.0):
+    """Timings of a machine that is just what `FIT` says."""
+    chance = random.Random(0)
+    points = [
+        DecodeTiming(
+            n, n * length, FIT.seconds(n, n * length) * chance.uniform(1 - noise, 1 + noise)
+        )
+        for n in (1, 8, 32, 64, 128)
+        for length in (10, 400)
+    ]
+    return EngineTimings(points, points[1::3], list(intakes), [0.02, 0.03, 0.9], 1000)
+
+
+def intake(tokens, each, iterations=((0, 0), (4, 100))):
+    return Intake(tokens, each * tokens + sum(FIT.seconds(*i) for i in iterations), iterations)
+
+
+def test_prefill_is_what_is_left_when_iterations_are_taken_off():
+    assert fit_prefill([intake(100, 2e-4)], FIT) == pytest.approx(2e-4)
+    total = fit_prefill([intake(100, 2e-4), intake(300, 4e-4)], FIT)
+    assert total == pytest.approx(3.5e-4)
+    assert fit_prefill([Intake(100, 1e-6, ((0, 0),))], FIT) == 0
+
+
+def test_a_profile_has_what_was_measured(tmp_path):
+    trained = [TrainTiming(n, 1e-3 * n + 0.5) for n in (100, 400, 900)]
+    timings = LearnerTimings(trained, trained[:1], [0.1, 0.2, 0.3])
+    config = tiny_config(tmp_path)
+    found = fitted(config, "x", "a machine", made([intake(100, 2e-4)]), timings)
+    profile = found.profile
+    assert profile.k1 == pytest.approx(1e-6, rel=1e-3)
+    assert profile.prefill_token == pytest.approx(2e-4, rel=0.01)
+    assert profile.train_token == pytest.approx(1e-3)
+    assert profile.train_step == pytest.approx(0.5)
+    assert (profile.push, profile.pull) == (0.2, 0.03)
+    assert "a machine" in profile.description
+    assert {row.quantity: row.fitted.mean < 0.01 for row in found.rows[:3]} == {
+        "decode iterations": True,
+        "prefill": True,
+        "training steps": True,
+    }
+
+
+def test_errors_are_reported_as_they_are(tmp_path):
+    timings = LearnerTimings([TrainTiming(100, 1.0)] * 2, [TrainTiming(100, 2.0)], [0.1])
+    found = fitted(tiny_config(tmp_path), "x", "m", made([intake(9, 1e-3)], noise=0.2), timings)
+    rows = {row.quantity: row for row in found.rows}
+    assert 0.02 < rows["decode iterations"].fitted.mean < 0.2
+    assert rows["training steps"].held_out.mean == pytest.approx(0.5)
+    assert "held out 50.0%" in found.profile.source
+
+
+def test_states_are_those_that_were_asked_for(tmp_path):
+    bench = engine._Bench(tiny_config(tmp_path))
+    taken_in, found = bench._descend(engine.State(0.5, 0.5))
+    assert [timing.n for timing in found] == bench.sizes == [8, 6, 4, 3, 2, 1]
+    assert taken_in.iterations[0] == (0, 0)
+    assert not bench.engine.has_work
+    prompts = sum(len(prompt) for prompt in bench.prompts[:3])
+    assert taken_in.tokens == prompts + 8 * int(0.5 * bench.longest)
+    for timing in found:
+        length = timing.kv_tokens / timing.n
+        assert 6 <= length <= 6 + 12 + bench.steps * len(bench.sizes) + 4
+
+
+def test_a_batch_is_of_whole_groups_with_something_to_learn(tmp_path):
+    config = tiny_config(tmp_path, learner={"groups_per_batch": 8, "num_minibatches": 4})
+    for size in SIZES:
+        batch = list(_batch(config, size, [[5, 6, 7]] * 8, 16))
+        groups = {sample.group for sample in batch}
+        assert len(groups) % 4 == 0
+        assert len(batch) == 3 * len(groups)
+        assert all(1 <= len(sample.completion_ids) <= 12 for sample in batch)
+        for group in groups:
+            assert len({s.reward for s in batch if s.group == group}) > 1

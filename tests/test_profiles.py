@@ -1,0 +1,140 @@
+"""Profiles: those that ship say what they say; broken files are refused by field."""
+
+import dataclasses
+import json
+
+import pytest
+
+from rhymeflow import profiles
+from rhymeflow.errors import UserError
+
+H20_FLOPS, H20_BYTES = 148e12, 96e9
+BYTES_32B = 2 * 32.76e9
+
+# parameters, active ones, layers, KV heads (all of 128), devices, training's utilisation
+MODELS = {
+    "qwen2.5-7b-h20": (7.62e9, 7.62e9, 28, 4, 1, 0.4),
+    "qwen2.5-14b-h20": (14.77e9, 14.77e9, 48, 8, 1, 0.4),
+    "qwen2.5-32b-h20": (32.76e9, 32.76e9, 64, 8, 2, 0.4),
+    "qwen3-30b-a3b-h20": (30.53e9, 3.35e9, 48, 4, 1, 0.2),
+}
+
+# StaleFlow, arXiv 2601.12784: k2, k3, c, k1, k4
+PUBLISHED = {
+    "qwen2.5-7b-h20": (0.0064, 1.231e-4, 0.0027, 3.35e-8, 0.0028),
+    "qwen2.5-14b-h20": (0.012303, 2.441e-4, 0.0049, 1.165e-7, 0.00197),
+    "qwen2.5-32b-h20": (0.0250194, 2.446e-4, 0.01838, 6.3e-8, 2e-10),
+    "qwen3-30b-a3b-h20": (0.0115108, 1.249e-4, 0.00979, 7.28e-8, 0.00087),
+}
+
+
+def written(tmp_path, **changes):
+    values = dataclasses.asdict(profiles.load("demo-cpu")) | changes
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps({k: v for k, v in values.items() if v is not ...}))
+    return path
+
+
+@pytest.mark.parametrize("name", profiles.names())
+def test_what_ships_loads_under_its_name_and_says_where_it_is_from(name):
+    profile = profiles.load(name)
+    assert profile.name == name
+    assert profile.description
+    assert len(profile.source) > 20
+    assert profile.cost(1).iteration(1, 1000) > 0
+
+
+def test_the_published_models_are_there():
+    assert set(profiles.names()) == {*PUBLISHED, "demo-cpu"}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_decode_fits_are_the_published_ones(name):
+    profile = profiles.load(name)
+    found = (profile.k2, profile.k3, profile.c, profile.k1, profile.k4)
+    assert found == PUBLISHED[name]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_rest_follows_from_hardware_and_model(name):
+    profile = profiles.load(name)
+    parameters, active, layers, kv_heads, devices, utilisation = MODELS[name]
+    kv_bytes = 2 * 2 * layers * kv_heads * 128
+    room = devices * 0.9 * H20_BYTES - 2 * parameters
+    assert profile.devices_per_instance == devices
+    assert profile.kv_capacity == pytest.approx(room / kv_bytes, rel=1e-3)
+    assert profile.prefill_token == profile.k3  # the utilisation that k3 implies
+    implied = 2 * active / (devices * H20_FLOPS * profile.k3)
+    assert f"{implied:.2f}" in profile.source
+    assert 0.3 < implied < 1
+    assert profile.train_token == pytest.approx(8 * active / (H20_FLOPS * utilisation), rel=1e-3)
+    assert profile.push == pytest.approx(4 * 2 * parameters / BYTES_32B, rel=1e-3)
+    assert profile.pull == pytest.approx(2 * 2 * parameters / BYTES_32B, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_reading_cache_and_weights_is_not_faster_than_the_memory(name):
+    """4.0 TB/s on each device bounds k1 and k2 from below (of a mixture, only the active part)."""
+    profile = profiles.load(name)
+    _, active, layers, kv_heads, devices, _ = MODELS[name]
+    assert profile.k1 > 2 * 2 * layers * kv_heads * 128 / (devices * 4e12)
+    assert profile.k2 + profile.k4 > 2 * active / (devices * 4e12)
+
+
+def test_training_is_shared_by_the_devices():
+    profile = profiles.load("qwen2.5-14b-h20")
+    assert profile.cost(32).train_token == pytest.approx(profile.train_token / 32)
+    assert profile.cost(32).train_step == profile.train_step
+    assert profile.cost(32).k1 == profile.cost(1).k1
+
+
+def test_round_trip(tmp_path):
+    profile = dataclasses.replace(profiles.load("demo-cpu"), name="mine")
+    path = tmp_path / "deeper" / "mine.json"
+    profiles.save(profile, path)
+    assert profiles.load(str(path)) == profile
+
+
+def test_an_unknown_name_gets_the_nearest():
+    with pytest.raises(UserError, match=r"no such profile.*did you mean qwen2\.5-14b-h20\?"):
+        profiles.load("qwen2.5-14b")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"k1": ...}, "k1: is missing"),
+        ({"prefil_token": 1}, "prefil_token: there is no such field; did you mean prefill_token?"),
+        ({"k1": "fast"}, 'k1: given "fast", should be a number, 0 or above'),
+        ({"k3": -1e-9}, "k3: given -1e-09, should be a number, 0 or above"),
+        ({"push": True}, "push: given true, should be a number, 0 or above"),
+        ({"pull": float("nan")}, "pull: given NaN, should be a number, 0 or above"),
+        ({"kv_capacity": 0}, "kv_capacity: given 0, should be a whole number above 0"),
+        ({"kv_capacity": 8.5}, "kv_capacity: given 8.5, should be a whole number above 0"),
+        ({"description": ""}, 'description: given "", should be a text'),
+    ],
+)
+def test_a_wrong_field_is_named(tmp_path, changes, said):
+    path = written(tmp_path, **changes)
+    with pytest.raises(UserError) as raised:
+        profiles.load(str(path))
+    assert f"{path}: {said}" in str(raised.value)
+
+
+@pytest.mark.parametrize(("text", "said"), [("{", "is not JSON"), ("[1]", "should be an object")])
+def test_a_file_that_is_no_profile(tmp_path, text, said):
+    path = tmp_path / "mine.json"
+    path.write_text(text)
+    with pytest.raises(UserError, match=said):
+        profiles.load(str(path))
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(UserError, match=r"none\.json: the profile cannot be read: No such file"):
+        profiles.load(str(tmp_path / "none.json"))
+
+
+def test_a_place_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot be written"):
+        profiles.save(profiles.load("demo-cpu"), tmp_path / "file" / "mine.json")
