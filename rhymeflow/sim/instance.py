@@ -133,8 +133,6 @@ class Instance:
         self.name, self.index, self.hardware, self.version = name, index, hardware, version
         self.next = inf
         """The time at which it must be advanced."""
-        self.stamp = 0
-        """Rises when `next` changes, so that an entry of a heap can be told to be out of date."""
         self.last_number = 0
         self.tally = Tally()
         self.running: OrderedDict[TrajectoryId, Place] = OrderedDict()
@@ -186,9 +184,9 @@ class Instance:
         if self._stretch is not None:
             self._stretch.cut(now)
             if self._stretch.end != self.next:
-                self._schedule(self._stretch.end)
+                self.next = self._stretch.end
         elif self._pulling is None and self.next != now:
-            self._schedule(now)
+            self.next = now
 
     def advance(self, now: float) -> list[Event]:
         """Do what is due at `now` == `next`; return the facts, in order."""
@@ -208,12 +206,20 @@ class Instance:
             facts.append(self.snapshot(now))
         return facts
 
-    def crash(self) -> list[Response]:
+    def busy_seconds(self, now: float) -> float:
+        """Seconds in which it did anything, what it is about at `now` included."""
+        under_way = self._stretch is not None or self._pulling is not None
+        return self.tally.busy + (now - self._since if under_way else 0.0)
+
+    def crash(self, now: float) -> list[Response]:
         """Be gone; return what was here, as far as it was stored."""
+        if self._stretch is not None or self._pulling is not None:
+            self.tally.decode += now - self._since
+        self._stretch = self._pulling = None
         lost = [place.response for place in self.running.values()] + list(self.waiting.values())
         for response in lost:
             response.lose()
-        self._schedule(inf)
+        self.next = inf
         return lost
 
     # -- commands ----------------------------------------------------------------------------
@@ -273,7 +279,7 @@ class Instance:
             place.response.store()
         self._pulling = command, self._published()
         self._since = now
-        self._schedule(now + self.hardware.cost.pull)
+        self.next = now + self.hardware.cost.pull
 
     def _end_pull(self, now: float) -> Pulled:
         assert self._pulling is not None
@@ -311,7 +317,7 @@ class Instance:
             self._admit()
         if not self.running:
             self._stretch = None
-            self._schedule(inf)
+            self.next = inf
             return
         num_decoding = len(self.running) - len(self._taking_in)
         cost = self.hardware.cost
@@ -325,7 +331,7 @@ class Instance:
             seconds = cost.iteration(num_decoding, self._cached)
             self._stretch = Stretch(now, seconds, cost.k1 * num_decoding, iterations)
         self._since = now
-        self._schedule(self._stretch.end)
+        self.next = self._stretch.end
 
     def _make_room(self) -> bool:
         """Preempt until the next iteration fits; return whether anything was preempted."""
@@ -461,7 +467,3 @@ class Instance:
         while self._ends[0][2].gone:
             heappop(self._ends)
         return self._ends[0][0]
-
-    def _schedule(self, when: float) -> None:
-        self.next = when
-        self.stamp += 1

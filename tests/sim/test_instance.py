@@ -185,7 +185,7 @@ def test_a_crash_leaves_what_was_stored() -> None:
         instance.advance(instance.next)
     instance.deliver(Interrupt("rollout-0", 3, ()), 0.2)
     instance.advance(instance.next)
-    assert instance.crash() == [response]
+    assert instance.crash(0.25) == [response]
     assert response.made == 0, "it began after the pull, and nothing was stored since"
     assert response.oldest_version is None
     assert instance.next == inf

@@ -1,0 +1,151 @@
+"""What the simulated run is given: prompts, and for each response its length and its reward.
+
+Holds true: everything is a pure function of (seed, prompt, epoch, member), so all schedules are
+compared on the same lengths, whatever they do in which order. Knows nothing of instances or time.
+"""
+
+from __future__ import annotations
+
+import struct
+from math import sqrt
+from pathlib import Path
+from statistics import NormalDist
+from typing import NamedTuple, Protocol
+
+import xxhash
+
+from rhymeflow.config import Config
+from rhymeflow.errors import UserError
+from rhymeflow.servers.reader import TrajectoryReader
+from rhymeflow.sim.lengths import Lengths
+
+_INVERSE = NormalDist().inv_cdf
+
+
+class Prompt(NamedTuple):
+    """One draw from the data."""
+
+    row: int
+    epoch: int
+    tokens: int
+
+
+class Workload(Protocol):
+    """Where prompts, lengths and rewards come from."""
+
+    def prompt(self, draw: int) -> Prompt:
+        """The prompt of this draw, from 0. Draws that repeat a prompt are not counted."""
+
+    def length(self, row: int, epoch: int, member: int) -> int:
+        """Tokens of the response, from 1 to the longest there may be."""
+
+    def reward(self, row: int, epoch: int, member: int) -> float:
+        """Its reward."""
+
+
+class Synthetic:
+    """Lengths of a configured distribution, with a level of each prompt.
+
+    A prompt's level is a normal number that drifts from epoch to epoch (autoregressive, so that its
+    distribution stays). Rewards are 0 or 1: for `decided_share` of the prompts the same for all
+    responses, else 1 with a probability of the prompt's own.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config.simulation.workload
+        self._seed = config.run.seed
+        self._lengths = Lengths(self.config, config.rollout.max_completion_length)
+        self._of_prompt = sqrt(self._lengths.rho)
+        self._of_response = sqrt(1 - self._lengths.rho)
+
+    def prompt(self, draw: int) -> Prompt:
+        """Epoch after epoch, in order: prompts do not differ but by their hashes."""
+        epoch, row = divmod(draw, self.config.num_prompts)
+        return Prompt(row, epoch, self.config.prompt_tokens)
+
+    def length(self, row: int, epoch: int, member: int) -> int:
+        """By the prompt's level and the response's own score."""
+        own = _INVERSE(uniform(self._seed, b"length", row, epoch, member))
+        return self._lengths.at(self._of_prompt * self._level(row, epoch) + self._of_response * own)
+
+    def reward(self, row: int, epoch: int, member: int) -> float:
+        """0 or 1."""
+        decided, chance = self.config.decided_share, uniform(self._seed, b"chance", row)
+        if uniform(self._seed, b"decided", row) < decided:
+            return float(chance < 0.5)
+        return float(uniform(self._seed, b"reward", row, epoch, member) < chance)
+
+    def _level(self, row: int, epoch: int) -> float:
+        stays = self.config.epoch_correlation
+        moves = sqrt(1 - stays * stays)
+        level = _INVERSE(uniform(self._seed, b"level", row, 0))
+        for e in range(1, epoch + 1):
+            level = stays * level + moves * _INVERSE(uniform(self._seed, b"level", row, e))
+        return level
+
+
+class Recorded:
+    """Prompts and responses as a run's event store has them, over and over.
+
+    What the run did not finish (also a draw beyond its end) is one of the prompt's other responses,
+    or of all where the prompt has none, chosen by hash. Those that were cut short are left out.
+
+    Raises:
+        UserError: there is no run, or no response in it.
+    """
+
+    def __init__(self, run_dir: Path, config: Config) -> None:
+        self._seed, self._longest = config.run.seed, config.rollout.max_completion_length
+        reader = TrajectoryReader(run_dir / "events.db")
+        try:
+            groups = reader.query(
+                "SELECT row, epoch, LENGTH(prompt_tokens) / 4 FROM groups ORDER BY group_id"
+            )
+            responses = reader.query(
+                "SELECT g.row, g.epoch, t.member, t.length, t.reward FROM trajectories t"
+                " JOIN groups g USING (group_id) WHERE t.reason != 'cut' AND t.length > 0"
+                " AND t.reward IS NOT NULL ORDER BY t.group_id, t.member"
+            )
+        finally:
+            reader.close()
+        if not responses:
+            raise UserError(f"{run_dir}: no response was finished in this run")
+        self._prompts = [Prompt(*found) for found in dict.fromkeys(groups)]
+        self._epochs = 1 + max(prompt.epoch for prompt in self._prompts)
+        self._known = {(row, epoch, m): (n, reward) for row, epoch, m, n, reward in responses}
+        self._all = [(n, reward) for *_, n, reward in responses]
+        self._by_row: dict[int, list[tuple[int, float]]] = {}
+        for row, _, _, length, reward in responses:
+            self._by_row.setdefault(row, []).append((length, reward))
+
+    def prompt(self, draw: int) -> Prompt:
+        """As they were drawn; then from the beginning, in later epochs."""
+        turn, index = divmod(draw, len(self._prompts))
+        found = self._prompts[index]
+        return found._replace(epoch=found.epoch + turn * self._epochs)
+
+    def length(self, row: int, epoch: int, member: int) -> int:
+        """As it was, or as another of its prompt was."""
+        return min(self._response(row, epoch, member)[0], self._longest)
+
+    def reward(self, row: int, epoch: int, member: int) -> float:
+        """That of the response whose length it is."""
+        return self._response(row, epoch, member)[1]
+
+    def _response(self, row: int, epoch: int, member: int) -> tuple[int, float]:
+        if (row, epoch, member) in self._known:
+            return self._known[row, epoch, member]
+        others = self._by_row.get(row, self._all)
+        return others[int(uniform(self._seed, b"other", row, epoch, member) * len(others))]
+
+
+def workload(config: Config, run_dir: Path | None) -> Workload:
+    """The recorded run's, or the configured one. `UserError` if it cannot be had."""
+    return Synthetic(config) if run_dir is None else Recorded(run_dir, config)
+
+
+def uniform(seed: int, purpose: bytes, *numbers: int) -> float:
+    """A number in (0, 1), by hash of these."""
+    packed = struct.pack(f"<{len(numbers)}q", *numbers)
+    bits = xxhash.xxh3_64_intdigest(purpose + packed, seed=seed & 0xFFFF_FFFF_FFFF_FFFF)
+    return ((bits >> 11) + 0.5) * 2.0**-53

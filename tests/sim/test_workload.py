@@ -1,0 +1,102 @@
+"""Lengths have the mean and the meaning asked for, and depend on nothing but their names."""
+
+from __future__ import annotations
+
+import statistics
+
+import numpy as np
+import pytest
+
+from rhymeflow import settings
+from rhymeflow.config import Config
+from rhymeflow.errors import UserError
+from rhymeflow.sim.workload import Synthetic, uniform
+
+KINDS = ("lognormal", "bimodal", "power_law")
+
+
+def a_config(**workload: object) -> Config:
+    fields = {f"simulation.workload.{name}": value for name, value in workload.items()}
+    given = {"rollout.max_completion_length": 20_000, **fields}
+    return settings.build(given, where="test")
+
+
+def table(workload: Synthetic, prompts: int, members: int, epoch: int = 0) -> np.ndarray:
+    return np.array(
+        [[workload.length(p, epoch, m) for m in range(members)] for p in range(prompts)], float
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_mean_and_cut_off(kind: str) -> None:
+    lengths = table(Synthetic(a_config(kind=kind, mean_length=4000.0)), 4000, 8)
+    assert lengths.mean() == pytest.approx(4000, rel=0.04)
+    assert lengths.min() >= 1
+    assert lengths.max() <= 20_000
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("share", [0.0, 0.65, 1.0])
+def test_the_prompt_explains_its_share_of_the_variance(kind: str, share: float) -> None:
+    config = a_config(kind=kind, mean_length=4000.0, prompt_variance_share=share)
+    lengths = table(Synthetic(config), 4000, 8)
+    within = lengths.var(axis=1, ddof=1).mean()
+    assert 1 - within / lengths.var() == pytest.approx(share, abs=0.04)
+
+
+def test_shapes_are_what_their_names_say() -> None:
+    logs = np.log(table(Synthetic(a_config(mean_length=500.0, sigma=0.5)), 3000, 4)).ravel()
+    assert logs.std() == pytest.approx(0.5, rel=0.03)
+    config = a_config(kind="power_law", mean_length=300.0, prompt_variance_share=0.0)
+    tail = table(Synthetic(config), 5000, 8).ravel()
+    least = tail.min()
+    for times in (4, 16):
+        assert (tail > times * least).mean() == pytest.approx(times**-1.5, rel=0.1)
+    config = a_config(kind="bimodal", mean_length=2000.0, sigma=0.2, long_ratio=10.0)
+    lengths = np.sort(table(Synthetic(config), 3000, 4).ravel())
+    long_median, short_median = np.quantile(lengths, 0.9), np.quantile(lengths, 0.4)
+    assert long_median / short_median == pytest.approx(10.0, rel=0.05)
+    assert (lengths > 3 * short_median).mean() == pytest.approx(0.2, abs=0.02)
+
+
+def test_levels_drift_over_epochs_but_keep_their_distribution() -> None:
+    workload = Synthetic(a_config(mean_length=2000.0, epoch_correlation=0.9))
+    levels = [[workload._level(p, e) for p in range(4000)] for e in (0, 1, 4)]
+    assert np.corrcoef(levels[0], levels[1])[0, 1] == pytest.approx(0.9, abs=0.02)
+    assert np.corrcoef(levels[0], levels[2])[0, 1] == pytest.approx(0.9**4, abs=0.03)
+    assert statistics.pstdev(levels[2]) == pytest.approx(1.0, abs=0.04)
+
+
+def test_a_length_depends_on_its_name_and_the_seed_only() -> None:
+    one, two = Synthetic(a_config()), Synthetic(a_config())
+    backwards = [one.length(3, 1, m) for m in reversed(range(16))]
+    assert [two.length(3, 1, m) for m in range(16)] == backwards[::-1]
+    assert len({one.length(3, e, 0) for e in range(8)}) > 1
+    other = Synthetic(settings.build({"run.seed": 1}, over=a_config(), where="test"))
+    assert [other.length(3, 1, m) for m in range(16)] != backwards[::-1]
+    assert one.length(3, 1, 5) == 1270, "a change here changes every recorded result"
+
+
+def test_decided_prompts_have_one_reward() -> None:
+    workload = Synthetic(a_config(decided_share=0.3))
+    rewards = [{workload.reward(p, 0, m) for m in range(64)} for p in range(2000)]
+    assert np.mean([len(r) == 1 for r in rewards]) == pytest.approx(0.3 + 2 * 0.7 / 65, abs=0.03)
+    assert set().union(*rewards) == {0.0, 1.0}
+
+
+def test_prompts_come_epoch_after_epoch() -> None:
+    workload = Synthetic(a_config(num_prompts=3, prompt_tokens=7))
+    assert [tuple(workload.prompt(i)) for i in (0, 2, 3)] == [(0, 0, 7), (2, 0, 7), (0, 1, 7)]
+
+
+@pytest.mark.parametrize("mean", [20_000.0, 1.0])
+def test_a_mean_that_cannot_be(mean: float) -> None:
+    with pytest.raises(UserError, match=r"simulation\.workload\.mean_length"):
+        Synthetic(a_config(mean_length=mean))
+
+
+def test_uniform_is_uniform() -> None:
+    values = [uniform(0, b"x", i) for i in range(20_000)]
+    assert statistics.fmean(values) == pytest.approx(0.5, abs=0.01)
+    assert statistics.pstdev(values) == pytest.approx(12**-0.5, abs=0.005)
+    assert all(0 < value < 1 for value in values)
