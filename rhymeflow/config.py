@@ -360,7 +360,10 @@ class RunConfig(Section):
     report_to: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ("tensorboard",)
     """Where metrics go besides `metrics.jsonl`."""
     worker_timeout: PositiveFloat = 300.0
-    """Seconds a worker may be silent before the run stops and says which one hangs."""
+    """Seconds a worker may be silent before it counts as hung."""
+    instance_restarts: NonNegative = 3
+    """Rollout instances, in all, that may die or hang and are replaced, while their responses go on
+    elsewhere; one more, or the learner, stops the run. An error in one stops it at once."""
 
 
 class Config(Section):

@@ -26,7 +26,7 @@ class Sample:
     reward: float
     """The weighted sum of the reward functions."""
     truncated: bool
-    """The response was cut at `max_completion_length`."""
+    """The policy did not end the response: it was cut, at `max_completion_length` or before."""
 
     def __post_init__(self) -> None:
         length = len(self.completion_ids)

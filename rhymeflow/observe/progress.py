@@ -96,6 +96,10 @@ class Progress:
             self._shown_at = state.elapsed
         self._shown_step = state.step
 
+    def warn(self, message: str) -> None:
+        """Print a line that stays: something happened that the user should know of."""
+        self._console.print(f"warning: {message}", soft_wrap=True, highlight=False, markup=False)
+
     def _print(self, state: ProgressState, is_new_step: bool) -> None:
         if is_new_step:
             self._console.print(line(state), soft_wrap=True, highlight=False, markup=False)

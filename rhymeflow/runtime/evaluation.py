@@ -1,14 +1,25 @@
-"""One evaluation under way: which held-out answers are still to come, and their rewards.
+"""Held-out evaluation: which answers are still to come, and their rewards.
 
-Holds true: the mean is over every held-out prompt; an answer counts once. Knows nothing of
-instances or of how rewards are made.
+Holds true: the mean is over every held-out prompt; an answer counts once; what comes late from an
+instance that is gone counts nothing. Knows nothing of how answers and rewards are made.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from rhymeflow.core.types import InstanceId, Version
+from rhymeflow.data.prompts import PromptSource
+from rhymeflow.runtime.messages import Answered
+
+
+class AnswerKey(NamedTuple):
+    """Names an answer to a held-out prompt while it is being judged."""
+
+    instance: InstanceId
+    asked: Version
+    row: int
 
 
 @dataclass
@@ -33,3 +44,38 @@ class Evaluation:
         """Mean reward."""
         assert self.is_complete
         return sum(self.rewards.values()) / self.size
+
+
+class Evaluations:
+    """Evaluations under way, of these held-out prompts."""
+
+    def __init__(self, prompts: PromptSource, prompt_ids: list[list[int]]) -> None:
+        self.prompts, self.prompt_ids = prompts, prompt_ids
+        self._under_way: dict[tuple[InstanceId, Version], Evaluation] = {}
+
+    def begin(self, instance: InstanceId, asked: Version) -> None:
+        """`instance` is told to answer under version `asked`."""
+        evaluation = Evaluation(instance, asked, len(self.prompts))
+        self._under_way[instance, asked] = evaluation
+
+    def answered(self, instance: InstanceId, message: Answered, text: str) -> AnswerKey:
+        """Take in an answer; return the name under which its reward is to come."""
+        evaluation = self._under_way[instance, message.asked]
+        evaluation.version = message.version
+        evaluation.texts[message.row] = text
+        return AnswerKey(instance, message.asked, message.row)
+
+    def judged(self, key: AnswerKey, reward: float) -> Evaluation | None:
+        """Take in a reward; return the evaluation it is part of, if that is still under way."""
+        evaluation = self._under_way.get((key.instance, key.asked))
+        if evaluation is not None:
+            evaluation.rewards[key.row] = reward
+            if evaluation.is_complete:
+                del self._under_way[key.instance, key.asked]
+        return evaluation
+
+    def leave(self, instance: InstanceId) -> None:
+        """An instance is gone, and with it what it was to answer."""
+        self._under_way = {
+            key: evaluation for key, evaluation in self._under_way.items() if key[0] != instance
+        }

@@ -90,8 +90,8 @@ class LearnerProcess:
     def _train(self, message: TrainBatch) -> None:
         assert message.version == self.version, (message.version, self.version)
         started = time.perf_counter()
-        records = self.trajectories.batch(message.groups, self.config.rollout.num_generations)
-        ages = staleness(records, self.version, self.config.schedule.max_staleness)
+        records = self.trajectories.batch(message.groups, message.members)
+        ages = staleness(records, self.version, self.config.schedule.bound)
         metrics = self.learner.train([_sample(r) for r in records], self.version)
         metrics["staleness/mean"] = sum(ages) / len(ages)
         metrics["staleness/max"] = max(ages)
@@ -132,5 +132,5 @@ def _sample(record: TrajectoryRecord) -> Sample:
         logprobs=record.logprobs,
         versions=record.versions,
         reward=record.reward,
-        truncated=record.reason == "length",
+        truncated=record.reason != "stop",
     )

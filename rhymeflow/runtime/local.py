@@ -24,7 +24,8 @@ from rhymeflow.observe.progress import Progress
 from rhymeflow.observe.summary import Summary
 from rhymeflow.runtime import rundir
 from rhymeflow.runtime.controller import Controller
-from rhymeflow.runtime.process import Worker, share_of_cores
+from rhymeflow.runtime.report import Report
+from rhymeflow.runtime.workers import Workers
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """What people and what clusters stop a run with."""
@@ -51,8 +52,8 @@ def train(
         config=config.model_dump(mode="json"),
     )
     try:
-        with start_workers(config, path) as (learner, instances), Progress(console) as progress:
-            controller = Controller(config, path, learner, instances, metrics, progress)
+        with Workers(config, path) as workers, Progress(console) as progress:
+            controller = Controller(config, path, workers, Report(config, metrics, progress))
             with controller, interruptible(controller):
                 controller.run()
     finally:
@@ -70,38 +71,6 @@ def train(
         )
         raise KeyboardInterrupt
     return result
-
-
-@contextmanager
-def start_workers(config: Config, run_dir: Path) -> Iterator[tuple[Worker, dict[str, Worker]]]:
-    """Start the learner and the rollout instances; end them with the block."""
-    share = share_of_cores(1 + config.rollout.num_instances)
-    workers: list[Worker] = []
-
-    def start(name: str, entry: str, threads: int | None, cpus: tuple[int, ...] | None) -> Worker:
-        count = threads or (len(cpus) if cpus else share)
-        worker = Worker(name, entry, config, str(run_dir), num_threads=count, cpus=cpus)
-        workers.append(worker)
-        return worker
-
-    try:
-        learner = start(
-            "learner", "rhymeflow.runtime.learner", config.learner.num_threads, config.learner.cpus
-        )
-        instances = {
-            name: start(
-                name,
-                "rhymeflow.runtime.rollout",
-                config.rollout.num_threads,
-                config.rollout.cpus[index] if config.rollout.cpus else None,
-            )
-            for index in range(config.rollout.num_instances)
-            for name in [f"rollout-{index}"]
-        }
-        yield learner, instances
-    finally:
-        for worker in workers:
-            worker.stop(patience=2.0)
 
 
 @contextmanager

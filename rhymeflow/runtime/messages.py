@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from rhymeflow.core.types import FinishReason, TrajectoryId, Version
+from rhymeflow.core.types import FinishReason, GroupId, TrajectoryId, Version
 from rhymeflow.servers.layout import TensorSpec
 from rhymeflow.servers.memory import ParameterHandle
 
@@ -37,13 +37,31 @@ class Shutdown(Message):
 
 
 class Produce(Message):
-    """Command `number`: produce this response to prompt row `prompt`, drawn in `epoch`."""
+    """Command `number`: produce this response to prompt row `prompt`, drawn in `epoch`.
+
+    It goes on after `tokens`, which were made before, here or elsewhere.
+    """
 
     number: int
     trajectory: TrajectoryId
     prompt: int
     epoch: int
     prompt_ids: list[int]
+    tokens: list[int]
+
+
+class Halt(Message):
+    """Command `number`: stop these and report each that is here as `Halted`."""
+
+    number: int
+    trajectories: tuple[TrajectoryId, ...]
+
+
+class Forget(Message):
+    """Command `number`: stop these; nothing more is asked about them."""
+
+    number: int
+    trajectories: tuple[TrajectoryId, ...]
 
 
 class PullWeights(Message):
@@ -61,12 +79,6 @@ class Answer(Message):
     prompts: list[list[int]]
 
 
-class Abort(Message):
-    """Stop what runs of this group."""
-
-    group: int
-
-
 # -- controller -> learner ------------------------------------------------------------------------
 
 
@@ -74,7 +86,9 @@ class TrainBatch(Message):
     """Train on batch `version`, read from the trajectory server, and push `version + 1`."""
 
     version: Version
-    groups: list[int]
+    groups: tuple[GroupId, ...]
+    members: tuple[tuple[int, ...], ...]
+    """For each group, the members to train on."""
     save: bool
 
 
@@ -89,10 +103,12 @@ class Joined(Message):
     """Ready to produce under `version`."""
 
     version: Version
+    max_length: int
+    """Most tokens that a prompt and the response to it can have together."""
 
 
-class SegmentDone(Message):
-    """Tokens from position `start` on, all made under `version`."""
+class Part(msgspec.Struct, frozen=True, array_like=True):
+    """Tokens of a response from position `start` on, all made under `version`."""
 
     trajectory: TrajectoryId
     start: int
@@ -101,12 +117,26 @@ class SegmentDone(Message):
     logprobs: list[float]
 
 
+class Made(Message):
+    """What was made since the last of these: each response's parts follow one another."""
+
+    parts: list[Part]
+
+
 class ResponseDone(Message):
-    """The response is complete; its segments have been sent."""
+    """The response is complete; its parts have been sent."""
 
     trajectory: TrajectoryId
     length: int
     reason: FinishReason
+
+
+class Halted(Message):
+    """By command `number` the response was stopped; its parts have been sent."""
+
+    number: int
+    trajectory: TrajectoryId
+    length: int
 
 
 class WeightsPulled(Message):
@@ -128,10 +158,11 @@ class Answered(Message):
 
 
 class InstanceStatus(Message):
-    """How the instance is; a sign of life. Totals count from its start."""
+    """How the instance is after command `number`; a sign of life. Totals count from its start."""
 
+    number: int
     running: int
-    waiting: int
+    waiting: tuple[TrajectoryId, ...]
     kv_tokens: int
     tokens: int
     busy_seconds: float
@@ -184,8 +215,8 @@ class Failed(Message):
 
 
 _Any = (
-    Attach | Produce | PullWeights | Answer | Abort | TrainBatch | SaveCheckpoint | Shutdown
-    | Joined | SegmentDone | ResponseDone | WeightsPulled | Answered | InstanceStatus
+    Attach | Produce | Halt | Forget | PullWeights | Answer | TrainBatch | SaveCheckpoint | Shutdown
+    | Joined | Made | ResponseDone | Halted | WeightsPulled | Answered | InstanceStatus
     | LearnerLoaded | LearnerUp | BatchTrained | CheckpointSaved | LearnerAlive | Failed
 )  # fmt: skip
 
@@ -193,9 +224,14 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(_Any)
 
 
+def encode(message: Message) -> bytes:
+    """Return the message as `receive` reads it."""
+    return _encoder.encode(message)
+
+
 def send(connection: Connection, message: Message) -> None:
     """Send one message; raises `BrokenPipeError` if the other end is gone."""
-    connection.send_bytes(_encoder.encode(message))
+    connection.send_bytes(encode(message))
 
 
 def receive(connection: Connection) -> Any:

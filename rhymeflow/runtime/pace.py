@@ -1,7 +1,7 @@
 """Rates and shares between two steps, from the totals that workers report.
 
-Holds true: every share is of the time since the last step ended; pure arithmetic, time is an
-argument. Knows nothing of processes.
+Holds true: every share is of the time since the last step ended; what an instance did counts also
+when it is gone; pure arithmetic, time is an argument. Knows nothing of processes.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ class Pace:
     pull_seconds: list[float] = field(default_factory=list)
     _tokens: int = 0
     _busy: float = 0.0
+    _coordination: dict[str, float] = field(default_factory=dict)
+    _left: list[InstanceStatus] = field(default_factory=list)
 
     @property
     def running(self) -> int:
@@ -31,17 +33,31 @@ class Pace:
     @property
     def waiting(self) -> int:
         """Trajectories routed but not being decoded, on all instances."""
-        return sum(status.waiting for status in self.statuses.values())
+        return sum(len(status.waiting) for status in self.statuses.values())
+
+    def leave(self, instance: InstanceId) -> None:
+        """An instance is gone; what it did stays counted."""
+        if instance in self.statuses:
+            self._left.append(self.statuses.pop(instance))
 
     def rollout_tokens_per_s(self, now: float) -> float:
         """Tokens made per second since the step's account began, on all instances."""
-        made = sum(status.tokens for status in self.statuses.values())
-        return (made - self._tokens) / max(now - self.since, 1e-9)
+        return (self._tokens_made() - self._tokens) / max(now - self.since, 1e-9)
 
-    def end_step(self, now: float, *, learner_seconds: float) -> dict[str, float]:
-        """Close the account; return its metrics and open the next."""
+    def begin(self, now: float, coordination_seconds: dict[str, float]) -> None:
+        """Open the first account; what was spent before is in none."""
+        self.since, self._coordination = now, coordination_seconds
+
+    def end_step(
+        self, now: float, *, learner_seconds: float, coordination_seconds: dict[str, float]
+    ) -> dict[str, float]:
+        """Close the account; return its metrics and open the next.
+
+        `coordination_seconds` are totals by part; `cpu`, all the controller computes, includes the
+        others.
+        """
         seconds = max(now - self.since, 1e-9)
-        busy = sum(status.busy_seconds for status in self.statuses.values())
+        busy = sum(status.busy_seconds for status in self._all())
         instances = max(len(self.statuses), 1)
         metrics = {
             "step_time": seconds,
@@ -49,12 +65,29 @@ class Pace:
             "idle/rollout": _share(1 - (busy - self._busy) / instances / seconds),
             "idle/learner": _share(1 - learner_seconds / seconds),
         }
+        metrics |= self._end_coordination(seconds, coordination_seconds)
         if self.pull_seconds:
             metrics["params/pull_s"] = sum(self.pull_seconds) / len(self.pull_seconds)
         self.pull_seconds = []
-        self._tokens = sum(status.tokens for status in self.statuses.values())
+        self._tokens = self._tokens_made()
         self._busy, self.since = busy, now
         return metrics
+
+    def _end_coordination(self, seconds: float, totals: dict[str, float]) -> dict[str, float]:
+        since = {part: total - self._coordination.get(part, 0.0) for part, total in totals.items()}
+        self._coordination = totals
+        cpu = since.pop("cpu")
+        return {
+            **{f"coordination/{part}_s": spent for part, spent in since.items()},
+            "coordination/share": sum(since.values()) / seconds,
+            "coordination/cpu_share": cpu / seconds,
+        }
+
+    def _all(self) -> list[InstanceStatus]:
+        return [*self._left, *self.statuses.values()]
+
+    def _tokens_made(self) -> int:
+        return sum(status.tokens for status in self._all())
 
 
 def _share(value: float) -> float:

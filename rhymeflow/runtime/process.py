@@ -11,21 +11,27 @@ import importlib
 import multiprocessing
 import os
 import signal
+import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 from rhymeflow import output
 from rhymeflow.config import Config
 from rhymeflow.errors import UserError
-from rhymeflow.runtime.messages import Failed, Message, Shutdown, receive, send
+from rhymeflow.runtime.messages import Failed, Message, Shutdown, encode, receive, send
 
 
 class WorkerDied(RuntimeError):  # noqa: N818 - it is what happened
     """A worker ended without being told to, hangs, or reports a defect."""
+
+
+class WorkerLost(WorkerDied):
+    """It ended or hangs and did not say why: another in its place may fare better."""
 
 
 class Worker:
@@ -71,11 +77,8 @@ class Worker:
             self._process.start()
         theirs.close()  # so that the end of the child is the end of the pipe
         self.last_heard: float | None = None
-
-    @property
-    def sentinel(self) -> int:
-        """Becomes ready when the process ends."""
-        return self._process.sentinel
+        self._outbox: SimpleQueue[bytes | None] = SimpleQueue()
+        threading.Thread(target=self._deliver, daemon=True, name=f"to {name}").start()
 
     @property
     def pid(self) -> int:
@@ -84,18 +87,23 @@ class Worker:
         return self._process.pid
 
     def send(self, message: Message) -> None:
-        """Send a message; a worker that is gone is noticed by whoever watches the sentinel."""
-        try:
-            send(self.connection, message)
-        except (BrokenPipeError, ConnectionResetError):
-            return
+        """Send a message. Never waits, not for a worker that hangs either."""
+        self._outbox.put(encode(message))
+
+    def _deliver(self) -> None:
+        while (message := self._outbox.get()) is not None:
+            try:
+                self.connection.send_bytes(message)
+            except OSError:  # it is gone, which whoever reads its messages will notice
+                return
 
     def messages(self, now: float) -> Iterator[Any]:
         """Messages that have arrived; never waits.
 
         Raises:
             UserError: the worker says that the user must change something.
-            WorkerDied: it ended, or reports a defect.
+            WorkerLost: it ended.
+            WorkerDied: it reports a defect.
         """
         try:
             while self.connection.poll():
@@ -106,9 +114,17 @@ class Worker:
                 yield message
         except (EOFError, ConnectionResetError):
             self._process.join(timeout=5)
-            raise WorkerDied(
+            raise WorkerLost(
                 f"{self.name} died {self._how_it_ended()}; what it printed is in {self.log}"
             ) from None
+
+    def check(self, now: float, patience: float) -> None:
+        """Raise `WorkerLost` if it was heard once, and then not for `patience` seconds."""
+        if self.last_heard is not None and now - self.last_heard > patience:
+            raise WorkerLost(
+                f"{self.name} has been silent for {patience:g} seconds "
+                f"(run.worker_timeout, process {self.pid}): it hangs"
+            )
 
     def _failure(self, message: Failed) -> Exception:
         if message.user_error:
@@ -130,6 +146,7 @@ class Worker:
         if self._process.is_alive():
             self._process.kill()
             self._process.join()
+        self._outbox.put(None)
         self.connection.close()
 
 

@@ -1,8 +1,9 @@
 """A rollout instance: an engine in a process of its own, carrying out numbered commands.
 
-Holds true: commands are carried out in order, one delivered twice once; between two iterations of
-the engine nothing is half done; after a pull the checksum of the weights is proved before a token
-is made under them (law 5). Knows nothing of batches, staleness or rewards.
+Holds true: commands are carried out in order, one delivered twice once; a command that names what
+is not here passes it over; between two iterations of the engine nothing is half done; whatever is
+reported of a response, its tokens were sent before; after a pull the checksum of the weights is
+proved before a token is made under them (law 5). Knows nothing of batches, staleness or rewards.
 """
 
 from __future__ import annotations
@@ -25,16 +26,19 @@ from rhymeflow.models.load import (
     stop_token_ids,
 )
 from rhymeflow.runtime.messages import (
-    Abort,
     Answer,
     Answered,
     Attach,
+    Forget,
+    Halt,
+    Halted,
     InstanceStatus,
     Joined,
+    Made,
+    Part,
     Produce,
     PullWeights,
     ResponseDone,
-    SegmentDone,
     Shutdown,
     WeightsPulled,
     receive,
@@ -43,7 +47,8 @@ from rhymeflow.runtime.messages import (
 from rhymeflow.servers.parameters import ParameterReader, Pulled, VersionUnavailable
 
 STATUS_SECONDS = 0.25
-"""How often the instance says how it is; short against a step, long against an iteration."""
+"""How often the instance says how it is and hands over what it has made, so that no more than this
+is lost with it; short against a step, long against an iteration."""
 
 EVALUATION_EPOCH = 2**31 - 1
 """Noise of held-out answers is keyed by an epoch that training never reaches."""
@@ -86,11 +91,13 @@ class Instance:
         )
         self.requests: dict[TrajectoryId | HeldOut, Request] = {}
         """What the engine has."""
+        self._num_sent: dict[TrajectoryId, int] = {}
+        """Of each response here, the tokens that the controller has."""
         self.last_number = 0
         self.busy_seconds = 0.0
         self._last_status = 0.0
         self._ending = False
-        send(connection, Joined(pulled.version))
+        send(connection, Joined(pulled.version, self.engine.max_length))
 
     def serve(self) -> None:
         """Carry out commands and iterate, until `Shutdown`."""
@@ -112,60 +119,73 @@ class Instance:
             wait = 0.0
 
     def _carry_out(self, message: object) -> None:
-        if isinstance(message, Produce | PullWeights | Answer):
+        if isinstance(message, Produce | Halt | Forget | PullWeights | Answer):
             if message.number <= self.last_number:
                 return
             self.last_number = message.number
         match message:
             case Produce():
-                self._submit(
-                    message.trajectory,
-                    message.prompt_ids,
-                    NoiseKey(message.prompt, message.epoch, message.trajectory.member),
-                    self.config.rollout.temperature,
-                )
+                self._produce(message)
+            case Halt():
+                self._halt(message)
+            case Forget():
+                self._remove(message.trajectories)
             case PullWeights():
                 self._pull(message)
             case Answer():
                 for row, prompt_ids in enumerate(message.prompts):
-                    self._submit(
-                        HeldOut(message.version, row),
-                        prompt_ids,
-                        NoiseKey(row, EVALUATION_EPOCH, 0),
-                        self.config.run.eval_temperature,
-                    )
-            case Abort():
-                self._abort(message.group)
+                    key, noise = HeldOut(message.version, row), NoiseKey(row, EVALUATION_EPOCH, 0)
+                    how = self._sampling(self.config.run.eval_temperature)
+                    self._submit(Request(key, prompt_ids, noise, how))
             case Shutdown():
                 self._ending = True
             case _:
                 raise AssertionError(f"unexpected message {message}")
 
-    def _submit(
-        self,
-        key: TrajectoryId | HeldOut,
-        prompt_ids: list[int],
-        noise: NoiseKey,
-        temperature: float,
-    ) -> None:
+    def _produce(self, message: Produce) -> None:
+        trajectory, tokens = message.trajectory, message.tokens
+        noise = NoiseKey(message.prompt, message.epoch, trajectory.member)
+        how = self._sampling(self.config.rollout.temperature)
+        request = Request(trajectory, message.prompt_ids, noise, how, tokens)
+        if reason := request.finish_reason():
+            # Its last token was sent by an instance that died before it could say so.
+            send(self.connection, ResponseDone(trajectory, len(tokens), reason))
+            return
+        self._num_sent[trajectory] = len(tokens)
+        self._submit(request)
+
+    def _sampling(self, temperature: float) -> Sampling:
         rollout = self.config.rollout
-        sampling = Sampling(
+        return Sampling(
             temperature=temperature,
             top_p=rollout.top_p,
             top_k=rollout.top_k,
             max_new_tokens=rollout.max_completion_length,
             stop_token_ids=self.stop_tokens,
         )
-        request = Request(key, prompt_ids, noise, sampling)
-        self.requests[key] = request
+
+    def _submit(self, request: Request) -> None:
+        self.requests[request.id] = request
         self.engine.submit(request)
+
+    def _halt(self, message: Halt) -> None:
+        stopped = [self.requests[t] for t in message.trajectories if t in self.requests]
+        self._hand_over(stopped)
+        self._remove(message.trajectories)
+        for request in stopped:
+            done = Halted(message.number, request.id, len(request.tokens))
+            send(self.connection, done)
+
+    def _remove(self, trajectories: Iterable[TrajectoryId]) -> None:
+        for request in self.engine.interrupt(trajectories):
+            del self.requests[request.id], self._num_sent[request.id]
 
     def _pull(self, message: PullWeights) -> None:
         started = time.perf_counter()
-        for request in self.requests.values():
-            self._send_open_segment(request)  # what is made so far is safe before anything changes
+        self._hand_over(self.requests.values())  # what is made so far is of the old version
         pulled = self._take(message.version)
-        self.engine.set_version(pulled.version)
+        keep = self.config.rollout.kv_cache_on_pull == "keep"
+        self.engine.set_version(pulled.version, keep_cache=keep)
         seconds = time.perf_counter() - started
         send(self.connection, WeightsPulled(message.number, pulled.version, seconds))
 
@@ -180,17 +200,12 @@ class Instance:
             assert pulled.version > version, "a version is published before it is pulled"
             return pulled
 
-    def _abort(self, group: int) -> None:
-        members = [k for k in self.requests if isinstance(k, TrajectoryId) and k.group == group]
-        self.engine.interrupt(members)
-        for key in members:
-            del self.requests[key]
-
-    def _report(self, finished: Iterable[Finished]) -> None:
+    def _report(self, finished: list[Finished]) -> None:
+        self._hand_over(request for request, _ in finished)
         for request, reason in finished:
             del self.requests[request.id]
             if isinstance(request.id, TrajectoryId):
-                self._send_open_segment(request)
+                del self._num_sent[request.id]
                 send(self.connection, ResponseDone(request.id, len(request.tokens), reason))
             else:
                 answer = Answered(
@@ -198,24 +213,31 @@ class Instance:
                 )
                 send(self.connection, answer)
 
-    def _send_open_segment(self, request: Request) -> None:
-        """Send the last segment. Those before were sent at the pulls that ended them."""
-        if not request.segments or not isinstance(request.id, TrajectoryId):
-            return
-        segment = request.segments[-1]
-        tokens, logprobs = request.tokens[segment.start :], request.logprobs[segment.start :]
-        done = SegmentDone(request.id, segment.start, segment.version, tokens, logprobs)
-        send(self.connection, done)
+    def _hand_over(self, requests: Iterable[Request]) -> None:
+        """Send what was made of these responses since it was last sent."""
+        parts = []
+        for request in requests:
+            if not isinstance(request.id, TrajectoryId):
+                continue
+            start, end = self._num_sent[request.id], len(request.tokens)
+            if start < end:
+                tokens, logprobs = request.tokens[start:], request.logprobs[start - end :]
+                parts.append(Part(request.id, start, self.engine.version, tokens, logprobs))
+                self._num_sent[request.id] = end
+        if parts:
+            send(self.connection, Made(parts))
 
     def _report_status(self) -> None:
         now = time.perf_counter()
         if now - self._last_status < STATUS_SECONDS:
             return
         self._last_status = now
+        self._hand_over(self.requests.values())
         engine = self.engine
         status = InstanceStatus(
+            self.last_number,
             engine.num_running,
-            engine.num_waiting,
+            tuple(key for key in engine.waiting_ids() if isinstance(key, TrajectoryId)),
             engine.kv_tokens,
             engine.tokens_made,
             self.busy_seconds,

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from rhymeflow import planning
 from rhymeflow.core.commands import Train
 from rhymeflow.core.coordinator import Coordinator
 from rhymeflow.core.events import VersionPublished
@@ -23,11 +24,13 @@ from rhymeflow.errors import UserError
 from rhymeflow.observe import metrics
 from rhymeflow.observe.summary import Summary
 from rhymeflow.runtime import local
-from rhymeflow.runtime.controller import Controller, plan
+from rhymeflow.runtime.controller import Controller
 from rhymeflow.runtime.process import WorkerDied
 from rhymeflow.servers.reader import TrajectoryReader
 from tests.runtime import plain
 from tests.runtime.tiny import tiny_config
+
+SYNCHRONOUS = {"name": "synchronous", "max_staleness": None}
 
 
 def train(config) -> Summary:
@@ -37,12 +40,12 @@ def train(config) -> Summary:
 def batches(config) -> list[list[list[int]]]:
     """The responses of each batch, in the order they were trained on."""
     reader = TrajectoryReader(Path(config.run.output_dir) / "events.db")
-    mind = Coordinator(plan(config))
+    mind = Coordinator(planning.plan(config), planning.schedule(config))
     found = []
     for recorded in reader.events():
         for command in mind.handle(recorded.event, recorded.time):
             if isinstance(command, Train):
-                records = reader.batch(command.groups, config.rollout.num_generations)
+                records = reader.batch(command.groups, command.members)
                 found.append([record.completion_ids for record in records])
     reader.close()
     return found
@@ -52,7 +55,7 @@ def batches(config) -> list[list[list[int]]]:
 def synchronous(tmp_path_factory):
     config = tiny_config(
         tmp_path_factory.mktemp("synchronous"),
-        schedule={"max_staleness": 0},
+        schedule=SYNCHRONOUS,
         learner={"max_steps": 5},
     )
     return config, train(config)
@@ -92,12 +95,12 @@ def test_two_synchronous_runs_of_one_seed_have_the_same_log(synchronous, tmp_pat
     config, _ = synchronous
     # Evaluations overlap with what follows them, so they are no part of the comparison.
     first = [line for line in canonical_log(config) if not line.startswith("Evaluated")]
-    again = tiny_config(tmp_path, schedule={"max_staleness": 0}, learner={"max_steps": 5})
+    again = tiny_config(tmp_path, schedule=SYNCHRONOUS, learner={"max_steps": 5})
     train(again)
     assert first == [line for line in canonical_log(again) if not line.startswith("Evaluated")]
     other = tiny_config(
         tmp_path,
-        schedule={"max_staleness": 0},
+        schedule=SYNCHRONOUS,
         learner={"max_steps": 5},
         run={"seed": 1, "output_dir": str(tmp_path / "other")},
     )
@@ -145,16 +148,18 @@ def test_replaying_the_log_gives_the_batches_that_were_trained_on(tmp_path):
         [
             record.completion_ids
             for record in reader.batch(
-                [
-                    group
-                    for (group,) in reader.query(
-                        "SELECT group_id FROM groups WHERE ending_version = ? ORDER BY 1", version
-                    )
-                ],
-                config.rollout.num_generations,
+                groups, [range(config.rollout.num_generations)] * len(groups)
             )
         ]
         for version in range(config.learner.max_steps)
+        for groups in [
+            [
+                group
+                for (group,) in reader.query(
+                    "SELECT group_id FROM groups WHERE ending_version = ? ORDER BY 1", version
+                )
+            ]
+        ]
     ]
     reader.close()
     assert replayed == trained
@@ -247,7 +252,7 @@ def test_a_worker_that_is_killed_is_named_and_everything_ends(tmp_path, monkeypa
     entered = Controller.__enter__
 
     def enter_and_kill(self):
-        workers = {worker.name: worker.pid for worker in self._workers()}
+        workers = {worker.name: worker.pid for worker in self.workers.all()}
         seen.update(workers)
         threading.Timer(2.0, os.kill, (workers[victim], signal.SIGKILL)).start()
         return entered(self)
@@ -266,7 +271,7 @@ def test_a_worker_that_hangs_is_named(tmp_path, monkeypatch):
 
     def enter_and_stop(self):
         result = entered(self)
-        pid = self.instances["rollout-0"].pid
+        pid = self.workers.instances["rollout-0"].pid
         threading.Timer(6.0, os.kill, (pid, signal.SIGSTOP)).start()
         return result
 
