@@ -2,7 +2,8 @@
 
 Theory (StaleFlow, arXiv 2601.12784, section on the consistency protocol; words in
 ARCHITECTURE.md). Buffer b is the book for the batch that the learner consumes at version b;
-consuming it makes version b + 1. It has `groups_per_batch` entries, each
+consuming it makes version b + 1. Its target is `groups_per_batch`, and it has that many entries
+and `extra_groups` more, each
 
     EMPTY --reserve--> RESERVED --occupy--> OCCUPIED --consume--> (gone with its buffer)
                           |                    |
@@ -13,29 +14,75 @@ of buffer b only if
 
     v <= b <= v + max_staleness.                                                       (window)
 
-| operation | entry taken |
-| --- | --- |
-| reserve | the highest EMPTY one in the window |
-| tighten | the one held, or the highest EMPTY one in the smaller window |
-| occupy | the lowest one in the window, up to the one held, that is EMPTY or can be made so |
-| release | none: the group ended without being trained on |
-| consume | all of the first buffer, all OCCUPIED |
+| state of a buffer | OCCUPIED | EMPTY entries | takes |
+| --- | --- | --- | --- |
+| pending | below target | some | reservations and finished work |
+| stuck | below target | none | finished work, where a reservation is given up for it |
+| ready | at target | none | nothing |
+| ready_with_capacity | at target | some | nothing |
 
-Before generation starts nobody knows how long it will last, so `reserve` counts on the worst and
-leaves the early entries to those that must have them; `occupy` fills the next batch first. An entry
-can be made EMPTY if the group that RESERVED it may move later, into the entry being given up
-(backfill). So a group never ends later than where it was reserved. `tighten` serves a member that
-starts late, on an instance that is behind its siblings'.
+| operation | on a group that is | it takes | then |
+| --- | --- | --- | --- |
+| reserve | in no buffer | the highest EMPTY entry in its window; none: refused | |
+| tighten | RESERVED | the entry held; outside the smaller window: the highest EMPTY one there | late |
+| occupy | RESERVED | after giving its own up, and late: the lowest EMPTY one in its window | settle |
+| release | in a buffer | none: it ended without being trained on | settle |
+| consume | in the first buffer | none: the buffer has met its target | |
 
-**The bound.** Every operation that puts group g of version v into buffer b checks the window, and
-`tighten`, the only one that lowers v, checks it anew for the entry held. So whenever b is consumed,
-each of its groups has v >= b - max_staleness: law 1. Versions of members are never lower than the
-group's, so it holds for every trajectory.
+| what follows | moves | from | into | which first |
+| --- | --- | --- | --- | --- |
+| late (backfill) | RESERVED | the lowest buffer | the highest EMPTY entry | newest, drawn last |
+| early | OCCUPIED | any later buffer | the lowest EMPTY entry | oldest, drawn first |
+| surplus | RESERVED | a buffer that has met its target | nothing: returned | |
 
-**No deadlock.** An entry is reserved before generation starts and an occupied group never needs
-more room than it reserved, so whatever is running can always be taken in. Buffers are consumed in
-order, and the first buffer can always be completed by groups of the current version v = first
-buffer, whose window begins there.
+Moves stay in the group's window and are made until there are none; `settle` is late, then early
+with late after each move, then surplus. In `occupy`, where the group's own entry must not be moved
+out of its reach, late empties no buffer below the group's version before the group has its entry.
+
+Before generation starts nobody knows how long it will last. So reservations count on the worst and
+lie as late as they can, which leaves the early entries to those that must have them, and finished
+work lies as early as it can, which completes the next batch first. After every operation
+
+  - no reservation could move into an EMPTY entry of a later buffer, and
+  - after `occupy` and `release`, no finished group could move into one of an earlier buffer.
+
+(`tighten` leaves its hole to the next of those two, which is sure to come since its own group is
+RESERVED. It has no way to say that groups have become surplus.) A group never ends later than where
+it was reserved. If a finished group is filtered, or a stuck one drawn again, finished work of later
+buffers is in its place at once.
+
+**Surplus.** Of `groups_per_batch + extra_groups` reservations those that finish first make the
+batch, and the rest is aborted, as published. Moving the rest to later buffers instead would keep
+its tokens; that is what `late` has done already, before the target was met: at that moment no
+reservation left in the buffer could lie in any EMPTY entry beyond it. What remains would have to
+drive out another group, whose batch would then be waited for, which is what the extra entries are
+there to avoid. A batch that has met its target takes nothing more: its spare entries are no room.
+
+**The bound.** A group gets into a buffer, by whatever operation or move, through one function
+(`Entries._enter`), which checks the window. Its version changes in `tighten` alone, which lowers it
+only where the entry then held lies in the smaller window. So between any two operations each group
+of version v in buffer b has v >= b - max_staleness, and with it each batch that is consumed. A
+member starts only after `tighten` has allowed it, so no trajectory's version is below its group's:
+law 1. Redundancy changes how many entries there are, filtering only takes groups out; neither has a
+say in the window. `consume` looks once more.
+
+**No deadlock.** (1) Whoever is RESERVED can be taken in when it finishes. Its buffer b has not met
+its target, or it would have been surplus. The entry it gives up stays EMPTY, or is filled by a
+reservation out of a buffer from v on that is below b and has not met its target either, and so on:
+one EMPTY entry between v and b is left at the end. (2) The first buffer gets complete. While it has
+not met its target, one of its entries is RESERVED or EMPTY. If all that are not OCCUPIED are
+RESERVED, these groups are running, or wait for nothing but an instance, and land in it when they
+finish. If one is EMPTY, it is in the window of the current version, v = first buffer: such groups
+are admitted, and those up to max_staleness beyond it are finitely many, until the entry is RESERVED
+or one of them has finished, and it goes into the lowest entry. (3) An abort is no step back: groups
+become surplus only where a batch is completed. A batch gets incomplete again only by a release, or
+by giving finished work to an earlier batch. Releases of finished groups, and of stuck ones, have to
+be limited by the caller (`max_filtered`, `max_retries`). A refusal holds nothing.
+
+**Cost.** With the number of buffers in a window a constant, every operation is O(log n) amortised,
+and `consume` that for each of its groups: a reservation moves only later, but for `tighten`, which
+narrows its window for good; finished work moves only earlier; so each has but max_staleness moves
+to make in its life.
 
 Knows nothing of instances, members or time; ids are ints.
 """
@@ -44,92 +91,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rhymeflow.core.buffer import Buffer, BufferState
+from rhymeflow.core.entries import Entries, ProtocolError
 from rhymeflow.core.types import GroupId, Version
 
 
-class ProtocolError(AssertionError):
-    """An operation that the protocol does not allow: a defect in the caller, never bad luck.
+class StalenessBuffers(Entries):
+    """The books of all batches that are not consumed yet, and the operations on them.
 
-    It is raised before anything is changed.
-    """
-
-
-class StalenessBuffers:
-    """The books of all batches that are not consumed yet.
-
-    Args:
-        groups_per_batch: OCCUPIED entries that make a batch complete.
-        extra_groups: entries of each buffer beyond them.
-        max_staleness: the bound, in versions.
-        num_batches: buffers 0 .. num_batches - 1 exist; beyond them nothing is admitted, so that
-            the run ends with nothing left over.
+    Arguments as of `Entries`. `ProtocolError` is raised before anything is changed.
     """
 
     def __init__(
         self, *, groups_per_batch: int, extra_groups: int, max_staleness: int, num_batches: int
     ) -> None:
-        assert groups_per_batch > 0
-        assert extra_groups >= 0
-        assert max_staleness >= 0
-        assert num_batches >= 0
-        self.groups_per_batch = groups_per_batch
-        self.extra_groups = extra_groups
-        self.max_staleness = max_staleness
-        self.num_batches = num_batches
-        self.first: Version = 0
-        """The buffer to be consumed next."""
-        self._size = groups_per_batch + extra_groups
-        self._buffers: dict[Version, Buffer] = {}
-        self._place: dict[GroupId, Version] = {}
-        self._num_empty = num_batches * self._size
+        super().__init__(
+            groups_per_batch=groups_per_batch,
+            extra_groups=extra_groups,
+            max_staleness=max_staleness,
+            num_batches=num_batches,
+        )
         self._holes: set[Version] = set()
-        """Buffers that may have an entry which finished work from later ones could take."""
-
-    # -- questions ---------------------------------------------------------------------------
-
-    def window(self, version: Version) -> range:
-        """Buffers, lowest first, that a group of this version may sit in."""
-        end = min(version + self.max_staleness, self.num_batches - 1)
-        return range(max(version, self.first), end + 1)
-
-    def admissible(self, version: Version) -> bool:
-        """Whether a new group started at `version` would find an entry."""
-        return self._highest_empty(version) is not None
-
-    def place(self, group: GroupId) -> Version | None:
-        """The buffer the group holds an entry of; None: it holds none."""
-        return self._place.get(group)
-
-    def version(self, group: GroupId) -> Version:
-        """The group's version: the least of its members'."""
-        buffer = self._buffers[self._held_place(group)]
-        return buffer.reserved[group] if group in buffer.reserved else buffer.occupied[group]
-
-    def ready(self) -> bool:
-        """Whether the first buffer has met its target and can be consumed."""
-        buffer = self._buffers.get(self.first)
-        return buffer is not None and buffer.met
-
-    def state(self, number: Version) -> BufferState:
-        """The state of a buffer that exists."""
-        if not self.first <= number < self.num_batches:
-            raise ProtocolError(f"buffer {number} does not exist")
-        buffer = self._buffers.get(number)
-        return "pending" if buffer is None else buffer.state
-
-    def reserved_in(self, number: Version) -> tuple[GroupId, ...]:
-        """The groups that are RESERVED in this buffer, in ascending order."""
-        buffer = self._buffers.get(number)
-        return () if buffer is None else tuple(sorted(buffer.reserved))
-
-    def num_empty(self) -> int:
-        """EMPTY entries that can still be reserved, over all buffers that exist."""
-        return self._num_empty
-
-    def books(self) -> dict[Version, Buffer]:
-        """The buffers that hold, or have held, anything, by number. To look at, not to change."""
-        return self._buffers
+        """Buffers that may have an EMPTY entry which finished work of later ones could take."""
 
     # -- operations --------------------------------------------------------------------------
 
@@ -261,7 +243,7 @@ class StalenessBuffers:
         return None
 
     def _earlier_reservation(self, hole: Version, floor: Version) -> tuple[Version, GroupId] | None:
-        """What may move later, into `hole`: from the lowest buffer, the one that can wait longest."""
+        """What may move later, into `hole`: (its buffer, group)."""
         for number in range(max(floor, hole - self.max_staleness), hole):
             buffer = self._buffers.get(number)
             if buffer is not None and buffer.reserved:
@@ -280,55 +262,3 @@ class StalenessBuffers:
                 if oldest is not None and oldest[0] <= hole and (best is None or oldest < best):
                     best = oldest
         return None if best is None else best[1]
-
-    # -- entries -----------------------------------------------------------------------------
-
-    def _held_place(self, group: GroupId) -> Version:
-        place = self._place.get(group)
-        if place is None:
-            raise ProtocolError(f"group {group} holds no entry")
-        return place
-
-    def _reserved_place(self, group: GroupId) -> Version:
-        place = self._held_place(group)
-        if group not in self._buffers[place].reserved:
-            raise ProtocolError(f"group {group} is not reserved")
-        return place
-
-    def _room(self, number: Version) -> int:
-        buffer = self._buffers.get(number)
-        return self._size if buffer is None else buffer.room
-
-    def _highest_empty(self, version: Version) -> Version | None:
-        return next((b for b in reversed(self.window(version)) if self._room(b)), None)
-
-    def _take(self, group: GroupId) -> Version:
-        """EMPTY the entry that the group holds; its version."""
-        buffer = self._buffers[self._place.pop(group)]
-        room = buffer.room
-        held = buffer.reserved if group in buffer.reserved else buffer.occupied
-        version = held.pop(group)
-        self._num_empty += buffer.room - room
-        return version
-
-    def _put_reserved(self, group: GroupId, version: Version, target: Version) -> None:
-        buffer = self._open(group, version, target)
-        buffer.put_reserved(group, version)
-        self._num_empty -= 1
-
-    def _put_occupied(self, group: GroupId, version: Version, target: Version) -> None:
-        buffer = self._open(group, version, target)
-        room = buffer.room
-        buffer.put_occupied(group, version)
-        self._num_empty += buffer.room - room
-
-    def _open(self, group: GroupId, version: Version, target: Version) -> Buffer:
-        """The buffer that the group is put into: the one place where the window is checked."""
-        assert max(version, self.first) <= target <= version + self.max_staleness, (version, target)
-        assert target < self.num_batches
-        buffer = self._buffers.get(target)
-        if buffer is None:
-            buffer = self._buffers[target] = Buffer(self.groups_per_batch, self._size)
-        assert buffer.room, f"buffer {target} takes nothing more"
-        self._place[group] = target
-        return buffer

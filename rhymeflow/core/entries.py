@@ -1,0 +1,145 @@
+"""The entries of all buffers: which group sits where, and under which version.
+
+Holds true: a group holds one entry at most, in a buffer of its window and never in one that is
+consumed; the count of EMPTY entries is right. Knows nothing of which entry a group is to have: that
+is `staleness.py`, which changes it through the methods at the end.
+"""
+
+from __future__ import annotations
+
+from rhymeflow.core.buffer import Buffer, BufferState
+from rhymeflow.core.types import GroupId, Version
+
+
+class ProtocolError(AssertionError):
+    """An operation that the protocol does not allow: a defect in the caller, never bad luck.
+
+    It is raised before anything is changed.
+    """
+
+
+class Entries:
+    """All buffers that are not consumed yet, and where each group sits.
+
+    Args:
+        groups_per_batch: OCCUPIED entries that make a batch complete.
+        extra_groups: entries of each buffer beyond them.
+        max_staleness: the bound, in versions.
+        num_batches: buffers 0 .. num_batches - 1 exist; beyond them nothing is admitted, so that
+            the run ends with nothing left over.
+    """
+
+    def __init__(
+        self, *, groups_per_batch: int, extra_groups: int, max_staleness: int, num_batches: int
+    ) -> None:
+        assert groups_per_batch > 0
+        assert extra_groups >= 0
+        assert max_staleness >= 0
+        assert num_batches >= 0
+        self.groups_per_batch = groups_per_batch
+        self.extra_groups = extra_groups
+        self.max_staleness = max_staleness
+        self.num_batches = num_batches
+        self.first: Version = 0
+        """The buffer to be consumed next."""
+        self._size = groups_per_batch + extra_groups
+        self._buffers: dict[Version, Buffer] = {}
+        self._place: dict[GroupId, Version] = {}
+        self._num_empty = num_batches * self._size
+
+    # -- questions ---------------------------------------------------------------------------
+
+    def window(self, version: Version) -> range:
+        """Buffers, lowest first, that a group of this version may sit in."""
+        end = min(version + self.max_staleness, self.num_batches - 1)
+        return range(max(version, self.first), end + 1)
+
+    def admissible(self, version: Version) -> bool:
+        """Whether a new group started at `version` would find an entry."""
+        return self._highest_empty(version) is not None
+
+    def place(self, group: GroupId) -> Version | None:
+        """The buffer the group holds an entry of; None: it holds none."""
+        return self._place.get(group)
+
+    def version(self, group: GroupId) -> Version:
+        """The group's version: the least of its members'."""
+        buffer = self._buffers[self._held_place(group)]
+        return buffer.reserved[group] if group in buffer.reserved else buffer.occupied[group]
+
+    def ready(self) -> bool:
+        """Whether the first buffer has met its target and can be consumed."""
+        buffer = self._buffers.get(self.first)
+        return buffer is not None and buffer.met
+
+    def state(self, number: Version) -> BufferState:
+        """The state of a buffer that exists."""
+        if not self.first <= number < self.num_batches:
+            raise ProtocolError(f"buffer {number} does not exist")
+        buffer = self._buffers.get(number)
+        return "pending" if buffer is None else buffer.state
+
+    def reserved_in(self, number: Version) -> tuple[GroupId, ...]:
+        """The groups that are RESERVED in this buffer, in ascending order."""
+        buffer = self._buffers.get(number)
+        return () if buffer is None else tuple(sorted(buffer.reserved))
+
+    def num_empty(self) -> int:
+        """EMPTY entries that can still be reserved, over all buffers that exist."""
+        return self._num_empty
+
+    def books(self) -> dict[Version, Buffer]:
+        """The buffers that hold, or have held, anything, by number. To look at, not to change."""
+        return self._buffers
+
+    # -- changes -----------------------------------------------------------------------------
+
+    def _held_place(self, group: GroupId) -> Version:
+        place = self._place.get(group)
+        if place is None:
+            raise ProtocolError(f"group {group} holds no entry")
+        return place
+
+    def _reserved_place(self, group: GroupId) -> Version:
+        place = self._held_place(group)
+        if group not in self._buffers[place].reserved:
+            raise ProtocolError(f"group {group} is not reserved")
+        return place
+
+    def _room(self, number: Version) -> int:
+        buffer = self._buffers.get(number)
+        return self._size if buffer is None else buffer.room
+
+    def _highest_empty(self, version: Version) -> Version | None:
+        return next((b for b in reversed(self.window(version)) if self._room(b)), None)
+
+    def _take(self, group: GroupId) -> Version:
+        """EMPTY the entry that the group holds; its version."""
+        buffer = self._buffers[self._place.pop(group)]
+        room = buffer.room
+        held = buffer.reserved if group in buffer.reserved else buffer.occupied
+        version = held.pop(group)
+        self._num_empty += buffer.room - room
+        return version
+
+    def _put_reserved(self, group: GroupId, version: Version, target: Version) -> None:
+        buffer = self._enter(group, version, target)
+        buffer.put_reserved(group, version)
+        self._num_empty -= 1
+
+    def _put_occupied(self, group: GroupId, version: Version, target: Version) -> None:
+        buffer = self._enter(group, version, target)
+        room = buffer.room
+        buffer.put_occupied(group, version)
+        self._num_empty += buffer.room - room
+
+    def _enter(self, group: GroupId, version: Version, target: Version) -> Buffer:
+        """The buffer that the group is put into: the one place where the window is checked."""
+        assert max(version, self.first) <= target <= version + self.max_staleness, (version, target)
+        assert target < self.num_batches
+        buffer = self._buffers.get(target)
+        if buffer is None:
+            buffer = self._buffers[target] = Buffer(self.groups_per_batch, self._size)
+        assert buffer.room, f"buffer {target} takes nothing more"
+        self._place[group] = target
+        return buffer
