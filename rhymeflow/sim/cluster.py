@@ -129,6 +129,7 @@ class Cluster:
         self.everyone: list[Instance] = []
         """Instances that ever were, in the order they joined."""
         self.commands = self.facts = self.ticks = 0
+        self.num_instances = num_instances
         self._timeline = timeline
         self._heap: list[tuple[float, int, int, Callable[[Any], None], Any]] = []
         self._serial = 0

@@ -73,6 +73,8 @@ class Tally:
     pull: float = 0.0
     pulls: int = 0
     preemptions: int = 0
+    interrupts: int = 0
+    """Responses that were stopped to be continued, here or elsewhere, or to be concluded."""
     tokens_made: int = 0
     prompt_tokens: int = 0
     """Tokens taken in for responses that had not begun."""
@@ -237,6 +239,7 @@ class Instance:
                 case Interrupt(number=number, trajectories=trajectories):
                     for response in self._stop(trajectories):
                         response.store()
+                        self.tally.interrupts += 1
                         facts.append(
                             TrajectoryInterrupted(response.id, self.name, number, response.made)
                         )

@@ -19,7 +19,7 @@ NOT_NEEDED = "its group did not need it"
 """Why a member of a consumed group was not trained on: there were more than `num_generations`."""
 
 
-class LawBroken(AssertionError):
+class LawBroken(AssertionError):  # noqa: N818 - it is what happened
     """The run did what it must never do. A defect of the mind, or of the simulator."""
 
 

@@ -1,0 +1,241 @@
+"""What a simulated run was like: figures, and how they are shown.
+
+Holds true: throughput, steps per second and idle shares are of the steps after the first
+`skip_steps`, everything else is of the whole run. A run that broke a law has no result.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from rhymeflow.sim.cluster import Cluster, Step
+from rhymeflow.sim.ledger import Fate
+
+_NUM_QUANTILES = 5
+_WIDTH = 100
+_BAR = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Quantile:
+    """Responses of similar length, by the length they would have had, and how they ended."""
+
+    shortest: int
+    longest: int
+    responses: int
+    endings: dict[str, int]
+    """`consumed`, `filtered`, or `aborted: REASON`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Figures of a simulated run; times in virtual seconds."""
+
+    name: str
+    schedule: str
+    max_staleness: int
+    num_instances: int
+    devices: str
+    """What the cluster is made of, in words."""
+    steps: int
+    skipped: int
+    """Steps at the beginning that the rates and idle shares leave out."""
+    seconds: float
+    """Of the whole run."""
+    step_seconds: tuple[float, ...]
+    """From the publication of one version to that of the next."""
+    steps_per_second: float
+    throughput: float
+    """Trained tokens, of responses and prompts, per second."""
+    response_throughput: float
+    """Trained tokens of responses per second."""
+    trajectories_per_second: float
+    """Trained responses per second."""
+    idle_rollout: float
+    """Share of the instances' time in which they did nothing."""
+    idle_learner: float
+    """Share of the learner's time in which it neither trained nor pushed."""
+    staleness: dict[int, int]
+    """Trained responses by the age of their oldest token, in versions."""
+    quantiles: tuple[Quantile, ...]
+    mean_length: float
+    """Of trained responses."""
+    tokens_made: int
+    """Of responses, trained on or not."""
+    tokens_wasted: int
+    """Those of them that were not trained on."""
+    tokens_taken_in_again: int
+    """Of responses that had begun, after pulls, moves and preemptions."""
+    pulls: int
+    preemptions: int
+    interrupts: int
+    """Responses stopped in order to be moved, for a pull, or to be concluded."""
+    facts: int
+    commands: int
+    ticks: int
+
+    def json(self) -> str:
+        """All of it, as one JSON object."""
+        return json.dumps(dataclasses.asdict(self), indent=2)
+
+    def text(self) -> str:
+        """Tables for people."""
+        console = Console(file=io.StringIO(), width=_WIDTH, color_system=None)
+        console.print(_summary(self))
+        console.print(_staleness(self))
+        console.print(_endings(self))
+        assert isinstance(console.file, io.StringIO)
+        lines = (line.rstrip() for line in console.file.getvalue().splitlines())
+        return "\n".join(lines).strip("\n")
+
+
+def result(cluster: Cluster, *, name: str, schedule: str, devices: str, skipped: int) -> Result:
+    """The figures of a run that has come to its end."""
+    ledger, steps, plan = cluster.ledger, cluster.steps, cluster.plan
+    start = steps[skipped - 1] if skipped else Step(0, 0.0, 0.0, 0.0)
+    seconds = steps[-1].time - start.time
+    counted = ledger.batches[skipped:]
+    times = [0.0, *(step.time for step in steps)]
+    tallies = [instance.tally for instance in cluster.everyone]
+    made = sum(tally.tokens_made for tally in tallies)
+    trained = sum(batch.response_tokens for batch in ledger.batches)
+    prompt_tokens = sum(batch.prompt_tokens for batch in counted)
+    response_tokens = sum(batch.response_tokens for batch in counted)
+    responses = sum(batch.responses for batch in ledger.batches)
+    rollout_busy = steps[-1].rollout_busy - start.rollout_busy
+    return Result(
+        name=name,
+        schedule=schedule,
+        max_staleness=plan.max_staleness,
+        num_instances=cluster.num_instances,
+        devices=devices,
+        steps=len(steps),
+        skipped=skipped,
+        seconds=steps[-1].time,
+        step_seconds=tuple(b - a for a, b in zip(times, times[1:], strict=False)),
+        steps_per_second=len(counted) / seconds,
+        throughput=(prompt_tokens + response_tokens) / seconds,
+        response_throughput=response_tokens / seconds,
+        trajectories_per_second=sum(batch.responses for batch in counted) / seconds,
+        idle_rollout=1 - rollout_busy / (seconds * cluster.num_instances),
+        idle_learner=1 - (steps[-1].learner_busy - start.learner_busy) / seconds,
+        staleness=dict(sorted(ledger.staleness.items())),
+        quantiles=quantiles(ledger.fates),
+        mean_length=trained / responses,
+        tokens_made=made,
+        tokens_wasted=made - trained,
+        tokens_taken_in_again=sum(tally.taken_in_again for tally in tallies),
+        pulls=sum(tally.pulls for tally in tallies),
+        preemptions=sum(tally.preemptions for tally in tallies),
+        interrupts=sum(tally.interrupts for tally in tallies),
+        facts=cluster.facts,
+        commands=cluster.commands,
+        ticks=cluster.ticks,
+    )
+
+
+def quantiles(fates: Sequence[Fate]) -> tuple[Quantile, ...]:
+    """Cut the responses, sorted by length, into parts of equal numbers."""
+    ordered = sorted(fates, key=lambda fate: fate.length)
+    cuts = [round(i * len(ordered) / _NUM_QUANTILES) for i in range(_NUM_QUANTILES + 1)]
+    parts = [ordered[a:b] for a, b in zip(cuts, cuts[1:], strict=False) if a < b]
+    return tuple(
+        Quantile(
+            part[0].length,
+            part[-1].length,
+            len(part),
+            dict(sorted(Counter(_label(fate) for fate in part).items())),
+        )
+        for part in parts
+    )
+
+
+def _label(fate: Fate) -> str:
+    return f"aborted: {fate.reason}" if fate.ending == "aborted" else fate.ending
+
+
+# -- for people ------------------------------------------------------------------------------------
+
+
+def _table(title: str, *headings: str) -> Table:
+    table = Table(box=SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    return table
+
+
+def _summary(r: Result) -> Table:
+    rows: list[tuple[str, Any]] = [
+        ("cluster", r.devices),
+        ("schedule", f"{r.schedule}, staleness at most {r.max_staleness}"),
+        ("virtual time", f"{r.seconds:,.1f} s for {r.steps} steps"),
+        (
+            "step",
+            f"median {_median(r.step_seconds[r.skipped :]):,.2f} s, {r.steps_per_second:.4g} a "
+            "second",
+        ),
+        (
+            "trained",
+            f"{r.throughput:,.0f} tokens/s ({r.response_throughput:,.0f} of responses), "
+            f"{r.trajectories_per_second:,.2f} responses/s of {r.mean_length:,.0f} tokens",
+        ),
+        ("idle", f"rollout {r.idle_rollout:.1%}, learner {r.idle_learner:.1%}"),
+        (
+            "tokens made",
+            f"{r.tokens_made:,}, {r.tokens_wasted / max(1, r.tokens_made):.2%} of them not "
+            f"trained on; {r.tokens_taken_in_again:,} taken in again",
+        ),
+        (
+            "instances",
+            f"{r.pulls:,} pulls, {r.interrupts:,} responses interrupted, "
+            f"{r.preemptions:,} preempted",
+        ),
+    ]
+    title = f"{r.name}: rates and idle shares of the last {r.steps - r.skipped} steps"
+    table = Table(box=None, title=title, title_justify="left", show_header=False, pad_edge=False)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _staleness(r: Result) -> Table:
+    table = _table("Staleness of trained responses (their oldest token)", "versions", "responses")
+    table.add_column("share")
+    total = sum(r.staleness.values())
+    for age, count in r.staleness.items():
+        share = count / total
+        bar = "█" * round(share * _BAR)
+        table.add_row(str(age), f"{count:,}", f"{bar} {share:.1%}")
+    return table
+
+
+def _endings(r: Result) -> Table:
+    labels = sorted({label for q in r.quantiles for label in q.endings})
+    labels.sort(key=lambda label: (label.startswith("aborted"), label))
+    title = "Endings by length (of the response as it would have been)"
+    table = _table(title, "tokens", "responses", *labels)
+    for quantile in r.quantiles:
+        shares = [_share(quantile.endings.get(label, 0), quantile.responses) for label in labels]
+        span = f"{quantile.shortest:,} – {quantile.longest:,}"
+        table.add_row(span, f"{quantile.responses:,}", *shares)
+    return table
+
+
+def _share(count: int, of: int) -> str:
+    return f"{count / of:.1%}" if count else "–"
+
+
+def _median(values: Sequence[float]) -> float:
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2

@@ -1,0 +1,135 @@
+"""`rhymeflow simulate`: a configuration on a simulated cluster.
+
+Holds true: the mind is told what it would be told in a real run of this configuration (`planning`),
+but for held-out evaluation, which is left out. Two calls with equal arguments have equal results.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from rhymeflow import planning, profiles
+from rhymeflow.config import Config
+from rhymeflow.errors import UserError
+from rhymeflow.profiles import Profile
+from rhymeflow.sim import picture, trace
+from rhymeflow.sim.cluster import Cluster, Outage, Pace
+from rhymeflow.sim.instance import Hardware
+from rhymeflow.sim.result import Result, result
+from rhymeflow.sim.timeline import Timeline
+from rhymeflow.sim.workload import Workload
+from rhymeflow.sim.workload import workload as a_workload
+
+
+def simulate(config: Config, *, output: Path | None = None, workload: Path | None = None) -> Result:
+    """Simulate a run, and draw its timeline.
+
+    Args:
+        config: of the run; `simulation` is the cluster.
+        output: directory for `trace.json`, `timeline.png` and `result.json`; None:
+            `simulations/NAME`.
+        workload: run directory whose lengths are taken; None: `simulation.workload`.
+
+    Raises:
+        UserError: the configuration cannot be simulated; says why.
+    """
+    timeline = Timeline()
+    found = run(config, a_workload(config, workload), timeline=timeline)
+    directory = output or Path("simulations") / config.name
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "result.json").write_text(found.json() + "\n")
+        trace.write(directory / "trace.json", timeline, config.simulation.timeline_rows)
+        picture.draw(
+            directory / "timeline.png", timeline, found, config.simulation.timeline_rows
+        )
+    except OSError as error:
+        raise UserError(f"{directory}: cannot be written to: {error.strerror}") from None
+    return found
+
+
+def run(
+    config: Config,
+    workload: Workload,
+    *,
+    timeline: Timeline | None = None,
+    outages: Sequence[Outage] = (),
+) -> Result:
+    """Simulate a run on these lengths. Writes nothing.
+
+    Raises:
+        UserError: the configuration cannot be simulated.
+        LawBroken: the run broke the staleness bound, or lost a group: a defect.
+    """
+    simulation = config.simulation
+    if simulation.skip_steps >= config.learner.max_steps:
+        raise UserError(
+            f"simulation.skip_steps: {simulation.skip_steps} leaves nothing to measure of "
+            f"learner.max_steps = {config.learner.max_steps}"
+        )
+    profile = profiles.load(simulation.profile or config.schedule.cost_model)
+    num_instances, train_devices = _devices(config, profile)
+    cluster = Cluster(
+        dataclasses.replace(planning.plan(config), eval_steps=None),
+        planning.schedule(config),
+        _hardware(config, profile, train_devices),
+        workload,
+        Pace(
+            tick_seconds=simulation.tick_seconds,
+            snapshot_seconds=simulation.snapshot_seconds,
+            command_seconds=simulation.command_seconds,
+            fact_seconds=simulation.fact_seconds,
+            reward_seconds=simulation.reward_seconds,
+        ),
+        num_instances=num_instances,
+        outages=outages,
+        timeline=timeline,
+    )
+    cluster.run()
+    return result(
+        cluster,
+        name=config.name,
+        schedule=config.schedule.name,
+        devices=f"{num_instances} instances of {profile.description}; "
+        f"{train_devices} devices train",
+        skipped=simulation.skip_steps,
+    )
+
+
+def _devices(config: Config, profile: Profile) -> tuple[int, int]:
+    """How many instances there are, and how many devices train."""
+    simulation, each = config.simulation, profile.devices_per_instance
+    if simulation.num_devices is None:
+        return config.rollout.num_instances, 1
+    num_rollout = simulation.rollout_devices
+    if num_rollout is None:
+        num_rollout = simulation.num_devices // 2 // each * each
+    if num_rollout % each or not num_rollout:
+        raise UserError(
+            f"simulation.rollout_devices: {num_rollout} is no multiple of the {each} devices "
+            f"that an instance of {profile.name} takes"
+        )
+    return num_rollout // each, simulation.num_devices - num_rollout
+
+
+def _hardware(config: Config, profile: Profile, train_devices: int) -> Hardware:
+    rollout, simulation = config.rollout, config.simulation
+    kv_capacity = rollout.max_kv_tokens or profile.kv_capacity
+    prompt = simulation.workload.prompt_tokens
+    if prompt + rollout.max_completion_length > kv_capacity:
+        raise UserError(
+            f"rollout.max_completion_length: {rollout.max_completion_length} and a prompt of "
+            f"{prompt} tokens do not fit the KV cache of an instance, {kv_capacity} tokens"
+        )
+    return Hardware(
+        cost=profile.cost(train_devices),
+        capacity=rollout.max_running,
+        kv_capacity=kv_capacity,
+        watermark=int(simulation.kv_watermark * kv_capacity),
+        max_prefill_tokens=rollout.max_prefill_tokens,
+        max_length=rollout.max_completion_length,
+        share_prompts=simulation.share_prompts,
+        keep_cache=rollout.kv_cache_on_pull == "keep",
+    )
