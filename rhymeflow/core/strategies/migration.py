@@ -1,8 +1,16 @@
-"""Migration: what is taken away from where it is, to be routed anew."""
+"""Migration: what is taken away from where it is, to be routed anew.
+
+Holds true: what is taken is there, and a trajectory is taken once. Where it goes is not decided
+here; `rebalance` takes only what `waterfall` (and `fewest_requests`) would not give back.
+"""
 
 from __future__ import annotations
 
-from rhymeflow.core.strategies.view import FleetView, Migration
+from collections.abc import Iterable, Iterator
+
+from rhymeflow.core.strategies.routing import has_room, weighed
+from rhymeflow.core.strategies.view import FleetView, InstanceView, Migration, Weights
+from rhymeflow.core.types import TrajectoryId, Version
 
 
 def none(view: FleetView) -> tuple[Migration, ...]:
@@ -11,10 +19,81 @@ def none(view: FleetView) -> tuple[Migration, ...]:
 
 
 def rebalance(view: FleetView) -> tuple[Migration, ...]:
-    """Send back what waits on an instance, where that is more than `max_waiting`."""
-    limit = view.weights.max_waiting
-    return tuple(
-        Migration(instance.name, instance.waiting)
-        for instance in view.instances
-        if len(instance.waiting) > limit
+    """Send back what waits in vain, and share with the starved (StaleFlow, migration strategy).
+
+    More than `max_waiting` waiting on an instance: all that waits there is sent back.
+
+    An instance is starved if it has room, nothing in the queue could fill it, and another of its
+    version has more than `throughput_ratio` times its load. Load is the throughput that the cost
+    model gives for what is decoded there, in tokens per second. The other gives away what it
+    decodes, the fewest tokens first, for they are the cheapest to take in again.
+
+    Why it ends. Each that is taken must leave the donor at least as loaded as the starved one, by
+    throughput and by count, must gain more on the starved one than it would back on the donor, and
+    enough to be accepted there. So routing does not give it back, and a pair that has shared is
+    even: it shares again only after the loads have come apart by the whole ratio. Nothing is shared
+    while anything waits or is on its way back, so no gap is filled twice.
+    """
+    overfull = {x.name for x in view.instances if len(x.waiting) > view.weights.max_waiting}
+    back = [Migration(x.name, x.waiting) for x in view.instances if x.name in overfull]
+    if view.lowest_waiting is None and not overfull:
+        return tuple(_shares(view))
+    return tuple(back)
+
+
+def _shares(view: FleetView) -> Iterator[Migration]:
+    starved: dict[Version, list[InstanceView]] = {}
+    for instance in view.instances:
+        if has_room(instance) and not instance.waiting and instance.version not in view.admissible:
+            starved.setdefault(instance.version, []).append(instance)
+    for version, takers in starved.items():
+        # A single one has nothing to give: it would only change places.
+        givers = [x for x in view.instances if x.version == version and _num_decoded(x) > 1]
+        yield from _pairs(takers, givers, view.weights)
+
+
+def _pairs(
+    takers: Iterable[InstanceView], givers: Iterable[InstanceView], weights: Weights
+) -> Iterator[Migration]:
+    """The least loaded beside the most loaded, the second least beside the second most, ..."""
+
+    def load(instance: InstanceView) -> float:
+        return weights.cost.throughput(_num_decoded(instance), instance.kv_tokens)
+
+    least_first = sorted((load(x), place, x) for place, x in enumerate(takers))
+    most_first = sorted((-load(x), place, x) for place, x in enumerate(givers))
+    for (little, _, taker), (much, _, giver) in zip(least_first, most_first, strict=False):
+        if -much <= weights.throughput_ratio * little:
+            return
+        if taken := _taken(giver, taker, weights):
+            yield Migration(giver.name, taken)
+
+
+def _taken(giver: InstanceView, taker: InstanceView, weights: Weights) -> tuple[TrajectoryId, ...]:
+    """What the giver gives away: as many as the two can be evened out with."""
+    cost = weights.cost
+    decoded = sorted(
+        (tokens, trajectory)
+        for trajectory, tokens in giver.assigned.items()
+        if trajectory not in giver.waiting
     )
+    left, left_kv = len(decoded), giver.kv_tokens
+    count, kv_tokens = _num_decoded(taker), taker.kv_tokens
+    taken: list[TrajectoryId] = []
+    for tokens, trajectory in decoded:
+        left, left_kv = left - 1, max(0, left_kv - tokens)
+        size = weighed(tokens)  # as routing does when it compares
+        fits = count < min(left, taker.capacity) and kv_tokens + tokens <= taker.kv_capacity
+        stays = cost.gain(count, kv_tokens, size) > cost.gain(left, left_kv, size)
+        enough = weights.routing_gain * cost.gain(0, 0, tokens)
+        accepted = not count or cost.gain(count, kv_tokens, tokens) >= enough
+        count, kv_tokens = count + 1, kv_tokens + tokens
+        is_even = cost.throughput(count, kv_tokens) > cost.throughput(left, left_kv)
+        if not (fits and stays and accepted) or is_even:
+            break
+        taken.append(trajectory)
+    return tuple(taken)
+
+
+def _num_decoded(instance: InstanceView) -> int:
+    return len(instance.assigned) - len(instance.waiting)

@@ -7,10 +7,10 @@ one view has one answer.
 
 **A block ends the tick.** The queue comes in levels: V_traj, oldest first, then what is new.
 `waterfall` stops at the first trajectory that has no place, so nothing behind it can take what it
-waits for: old work is never overtaken by newer, and a long response never by shorter ones of its own
-level (StaleFlow blocks the levels below only; then a response that needs much room could be passed
-again and again). It also makes a tick in which nothing fits cost one look at the fleet, however
-long the queue is. `fewest_requests` does not block: whatever has no place is passed over.
+waits for: old work is never overtaken by newer, nor a long response by shorter ones of its level.
+(StaleFlow blocks the levels below only; then one that needs much room could be passed again and
+again.) It also makes a tick in which nothing fits cost one look at the fleet, however long the
+queue is. `fewest_requests` does not block: whatever has no place is passed over.
 
 **Tokens are weighed by powers of two.** Which instance gains most depends on the trajectory's
 tokens. Instances are compared at the largest power of two not above them, so a heap for each size

@@ -1,0 +1,230 @@
+"""Routing: rules on small fleets, laws on drawn ones, and a slow formula as the oracle."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import count
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rhymeflow.core.strategies.routing import fewest_requests, waterfall, weighed
+from rhymeflow.core.strategies.view import Assignment, FleetView, TrajectoryView
+from tests.core.strategies.fleets import COST_14B, fleet, fleets, instance, new, partial, shown
+
+Rule = Callable[[FleetView], list[Assignment]]
+RULES = pytest.mark.parametrize("rule", [fewest_requests, waterfall])
+
+
+def where(proposals: list[Assignment]) -> dict[int, str]:
+    return {proposal.trajectory.group: proposal.instance for proposal in proposals}
+
+
+# -- laws of both rules ---------------------------------------------------------------------------
+
+
+@RULES
+@given(view=fleets())
+def test_an_assignment_is_allowed_and_made_once(rule: Rule, view: FleetView) -> None:
+    waiting = {t.id: t for t in view.queue}
+    there = {x.name: x for x in view.instances}
+    given_to: dict[str, list[TrajectoryView]] = defaultdict(list)
+    order = []
+    for proposal in rule(view):
+        trajectory = waiting.pop(proposal.trajectory)  # a second time would raise
+        target = there[proposal.instance]
+        earlier = given_to[target.name]
+        kv_tokens = target.kv_tokens + sum(t.tokens for t in earlier)
+        assert target.accepts
+        assert target.version >= trajectory.min_version
+        assert len(target.assigned) + len(earlier) < target.capacity
+        assert kv_tokens < target.kv_capacity
+        if rule is waterfall:
+            assert kv_tokens + trajectory.tokens <= target.kv_capacity
+            assert not target.waiting
+        earlier.append(trajectory)
+        order.append(proposal.trajectory)
+    assert order == [t.id for t in view.queue if t.id in set(order)]
+
+
+@RULES
+@given(view=fleets())
+def test_one_view_has_one_answer_and_stays_as_it_is(rule: Rule, view: FleetView) -> None:
+    before = shown(view)
+    assert rule(view) == rule(view)
+    assert shown(view) == before
+
+
+@RULES
+@given(view=fleets(), data=st.data())
+def test_who_joined_first_only_tells_equals_apart(
+    rule: Rule, view: FleetView, data: st.DataObject
+) -> None:
+    """Whatever the order of joining, the first goes to the same load."""
+    other = replace(view, instances=tuple(data.draw(st.permutations(view.instances))))
+
+    def first(seen: FleetView) -> list[tuple[object, ...]]:
+        there = {x.name: x for x in seen.instances}
+        chosen = [(p.trajectory, there[p.instance]) for p in rule(seen)[:1]]
+        if rule is fewest_requests:
+            return [(trajectory, len(x.assigned)) for trajectory, x in chosen]
+        return [(trajectory, x.version, len(x.assigned), x.kv_tokens) for trajectory, x in chosen]
+
+    assert first(view) == first(other)
+
+
+class Endless:
+    """A queue without end, which counts what is read of it."""
+
+    def __init__(self) -> None:
+        self.num_read = 0
+
+    def __iter__(self) -> Iterator[TrajectoryView]:
+        for group in count():
+            self.num_read += 1
+            yield new(group)
+
+
+@RULES
+def test_a_full_fleet_reads_no_queue(rule: Rule) -> None:
+    queue = Endless()
+    full = [instance("a", running=64), instance("b", accepts=False)]
+    full.append(instance("c", kv_capacity=1000, running=1))
+    assert rule(replace(fleet(full), queue=queue)) == []
+    assert queue.num_read == 0
+
+
+@RULES
+def test_reading_stops_when_the_fleet_is_full(rule: Rule) -> None:
+    queue = Endless()
+    there = [instance("a", capacity=3), instance("b", capacity=2)]
+    assert len(rule(replace(fleet(there, routing_gain=0), queue=queue))) == 5
+    assert queue.num_read <= 6
+
+
+# -- fewest requests ------------------------------------------------------------------------------
+
+
+def fewest_slowly(view: FleetView) -> list[Assignment]:
+    """Look at every instance for each trajectory."""
+    counts = [len(x.assigned) for x in view.instances]
+    kv_tokens = [x.kv_tokens for x in view.instances]
+    proposals = []
+    for trajectory in view.queue:
+        able = [
+            (counts[i], i)
+            for i, x in enumerate(view.instances)
+            if x.accepts and x.version >= trajectory.min_version
+            if counts[i] < x.capacity and kv_tokens[i] < x.kv_capacity
+        ]
+        if able:
+            i = min(able)[1]
+            counts[i] += 1
+            kv_tokens[i] += trajectory.tokens
+            proposals.append(Assignment(trajectory.id, view.instances[i].name))
+    return proposals
+
+
+@given(view=fleets())
+def test_fewest_requests_is_the_slow_formula(view: FleetView) -> None:
+    assert fewest_requests(view) == fewest_slowly(view)
+
+
+def test_fewest_requests_levels() -> None:
+    there = [instance("a", running=3), instance("b", running=1), instance("c", running=2)]
+    proposals = fewest_requests(fleet(there, [new(i) for i in range(6)]))
+    assert [p.instance for p in proposals] == ["b", "b", "c", "a", "b", "c"]
+
+
+def test_fewest_requests_passes_over_what_has_no_place() -> None:
+    queue = [partial(0, 2), partial(1, 1), new(2)]
+    assert where(fewest_requests(fleet([instance(version=1)], queue))) == {1: "a", 2: "a"}
+
+
+# -- waterfall ------------------------------------------------------------------------------------
+
+
+def waterfall_slowly(view: FleetView) -> list[Assignment]:
+    """Look at every instance for each trajectory."""
+    cost, share = view.weights.cost, view.weights.routing_gain
+    counts = [len(x.assigned) for x in view.instances]
+    kv_tokens = [x.kv_tokens for x in view.instances]
+    proposals = []
+    for trajectory in view.queue:
+        tokens = trajectory.tokens
+        able = [
+            i
+            for i, x in enumerate(view.instances)
+            if x.accepts and not x.waiting and x.version >= trajectory.min_version
+            if counts[i] < x.capacity and kv_tokens[i] < x.kv_capacity
+            if kv_tokens[i] + tokens <= x.kv_capacity
+        ]
+        versions = sorted({view.instances[i].version for i in able})
+        for version in versions if trajectory.version is not None else reversed(versions):
+            of_class = [i for i in able if view.instances[i].version == version]
+            gains = [(cost.gain(counts[i], kv_tokens[i], weighed(tokens)), -i) for i in of_class]
+            i = -max(gains)[1]
+            enough = share * cost.gain(0, 0, tokens)
+            if not counts[i] or cost.gain(counts[i], kv_tokens[i], tokens) >= enough:
+                break
+        else:
+            break
+        counts[i] += 1
+        kv_tokens[i] += tokens
+        proposals.append(Assignment(trajectory.id, view.instances[i].name))
+    return proposals
+
+
+@given(view=fleets())
+def test_waterfall_is_the_slow_formula(view: FleetView) -> None:
+    assert waterfall(view) == waterfall_slowly(view)
+
+
+def test_new_ones_prefer_the_highest_version_partial_ones_the_lowest_they_may() -> None:
+    there = [instance(f"v{version}", version) for version in range(4)]
+    queue = [partial(0, 1), partial(1, 3), new(2), new(3, min_version=2)]
+    assert where(waterfall(fleet(there, queue))) == {0: "v1", 1: "v3", 2: "v3", 3: "v3"}
+
+
+def test_the_largest_gain_depends_on_the_tokens() -> None:
+    """A few long ones beside many short ones: the cache weighs for a short one, the count for a
+    long one."""
+    few, many = instance("few", running=[10_000]), instance("many", running=[500] * 10)
+    assert where(waterfall(fleet([few, many], [new(0, 10)]))) == {0: "many"}
+    assert where(waterfall(fleet([few, many], [new(0, 10_000)]))) == {0: "few"}
+
+
+def test_a_gain_too_small_goes_to_the_next_class_and_then_nowhere() -> None:
+    def gain(number: int) -> float:
+        return COST_14B.gain(number, 1000 * number, 1000)
+
+    ideal = gain(0)
+    assert gain(20) > 0.25 * ideal > gain(60)
+    busy, calm = instance("busy", 1, running=60), instance("calm", 0, running=20)
+    assert where(waterfall(fleet([busy, calm], [new(0)]))) == {0: "calm"}
+    assert where(waterfall(fleet([busy], [new(0)]))) == {}
+    assert where(waterfall(fleet([busy], [new(0)], routing_gain=0))) == {0: "busy"}
+    # A share above 1 is asked for in vain, but an empty instance takes what there is.
+    assert where(waterfall(fleet([instance()], [new(0)], routing_gain=2))) == {0: "a"}
+
+
+def test_what_has_no_place_is_not_overtaken() -> None:
+    there = [instance(version=1, kv_capacity=5000)]
+    assert where(waterfall(fleet(there, [partial(0, 0, 6000), partial(1, 0, 10), new(2)]))) == {}
+    assert where(waterfall(fleet(there, [partial(0, 0, 10), partial(1, 2), new(2)]))) == {0: "a"}
+
+
+def test_an_instance_on_which_anything_waits_gets_nothing_from_waterfall() -> None:
+    there = [instance("a", running=2, waiting=1), instance("b", running=9)]
+    assert where(waterfall(fleet(there, [new(0)]))) == {0: "b"}
+    assert where(fewest_requests(fleet(there, [new(0)]))) == {0: "a"}
+
+
+@given(tokens=st.integers(0, 10**7))
+def test_weighed_is_the_power_of_two_below(tokens: int) -> None:
+    size = weighed(tokens)
+    assert size <= tokens <= max(0, 2 * size - 1)
+    assert size & (size - 1) == 0

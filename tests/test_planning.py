@@ -1,0 +1,122 @@
+"""From the configuration to the mind's plan and rules."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rhymeflow import planning, profiles
+from rhymeflow.config import Config, DataConfig, LearnerConfig, RolloutConfig, ScheduleConfig
+from rhymeflow.core.strategies.routing import fewest_requests, waterfall
+from rhymeflow.core.strategies.schedules import SCHEDULES
+from rhymeflow.core.strategies.sync import drained, status
+from rhymeflow.errors import UserError
+
+
+def rules(**values: Any) -> Config:
+    return Config(schedule=ScheduleConfig(**values))
+
+
+def refused(**values: Any) -> str:
+    with pytest.raises(UserError) as error:
+        planning.schedule(rules(**values))
+    return str(error.value)
+
+
+# -- the plan -------------------------------------------------------------------------------------
+
+
+def test_every_number_arrives() -> None:
+    config = Config(
+        learner=LearnerConfig(max_steps=7, groups_per_batch=6),
+        rollout=RolloutConfig(num_generations=5),
+        schedule=ScheduleConfig(
+            max_staleness=3, extra_groups=2, extra_generations=1, filter_zero_variance=True,
+            max_filtered_batches=9, on_stuck="retry", stuck_threshold=8, max_retries=4,
+        ),
+    )  # fmt: skip
+    made = planning.plan(config)
+    assert {field.name: getattr(made, field.name) for field in fields(made)} == {
+        "num_batches": 7,
+        "groups_per_batch": 6,
+        "num_generations": 5,
+        "max_staleness": 3,
+        "eval_steps": config.run.eval_steps,
+        "extra_groups": 2,
+        "extra_generations": 1,
+        "filter_zero_variance": True,
+        "max_filtered": 54,
+        "on_stuck": "retry",
+        "stuck_threshold": 8,
+        "max_retries": 4,
+    }
+
+
+def test_nothing_held_out_is_no_evaluation() -> None:
+    assert planning.plan(Config(data=DataConfig(eval_size=0))).eval_steps is None
+
+
+@pytest.mark.parametrize(("name", "bound"), [("synchronous", 0), ("one_step", 1), ("partial", 1)])
+def test_the_bound_of_a_schedule(name: str, bound: int) -> None:
+    assert planning.plan(rules(name=name)).max_staleness == bound
+
+
+# -- the rules ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_bundle_by_name(name: str) -> None:
+    made, bundle = planning.schedule(rules(name=name)), SCHEDULES[name]
+    assert made.name == name
+    assert all(getattr(made, piece) == getattr(bundle, piece) for piece in bundle._fields)
+
+
+def test_pieces_by_name() -> None:
+    made = planning.schedule(rules(routing="fewest_requests", sync="status", migration="none"))
+    assert (made.routing, made.sync) == (fewest_requests, status)
+    assert made.on_pull == "spread"
+    made = planning.schedule(rules(name="bounded", routing="waterfall", on_pull="keep"))
+    assert (made.routing, made.sync, made.on_pull) == (waterfall, drained, "keep")
+
+
+def test_weights() -> None:
+    chosen = rules(
+        cost_model="qwen2.5-14b-h20", routing_gain=0.5, max_waiting=7, throughput_ratio=2.5
+    )
+    weights = planning.schedule(chosen).weights
+    assert weights.cost == profiles.load("qwen2.5-14b-h20").cost(1)
+    assert (weights.routing_gain, weights.max_waiting, weights.throughput_ratio) == (0.5, 7, 2.5)
+
+
+def first_come(view, key=None):
+    return []
+
+
+def no_arguments():
+    return []
+
+
+def test_functions_of_the_users(tmp_path: Path) -> None:
+    made = planning.schedule(rules(routing="tests.test_planning.first_come"))
+    assert made.routing is first_come
+    path = tmp_path / "my_rules.py"
+    path.write_text("def never(instance, view):\n    return False\n")
+    assert planning.schedule(rules(sync=f"{path}:never")).sync(None, None) is False
+
+
+def test_what_is_no_rule(tmp_path: Path) -> None:
+    assert refused(routing="watrefall") == (
+        'schedule.routing: given "watrefall", allowed: fewest_requests, waterfall, or a function '
+        "of your own, path/to/file.py:function or dotted; did you mean waterfall?"
+    )
+    assert "schedule.sync: " in refused(sync="waterfall")
+    assert "did you mean rebalance?" in refused(migration="rebalnce")
+    assert refused(sync="no/such.py:f").startswith("schedule.sync: no/such.py:f: there is no file")
+    message = refused(migration="tests.test_planning.no_arguments")
+    assert message.startswith("schedule.migration: tests.test_planning.no_arguments: cannot be")
+    assert "f(view)" in message
+    assert "there is no 'first_com'" in refused(routing="tests.test_planning.first_com")
+    assert "did you mean" in refused(cost_model="demo-cpo")
