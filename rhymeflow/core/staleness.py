@@ -23,9 +23,9 @@ of buffer b only if
 
 | operation | on a group that is | it takes | then |
 | --- | --- | --- | --- |
-| reserve | in no buffer | the highest EMPTY entry in its window; none: refused | |
-| tighten | RESERVED | the entry held; outside the smaller window: the highest EMPTY one there | late |
-| occupy | RESERVED | after giving its own up, and late: the lowest EMPTY one in its window | settle |
+| reserve | in no buffer | the highest EMPTY entry in its window | |
+| tighten | RESERVED | the one held, or if it must, the highest EMPTY one in its window | late |
+| occupy | RESERVED | its own given up, then late, the lowest EMPTY one in its window | settle |
 | release | in a buffer | none: it ended without being trained on | settle |
 | consume | in the first buffer | none: the buffer has met its target | |
 
@@ -35,7 +35,8 @@ of buffer b only if
 | early | OCCUPIED | any later buffer | the lowest EMPTY entry | oldest, drawn first |
 | surplus | RESERVED | a buffer that has met its target | nothing: returned | |
 
-Moves stay in the group's window and are made until there are none; `settle` is late, then early
+`reserve` and `tighten` are refused where there is no such entry. Moves stay in the group's window
+and are made until there are none; `settle` is late, then early
 with late after each move, then surplus. In `occupy`, where the group's own entry must not be moved
 out of its reach, late empties no buffer below the group's version before the group has its entry.
 

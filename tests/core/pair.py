@@ -1,0 +1,123 @@
+"""The fast protocol and the naive one side by side, and what must hold of both at any time."""
+
+from rhymeflow.core.staleness import ProtocolError, StalenessBuffers
+from tests.core.naive import NaiveBuffers, Row
+
+
+class Pair:
+    """Carries out each operation on both, compares what comes of it, and checks the laws."""
+
+    def __init__(self, **sizes: int) -> None:
+        self.fast = StalenessBuffers(**sizes)
+        self.slow = NaiveBuffers(**sizes)
+        self.ended: list[int] = []
+        """Groups that hold no entry any more."""
+        self.serial = 0
+        """The next new group."""
+        self.settled = True
+        """Whether nothing but `tighten` can have left finished work waiting."""
+
+    @property
+    def rows(self) -> list[Row]:
+        return self.slow.rows
+
+    def held(self, state: str | None = None) -> list[int]:
+        return [r.group for r in self.rows if state in (None, r.state)]
+
+    def do(self, operation: str, *arguments: int):
+        """The operation's result, the same on both sides; None where it is refused by both."""
+        before = rows_of(self.fast)
+        results = []
+        for side in (self.fast, self.slow):
+            try:
+                results.append(("result", getattr(side, operation)(*arguments)))
+            except ProtocolError:
+                results.append(("refused", None))
+        assert results[0] == results[1], f"{operation}{arguments}: {results}"
+        outcome, result = results[0]
+        if outcome == "refused" or result is None or result is False:
+            assert rows_of(self.fast) == before, f"{operation}{arguments} changed the books"
+        else:
+            self._after(operation, arguments, result, before)
+        self.check(operation)
+        return result
+
+    def _after(self, operation, arguments, result, before) -> None:
+        """What the operation is for, said without the rules."""
+        if operation in ("occupy", "release", "consume"):
+            self.ended += result
+        if operation == "release":
+            self.ended.append(arguments[0])
+        if operation == "occupy":
+            (place,) = (row[3] for row in before if row[0] == arguments[0])
+            assert self.fast.place(arguments[0]) <= place, "later than where it was reserved"
+        if operation == "consume":
+            bound = self.fast.first - 1 - self.fast.max_staleness
+            assert len(result) == self.fast.groups_per_batch
+            assert all(row[1] >= bound for row in before if row[0] in result), "law 1"
+        if operation in ("occupy", "release"):
+            self.settled = True
+        elif operation == "tighten":
+            self.settled = False
+        kept = {row[0] for row in before} - set(self.ended)
+        assert kept <= {row[0] for row in rows_of(self.fast)}, "a group is lost"
+
+    def check(self, operation: str) -> None:
+        """Equal books, and the laws."""
+        rows = rows_of(self.fast)
+        assert rows == sorted((r.group, r.version, r.state, r.place) for r in self.rows), operation
+        check_laws(self.fast, rows, self.settled)
+        fast, slow = self.fast, self.slow
+        assert fast.num_empty() == slow.num_empty()
+        assert fast.ready() == slow.ready()
+        end = min(fast.first + fast.max_staleness + 2, fast.num_batches)
+        for number in range(fast.first, end):
+            assert fast.state(number) == slow.state(number)
+            reserved = tuple(g for g, _, state, b in rows if b == number and state == "reserved")
+            assert fast.reserved_in(number) == reserved
+        for version in range(max(0, fast.first - fast.max_staleness - 1), end):
+            assert fast.admissible(version) == slow.admissible(version)
+
+
+def rows_of(fast: StalenessBuffers) -> list[tuple[int, int, str, int]]:
+    """(group, version, state, buffer) of all groups that hold an entry, by group."""
+    rows = []
+    for number, buffer in fast.books().items():
+        rows += [(g, v, "reserved", number) for g, v in buffer.reserved.items()]
+        rows += [(g, v, "occupied", number) for g, v in buffer.occupied.items()]
+    return sorted(rows)
+
+
+def check_laws(fast: StalenessBuffers, rows, settled: bool) -> None:
+    """The laws on the books alone, whatever rules led there."""
+    eta, size = fast.max_staleness, fast.groups_per_batch + fast.extra_groups
+    assert len({group for group, *_ in rows}) == len(rows), "a group holds two entries"
+    occupied: dict[int, int] = {}
+    held: dict[int, int] = {}
+    for group, version, state, number in rows:
+        assert fast.first <= number < fast.num_batches, "a buffer that does not exist"
+        assert version <= number <= version + eta, "the bound"
+        assert fast.place(group) == number
+        assert fast.version(group) == version
+        held[number] = held.get(number, 0) + 1
+        occupied[number] = occupied.get(number, 0) + (state == "occupied")
+    met = {b for b, count in occupied.items() if count == fast.groups_per_batch}
+    assert all(count <= size for count in held.values()), "over capacity"
+    assert all(count <= fast.groups_per_batch for count in occupied.values()), "over target"
+    assert all(state == "occupied" for *_, state, b in rows if b in met), "surplus was kept"
+    taken = sum(size if b in met else count for b, count in held.items())
+    assert fast.num_empty() == (fast.num_batches - fast.first) * size - taken
+    for _, version, state, number in rows:
+        for other in range(max(fast.first, version), min(version + eta + 1, fast.num_batches)):
+            room = other not in met and held.get(other, 0) < size
+            if state == "reserved":
+                assert not (room and other > number), "a reservation could be later"
+            elif settled:
+                assert not (room and other < number), "finished work could be earlier"
+    first = fast.first
+    assert (
+        first >= fast.num_batches
+        or fast.ready()
+        or fast.reserved_in(first)
+        or fast.admissible(first)
+    ), "nobody can complete the first buffer"
