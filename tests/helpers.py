@@ -99,6 +99,8 @@ class FakeInstance:
     running: dict[TrajectoryId, int] = field(default_factory=dict)
     evaluating: int | None = None
     last_number: int = 0
+    told: int = 0
+    """The version it will hold after all it was told, as far as the mind can know."""
     alive: bool = True
 
 
@@ -136,7 +138,10 @@ class FakeBody:
         self.published, self.serial, self.training = 0, 0, None
         self.prompt_of: dict[int, int] = {}
         self.num_prompts = 0
+        self.begun: dict[TrajectoryId, int] = {}
+        """V_traj, as the mind can know it."""
         self.started: dict[TrajectoryId, int] = {}
+        """The least version that a response was really made under."""
         self.stored: dict[TrajectoryId, int] = {}
         self.complete: set[TrajectoryId] = set()
         self.batches: list[tuple[int, ...]] = []
@@ -217,6 +222,8 @@ class FakeBody:
                     self.stored[trajectory] = length
                 case TrajectoryFinished(trajectory=trajectory):
                     self._judge(trajectory)
+                case Pulled(version=version):
+                    instance.told = max(instance.told, version)
         self._report(event)
 
     def _judge(self, trajectory: TrajectoryId) -> None:
@@ -255,7 +262,17 @@ class FakeBody:
             case _:
                 instance = self.instances[command.instance]
                 assert instance.alive, f"{command} to one that left"
+                self._check_instance_command(instance, command)
                 instance.inbox += [command] * (1 + (self.random.random() < self.duplicates))
+
+    def _check_instance_command(self, instance: FakeInstance, command: Command) -> None:
+        match command:
+            case Pull(version=version):
+                assert instance.told < version <= self.published
+                instance.told = version
+            case Route(trajectory=trajectory):
+                begun = self.begun.setdefault(trajectory, instance.told)
+                assert instance.told >= begun, "goes on under weights older than it began under"
 
     def _draw(self, prompt: int, repeats: int | None) -> None:
         self.draws.append(GroupDrawn(self.serial, prompt, 0, 5, repeats))
@@ -355,7 +372,7 @@ class FakeBody:
         self._join(f"{instance.name}.{self.crashes}", instance.capacity)
 
     def _join(self, name: str, capacity: int) -> None:
-        self.instances[name] = FakeInstance(name, capacity, self.published)
+        self.instances[name] = FakeInstance(name, capacity, self.published, told=self.published)
         self.facts.append(InstanceJoined(name, self.published, capacity, 10_000))
 
     def _publish(self) -> None:

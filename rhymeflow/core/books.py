@@ -133,7 +133,7 @@ class Books:
         """Abort those of the group that are not judged."""
         told: dict[InstanceId, list[TrajectoryId]] = {}
         for trajectory, member in zip(group.ids(), group.members, strict=True):
-            if member.state in (State.REWARDED, State.ABORTED):
+            if member.state is State.REWARDED:
                 continue
             if member.state is State.WAITING:
                 self.queue.take(trajectory, member.version)

@@ -364,6 +364,18 @@ def test_the_strategies_of_a_user_cannot_break_the_protocol():
     with pytest.raises(AssertionError, match="deadlock"):  # nobody ever pulls
         run(plan, schedule)
     assert run(plan, replace(schedule, sync=lambda i, v: True)).finished
+    one_lags = replace(schedule, sync=lambda i, v: i.name == "rollout-0" or not i.assigned)
+    assert all(run(plan, one_lags, seed=seed).finished for seed in range(20))
+
+
+def test_a_group_that_is_filtered_can_complete_a_batch_and_leave_surplus():
+    # Its entry is taken by finished work of a later batch, and then others there are too many.
+    plan = a_plan(
+        num_batches=6, groups_per_batch=1, extra_groups=1, num_generations=1,
+        filter_zero_variance=True,
+    )  # fmt: skip
+    for seed in range(300):
+        run(plan, a_schedule("partial"), capacities=(2, 2), seed=seed)
 
 
 def test_finish_is_said_once_and_last():
