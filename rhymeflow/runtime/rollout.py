@@ -102,12 +102,16 @@ class Instance:
     def serve(self) -> None:
         """Carry out commands and iterate, until `Shutdown`."""
         while not self._ending:
-            self._listen()
-            if self.engine.has_work:
-                started = time.perf_counter()
-                self._report(self.engine.step())
-                self.busy_seconds += time.perf_counter() - started
-            self._report_status()
+            self.turn()
+
+    def turn(self) -> None:
+        """Carry out what has arrived, run one iteration if there is anything to run, report."""
+        self._listen()
+        if self.engine.has_work:
+            started = time.perf_counter()
+            self._report(self.engine.step())
+            self.busy_seconds += time.perf_counter() - started
+        self._report_status()
 
     def _listen(self) -> None:
         """Carry out what has arrived; with nothing to do, wait a little for more."""

@@ -1,0 +1,257 @@
+"""An instance, in this process: commands in, messages out, over a real connection."""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+from collections import defaultdict
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from rhymeflow.core.types import TrajectoryId
+from rhymeflow.runtime import rollout
+from rhymeflow.runtime.messages import (
+    Attach,
+    Forget,
+    Halt,
+    Halted,
+    InstanceStatus,
+    Joined,
+    Made,
+    Produce,
+    PullWeights,
+    ResponseDone,
+    WeightsPulled,
+    receive,
+    send,
+)
+from rhymeflow.servers.layout import layout_of
+from rhymeflow.servers.parameters import ParameterServer
+from tests.runtime.tiny import tiny_config
+
+PROMPTS = ([2, 3, 12, 5], [4, 12, 4], [9, 8, 7, 6, 12, 2])
+IDS = [TrajectoryId(group, member) for group in range(len(PROMPTS)) for member in range(3)]
+
+
+@pytest.fixture
+def config(tmp_path):
+    return tiny_config(tmp_path, rollout={"max_running": 4, "max_completion_length": 40})
+
+
+@pytest.fixture
+def weights(config):
+    return dict(AutoModelForCausalLM.from_pretrained(config.model.name).named_parameters())
+
+
+@pytest.fixture
+def parameters(weights):
+    server = ParameterServer.create(layout_of(weights))
+    server.push(0, weights)
+    yield server
+    server.close()
+
+
+class Side:
+    """The controller's side of one instance: what it was told and what it said."""
+
+    def __init__(self, name, config, parameters, monkeypatch, never_stops=False):
+        monkeypatch.setattr(rollout, "STATUS_SECONDS", 0.0)  # in every turn
+        self.ours, theirs = multiprocessing.Pipe()
+        send(self.ours, Attach(parameters.handle))
+        self.instance = rollout.Instance(theirs, name, config)
+        assert isinstance(receive(self.ours), Joined)
+        if never_stops:
+            self.instance.stop_tokens = frozenset()
+        self.number = 0
+
+    def tell(self, kind, *values, number=None):
+        if number is None:
+            self.number = number = self.number + 1
+        send(self.ours, kind(number, *values))
+
+    def produce(self, trajectory, tokens=()):
+        prompt = trajectory.group
+        self.tell(Produce, trajectory, prompt, 0, list(PROMPTS[prompt]), list(tokens))
+
+    def turns(self, count):
+        """Run some turns; return what was said."""
+        heard = []
+        for _ in range(count):
+            self.instance.turn()
+            while self.ours.poll():
+                heard.append(receive(self.ours))
+        return heard
+
+
+class Store:
+    """What the trajectory server would hold."""
+
+    def __init__(self):
+        self.tokens, self.logprobs = defaultdict(list), defaultdict(list)
+        self.versions, self.done = defaultdict(list), {}
+        self.statuses, self.halted, self.pulled = [], [], []
+
+    def take(self, heard):
+        for message in heard:
+            match message:
+                case Made():
+                    for part in message.parts:
+                        key = part.trajectory
+                        assert part.start == len(self.tokens[key]), "parts follow one another"
+                        assert len(part.tokens) == len(part.logprobs) > 0
+                        self.tokens[key] += part.tokens
+                        self.logprobs[key] += part.logprobs
+                        self.versions[key] += [part.version] * len(part.tokens)
+                case ResponseDone():
+                    assert message.length == len(self.tokens[message.trajectory])
+                    assert message.trajectory not in self.done
+                    self.done[message.trajectory] = message.reason
+                case Halted():
+                    assert message.length == len(self.tokens[message.trajectory])
+                    self.halted.append((message.number, message.trajectory))
+                case InstanceStatus():
+                    self.statuses.append(message)
+                case WeightsPulled():
+                    self.pulled.append((message.number, message.version))
+                case _:
+                    raise AssertionError(message)
+        return self
+
+
+def undisturbed(config, parameters, monkeypatch):
+    side, store = Side("rollout-0", config, parameters, monkeypatch), Store()
+    for trajectory in IDS:
+        side.produce(trajectory)
+    while len(store.done) < len(IDS):
+        store.take(side.turns(1))
+    return store
+
+
+def test_moved_between_instances_any_number_of_times(config, parameters, monkeypatch):
+    """Law 3, over the wire: what moves is the tokens that the controller has been sent."""
+    expected = undisturbed(config, parameters, monkeypatch)
+    assert len({len(tokens) for tokens in expected.tokens.values()}) > 3, "not ragged"
+    sides = [Side(f"rollout-{i}", config, parameters, monkeypatch) for i in range(2)]
+    for seed in range(6):
+        chance, store = random.Random(seed), Store()
+        at = dict.fromkeys(IDS, 0)
+        for trajectory in IDS:
+            sides[0].produce(trajectory)
+        while len(store.done) < len(IDS):
+            moving = [t for t in IDS if t not in store.done and chance.random() < 0.4]
+            for origin, side in enumerate(sides):
+                side.tell(Halt, tuple(t for t in moving if at[t] == origin))
+                # Those that finish before they hear of it are passed over.
+                heard = side.turns(1)
+                store.take(heard)
+                for message in heard:
+                    if isinstance(message, Halted):
+                        at[message.trajectory] = 1 - origin
+                        tokens = store.tokens[message.trajectory]
+                        sides[1 - origin].produce(message.trajectory, tokens)
+                store.take(side.turns(chance.randrange(4)))
+        assert store.done == expected.done
+        assert store.tokens == expected.tokens
+        for trajectory in IDS:
+            assert store.logprobs[trajectory] == pytest.approx(
+                expected.logprobs[trajectory], abs=1e-5
+            )
+        assert len(store.halted) > 10
+
+
+def test_a_command_delivered_twice_is_carried_out_once(config, parameters, monkeypatch):
+    side, store = Side("rollout-0", config, parameters, monkeypatch, True), Store()
+    for number in (1, 2, 1, 2):
+        trajectory = IDS[number]
+        prompt = list(PROMPTS[trajectory.group])
+        side.tell(Produce, trajectory, trajectory.group, 0, prompt, [], number=number)
+    side.tell(Halt, (IDS[1],), number=3)
+    side.tell(Halt, (IDS[2],), number=3)
+    store.take(side.turns(1))
+    assert store.halted == [(3, IDS[1])]
+    assert store.statuses[-1].number == 3
+    assert set(store.versions) == {IDS[2]}
+    assert store.statuses[-1].running == 1
+
+
+def test_what_is_not_there_is_passed_over(config, parameters, monkeypatch):
+    side, store = Side("rollout-0", config, parameters, monkeypatch), Store()
+    side.tell(Halt, tuple(IDS))
+    side.tell(Forget, tuple(IDS))
+    store.take(side.turns(1))
+    assert store.halted == []
+    assert store.statuses[-1].number == 2
+
+
+def test_what_is_forgotten_is_not_heard_of_again(config, parameters, monkeypatch):
+    side, store = Side("rollout-0", config, parameters, monkeypatch, True), Store()
+    for trajectory in IDS[:3]:
+        side.produce(trajectory)
+    store.take(side.turns(2))
+    side.tell(Forget, (IDS[0],))
+    while len(store.done) < 2:
+        store.take(side.turns(1))
+    assert set(store.done) == {IDS[1], IDS[2]}
+    assert len(store.tokens[IDS[0]]) <= 2
+    assert store.statuses[-1].kv_tokens == 0
+
+
+def test_a_response_that_is_complete_already_is_only_said_to_be(config, parameters, monkeypatch):
+    """Its maker sent the last token and died before it could say that it was the last."""
+    expected = undisturbed(config, parameters, monkeypatch)
+    side, store = Side("rollout-1", config, parameters, monkeypatch), Store()
+    for trajectory in IDS:
+        store.tokens[trajectory] = expected.tokens[trajectory]
+        side.produce(trajectory, expected.tokens[trajectory])
+    store.take(side.turns(1))
+    assert store.done == expected.done
+    assert not store.versions, "nothing was made"
+
+
+def test_a_status_says_what_waits_and_comes_after_the_tokens(config, parameters, monkeypatch):
+    side, store = Side("rollout-0", config, parameters, monkeypatch, True), Store()
+    for trajectory in IDS[:6]:
+        side.produce(trajectory)
+    store.take(side.turns(2))
+    status = store.statuses[-1]
+    assert (status.number, status.running) == (6, 4)
+    assert status.waiting == tuple(IDS[4:6])
+    assert sum(map(len, store.tokens.values())) == status.tokens > 0, "sent before it was counted"
+
+
+@pytest.mark.parametrize("kept", ["recompute", "keep"])
+def test_a_pull_ends_the_segment_and_keeps_what_runs(
+    tmp_path, config, weights, parameters, monkeypatch, kept
+):
+    config = tiny_config(
+        tmp_path,
+        rollout={"max_running": 4, "max_completion_length": 40, "kv_cache_on_pull": kept},
+    )
+    side, store = Side("rollout-0", config, parameters, monkeypatch, True), Store()
+    for trajectory in IDS[::3]:
+        side.produce(trajectory)
+    store.take(side.turns(4))
+    cached = store.statuses[-1].kv_tokens
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for tensor in weights.values():
+            tensor += 0.05 * torch.randn_like(tensor)
+    parameters.push(1, weights)
+    # Two turns without a status: their tokens are handed over by the pull, as of version 0.
+    monkeypatch.setattr(rollout, "STATUS_SECONDS", 3600.0)
+    assert side.turns(2) == []
+    monkeypatch.setattr(rollout, "STATUS_SECONDS", 0.0)
+    side.tell(PullWeights, 1)
+    send(side.ours, PullWeights(side.number, 1))  # twice
+    rows = []
+    hook = side.instance.model.model.register_forward_pre_hook(
+        lambda module, args, kwargs: rows.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
+    store.take(side.turns(1))
+    hook.remove()
+    assert store.pulled == [(4, 1)]
+    assert rows == [3] if kept == "keep" else rows[0] > cached
+    for trajectory in IDS[::3]:
+        assert store.versions[trajectory] == [0] * 6 + [1]
