@@ -1,8 +1,9 @@
 """Measure this machine with a run's model, and fit the cost model to it.
 
-Holds true: engine and learner are measured in processes of their own, one after the other, each
-with the threads and cores that the configuration gives it; held-out timings are not fitted to.
-Knows nothing of how a run is carried out.
+Holds true: engine and learner are measured in processes of their own, with the threads and cores
+that the configuration gives them: at the same time, as they work in a run, or each alone if the
+bound is 0 and they take turns. Held-out timings are not fitted to. Knows nothing of how a run is
+carried out.
 """
 
 from __future__ import annotations
@@ -15,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rhymeflow import profiles
-from rhymeflow.calibration import engine, learner
-from rhymeflow.calibration.engine import EngineTimings, Intake
+from rhymeflow.calibration.engine import EngineBench, EngineTimings, Intake
 from rhymeflow.calibration.fit import (
     DecodeFit,
     DecodeTiming,
@@ -26,8 +26,8 @@ from rhymeflow.calibration.fit import (
     fit_decode,
     fit_line,
 )
-from rhymeflow.calibration.isolated import isolated
-from rhymeflow.calibration.learner import LearnerTimings, TrainTiming
+from rhymeflow.calibration.learner import LearnerBench, LearnerTimings, TrainTiming
+from rhymeflow.calibration.workers import Job, together
 from rhymeflow.config import Config
 from rhymeflow.profiles import Profile
 
@@ -84,20 +84,25 @@ def calibrate(config: Config, *, output: Path | None) -> Calibration:
     Raises:
         UserError: the model or the prompts cannot be loaded, or the file not be written.
     """
-    text = config.model_dump_json()
-    rollout, training = config.rollout, config.learner
-    share = max(1, len(os.sched_getaffinity(0)) // (1 + rollout.num_instances))
-    num_threads = rollout.num_threads or share, training.num_threads or share
-    engine_cpus = rollout.cpus[0] if rollout.cpus is not None else None
-    engine_timings = isolated(engine.measure, text, num_threads[0], engine_cpus)
-    learner_timings = isolated(learner.measure, text, num_threads[1], training.cpus)
+    jobs = workers(config)
+    # Workers that take turns are measured alone, those that do not at the same time.
+    turns = [[job] for job in (jobs[0], jobs[-1])] if config.schedule.bound == 0 else [jobs]
+    timings = [timing for jobs in turns for timing in together(jobs)]
     name = config.name if output is None else output.stem
-    machine = _machine(num_threads)
-    found = fitted(config, name, machine, engine_timings, learner_timings)
+    found = fitted(config, name, _machine(jobs), timings[0], timings[-1])
     if output is not None:
         profiles.save(found.profile, output)
         return Calibration(found.profile, found.rows, output)
     return found
+
+
+def workers(config: Config) -> list[Job]:
+    """The workers that a run has: its instances, then the learner."""
+    rollout, training, text = config.rollout, config.learner, config.model_dump_json()
+    share = max(1, len(os.sched_getaffinity(0)) // (1 + rollout.num_instances))
+    cores = rollout.cpus or (None,) * rollout.num_instances
+    engines = [Job(EngineBench, text, rollout.num_threads or share, cpus) for cpus in cores]
+    return [*engines, Job(LearnerBench, text, training.num_threads or share, training.cpus)]
 
 
 def fitted(
@@ -190,10 +195,10 @@ def _spread(seconds: Sequence[float]) -> Errors:
     return errors([middle] * len(seconds), seconds)
 
 
-def _machine(num_threads: tuple[int, int]) -> str:
+def _machine(jobs: Sequence[Job]) -> str:
     return (
-        f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores; "
-        f"threads of the engine {num_threads[0]}, of the learner {num_threads[1]}"
+        f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores; {len(jobs) - 1} engine, "
+        f"{jobs[0].num_threads} threads each; learner, {jobs[-1].num_threads} threads"
     )
 
 

@@ -77,15 +77,11 @@ class EngineTimings(NamedTuple):
     """Tokens that the instance holds at most."""
 
 
-def measure(config_json: str) -> EngineTimings:
-    """Measure the engine of a configuration, in this process."""
-    return _Bench(Config.model_validate_json(config_json)).measure()
+class EngineBench:
+    """The engine of a configuration, and what it is given."""
 
-
-class _Bench:
-    """The engine and what it is given."""
-
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config_json: str) -> None:
+        config = Config.model_validate_json(config_json)
         self.rollout, self.seed = config.rollout, config.run.seed
         device = resolve_device(config.model)
         dtype = resolve_dtype(config.model, device)
@@ -115,6 +111,7 @@ class _Bench:
         self.kv_capacity = most if limit is None else limit
 
     def measure(self) -> EngineTimings:
+        """Take all timings."""
         for state in STATES:
             self._descend(state)  # warm-up: the cache's memory, the kernels of these shapes
         decode: dict[State, dict[tuple[int, int], list[float]]] = defaultdict(
@@ -145,6 +142,10 @@ class _Bench:
             self._pulls(),
             self.kv_capacity,
         )
+
+    def work(self) -> None:
+        """Go through a state, untimed."""
+        self._descend(STATES[-1])
 
     def _descend(self, state: State) -> tuple[Intake, list[DecodeTiming]]:
         """Bring the engine into a state, then time its iterations with fewer and fewer."""
@@ -235,4 +236,4 @@ def _timed(call: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-__all__ = ["EngineTimings", "Intake", "measure"]
+__all__ = ["EngineBench", "EngineTimings", "Intake"]

@@ -63,44 +63,54 @@ class LearnerTimings(NamedTuple):
     pushes: list[float]
 
 
-def measure(config_json: str) -> LearnerTimings:
-    """Measure the learner of a configuration, in this process."""
-    config = Config.model_validate_json(config_json)
-    device = resolve_device(config.model)
-    learner = Learner(
-        load_model(config.model, dtype=torch.float32, device=device),
-        None,
-        config.learner,
-        config.rollout,
-        resolve_dtype(config.model, device),
-    )
-    vocabulary = learner.model.config.vocab_size
-    prompts, _ = load_prompts(config.data, config.run.seed)
-    encoder = PromptEncoder(load_tokenizer(config.model), config.data)
-    groups = config.learner.groups_per_batch
-    encoded = [encoder.encode(prompts[i % len(prompts)]) for i in range(groups)]
-    batches = {size: list(_batch(config, size, encoded, vocabulary)) for size in SIZES}
-    found: dict[Size, list[float]] = {size: [] for size in SIZES}
-    learner.train(batches[SIZES[0]], 0)  # warm-up
-    for number in range(PASSES):
-        order = list(SIZES)
-        random.Random(number).shuffle(order)
-        for size in order:
-            started = time.perf_counter()
-            learner.train(batches[size], 0)
-            found[size].append(time.perf_counter() - started)
-    timings = {
-        size: TrainTiming(
-            sum(len(sample.prompt_ids) + len(sample.completion_ids) for sample in batches[size]),
-            statistics.median(seconds),
+class LearnerBench:
+    """The learner of a configuration, and batches for it."""
+
+    def __init__(self, config_json: str) -> None:
+        config = Config.model_validate_json(config_json)
+        device = resolve_device(config.model)
+        self.learner = Learner(
+            load_model(config.model, dtype=torch.float32, device=device),
+            None,
+            config.learner,
+            config.rollout,
+            resolve_dtype(config.model, device),
         )
-        for size, seconds in found.items()
-    }
-    return LearnerTimings(
-        [timing for size, timing in timings.items() if not size.held_out],
-        [timing for size, timing in timings.items() if size.held_out],
-        _pushes(learner),
-    )
+        prompts, _ = load_prompts(config.data, config.run.seed)
+        encoder = PromptEncoder(load_tokenizer(config.model), config.data)
+        groups = config.learner.groups_per_batch
+        encoded = [encoder.encode(prompts[i % len(prompts)]) for i in range(groups)]
+        vocabulary = self.learner.model.config.vocab_size
+        self.batches = {size: list(_batch(config, size, encoded, vocabulary)) for size in SIZES}
+
+    def measure(self) -> LearnerTimings:
+        """Take all timings."""
+        self.work()  # warm-up
+        found: dict[Size, list[float]] = {size: [] for size in SIZES}
+        for number in range(PASSES):
+            order = list(SIZES)
+            random.Random(number).shuffle(order)
+            for size in order:
+                started = time.perf_counter()
+                self.learner.train(self.batches[size], 0)
+                found[size].append(time.perf_counter() - started)
+        timings = {
+            size: TrainTiming(_num_tokens(self.batches[size]), statistics.median(seconds))
+            for size, seconds in found.items()
+        }
+        return LearnerTimings(
+            [timing for size, timing in timings.items() if not size.held_out],
+            [timing for size, timing in timings.items() if size.held_out],
+            _pushes(self.learner),
+        )
+
+    def work(self) -> None:
+        """Train on the smallest batch, untimed."""
+        self.learner.train(self.batches[SIZES[0]], 0)
+
+
+def _num_tokens(batch: list[Sample]) -> int:
+    return sum(len(sample.prompt_ids) + len(sample.completion_ids) for sample in batch)
 
 
 def _batch(
@@ -139,4 +149,4 @@ def _pushes(learner: Learner) -> list[float]:
     return seconds[2:]  # the first two touch the memory of the two slots for the first time
 
 
-__all__ = ["LearnerTimings", "TrainTiming", "measure"]
+__all__ = ["LearnerBench", "LearnerTimings", "TrainTiming"]

@@ -5,29 +5,14 @@ import random
 import pytest
 
 from rhymeflow import profiles
-from rhymeflow.calibration import engine
-from rhymeflow.calibration.calibrate import calibrate, fit_prefill, fitted
-from rhymeflow.calibration.engine import EngineTimings, Intake
+from rhymeflow.calibration.calibrate import calibrate, fit_prefill, fitted, workers
+from rhymeflow.calibration.engine import EngineBench, EngineTimings, Intake, State
 from rhymeflow.calibration.fit import DecodeFit, DecodeTiming
-from rhymeflow.calibration.isolated import isolated
-from rhymeflow.calibration.learner import SIZES, LearnerTimings, TrainTiming, _batch
+from rhymeflow.calibration.learner import SIZES, LearnerBench, LearnerTimings, TrainTiming, _batch
 from rhymeflow.cli import main
-from rhymeflow.errors import UserError
 from tests.runtime.tiny import tiny_config
 
 FIT = DecodeFit(k1=1e-6, k2=0.01, k3=1e-4, c=0.005, k4=0.0)
-
-
-def threads(argument):
-    import os
-
-    import torch
-
-    return argument, torch.get_num_threads(), sorted(os.sched_getaffinity(0))
-
-
-def refuse(argument):
-    raise UserError(f"{argument}: no")
 
 
 def test_end_to_end(tmp_path):
@@ -53,18 +38,17 @@ def test_the_command_says_what_is_wrong(tmp_path, capsys):
     assert "model.name" in capsys.readouterr().err
 
 
-def test_a_worker_of_its_own_has_its_threads_and_cores():
-    import os
-
-    core = min(os.sched_getaffinity(0))
-    before = os.environ.get("OMP_NUM_THREADS")
-    assert isolated(threads, "x", 1, (core,)) == ("x", 1, [core])
-    assert os.environ.get("OMP_NUM_THREADS") == before
-
-
-def test_what_it_raises_is_raised_here():
-    with pytest.raises(UserError, match="mine: no"):
-        isolated(refuse, "mine", 1, None)
+def test_the_workers_are_the_runs(tmp_path):
+    config = tiny_config(
+        tmp_path,
+        rollout={"num_instances": 2, "num_threads": 3, "cpus": [[0], [1]]},
+        learner={"num_threads": 2, "cpus": [4, 5]},
+    )
+    assert [(job.make, job.num_threads, job.cpus) for job in workers(config)] == [
+        (EngineBench, 3, (0,)),
+        (EngineBench, 3, (1,)),
+        (LearnerBench, 2, (4, 5)),
+    ]
 
 
 def made(intakes=(), noise=0.0):
@@ -120,8 +104,8 @@ def test_errors_are_reported_as_they_are(tmp_path):
 
 
 def test_states_are_those_that_were_asked_for(tmp_path):
-    bench = engine._Bench(tiny_config(tmp_path))
-    taken_in, found = bench._descend(engine.State(0.5, 0.5))
+    bench = EngineBench(tiny_config(tmp_path).model_dump_json())
+    taken_in, found = bench._descend(State(0.5, 0.5))
     assert [timing.n for timing in found] == bench.sizes == [8, 6, 4, 3, 2, 1]
     assert taken_in.iterations[0] == (0, 0)
     assert not bench.engine.has_work
