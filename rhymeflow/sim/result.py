@@ -12,6 +12,7 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -122,7 +123,7 @@ def result(cluster: Cluster, *, name: str, schedule: str, devices: str, skipped:
         steps=len(steps),
         skipped=skipped,
         seconds=steps[-1].time,
-        step_seconds=tuple(b - a for a, b in zip(times, times[1:], strict=False)),
+        step_seconds=tuple(b - a for a, b in pairwise(times)),
         steps_per_second=len(counted) / seconds,
         throughput=(prompt_tokens + response_tokens) / seconds,
         response_throughput=response_tokens / seconds,
@@ -148,7 +149,7 @@ def quantiles(fates: Sequence[Fate]) -> tuple[Quantile, ...]:
     """Cut the responses, sorted by length, into parts of equal numbers."""
     ordered = sorted(fates, key=lambda fate: fate.length)
     cuts = [round(i * len(ordered) / _NUM_QUANTILES) for i in range(_NUM_QUANTILES + 1)]
-    parts = [ordered[a:b] for a, b in zip(cuts, cuts[1:], strict=False) if a < b]
+    parts = [ordered[a:b] for a, b in pairwise(cuts) if a < b]
     return tuple(
         Quantile(
             part[0].length,

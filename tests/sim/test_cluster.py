@@ -1,0 +1,239 @@
+"""Random small runs on random small clusters: each ends, keeps the laws, and is the same twice.
+
+That the bound holds and every group ends once is checked by the ledger, in every run; here the
+ledger itself is shown to see what it is there for.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rhymeflow.core import invariants
+from rhymeflow.core.commands import Drop, Train
+from rhymeflow.core.cost import CostModel
+from rhymeflow.core.types import TrajectoryId
+from rhymeflow.sim.cluster import Cluster, Outage, Pace
+from rhymeflow.sim.instance import Hardware
+from rhymeflow.sim.ledger import LawBroken, Ledger
+from rhymeflow.sim.response import Response
+from rhymeflow.sim.timeline import Timeline
+from rhymeflow.sim.workload import Prompt, uniform
+from tests.helpers import a_plan, a_schedule
+
+COST = CostModel(
+    k1=1e-5, k2=6e-3, k3=1e-3, c=2e-3, k4=1e-3, prefill_token=1e-4,
+    train_token=1e-4, train_step=0.1, push=0.05, pull=0.05,
+)  # fmt: skip
+
+
+class Lengths:
+    """Responses of 1 to 60 tokens, prompts of 1 to 20, by hash."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def prompt(self, draw: int) -> Prompt:
+        return Prompt(draw % 7, draw // 7, 1 + int(20 * uniform(self.seed, b"p", draw % 7)))
+
+    def length(self, row: int, epoch: int, member: int) -> int:
+        return 1 + int(60 * uniform(self.seed, b"l", row, epoch, member) ** 2)
+
+    def reward(self, row: int, epoch: int, member: int) -> float:
+        return float(uniform(self.seed, b"r", row, epoch, member) < 0.4)
+
+
+def a_cluster(seed: int, timeline: Timeline | None = None) -> Cluster:
+    """Everything about it is drawn from the seed."""
+    rng = random.Random(seed)
+    name = rng.choice(["synchronous", "one_step", "bounded", "partial", "staleflow"])
+    bound = {"synchronous": 0, "one_step": 1}.get(name, rng.randint(0, 3))
+    changes = {}
+    if name in ("partial", "staleflow"):
+        changes["on_pull"] = rng.choice(["keep", "spread"])
+    plan = a_plan(
+        num_batches=rng.randint(1, 5),
+        groups_per_batch=rng.randint(1, 4),
+        num_generations=rng.randint(1, 4),
+        max_staleness=bound,
+        extra_groups=rng.choice([0, 0, 1, 2]),
+        extra_generations=rng.choice([0, 0, 1, 2]),
+        filter_zero_variance=rng.random() < 0.4,
+        max_filtered=rng.randint(1, 6),
+        on_stuck=rng.choice(["wait", "retry", "truncate"]),
+        stuck_threshold=rng.randint(1, 2),
+        max_retries=rng.randint(0, 2),
+    )
+    hardware = Hardware(
+        cost=COST,
+        capacity=rng.randint(1, 6),
+        kv_capacity=rng.choice([81, 150, 100_000]),
+        watermark=rng.choice([0, 5]),
+        max_prefill_tokens=rng.choice([7, 64]),
+        max_length=60,
+        share_prompts=rng.random() < 0.5,
+        keep_cache=rng.random() < 0.5,
+    )
+    latencies = [0.0, 1e-3, 0.2]
+    pace = Pace(
+        tick_seconds=rng.choice([1e-4, 0.03]),
+        snapshot_seconds=rng.choice([0.01, 0.3]),
+        command_seconds=rng.choice(latencies),
+        fact_seconds=rng.choice(latencies),
+        reward_seconds=rng.choice(latencies),
+    )
+    num_instances = rng.randint(1, 4)
+    outages = [
+        Outage(rng.uniform(0, 3), rng.randrange(num_instances), rng.choice([0.0, 0.01, 0.5]))
+        for _ in range(rng.choice([0, 0, 1, 4]))
+    ]
+    return Cluster(
+        plan, a_schedule(name, **changes), hardware, Lengths(seed), pace,
+        num_instances=num_instances, outages=outages, timeline=timeline,
+    )  # fmt: skip
+
+
+def story(cluster: Cluster) -> tuple:
+    return (
+        cluster.steps, cluster.facts, cluster.commands, cluster.ticks, cluster.ledger.fates,
+        cluster.ledger.batches, cluster.ledger.staleness, [i.tally for i in cluster.everyone],
+    )  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, 2**32))
+def test_every_run_ends_and_keeps_the_laws(seed: int) -> None:
+    cluster = a_cluster(seed)
+    cluster.run()
+    invariants.check(cluster.mind.books)
+    assert sum(cluster.ledger.staleness.values()) == (
+        cluster.plan.num_batches * cluster.plan.groups_per_batch * cluster.plan.num_generations
+    )
+    ends = [fate.ending for fate in cluster.ledger.fates]
+    assert ends.count("consumed") == sum(cluster.ledger.staleness.values())
+    assert len(ends) == len(cluster.ledger.responses)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 2**32))
+def test_the_same_twice_and_whether_it_is_watched_or_not(seed: int) -> None:
+    runs = [a_cluster(seed), a_cluster(seed, Timeline())]
+    for cluster in runs:
+        cluster.run()
+    assert story(runs[0]) == story(runs[1])
+    timeline = runs[1]._timeline
+    for row in [timeline.learner, *timeline.instances]:
+        for a, b in zip(row.spans, row.spans[1:], strict=False):
+            assert a.end <= b.start
+
+
+def test_the_random_runs_have_what_is_hard_in_them() -> None:
+    runs = [a_cluster(seed) for seed in range(150)]
+    for cluster in runs:
+        cluster.run()
+    tallies = [instance.tally for cluster in runs for instance in cluster.everyone]
+    assert sum(tally.preemptions > 0 for tally in tallies) >= 10
+    assert sum(tally.interrupts > 0 for tally in tallies) >= 20
+    assert sum(len(cluster.everyone) > cluster.num_instances for cluster in runs) >= 20
+    fates = {(fate.ending, fate.reason) for cluster in runs for fate in cluster.ledger.fates}
+    assert {ending for ending, _ in fates} == {"consumed", "filtered", "aborted"}
+    assert len(fates) >= 5
+    assert max(max(cluster.ledger.staleness) for cluster in runs) >= 2
+
+
+# -- the ledger sees it ----------------------------------------------------------------------------
+
+
+def a_ledger(versions: tuple[int, ...], batches: int = 0) -> Ledger:
+    """Of groups of one response each, complete, begun under these versions; bound 1."""
+    ledger = Ledger(num_generations=1, groups_per_batch=len(versions), max_staleness=1)
+    ledger.batches += [None] * batches
+    for group, version in enumerate(versions):
+        response = Response(TrajectoryId(group, 0), 5, 3)
+        response.routed_version = response.oldest_version = version
+        response.made = 3
+        ledger.draw(group, Prompt(group, 0, 5))
+        ledger.admit(response)
+        ledger.complete(response.id)
+    return ledger
+
+
+def a_batch(version: int, *groups: int) -> Train:
+    return Train(version, groups, ((0,),) * len(groups))
+
+
+def test_a_batch_within_the_bound() -> None:
+    ledger = a_ledger((2, 1), batches=2)
+    batch = ledger.train(a_batch(2, 0, 1))
+    assert (batch.responses, batch.response_tokens, batch.prompt_tokens) == (2, 6, 10)
+    assert ledger.staleness == {0: 1, 1: 1}
+    ledger.close(3)
+
+
+@pytest.mark.parametrize("version", [0, 3])
+def test_a_token_too_old_or_too_new(version: int) -> None:
+    ledger = a_ledger((2, version), batches=2)
+    with pytest.raises(LawBroken, match="versions old in batch 2"):
+        ledger.train(a_batch(2, 0, 1))
+
+
+def test_an_ending_that_comes_twice_or_never() -> None:
+    ledger = a_ledger((0,))
+    with pytest.raises(LawBroken, match="did not end"):
+        ledger.close(0)
+    ledger.drop(Drop(0, "aborted", "why not"))
+    with pytest.raises(LawBroken, match="ended twice"):
+        ledger.train(a_batch(0, 0))
+    with pytest.raises(LawBroken, match="has ended"):
+        ledger.admit(Response(TrajectoryId(0, 1), 5, 3))
+
+
+def test_what_was_not_complete_is_not_trained_on() -> None:
+    ledger = a_ledger((0,))
+    ledger.admit(Response(TrajectoryId(1, 0), 5, 3))
+    with pytest.raises(LawBroken, match="not complete"):
+        ledger.train(a_batch(0, 1))
+    with pytest.raises(LawBroken, match="size"):
+        ledger.train(Train(0, (), ()))
+
+
+def test_a_member_that_was_not_needed_is_counted() -> None:
+    ledger = a_ledger((0,))
+    ledger.admit(Response(TrajectoryId(0, 1), 5, 30))
+    ledger.train(a_batch(0, 0))
+    assert [(f.ending, f.length) for f in ledger.fates] == [("consumed", 3), ("aborted", 30)]
+
+
+def test_a_response_never_goes_back_behind_its_version() -> None:
+    response = replace_version(Response(TrajectoryId(0, 0), 5, 3), 2)
+    response.goes_on_under(4)
+    response.goes_on_under(3)
+    assert response.oldest_version == 3
+    with pytest.raises(AssertionError, match="1 under 2"):
+        response.goes_on_under(1)
+
+
+def replace_version(response: Response, version: int) -> Response:
+    response.routed_version = version
+    return response
+
+
+def test_a_mind_that_breaks_the_bound_is_found_out() -> None:
+    """The coordinator is told of a bound of 3; the ledger holds the run to 0."""
+    cluster = a_cluster_of_partial()
+    cluster.ledger._max_staleness = 0
+    with pytest.raises(LawBroken, match="the bound is 0"):
+        cluster.run()
+
+
+def a_cluster_of_partial() -> Cluster:
+    cluster = a_cluster(0)
+    plan = a_plan(num_batches=6, max_staleness=3)
+    return Cluster(
+        plan, a_schedule("partial"), replace(cluster.hardware, kv_capacity=1000), Lengths(0),
+        Pace(1e-3, 0.1, 1e-3, 1e-3, 1e-3), num_instances=2,
+    )  # fmt: skip
