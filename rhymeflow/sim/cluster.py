@@ -295,7 +295,7 @@ class Cluster:
         self._names.append(name)
         instance = Instance(
             name,
-            self._timeline.join(name) if self._timeline is not None else 0,
+            self._timeline.join(name, self.now) if self._timeline is not None else 0,
             self.hardware,
             version=self.published,
             now=self.now,

@@ -218,6 +218,8 @@ class Instance:
         if self._stretch is not None or self._pulling is not None:
             self.tally.decode += now - self._since
         self._stretch = self._pulling = None
+        if self._timeline is not None:
+            self._timeline.leave(self.index, now)
         lost = [place.response for place in self.running.values()] + list(self.waiting.values())
         for response in lost:
             response.lose()
@@ -318,6 +320,8 @@ class Instance:
         """Admit what there is room for and start iterating."""
         if not self._make_room():
             self._admit()
+        if self._timeline is not None:
+            self._timeline.load(self.index, now, len(self.running), self._cached)
         if not self.running:
             self._stretch = None
             self.next = inf
@@ -429,7 +433,6 @@ class Instance:
             tally.decode += now - self._since
         if self._timeline is not None:
             self._timeline.span(self.index, kind, self._since, now, self.version)
-            self._timeline.load(self.index, now, len(self.running), self._cached)
         ends = self._ends
         while ends and ends[0][0] <= self._iterations:
             place = heappop(ends)[2]

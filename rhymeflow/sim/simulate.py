@@ -42,9 +42,7 @@ def simulate(config: Config, *, output: Path | None = None, workload: Path | Non
         directory.mkdir(parents=True, exist_ok=True)
         (directory / "result.json").write_text(found.json() + "\n")
         trace.write(directory / "trace.json", timeline, config.simulation.timeline_rows)
-        picture.draw(
-            directory / "timeline.png", timeline, found, config.simulation.timeline_rows
-        )
+        picture.draw(directory / "timeline.png", timeline, found, config.simulation.timeline_rows)
     except OSError as error:
         raise UserError(f"{directory}: cannot be written to: {error.strerror}") from None
     return found

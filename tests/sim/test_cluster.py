@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -127,8 +128,10 @@ def test_the_same_twice_and_whether_it_is_watched_or_not(seed: int) -> None:
     assert story(runs[0]) == story(runs[1])
     timeline = runs[1]._timeline
     for row in [timeline.learner, *timeline.instances]:
-        for a, b in zip(row.spans, row.spans[1:], strict=False):
+        for a, b in pairwise(row.spans):
             assert a.end <= b.start
+        whole = list(row.with_idle(timeline.end))
+        assert all(a.end == b.start for a, b in pairwise(whole))
 
 
 def test_the_random_runs_have_what_is_hard_in_them() -> None:
