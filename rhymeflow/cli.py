@@ -71,9 +71,11 @@ def _parser() -> argparse.ArgumentParser:
         "train",
         train,
         help="train a policy",
-        usage="rhymeflow train RECIPE_OR_FILE [--dry-run] [--section.field VALUE ...]",
+        usage="rhymeflow train RECIPE_OR_FILE [--dry-run] [--schedule NAME] "
+        "[--section.field VALUE ...]",
         epilog="Every field of the configuration is an option, such as "
-        "`--learner.max_steps 20`; `--dry-run` shows them all.",
+        "`--learner.max_steps 20`; `--dry-run` shows them all. `--schedule NAME` is short for "
+        "`--schedule.name NAME`.",
     )
     sub.add_argument("recipe", metavar="RECIPE_OR_FILE", help="a recipe's name or a YAML file")
     sub.add_argument(
@@ -86,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
         simulate,
         help="run a configuration on a simulated cluster",
         usage="rhymeflow simulate RECIPE_OR_FILE [--output DIR] [--workload RUN_DIR] "
-        "[--section.field VALUE ...]",
+        "[--schedule NAME] [--section.field VALUE ...]",
     )
     sub.add_argument("recipe", metavar="RECIPE_OR_FILE", help="a recipe's name or a YAML file")
     sub.add_argument("--output", metavar="DIR", type=Path, help="where the timeline goes")

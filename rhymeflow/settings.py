@@ -20,6 +20,9 @@ from rhymeflow.errors import UserError
 RECIPES = Path(__file__).parent / "recipes"
 """The folder of ready configurations, one `NAME.yaml` each."""
 
+SHORT = {"schedule": "schedule.name"}
+"""Options that stand for a field."""
+
 Overrides = Mapping[str, str]
 """Field paths with their values as YAML text, such as `{"learner.learning_rate": "1e-5"}`."""
 
@@ -86,6 +89,8 @@ def dump(config: Config) -> str:
 def split_overrides(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     """Part `--section.field VALUE` and `--section.field=VALUE` from the other arguments.
 
+    `--schedule NAME` is `--schedule.name NAME`.
+
     Raises `UserError` for a field given twice or without a value.
     """
     rest: list[str] = []
@@ -93,6 +98,7 @@ def split_overrides(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]
     remaining = iter(arguments)
     for argument in remaining:
         name, equals, value = argument.removeprefix("--").partition("=")
+        name = SHORT.get(name, name)
         if not argument.startswith("--") or not fields.is_field_like(name):
             rest.append(argument)
             continue

@@ -35,6 +35,10 @@ def command(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]
         (["train", "demo", "--learning_rate", "1"], "did you mean learner.learning_rate?"),
         (["train", "demo", "--learner.learning_rte", "1"], "did you mean learner.learning_rate?"),
         (["train", "demo", "--learner.beta"], "needs a value"),
+        (["train", "demo", "--schedule", "stalefow"], "did you mean staleflow?"),
+        (["train", "demo", "--schedule=simple"], '--schedule.name: given "simple", allowed: '),
+        (["train", "demo", "--schedule"], "--schedule.name: needs a value"),
+        (["train", "demo", "--schedule", "partial", "--schedule.name", "bounded"], "given twice"),
         (["train", "demo", "extra"], "extra: there is no such argument"),
         (["train", "demo", "--dry-run", "--model.name", "/nowhere"], "/nowhere"),
         (["recipes", "--learner.beta", "1"], "--learner.beta: there is no such argument"),
@@ -80,6 +84,20 @@ def test_dry_run_prints_a_file_that_loads_back(
     assert "# memory:" in text
     for process in ("rollout", "learner", "parameter server"):
         assert process in text
+
+
+@pytest.mark.parametrize("option", [["--schedule", "partial"], ["--schedule=partial"]])
+def test_a_schedule_is_chosen_by_its_name(
+    option: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["train", "demo", "--dry-run", *option]) == 0
+    assert settings.loads(capsys.readouterr().out).schedule.name == "partial"
+
+
+@pytest.mark.parametrize("name", ["synchronous", "one_step", "bounded", "partial", "staleflow"])
+@pytest.mark.parametrize("recipe", settings.recipes())
+def test_every_recipe_runs_under_every_schedule(name: str, recipe: str) -> None:
+    assert settings.load(recipe, {"schedule.name": name}).schedule.name == name
 
 
 def test_recipes_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
