@@ -378,6 +378,30 @@ def test_a_group_that_is_filtered_can_complete_a_batch_and_leave_surplus():
         run(plan, a_schedule("partial"), capacities=(2, 2), seed=seed)
 
 
+def test_a_late_report_of_a_version_changes_nothing():
+    plan = a_plan(groups_per_batch=1, num_generations=1, max_staleness=0)
+    mind = a_mind(plan)
+    tell(mind)
+    for version in range(2):
+        tell(mind, GroupDrawn(version, version, 0, 5))
+        assert Train(version, (version,), ((0,),)) in tell(mind, *done(version))
+        if version == 0:
+            tell(mind, VersionPublished(1))
+    assert tell(mind, VersionPublished(1)) == [], "batch 1 is still being trained on"
+    assert (mind.published, mind.training) == (1, 1)
+
+
+def test_a_prompt_drawn_again_goes_before_those_never_drawn():
+    plan = a_plan(groups_per_batch=2, num_generations=1, max_staleness=0, on_stuck="retry")
+    mind = a_mind(plan, instances=[("a", 2)])
+    tell(mind)
+    tell(mind, GroupDrawn(0, 0, 0, 5), GroupDrawn(1, 7, 0, 5))
+    assert Draw(2) not in tell(mind, *done(0))
+    mind.books.queue.drawn.append(99)
+    mind.books.prompts[99] = (5, 0)
+    assert routes(tell(mind, GroupDrawn(2, 7, 0, 5, repeats=1))) == [("2.0", "a")]
+
+
 def test_finish_is_said_once_and_last():
     body = run(a_plan(eval_steps=1), duplicates=0.5, seed=5)
     assert body.commands[-1] == Finish()
