@@ -109,6 +109,7 @@ def test_an_unknown_name_gets_the_nearest():
         ({"k3": -1e-9}, "k3: given -1e-09, should be a number, 0 or above"),
         ({"push": True}, "push: given true, should be a number, 0 or above"),
         ({"pull": float("nan")}, "pull: given NaN, should be a number, 0 or above"),
+        ({"pull": float("inf")}, "pull: given Infinity, should be a number, 0 or above"),
         ({"kv_capacity": 0}, "kv_capacity: given 0, should be a whole number above 0"),
         ({"kv_capacity": 8.5}, "kv_capacity: given 8.5, should be a whole number above 0"),
         ({"description": ""}, 'description: given "", should be a text'),
