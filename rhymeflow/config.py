@@ -310,6 +310,9 @@ class SimulationConfig(Section):
     """Devices in all. `None`: `rollout.num_instances` instances, and one device to train on."""
     rollout_devices: Positive | None = None
     """Those of them that instances run on, the rest trains; `None` takes half."""
+    colocated: bool = False
+    """All devices produce, then all of them train, in turn. Only where the schedule's bound is 0:
+    else the two would go on at the same time on the same devices."""
     workload: WorkloadConfig = WorkloadConfig()
     skip_steps: NonNegative = 1
     """Steps at the beginning that throughput and idle shares leave out."""
@@ -333,6 +336,8 @@ class SimulationConfig(Section):
 
     @model_validator(mode="after")
     def _devices_fit(self) -> SimulationConfig:
+        if self.colocated and (self.num_devices is None or self.rollout_devices is not None):
+            raise ValueError("colocated takes num_devices, all of them, and no rollout_devices")
         if self.rollout_devices is not None and (
             self.num_devices is None or self.rollout_devices >= self.num_devices
         ):
@@ -392,6 +397,11 @@ class Config(Section):
             raise ValueError(
                 f"learner.num_minibatches = {learner.num_minibatches} does not divide "
                 f"learner.groups_per_batch = {learner.groups_per_batch}"
+            )
+        if self.simulation.colocated and self.schedule.bound > 0:
+            raise ValueError(
+                f"simulation.colocated: with schedule.max_staleness = {self.schedule.bound} rollout "
+                "and training go on at the same time, and need devices of their own"
             )
         if rollout.num_generations == 1 and learner.scale_rewards == "group":
             raise ValueError(

@@ -101,6 +101,8 @@ def _devices(config: Config, profile: Profile) -> tuple[int, int]:
     simulation, each = config.simulation, profile.devices_per_instance
     if simulation.num_devices is None:
         return config.rollout.num_instances, 1
+    if simulation.colocated:
+        return simulation.num_devices // each, simulation.num_devices
     num_rollout = simulation.rollout_devices
     if num_rollout is None:
         num_rollout = simulation.num_devices // 2 // each * each
