@@ -28,8 +28,8 @@ def rebalance(view: FleetView) -> tuple[Migration, ...]:
     model gives for what is decoded there, in tokens per second. The other gives away what it
     decodes, the fewest tokens first, for they are the cheapest to take in again.
 
-    Why it ends. Each that is taken must leave the donor at least as loaded as the starved one, by
-    throughput and by count, must gain more on the starved one than it would back on the donor, and
+    Why it ends. Each that is taken must leave the donor at least as loaded as the starved one,
+    must gain more on the starved one than it would back on the donor, and
     enough to be accepted there. So routing does not give it back, and a pair that has shared is
     even: it shares again only after the loads have come apart by the whole ratio. Nothing is shared
     while anything waits or is on its way back, so no gap is filled twice.
@@ -47,8 +47,7 @@ def _shares(view: FleetView) -> Iterator[Migration]:
         if has_room(instance) and not instance.waiting and instance.version not in view.admissible:
             starved.setdefault(instance.version, []).append(instance)
     for version, takers in starved.items():
-        # A single one has nothing to give: it would only change places.
-        givers = [x for x in view.instances if x.version == version and _num_decoded(x) > 1]
+        givers = [x for x in view.instances if x.version == version]
         yield from _pairs(takers, givers, view.weights)
 
 
@@ -83,7 +82,7 @@ def _taken(giver: InstanceView, taker: InstanceView, weights: Weights) -> tuple[
     for tokens, trajectory in decoded:
         left, left_kv = left - 1, max(0, left_kv - tokens)
         size = weighed(tokens)  # as routing does when it compares
-        fits = count < min(left, taker.capacity) and kv_tokens + tokens <= taker.kv_capacity
+        fits = count < taker.capacity and kv_tokens + tokens <= taker.kv_capacity
         stays = cost.gain(count, kv_tokens, size) > cost.gain(left, left_kv, size)
         enough = weights.routing_gain * cost.gain(0, 0, tokens)
         accepted = not count or cost.gain(count, kv_tokens, tokens) >= enough

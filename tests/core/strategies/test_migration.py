@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
@@ -43,7 +44,9 @@ def test_more_than_so_many_waiting_are_sent_back() -> None:
     there = [instance("three", running=9, waiting=3), instance("four", running=9, waiting=4)]
     answer = rebalance(fleet(there, [partial(0, 0)]))
     assert [(m.instance, m.trajectories) for m in answer] == [("four", there[1].waiting)]
-    assert moved(fleet(there, max_waiting=4)) == {}
+    assert moved(fleet(there, [partial(0, 0)], max_waiting=4)) == {}
+    # While anything is sent back, nothing is shared: the starved will be served by that.
+    assert moved(fleet([*there, instance("idle")])) == {"four": 4}
 
 
 def test_a_starved_instance_gets_the_shorter_ones() -> None:
@@ -65,12 +68,29 @@ def test_who_is_not_starved_gets_nothing() -> None:
     assert moved(fleet([busy, instance("idle", 1)], admissible={1})) == {}
     assert moved(fleet([busy, instance("idle", 1, accepts=False)])) == {}
     assert moved(fleet([busy, instance("idle", 2)])) == {}
+    assert moved(fleet([busy, instance("some", 1, running=3, waiting=1)])) == {}
 
 
 def test_no_more_than_the_starved_can_hold() -> None:
     busy = instance("busy", running=40, tokens=1000)
     assert moved(fleet([busy, instance("idle", kv_capacity=7500)])) == {"busy": 7}
     assert moved(fleet([busy, instance("idle", capacity=3)])) == {"busy": 3}
+
+
+def test_what_waits_on_the_donor_is_not_shared() -> None:
+    """It is decoded next, in the room that sharing makes."""
+    busy = instance("busy", running=20, waiting=2)
+    (answer,) = rebalance(fleet([busy, instance("idle")]))
+    assert len(answer.trajectories) == 9
+    assert not set(answer.trajectories) & set(busy.waiting)
+
+
+@pytest.mark.parametrize("share", [0.25, 0.9])
+def test_no_more_than_routing_would_give_it(share: float) -> None:
+    there = Fleet(fleet([instance("busy", running=60), instance("idle")], routing_gain=share))
+    assert there.migrate() > 5
+    there.route(waterfall)
+    assert not there.queue
 
 
 def test_a_single_response_stays_where_it_is() -> None:

@@ -211,6 +211,12 @@ def test_a_gain_too_small_goes_to_the_next_class_and_then_nowhere() -> None:
     assert where(waterfall(fleet([instance()], [new(0)], routing_gain=2))) == {0: "a"}
 
 
+def test_who_lacks_room_for_one_may_take_the_next() -> None:
+    there = [instance("little", kv_capacity=1500), instance("much", running=1)]
+    queue = [partial(0, 0, 1900), partial(1, 0, 1100), partial(2, 0, 1100)]
+    assert where(waterfall(fleet(there, queue))) == {0: "much", 1: "little", 2: "much"}
+
+
 def test_what_has_no_place_is_not_overtaken() -> None:
     there = [instance(version=1, kv_capacity=5000)]
     assert where(waterfall(fleet(there, [partial(0, 0, 6000), partial(1, 0, 10), new(2)]))) == {}
