@@ -17,7 +17,6 @@ the ledger on what the world did. Knows no strategy.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Any
 
@@ -48,45 +47,15 @@ from rhymeflow.core.events import (
 )
 from rhymeflow.core.plan import Plan, Schedule
 from rhymeflow.core.types import GroupId, InstanceId, TrajectoryId, Version
-from rhymeflow.sim.instance import Hardware, Instance
-from rhymeflow.sim.ledger import Ledger
+from rhymeflow.sim.hardware import Hardware, Outage, Pace
+from rhymeflow.sim.instance import Instance
+from rhymeflow.sim.ledger import Ledger, Step
 from rhymeflow.sim.response import Response
 from rhymeflow.sim.timeline import Timeline
 from rhymeflow.sim.workload import Prompt, Workload
 
 _WORLD, _COMMAND, _FACT, _LOOK, _PLAN = range(5)
 """What comes first of what happens at one instant."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """How quick everything around instances and learner is, in seconds; see `SimulationConfig`."""
-
-    tick_seconds: float
-    snapshot_seconds: float
-    command_seconds: float
-    fact_seconds: float
-    reward_seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Outage:
-    """An instance is gone at `at`; another joins in its place `seconds` later."""
-
-    at: float
-    index: int
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """The state of the run when a version was published."""
-
-    version: Version
-    time: float
-    rollout_busy: float
-    """Seconds in which instances did anything, all of them together, since the beginning."""
-    learner_busy: float
 
 
 class Cluster:

@@ -44,6 +44,17 @@ class Batch:
     prompt_tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The state of the run when a version was published."""
+
+    version: Version
+    time: float
+    rollout_busy: float
+    """Seconds in which instances did anything, all of them together, since the beginning."""
+    learner_busy: float
+
+
 class Ledger:
     """The books of one simulated run."""
 

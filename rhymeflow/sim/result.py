@@ -19,8 +19,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from rhymeflow.sim.cluster import Cluster, Step
-from rhymeflow.sim.ledger import Fate
+from rhymeflow.sim.cluster import Cluster
+from rhymeflow.sim.ledger import Fate, Step
 
 _NUM_QUANTILES = 5
 _WIDTH = 100

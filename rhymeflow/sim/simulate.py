@@ -15,8 +15,8 @@ from rhymeflow.config import Config
 from rhymeflow.errors import UserError
 from rhymeflow.profiles import Profile
 from rhymeflow.sim import picture, trace
-from rhymeflow.sim.cluster import Cluster, Outage, Pace
-from rhymeflow.sim.instance import Hardware
+from rhymeflow.sim.cluster import Cluster
+from rhymeflow.sim.hardware import Hardware, Outage, Pace
 from rhymeflow.sim.result import Result, result
 from rhymeflow.sim.timeline import Timeline
 from rhymeflow.sim.workload import Workload

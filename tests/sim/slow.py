@@ -1,6 +1,6 @@
-"""The oracle for `sim/instance.py`: the same instance, one iteration after another.
+"""The oracle for `sim/batch.py` and `sim/instance.py`: the same instance, one iteration after another.
 
-Written from the words at the head of that file, with nothing of its bookkeeping: every sequence has
+Written from the words at the heads of those files, with nothing of its bookkeeping: every sequence has
 its own count of cached tokens, and every sum is summed.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from rhymeflow.core.commands import Abort, InstanceCommand, Interrupt, Pull, Route
 from rhymeflow.core.events import Event, Pulled, TrajectoryFinished, TrajectoryInterrupted
 from rhymeflow.core.types import TrajectoryId
-from rhymeflow.sim.instance import Hardware
+from rhymeflow.sim.hardware import Hardware
 
 
 @dataclass(eq=False)

@@ -18,8 +18,8 @@ from rhymeflow.core import invariants
 from rhymeflow.core.commands import Drop, Train
 from rhymeflow.core.cost import CostModel
 from rhymeflow.core.types import TrajectoryId
-from rhymeflow.sim.cluster import Cluster, Outage, Pace
-from rhymeflow.sim.instance import Hardware
+from rhymeflow.sim.cluster import Cluster
+from rhymeflow.sim.hardware import Hardware, Outage, Pace
 from rhymeflow.sim.ledger import LawBroken, Ledger
 from rhymeflow.sim.response import Response
 from rhymeflow.sim.timeline import Timeline

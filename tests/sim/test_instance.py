@@ -14,7 +14,8 @@ from rhymeflow.core.commands import Abort, Interrupt, Pull, Route
 from rhymeflow.core.cost import CostModel
 from rhymeflow.core.events import Event, Snapshot
 from rhymeflow.core.types import TrajectoryId
-from rhymeflow.sim.instance import Hardware, Instance
+from rhymeflow.sim.hardware import Hardware
+from rhymeflow.sim.instance import Instance
 from rhymeflow.sim.response import Response
 from rhymeflow.sim.stretch import Stretch
 from tests.sim.slow import Sequence, SlowInstance
@@ -50,10 +51,9 @@ def run_fast(hardware, commands, responses):
         facts += [(now, fact) for fact in instance.advance(now)]
         events += 1
         assert 0 <= instance.kv_tokens(now) <= hardware.kv_capacity
-    assert not instance.running
-    assert not instance.waiting
+    assert not instance._batch.everything()
     assert instance.kv_tokens(facts[-1][0]) == 0
-    assert instance._owed == 0
+    assert instance._batch._owed == 0
     return instance, [f for f in facts if not isinstance(f[1], Snapshot)], events
 
 

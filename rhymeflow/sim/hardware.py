@@ -1,0 +1,70 @@
+"""What a simulated cluster is made of, and what an instance of it has done. Plain records."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rhymeflow.core.cost import CostModel
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """What all instances of a cluster have in common."""
+
+    cost: CostModel
+    capacity: int
+    """Trajectories that run at a time."""
+    kv_capacity: int
+    """Tokens in the cache."""
+    watermark: int
+    """Tokens of the cache that an admission leaves free."""
+    max_prefill_tokens: int
+    """Tokens that one iteration takes in."""
+    max_length: int
+    """A response of this length ends for reason `length`, a shorter one for `stop`."""
+    share_prompts: bool
+    keep_cache: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How quick everything around instances and learner is, in seconds; see `SimulationConfig`."""
+
+    tick_seconds: float
+    snapshot_seconds: float
+    command_seconds: float
+    fact_seconds: float
+    reward_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """An instance is gone at `at`; another joins in its place `seconds` later."""
+
+    at: float
+    index: int
+    seconds: float
+
+
+@dataclass(slots=True)
+class Tally:
+    """What an instance did, in seconds and counts."""
+
+    decode: float = 0.0
+    prefill: float = 0.0
+    """Seconds of iterations that took something in."""
+    pull: float = 0.0
+    pulls: int = 0
+    preemptions: int = 0
+    interrupts: int = 0
+    """Responses that were stopped to be continued, here or elsewhere, or to be concluded."""
+    tokens_made: int = 0
+    prompt_tokens: int = 0
+    """Tokens taken in for responses that had not begun."""
+    taken_in_again: int = 0
+    """Tokens taken in for responses that had."""
+
+    @property
+    def busy(self) -> float:
+        """Seconds in which it did anything."""
+        return self.decode + self.prefill + self.pull
