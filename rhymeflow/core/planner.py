@@ -218,6 +218,7 @@ def _view(books: Books) -> FleetView:
         instances=instances,
         queue=Waiting(books, admissible),
         lowest_waiting=min(waiting, default=None),
+        num_returning=sum(len(i.stopping) for i in books.instances.values()),
         admissible=admissible,
         weights=books.schedule.weights,
     )

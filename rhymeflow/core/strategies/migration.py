@@ -36,7 +36,7 @@ def rebalance(view: FleetView) -> tuple[Migration, ...]:
     """
     overfull = {x.name for x in view.instances if len(x.waiting) > view.weights.max_waiting}
     back = [Migration(x.name, x.waiting) for x in view.instances if x.name in overfull]
-    if view.lowest_waiting is None and not overfull:
+    if view.lowest_waiting is None and not view.num_returning and not overfull:
         return tuple(_shares(view))
     return tuple(back)
 

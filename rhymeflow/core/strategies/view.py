@@ -70,6 +70,8 @@ class FleetView:
     Made while it is read; reading it twice gives the same."""
     lowest_waiting: Version | None
     """The least `min_version` among what waits and is not of a new group; None: nothing is."""
+    num_returning: int
+    """Trajectories being interrupted: on no instance any more, not in the queue yet."""
     admissible: frozenset[Version]
     """Versions at which a new group could be started now, among those that instances hold."""
     weights: Weights

@@ -57,6 +57,7 @@ def fleet(
     queue: list[TrajectoryView] | None = None,
     *,
     admissible: set[int] | None = None,
+    num_returning: int = 0,
     weights: Weights = WEIGHTS,
     **weighed: Any,
 ) -> FleetView:
@@ -66,6 +67,7 @@ def fleet(
         instances=tuple(instances),
         queue=queue,
         lowest_waiting=min((t.min_version for t in queue), default=None),
+        num_returning=num_returning,
         admissible=frozenset(admissible or ()),
         weights=replace(weights, **weighed),
     )

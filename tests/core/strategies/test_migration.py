@@ -60,12 +60,14 @@ def test_a_starved_instance_gets_the_shorter_ones() -> None:
 def test_who_is_not_starved_gets_nothing() -> None:
     busy = instance("busy", 1, running=40)
     assert moved(fleet([busy, instance("idle", 1)])) == {"busy": 20}
-    # Its share is above a fifth; the queue or a new group will fill it; it may not take anything;
+    # Its share is above a fifth; the queue, a new group or what is on its way back will fill it;
+    # it may not take anything, or waits for room itself;
     # it holds another version, whose turn the partial ones would not come to.
     assert moved(fleet([busy, instance("some", 1, running=10)])) == {}
     assert moved(fleet([busy, instance("some", 1, running=10)], throughput_ratio=2)) == {"busy": 15}
     assert moved(fleet([busy, instance("idle", 1)], [partial(0, 3)])) == {}
     assert moved(fleet([busy, instance("idle", 1)], admissible={1})) == {}
+    assert moved(fleet([busy, instance("idle", 1)], num_returning=1)) == {}
     assert moved(fleet([busy, instance("idle", 1, accepts=False)])) == {}
     assert moved(fleet([busy, instance("idle", 2)])) == {}
     assert moved(fleet([busy, instance("some", 1, running=3, waiting=1)])) == {}
