@@ -12,7 +12,7 @@ import os
 import platform
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rhymeflow import profiles
@@ -35,6 +35,10 @@ PUBLISHED_ERROR = 0.105
 """Mean error of the cost model as StaleFlow's authors report it."""
 
 
+BUSY = 0.02
+"""Share of the time that workers may wait for cores before it is worth saying."""
+
+
 @dataclass(frozen=True)
 class Row:
     """How well one quantity is fitted."""
@@ -51,6 +55,9 @@ class Calibration:
 
     profile: Profile
     rows: tuple[Row, ...]
+    waited: float
+    """Share of the time in which other programs kept a worker from its core: not counted, but what
+    they leave in the caches is."""
     output: Path | None
 
     def text(self) -> str:
@@ -71,6 +78,11 @@ class Calibration:
             f"push, pull        {profile.push:.3g} s, {profile.pull:.3g} s",
             f"KV cache          {profile.kv_capacity} tokens",
         ]
+        if self.waited > BUSY:
+            lines.append(
+                f"\nother programs held a worker up {self.waited:.0%} of the time: "
+                "on a quiet machine the profile would be better"
+            )
         if self.output is not None:
             lines.append(
                 f"\nwritten to {self.output}: use it as --schedule.cost_model {self.output}"
@@ -92,7 +104,7 @@ def calibrate(config: Config, *, output: Path | None) -> Calibration:
     found = fitted(config, name, _machine(jobs), timings[0], timings[-1])
     if output is not None:
         profiles.save(found.profile, output)
-        return Calibration(found.profile, found.rows, output)
+        return replace(found, output=output)
     return found
 
 
@@ -155,7 +167,8 @@ def fitted(
         devices_per_instance=1,
         kv_capacity=engine_timings.kv_capacity,
     )
-    return Calibration(profile, rows, None)
+    waited = max(engine_timings.waited, learner_timings.waited)
+    return Calibration(profile, rows, waited, None)
 
 
 def fit_prefill(intakes: Sequence[Intake], decode: DecodeFit) -> float:

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import random
 import statistics
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from rhymeflow.calibration import clock
 from rhymeflow.calibration.fit import DecodeTiming
 from rhymeflow.config import Config
 from rhymeflow.data.encode import PromptEncoder
@@ -75,6 +75,8 @@ class EngineTimings(NamedTuple):
     pulls: list[float]
     kv_capacity: int
     """Tokens that the instance holds at most."""
+    waited: float
+    """Share of the time in which it could have run and another program did."""
 
 
 class EngineBench:
@@ -112,6 +114,7 @@ class EngineBench:
 
     def measure(self) -> EngineTimings:
         """Take all timings."""
+        watch = clock.Watch()
         for state in STATES:
             self._descend(state)  # warm-up: the cache's memory, the kernels of these shapes
         decode: dict[State, dict[tuple[int, int], list[float]]] = defaultdict(
@@ -141,6 +144,7 @@ class EngineBench:
             [_median(repeats) for repeats in intakes.values()],
             self._pulls(),
             self.kv_capacity,
+            watch.share_waited(),
         )
 
     def work(self) -> None:
@@ -184,13 +188,13 @@ class EngineBench:
         for request in requests:
             self.engine.submit(request)
         tokens = _computed(requests)
-        started, iterations, decoding = time.perf_counter(), [], 0
+        started, iterations, decoding = clock.now(), [], 0
         while decoding < len(requests):
             iterations.append((decoding, self.engine.kv_tokens))
             before = self.engine.tokens_made
             self.engine.step()
             decoding = self.engine.tokens_made - before
-        seconds = time.perf_counter() - started
+        seconds = clock.now() - started
         return Intake(tokens, seconds, tuple(iterations))
 
     def _pulls(self) -> list[float]:
@@ -202,9 +206,9 @@ class EngineBench:
             seconds = []
             for version in range(1 + PULLS):
                 server.push(version, {k: v.detach() for k, v in weights.items()})
-                started = time.perf_counter()
+                started = clock.now()
                 self.engine.set_version(reader.pull(weights).version, keep_cache=False)
-                seconds.append(time.perf_counter() - started)
+                seconds.append(clock.now() - started)
         finally:
             server.close()
         return seconds[1:]
@@ -231,9 +235,9 @@ def _median(repeats: list[Intake]) -> Intake:
 
 
 def _timed(call: Callable[[], object]) -> float:
-    started = time.perf_counter()
+    started = clock.now()
     call()
-    return time.perf_counter() - started
+    return clock.now() - started
 
 
 __all__ = ["EngineBench", "EngineTimings", "Intake"]

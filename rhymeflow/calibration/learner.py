@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import random
 import statistics
-import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 
+from rhymeflow.calibration import clock
 from rhymeflow.config import Config
 from rhymeflow.data.encode import PromptEncoder
 from rhymeflow.data.load import load_prompts
@@ -61,6 +61,8 @@ class LearnerTimings(NamedTuple):
     train: list[TrainTiming]
     held_out: list[TrainTiming]
     pushes: list[float]
+    waited: float
+    """Share of the time in which it could have run and another program did."""
 
 
 class LearnerBench:
@@ -85,15 +87,16 @@ class LearnerBench:
 
     def measure(self) -> LearnerTimings:
         """Take all timings."""
+        watch = clock.Watch()
         self.work()  # warm-up
         found: dict[Size, list[float]] = {size: [] for size in SIZES}
         for number in range(PASSES):
             order = list(SIZES)
             random.Random(number).shuffle(order)
             for size in order:
-                started = time.perf_counter()
+                started = clock.now()
                 self.learner.train(self.batches[size], 0)
-                found[size].append(time.perf_counter() - started)
+                found[size].append(clock.now() - started)
         timings = {
             size: TrainTiming(_num_tokens(self.batches[size]), statistics.median(seconds))
             for size, seconds in found.items()
@@ -102,6 +105,7 @@ class LearnerBench:
             [timing for size, timing in timings.items() if not size.held_out],
             [timing for size, timing in timings.items() if size.held_out],
             _pushes(self.learner),
+            watch.share_waited(),
         )
 
     def work(self) -> None:
@@ -141,9 +145,9 @@ def _pushes(learner: Learner) -> list[float]:
     try:
         seconds = []
         for version in range(2 + PUSHES):
-            started = time.perf_counter()
+            started = clock.now()
             server.push(version, weights)
-            seconds.append(time.perf_counter() - started)
+            seconds.append(clock.now() - started)
     finally:
         server.close()
     return seconds[2:]  # the first two touch the memory of the two slots for the first time

@@ -61,7 +61,7 @@ def made(intakes=(), noise=0.0):
         for n in (1, 8, 32, 64, 128)
         for length in (10, 400)
     ]
-    return EngineTimings(points, points[1::3], list(intakes), [0.02, 0.03, 0.9], 1000)
+    return EngineTimings(points, points[1::3], list(intakes), [0.02, 0.03, 0.9], 1000, 0.01)
 
 
 def intake(tokens, each, iterations=((0, 0), (4, 100))):
@@ -77,7 +77,7 @@ def test_prefill_is_what_is_left_when_iterations_are_taken_off():
 
 def test_a_profile_has_what_was_measured(tmp_path):
     trained = [TrainTiming(n, 1e-3 * n + 0.5) for n in (100, 400, 900)]
-    timings = LearnerTimings(trained, trained[:1], [0.1, 0.2, 0.3])
+    timings = LearnerTimings(trained, trained[:1], [0.1, 0.2, 0.3], 0.25)
     config = tiny_config(tmp_path)
     found = fitted(config, "x", "a machine", made([intake(100, 2e-4)]), timings)
     profile = found.profile
@@ -87,6 +87,7 @@ def test_a_profile_has_what_was_measured(tmp_path):
     assert profile.train_step == pytest.approx(0.5)
     assert (profile.push, profile.pull) == (0.2, 0.03)
     assert "a machine" in profile.description
+    assert "held a worker up 25% of the time" in found.text()
     assert {row.quantity: row.fitted.mean < 0.01 for row in found.rows[:3]} == {
         "decode iterations": True,
         "prefill": True,
@@ -95,12 +96,13 @@ def test_a_profile_has_what_was_measured(tmp_path):
 
 
 def test_errors_are_reported_as_they_are(tmp_path):
-    timings = LearnerTimings([TrainTiming(100, 1.0)] * 2, [TrainTiming(100, 2.0)], [0.1])
+    timings = LearnerTimings([TrainTiming(100, 1.0)] * 2, [TrainTiming(100, 2.0)], [0.1], 0.0)
     found = fitted(tiny_config(tmp_path), "x", "m", made([intake(9, 1e-3)], noise=0.2), timings)
     rows = {row.quantity: row for row in found.rows}
     assert 0.02 < rows["decode iterations"].fitted.mean < 0.2
     assert rows["training steps"].held_out.mean == pytest.approx(0.5)
     assert "held out 50.0%" in found.profile.source
+    assert "held a worker up" not in found.text()
 
 
 def test_states_are_those_that_were_asked_for(tmp_path):
