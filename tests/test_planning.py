@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import re
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,8 @@ from rhymeflow.core.strategies.routing import fewest_requests, waterfall
 from rhymeflow.core.strategies.schedules import SCHEDULES
 from rhymeflow.core.strategies.sync import drained, status
 from rhymeflow.errors import UserError
+from tests.core.strategies.fleets import fleet, instance, new
+from tests.helpers import FakeBody, a_plan
 
 
 def rules(**values: Any) -> Config:
@@ -120,3 +124,31 @@ def test_what_is_no_rule(tmp_path: Path) -> None:
     assert "f(view)" in message
     assert "there is no 'first_com'" in refused(routing="tests.test_planning.first_com")
     assert "did you mean" in refused(cost_model="demo-cpo")
+
+
+# -- docs/schedules.md ----------------------------------------------------------------------------
+
+PAGE = (Path(__file__).parent.parent / "docs" / "schedules.md").read_text(encoding="utf-8")
+
+
+def test_the_page_has_the_table_of_schedules() -> None:
+    rows = [line.strip("| ").split(" | ") for line in PAGE.splitlines() if line.startswith("| `")]
+    shown = {row[0].strip("`"): row[1:] for row in rows}
+    for name, bundle in SCHEDULES.items():
+        config = rules(name=name)
+        bound = str(config.schedule.bound) if name in ("synchronous", "one_step") else None
+        words = [piece if isinstance(piece, str) else piece.__name__ for piece in bundle]
+        assert shown[name] == [*words, bound or "`max_staleness`"]
+
+
+def test_the_rule_on_the_page_carries_a_run(tmp_path: Path) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+    path = tmp_path / "least_tokens.py"
+    path.write_text(code)
+    made = planning.schedule(rules(routing=f"{path}:route"))
+    there = [instance("a", running=2), instance("b", running=1), instance("c", accepts=False)]
+    proposals = list(made.routing(fleet(there, [new(i) for i in range(3)])))
+    assert [p.instance for p in proposals] == ["b", "a", "b"]
+    pick = random.Random(0).randrange
+    body = FakeBody(a_plan(num_batches=5), made, capacities=(3, 5), choose=pick, crashes=1).run()
+    assert len(body.batches) == 5

@@ -119,6 +119,8 @@ def _pull(books: Books, published: Version) -> Iterator[Command]:
     view = _view(books)
     by_name = {instance.name: instance for instance in view.instances}
     is_last = published == books.plan.num_batches  # nothing is left to wait for
+    if books.schedule.on_pull == "drain":
+        lagging = [i for i in lagging if not i.assigned]
     chosen = [i for i in lagging if is_last or books.schedule.sync(by_name[i.name], view)]
     for instance in chosen:
         if books.schedule.on_pull == "spread" and instance.assigned:
