@@ -1,0 +1,67 @@
+"""What the log of a run says: commands by replay, and how stale what was trained on had begun."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+from rich.console import Console
+
+from rhymeflow import planning
+from rhymeflow.config import Config
+from rhymeflow.core.commands import Command, Pull, Route, Train
+from rhymeflow.core.coordinator import Coordinator
+from rhymeflow.core.events import Event, GroupDrawn, InstanceJoined, Pulled
+from rhymeflow.observe.summary import Summary
+from rhymeflow.runtime import local
+from rhymeflow.servers.reader import TrajectoryReader
+
+
+def train(config: Config, console: Console | None = None) -> Summary:
+    return local.train(config, console=console or Console(file=io.StringIO()))
+
+
+def reader(config: Config) -> TrajectoryReader:
+    return TrajectoryReader(Path(config.run.output_dir) / "events.db")
+
+
+def replay(config: Config) -> list[tuple[Event, list[Command]]]:
+    """Each event of the log, and what a fresh mind commands upon it."""
+    mind = Coordinator(planning.plan(config), planning.schedule(config))
+    log = reader(config)
+    found = [(r.event, mind.handle(r.event, r.time)) for r in log.events()]
+    log.close()
+    return found
+
+
+def check_bound(config: Config) -> None:
+    """Law 1, seen three times: from the tokens, from the log, and in how groups ended (law 2)."""
+    log, bound = reader(config), config.schedule.bound
+    ages = {age for (age,) in log.query("SELECT DISTINCT staleness FROM trained")}
+    assert ages <= set(range(bound + 1))
+    steps = replay(config)
+    commands = [command for _, caused in steps for command in caused]
+    # What an instance was to hold when it was given a response for the first time. It holds that
+    # or what is newer by then; if it dies before, no token is made there.
+    pulls = {(c.instance, c.number): c.version for c in commands if isinstance(c, Pull)}
+    for event in (e for e, _ in steps if isinstance(e, Pulled)):
+        assert event.version >= pulls[event.instance, event.number]
+    held = {e.instance: e.version for e, _ in steps if isinstance(e, InstanceJoined)}
+    begun: dict = {}
+    for route in (c for c in commands if isinstance(c, Route)):
+        before = [v for (i, n), v in pulls.items() if i == route.instance and n < route.number]
+        begun.setdefault(route.trajectory, max([held[route.instance], *before]))
+    ended = []
+    for train in (c for c in commands if isinstance(c, Train)):
+        ended += train.groups
+        for group, members in zip(train.groups, train.members, strict=True):
+            assert len(members) == config.rollout.num_generations
+            assert all(0 <= train.version - begun[group, m] <= bound for m in members)
+    assert (
+        len(ended) == len(set(ended)) == config.learner.max_steps * config.learner.groups_per_batch
+    )
+    consumed = log.query("SELECT group_id FROM groups WHERE ending = 'consumed' ORDER BY 1")
+    assert [group for (group,) in consumed] == sorted(ended)
+    drawn = {e.group for e, _ in steps if isinstance(e, GroupDrawn)}
+    assert drawn == {group for (group,) in log.query("SELECT group_id FROM groups")}
+    log.close()

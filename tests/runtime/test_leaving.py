@@ -1,0 +1,102 @@
+"""Instances that die or hang while others, or their successors, go on."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+
+import pytest
+from rich.console import Console
+
+from rhymeflow.core.events import InstanceJoined, InstanceLeft
+from rhymeflow.runtime.controller import Controller
+from rhymeflow.runtime.process import WorkerDied
+from tests.runtime.logs import check_bound, reader, replay, train
+from tests.runtime.tiny import tiny_config
+
+
+def config_for(tmp_path, instances, **run):
+    return tiny_config(
+        tmp_path,
+        rollout={"num_instances": instances, "max_running": 4, "max_completion_length": 100},
+        learner={"max_steps": 8, "groups_per_batch": 4},
+        run={"eval_steps": 0, **run},
+    )
+
+
+def strike(monkeypatch, number, victim, *, times=1, at_version=2):
+    """Send a signal to an instance in the middle of the run; again to each successor."""
+    struck = []
+    tick = Controller._tick
+
+    def tick_and_strike(self):
+        name = victim if not struck else f"{victim}.{len(struck)}"
+        worker = self.workers.instances.get(name)
+        is_up = worker is not None and name in self._joined
+        if (
+            len(struck) < times
+            and is_up
+            and self._published >= at_version
+            and in_flight(self, name)
+        ):
+            struck.append(worker.pid)
+            os.kill(worker.pid, number)
+        tick(self)
+
+    def in_flight(self, name):
+        return any(
+            segment.instance == name
+            for group in self.under_way._groups.values()
+            for segment in group.open.values()
+        )
+
+    monkeypatch.setattr(Controller, "_tick", tick_and_strike)
+    return struck
+
+
+@pytest.mark.parametrize(
+    ("instances", "number", "times"),
+    [
+        (2, signal.SIGKILL, 1),
+        pytest.param(1, signal.SIGKILL, 2, marks=pytest.mark.slow),
+        pytest.param(2, signal.SIGSTOP, 1, marks=pytest.mark.slow),
+    ],
+    ids=["one of two dies", "the only one dies, and so does its successor", "one of two hangs"],
+)
+def test_the_run_goes_on_and_nothing_is_lost(tmp_path, monkeypatch, instances, number, times):
+    run = {"worker_timeout": 5.0} if number == signal.SIGSTOP else {}
+    config = config_for(tmp_path, instances, **run)
+    struck = strike(monkeypatch, number, "rollout-0", times=times)
+    console = Console(file=io.StringIO())
+    summary = train(config, console)
+    assert len(struck) == times
+    assert summary.steps == 8
+    assert summary.endings == {"consumed": 32, "filtered": 0, "aborted": 0}
+    check_bound(config)
+    events = [event for event, _ in replay(config)]
+    names = [f"rollout-0.{n}" if n else "rollout-0" for n in range(times + 1)]
+    assert [e.instance for e in events if isinstance(e, InstanceLeft)] == names[:-1]
+    if instances == 1:  # else the others may be done before a successor is up
+        assert [e.instance for e in events if isinstance(e, InstanceJoined)] == names
+    said = "hangs" if number == signal.SIGSTOP else "killed by SIGKILL"
+    warnings = [line for line in console.file.getvalue().splitlines() if "warning" in line]
+    assert len(warnings) == times
+    assert all(said in line for line in warnings)
+    log = reader(config)
+    gone_on = log.query(
+        "SELECT COUNT(*) FROM segments a JOIN segments b USING (group_id, member)"
+        " WHERE a.instance = 'rollout-0' AND b.instance != 'rollout-0' AND b.start > a.start"
+    )
+    log.close()
+    assert gone_on[0][0] > 0, "what was stored of its responses was gone on with"
+    for pid in struck:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_no_more_are_replaced_than_may_be(tmp_path, monkeypatch):
+    config = config_for(tmp_path, 2, instance_restarts=0)
+    strike(monkeypatch, signal.SIGKILL, "rollout-1")
+    with pytest.raises(WorkerDied, match=r"rollout-1 died .*SIGKILL"):
+        train(config)

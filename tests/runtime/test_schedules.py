@@ -1,0 +1,70 @@
+"""Every schedule trains for real, on two instances, and its log can be replayed."""
+
+from __future__ import annotations
+
+import pytest
+
+from rhymeflow.core.commands import Abort, Interrupt, Route
+from rhymeflow.core.coordinator import Coordinator
+from rhymeflow.runtime import controller
+from tests.runtime.logs import check_bound, reader, replay, train
+from tests.runtime.tiny import tiny_config
+
+pytestmark = pytest.mark.slow
+
+EVERYTHING = {
+    "name": "staleflow",
+    "max_staleness": 2,
+    "extra_groups": 1,
+    "extra_generations": 1,
+    "filter_zero_variance": True,
+    "on_stuck": "truncate",
+}
+SCHEDULES = [
+    {"name": "synchronous", "max_staleness": None},
+    {"name": "one_step"},
+    {"name": "bounded", "max_staleness": 2},
+    {"name": "partial"},
+    {"name": "staleflow", "sync": "status"},
+    EVERYTHING,
+]
+
+
+@pytest.mark.parametrize(
+    "schedule", SCHEDULES, ids=lambda s: "everything" if s is EVERYTHING else s["name"]
+)
+def test_it_trains_within_its_bound_and_the_log_gives_the_same_commands(
+    tmp_path, monkeypatch, schedule
+):
+    commanded = []
+
+    class Recorded(Coordinator):
+        def handle(self, event, now):
+            commands = super().handle(event, now)
+            commanded.append((event, commands))
+            return commands
+
+    monkeypatch.setattr(controller, "Coordinator", Recorded)
+    config = tiny_config(
+        tmp_path,
+        rollout={"num_instances": 2, "max_running": 5, "max_completion_length": 60},
+        learner={"max_steps": 6, "groups_per_batch": 3},
+        schedule=schedule,
+    )
+    summary = train(config)
+    assert summary.steps == 6
+    assert summary.endings["consumed"] == 18
+    check_bound(config)
+    assert replay(config) == commanded
+    kinds = {type(c) for _, commands in commanded for c in commands}
+    begun = [c.trajectory for _, cs in commanded for c in cs if isinstance(c, Route)]
+    moved = len(begun) - len(set(begun))
+    assert (Interrupt in kinds) == (schedule["name"] == "staleflow") == (moved > 0)
+    assert (Abort in kinds) == (schedule is EVERYTHING)
+    log = reader(config)
+    several = log.query(
+        "SELECT COUNT(*) FROM (SELECT COUNT(DISTINCT version) AS n FROM segments"
+        " GROUP BY group_id, member) WHERE n > 1"
+    )
+    log.close()
+    assert (several[0][0] > 0) == (schedule["name"] in ("partial", "staleflow"))
