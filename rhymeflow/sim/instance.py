@@ -87,9 +87,8 @@ class Instance:
 
     def snapshot(self, now: float) -> Snapshot:
         """How it is."""
-        return Snapshot(
-            self.name, self.last_number, tuple(self._batch.waiting), self.kv_tokens(now)
-        )
+        waiting = tuple(self._batch.waiting)
+        return Snapshot(self.name, self.last_number, waiting, self.kv_tokens(now))
 
     def deliver(self, command: InstanceCommand, now: float) -> None:
         """Take a command, to be carried out after those before it, between two iterations."""

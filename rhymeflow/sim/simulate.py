@@ -72,7 +72,7 @@ def run(
     cluster = Cluster(
         dataclasses.replace(planning.plan(config), eval_steps=None),
         planning.schedule(config),
-        _hardware(config, profile, train_devices),
+        _hardware(config, profile, train_devices, workload.longest_prompt),
         workload,
         Pace(
             tick_seconds=simulation.tick_seconds,
@@ -114,10 +114,9 @@ def _devices(config: Config, profile: Profile) -> tuple[int, int]:
     return num_rollout // each, simulation.num_devices - num_rollout
 
 
-def _hardware(config: Config, profile: Profile, train_devices: int) -> Hardware:
+def _hardware(config: Config, profile: Profile, train_devices: int, prompt: int) -> Hardware:
     rollout, simulation = config.rollout, config.simulation
     kv_capacity = rollout.max_kv_tokens or profile.kv_capacity
-    prompt = simulation.workload.prompt_tokens
     if prompt + rollout.max_completion_length > kv_capacity:
         raise UserError(
             f"rollout.max_completion_length: {rollout.max_completion_length} and a prompt of "

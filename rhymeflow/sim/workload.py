@@ -33,6 +33,10 @@ class Prompt(NamedTuple):
 class Workload(Protocol):
     """Where prompts, lengths and rewards come from."""
 
+    @property
+    def longest_prompt(self) -> int:
+        """Tokens of the longest prompt."""
+
     def prompt(self, draw: int) -> Prompt:
         """The prompt of this draw, from 0. Draws that repeat a prompt are not counted."""
 
@@ -57,6 +61,11 @@ class Synthetic:
         self._lengths = Lengths(self.config, config.rollout.max_completion_length)
         self._of_prompt = sqrt(self._lengths.rho)
         self._of_response = sqrt(1 - self._lengths.rho)
+
+    @property
+    def longest_prompt(self) -> int:
+        """All prompts are of one length."""
+        return self.config.prompt_tokens
 
     def prompt(self, draw: int) -> Prompt:
         """Epoch after epoch, in order: prompts do not differ but by their hashes."""
@@ -112,11 +121,18 @@ class Recorded:
             raise UserError(f"{run_dir}: no response was finished in this run")
         self._prompts = [Prompt(*found) for found in dict.fromkeys(groups)]
         self._epochs = 1 + max(prompt.epoch for prompt in self._prompts)
-        self._known = {(row, epoch, m): (n, reward) for row, epoch, m, n, reward in responses}
-        self._all = [(n, reward) for *_, n, reward in responses]
+        self._known: dict[tuple[int, int, int], tuple[int, float]] = {
+            (row, epoch, m): (n, reward) for row, epoch, m, n, reward in responses
+        }
+        self._all: list[tuple[int, float]] = [(n, reward) for *_, n, reward in responses]
         self._by_row: dict[int, list[tuple[int, float]]] = {}
         for row, _, _, length, reward in responses:
             self._by_row.setdefault(row, []).append((length, reward))
+
+    @property
+    def longest_prompt(self) -> int:
+        """The longest of the run's."""
+        return max(prompt.tokens for prompt in self._prompts)
 
     def prompt(self, draw: int) -> Prompt:
         """As they were drawn; then from the beginning, in later epochs."""

@@ -1,7 +1,7 @@
-"""The oracle for `sim/batch.py` and `sim/instance.py`: the same instance, one iteration after another.
+"""The oracle for `sim/batch.py` and `sim/instance.py`: one iteration after another.
 
-Written from the words at the heads of those files, with nothing of its bookkeeping: every sequence has
-its own count of cached tokens, and every sum is summed.
+Written from the words at the heads of those files, with nothing of their bookkeeping: every
+sequence has its own count of cached tokens, and every sum is summed.
 """
 
 from __future__ import annotations

@@ -1,0 +1,239 @@
+"""Whole simulations: against sums done by hand, twice the same, and what is said of mistakes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from rhymeflow import profiles, settings
+from rhymeflow.cli import main
+from rhymeflow.config import Config
+from rhymeflow.errors import UserError
+from rhymeflow.profiles import Profile
+from rhymeflow.sim import simulate as subject
+from rhymeflow.sim.ledger import Fate
+from rhymeflow.sim.result import quantiles
+from rhymeflow.sim.simulate import run, simulate
+from rhymeflow.sim.workload import Prompt, Recorded, workload
+from tests.observe.runs import make_run
+
+PROFILE = Profile(
+    name="round numbers", description="d", source="s", k1=1e-6, k2=1e-3, k3=1e-3, c=0.0, k4=1e-3,
+    prefill_token=1e-4, train_token=1e-3, train_step=0.5, push=0.25, pull=0.125,
+    devices_per_instance=2, kv_capacity=1000,
+)  # fmt: skip
+
+STEPS, GROUPS, MEMBERS, PROMPT, LENGTH = 4, 2, 3, 10, 50
+
+
+class Constant:
+    """All responses are of one length."""
+
+    longest_prompt = PROMPT
+
+    def prompt(self, draw: int) -> Prompt:
+        return Prompt(draw, 0, PROMPT)
+
+    def length(self, row: int, epoch: int, member: int) -> int:
+        return LENGTH
+
+    def reward(self, row: int, epoch: int, member: int) -> float:
+        return float(member)
+
+
+def a_config(path: Path, **changes: object) -> Config:
+    """A small run on 2 instances of 2 devices and a learner of 4; nothing around them takes time.
+
+    `simulation__pull` stands for `simulation.pull`.
+    """
+    profiles.save(PROFILE, path / "profile.json")
+    fields: dict[str, object] = {
+        "rollout.num_generations": MEMBERS,
+        "rollout.max_completion_length": 100,
+        "rollout.max_running": 8,
+        "learner.max_steps": STEPS,
+        "learner.groups_per_batch": GROUPS,
+        "schedule.name": "synchronous",
+        "schedule.cost_model": str(path / "profile.json"),
+        "simulation.num_devices": 8,
+        "simulation.rollout_devices": 4,
+        "simulation.share_prompts": False,
+        "simulation.tick_seconds": 1e-9,
+        "simulation.command_seconds": 0.0,
+        "simulation.fact_seconds": 0.0,
+        "simulation.reward_seconds": 0.0,
+    }
+    fields.update({name.replace("__", "."): value for name, value in changes.items()})
+    return settings.build(fields, where="test")
+
+
+def rollout_seconds() -> float:
+    """Both instances get half of the responses; they run in step."""
+    n = GROUPS * MEMBERS // 2
+    seconds = PROFILE.k2 + PROFILE.k4 + PROFILE.prefill_token * n * PROMPT
+    for made in range(1, LENGTH):
+        kv_tokens = n * (PROMPT + made - 1)
+        seconds += PROFILE.k1 * kv_tokens + PROFILE.k3 * n + PROFILE.k4
+    return seconds
+
+
+def train_seconds() -> float:
+    tokens = GROUPS * MEMBERS * (PROMPT + LENGTH)
+    return PROFILE.train_step + PROFILE.train_token / 4 * tokens
+
+
+def test_synchronous_steps_are_the_sum_of_their_parts(tmp_path: Path) -> None:
+    found = run(a_config(tmp_path), Constant())
+    step = rollout_seconds() + train_seconds() + PROFILE.push + PROFILE.pull
+    assert found.step_seconds[1:] == pytest.approx([step] * (STEPS - 1), rel=1e-6)
+    assert found.step_seconds[0] == pytest.approx(step - PROFILE.pull, rel=1e-6)
+    assert found.steps_per_second == pytest.approx(1 / step, rel=1e-6)
+    responses = GROUPS * MEMBERS
+    assert found.throughput == pytest.approx(responses * (PROMPT + LENGTH) / step, rel=1e-6)
+    assert found.response_throughput == pytest.approx(responses * LENGTH / step, rel=1e-6)
+    assert found.trajectories_per_second == pytest.approx(responses / step, rel=1e-6)
+    assert found.idle_rollout == pytest.approx((train_seconds() + PROFILE.push) / step, rel=1e-6)
+    assert found.idle_learner == pytest.approx((step - train_seconds() - PROFILE.push) / step)
+    assert found.staleness == {0: STEPS * responses}
+    assert (found.tokens_made, found.tokens_wasted) == (STEPS * responses * LENGTH, 0)
+    assert (found.pulls, found.preemptions, found.interrupts) == (2 * (STEPS - 1), 0, 0)
+
+
+def test_one_step_overlaps_the_two(tmp_path: Path) -> None:
+    config = a_config(tmp_path, schedule__name="one_step", learner__max_steps=8)
+    found = run(config, Constant())
+    learner = train_seconds() + PROFILE.push
+    assert learner > rollout_seconds() + PROFILE.pull, "the learner sets the pace"
+    assert found.step_seconds[2:] == pytest.approx([learner] * 6, rel=1e-6)
+    assert found.idle_learner == pytest.approx(0.0, abs=1e-6)
+    assert found.staleness == {0: 6, 1: 7 * 6}
+
+
+def test_twice_the_same_to_the_byte(tmp_path: Path) -> None:
+    config = a_config(tmp_path, schedule__name="staleflow", schedule__max_staleness=2)
+    for name in "ab":
+        simulate(config, output=tmp_path / name)
+    for file in ("result.json", "trace.json", "timeline.png"):
+        assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
+    other = settings.build({"run.seed": 1}, over=config, where="test")
+    assert simulate(other, output=tmp_path / "c").json() != (tmp_path / "a/result.json").read_text()
+
+
+def test_schedules_are_compared_on_the_same_lengths(tmp_path: Path) -> None:
+    made = set()
+    for name in ("synchronous", "one_step", "bounded", "partial", "staleflow"):
+        config = a_config(tmp_path, schedule__name=name)
+        made.add(run(config, workload(config, None)).tokens_made)
+    assert len(made) == 1
+
+
+def test_redundancy_and_filtering_show_in_the_endings(tmp_path: Path) -> None:
+    config = a_config(
+        tmp_path, schedule__name="partial", schedule__extra_generations=1,
+        schedule__filter_zero_variance=True, simulation__workload__decided_share=0.5,
+        learner__max_steps=8,
+    )  # fmt: skip
+    found = run(config, workload(config, None))
+    endings = {label for quantile in found.quantiles for label in quantile.endings}
+    assert {"consumed", "filtered", "aborted: its group did not need it"} <= endings
+    assert found.tokens_wasted > 0
+    for word in ("filtered", "did not", "Staleness of trained responses", "idle", "partial"):
+        assert word in found.text()
+
+
+def test_the_result_can_be_read_by_programs(tmp_path: Path) -> None:
+    found = simulate(a_config(tmp_path), output=tmp_path / "out")
+    assert json.loads((tmp_path / "out/result.json").read_text()) == json.loads(found.json())
+    assert json.loads(found.json())["steps"] == STEPS
+    assert {field.name for field in dataclasses.fields(found)} == set(json.loads(found.json()))
+
+
+def test_quantiles_hold_every_response_once() -> None:
+    fates = [Fate(length, "consumed", "") for length in range(1, 13)] + [Fate(99, "aborted", "x")]
+    found = quantiles(fates)
+    assert [q.responses for q in found] == [3, 2, 3, 2, 3]
+    assert [(q.shortest, q.longest) for q in found][-1] == (11, 99)
+    assert found[-1].endings == {"aborted: x": 1, "consumed": 2}
+    assert [q.responses for q in quantiles(fates[:2])] == [1, 1]
+
+
+# -- where lengths come from -----------------------------------------------------------------------
+
+
+def test_lengths_as_a_run_recorded_them(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    make_run(run_dir, num_steps=4)
+    config = a_config(tmp_path, rollout__max_completion_length=500)
+    recorded = Recorded(run_dir, config)
+    assert [recorded.prompt(i).row for i in (0, 1, 9, 10)] == [0, 1, 9, 0]
+    assert recorded.prompt(10).epoch == recorded.prompt(0).epoch + 1
+    assert recorded.length(3, 0, 0) == 13
+    assert recorded.length(3, 0, 1) == 103
+    assert recorded.length(3, 7, 5) in (13, 103), "another response to the same prompt"
+    assert recorded.length(77, 0, 0) in {10 + g for g in range(10)} | {100 + g for g in range(10)}
+    assert Recorded(run_dir, a_config(tmp_path)).length(3, 0, 1) == 100, "no longer than allowed"
+    config = settings.build({"rollout.num_generations": 2}, over=config, where="test")
+    found = simulate(config, output=tmp_path / "out", workload=run_dir)
+    assert found.quantiles[0].shortest == 10
+
+
+def test_a_run_without_responses(tmp_path: Path) -> None:
+    from rhymeflow.servers.trajectories import TrajectoryServer
+
+    TrajectoryServer(tmp_path / "events.db").close()
+    with pytest.raises(UserError, match="no response was finished"):
+        workload(a_config(tmp_path), tmp_path)
+    with pytest.raises(UserError, match="no such file"):
+        workload(a_config(tmp_path), tmp_path / "elsewhere")
+
+
+# -- mistakes --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"simulation__skip_steps": 4}, r"simulation\.skip_steps: 4 leaves nothing"),
+        ({"rollout__max_completion_length": 991}, r"rollout\.max_completion_length: 991 and a"),
+        ({"rollout__max_kv_tokens": 109}, "KV cache of an instance, 109 tokens"),
+        ({"simulation__rollout_devices": 3}, "no multiple of the 2 devices"),
+        ({"simulation__profile": "h20"}, "no such profile"),
+    ],
+)
+def test_what_cannot_be_simulated(tmp_path: Path, changes: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        run(a_config(tmp_path, **changes), Constant())
+
+
+def test_devices_that_leave_nothing_to_train_on(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="leaves nothing to train on"):
+        a_config(tmp_path, simulation__rollout_devices=8)
+
+
+def test_the_local_run_s_cluster_is_its_instances_and_one_learner(tmp_path: Path) -> None:
+    config = a_config(
+        tmp_path, rollout__num_instances=3, simulation__num_devices=None,
+        simulation__rollout_devices=None,
+    )  # fmt: skip
+    assert subject._devices(config, PROFILE) == (3, 1)
+    half = a_config(tmp_path, simulation__num_devices=7, simulation__rollout_devices=None)
+    assert subject._devices(half, PROFILE) == (1, 5), "half, rounded to whole instances"
+
+
+def test_output_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="cannot be written to"):
+        simulate(a_config(tmp_path), output=tmp_path / "file")
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["simulate", "cluster", "--output", str(tmp_path), "--learner.max_steps", "3"]
+    assert main([*arguments, "--learner.groups_per_batch", "8"]) == 0
+    assert "trained" in capsys.readouterr().out
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "result.json", "timeline.png", "trace.json",
+    ]  # fmt: skip

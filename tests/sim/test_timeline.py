@@ -1,0 +1,118 @@
+"""What is drawn is what happened: tracks without gaps, counters, colours, a picture that opens."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import matplotlib.image
+import numpy as np
+import pytest
+
+from rhymeflow import settings
+from rhymeflow.sim import picture, trace
+from rhymeflow.sim.hardware import Outage
+from rhymeflow.sim.result import Result
+from rhymeflow.sim.simulate import run
+from rhymeflow.sim.timeline import Span, Timeline
+from rhymeflow.sim.workload import workload
+
+
+@pytest.fixture(scope="module")
+def watched() -> tuple[Timeline, Result]:
+    """Three instances, one of which is away for a while, and a learner."""
+    config = settings.build(
+        {
+            "rollout.num_instances": 3,
+            "rollout.max_completion_length": 100,
+            "learner.max_steps": 4,
+            "learner.groups_per_batch": 8,
+        },
+        where="test",
+    )
+    timeline = Timeline()
+    found = run(config, workload(config, None), timeline=timeline, outages=[Outage(0.5, 1, 0.3)])
+    return timeline, found
+
+
+def events(path: Path, timeline: Timeline, num_rows: int = 64) -> list[dict]:
+    trace.write(path / "trace.json", timeline, num_rows)
+    return json.loads((path / "trace.json").read_text())["traceEvents"]
+
+
+def test_a_track_for_each_row_without_gaps(tmp_path: Path, watched) -> None:
+    timeline, found = watched
+    written = events(tmp_path, timeline)
+    names = {(e["pid"], e["tid"]): e["args"]["name"] for e in written if e["name"] == "thread_name"}
+    assert sorted(names.values()) == [
+        "learner", "rollout-0", "rollout-1", "rollout-1.1", "rollout-2",
+    ]  # fmt: skip
+    spans: dict[str, list[dict]] = {name: [] for name in names.values()}
+    for event in written:
+        if event["ph"] == "X":
+            spans[names[event["pid"], event["tid"]]].append(event)
+    for track in spans.values():
+        for a, b in pairwise(track):
+            assert a["ts"] + a["dur"] == pytest.approx(b["ts"], abs=0.01)
+    assert {e["cat"] for e in spans["learner"]} == {"train", "push", "idle"}
+    assert {e["cat"] for e in spans["rollout-0"]} == {"decode", "prefill", "pull", "idle"}
+    assert spans["rollout-0"][0]["ts"] == 0
+    gone = spans["rollout-1"][-1]
+    assert gone["ts"] + gone["dur"] == pytest.approx(0.5e6)
+    assert spans["rollout-1.1"][0]["ts"] == pytest.approx(0.8e6)
+
+
+def test_time_in_the_timeline_is_time_in_the_figures(watched) -> None:
+    timeline, found = watched
+    learner = sum(span.end - span.start for span in timeline.learner.spans)
+    assert timeline.end == pytest.approx(found.seconds)
+    begin = found.step_seconds[0]
+    inside = sum(s.end - s.start for s in timeline.learner.spans if s.start >= begin)
+    assert 1 - inside / (found.seconds - begin) == pytest.approx(found.idle_learner)
+    assert learner > inside
+    rows = timeline.instances
+    inside = sum(max(0.0, s.end - max(s.start, begin)) for row in rows for s in row.spans)
+    assert 1 - inside / (found.seconds - begin) / 3 == pytest.approx(found.idle_rollout, abs=1e-3)
+
+
+def test_versions_of_a_row_rise_by_pulls_only(watched) -> None:
+    for row in watched[0].instances:
+        for a, b in pairwise(row.spans):
+            assert b.version == a.version or (b.kind == "pull" and b.version > a.version)
+
+
+def test_counters(tmp_path: Path, watched) -> None:
+    written = [e for e in events(tmp_path, watched[0]) if e["ph"] == "C"]
+    running = [e["args"]["running"] for e in written if e["name"] == "rollout-0 running"]
+    assert max(running) > 10
+    assert min(running) == 0
+    assert len(running) <= 502
+
+
+def test_of_many_rows_evenly_chosen_ones_are_shown(tmp_path: Path) -> None:
+    timeline = Timeline()
+    for i in range(1000):
+        timeline.span(timeline.join(f"rollout-{i}", 0.0), "decode", 0.0, 1.0, 0)
+    chosen = [row.name for row in timeline.sample(10)]
+    assert chosen == [f"rollout-{i}" for i in range(0, 1000, 100)]
+    written = events(tmp_path, timeline, 10)
+    assert sum(e["name"] == "thread_name" for e in written) == 11
+
+
+def test_the_picture(tmp_path: Path, watched) -> None:
+    timeline, found = watched
+    picture.draw(tmp_path / "timeline.png", timeline, found, 64)
+    image = matplotlib.image.imread(tmp_path / "timeline.png")
+    assert image.shape[0] > 400
+    assert image.shape[1] > 1000
+    colour = picture._colours(found.steps)
+    for span in (Span("decode", 0, 1, 1), Span("pull", 0, 1, 1), Span("idle", 0, 1, 1)):
+        assert (np.abs(image[:, :, :3] - colour(span)).max(axis=2) < 0.02).sum() > 20, span
+
+
+def test_neighbouring_versions_differ() -> None:
+    colour = picture._colours(50)
+    for version in range(50):
+        a, b = (np.array(colour(Span("decode", 0, 1, version + i))) for i in (0, 1))
+        assert np.abs(a - b).max() > 0.1
