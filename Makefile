@@ -1,11 +1,12 @@
 # make demo   a real run on this machine's CPU or GPU, a few minutes
 # make test   import rules, types, style, tests
 # make lint   the first three
+# make nightly   a million operations of the staleness protocol against its naive model
 # A second call is quick: .venv is made anew only when pyproject.toml or the installer changes.
 
 BIN := .venv/bin
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint nightly clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.installed
@@ -19,6 +20,9 @@ lint: .venv/.installed-test
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/mypy rhymeflow/core
+
+nightly: .venv/.installed-test
+	$(BIN)/python -m tests.core.nightly
 
 .venv/.installed: pyproject.toml scripts/install.py
 	@echo "Installing into .venv (once, about a minute) ..."

@@ -27,13 +27,15 @@ class Buffer:
         size: entries in all.
     """
 
-    __slots__ = ("_latest", "_oldest", "occupied", "reserved", "size", "target")
+    __slots__ = ("_latest", "_oldest", "occupied", "reserved", "room", "size", "target")
 
     def __init__(self, target: int, size: int) -> None:
         self.target = target
         self.size = size
         self.reserved: dict[GroupId, Version] = {}
         self.occupied: dict[GroupId, Version] = {}
+        self.room = size
+        """EMPTY entries that may be taken; a complete batch takes nothing more."""
         self._latest: list[tuple[int, int]] = []
         self._oldest: list[tuple[int, int]] = []
 
@@ -46,12 +48,6 @@ class Buffer:
         return len(self.occupied) == self.target
 
     @property
-    def room(self) -> int:
-        """EMPTY entries that may be taken; a complete batch takes nothing more."""
-        occupied = len(self.occupied)
-        return 0 if occupied == self.target else self.size - occupied - len(self.reserved)
-
-    @property
     def state(self) -> BufferState:
         """The state of the whole."""
         if self.met:
@@ -61,6 +57,7 @@ class Buffer:
     def put_reserved(self, group: GroupId, version: Version) -> None:
         """RESERVE an entry, or give the group's RESERVED entry this version."""
         self.reserved[group] = version
+        self._count()
         heappush(self._latest, (-version, -group))
         if len(self._latest) > 2 * len(self.reserved) + _SLACK:
             self._latest = [(-v, -g) for g, v in self.reserved.items()]
@@ -70,10 +67,18 @@ class Buffer:
         """OCCUPY an entry."""
         assert not self.met
         self.occupied[group] = version
+        self._count()
         heappush(self._oldest, (version, group))
         if len(self._oldest) > 2 * len(self.occupied) + _SLACK:
             self._oldest = [(v, g) for g, v in self.occupied.items()]
             heapify(self._oldest)
+
+    def take(self, group: GroupId) -> Version:
+        """EMPTY the group's entry; its version."""
+        held = self.reserved if group in self.reserved else self.occupied
+        version = held.pop(group)
+        self._count()
+        return version
 
     def latest_reserved(self) -> tuple[Version, GroupId] | None:
         """The RESERVED group that can wait longest: of the highest version, then drawn last."""
@@ -94,3 +99,8 @@ class Buffer:
                 return version, group
             heappop(heap)
         return None
+
+    def _count(self) -> None:
+        occupied = len(self.occupied)
+        met = occupied == self.target
+        self.room = 0 if met else self.size - occupied - len(self.reserved)

@@ -111,14 +111,16 @@ class Entries:
         return self._size if buffer is None else buffer.room
 
     def _highest_empty(self, version: Version) -> Version | None:
-        return next((b for b in reversed(self.window(version)) if self._room(b)), None)
+        for number in reversed(self.window(version)):
+            if self._room(number):
+                return number
+        return None
 
     def _take(self, group: GroupId) -> Version:
         """EMPTY the entry that the group holds; its version."""
         buffer = self._buffers[self._place.pop(group)]
         room = buffer.room
-        held = buffer.reserved if group in buffer.reserved else buffer.occupied
-        version = held.pop(group)
+        version = buffer.take(group)
         self._num_empty += buffer.room - room
         return version
 

@@ -90,8 +90,6 @@ Knows nothing of instances, members or time; ids are ints.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from rhymeflow.core.entries import Entries, ProtocolError
 from rhymeflow.core.types import GroupId, Version
 
@@ -144,7 +142,7 @@ class StalenessBuffers(Entries):
         self._take(group)
         self._put_reserved(group, version, target)
         self._holes.add(place)
-        self._pack_late((place,), self.first)
+        self._pack_late(place, self.first)
         return True
 
     def occupy(self, group: GroupId) -> tuple[GroupId, ...]:
@@ -157,10 +155,12 @@ class StalenessBuffers(Entries):
         place = self._reserved_place(group)
         version = self._take(group)
         floor = max(version, self.first)
-        hole = self._pack_late((place,), floor)
+        hole = self._pack_late(place, floor)
         target = next(b for b in range(floor, place + 1) if self._room(b))
         self._put_occupied(group, version, target)
         self._holes.add(hole)
+        if floor > self.first:
+            self._pack_late(hole, self.first)
         return self._settle({target})
 
     def release(self, group: GroupId) -> tuple[GroupId, ...]:
@@ -169,8 +169,10 @@ class StalenessBuffers(Entries):
         There can be some: finished work of later buffers moves into the entry, and may complete
         this batch.
         """
-        self._holes.add(self._held_place(group))
+        place = self._held_place(group)
         self._take(group)
+        self._holes.add(place)
+        self._pack_late(place, self.first)
         return self._settle(set())
 
     def consume(self) -> tuple[GroupId, ...]:
@@ -195,13 +197,12 @@ class StalenessBuffers(Entries):
     # -- the two packings --------------------------------------------------------------------
 
     def _settle(self, filled: set[Version]) -> tuple[GroupId, ...]:
-        """Pack reservations late, then finished work early, until nothing moves; the surplus."""
-        self._pack_late(self._holes, self.first)
+        """Reservations lie late: pack finished work early until nothing moves; the surplus."""
         while (moved := self._pack_one_early()) is not None:
             source, target = moved
             filled.add(target)
             self._holes.add(source)
-            self._pack_late((source,), self.first)
+            self._pack_late(source, self.first)
         self._holes.clear()
         surplus: list[GroupId] = []
         for number in filled:
@@ -212,14 +213,13 @@ class StalenessBuffers(Entries):
             self._take(group)
         return tuple(sorted(surplus))
 
-    def _pack_late(self, holes: Iterable[Version], floor: Version) -> Version:
-        """Fill these EMPTY entries by earlier reservations, highest first; the lowest hole left.
+    def _pack_late(self, hole: Version, floor: Version) -> Version:
+        """Fill this buffer's EMPTY entries by earlier reservations; where the last hole is.
 
-        A reservation that moves leaves a hole in its turn. None moves out of a buffer below
-        `floor`.
+        A reservation that moves leaves a hole in its turn; the highest is filled first. None moves
+        out of a buffer below `floor`.
         """
-        todo = set(holes)
-        hole = -1
+        todo = {hole}
         while todo:
             hole = max(todo)
             earlier = self._earlier_reservation(hole, floor) if self._room(hole) else None

@@ -38,6 +38,8 @@ def one_run(rng: random.Random, count: Counter) -> None:
         (operation,) = rng.choices(OPERATIONS, weights)
         if operation == "consume" and not pair.fast.ready() and rng.random() < 0.9:
             operation = "occupy"
+        if operation == "reserve" and not pair.fast.num_empty() and rng.random() < 0.9:
+            operation = "occupy"
         arguments = choose(rng, pair, operation, ahead)
         held = len(pair.held())
         result = pair.do(operation, *arguments)
@@ -45,7 +47,7 @@ def one_run(rng: random.Random, count: Counter) -> None:
         count["refused"] += result is None or result is False
         if operation in ("occupy", "release"):
             count["surplus"] += len(result or ())
-            count["runs' groups, at most"] = max(count["runs' groups, at most"], held)
+            count["most groups at a time"] = max(count["most groups at a time"], held)
 
 
 def choose(rng: random.Random, pair: Pair, operation: str, ahead: int) -> tuple[int, ...]:
