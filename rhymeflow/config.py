@@ -242,7 +242,8 @@ class ScheduleConfig(Section):
     """How many batches' worth of groups may be filtered between two steps; then they pass."""
     on_stuck: Literal["wait", "retry", "truncate"] = "wait"
     """What is done when an idle learner waits for the last `stuck_threshold` groups of a batch:
-    `retry` aborts them and draws their prompts again, `truncate` trains on what there is of them."""
+    `retry` aborts them and draws their prompts again, `truncate` trains on what there is of
+    them."""
     stuck_threshold: Positive = 1
     """Groups that may be missing for a batch to count as stuck."""
     max_retries: NonNegative = 2
@@ -269,8 +270,8 @@ class ScheduleConfig(Section):
 class WorkloadConfig(Section):
     """How long the responses of a simulated run are. `--workload RUN_DIR` takes them from a run.
 
-    Lengths follow `kind`, cut off at `rollout.max_completion_length`; each prompt has its own level,
-    so that what it did before says something about what it will do.
+    Lengths follow `kind`, cut off at `rollout.max_completion_length`; each prompt has its own
+    level, so that what it did before says something about what it will do.
     """
 
     kind: Literal["lognormal", "bimodal", "power_law"] = "lognormal"
@@ -400,8 +401,8 @@ class Config(Section):
             )
         if self.simulation.colocated and self.schedule.bound > 0:
             raise ValueError(
-                f"simulation.colocated: with schedule.max_staleness = {self.schedule.bound} rollout "
-                "and training go on at the same time, and need devices of their own"
+                f"simulation.colocated: with schedule.max_staleness = {self.schedule.bound} "
+                "rollout and training go on at the same time, and need devices of their own"
             )
         if rollout.num_generations == 1 and learner.scale_rewards == "group":
             raise ValueError(
