@@ -158,9 +158,9 @@ class StalenessBuffers(Entries):
         hole = self._pack_late(place, floor)
         target = next(b for b in range(floor, place + 1) if self._room(b))
         self._put_occupied(group, version, target)
-        self._holes.add(hole)
-        if floor > self.first:
-            self._pack_late(hole, self.first)
+        self._holes.add(
+            hole
+        )  # what is below `floor` and could move there would have been in `target`
         return self._settle({target})
 
     def release(self, group: GroupId) -> tuple[GroupId, ...]:

@@ -5,8 +5,9 @@
 Random runs of random sizes. In every run each operation is done by the fast protocol and by the
 naive one, results and whole books are compared, and the laws are checked after each. Versions run
 ahead of groups, finished and reserved groups are released at random, members start late, and one
-operation in ten is of a group that is gone or already has what it asks for. A run favours some
-operations over others, so that buffers are empty in some and full in others.
+operation in ten is tried on a group that is gone or already has what it asks for. A run favours
+some operations over others, so that buffers are empty in some and full in others. What is refused
+is checked as well, but does not count.
 """
 
 import argparse
@@ -28,7 +29,7 @@ def one_run(rng: random.Random, count: Counter) -> None:
         groups_per_batch=rng.randint(1, 4),
         extra_groups=rng.choice((0, 0, 1, 2)),
         max_staleness=rng.randint(0, 4),
-        num_batches=rng.choice((2, 6, 20)),
+        num_batches=rng.choice((2, 8, 30)),
     )
     weights = [rng.choice((1, 3, 10)), rng.choice((0, 1, 3)), rng.choice((1, 3)), rng.random(), 1]
     ahead = rng.choice((0, 0, 2))
@@ -36,18 +37,26 @@ def one_run(rng: random.Random, count: Counter) -> None:
         if pair.fast.first == pair.fast.num_batches:
             return
         (operation,) = rng.choices(OPERATIONS, weights)
-        if operation == "consume" and not pair.fast.ready() and rng.random() < 0.9:
-            operation = "occupy"
-        if operation == "reserve" and not pair.fast.num_empty() and rng.random() < 0.9:
-            operation = "occupy"
+        if rng.random() < 0.95:
+            operation = possible(pair, operation)
         arguments = choose(rng, pair, operation, ahead)
         held = len(pair.held())
         result = pair.do(operation, *arguments)
-        count[operation] += 1
-        count["refused"] += result is None or result is False
+        count["refused" if result is None or result is False else operation] += 1
         if operation in ("occupy", "release"):
             count["surplus"] += len(result or ())
             count["most groups at a time"] = max(count["most groups at a time"], held)
+
+
+def possible(pair: Pair, operation: str) -> str:
+    """The operation, or another in its stead that is more likely to be allowed now."""
+    if operation == "consume" and not pair.fast.ready():
+        operation = "occupy"
+    if operation == "reserve" and not pair.fast.admissible(pair.fast.first):
+        operation = "occupy"
+    if operation in ("occupy", "tighten") and not pair.held("reserved"):
+        operation = "consume" if pair.fast.ready() else "reserve"
+    return operation
 
 
 def choose(rng: random.Random, pair: Pair, operation: str, ahead: int) -> tuple[int, ...]:

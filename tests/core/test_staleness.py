@@ -204,6 +204,37 @@ def test_a_member_behind_its_siblings_makes_its_group_move_and_what_it_leaves_is
     assert books.place(0) == 1, "and 0, which had got entry 0, into the one that 2 left"
 
 
+def tightened() -> StalenessBuffers:
+    """1 has finished in buffer 4, of a version ahead of the first buffer; 2 has left buffer 3."""
+    books = buffers(groups_per_batch=1, max_staleness=2)
+    books.reserve(0, 0)
+    books.occupy(0)
+    books.consume()
+    assert books.reserve(1, 2) == 4
+    assert books.reserve(2, 1) == 3
+    assert books.reserve(3, 0) == 2
+    books.occupy(1)
+    assert books.place(1) == 4, "2 and 3 have their last entries"
+    assert books.tighten(2, 0)
+    assert books.place(2) == 1
+    return books
+
+
+def test_finished_work_takes_the_hole_of_a_tightened_group_at_the_next_settling():
+    books = tightened()
+    books.release(2)
+    assert books.place(1) == 3
+
+
+def test_a_reservation_takes_the_entry_that_finished_work_gives_up():
+    books = tightened()
+    assert books.reserve(4, 2) == 3
+    books.release(2)
+    books.release(3)
+    assert books.place(1) == 2
+    assert books.place(4) == 4
+
+
 @pytest.mark.parametrize(
     ("operation", "arguments"),
     [
