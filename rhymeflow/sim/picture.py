@@ -104,7 +104,7 @@ def _title(r: Result) -> str:
     return (
         f"{r.name}: {r.schedule}, staleness at most {r.max_staleness}, {r.num_instances} instances"
         f"\n{r.throughput:,.0f} trained tokens/s, {r.steps_per_second:.3g} steps/s; idle: rollout "
-        f"{r.idle_rollout:.0%}, learner {r.idle_learner:.0%} (without the first {r.skipped} steps)"
+        f"{r.idle_rollout:.0%}, learner {r.idle_learner:.0%} (steps {r.skipped + 1} to {r.steps})"
     )
 
 
@@ -148,8 +148,9 @@ def _load(axes: Axes, rows: Sequence[Row], end: float, scale: float) -> None:
     axes.set_ylabel("responses\nthat run", color=_RUNNING)
     axes.set_ylim(bottom=0)
     other = axes.twinx()
-    other.plot(times / scale, kv_tokens / 1e6, color=_KV, linewidth=1)
-    other.set_ylabel("KV tokens\n(millions)", color=_KV)
+    unit, divisor = ("millions", 1e6) if kv_tokens.max() > 2e6 else ("thousands", 1e3)
+    other.plot(times / scale, kv_tokens / divisor, color=_KV, linewidth=1)
+    other.set_ylabel(f"KV tokens\n({unit})", color=_KV)
     other.set_ylim(bottom=0)
     for each in (axes, other):
         each.spines["top"].set_visible(False)

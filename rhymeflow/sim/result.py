@@ -202,7 +202,7 @@ def _summary(r: Result) -> Table:
             f"{r.preemptions:,} preempted",
         ),
     ]
-    title = f"{r.name}: rates and idle shares of the last {r.steps - r.skipped} steps"
+    title = f"{r.name}: rates and idle shares of steps {r.skipped + 1} to {r.steps}"
     table = Table(box=None, title=title, title_justify="left", show_header=False, pad_edge=False)
     for row in rows:
         table.add_row(*row)
