@@ -154,10 +154,11 @@ def fitted(
         Row("pulls", _spread(engine_timings.pulls), None, len(engine_timings.pulls)),
         Row("pushes", _spread(learner_timings.pushes), None, len(learner_timings.pushes)),
     )
+    waited = max(engine_timings.waited, learner_timings.waited)
     profile = Profile(
         name=name,
         description=f"{config.model.name} on {machine}",
-        source=_source(config, rows),
+        source=_source(config, rows, waited),
         **decode._asdict(),
         prefill_token=prefill,
         train_token=train.each,
@@ -167,7 +168,6 @@ def fitted(
         devices_per_instance=1,
         kv_capacity=engine_timings.kv_capacity,
     )
-    waited = max(engine_timings.waited, learner_timings.waited)
     return Calibration(profile, rows, waited, None)
 
 
@@ -215,13 +215,16 @@ def _machine(jobs: Sequence[Job]) -> str:
     )
 
 
-def _source(config: Config, rows: Sequence[Row]) -> str:
+def _source(config: Config, rows: Sequence[Row], waited: float) -> str:
     shares = ", ".join(
         f"{row.quantity} {row.fitted.mean:.1%}"
         + (f" (held out {row.held_out.mean:.1%})" if row.held_out is not None else "")
         for row in rows
     )
-    return f"measured by `rhymeflow calibrate {config.name}`; mean relative errors: {shares}"
+    return (
+        f"measured by `rhymeflow calibrate {config.name}`; mean relative errors: {shares}; "
+        f"other programs held a worker up {waited:.0%} of the time"
+    )
 
 
 def _line(quantity: str, found: Errors, points: str) -> str:
