@@ -1,9 +1,12 @@
 """The local body: turns what workers report into facts for the mind, and its intents into messages.
 
-Each turn of the loop takes in everything that has arrived, stores it (events and tokens, one
-transaction), and only then lets the mind act on it. A `Tick` ends each round of facts. Holds true:
-nothing is acted on that is not stored; nothing here decides what the mind should: there is no rule
-about versions, buffers or loads. Knows no torch beyond what the tokenizer brings.
+Each turn of the loop takes in everything that has arrived, appends it to the log (events and
+tokens), and only then lets the mind act on it. A `Tick` ends each round of facts. Transactions span
+some turns: a controller that is killed takes the end of its log with it, but never a part from the
+middle, and its workers end with it, so nothing goes on that had been caused by what is lost. What
+others read (a batch, a version) is committed before they are told. Nothing here decides what the
+mind should: there is no rule about versions, buffers or loads. Knows no torch beyond what the
+tokenizer brings.
 """
 
 from __future__ import annotations
@@ -18,18 +21,7 @@ from rhymeflow import planning
 from rhymeflow.config import Config
 from rhymeflow.core import commands
 from rhymeflow.core.coordinator import Coordinator
-from rhymeflow.core.events import (
-    Event,
-    InstanceJoined,
-    InstanceLeft,
-    LearnerReady,
-    Pulled,
-    Snapshot,
-    Tick,
-    TrajectoryFinished,
-    TrajectoryInterrupted,
-    VersionPublished,
-)
+from rhymeflow.core.events import Event, LearnerReady, Tick, VersionPublished
 from rhymeflow.core.types import InstanceId, Version
 from rhymeflow.data.encode import PromptEncoder
 from rhymeflow.data.load import load_prompts
@@ -38,6 +30,7 @@ from rhymeflow.models.load import load_tokenizer
 from rhymeflow.reward.executor import RewardExecutor
 from rhymeflow.runtime import messages
 from rhymeflow.runtime.evaluation import Evaluations
+from rhymeflow.runtime.instances import Instances
 from rhymeflow.runtime.instructions import message_for
 from rhymeflow.runtime.judging import Judge
 from rhymeflow.runtime.process import WorkerLost
@@ -49,6 +42,9 @@ from rhymeflow.servers.trajectories import TrajectoryServer
 
 TICK_SECONDS = 0.1
 """Longest wait for news; the progress display is at most this old."""
+
+COMMIT_SECONDS = 0.25
+"""How often the log is committed between versions. A commit costs as much as storing ten facts."""
 
 
 class Controller:
@@ -67,8 +63,8 @@ class Controller:
         self._published: Version = 0
         self._training = False
         self._events: list[Event] = []
-        self._joined: set[InstanceId] = set()
         self._mind_seconds = 0.0
+        self._committed_at = 0.0
         self._saving = False
         self._finished = False
 
@@ -106,19 +102,25 @@ class Controller:
             on_failure=config.reward.on_failure,
             evaluated=self.report.evaluated,
         )
+        self.instances = Instances(
+            config.rollout, self.under_way, self.evaluations, self.judge, self.report.pace
+        )
         self.rewards.start()
 
     def run(self) -> None:
         """Go on until the mind says `Finish`, or the user wants to stop."""
-        while not (self._finished and not self._saving):
-            self._wait()
-            self._take_in()
-            self._tick()
-            self.report.show()
-            if self.stop_asked and not self._finished and not self._training:
-                self._stop_early()
-        self.under_way.seal_all()
-        self.store.commit()
+        try:
+            while not (self._finished and not self._saving):
+                self._wait()
+                self._take_in()
+                self._tick()
+                self.report.show()
+                if self.stop_asked and not self._finished and not self._training:
+                    self._stop_early()
+        finally:  # whatever ends it, the log says how far it came
+            self.under_way.seal_all()
+            self.store.record(self.report.now, self._events)
+            self.store.commit()
 
     # -- taking in ---------------------------------------------------------------------------
 
@@ -138,7 +140,7 @@ class Controller:
         for name, worker in tuple(self.workers.instances.items()):
             try:
                 for message in worker.messages(now):
-                    self._from_instance(name, message)
+                    self._events += self.instances.facts(name, message)
                 worker.check(now, limit)
             except WorkerLost as loss:
                 self._lose(name, loss)
@@ -168,82 +170,33 @@ class Controller:
             case _:
                 raise AssertionError(f"unexpected message {message}")
 
-    def _from_instance(self, name: InstanceId, message: Any) -> None:
-        match message:
-            case messages.Joined():
-                self._join(name, message)
-            case messages.Made():
-                for part in message.parts:
-                    self.under_way.take(name, part)
-            case messages.ResponseDone():
-                if message.trajectory in self.under_way:
-                    length = self.judge.finished(message.trajectory, message.reason)
-                    assert length == message.length, (message, length)
-                    fact = TrajectoryFinished(message.trajectory, name, length, message.reason)
-                    self._events.append(fact)
-            case messages.Halted():
-                if message.trajectory in self.under_way:
-                    length = self.under_way.seal(message.trajectory)
-                    assert length == message.length, (message, length)
-                    self._events.append(
-                        TrajectoryInterrupted(message.trajectory, name, message.number, length)
-                    )
-            case messages.WeightsPulled():
-                self.report.pace.pull_seconds.append(message.seconds)
-                self._events.append(Pulled(name, message.number, message.version))
-            case messages.Answered():
-                self.judge.answered(name, message)
-            case messages.InstanceStatus():
-                self._status(name, message)
-            case _:
-                raise AssertionError(f"unexpected message {message}")
-
-    def _join(self, name: InstanceId, message: messages.Joined) -> None:
-        rollout = self.config.rollout
-        kv_capacity = rollout.max_kv_tokens or rollout.max_running * message.max_length
-        self._joined.add(name)
-        self._events.append(InstanceJoined(name, message.version, rollout.max_running, kv_capacity))
-
-    def _status(self, name: InstanceId, status: messages.InstanceStatus) -> None:
-        before = self.report.pace.statuses.get(name)
-        self.report.pace.statuses[name] = status
-        snapshot = Snapshot(name, status.number, status.waiting, status.kv_tokens)
-        seen = before and Snapshot(name, before.number, before.waiting, before.kv_tokens)
-        if snapshot != seen:  # an instance with nothing to do says the same for long
-            self._events.append(snapshot)
-
     def _lose(self, name: InstanceId, loss: WorkerLost) -> None:
         """An instance died or hangs: go on without it, and start another."""
         worker = self.workers.replace(name, loss)
-        number = self.under_way.seal_all(name)
-        self.evaluations.leave(name)
-        if name in self._joined:
-            self._events.append(InstanceLeft(name, str(loss)))
+        self._events += self.instances.leave(name, str(loss))
         if self._attach is not None:
             worker.send(self._attach)
-        self.report.lost(
-            name,
-            f"{loss}; the tokens of {number} unfinished responses are kept, "
-            f"{worker.name} takes its place",
-        )
+        self.report.warn(f"{loss}; its responses go on elsewhere, {worker.name} takes its place")
 
     # -- acting ------------------------------------------------------------------------------
 
     def _tick(self) -> None:
-        """Store what has happened, let the mind act on it, and again with what that caused."""
-        while True:
-            events, self._events = self._events, []
+        """Log what has happened, let the mind act on it, and again with what that caused."""
+        while self._events and not self._finished:
+            events, self._events = [*self._events, Tick()], []
             now = self.report.now
-            if events:
-                events.append(Tick())
-                self.store.record(now, events)
-            is_boundary = any(isinstance(e, VersionPublished | LearnerReady) for e in events)
-            self.store.commit(durable=is_boundary)
-            if not events or self._finished:
-                return
+            self.store.record(now, events)
+            if any(isinstance(e, VersionPublished | LearnerReady) for e in events):
+                self._commit(now, durable=True)
             for event in events:
                 for command in self._handle(event, now):
                     self._carry_out(command)
+        if self.report.now - self._committed_at >= COMMIT_SECONDS:
+            self._commit(self.report.now)
+
+    def _commit(self, now: float, *, durable: bool = False) -> None:
+        self._committed_at = now
+        self.store.commit(durable=durable)
 
     def _handle(self, event: Event, now: float) -> list[commands.Command]:
         started = time.perf_counter()
@@ -284,7 +237,7 @@ class Controller:
             self.under_way.end(group)
         self.report.endings["consumed"] += len(command.groups)
         # The learner reads the batch from the store, where it must be when it is told.
-        self.store.commit()
+        self._commit(self.report.now)
         made, every = command.version + 1, self.config.run.save_steps
         is_last = made == self.config.learner.max_steps
         save = is_last or (every > 0 and made % every == 0)

@@ -45,12 +45,11 @@ class Judge:
 
     def finished(self, trajectory: TrajectoryId, reason: FinishReason) -> int:
         """Store that a response is complete as it is and have it judged; return its length."""
-        length = self._under_way.seal(trajectory)
-        tokens = self._under_way.tokens(trajectory)
+        tokens = self._under_way.complete(trajectory)
         text = self._text_of(tokens)
-        self._store.put_finished(trajectory, length=length, reason=reason, text=text)
+        self._store.put_finished(trajectory, length=len(tokens), reason=reason, text=text)
         self._submit(trajectory, self._under_way[trajectory.group].prompt, text, tokens)
-        return length
+        return len(tokens)
 
     def answered(self, instance: InstanceId, message: Answered) -> None:
         """Have an answer to a held-out prompt judged."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 
 from rhymeflow.config import Config
-from rhymeflow.core.types import InstanceId, Version
+from rhymeflow.core.types import Version
 from rhymeflow.observe.metrics import MetricsWriter
 from rhymeflow.observe.progress import Progress, ProgressState
 from rhymeflow.runtime.messages import BatchTrained
@@ -71,11 +71,10 @@ class Report:
         self._state.eval_rewards.append(reward)
         self._metrics.write(version, self.now, {"eval/reward": reward})
 
-    def lost(self, instance: InstanceId, what: str) -> None:
-        """An instance is gone and the run goes on."""
-        self.pace.leave(instance)
-        self._progress.warn(what)
-        self.say(what)
+    def warn(self, message: str) -> None:
+        """Say something that the user should know of also when it is over."""
+        self._progress.warn(message)
+        self.say(message)
 
     def say(self, message: str) -> None:
         """Say what is going on."""

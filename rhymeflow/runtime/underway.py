@@ -149,8 +149,16 @@ class UnderWay:
             group.num_stored[trajectory.member] = segment.start + len(segment.tokens)
         return self._num_stored(trajectory)
 
-    def seal_all(self, instance: InstanceId | None = None) -> int:
-        """Store what there is of every response, or those of one instance; return how many."""
+    def complete(self, trajectory: TrajectoryId) -> list[int]:
+        """Store what is not stored of a response; return all its tokens."""
+        segment = self._groups[trajectory.group].open.get(trajectory.member)
+        self.seal(trajectory)
+        if segment is not None and segment.start == 0:
+            return segment.tokens
+        return self.tokens(trajectory)
+
+    def seal_all(self, instance: InstanceId | None = None) -> None:
+        """Store what there is of every response, or of those of one instance."""
         chosen = [
             TrajectoryId(serial, member)
             for serial, group in self._groups.items()
@@ -159,7 +167,6 @@ class UnderWay:
         ]
         for trajectory in chosen:
             self.seal(trajectory)
-        return len(chosen)
 
     def tokens(self, trajectory: TrajectoryId) -> list[int]:
         """The response so far, all of it stored."""

@@ -2,9 +2,8 @@
 
 Holds true:
 - events are stored in the order they are recorded, numbered from 1 without holes;
-- everything between two commits is one transaction: after a crash a tick is there whole or not at
-  all, and every commit is there (after a crash of the machine: every commit up to the last durable
-  one);
+- everything between two commits is one transaction: after a crash it is there whole or not at all,
+  and every commit is there (after a crash of the machine: every commit up to the last durable one);
 - what is delivered twice is stored once;
 - one process writes; any number read meanwhile (`reader.TrajectoryReader`).
 
@@ -15,6 +14,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
@@ -50,7 +50,7 @@ def _counted(
 class TrajectoryServer:
     """The one writer of a run's `events.db`.
 
-    The first write after a commit begins a tick; `commit` ends it.
+    The first write after a commit begins a transaction; `commit` ends it.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -138,12 +138,12 @@ class TrajectoryServer:
             version,
             instance,
             _int32(tokens),
-            np.asarray(logprobs, dtype="<f4").tobytes(),
+            struct.pack(f"<{len(logprobs)}f", *logprobs),
         )
 
     @_counted
     def tokens(self, trajectory: TrajectoryId) -> list[int]:
-        """The response's tokens stored so far, this tick's included."""
+        """The response's tokens stored so far, this transaction's included."""
         rows = self._connection.execute(
             "SELECT tokens FROM segments WHERE group_id = ? AND member = ? ORDER BY start",
             trajectory,
@@ -206,10 +206,10 @@ class TrajectoryServer:
 
     @_counted
     def commit(self, *, durable: bool = False) -> None:
-        """End the tick: readers see it, and it survives the death of this process.
+        """End the transaction: readers see it, and it survives the death of this process.
 
-        `durable`: also the loss of power, and with it every tick before. Costs a disk flush, so it
-        is for version boundaries.
+        `durable`: also the loss of power, and with it all before. Costs a disk flush, so it is for
+        version boundaries.
         """
         if self._connection.in_transaction:
             self._connection.execute("COMMIT")
@@ -217,7 +217,7 @@ class TrajectoryServer:
             self._flush()
 
     def close(self) -> None:
-        """Release the file. A tick that was not committed is dropped, as in a crash."""
+        """Release the file. What was not committed is dropped, as in a crash."""
         if self._connection.in_transaction:
             self._connection.execute("ROLLBACK")
         self._connection.close()
@@ -257,4 +257,4 @@ class TrajectoryServer:
 
 
 def _int32(tokens: Sequence[int]) -> bytes:
-    return np.asarray(tokens, dtype="<i4").tobytes()
+    return struct.pack(f"<{len(tokens)}i", *tokens)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import signal
@@ -13,41 +12,32 @@ import time
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
-from rhymeflow import planning
 from rhymeflow.core.commands import Train
-from rhymeflow.core.coordinator import Coordinator
 from rhymeflow.core.events import Evaluated, Snapshot, Tick, VersionPublished
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.errors import UserError
 from rhymeflow.observe import metrics
-from rhymeflow.observe.summary import Summary
-from rhymeflow.runtime import local
 from rhymeflow.runtime.controller import Controller
 from rhymeflow.runtime.process import WorkerDied
 from rhymeflow.servers.reader import TrajectoryReader
 from tests.runtime import plain
+from tests.runtime.logs import reader, replay, train
 from tests.runtime.tiny import tiny_config
 
 SYNCHRONOUS = {"name": "synchronous", "max_staleness": None}
 
 
-def train(config) -> Summary:
-    return local.train(config, console=Console(file=io.StringIO()))
-
-
 def batches(config) -> list[list[list[int]]]:
     """The responses of each batch, in the order they were trained on."""
-    reader = TrajectoryReader(Path(config.run.output_dir) / "events.db")
-    mind = Coordinator(planning.plan(config), planning.schedule(config))
-    found = []
-    for recorded in reader.events():
-        for command in mind.handle(recorded.event, recorded.time):
-            if isinstance(command, Train):
-                records = reader.batch(command.groups, command.members)
-                found.append([record.completion_ids for record in records])
-    reader.close()
+    log = reader(config)
+    found = [
+        [record.completion_ids for record in log.batch(command.groups, command.members)]
+        for _, commands in replay(config)
+        for command in commands
+        if isinstance(command, Train)
+    ]
+    log.close()
     return found
 
 
@@ -141,32 +131,6 @@ def test_thirty_asynchronous_steps_on_two_instances_never_break_the_bound(tmp_pa
     }
 
 
-def test_replaying_the_log_gives_the_batches_that_were_trained_on(tmp_path):
-    config = tiny_config(tmp_path, rollout={"num_instances": 2})
-    train(config)
-    replayed = batches(config)
-    reader = TrajectoryReader(tmp_path / "run" / "events.db")
-    trained = [
-        [
-            record.completion_ids
-            for record in reader.batch(
-                groups, [range(config.rollout.num_generations)] * len(groups)
-            )
-        ]
-        for version in range(config.learner.max_steps)
-        for groups in [
-            [
-                group
-                for (group,) in reader.query(
-                    "SELECT group_id FROM groups WHERE ending_version = ? ORDER BY 1", version
-                )
-            ]
-        ]
-    ]
-    reader.close()
-    assert replayed == trained
-
-
 def test_the_run_directory_is_complete(synchronous):
     config, summary = synchronous
     run_dir = Path(config.run.output_dir)
@@ -186,6 +150,10 @@ def test_the_run_directory_is_complete(synchronous):
         "params/push_s",
         "params/pull_s",
         "endings/consumed",
+        "coordination/mind_s",
+        "coordination/store_s",
+        "coordination/share",
+        "coordination/cpu_share",
         "completions/mean_length",
         "entropy",
     ):
@@ -260,7 +228,7 @@ def test_a_worker_that_is_killed_is_named_and_everything_ends(tmp_path, monkeypa
         return entered(self)
 
     monkeypatch.setattr(Controller, "__enter__", enter_and_kill)
-    config = tiny_config(tmp_path, learner={"max_steps": 10_000})
+    config = tiny_config(tmp_path, learner={"max_steps": 10_000}, run={"instance_restarts": 0})
     with pytest.raises(WorkerDied, match=f"{victim} died .*SIGKILL"):
         train(config)
     for pid in seen.values():
@@ -278,7 +246,8 @@ def test_a_worker_that_hangs_is_named(tmp_path, monkeypatch):
         return result
 
     monkeypatch.setattr(Controller, "__enter__", enter_and_stop)
-    config = tiny_config(tmp_path, learner={"max_steps": 10_000}, run={"worker_timeout": 3.0})
+    run = {"worker_timeout": 3.0, "instance_restarts": 0}
+    config = tiny_config(tmp_path, learner={"max_steps": 10_000}, run=run)
     with pytest.raises(WorkerDied, match="rollout-0 has been silent for 3 seconds"):
         train(config)
 

@@ -66,13 +66,27 @@ def test_parts_become_one_segment_for_each_version_and_instance(under_way, store
     assert segments(store) == [(0, 5, 0, "a")]
     assert under_way.seal(FIRST) == 6
     under_way.take("b", part(6, 2, version=1))
-    assert under_way.seal_all("a") == 0
-    assert under_way.seal_all("b") == 1
+    under_way.seal_all("a")
+    assert len(segments(store)) == 2
+    under_way.seal_all("b")
     assert segments(store) == [(0, 5, 0, "a"), (5, 1, 1, "a"), (6, 2, 1, "b")]
     assert under_way.tokens(FIRST) == list(range(8))
     assert under_way.seal(FIRST) == 8
     assert under_way.seal(TrajectoryId(0, 1)) == 0
     assert under_way.tokens(TrajectoryId(0, 1)) == []
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_a_complete_response_is_stored_and_returned_whole(under_way, store, moved):
+    under_way.draw()
+    under_way.take("a", part(0, 3))
+    if moved:
+        under_way.seal(FIRST)
+        under_way.take("b", part(3, 2))
+    else:
+        under_way.take("a", part(3, 2))
+    assert under_way.complete(FIRST) == list(range(5)) == store.tokens(FIRST)
+    assert under_way.complete(FIRST) == list(range(5))
 
 
 def test_a_gap_is_a_defect(under_way):
@@ -102,4 +116,5 @@ def test_what_is_aborted_or_over_is_passed_over_and_what_there_was_is_stored(und
     under_way.abort(other)
     assert other not in under_way
     assert segments(store) == [(0, 2, 0, "a")]
-    assert under_way.seal_all() == 0
+    under_way.seal_all()
+    assert segments(store) == [(0, 2, 0, "a")]
