@@ -64,6 +64,7 @@ class Instance:
         """The time at which it must be advanced."""
         self.last_number = 0
         self.tally = Tally()
+        self.joined, self.left = now, inf
         self._batch = Batch(hardware, self.tally)
         self._find, self._published, self._timeline = find, published, timeline
         self._inbox: deque[InstanceCommand] = deque()
@@ -121,6 +122,11 @@ class Instance:
         under_way = self._stretch is not None or self._pulling is not None
         return self.tally.busy + (now - self._since if under_way else 0.0)
 
+    def idle_share(self, now: float) -> float:
+        """Share of its time so far in which it did nothing."""
+        lifetime = min(now, self.left) - self.joined
+        return 1 - self.busy_seconds(now) / lifetime if lifetime > 0 else 0.0
+
     def crash(self, now: float) -> list[Response]:
         """Be gone; return what was here, as far as it was stored."""
         if self._pulling is not None:
@@ -128,7 +134,7 @@ class Instance:
         elif self._stretch is not None:
             self.tally.decode += now - self._since
         self._stretch = self._pulling = None
-        self.next = inf
+        self.next, self.left = inf, now
         if self._timeline is not None:
             self._timeline.leave(self.index, now)
         lost = self._batch.everything()

@@ -64,6 +64,8 @@ class Result:
     """Trained responses per second."""
     idle_rollout: float
     """Share of the instances' time in which they did nothing."""
+    idle_instances: tuple[float, ...]
+    """The same of each instance, in the order they joined, over the whole run."""
     idle_learner: float
     """Share of the learner's time in which it neither trained nor pushed."""
     staleness: dict[int, int]
@@ -129,6 +131,7 @@ def result(cluster: Cluster, *, name: str, schedule: str, devices: str, skipped:
         response_throughput=response_tokens / seconds,
         trajectories_per_second=sum(batch.responses for batch in counted) / seconds,
         idle_rollout=1 - rollout_busy / (seconds * cluster.num_instances),
+        idle_instances=tuple(i.idle_share(steps[-1].time) for i in cluster.everyone),
         idle_learner=1 - (steps[-1].learner_busy - start.learner_busy) / seconds,
         staleness=dict(sorted(ledger.staleness.items())),
         quantiles=quantiles(ledger.fates),
@@ -176,21 +179,27 @@ def _table(title: str, *headings: str) -> Table:
 
 
 def _summary(r: Result) -> Table:
+    measured = r.step_seconds[r.skipped :]
     rows: list[tuple[str, Any]] = [
         ("cluster", r.devices),
         ("schedule", f"{r.schedule}, staleness at most {r.max_staleness}"),
         ("virtual time", f"{r.seconds:,.1f} s for {r.steps} steps"),
         (
             "step",
-            f"median {_median(r.step_seconds[r.skipped :]):,.2f} s, {r.steps_per_second:.4g} a "
-            "second",
+            f"median {_median(measured):,.2f} s, {min(measured):,.2f} to {max(measured):,.2f} s; "
+            f"{r.steps_per_second:.4g} steps/s",
         ),
         (
             "trained",
             f"{r.throughput:,.0f} tokens/s ({r.response_throughput:,.0f} of responses), "
             f"{r.trajectories_per_second:,.2f} responses/s of {r.mean_length:,.0f} tokens",
         ),
-        ("idle", f"rollout {r.idle_rollout:.1%}, learner {r.idle_learner:.1%}"),
+        (
+            "idle",
+            f"rollout {r.idle_rollout:.1%} (in the whole run, instances from "
+            f"{min(r.idle_instances):.1%} to {max(r.idle_instances):.1%}), "
+            f"learner {r.idle_learner:.1%}",
+        ),
         (
             "tokens made",
             f"{r.tokens_made:,}, {r.tokens_wasted / max(1, r.tokens_made):.2%} of them not "

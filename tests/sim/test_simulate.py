@@ -97,6 +97,8 @@ def test_synchronous_steps_are_the_sum_of_their_parts(tmp_path: Path) -> None:
     assert found.trajectories_per_second == pytest.approx(responses / step, rel=1e-6)
     assert found.idle_rollout == pytest.approx((train_seconds() + PROFILE.push) / step, rel=1e-6)
     assert found.idle_learner == pytest.approx((step - train_seconds() - PROFILE.push) / step)
+    whole = STEPS * rollout_seconds() + (STEPS - 1) * PROFILE.pull
+    assert found.idle_instances == pytest.approx([1 - whole / found.seconds] * 2)
     assert found.staleness == {0: STEPS * responses}
     assert (found.tokens_made, found.tokens_wasted) == (STEPS * responses * LENGTH, 0)
     assert (found.pulls, found.preemptions, found.interrupts) == (2 * (STEPS - 1), 0, 0)
