@@ -27,6 +27,29 @@ from rhymeflow.core.events import Event
 from rhymeflow.core.types import Ending, FinishReason, GroupId, InstanceId, TrajectoryId, Version
 from rhymeflow.servers import codec, schema
 
+_GROUP = """INSERT INTO groups (group_id, row, epoch, prompt, prompt_tokens, columns)
+    VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"""
+_SEGMENT = """INSERT INTO segments VALUES (?, ?, ?, ?, ?, ?, ?)
+    ON CONFLICT DO UPDATE SET version = excluded.version, instance = excluded.instance,
+    tokens = excluded.tokens, logprobs = excluded.logprobs
+    WHERE length(excluded.tokens) > length(tokens)"""
+_FINISHED = """INSERT INTO trajectories (group_id, member, length, reason, text)
+    VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE
+    SET length = excluded.length, reason = excluded.reason, text = excluded.text"""
+_REWARD = "UPDATE trajectories SET reward = ?, components = ? WHERE group_id = ? AND member = ?"
+_TRAINED = "UPDATE trajectories SET trained = ? WHERE group_id = ? AND member = ?"
+_ENDING = """UPDATE groups SET ending = ?, ending_version = ?, ending_reason = ?
+    WHERE group_id = ?"""
+_EVALUATION = """INSERT INTO evaluations VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE
+    SET text = excluded.text, reward = excluded.reward"""
+_EVENT = "INSERT INTO events VALUES (?, ?, ?, ?)"
+
+_ORDER = (_GROUP, _SEGMENT, _FINISHED, _REWARD, _TRAINED, _ENDING, _EVALUATION, _EVENT)
+"""In which rows of one transaction are written: what changes a row after what makes it."""
+
+_CHANGES_ONE = {_REWARD, _TRAINED, _ENDING}
+"""Statements that are about a row that must be there."""
+
 _Given = ParamSpec("_Given")
 _Answer = TypeVar("_Answer")
 
@@ -50,7 +73,8 @@ def _counted(
 class TrajectoryServer:
     """The one writer of a run's `events.db`.
 
-    The first write after a commit begins a transaction; `commit` ends it.
+    What is put and recorded is kept until `commit`, and then written at once, statement by
+    statement: a fifth of what row by row would cost.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -65,16 +89,14 @@ class TrajectoryServer:
         self._connection, self._lock = schema.open_for_writing(self.path)
         (last,) = self._connection.execute("SELECT MAX(seq) FROM events").fetchone()
         self._last_seq: int = last or 0
+        self._rows: dict[str, list[tuple[Any, ...]]] = {}
 
     @_counted
     def record(self, now: float, events: Sequence[Event]) -> None:
         """Append events in this order; `now` is the time handed to the mind, in seconds."""
-        rows = []
         for event in events:
             self._last_seq += 1
-            rows.append((self._last_seq, now, *codec.encode(event)))
-        self._begin()
-        self._connection.executemany("INSERT INTO events VALUES (?, ?, ?, ?)", rows)
+            self._put(_EVENT, self._last_seq, now, *codec.encode(event))
 
     @_counted
     def put_group(
@@ -88,9 +110,8 @@ class TrajectoryServer:
         columns: Mapping[str, Any],
     ) -> None:
         """Store a drawn prompt. Chat messages and columns are kept as JSON."""
-        self._execute(
-            "INSERT INTO groups (group_id, row, epoch, prompt, prompt_tokens, columns)"
-            " VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
+        self._put(
+            _GROUP,
             group,
             row,
             epoch,
@@ -102,6 +123,7 @@ class TrajectoryServer:
     @_counted
     def origin(self, group: GroupId) -> tuple[int, int]:
         """The row and epoch of a group that was drawn."""
+        self._write()
         found = self._connection.execute(
             "SELECT row, epoch FROM groups WHERE group_id = ?", (group,)
         ).fetchone()
@@ -128,11 +150,8 @@ class TrajectoryServer:
         assert len(tokens) == len(logprobs), f"{trajectory}: {len(tokens)} != {len(logprobs)}"
         if not len(tokens):
             return
-        self._execute(
-            "INSERT INTO segments VALUES (?, ?, ?, ?, ?, ?, ?)"
-            " ON CONFLICT DO UPDATE SET version = excluded.version, instance = excluded.instance,"
-            " tokens = excluded.tokens, logprobs = excluded.logprobs"
-            " WHERE length(excluded.tokens) > length(tokens)",
+        self._put(
+            _SEGMENT,
             *trajectory,
             start,
             version,
@@ -144,6 +163,7 @@ class TrajectoryServer:
     @_counted
     def tokens(self, trajectory: TrajectoryId) -> list[int]:
         """The response's tokens stored so far, this transaction's included."""
+        self._write()
         rows = self._connection.execute(
             "SELECT tokens FROM segments WHERE group_id = ? AND member = ? ORDER BY start",
             trajectory,
@@ -155,54 +175,31 @@ class TrajectoryServer:
         self, trajectory: TrajectoryId, *, length: int, reason: FinishReason, text: str
     ) -> None:
         """Store that the response is complete with `length` tokens, and its text."""
-        self._execute(
-            "INSERT INTO trajectories (group_id, member, length, reason, text)"
-            " VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE"
-            " SET length = excluded.length, reason = excluded.reason, text = excluded.text",
-            *trajectory,
-            length,
-            reason,
-            text,
-        )
+        self._put(_FINISHED, *trajectory, length, reason, text)
 
     @_counted
     def put_reward(
         self, trajectory: TrajectoryId, *, reward: float, components: Mapping[str, float]
     ) -> None:
         """Store the judgement of a finished response: the weighted sum, and its parts by name."""
-        changed = self._execute(
-            "UPDATE trajectories SET reward = ?, components = ? WHERE group_id = ? AND member = ?",
-            float(reward),
-            codec.to_json(components),
-            *trajectory,
-        )
-        assert changed == 1, f"{trajectory} has a reward, but has not finished"
+        self._put(_REWARD, float(reward), codec.to_json(components), *trajectory)
 
     @_counted
     def put_consumed(self, group: GroupId, *, version: Version, members: Sequence[int]) -> None:
         """Store that these members of the group are trained on as part of batch `version`."""
-        self._end(group, "consumed", version, None)
-        self._connection.executemany(
-            "UPDATE trajectories SET trained = ? WHERE group_id = ? AND member = ?",
-            [(version, group, member) for member in members],
-        )
+        self._put(_ENDING, "consumed", version, None, group)
+        for member in members:
+            self._put(_TRAINED, version, group, member)
 
     @_counted
     def put_ending(self, group: GroupId, ending: Ending, *, version: Version, reason: str) -> None:
         """Store that the group was left out for `reason` when `version` was the newest."""
-        self._end(group, ending, version, reason)
+        self._put(_ENDING, ending, version, reason, group)
 
     @_counted
     def put_evaluation(self, version: Version, row: int, *, text: str, reward: float) -> None:
         """Store the answer to one held-out prompt under `version`, and its reward."""
-        self._execute(
-            "INSERT INTO evaluations VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE"
-            " SET text = excluded.text, reward = excluded.reward",
-            version,
-            row,
-            text,
-            float(reward),
-        )
+        self._put(_EVALUATION, version, row, text, float(reward))
 
     @_counted
     def commit(self, *, durable: bool = False) -> None:
@@ -211,6 +208,7 @@ class TrajectoryServer:
         `durable`: also the loss of power, and with it all before. Costs a disk flush, so it is for
         version boundaries.
         """
+        self._write()
         if self._connection.in_transaction:
             self._connection.execute("COMMIT")
         if durable:
@@ -223,17 +221,6 @@ class TrajectoryServer:
         self._connection.close()
         os.close(self._lock)
 
-    def _end(self, group: GroupId, ending: str, version: Version, reason: str | None) -> None:
-        changed = self._execute(
-            "UPDATE groups SET ending = ?, ending_version = ?, ending_reason = ?"
-            " WHERE group_id = ?",
-            ending,
-            version,
-            reason,
-            group,
-        )
-        assert changed == 1, f"group {group} has an ending, but was never drawn"
-
     def _flush(self) -> None:
         # In WAL mode a commit at FULL flushes the whole journal, and with it the commits before,
         # which were written at NORMAL. The mark is there so that there is something to commit.
@@ -243,17 +230,25 @@ class TrajectoryServer:
         )
         self._connection.execute("PRAGMA synchronous = NORMAL")
 
-    def _begin(self) -> None:
-        if not self._connection.in_transaction:
-            self._connection.execute("BEGIN IMMEDIATE")
+    def _put(self, statement: str, *values: Any) -> None:
+        self._rows.setdefault(statement, []).append(values)
 
-    def _execute(self, statement: str, *values: Any) -> int:
-        self._begin()
-        try:
-            return self._connection.execute(statement, values).rowcount
-        except sqlite3.Error as error:
-            error.add_note(f"while writing to {self.path}")
-            raise
+    def _write(self) -> None:
+        """Bring all that was put into the transaction."""
+        if self._rows and not self._connection.in_transaction:
+            self._connection.execute("BEGIN IMMEDIATE")
+        for statement in _ORDER:
+            rows = self._rows.pop(statement, None)
+            if rows is None:
+                continue
+            try:
+                changed = self._connection.executemany(statement, rows).rowcount
+            except sqlite3.Error as error:
+                error.add_note(f"while writing to {self.path}")
+                raise
+            assert statement not in _CHANGES_ONE or changed == len(rows), (
+                f"{statement}: {len(rows)} rows were to change, and {changed} did"
+            )
 
 
 def _int32(tokens: Sequence[int]) -> bytes:

@@ -40,6 +40,7 @@ def part(start, count, version=0, trajectory=FIRST):
 
 
 def segments(store, trajectory=FIRST):
+    store.commit()
     return store._connection.execute(
         "SELECT start, length(tokens) / 4, version, instance FROM segments"
         " WHERE group_id = ? AND member = ? ORDER BY start",

@@ -367,6 +367,31 @@ def test_a_group_is_found_again_by_its_number(server):
     assert server.origin(4) == (104, 0)
 
 
+@pytest.mark.parametrize(
+    "put",
+    [
+        lambda server: server.put_reward(TrajectoryId(0, 7), reward=1.0, components={}),
+        lambda server: server.put_consumed(0, version=0, members=[0, 7]),
+        lambda server: server.put_ending(7, "aborted", version=0, reason="why"),
+    ],
+    ids=["a reward", "trained on", "an ending"],
+)
+def test_what_is_not_there_has_no_reward_and_no_ending(server, put):
+    put_group(server, 0)
+    put_trajectory(server, 0, 0)
+    put(server)
+    with pytest.raises(AssertionError, match="were to change"):
+        server.commit()
+
+
+def test_what_is_not_committed_is_read_by_its_writer(server, path):
+    put_group(server, 0)
+    put_trajectory(server, 0, 0)
+    assert server.tokens(TrajectoryId(0, 0)) == [0, 1, 2, 3]
+    assert server.origin(0) == (100, 0)
+    assert TrajectoryReader(path).query("SELECT * FROM segments") == []
+
+
 def test_time_in_the_server_is_counted(server):
     before = server.seconds
     server.record(0.0, [VersionPublished(1)] * 1000)
