@@ -232,7 +232,7 @@ def _staleness(r: Result) -> Table:
 def _endings(r: Result) -> Table:
     labels = sorted({label for q in r.quantiles for label in q.endings})
     labels.sort(key=lambda label: (label.startswith("aborted"), label))
-    title = "Endings by length (of the response as it would have been)"
+    title = "Endings by full length"  # an aborted response counts as long as it would have become
     table = _table(title, "tokens", "responses", *labels)
     for quantile in r.quantiles:
         shares = [_share(quantile.endings.get(label, 0), quantile.responses) for label in labels]

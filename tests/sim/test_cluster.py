@@ -148,6 +148,16 @@ def test_the_random_runs_have_what_is_hard_in_them() -> None:
     assert max(max(cluster.ledger.staleness) for cluster in runs) >= 2
 
 
+def test_the_mind_plans_no_more_often_than_it_is_to() -> None:
+    counts = []
+    for tick_seconds in (1e-4, 0.05):
+        cluster = a_cluster_of_partial(tick_seconds)
+        cluster.run()
+        counts.append(cluster.ticks)
+        assert cluster.ticks <= 1 + cluster.now / tick_seconds
+    assert counts[1] < counts[0] / 2
+
+
 # -- the ledger sees it ----------------------------------------------------------------------------
 
 
@@ -233,10 +243,10 @@ def test_a_mind_that_breaks_the_bound_is_found_out() -> None:
         cluster.run()
 
 
-def a_cluster_of_partial() -> Cluster:
+def a_cluster_of_partial(tick_seconds: float = 1e-3) -> Cluster:
     cluster = a_cluster(0)
     plan = a_plan(num_batches=6, max_staleness=3)
     return Cluster(
         plan, a_schedule("partial"), replace(cluster.hardware, kv_capacity=1000), Lengths(0),
-        Pace(1e-3, 0.1, 1e-3, 1e-3, 1e-3), num_instances=2,
+        Pace(tick_seconds, 0.1, 1e-3, 1e-3, 1e-3), num_instances=2,
     )  # fmt: skip

@@ -191,6 +191,27 @@ def test_a_crash_leaves_what_was_stored() -> None:
     assert instance.next == inf
 
 
+def test_what_was_interrupted_survives_the_next_instance() -> None:
+    response = Response(TrajectoryId(0, 0), 10, 60)
+    response.routed_version = 0
+    made = []
+    for name in ("rollout-0", "rollout-1"):
+        instance = Instance(
+            name, 0, HARDWARE, version=0, now=0.0, find=lambda _: response, published=lambda: 0,
+        )  # fmt: skip
+        instance.deliver(Route(name, 1, response.id), 0.0)
+        while instance.next < 0.2:
+            instance.advance(instance.next)
+        instance.deliver(Interrupt(name, 2, (response.id,) if name == "rollout-0" else ()), 0.2)
+        facts = instance.advance(instance.next)
+        made.append(response.made)
+    assert made[0] > 5
+    assert facts[0].number == 2, "it still runs on the second, which is gone now"
+    instance.crash(0.3)
+    assert response.made == made[0]
+    assert response.oldest_version == 0
+
+
 # -- the formula -----------------------------------------------------------------------------------
 
 

@@ -42,8 +42,7 @@ def events(path: Path, timeline: Timeline, num_rows: int = 64) -> list[dict]:
 
 
 def test_a_track_for_each_row_without_gaps(tmp_path: Path, watched) -> None:
-    timeline, found = watched
-    written = events(tmp_path, timeline)
+    written = events(tmp_path, watched[0])
     names = {(e["pid"], e["tid"]): e["args"]["name"] for e in written if e["name"] == "thread_name"}
     assert sorted(names.values()) == [
         "learner", "rollout-0", "rollout-1", "rollout-1.1", "rollout-2",
