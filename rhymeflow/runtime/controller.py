@@ -43,6 +43,10 @@ from rhymeflow.servers.trajectories import TrajectoryServer
 TICK_SECONDS = 0.1
 """Longest wait for news; the progress display is at most this old."""
 
+ROUND_SECONDS = 0.02
+"""Facts of this time make a round: what the mind plans costs as much for one as for many. Long
+against a fact's cost, short against a response; the learner is never kept waiting."""
+
 COMMIT_SECONDS = 0.25
 """How often the log is committed between versions. A commit costs as much as storing ten facts."""
 
@@ -64,7 +68,7 @@ class Controller:
         self._training = False
         self._events: list[Event] = []
         self._mind_seconds = 0.0
-        self._committed_at = 0.0
+        self._round_began = self._committed_at = 0.0
         self._saving = False
         self._finished = False
 
@@ -125,12 +129,18 @@ class Controller:
     # -- taking in ---------------------------------------------------------------------------
 
     def _wait(self) -> None:
+        """Wait for news, and then a little, for more to come with it."""
         deadline = self.rewards.next_deadline()
         patience = TICK_SECONDS
         if deadline is not None:
             patience = min(patience, deadline - self.report.now)
+        learner = self.workers.learner.connection
         connections = [worker.connection for worker in self.workers.all()]
-        wait([*connections, *self.rewards.connections()], timeout=max(patience, 0.0))
+        news = wait([*connections, *self.rewards.connections()], timeout=max(patience, 0.0))
+        rest = self._round_began + ROUND_SECONDS - self.report.now
+        if news and learner not in news and rest > 0:
+            wait([learner], timeout=rest)
+        self._round_began = self.report.now
 
     def _take_in(self) -> None:
         now, limit = self.report.now, self.config.run.worker_timeout
