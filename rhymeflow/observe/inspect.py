@@ -41,14 +41,14 @@ _STEP_COLUMNS = (
     ("idle l", "idle/learner", ".0%"),
 )
 
-# One row per finished trajectory: quantile of its length among all, from 1.
+# One row per quantile (from 1) of the lengths of all responses there are tokens of.
 _QUANTILES = f"""
-SELECT quantile, MIN(length), MAX(length), COUNT(*), AVG(reward), SUM(reason = 'length'),
+SELECT quantile, MIN(length), MAX(length), COUNT(*), AVG(reward),
+    COALESCE(SUM(reason IN ('length', 'cut')), 0),
     SUM(ending IS 'consumed'), SUM(ending IS 'filtered'), SUM(ending IS 'aborted'),
     SUM(ending IS NULL)
-FROM (SELECT t.length, t.reward, t.reason, g.ending,
-        NTILE({_NUM_QUANTILES}) OVER (ORDER BY t.length, t.group_id, t.member) AS quantile
-    FROM trajectories t JOIN groups g USING (group_id))
+FROM (SELECT *, NTILE({_NUM_QUANTILES}) OVER (ORDER BY length, group_id, member) AS quantile
+    FROM responses)
 GROUP BY quantile ORDER BY quantile
 """
 
@@ -130,7 +130,7 @@ def _histogram(title: str, heading: str, rows: list[tuple[Any, ...]]) -> Table:
 
 
 def _quantile_table(rows: list[tuple[Any, ...]]) -> Table:
-    title = "Lengths, shortest to longest, and how they ended"
+    title = "Endings by length quantile"
     table = Table(box=SIMPLE_HEAD, title=title, title_justify="left")
     for heading in ("tokens", "count", "reward", "cut", "consumed", "filtered", "aborted", "open"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -199,8 +199,9 @@ def _ending(details: TrajectoryDetails) -> str:
         return "open"
     if details.ending != "consumed":
         return f"{details.ending}: {details.ending_reason}"
-    batch = details.ending_version
-    assert batch is not None, details.trajectory
+    batch = details.trained
+    if batch is None:
+        return "aborted: its group did not need it"
     age = batch - min(segment.version for segment in details.segments)
     return f"trained on in batch {batch}, {age} version{'' if age == 1 else 's'} old"
 

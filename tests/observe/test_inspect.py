@@ -7,8 +7,10 @@ import io
 import pytest
 from rich.console import Console
 
+from rhymeflow.core.types import TrajectoryId
 from rhymeflow.errors import UserError
 from rhymeflow.observe.inspect import inspect
+from rhymeflow.servers.trajectories import TrajectoryServer
 from tests.observe.runs import make_run
 
 
@@ -54,6 +56,31 @@ def test_lengths_and_endings_by_quantile(tmp_path):
     assert ["10-13", "4", "1.000", "0.0%", "100.0%", "0.0%", "0.0%", "0.0%"] in rows
     assert ["18-101", "4", "0.500", "50.0%", "50.0%", "0.0%", "25.0%", "25.0%"] in rows
     assert ["106-109", "4", "0.000", "100.0%", "50.0%", "0.0%", "25.0%", "25.0%"] in rows
+
+
+def test_members_that_were_not_needed_count_with_the_length_they_came_to(tmp_path):
+    """Leaving out what was stopped would hide that it is the long ones that are."""
+    server = TrajectoryServer(tmp_path / "events.db")
+    server.put_group(0, row=0, epoch=0, prompt="p", prompt_tokens=[1], columns={})
+    for member, length in enumerate((3, 4, 5, 6, 60)):
+        where = TrajectoryId(0, member)
+        tokens = range(length)
+        server.put_segment(
+            where, start=0, version=0, instance="r", tokens=tokens, logprobs=[-1.0] * length
+        )
+        if member < 4:
+            server.put_finished(where, length=length, reason="cut" if member else "stop", text="")
+            server.put_reward(where, reward=1.0, components={})
+    server.put_consumed(0, version=0, members=(0, 1, 2))
+    server.commit()
+    server.close()
+    rows = cells(shown(tmp_path))
+    assert ["3-3", "1", "1.000", "0.0%", "100.0%", "0.0%", "0.0%", "0.0%"] in rows
+    assert ["6-6", "1", "1.000", "100.0%", "0.0%", "0.0%", "100.0%", "0.0%"] in rows
+    assert ["60-60", "1", "-", "0.0%", "0.0%", "0.0%", "100.0%", "0.0%"] in rows
+    assert "aborted: its group did not need it" in shown(tmp_path, "0.4")
+    assert "aborted: its group did not need it" in shown(tmp_path, "0.3")
+    assert "trained on in batch 0, 0 versions old" in shown(tmp_path, "0.2")
 
 
 @pytest.mark.parametrize("width", [80, 100])

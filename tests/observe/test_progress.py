@@ -161,3 +161,13 @@ def test_sparkline(values, expected):
 )
 def test_clock(seconds, expected):
     assert clock(seconds) == expected
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_a_warning_stays(is_terminal):
+    console = Console(file=io.StringIO(), force_terminal=is_terminal, width=80)
+    with Progress(console) as progress:
+        progress.update(ProgressState(name="demo", num_steps=2, max_staleness=1, step=1))
+        progress.warn("rollout-0 died [killed]")
+        progress.update(ProgressState(name="demo", num_steps=2, max_staleness=1, step=2))
+    assert "warning: rollout-0 died [killed]" in console.file.getvalue()

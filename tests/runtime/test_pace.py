@@ -1,0 +1,49 @@
+"""Shares of a step's time, also with instances that come and go."""
+
+from __future__ import annotations
+
+import pytest
+
+from rhymeflow.runtime.messages import InstanceStatus
+from rhymeflow.runtime.pace import Pace
+
+
+def status(tokens, busy):
+    return InstanceStatus(1, 2, ((0, 1),), 10, tokens, busy)
+
+
+def end(pace, now, **spent):
+    return pace.end_step(
+        now,
+        learner_seconds=1.0,
+        coordination_seconds={"mind": 0.0, "store": 0.0, "cpu": 0.0, **spent},
+    )
+
+
+def test_coordination_is_counted_by_step():
+    pace = Pace(since=0.0)
+    pace.begin(10.0, {"cpu": 5.0})
+    row = end(pace, 14.0, mind=0.1, store=0.3, cpu=6.0)
+    assert row["coordination/mind_s"] == pytest.approx(0.1)
+    assert row["coordination/store_s"] == pytest.approx(0.3)
+    assert row["coordination/share"] == pytest.approx(0.1)
+    assert row["coordination/cpu_share"] == pytest.approx(0.25), "loading is in no step"
+    row = end(pace, 16.0, mind=0.2, store=0.3, cpu=6.5)
+    assert row["coordination/mind_s"] == pytest.approx(0.1)
+    assert row["coordination/share"] == pytest.approx(0.05)
+    assert row["coordination/cpu_share"] == pytest.approx(0.25)
+
+
+def test_what_an_instance_did_counts_when_it_is_gone():
+    pace = Pace(since=0.0)
+    pace.statuses["a"], pace.statuses["b"] = status(100, 1.0), status(50, 1.0)
+    assert (pace.running, pace.waiting) == (4, 2)
+    assert end(pace, 2.0)["rollout/tokens_per_s"] == 75.0
+    pace.statuses["a"] = status(140, 2.0)
+    pace.leave("a")
+    pace.leave("never heard of")
+    assert (pace.running, pace.waiting) == (2, 1)
+    pace.statuses["a.1"] = status(20, 0.5)
+    row = end(pace, 4.0)
+    assert row["rollout/tokens_per_s"] == 30.0
+    assert row["idle/rollout"] == pytest.approx(1 - 1.5 / 2 / 2)
