@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from rhymeflow.sim.result import Result
+from rhymeflow.sim.result import Result, counted
 from rhymeflow.sim.timeline import Row, Span, Timeline
 
 _IDLE, _PULL, _PUSH = "#eeeef2", "#d62728", "#ff7f0e"
@@ -102,7 +102,7 @@ def _legend(figure: Figure, axes: Axes, steps: int, colour: Callable[[Span], Rgb
 
 def _title(r: Result) -> str:
     return (
-        f"{r.name}: {r.schedule}, staleness at most {r.max_staleness}, {r.num_instances} instances"
+        f"{r.name}: {r.schedule}, staleness at most {r.max_staleness}, {counted(r.num_instances, 'instance')}"
         f"\n{r.throughput:,.0f} trained tokens/s, {r.steps_per_second:.3g} steps/s; idle: rollout "
         f"{r.idle_rollout:.0%}, learner {r.idle_learner:.0%} (steps {r.skipped + 1} to {r.steps})"
     )

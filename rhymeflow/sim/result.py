@@ -102,18 +102,23 @@ class Result:
         return "\n".join(lines).strip("\n")
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 device`, `2 devices`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def result(cluster: Cluster, *, name: str, schedule: str, devices: str, skipped: int) -> Result:
     """The figures of a run that has come to its end."""
     ledger, steps, plan = cluster.ledger, cluster.steps, cluster.plan
     start = steps[skipped - 1] if skipped else Step(0, 0.0, 0.0, 0.0)
     seconds = steps[-1].time - start.time
-    counted = ledger.batches[skipped:]
+    measured = ledger.batches[skipped:]
     times = [0.0, *(step.time for step in steps)]
     tallies = [instance.tally for instance in cluster.everyone]
     made = sum(tally.tokens_made for tally in tallies)
     trained = sum(batch.response_tokens for batch in ledger.batches)
-    prompt_tokens = sum(batch.prompt_tokens for batch in counted)
-    response_tokens = sum(batch.response_tokens for batch in counted)
+    prompt_tokens = sum(batch.prompt_tokens for batch in measured)
+    response_tokens = sum(batch.response_tokens for batch in measured)
     responses = sum(batch.responses for batch in ledger.batches)
     rollout_busy = steps[-1].rollout_busy - start.rollout_busy
     return Result(
@@ -126,10 +131,10 @@ def result(cluster: Cluster, *, name: str, schedule: str, devices: str, skipped:
         skipped=skipped,
         seconds=steps[-1].time,
         step_seconds=tuple(b - a for a, b in pairwise(times)),
-        steps_per_second=len(counted) / seconds,
+        steps_per_second=len(measured) / seconds,
         throughput=(prompt_tokens + response_tokens) / seconds,
         response_throughput=response_tokens / seconds,
-        trajectories_per_second=sum(batch.responses for batch in counted) / seconds,
+        trajectories_per_second=sum(batch.responses for batch in measured) / seconds,
         idle_rollout=1 - rollout_busy / (seconds * cluster.num_instances),
         idle_instances=tuple(i.idle_share(steps[-1].time) for i in cluster.everyone),
         idle_learner=1 - (steps[-1].learner_busy - start.learner_busy) / seconds,

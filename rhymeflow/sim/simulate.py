@@ -17,7 +17,7 @@ from rhymeflow.profiles import Profile
 from rhymeflow.sim import picture, trace
 from rhymeflow.sim.cluster import Cluster
 from rhymeflow.sim.hardware import Hardware, Outage, Pace
-from rhymeflow.sim.result import Result, result
+from rhymeflow.sim.result import Result, counted, result
 from rhymeflow.sim.timeline import Timeline
 from rhymeflow.sim.workload import Workload
 from rhymeflow.sim.workload import workload as a_workload
@@ -90,8 +90,8 @@ def run(
         cluster,
         name=config.name,
         schedule=config.schedule.name,
-        devices=f"{num_instances} instances of {profile.description}; "
-        f"{train_devices} devices train",
+        devices=f"{counted(num_instances, 'instance')} of {profile.description}; trained on "
+        f"{counted(train_devices, 'device')}",
         skipped=simulation.skip_steps,
     )
 

@@ -226,6 +226,15 @@ def test_the_local_run_s_cluster_is_its_instances_and_one_learner(tmp_path: Path
     assert subject._devices(half, PROFILE) == (1, 5), "half, rounded to whole instances"
 
 
+def test_colocated_devices_all_produce_and_all_train(tmp_path: Path) -> None:
+    changes = {"simulation__colocated": True, "simulation__rollout_devices": None}
+    assert subject._devices(a_config(tmp_path, **changes), PROFILE) == (4, 8)
+    found = run(a_config(tmp_path, **changes), Constant())
+    assert found.idle_rollout + found.idle_learner >= 1, "never both at the same time"
+    with pytest.raises(UserError, match="colocated"):
+        a_config(tmp_path, schedule__name="one_step", **changes)
+
+
 def test_output_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="cannot be written to"):
