@@ -101,8 +101,9 @@ def _legend(figure: Figure, axes: Axes, steps: int, colour: Callable[[Span], Rgb
 
 
 def _title(r: Result) -> str:
+    instances = counted(r.num_instances, "instance")
     return (
-        f"{r.name}: {r.schedule}, staleness at most {r.max_staleness}, {counted(r.num_instances, 'instance')}"
+        f"{r.name}: {r.schedule}, staleness at most {r.max_staleness}, {instances}"
         f"\n{r.throughput:,.0f} trained tokens/s, {r.steps_per_second:.3g} steps/s; idle: rollout "
         f"{r.idle_rollout:.0%}, learner {r.idle_learner:.0%} (steps {r.skipped + 1} to {r.steps})"
     )

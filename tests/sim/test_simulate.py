@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -248,3 +249,13 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert sorted(p.name for p in tmp_path.iterdir()) == [
         "result.json", "timeline.png", "trace.json",
     ]  # fmt: skip
+
+
+def test_the_example_in_the_documentation(capsys: pytest.CaptureFixture[str]) -> None:
+    page = Path(__file__).parents[2] / "docs/simulator.md"
+    (example,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    exec(example, {})
+    throughput, idle, *staleness = capsys.readouterr().out.split()
+    assert float(throughput) > 1000
+    assert 0 <= float(idle) <= 1
+    assert staleness[0] == "{0:"
