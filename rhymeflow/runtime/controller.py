@@ -45,7 +45,8 @@ TICK_SECONDS = 0.1
 
 ROUND_SECONDS = 0.02
 """Facts of this time make a round: what the mind plans costs as much for one as for many. Long
-against a fact's cost, short against a response; the learner is never kept waiting."""
+against a fact's cost, short against a response. The learner's news is acted on at once, and nobody
+waits while an instance pulls: it may have nothing to do until the mind has heard of it."""
 
 COMMIT_SECONDS = 0.25
 """How often the log is committed between versions. A commit costs as much as storing ten facts."""
@@ -67,6 +68,7 @@ class Controller:
         self._published: Version = 0
         self._training = False
         self._events: list[Event] = []
+        self._pulling: set[InstanceId] = set()
         self._mind_seconds = 0.0
         self._round_began = self._committed_at = 0.0
         self._saving = False
@@ -138,7 +140,7 @@ class Controller:
         connections = [worker.connection for worker in self.workers.all()]
         news = wait([*connections, *self.rewards.connections()], timeout=max(patience, 0.0))
         rest = self._round_began + ROUND_SECONDS - self.report.now
-        if news and learner not in news and rest > 0:
+        if news and learner not in news and not self._pulling and rest > 0:
             wait([learner], timeout=rest)
         self._round_began = self.report.now
 
@@ -151,6 +153,8 @@ class Controller:
             try:
                 for message in worker.messages(now):
                     self._events += self.instances.facts(name, message)
+                    if isinstance(message, messages.WeightsPulled):
+                        self._pulling.discard(name)
                 worker.check(now, limit)
             except WorkerLost as loss:
                 self._lose(name, loss)
@@ -184,6 +188,7 @@ class Controller:
         """An instance died or hangs: go on without it, and start another."""
         worker = self.workers.replace(name, loss)
         self._events += self.instances.leave(name, str(loss))
+        self._pulling.discard(name)
         if self._attach is not None:
             worker.send(self._attach)
         self.report.warn(f"{loss}; its responses go on elsewhere, {worker.name} takes its place")
@@ -237,6 +242,8 @@ class Controller:
                 self.under_way.abort(trajectory)
         elif isinstance(command, commands.Evaluate):
             self.evaluations.begin(command.instance, command.version)
+        elif isinstance(command, commands.Pull):
+            self._pulling.add(command.instance)
         worker = self.workers.instances.get(command.instance)
         if worker is not None:  # else it is gone, and the mind is about to learn of it
             worker.send(message_for(command, self.under_way, self.evaluations))
