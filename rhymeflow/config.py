@@ -227,6 +227,8 @@ class ScheduleConfig(Section):
     """What routing weighs with: a profile's name, or a file that `rhymeflow calibrate` wrote."""
     routing_gain: NonNegativeFloat = 0.25
     """StaleFlow's mu: an instance is taken if it gains this share of what an empty one would."""
+    kv_headroom: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    """Share of an instance's KV cache that `waterfall` leaves free, so that what runs can grow."""
     max_waiting: NonNegative = 3
     """With more than this many waiting on an instance, they are sent back to be routed anew."""
     throughput_ratio: Annotated[float, Field(gt=1)] = 5.0

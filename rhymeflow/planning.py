@@ -65,6 +65,7 @@ def _weights(chosen: ScheduleConfig) -> Weights:
         # Strategies weigh decoding only, which is the same however many devices train.
         cost=profiles.load(chosen.cost_model).cost(train_devices=1),
         routing_gain=chosen.routing_gain,
+        kv_headroom=chosen.kv_headroom,
         max_waiting=chosen.max_waiting,
         throughput_ratio=chosen.throughput_ratio,
     )

@@ -80,7 +80,7 @@ def a_plan(**changes: object) -> Plan:
 
 def a_schedule(name: str = "staleflow", **changes: object) -> Schedule:
     """A schedule by name, with its fields changed."""
-    weights = Weights(COST, routing_gain=0.25, max_waiting=3, throughput_ratio=5.0)
+    weights = Weights(COST, routing_gain=0.25, kv_headroom=0.0, max_waiting=3, throughput_ratio=5.0)
     bundle = SCHEDULES[name]
     made = Schedule(
         name, bundle.admission, bundle.routing, bundle.sync, bundle.on_pull, bundle.migration,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from rhymeflow.core.strategies.routing import has_room, weighed
+from rhymeflow.core.strategies.routing import fits, has_room, weighed
 from rhymeflow.core.strategies.view import FleetView, InstanceView, Migration, Weights
 from rhymeflow.core.types import TrajectoryId, Version
 
@@ -21,7 +21,8 @@ def none(view: FleetView) -> tuple[Migration, ...]:
 def rebalance(view: FleetView) -> tuple[Migration, ...]:
     """Send back what waits in vain, and share with the starved (StaleFlow, migration strategy).
 
-    More than `max_waiting` waiting on an instance: all that waits there is sent back.
+    More than `max_waiting` waiting on an instance, and another that nothing waits on has room: all
+    that waits there is sent back. (If all are full, it waits as well where it is.)
 
     An instance is starved if it has room, nothing in the queue could fill it, and another of its
     version has more than `throughput_ratio` times its load. Load is the throughput that the cost
@@ -35,6 +36,8 @@ def rebalance(view: FleetView) -> tuple[Migration, ...]:
     while anything waits or is on its way back, so no gap is filled twice.
     """
     overfull = {x.name for x in view.instances if len(x.waiting) > view.weights.max_waiting}
+    if not any(has_room(x) and not x.waiting for x in view.instances):
+        overfull = set()
     back = [Migration(x.name, x.waiting) for x in view.instances if x.name in overfull]
     if view.lowest_waiting is None and not view.num_returning and not overfull:
         return tuple(_shares(view))
@@ -82,13 +85,13 @@ def _taken(giver: InstanceView, taker: InstanceView, weights: Weights) -> tuple[
     for tokens, trajectory in decoded:
         left, left_kv = left - 1, max(0, left_kv - tokens)
         size = weighed(tokens)  # as routing does when it compares
-        fits = count < taker.capacity and kv_tokens + tokens <= taker.kv_capacity
+        has_place = count < taker.capacity and fits(kv_tokens, tokens, taker, weights)
         stays = cost.gain(count, kv_tokens, size) > cost.gain(left, left_kv, size)
         enough = weights.routing_gain * cost.gain(0, 0, tokens)
         accepted = not count or cost.gain(count, kv_tokens, tokens) >= enough
         count, kv_tokens = count + 1, kv_tokens + tokens
         is_even = cost.throughput(count, kv_tokens) > cost.throughput(left, left_kv)
-        if not (fits and stays and accepted) or is_even:
+        if not (has_place and stays and accepted) or is_even:
             break
         taken.append(trajectory)
     return tuple(taken)

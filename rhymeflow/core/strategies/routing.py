@@ -15,16 +15,26 @@ queue is. `fewest_requests` does not block: whatever has no place is passed over
 **Tokens are weighed by powers of two.** Which instance gains most depends on the trajectory's
 tokens. Instances are compared at the largest power of two not above them, so a heap for each size
 that occurs finds the best in O(log instances); whether its gain is enough is then judged by the
-exact number. Growth is not foreseen: an instance whose cache overflows has something waiting, and
-gets nothing more until that is decoded or sent back.
+exact number.
+
+**Room to grow.** `waterfall` leaves a share of each cache free (`kv_headroom`), for what runs there
+grows. Without it a full fleet spends its time on preempting, sending back and routing again: 2.0
+million interruptions of 10 thousand responses in one simulated run (docs/lab-log.md). An instance
+whose cache overflows all the same has something waiting, and gets nothing more until that is
+decoded or sent back.
 """
 
 from __future__ import annotations
 
 from heapq import heapify, heappop, heappush, heapreplace
 
-from rhymeflow.core.cost import CostModel
-from rhymeflow.core.strategies.view import Assignment, FleetView, InstanceView, TrajectoryView
+from rhymeflow.core.strategies.view import (
+    Assignment,
+    FleetView,
+    InstanceView,
+    TrajectoryView,
+    Weights,
+)
 from rhymeflow.core.types import Version
 
 
@@ -35,6 +45,11 @@ def has_room(instance: InstanceView) -> bool:
         and len(instance.assigned) < instance.capacity
         and instance.kv_tokens < instance.kv_capacity
     )
+
+
+def fits(kv_tokens: int, tokens: int, instance: InstanceView, weights: Weights) -> bool:
+    """Whether so many tokens fit beside so many, with headroom."""
+    return kv_tokens + tokens <= (1 - weights.kv_headroom) * instance.kv_capacity
 
 
 def weighed(tokens: int) -> int:
@@ -91,7 +106,6 @@ def waterfall(view: FleetView) -> list[Assignment]:
     O(log instances) for each assignment, O(instances) for the tick. (An instance that is first by
     gain but lacks KV room for this very trajectory is looked at again for the next.)
     """
-    weights = view.weights
     classes = _classes(view)
     ascending = sorted(classes)
     descending = ascending[::-1]
@@ -99,10 +113,12 @@ def waterfall(view: FleetView) -> list[Assignment]:
     if not classes:
         return proposals
     for trajectory in view.queue:
+        if trajectory.version is None and view.num_returning:
+            break
         for version in descending if trajectory.version is None else ascending:
             if version < trajectory.min_version:
                 continue
-            load = classes[version].accepting(trajectory, weights.routing_gain)
+            load = classes[version].accepting(trajectory)
             if load is not None:
                 break
         else:
@@ -118,7 +134,7 @@ def _classes(view: FleetView) -> dict[Version, _Class]:
     for place, instance in enumerate(view.instances):
         if has_room(instance) and not instance.waiting:
             loads.setdefault(instance.version, {})[place] = _Load(instance, place)
-    return {version: _Class(each, view.weights.cost) for version, each in loads.items()}
+    return {version: _Class(each, view.weights) for version, each in loads.items()}
 
 
 class _Load:
@@ -131,8 +147,8 @@ class _Load:
         self.num_running = len(instance.assigned)
         self.kv_tokens = instance.kv_tokens
 
-    def fits(self, tokens: int) -> bool:
-        return self.kv_tokens + tokens <= self.instance.kv_capacity
+    def fits(self, tokens: int, weights: Weights) -> bool:
+        return fits(self.kv_tokens, tokens, self.instance, weights)
 
 
 class _Class:
@@ -142,18 +158,19 @@ class _Class:
     many: more are only ever added.
     """
 
-    def __init__(self, loads: dict[int, _Load], cost: CostModel) -> None:
-        self._loads, self._cost = loads, cost
+    def __init__(self, loads: dict[int, _Load], weights: Weights) -> None:
+        self._loads, self._weights, self._cost = loads, weights, weights.cost
         self._heaps: dict[int, list[tuple[float, int, int]]] = {}
 
-    def accepting(self, trajectory: TrajectoryView, share: float) -> _Load | None:
+    def accepting(self, trajectory: TrajectoryView) -> _Load | None:
         """The candidate for this trajectory, if it gains enough."""
         tokens = trajectory.tokens
         load = self._best(tokens)
         if load is None or not load.num_running:
             return load
         gain = self._cost.gain(load.num_running, load.kv_tokens, tokens)
-        return load if gain >= share * self._cost.gain(0, 0, tokens) else None
+        enough = self._weights.routing_gain * self._cost.gain(0, 0, tokens)
+        return load if gain >= enough else None
 
     def add(self, load: _Load, tokens: int) -> None:
         """The trajectory of so many tokens has been given to this instance."""
@@ -182,9 +199,9 @@ class _Class:
         found = None
         while heap and found is None:
             load = self._loads[heap[0][1]]
-            if load.num_running != heap[0][2] or not load.fits(size):
+            if load.num_running != heap[0][2] or not load.fits(size, self._weights):
                 heappop(heap)  # out of date, or too full for any trajectory of this heap
-            elif load.fits(tokens):
+            elif load.fits(tokens, self._weights):
                 found = load
             else:
                 lack_room.append(heappop(heap))

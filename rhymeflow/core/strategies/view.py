@@ -53,6 +53,7 @@ class Weights:
 
     cost: CostModel
     routing_gain: float
+    kv_headroom: float
     max_waiting: int
     throughput_ratio: float
 

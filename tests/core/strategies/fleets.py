@@ -19,7 +19,7 @@ COST_14B = CostModel(
 )  # fmt: skip
 """StaleFlow's fit of a 14B model on one device, made up where the strategies do not look."""
 
-WEIGHTS = Weights(COST_14B, routing_gain=0.25, max_waiting=3, throughput_ratio=5.0)
+WEIGHTS = Weights(COST_14B, routing_gain=0.25, kv_headroom=0.0, max_waiting=3, throughput_ratio=5.0)
 
 
 def instance(
@@ -104,7 +104,9 @@ def fleets(draw: Callable[..., Any]) -> FleetView:
         queue,
         admissible=draw(st.sets(st.integers(0, 4))),
         cost=cost,
+        num_returning=draw(st.sampled_from([0, 0, 3])),
         routing_gain=draw(st.sampled_from([0.0, 0.25, 0.6, 1.5])),
+        kv_headroom=draw(st.sampled_from([0.0, 0.1, 0.5])),
     )
 
 

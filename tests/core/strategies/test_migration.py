@@ -42,6 +42,8 @@ def test_only_what_is_there_is_taken_and_only_once(view: FleetView, is_empty: bo
 
 def test_more_than_so_many_waiting_are_sent_back() -> None:
     there = [instance("three", running=9, waiting=3), instance("four", running=9, waiting=4)]
+    assert rebalance(fleet(there, [partial(0, 0)])) == (), "nowhere is there room for them"
+    there.append(instance("room", running=9))
     answer = rebalance(fleet(there, [partial(0, 0)]))
     assert [(m.instance, m.trajectories) for m in answer] == [("four", there[1].waiting)]
     assert moved(fleet(there, [partial(0, 0)], max_waiting=4)) == {}

@@ -153,14 +153,17 @@ def waterfall_slowly(view: FleetView) -> list[Assignment]:
     counts = [len(x.assigned) for x in view.instances]
     kv_tokens = [x.kv_tokens for x in view.instances]
     proposals = []
+    usable = 1 - view.weights.kv_headroom
     for trajectory in view.queue:
+        if trajectory.version is None and view.num_returning:
+            break
         tokens = trajectory.tokens
         able = [
             i
             for i, x in enumerate(view.instances)
             if x.accepts and not x.waiting and x.version >= trajectory.min_version
             if counts[i] < x.capacity and kv_tokens[i] < x.kv_capacity
-            if kv_tokens[i] + tokens <= x.kv_capacity
+            if kv_tokens[i] + tokens <= usable * x.kv_capacity
         ]
         versions = sorted({view.instances[i].version for i in able})
         for version in versions if trajectory.version is not None else reversed(versions):
@@ -221,6 +224,19 @@ def test_what_has_no_place_is_not_overtaken() -> None:
     there = [instance(version=1, kv_capacity=5000)]
     assert where(waterfall(fleet(there, [partial(0, 0, 6000), partial(1, 0, 10), new(2)]))) == {}
     assert where(waterfall(fleet(there, [partial(0, 0, 10), partial(1, 2), new(2)]))) == {0: "a"}
+
+
+def test_nothing_new_starts_while_older_work_is_on_its_way_back() -> None:
+    view = fleet([instance()], [partial(0, 0), new(1)], num_returning=1)
+    assert where(waterfall(view)) == {0: "a"}
+    assert where(waterfall(replace(view, num_returning=0))) == {0: "a", 1: "a"}
+
+
+def test_headroom_is_left_free() -> None:
+    there = [instance(kv_capacity=5000)]
+    queue = [new(i) for i in range(9)]
+    assert len(waterfall(fleet(there, queue))) == 5
+    assert len(waterfall(fleet(there, queue, kv_headroom=0.2))) == 4
 
 
 def test_an_instance_on_which_anything_waits_gets_nothing_from_waterfall() -> None:
