@@ -15,6 +15,8 @@ from rhymeflow.runtime.process import WorkerDied
 from tests.runtime.logs import check_bound, reader, replay, train
 from tests.runtime.tiny import tiny_config
 
+pytestmark = pytest.mark.slow
+
 
 def config_for(tmp_path, instances, **run):
     return tiny_config(
@@ -33,13 +35,8 @@ def strike(monkeypatch, number, victim, *, times=1, at_version=2):
     def tick_and_strike(self):
         name = victim if not struck else f"{victim}.{len(struck)}"
         worker = self.workers.instances.get(name)
-        is_up = worker is not None and name in self._joined
-        if (
-            len(struck) < times
-            and is_up
-            and self._published >= at_version
-            and in_flight(self, name)
-        ):
+        is_due = len(struck) < times and self._published >= at_version
+        if is_due and worker is not None and in_flight(self, name):
             struck.append(worker.pid)
             os.kill(worker.pid, number)
         tick(self)
@@ -59,8 +56,8 @@ def strike(monkeypatch, number, victim, *, times=1, at_version=2):
     ("instances", "number", "times"),
     [
         (2, signal.SIGKILL, 1),
-        pytest.param(1, signal.SIGKILL, 2, marks=pytest.mark.slow),
-        pytest.param(2, signal.SIGSTOP, 1, marks=pytest.mark.slow),
+        (1, signal.SIGKILL, 2),
+        (2, signal.SIGSTOP, 1),
     ],
     ids=["one of two dies", "the only one dies, and so does its successor", "one of two hangs"],
 )
