@@ -11,6 +11,7 @@ nothing of processes or rewards.
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
 
 from rhymeflow.core.events import GroupDrawn
@@ -42,8 +43,8 @@ class Group:
     prompt_ids: list[int]
     open: dict[int, Segment] = field(default_factory=dict)
     """Of each member that is being produced, the segment that is not stored yet."""
-    num_stored: dict[int, int] = field(default_factory=dict)
-    """Of each member, the tokens that are stored; nothing for none."""
+    stored: dict[int, array[int]] = field(default_factory=dict)
+    """Of each member that there is anything of, the tokens that are stored."""
     aborted: set[int] = field(default_factory=set)
 
 
@@ -146,15 +147,12 @@ class UnderWay:
                 tokens=segment.tokens,
                 logprobs=segment.logprobs,
             )
-            group.num_stored[trajectory.member] = segment.start + len(segment.tokens)
+            group.stored.setdefault(trajectory.member, array("i")).extend(segment.tokens)
         return self._num_stored(trajectory)
 
     def complete(self, trajectory: TrajectoryId) -> list[int]:
         """Store what is not stored of a response; return all its tokens."""
-        segment = self._groups[trajectory.group].open.get(trajectory.member)
         self.seal(trajectory)
-        if segment is not None and segment.start == 0:
-            return segment.tokens
         return self.tokens(trajectory)
 
     def seal_all(self, instance: InstanceId | None = None) -> None:
@@ -172,7 +170,8 @@ class UnderWay:
         """The response so far, all of it stored."""
         group = self._groups[trajectory.group]
         assert trajectory.member not in group.open, f"{trajectory} is being produced"
-        return self._store.tokens(trajectory) if self._num_stored(trajectory) else []
+        stored = group.stored.get(trajectory.member)
+        return [] if stored is None else stored.tolist()
 
     def abort(self, trajectory: TrajectoryId) -> None:
         """Nothing more is wanted of this response; what there is of it is stored."""
@@ -181,4 +180,4 @@ class UnderWay:
             self._groups[trajectory.group].aborted.add(trajectory.member)
 
     def _num_stored(self, trajectory: TrajectoryId) -> int:
-        return self._groups[trajectory.group].num_stored.get(trajectory.member, 0)
+        return len(self._groups[trajectory.group].stored.get(trajectory.member, ()))

@@ -21,8 +21,6 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-import numpy as np
-
 from rhymeflow.core.events import Event
 from rhymeflow.core.types import Ending, FinishReason, GroupId, InstanceId, TrajectoryId, Version
 from rhymeflow.servers import codec, schema
@@ -159,16 +157,6 @@ class TrajectoryServer:
             _int32(tokens),
             struct.pack(f"<{len(logprobs)}f", *logprobs),
         )
-
-    @_counted
-    def tokens(self, trajectory: TrajectoryId) -> list[int]:
-        """The response's tokens stored so far, this transaction's included."""
-        self._write()
-        rows = self._connection.execute(
-            "SELECT tokens FROM segments WHERE group_id = ? AND member = ? ORDER BY start",
-            trajectory,
-        )
-        return [token for (blob,) in rows for token in np.frombuffer(blob, dtype="<i4").tolist()]
 
     @_counted
     def put_finished(

@@ -86,7 +86,8 @@ def test_a_complete_response_is_stored_and_returned_whole(under_way, store, move
         under_way.take("b", part(3, 2))
     else:
         under_way.take("a", part(3, 2))
-    assert under_way.complete(FIRST) == list(range(5)) == store.tokens(FIRST)
+    assert under_way.complete(FIRST) == list(range(5))
+    assert sum(count for _, count, _, _ in segments(store)) == 5
     assert under_way.complete(FIRST) == list(range(5))
 
 

@@ -387,7 +387,6 @@ def test_what_is_not_there_has_no_reward_and_no_ending(server, put):
 def test_what_is_not_committed_is_read_by_its_writer(server, path):
     put_group(server, 0)
     put_trajectory(server, 0, 0)
-    assert server.tokens(TrajectoryId(0, 0)) == [0, 1, 2, 3]
     assert server.origin(0) == (100, 0)
     assert TrajectoryReader(path).query("SELECT * FROM segments") == []
 
