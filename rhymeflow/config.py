@@ -207,8 +207,8 @@ class ScheduleConfig(Section):
 
     name: Literal["synchronous", "one_step", "bounded", "partial", "staleflow"] = "staleflow"
     """`synchronous`: rollout and training take turns. `one_step`: the next batch is produced while
-    one is trained on, batch by batch. `bounded`: no batches; admission by total count, an instance
-    pulls when it has finished what it runs. `partial`: responses go on across versions; an instance
+    one is trained on, batch by batch. `bounded`: no batches; as many groups are under way
+    as the bound allows, and an instance pulls when it has finished what it runs. `partial`: responses go on across versions; an instance
     pulls whenever it lags. `staleflow`: responses also move between instances; routing by marginal
     throughput, migration."""
     max_staleness: NonNegative | None = None
@@ -225,8 +225,10 @@ class ScheduleConfig(Section):
     goes on with it there, `spread` routes it anew; `None` as the schedule has it."""
     cost_model: str = "demo-cpu"
     """What routing weighs with: a profile's name, or a file that `rhymeflow calibrate` wrote."""
-    routing_gain: NonNegativeFloat = 0.25
-    """StaleFlow's mu: an instance is taken if it gains this share of what an empty one would."""
+    routing_gain: NonNegativeFloat = 0.0
+    """StaleFlow's mu: an instance is taken if it gains at least this share of what an empty one
+    would. Its authors take 0.2 to 0.3, which leaves caches half empty for fresher versions; in our
+    measurements 0 trains more (docs/lab-log.md)."""
     kv_headroom: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """Share of an instance's KV cache that `waterfall` leaves free, so that what runs can grow."""
     max_waiting: NonNegative = 3

@@ -51,8 +51,6 @@ class Books:
         """Of groups drawn and not ended: prompt tokens, and retries before it."""
         self.retries: dict[GroupId, int] = {}
         """Of groups whose prompt is being drawn again: retries, this one included."""
-        self.num_admitted = 0
-        """Groups admitted that were consumed, were surplus, or may still be."""
         self.num_incomplete = 0
         """Admitted groups that still produce."""
         self.num_filtered = 0
@@ -71,17 +69,11 @@ class Books:
 
     def admits(self, version: Version) -> bool:
         """Whether a new group may start at `version` now."""
-        assert self.published is not None
-        match self.schedule.admission:
-            case "lockstep":
-                allowed = self.round_left > 0 and version >= self.round_version
-            case "count":
-                per_batch = self.plan.groups_per_batch + self.plan.extra_groups
-                batches = self.published + self.plan.max_staleness + 1
-                allowed = self.num_admitted < batches * per_batch
-            case "protocol":
-                allowed = True
-        return allowed and self.buffers.admissible(version)
+        if self.schedule.admission == "lockstep" and (
+            self.round_left == 0 or version < self.round_version
+        ):
+            return False
+        return self.buffers.admissible(version)
 
     # -- changes -----------------------------------------------------------------------------
 
@@ -94,7 +86,6 @@ class Books:
         count = self.plan.num_generations + self.plan.extra_generations
         group = Group(serial, tokens, retries, [Member() for _ in range(count)])
         self.groups[serial] = group
-        self.num_admitted += 1
         self.num_incomplete += 1
         self.round_left = max(0, self.round_left - 1)
         for trajectory in group.ids():
@@ -159,7 +150,6 @@ class Books:
     def release(self, serial: GroupId, ending: Ending, reason: str) -> Iterator[Command]:
         """End a group that holds an entry; its place is free for another."""
         surplus = self.buffers.release(serial)
-        self.num_admitted -= 1
         yield from self.end_group(serial, ending, reason)
         yield from self.end_surplus(surplus)
 

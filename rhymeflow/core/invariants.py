@@ -28,6 +28,10 @@ def check_buffers(buffers: StalenessBuffers) -> None:
             assert group not in seen, f"group {group} holds two entries"
             assert buffers.place(group) == number, f"group {group} is not where it is looked up"
             seen.add(group)
+    closed = [b for b in buffers.books().values() if len(b.occupied) == buffers.groups_per_batch]
+    open_entries = (buffers.num_batches - buffers.first - len(closed)) * size
+    held = sum(len(b) for b in buffers.books().values() if b not in closed)
+    assert buffers.num_empty() == open_entries - held, "EMPTY entries are miscounted"
 
 
 def check(books: Books) -> None:

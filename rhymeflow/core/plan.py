@@ -11,7 +11,7 @@ from typing import Literal
 from rhymeflow.core.strategies.view import Migrating, Routing, Sync, Weights
 from rhymeflow.core.types import Version
 
-Admission = Literal["lockstep", "count", "protocol"]
+Admission = Literal["lockstep", "protocol"]
 """When a new group may start, on top of what the staleness protocol demands. `lockstep`: batch by
 batch, when all of the one before is complete. `count`: while fewer than (published version + bound
 + 1) batches have been admitted in all. `protocol`: whenever the protocol has an entry."""

@@ -26,7 +26,7 @@ from rhymeflow.core.facts import draw_again
 from rhymeflow.core.fleet import Instance
 from rhymeflow.core.group import Group, State
 from rhymeflow.core.strategies.view import FleetView, TrajectoryView
-from rhymeflow.core.types import TrajectoryId, Version
+from rhymeflow.core.types import GroupId, TrajectoryId, Version
 
 
 def plan(books: Books) -> Iterator[Command]:
@@ -57,10 +57,10 @@ def _unstick(books: Books) -> Iterator[Command]:
         return
     if buffers.first >= plan.num_batches or buffers.state(buffers.first) != "stuck":
         return
-    missing = buffers.reserved_in(buffers.first)
-    if len(missing) > plan.stuck_threshold:
+    occupied = buffers.books()[buffers.first].occupied
+    if plan.groups_per_batch - len(occupied) > plan.stuck_threshold:
         return
-    for serial in missing:
+    for serial in buffers.reserved_in(buffers.first):
         group = books.groups.get(serial)
         if group is None or group.cut or group.retries >= plan.max_retries:
             continue
@@ -211,7 +211,7 @@ def _view(books: Books) -> FleetView:
     if books.queue.drawn:
         versions = {i.version for i in instances if i.accepts}
         admissible = frozenset(v for v in versions if books.admits(v))
-    waiting = [min_version(books, t) for t in books.queue.new()]
+    waiting = [min_version(books, group) for group in books.queue.new_groups()]
     lowest = books.queue.lowest_version()
     if lowest is not None:
         waiting.append(lowest)
@@ -226,9 +226,9 @@ def _view(books: Books) -> FleetView:
     )
 
 
-def min_version(books: Books, trajectory: TrajectoryId) -> Version:
+def min_version(books: Books, group: GroupId) -> Version:
     """The lowest version at which a new member of an admitted group may start."""
-    place = books.buffers.place(trajectory.group)
+    place = books.buffers.place(group)
     assert place is not None
     return max(0, place - books.plan.max_staleness)
 
@@ -247,7 +247,7 @@ class Waiting:
             yield TrajectoryView(trajectory, version, version, tokens)
         for trajectory in books.queue.new():
             tokens = books.groups[trajectory.group].prompt_tokens
-            yield TrajectoryView(trajectory, None, min_version(books, trajectory), tokens)
+            yield TrajectoryView(trajectory, None, min_version(books, trajectory.group), tokens)
         yield from self._not_admitted()
 
     def _not_admitted(self) -> Iterator[TrajectoryView]:

@@ -21,6 +21,7 @@ class Queue:
         """Groups the data gave that are not admitted yet."""
         self._partial: dict[Version, dict[TrajectoryId, None]] = {}
         self._new: dict[TrajectoryId, None] = {}
+        self._new_groups: dict[GroupId, int] = {}
 
     def __bool__(self) -> bool:
         return bool(self._new or self._partial or self.drawn)
@@ -32,6 +33,7 @@ class Queue:
         """Add a trajectory started under `version`; None: a new one."""
         if version is None:
             self._new[trajectory] = None
+            self._new_groups[trajectory.group] = self._new_groups.get(trajectory.group, 0) + 1
         else:
             self._partial.setdefault(version, {})[trajectory] = None
 
@@ -39,6 +41,9 @@ class Queue:
         """Take out a trajectory put in with this version."""
         if version is None:
             del self._new[trajectory]
+            self._new_groups[trajectory.group] -= 1
+            if not self._new_groups[trajectory.group]:
+                del self._new_groups[trajectory.group]
             return
         level = self._partial[version]
         del level[trajectory]
@@ -55,10 +60,10 @@ class Queue:
         """New members of admitted groups."""
         yield from self._new
 
+    def new_groups(self) -> Iterator[GroupId]:
+        """The groups that have new members here."""
+        yield from self._new_groups
+
     def lowest_version(self) -> Version | None:
         """The least V_traj of those that were started before."""
         return min(self._partial, default=None)
-
-    def first_new(self) -> TrajectoryId | None:
-        """The new member that has waited longest."""
-        return next(iter(self._new), None)

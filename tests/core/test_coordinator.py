@@ -160,13 +160,20 @@ def test_one_step_admits_a_batch_only_when_the_one_before_is_complete():
     assert routes(more) == [("2.0", "a"), ("3.0", "a")], "while batch 0 is trained on"
 
 
-def test_bounded_admits_by_total_count():
-    plan = a_plan(num_batches=6, groups_per_batch=1, num_generations=1, max_staleness=1)
-    mind = a_mind(plan, "bounded", [("a", 16)])
-    commands = tell(mind)
-    for group in range(6):
-        commands += tell(mind, GroupDrawn(group, group, 0, 5))
-    assert routes(commands) == [("0.0", "a"), ("1.0", "a")], "(0 + 1 + 1) batches of one group"
+@pytest.mark.parametrize("name", sorted(SCHEDULES))
+def test_no_more_is_admitted_than_by_total_count(name):
+    """AReaL admits while fewer than version + bound + 1 batches have been; so do the entries."""
+    bound = BOUNDS.get(name, 2)
+    plan = a_plan(num_batches=6, groups_per_batch=3, max_staleness=bound)
+    for seed in range(10):
+        body = run(plan, a_schedule(name), capacities=(20, 20), seed=seed)
+        published, admitted, mind = 0, set(), Coordinator(plan, a_schedule(name))
+        for event in body.log:
+            commands = mind.handle(event, 0.0)
+            if isinstance(event, VersionPublished | Pulled):  # whoever tells of it first
+                published = max(published, event.version)
+            admitted |= {c.trajectory.group for c in commands if isinstance(c, Route)}
+            assert len(admitted) <= (published + bound + 1) * 3
 
 
 def test_replaying_the_log_gives_the_same_commands():
@@ -300,6 +307,17 @@ def test_a_stuck_group_is_trained_on_as_far_as_it_came():
         Conclude(TrajectoryId(1, 0))
     ]
     assert Train(0, (0, 1), ((0,), (0,))) in tell(mind, TrajectoryRewarded(TrajectoryId(1, 0), 0.0))
+
+
+def test_with_extra_groups_a_batch_is_stuck_when_it_lacks_so_many():
+    plan = a_plan(
+        groups_per_batch=2, extra_groups=1, num_generations=1, max_staleness=0, on_stuck="retry"
+    )  # fmt: skip
+    mind = a_mind(plan, "partial")
+    tell(mind)
+    tell(mind, *(GroupDrawn(group, group, 0, 5) for group in range(3)))
+    commands = tell(mind, *done(0))
+    assert [c.group for c in commands if isinstance(c, Redraw)] == [1, 2]
 
 
 def test_a_stuck_group_with_nothing_to_judge_is_drawn_again():

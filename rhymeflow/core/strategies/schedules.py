@@ -34,7 +34,7 @@ class Bundle(NamedTuple):
 SCHEDULES: Mapping[str, Bundle] = {
     "synchronous": Bundle("lockstep", fewest_requests, drained, "drain", none),
     "one_step": Bundle("lockstep", fewest_requests, drained, "drain", none),
-    "bounded": Bundle("count", fewest_requests, drained, "drain", none),
+    "bounded": Bundle("protocol", fewest_requests, drained, "drain", none),
     "partial": Bundle("protocol", fewest_requests, greedy, "keep", none),
     "staleflow": Bundle("protocol", waterfall, greedy, "spread", rebalance),
 }
