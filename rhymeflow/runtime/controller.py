@@ -48,8 +48,9 @@ ROUND_SECONDS = 0.02
 against a fact's cost, short against a response. The learner's news is acted on at once, and nobody
 waits while an instance pulls: it may have nothing to do until the mind has heard of it."""
 
-COMMIT_SECONDS = 0.25
-"""How often the log is committed between versions. A commit costs as much as storing ten facts."""
+COMMIT_SECONDS = 1.0
+"""How often the log is committed between versions. Every commit writes the pages it touched whole,
+so few large ones cost less than many small ones."""
 
 
 class Controller:
