@@ -223,6 +223,8 @@ class ScheduleConfig(Section):
     on_pull: Literal["drain", "keep", "spread"] | None = None
     """What becomes of what runs on an instance that pulls: `drain` lets it finish first, `keep`
     goes on with it there, `spread` routes it anew; `None` as the schedule has it."""
+    pace: PositiveFloat | None = None
+    """Batches' worth of groups produced at a time; `None`: as many as the bound allows."""
     cost_model: str = "demo-cpu"
     """What routing weighs with: a profile's name, or a file that `rhymeflow calibrate` wrote."""
     routing_gain: NonNegativeFloat = 0.0

@@ -7,6 +7,7 @@ a `UserError` that names the field.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -56,8 +57,17 @@ def schedule(config: Config) -> Schedule:
         sync=_piece("sync", chosen.sync, SYNC, bundle.sync, "instance, view"),
         on_pull=chosen.on_pull or bundle.on_pull,
         migration=_piece("migration", chosen.migration, MIGRATION, bundle.migration, "view"),
+        max_under_way=_max_under_way(config),
         weights=_weights(chosen),
     )
+
+
+def _max_under_way(config: Config) -> int:
+    """Groups produced at a time: `pace` batches' worth of them, or as many as there are entries."""
+    chosen = config.schedule
+    batch = config.learner.groups_per_batch + chosen.extra_groups
+    batches = chosen.bound + 1 if chosen.pace is None else chosen.pace
+    return max(1, math.ceil(batches * batch))
 
 
 def _weights(chosen: ScheduleConfig) -> Weights:

@@ -84,7 +84,7 @@ def a_schedule(name: str = "staleflow", **changes: object) -> Schedule:
     bundle = SCHEDULES[name]
     made = Schedule(
         name, bundle.admission, bundle.routing, bundle.sync, bundle.on_pull, bundle.migration,
-        weights,
+        max_under_way=1000, weights=weights,
     )  # fmt: skip
     return replace(made, **changes)  # type: ignore[arg-type]
 

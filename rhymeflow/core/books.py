@@ -73,6 +73,8 @@ class Books:
             self.round_left == 0 or version < self.round_version
         ):
             return False
+        if self.num_incomplete >= self.schedule.max_under_way:
+            return False
         return self.buffers.admissible(version)
 
     # -- changes -----------------------------------------------------------------------------

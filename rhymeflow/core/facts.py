@@ -131,7 +131,8 @@ def on_rewarded(books: Books, event: events.TrajectoryRewarded) -> Consequences:
     if member.state is not State.FINISHED:
         return
     member.state, member.reward = State.REWARDED, event.reward
-    if len(group.rewarded()) == books.plan.num_generations:
+    group.num_rewarded += 1
+    if group.num_rewarded == books.plan.num_generations:
         yield from books.abort_members(group)
         yield from _complete(books, group)
 

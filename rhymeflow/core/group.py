@@ -66,6 +66,8 @@ class Group:
     members: list[Member]
     cut: bool = False
     """Whether its members are to end where they are."""
+    num_rewarded: int = 0
+    """Members that are judged."""
     complete: bool = False
     """Whether it has all the rewards it needs, and holds an OCCUPIED entry."""
 

@@ -77,6 +77,7 @@ def _check_members(books: Books) -> None:
             if member.version is not None:
                 assert version <= member.version, f"{trajectory} is older than its group"
         count = len(group.rewarded())
+        assert group.num_rewarded == count, f"group {serial} is miscounted"
         assert group.complete == (count == books.plan.num_generations), f"group {serial}"
         assert group.num_alive() >= books.plan.num_generations, f"group {serial} cannot end"
     assert all(t.group in books.groups for t in waiting), "what waits has ended"

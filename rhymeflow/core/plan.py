@@ -32,6 +32,8 @@ class Schedule:
     sync: Sync
     on_pull: OnPull
     migration: Migrating
+    max_under_way: int
+    """Groups produced at a time."""
     weights: Weights
 
 

@@ -42,8 +42,7 @@ def plan(books: Books) -> Iterator[Command]:
     _begin_round(books)
     yield from _pull(books, books.published)
     yield from _evaluate(books)
-    yield from _migrate(books)
-    yield from _route(books)
+    yield from _place(books)
     yield from _draw(books)
 
 
@@ -148,20 +147,28 @@ def _begin_round(books: Books) -> None:
         books.round_version = books.published
 
 
-def _migrate(books: Books) -> Iterator[Command]:
-    if not books.instances:
+def _place(books: Books) -> Iterator[Command]:
+    """Take away what is to move, and route what waits."""
+    if len(books.instances) < 2 and not books.queue:
         return
-    for migration in tuple(books.schedule.migration(_view(books))):
+    view = _view(books)
+    moves = list(_migrate(books, view))
+    yield from moves
+    yield from _route(books, _view(books) if moves else view)
+
+
+def _migrate(books: Books, view: FleetView) -> Iterator[Command]:
+    for migration in tuple(books.schedule.migration(view)):
         instance = books.instances[migration.instance]
         there = tuple(t for t in migration.trajectories if t in instance.assigned)
         if there:
             yield _interrupt(books, instance, there)
 
 
-def _route(books: Books) -> Iterator[Command]:
-    if not books.queue or not books.instances:
+def _route(books: Books, view: FleetView) -> Iterator[Command]:
+    if not books.queue:
         return
-    for trajectory, name in tuple(books.schedule.routing(_view(books))):
+    for trajectory, name in tuple(books.schedule.routing(view)):
         instance = books.instances[name]
         if not _accepts(books, instance) or not books.start(trajectory, instance):
             continue
@@ -257,6 +264,7 @@ class Waiting:
         room = books.buffers.num_empty()
         if books.schedule.admission == "lockstep":
             room = min(room, books.round_left)
+        room = min(room, books.schedule.max_under_way - books.num_incomplete)
         size = books.plan.num_generations + books.plan.extra_generations
         for _, serial in zip(range(room), books.queue.drawn, strict=False):
             tokens, _ = books.prompts[serial]
