@@ -50,8 +50,14 @@ LADDER: dict[str, Overrides] = {
     "bounded": {"schedule.name": "bounded"},
     "+ partial rollout": {"schedule.name": "partial"},
     "+ routing": {"schedule.name": "partial", "schedule.routing": "waterfall"},
-    "+ moves at pulls": {"schedule.name": "staleflow", "schedule.migration": "none"},
-    "+ migration (staleflow)": {"schedule.name": "staleflow"},
+    "+ moves at pulls": {
+        "schedule.name": "staleflow",
+        "schedule.migration": "none",
+        "schedule.pace": "100",
+    },
+    "+ migration": {"schedule.name": "staleflow", "schedule.pace": "100"},
+    "+ pace (staleflow)": {"schedule.name": "staleflow"},
+    "staleflow, pace 1.5": {"schedule.name": "staleflow", "schedule.pace": "1.5"},
     "staleflow, sync status": {"schedule.name": "staleflow", "schedule.sync": "status"},
     "staleflow, gain 0.25": {"schedule.name": "staleflow", "schedule.routing_gain": "0.25"},
     "staleflow, kept caches": {

@@ -207,10 +207,10 @@ class ScheduleConfig(Section):
 
     name: Literal["synchronous", "one_step", "bounded", "partial", "staleflow"] = "staleflow"
     """`synchronous`: rollout and training take turns. `one_step`: the next batch is produced while
-    one is trained on, batch by batch. `bounded`: no batches; as many groups are under way
-    as the bound allows, and an instance pulls when it has finished what it runs. `partial`: responses go on across versions; an instance
-    pulls whenever it lags. `staleflow`: responses also move between instances; routing by marginal
-    throughput, migration."""
+    one is trained on, batch by batch. `bounded`: no batches; as many groups are under way as the
+    bound allows, and an instance pulls when it has finished what it runs. `partial`: responses go
+    on across versions; an instance pulls whenever it lags. `staleflow`: responses also move between
+    instances; routing by marginal throughput, migration, one batch's worth of groups at a time."""
     max_staleness: NonNegative | None = None
     """The bound: how many versions old a trajectory may be when trained on. `None`: 0 for
     `synchronous`, 1 for the others."""
@@ -224,7 +224,9 @@ class ScheduleConfig(Section):
     """What becomes of what runs on an instance that pulls: `drain` lets it finish first, `keep`
     goes on with it there, `spread` routes it anew; `None` as the schedule has it."""
     pace: PositiveFloat | None = None
-    """Batches' worth of groups produced at a time; `None`: as many as the bound allows."""
+    """Batches' worth of groups produced at a time: fewer leave the machine to the groups that the
+    learner waits for, more fill it better. `None` as the schedule has it: 1 for `staleflow`, as
+    many as the bound allows for the others."""
     cost_model: str = "demo-cpu"
     """What routing weighs with: a profile's name, or a file that `rhymeflow calibrate` wrote."""
     routing_gain: NonNegativeFloat = 0.0

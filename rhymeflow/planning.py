@@ -66,8 +66,8 @@ def _max_under_way(config: Config) -> int:
     """Groups produced at a time: `pace` batches' worth of them, or as many as there are entries."""
     chosen = config.schedule
     batch = config.learner.groups_per_batch + chosen.extra_groups
-    batches = chosen.bound + 1 if chosen.pace is None else chosen.pace
-    return max(1, math.ceil(batches * batch))
+    pace = chosen.pace or SCHEDULES[chosen.name].pace or chosen.bound + 1
+    return max(1, math.ceil(pace * batch))
 
 
 def _weights(chosen: ScheduleConfig) -> Weights:

@@ -75,7 +75,7 @@ def test_the_bound_of_a_schedule(name: str, bound: int) -> None:
 def test_a_bundle_by_name(name: str) -> None:
     made, bundle = planning.schedule(rules(name=name)), SCHEDULES[name]
     assert made.name == name
-    assert all(getattr(made, piece) == getattr(bundle, piece) for piece in bundle._fields)
+    assert all(getattr(made, piece) == getattr(bundle, piece) for piece in bundle._fields[:-1])
 
 
 def test_pieces_by_name() -> None:
@@ -137,8 +137,20 @@ def test_the_page_has_the_table_of_schedules() -> None:
     for name, bundle in SCHEDULES.items():
         config = rules(name=name)
         bound = str(config.schedule.bound) if name in ("synchronous", "one_step") else None
-        words = [piece if isinstance(piece, str) else piece.__name__ for piece in bundle]
+        *pieces, pace = bundle
+        words = [piece if isinstance(piece, str) else piece.__name__ for piece in pieces]
+        words.append("–" if pace is None else str(pace))
         assert shown[name] == [*words, bound or "`max_staleness`"]
+
+
+def test_pace_is_the_schedules_own_unless_it_is_given() -> None:
+    def under_way(**rules_: Any) -> int:
+        return planning.schedule(rules(**rules_)).max_under_way
+
+    batch = rules().learner.groups_per_batch
+    assert under_way(name="staleflow", max_staleness=3) == batch
+    assert under_way(name="partial", max_staleness=3) == 4 * batch
+    assert under_way(name="partial", max_staleness=3, pace=1.5, extra_groups=2) == (batch + 2) * 1.5
 
 
 def test_the_rule_on_the_page_carries_a_run(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def runs(draw):
         on_stuck=draw(st.sampled_from(["wait", "retry", "truncate"])),
         stuck_threshold=draw(st.integers(1, 2)),
     )
-    return plan, a_schedule(name)
+    return plan, a_schedule(name, max_under_way=draw(st.sampled_from([1, 2, 100])))
 
 
 capacities = st.lists(st.integers(1, 9), min_size=1, max_size=4).map(tuple)
@@ -174,6 +174,16 @@ def test_no_more_is_admitted_than_by_total_count(name):
                 published = max(published, event.version)
             admitted |= {c.trajectory.group for c in commands if isinstance(c, Route)}
             assert len(admitted) <= (published + bound + 1) * 3
+
+
+def test_no_more_groups_are_under_way_than_the_schedule_wants():
+    plan = a_plan(num_batches=6, groups_per_batch=2, num_generations=1, max_staleness=3)
+    mind = Coordinator(plan, a_schedule("staleflow", max_under_way=3))
+    mind.handle(LearnerReady(0), 0.0)
+    tell(mind, InstanceJoined("a", 0, 16, 10_000))
+    commands = tell(mind, *(GroupDrawn(group, group, 0, 5) for group in range(6)))
+    assert [t for t, _ in routes(commands)] == ["0.0", "1.0", "2.0"]
+    assert [t for t, _ in routes(tell(mind, *done(1)))] == ["3.0"]
 
 
 def test_replaying_the_log_gives_the_same_commands():

@@ -29,14 +29,16 @@ class Bundle(NamedTuple):
     sync: Sync
     on_pull: OnPull
     migration: Migrating
+    pace: float | None
+    """Batches' worth of groups produced at a time; None: as many as the bound allows."""
 
 
 SCHEDULES: Mapping[str, Bundle] = {
-    "synchronous": Bundle("lockstep", fewest_requests, drained, "drain", none),
-    "one_step": Bundle("lockstep", fewest_requests, drained, "drain", none),
-    "bounded": Bundle("protocol", fewest_requests, drained, "drain", none),
-    "partial": Bundle("protocol", fewest_requests, greedy, "keep", none),
-    "staleflow": Bundle("protocol", waterfall, greedy, "spread", rebalance),
+    "synchronous": Bundle("lockstep", fewest_requests, drained, "drain", none, None),
+    "one_step": Bundle("lockstep", fewest_requests, drained, "drain", none, None),
+    "bounded": Bundle("protocol", fewest_requests, drained, "drain", none, None),
+    "partial": Bundle("protocol", fewest_requests, greedy, "keep", none, None),
+    "staleflow": Bundle("protocol", waterfall, greedy, "spread", rebalance, 1.0),
 }
 """`synchronous` and `one_step` differ in their bound, 0 and 1: with it the protocol has entries for
 one batch at a time, or for the next one too."""
