@@ -1,9 +1,11 @@
 """Timings of the run's engine: decode iterations, tokens taken in, pulls.
 
 Holds true: what is timed is `Engine.step()` with the run's model, precision, sampling and prompts,
-in states that a run goes through. A state is `max_running` responses at about one length, as after
-a start in step, or spread from nothing to a length, as when they start one by one; from there some
-are taken away, as when they end. States come in another order in each pass. Knows nothing of fits.
+in states that a run goes through. A state is `max_running` responses at one length, as after a
+start in step, or spread from nothing to a length, many short and few long, as when they start one
+by one; from there some are taken away, as when they end. States come in another order in each pass,
+with other prompts and other lengths: a run never takes in the same shapes again, and libraries
+prepare for each new one. Knows nothing of fits.
 """
 
 from __future__ import annotations
@@ -33,6 +35,10 @@ STEPS = 8
 """Iterations timed at each point of a pass; the median counts."""
 
 PULLS = 5
+
+SKEW = 3
+"""Spread responses are at the longest times u ** SKEW, u uniform: the mean is a quarter of the
+longest, as it is of responses under way whose lengths are about exponential."""
 
 
 class State(NamedTuple):
@@ -98,8 +104,10 @@ class EngineBench:
         )
         prompts, _ = load_prompts(config.data, self.seed)
         encoder = PromptEncoder(load_tokenizer(config.model), config.data)
-        num_prompts = -(-self.rollout.max_running // self.rollout.num_generations)
-        self.prompts = [encoder.encode(prompts[i % len(prompts)]) for i in range(num_prompts)]
+        self.num_groups = -(-self.rollout.max_running // self.rollout.num_generations)
+        num_prompts = min(len(prompts), self.num_groups * len(STATES) * (1 + PASSES))
+        self.prompts = [encoder.encode(prompts[i]) for i in range(num_prompts)]
+        self._descents = 0
         self.sizes = _descent(self.rollout.max_running)
         longest = max(map(len, self.prompts))
         room = self.engine.max_length - longest
@@ -117,31 +125,29 @@ class EngineBench:
         watch = clock.Watch()
         for state in STATES:
             self._descend(state)  # warm-up: the cache's memory, the kernels of these shapes
-        decode: dict[State, dict[tuple[int, int], list[float]]] = defaultdict(
-            lambda: defaultdict(list)
-        )
-        intakes: dict[State, list[Intake]] = defaultdict(list)
+        decode: dict[State, dict[int, list[DecodeTiming]]] = defaultdict(lambda: defaultdict(list))
+        intakes = []
         for number in range(PASSES):
             order = list(STATES)
             random.Random(number).shuffle(order)
             for state in order:
                 intake, timings = self._descend(state)
-                intakes[state].append(intake)
-                for n, kv_tokens, seconds in timings:
-                    decode[state][n, kv_tokens].append(seconds)
+                intakes.append(intake)
+                for timing in timings:
+                    decode[state][timing.n].append(timing)
         points = {
             held_out: [
-                DecodeTiming(n, kv_tokens, statistics.median(seconds))
+                _middle(repeats)
                 for state, found in decode.items()
                 if state.held_out == held_out
-                for (n, kv_tokens), seconds in found.items()
+                for repeats in found.values()
             ]
             for held_out in (False, True)
         }
         return EngineTimings(
             points[False],
             points[True],
-            [_median(repeats) for repeats in intakes.values()],
+            intakes,
             self._pulls(),
             self.kv_capacity,
             watch.share_waited(),
@@ -153,8 +159,9 @@ class EngineBench:
 
     def _descend(self, state: State) -> tuple[Intake, list[DecodeTiming]]:
         """Bring the engine into a state, then time its iterations with fewer and fewer."""
-        chance = random.Random(str(state))
+        chance = random.Random(self._descents)
         intake = self._take_in(list(self._requests(state, chance)))
+        self._descents += 1
         timings = []
         for size in self.sizes:
             ids = self.engine.request_ids()
@@ -168,10 +175,13 @@ class EngineBench:
 
     def _requests(self, state: State, chance: random.Random) -> Iterator[Request]:
         vocabulary = self.model.config.vocab_size
+        first, spread = self._descents * self.num_groups, state.longest - state.shortest
+        jitter = chance.uniform(0.95, 1.05)
         for i in range(self.rollout.max_running):
             group, member = divmod(i, self.rollout.num_generations)
-            prompt = self.prompts[group]
-            length = int(chance.uniform(state.shortest, state.longest) * self.longest)
+            prompt = self.prompts[(first + group) % len(self.prompts)]
+            share = state.shortest + spread * chance.random() ** SKEW
+            length = int(min(1.0, share * jitter) * self.longest)
             tokens = [chance.randrange(vocabulary) for _ in range(length)]
             sampling = Sampling(
                 temperature=self.rollout.temperature,
@@ -229,9 +239,9 @@ def _computed(requests: list[Request]) -> int:
     return sum(map(len, prompts)) + sum(len(request.tokens) for request in requests)
 
 
-def _median(repeats: list[Intake]) -> Intake:
-    seconds = statistics.median(intake.seconds for intake in repeats)
-    return repeats[0]._replace(seconds=seconds)
+def _middle(repeats: list[DecodeTiming]) -> DecodeTiming:
+    """The repeat whose time is the median."""
+    return sorted(repeats, key=lambda timing: timing.seconds)[len(repeats) // 2]
 
 
 def _timed(call: Callable[[], object]) -> float:

@@ -112,10 +112,25 @@ def test_states_are_those_that_were_asked_for(tmp_path):
     assert taken_in.iterations[0] == (0, 0)
     assert not bench.engine.has_work
     prompts = sum(len(prompt) for prompt in bench.prompts[:3])
-    assert taken_in.tokens == prompts + 8 * int(0.5 * bench.longest)
+    assert (taken_in.tokens - prompts) / 8 == pytest.approx(0.5 * bench.longest, abs=1)
     for timing in found:
         length = timing.kv_tokens / timing.n
         assert 6 <= length <= 6 + 12 + bench.steps * len(bench.sizes) + 4
+
+
+def test_spread_responses_are_mostly_short_and_no_state_is_taken_in_twice(tmp_path):
+    config = tiny_config(tmp_path, rollout={"max_running": 256, "num_generations": 4})
+    bench = EngineBench(config.model_dump_json())
+    bench.longest = 1000
+    once, again = ([], [])
+    for found in (once, again):
+        requests = list(bench._requests(State(0.0, 0.8), random.Random(bench._descents)))
+        found += [tuple(request.prompt_ids) for request in requests]
+        lengths = sorted(len(request.tokens) for request in requests)
+        assert 0.15 * 800 < sum(lengths) / len(lengths) < 0.35 * 800
+        assert lengths[0] < 10 < 600 < lengths[-1] <= 1.05 * 800
+        bench._descents += 1
+    assert once != again
 
 
 def test_a_batch_is_of_whole_groups_with_something_to_learn(tmp_path):

@@ -1,0 +1,229 @@
+"""How well the simulator foretells a real run: steps per second and idle shares.
+
+Each round, for each schedule: `rhymeflow calibrate` measures the machine with the recipe, a real
+run follows, and the same configuration is simulated with that profile on the lengths and rewards
+that the run recorded. Nothing is fitted to the run. Workers are pinned to cores of their own, one
+thread each. Counted in both are all steps after the first, the end of the run included, where there
+is nothing left to run ahead for.
+
+What the simulator cannot know is told as the local runtime has it: how long facts wait to be
+planned on and how often an instance says how it is are constants of `runtime`; a reward takes what
+it took in the run, by its event log.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks import harness
+from benchmarks.e2e import QUIET, call, training_rows
+from benchmarks.schedules import FIXED, NAMES, cores
+from rhymeflow import settings
+from rhymeflow.config import Config
+from rhymeflow.servers.reader import TrajectoryReader
+from rhymeflow.sim import simulate
+from rhymeflow.sim.workload import workload
+
+TOLERANCE = 0.1
+MESSAGE_SECONDS = 0.0005
+"""A message between two processes by a pipe, packed and unpacked; a tenth of the shortest
+iteration, and of no weight beside `ROUND_SECONDS`."""
+SKIPPED = 1
+"""Steps at the beginning that are not counted: caches and kernels are warmed up in them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What is compared. Shares are of all instances' time, and of the learner's."""
+
+    steps_per_s: float
+    idle_rollout: float
+    idle_learner: float
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add this benchmark's options."""
+    parser.add_argument("--recipe", default="demo")
+    parser.add_argument(
+        "--schedule",
+        choices=NAMES,
+        action="append",
+        help="default: staleflow and synchronous",
+    )
+    parser.add_argument("--instances", type=int, default=1)
+    parser.add_argument("--max-staleness", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=20, help="of each run, the first included")
+    parser.add_argument("--repeats", type=int, default=3, help="rounds; medians are reported")
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Calibrate, run and simulate in turn, and report."""
+    names = args.schedule or ["staleflow", "synchronous"]
+    seen: dict[str, list[tuple[Figures, Figures]]] = {name: [] for name in names}
+    with tempfile.TemporaryDirectory(prefix="rhymeflow-simulator-") as folder:
+        sides = {
+            name: functools.partial(measure, name, args, Path(folder), seen[name]) for name in names
+        }
+        harness.interleave(sides, args.repeats)
+    rows = [row for name in names for row in compared(name, seen[name])]
+    targets = [target for name in names for target in targets_of(name, seen[name])]
+    return harness.report("simulator", rows, targets, args, notes=notes(args))
+
+
+def notes(args: argparse.Namespace) -> str:
+    """How it was measured."""
+    learner, instances = cores(args.instances)
+    return (
+        f"{args.recipe}, {args.instances} rollout instances, {args.steps} steps, medians of "
+        f"{args.repeats} rounds of calibration, run and simulation. Cores: learner {learner}, "
+        f"instances {instances}, one thread each. Errors of steps per second are relative "
+        "(simulated / real - 1), those of idle shares are in shares of the time (0.1 is ten "
+        "percentage points); the relative ones stand beside them."
+    )
+
+
+def measure(
+    name: str, args: argparse.Namespace, folder: Path, seen: list[tuple[Figures, Figures]]
+) -> float:
+    """Calibrate, run, simulate; return simulated over real steps per second."""
+    run_dir = folder / f"{name}-{len(seen)}"
+    config = configure(name, args, run_dir)
+    path, profile = run_dir.with_suffix(".yaml"), run_dir.with_suffix(".json")
+    path.write_text(settings.dump(config), encoding="utf-8")
+    command = [sys.executable, "-m", "rhymeflow"]
+    call([*command, "calibrate", str(path), "--output", str(profile)], "simulator")
+    call([*command, "train", str(path)], "simulator")
+    real = figures(training_rows(run_dir))
+    found = simulate.run(as_it_ran(config, profile, run_dir), workload(config, run_dir))
+    foretold = Figures(found.steps_per_second, found.idle_rollout, found.idle_learner)
+    print(f"    real {real}\n    simulated {foretold}", file=sys.stderr, flush=True)
+    seen.append((real, foretold))
+    return foretold.steps_per_s / real.steps_per_s
+
+
+def configure(name: str, args: argparse.Namespace, run_dir: Path) -> Config:
+    """The recipe under one schedule."""
+    learner, instances = cores(args.instances)
+    return settings.load(
+        args.recipe,
+        {
+            **QUIET,
+            "schedule.name": name,
+            "schedule.max_staleness": str(FIXED.get(name, args.max_staleness)),
+            "rollout.num_instances": str(args.instances),
+            "rollout.num_threads": "1",
+            "learner.num_threads": "1",
+            "rollout.cpus": json.dumps(instances),
+            "learner.cpus": json.dumps(learner),
+            "learner.max_steps": str(args.steps),
+            "run.output_dir": str(run_dir),
+        },
+    )
+
+
+def as_it_ran(config: Config, profile: Path, run_dir: Path) -> Config:
+    """The configuration of the simulation: the run's, and the local runtime's pace.
+
+    Routing in the run weighed with `schedule.cost_model`, so it does in the simulation.
+    """
+    # Not before a run needs it: the runtime brings in all that workers need.
+    from rhymeflow.runtime.controller import ROUND_SECONDS
+    from rhymeflow.runtime.rollout import STATUS_SECONDS
+
+    reader = TrajectoryReader(run_dir / "events.db")
+    try:
+        rows = reader.query(
+            "SELECT kind, time, body FROM events WHERE kind IN"
+            " ('TrajectoryFinished', 'TrajectoryRewarded') ORDER BY seq"
+        )
+    finally:
+        reader.close()
+    simulation = {
+        "profile": str(profile),
+        "skip_steps": SKIPPED,
+        "tick_seconds": ROUND_SECONDS,
+        "snapshot_seconds": STATUS_SECONDS,
+        "command_seconds": MESSAGE_SECONDS,
+        "fact_seconds": MESSAGE_SECONDS,
+        "reward_seconds": reward_seconds(rows),
+    }
+    values = config.model_dump()
+    return Config.model_validate({**values, "simulation": {**values["simulation"], **simulation}})
+
+
+def reward_seconds(rows: Sequence[tuple[str, float, str]]) -> float:
+    """Median time from the fact that a response is finished to that of its reward, less a round.
+
+    Both wait for the end of a round of facts, of which the simulation has its own.
+    """
+    from rhymeflow.runtime.controller import ROUND_SECONDS
+
+    finished: dict[str, float] = {}
+    waits = []
+    for kind, time, body in rows:
+        trajectory = json.dumps(json.loads(body)["trajectory"])
+        if kind == "TrajectoryFinished":
+            finished[trajectory] = time
+        elif trajectory in finished:
+            waits.append(time - finished[trajectory])
+    return max(0.0, statistics.median(waits) - ROUND_SECONDS)
+
+
+def figures(rows: Sequence[Mapping[str, float]]) -> Figures:
+    """What the run's `metrics.jsonl` says of the steps that are counted."""
+    counted = rows[SKIPPED:]
+    seconds = [row["step_time"] for row in counted]
+
+    def idle(name: str) -> float:
+        return sum(row[name] * time for row, time in zip(counted, seconds, strict=True)) / sum(
+            seconds
+        )
+
+    elapsed = counted[-1]["time"] - rows[SKIPPED - 1]["time"]
+    return Figures(len(counted) / elapsed, idle("idle/rollout"), idle("idle/learner"))
+
+
+def compared(name: str, pairs: Sequence[tuple[Figures, Figures]]) -> list[dict[str, Any]]:
+    """A table row for each figure: medians, and the median of the rounds' errors."""
+    rows = []
+    for figure in ("steps_per_s", "idle_rollout", "idle_learner"):
+        real = [getattr(side, figure) for side, _ in pairs]
+        foretold = [getattr(side, figure) for _, side in pairs]
+        errors = [b - a for a, b in zip(real, foretold, strict=True)]
+        relative = [b / a - 1 for a, b in zip(real, foretold, strict=True) if a > 0]
+        rows.append(
+            {
+                "schedule": name,
+                "figure": figure,
+                "real": round(statistics.median(real), 4),
+                "least": round(min(real), 4),
+                "greatest": round(max(real), 4),
+                "simulated": round(statistics.median(foretold), 4),
+                "error": round(statistics.median(errors), 4),
+                "relative": round(statistics.median(relative), 4) if relative else None,
+            }
+        )
+    return rows
+
+
+def targets_of(name: str, pairs: Sequence[tuple[Figures, Figures]]) -> list[harness.Target]:
+    """Relative error of steps per second, errors of idle shares in shares of the time."""
+    pace, rollout, learner = compared(name, pairs)
+    return [
+        _target(name, "steps_per_s (relative)", pace["relative"]),
+        _target(name, "idle_rollout (points)", rollout["error"]),
+        _target(name, "idle_learner (points)", learner["error"]),
+    ]
+
+
+def _target(name: str, figure: str, error: float) -> harness.Target:
+    return harness.Target(f"simulator/{name}/{figure}", abs(error), TOLERANCE, at_most=True)
