@@ -29,6 +29,8 @@ from benchmarks.e2e import QUIET, call, training_rows
 from benchmarks.schedules import FIXED, NAMES, cores
 from rhymeflow import settings
 from rhymeflow.config import Config
+from rhymeflow.runtime.controller import ROUND_SECONDS
+from rhymeflow.runtime.rollout import STATUS_SECONDS
 from rhymeflow.servers.reader import TrajectoryReader
 from rhymeflow.sim import simulate
 from rhymeflow.sim.workload import workload
@@ -54,10 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this benchmark's options."""
     parser.add_argument("--recipe", default="demo")
     parser.add_argument(
-        "--schedule",
-        choices=NAMES,
-        action="append",
-        help="default: staleflow and synchronous",
+        "--schedule", choices=NAMES, action="append", help="default: staleflow and synchronous"
     )
     parser.add_argument("--instances", type=int, default=1)
     parser.add_argument("--max-staleness", type=int, default=1)
@@ -135,10 +134,6 @@ def as_it_ran(config: Config, profile: Path, run_dir: Path) -> Config:
 
     Routing in the run weighed with `schedule.cost_model`, so it does in the simulation.
     """
-    # Not before a run needs it: the runtime brings in all that workers need.
-    from rhymeflow.runtime.controller import ROUND_SECONDS
-    from rhymeflow.runtime.rollout import STATUS_SECONDS
-
     reader = TrajectoryReader(run_dir / "events.db")
     try:
         rows = reader.query(
@@ -165,8 +160,6 @@ def reward_seconds(rows: Sequence[tuple[str, float, str]]) -> float:
 
     Both wait for the end of a round of facts, of which the simulation has its own.
     """
-    from rhymeflow.runtime.controller import ROUND_SECONDS
-
     finished: dict[str, float] = {}
     waits = []
     for kind, time, body in rows:
@@ -184,9 +177,8 @@ def figures(rows: Sequence[Mapping[str, float]]) -> Figures:
     seconds = [row["step_time"] for row in counted]
 
     def idle(name: str) -> float:
-        return sum(row[name] * time for row, time in zip(counted, seconds, strict=True)) / sum(
-            seconds
-        )
+        spent = [row[name] * time for row, time in zip(counted, seconds, strict=True)]
+        return sum(spent) / sum(seconds)
 
     elapsed = counted[-1]["time"] - rows[SKIPPED - 1]["time"]
     return Figures(len(counted) / elapsed, idle("idle/rollout"), idle("idle/learner"))
