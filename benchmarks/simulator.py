@@ -16,9 +16,12 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import os
+import resource
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,17 +71,19 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     """Calibrate, run and simulate in turn, and report."""
     names = args.schedule or ["staleflow", "synchronous"]
     seen: dict[str, list[tuple[Figures, Figures]]] = {name: [] for name in names}
+    others: list[float] = []
     with tempfile.TemporaryDirectory(prefix="rhymeflow-simulator-") as folder:
         sides = {
-            name: functools.partial(measure, name, args, Path(folder), seen[name]) for name in names
+            name: functools.partial(measure, name, args, Path(folder), seen[name], others)
+            for name in names
         }
         harness.interleave(sides, args.repeats)
     rows = [row for name in names for row in compared(name, seen[name])]
     targets = [target for name in names for target in targets_of(name, seen[name])]
-    return harness.report("simulator", rows, targets, args, notes=notes(args))
+    return harness.report("simulator", rows, targets, args, notes=notes(args, others))
 
 
-def notes(args: argparse.Namespace) -> str:
+def notes(args: argparse.Namespace, others: Sequence[float]) -> str:
     """How it was measured."""
     learner, instances = cores(args.instances)
     return (
@@ -86,12 +91,18 @@ def notes(args: argparse.Namespace) -> str:
         f"{args.repeats} rounds of calibration, run and simulation. Cores: learner {learner}, "
         f"instances {instances}, one thread each. Errors of steps per second are relative "
         "(simulated / real - 1), those of idle shares are in shares of the time (0.1 is ten "
-        "percentage points); the relative ones stand beside them."
+        "percentage points); the relative ones stand beside them. "
+        f"Other programs had {max(others):.2f} cores at most during a run; a calibration leaves "
+        "their time out, a run cannot."
     )
 
 
 def measure(
-    name: str, args: argparse.Namespace, folder: Path, seen: list[tuple[Figures, Figures]]
+    name: str,
+    args: argparse.Namespace,
+    folder: Path,
+    seen: list[tuple[Figures, Figures]],
+    others: list[float],
 ) -> float:
     """Calibrate, run, simulate; return simulated over real steps per second."""
     run_dir = folder / f"{name}-{len(seen)}"
@@ -100,13 +111,31 @@ def measure(
     path.write_text(settings.dump(config), encoding="utf-8")
     command = [sys.executable, "-m", "rhymeflow"]
     call([*command, "calibrate", str(path), "--output", str(profile)], "simulator")
+    before, started = others_seconds(), time.perf_counter()
     call([*command, "train", str(path)], "simulator")
+    others.append((others_seconds() - before) / (time.perf_counter() - started))
     real = figures(training_rows(run_dir))
     found = simulate.run(as_it_ran(config, profile, run_dir), workload(config, run_dir))
     foretold = Figures(found.steps_per_second, found.idle_rollout, found.idle_learner)
-    print(f"    real {real}\n    simulated {foretold}", file=sys.stderr, flush=True)
+    print(
+        f"    real {real}\n    simulated {foretold}\n    other programs: {others[-1]:.2f} cores",
+        file=sys.stderr,
+        flush=True,
+    )
     seen.append((real, foretold))
     return foretold.steps_per_s / real.steps_per_s
+
+
+def others_seconds() -> float:
+    """Seconds of all cores that went to programs this one did not start, from some point on.
+
+    Means something only between two calls with no child under way.
+    """
+    with open("/proc/stat") as file:
+        user, nice, system, _, _, irq, softirq, *_ = map(int, file.readline().split()[1:])
+    everyone = (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+    ours = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return everyone - sum(usage.ru_utime + usage.ru_stime for usage in ours)
 
 
 def configure(name: str, args: argparse.Namespace, run_dir: Path) -> Config:
@@ -162,12 +191,12 @@ def reward_seconds(rows: Sequence[tuple[str, float, str]]) -> float:
     """
     finished: dict[str, float] = {}
     waits = []
-    for kind, time, body in rows:
+    for kind, when, body in rows:
         trajectory = json.dumps(json.loads(body)["trajectory"])
         if kind == "TrajectoryFinished":
-            finished[trajectory] = time
+            finished[trajectory] = when
         elif trajectory in finished:
-            waits.append(time - finished[trajectory])
+            waits.append(when - finished[trajectory])
     return max(0.0, statistics.median(waits) - ROUND_SECONDS)
 
 

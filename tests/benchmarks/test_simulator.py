@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 from pathlib import Path
 
 import pytest
 
 from benchmarks import simulator
-from benchmarks.simulator import Figures, compared, configure, figures, reward_seconds, targets_of
+from benchmarks.simulator import (
+    Figures,
+    compared,
+    configure,
+    figures,
+    others_seconds,
+    reward_seconds,
+    targets_of,
+)
 from rhymeflow import settings
 from rhymeflow.runtime.controller import ROUND_SECONDS
 
@@ -75,3 +84,14 @@ def test_the_simulation_is_of_the_run_at_the_local_pace(
     assert found.simulation.reward_seconds == 0.5
     assert found.simulation.profile == str(tmp_path / "p.json")
     assert found.model_copy(update={"simulation": config.simulation}) == config
+
+
+def test_others_have_what_neither_this_program_nor_its_children_had(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    usage = argparse.Namespace(ru_utime=0.1, ru_stime=0.2)
+    monkeypatch.setattr(simulator.resource, "getrusage", lambda _: usage)
+    monkeypatch.setattr(simulator.os, "sysconf", lambda _: 100)
+    stat = io.StringIO("cpu  100 20 30 999 999 5 5 7 0 0")
+    monkeypatch.setattr(simulator, "open", lambda _: stat, raising=False)
+    assert others_seconds() == pytest.approx(1.6 - 2 * 0.3)
