@@ -17,8 +17,9 @@ import os
 import statistics
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 from benchmarks import harness
 from benchmarks.e2e import QUIET, call, training_rows
@@ -28,6 +29,8 @@ from rhymeflow.config import Config, ScheduleConfig
 NAMES: tuple[str, ...] = get_args(ScheduleConfig.model_fields["name"].annotation)
 FIXED = {"synchronous": 0, "one_step": 1}
 """Schedules whose bound is theirs."""
+BOUNDS = (1, 3)
+FACTS = ("idle/rollout", "idle/learner", "staleness/mean", "coordination/share")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,36 +38,62 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--recipe", default="demo")
     parser.add_argument("--schedule", choices=NAMES, action="append", help="default: all of them")
     parser.add_argument("--instances", type=int, default=2)
-    parser.add_argument("--max-staleness", type=int, default=1)
+    parser.add_argument(
+        "--bound",
+        type=int,
+        action="append",
+        help="of those that leave it open; default: 1, 3",
+    )
     parser.add_argument("--steps", type=int, default=10, help="steps counted after the first")
-    parser.add_argument("--repeats", type=int, default=5, help="rounds of one run each")
+    parser.add_argument("--repeats", type=int, default=3, help="rounds of one run each")
+
+
+class Side(NamedTuple):
+    """A schedule and its bound."""
+
+    schedule: str
+    bound: int
+
+    def __str__(self) -> str:
+        return f"{self.schedule}, bound {self.bound}"
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Run the schedules in turn and report."""
-    names = args.schedule or list(NAMES)
-    seen: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+    sides = [
+        Side(name, bound)
+        for name in args.schedule or NAMES
+        for bound in ([FIXED[name]] if name in FIXED else args.bound or BOUNDS)
+    ]
+    seen: dict[Side, list[dict[str, float]]] = {side: [] for side in sides}
     with tempfile.TemporaryDirectory(prefix="rhymeflow-schedules-") as folder:
-        sides = {
-            name: functools.partial(measure, name, args, Path(folder), seen[name]) for name in names
+        measures = {
+            str(side): functools.partial(measure, side, args, Path(folder), seen[side])
+            for side in sides
         }
-        values = harness.interleave(sides, args.repeats)
+        values = harness.interleave(measures, args.repeats)
     rows = []
-    for name in names:
-        facts = {
-            key: round(statistics.median(run[key] for run in seen[name]), 3)
-            for key in ("idle/rollout", "idle/learner", "staleness/mean")
-        }
-        greatest = max(run["staleness/max"] for run in seen[name])
-        row = harness.side_row(name, values[name], "trajectories/s")
+    for side in sides:
+        facts = {key: round(statistics.median(run[key] for run in seen[side]), 3) for key in FACTS}
+        greatest = max(run["staleness/max"] for run in seen[side])
+        row = harness.side_row(str(side), values[str(side)], "trajectories/s")
         rows.append({**row, **facts, "greatest staleness": greatest})
-    targets = []
-    if "staleflow" in names:
-        for name in names:
-            if name != "staleflow":
-                ratio = harness.median_ratio(values["staleflow"], values[name])
-                targets.append(harness.Target(f"schedules/staleflow/{name}", ratio, 1.0))
-    return harness.report("schedules", rows, targets, args, notes=notes(args))
+    return harness.report("schedules", rows, targets(values, rows), args, notes=notes(args))
+
+
+def targets(values: dict[str, list[float]], rows: Sequence[dict[str, Any]]) -> list[harness.Target]:
+    """`staleflow` at its greatest bound against all others, and what coordination costs."""
+    ours = [side for side in values if side.startswith("staleflow")][-1:]
+    ratios = [
+        harness.Target(
+            f"schedules/{own}/{other}", harness.median_ratio(values[own], values[other]), 1.0
+        )
+        for own in ours
+        for other in values
+        if other != own
+    ]
+    cost = max(row["coordination/share"] for row in rows)
+    return [*ratios, harness.Target("coordination/share", cost, 0.01, at_most=True)]
 
 
 def notes(args: argparse.Namespace) -> str:
@@ -73,8 +102,8 @@ def notes(args: argparse.Namespace) -> str:
     return (
         f"{args.recipe}, {args.instances} rollout instances, medians of {args.repeats} interleaved "
         f"runs of {args.steps} steps after the first. Cores: learner {learner}, instances "
-        f"{instances}, one thread each. Bound {args.max_staleness} where the schedule leaves it "
-        "open; the greatest staleness is read from the event log."
+        f"{instances}, one thread each. The greatest staleness is read from the event log. "
+        "Coordination is the time spent in the mind and in the trajectory server."
     )
 
 
@@ -86,43 +115,39 @@ def cores(num_instances: int) -> tuple[list[int], list[list[int]]]:
 
 
 def measure(
-    name: str, args: argparse.Namespace, folder: Path, seen: list[dict[str, float]]
+    side: Side, args: argparse.Namespace, folder: Path, seen: list[dict[str, float]]
 ) -> float:
     """Train under one schedule; return trajectories per second."""
-    run_dir = folder / f"{name}-{len(seen)}"
-    config = configure(name, args, run_dir)
+    run_dir = folder / f"{side.schedule}-{side.bound}-{len(seen)}"
+    config = configure(side, args, run_dir)
     path = run_dir.with_suffix(".yaml")
     path.write_text(settings.dump(config), encoding="utf-8")
     call([sys.executable, "-m", "rhymeflow", "train", str(path)], "schedules")
     rows = training_rows(run_dir)
     greatest = max(row["staleness/max"] for row in rows)
-    assert greatest <= config.schedule.bound, f"{name}: staleness {greatest}"
+    assert greatest <= side.bound, f"{side}: staleness {greatest}"
     counted = rows[1 : 1 + args.steps]
-    facts = {
-        key: statistics.mean(row[key] for row in counted)
-        for key in ("idle/rollout", "idle/learner", "staleness/mean")
-    }
+    facts = {key: statistics.mean(row[key] for row in counted) for key in FACTS}
     seen.append({**facts, "staleness/max": greatest})
     batch = config.learner.groups_per_batch * config.rollout.num_generations
     return len(counted) * batch / (counted[-1]["time"] - rows[0]["time"])
 
 
-def configure(name: str, args: argparse.Namespace, run_dir: Path) -> Config:
+def configure(side: Side, args: argparse.Namespace, run_dir: Path) -> Config:
     """The recipe under one schedule."""
-    bound = FIXED.get(name, args.max_staleness)
     learner, instances = cores(args.instances)
     return settings.load(
         args.recipe,
         {
             **QUIET,
-            "schedule.name": name,
-            "schedule.max_staleness": str(bound),
+            "schedule.name": side.schedule,
+            "schedule.max_staleness": str(side.bound),
             "rollout.num_instances": str(args.instances),
             "rollout.num_threads": "1",
             "learner.num_threads": "1",
             "rollout.cpus": json.dumps(instances),
             "learner.cpus": json.dumps(learner),
-            "learner.max_steps": str(1 + args.steps + 1 + bound),
+            "learner.max_steps": str(1 + args.steps + 1 + side.bound),
             "run.output_dir": str(run_dir),
         },
     )
