@@ -103,7 +103,8 @@ def notes(args: argparse.Namespace) -> str:
         f"{args.recipe}, {args.instances} rollout instances, medians of {args.repeats} interleaved "
         f"runs of {args.steps} steps after the first. Cores: learner {learner}, instances "
         f"{instances}, one thread each. The greatest staleness is read from the event log. "
-        "Coordination is the time spent in the mind and in the trajectory server."
+        "Coordination is the share of the time spent in the mind and in the trajectory server. "
+        "Shares are of all the time counted."
     )
 
 
@@ -127,7 +128,8 @@ def measure(
     greatest = max(row["staleness/max"] for row in rows)
     assert greatest <= side.bound, f"{side}: staleness {greatest}"
     counted = rows[1 : 1 + args.steps]
-    facts = {key: statistics.mean(row[key] for row in counted) for key in FACTS}
+    seconds = sum(row["step_time"] for row in counted)
+    facts = {key: sum(row[key] * row["step_time"] for row in counted) / seconds for key in FACTS}
     seen.append({**facts, "staleness/max": greatest})
     batch = config.learner.groups_per_batch * config.rollout.num_generations
     return len(counted) * batch / (counted[-1]["time"] - rows[0]["time"])
