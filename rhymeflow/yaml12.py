@@ -68,6 +68,12 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
+def _represent_text(dumper: _Dumper, text: str) -> yaml.Node:
+    # Between plain or single quotes these are line breaks, and would be read back as such.
+    style = '"' if any(mark in text for mark in "\x85\u2028\u2029") else None
+    return dumper.represent_scalar(f"{_PREFIX}str", text, style=style)
+
+
 def _construct_int(loader: _Loader, node: yaml.ScalarNode) -> int:
     return int(node.value, 0 if node.value[:2] in ("0x", "0o") else 10)
 
@@ -100,6 +106,8 @@ _Loader.yaml_constructors = {
     f"{_PREFIX}float": _construct_float,
     f"{_PREFIX}map": _construct_mapping,
 }
+_Dumper.add_representer(str, _represent_text)
+
 for _class in (_Loader, _Dumper):
     _class.yaml_implicit_resolvers = {}
     for _kind, _pattern, _first in _SCALARS:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import pytest
 from annotated_types import Ge, Gt, Le, Lt
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -76,6 +76,8 @@ def sections(section: type[Section]) -> st.SearchStrategy[Any]:
 
 
 @given(sections(Config))
+@example({"name": "\x85"})
+@example({"name": "a\u2028b \u2029"})
 def test_what_is_written_reads_back_equal(values: dict[str, Any]) -> None:
     try:
         config = Config(**values)
