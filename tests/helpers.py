@@ -54,7 +54,7 @@ LONGEST = 6
 
 COST = CostModel(
     k1=1e-7, k2=0.01, k3=2e-4, c=0.005, k4=0.002,
-    prefill_token=1e-4, train_token=1e-4, train_step=0.1, push=0.1, pull=0.1,
+    prefill_token=1e-4, train_token=1e-4, measure_token=1e-4, train_step=0.1, push=0.1, pull=0.1,
 )  # fmt: skip
 
 PLAN = Plan(

@@ -68,6 +68,7 @@ def test_the_rest_follows_from_hardware_and_model(name):
     assert f"{implied:.2f}" in profile.source
     assert 0.3 < implied < 1
     assert profile.train_token == pytest.approx(8 * active / (H20_FLOPS * utilisation), rel=1e-3)
+    assert profile.measure_token == profile.train_token
     assert profile.push == pytest.approx(4 * 2 * parameters / BYTES_32B, rel=1e-3)
     assert profile.pull == pytest.approx(2 * 2 * parameters / BYTES_32B, rel=1e-3)
 
@@ -84,6 +85,7 @@ def test_reading_cache_and_weights_is_not_faster_than_the_memory(name):
 def test_training_is_shared_by_the_devices():
     profile = profiles.load("qwen2.5-14b-h20")
     assert profile.cost(32).train_token == pytest.approx(profile.train_token / 32)
+    assert profile.cost(32).measure_token == pytest.approx(profile.measure_token / 32)
     assert profile.cost(32).train_step == profile.train_step
     assert profile.cost(32).k1 == profile.cost(1).k1
 

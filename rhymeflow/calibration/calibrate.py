@@ -74,7 +74,8 @@ class Calibration:
             f"decode iteration  {profile.k1:.3g} K + max({profile.k2:.3g}, "
             f"{profile.k3:.3g} n + {profile.c:.3g}) + {profile.k4:.3g} s",
             f"prefill           {profile.prefill_token:.3g} s per token",
-            f"training          {profile.train_token:.3g} s per token + {profile.train_step:.3g} s",
+            f"training          {profile.train_token:.3g} s per token "
+            f"({profile.measure_token:.3g} where rewards are equal) + {profile.train_step:.3g} s",
             f"push, pull        {profile.push:.3g} s, {profile.pull:.3g} s",
             f"KV cache          {profile.kv_capacity} tokens",
         ]
@@ -131,6 +132,7 @@ def fitted(
         [timing.tokens for timing in learner_timings.train],
         [timing.seconds for timing in learner_timings.train],
     )
+    measure = fit_still(learner_timings.still, train)
     push, pull = map(statistics.median, (learner_timings.pushes, engine_timings.pulls))
     rows = (
         Row(
@@ -151,6 +153,12 @@ def fitted(
             _train_errors(train, learner_timings.held_out),
             len(learner_timings.train),
         ),
+        Row(
+            "steps with no signal",
+            _train_errors(measure, learner_timings.still),
+            None,
+            len(learner_timings.still),
+        ),
         Row("pulls", _spread(engine_timings.pulls), None, len(engine_timings.pulls)),
         Row("pushes", _spread(learner_timings.pushes), None, len(learner_timings.pushes)),
     )
@@ -162,6 +170,7 @@ def fitted(
         **decode._asdict(),
         prefill_token=prefill,
         train_token=train.each,
+        measure_token=measure.each,
         train_step=train.fixed,
         push=push,
         pull=pull,
@@ -177,6 +186,12 @@ def fit_prefill(intakes: Sequence[Intake], decode: DecodeFit) -> float:
     """
     seconds = sum(_beyond_decoding(intake, decode) for intake in intakes)
     return max(0.0, seconds) / sum(intake.tokens for intake in intakes)
+
+
+def fit_still(timings: Sequence[TrainTiming], train: LineFit) -> LineFit:
+    """What a token costs in groups that move nothing, with the step's fixed cost as it is."""
+    seconds = sum(timing.seconds - train.fixed for timing in timings)
+    return LineFit(max(0.0, seconds) / sum(timing.tokens for timing in timings), train.fixed)
 
 
 def _beyond_decoding(intake: Intake, decode: DecodeFit) -> float:
@@ -231,4 +246,4 @@ def _line(quantity: str, found: Errors, points: str) -> str:
     return f"{quantity:24}{found.mean:8.1%}{found.worst:8.1%}  {points}".rstrip()
 
 
-__all__ = ["Calibration", "Row", "calibrate", "fit_prefill", "fitted"]
+__all__ = ["Calibration", "Row", "calibrate", "fit_prefill", "fit_still", "fitted"]

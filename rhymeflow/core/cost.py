@@ -32,6 +32,8 @@ class CostModel:
     """Per token taken in (prompt, or what is taken in again after a pull or a move)."""
     train_token: float
     """Per token trained on, by the whole learner."""
+    measure_token: float
+    """The same of groups whose rewards are all equal: they move nothing and are only measured."""
     train_step: float
     """Per training step, whatever its size."""
     push: float

@@ -43,6 +43,8 @@ class Profile:
     """Per token that an instance takes in."""
     train_token: float
     """Device-seconds per token trained on: with d devices it takes a d-th of it."""
+    measure_token: float
+    """The same of groups whose rewards are all equal, which need no backward pass."""
     train_step: float
     """Per training step, whatever its size and the number of devices."""
     push: float
@@ -64,6 +66,7 @@ class Profile:
             k4=self.k4,
             prefill_token=self.prefill_token,
             train_token=self.train_token / train_devices,
+            measure_token=self.measure_token / train_devices,
             train_step=self.train_step,
             push=self.push,
             pull=self.pull,

@@ -6,9 +6,9 @@ are looked at, the mind plans. Nothing is random.
 
 Modelled: commands and facts take `command_seconds` and `fact_seconds`; facts of one sender arrive
 in order. A response is judged `reward_seconds` after it is finished. The learner trains for
-`train_step` and `train_token` for each token of prompts and responses, then pushes; it begins
-nothing else meanwhile, and the version can be pulled when the push is over. Held-out evaluation is
-left out.
+`train_step` and `train_token` for each token of prompts and responses (`measure_token` in groups
+whose rewards are all equal), then pushes; it begins nothing else meanwhile, and the version can be
+pulled when the push is over. Held-out evaluation is left out.
 
 Holds true: the same coordinator that drives real runs decides everything; the laws are checked by
 the ledger on what the world did. Knows no strategy.
@@ -216,6 +216,7 @@ class Cluster:
         for trajectory in trajectories:
             row, epoch, _ = self.ledger.prompt(trajectory.group)
             reward = self.workload.reward(row, epoch, trajectory.member)
+            self.ledger.judge(trajectory, reward)
             rewarded.append(TrajectoryRewarded(trajectory, reward))
         self._report(rewarded, seconds)
 
@@ -291,8 +292,9 @@ class Cluster:
     def _train(self, command: Train) -> None:
         batch = self.ledger.train(command)
         cost = self.hardware.cost
-        tokens = batch.prompt_tokens + batch.response_tokens
-        trained = self.now + cost.train_step + cost.train_token * tokens
+        moving = batch.prompt_tokens + batch.response_tokens - batch.still_tokens
+        tokens_seconds = cost.train_token * moving + cost.measure_token * batch.still_tokens
+        trained = self.now + cost.train_step + tokens_seconds
         published = trained + cost.push
         self._learner_busy += published - self.now
         if self._timeline is not None:

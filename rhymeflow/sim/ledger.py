@@ -42,6 +42,8 @@ class Batch:
     responses: int
     response_tokens: int
     prompt_tokens: int
+    still_tokens: int
+    """Of both, those of groups whose trained responses have all the same reward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,7 @@ class Ledger:
         self._members: dict[GroupId, list[Response]] = {}
         """Those of groups that were admitted and have not ended."""
         self._complete: set[TrajectoryId] = set()
+        self._rewards: dict[TrajectoryId, float] = {}
         self._ended: set[GroupId] = set()
 
     def draw(self, group: GroupId, prompt: Prompt) -> None:
@@ -95,12 +98,15 @@ class Ledger:
             raise LawBroken(f"{trajectory} was completed twice")
         self._complete.add(trajectory)
 
+    def judge(self, trajectory: TrajectoryId, reward: float) -> None:
+        """A complete response has its reward."""
+        self._rewards[trajectory] = reward
+
     def train(self, command: Train) -> Batch:
         """Check the batch, and enter it."""
-        chosen = [
-            self._trained(command.version, TrajectoryId(group, member))
+        trained = [
+            [self._trained(command.version, TrajectoryId(group, member)) for member in members]
             for group, members in zip(command.groups, command.members, strict=True)
-            for member in members
         ]
         if command.version != len(self.batches):
             raise LawBroken(f"batch {command.version} follows batch {len(self.batches) - 1}")
@@ -112,9 +118,16 @@ class Ledger:
             for response in self._end(group):
                 used = response.id.member in members
                 self._enter(response, "consumed" if used else "aborted", "" if used else NOT_NEEDED)
+        chosen = [response for group in trained for response in group]
         prompt_tokens = sum(response.prompt_tokens for response in chosen)
         made = sum(response.made for response in chosen)
-        batch = Batch(command.version, len(chosen), made, prompt_tokens)
+        still = sum(
+            response.prompt_tokens + response.made
+            for group in trained
+            if len({self._rewards[response.id] for response in group}) == 1
+            for response in group
+        )
+        batch = Batch(command.version, len(chosen), made, prompt_tokens, still)
         self.batches.append(batch)
         return batch
 

@@ -5,9 +5,9 @@ import random
 import pytest
 
 from rhymeflow import profiles
-from rhymeflow.calibration.calibrate import calibrate, fit_prefill, fitted, workers
+from rhymeflow.calibration.calibrate import calibrate, fit_prefill, fit_still, fitted, workers
 from rhymeflow.calibration.engine import EngineBench, EngineTimings, Intake, State
-from rhymeflow.calibration.fit import DecodeFit, DecodeTiming
+from rhymeflow.calibration.fit import DecodeFit, DecodeTiming, LineFit
 from rhymeflow.calibration.learner import SIZES, LearnerBench, LearnerTimings, TrainTiming, _batch
 from rhymeflow.cli import main
 from tests.runtime.tiny import tiny_config
@@ -75,9 +75,16 @@ def test_prefill_is_what_is_left_when_iterations_are_taken_off():
     assert fit_prefill([Intake(100, 1e-6, ((0, 0),))], FIT) == 0
 
 
+def test_what_moves_nothing_costs_no_less_than_nothing():
+    timings = [TrainTiming(100, 0.7), TrainTiming(300, 1.1)]
+    assert fit_still(timings, LineFit(1e-3, 0.5)) == LineFit(pytest.approx(2e-3), 0.5)
+    assert fit_still(timings, LineFit(1e-3, 2.0)).each == 0
+
+
 def test_a_profile_has_what_was_measured(tmp_path):
     trained = [TrainTiming(n, 1e-3 * n + 0.5) for n in (100, 400, 900)]
-    timings = LearnerTimings(trained, trained[:1], [0.1, 0.2, 0.3], 0.25)
+    still = [TrainTiming(n, 2e-4 * n + 0.5) for n in (100, 300)]
+    timings = LearnerTimings(trained, trained[:1], still, [0.1, 0.2, 0.3], 0.25)
     config = tiny_config(tmp_path)
     found = fitted(config, "x", "a machine", made([intake(100, 2e-4)]), timings)
     profile = found.profile
@@ -85,6 +92,7 @@ def test_a_profile_has_what_was_measured(tmp_path):
     assert profile.prefill_token == pytest.approx(2e-4, rel=0.01)
     assert profile.train_token == pytest.approx(1e-3)
     assert profile.train_step == pytest.approx(0.5)
+    assert profile.measure_token == pytest.approx(2e-4)
     assert (profile.push, profile.pull) == (0.2, 0.03)
     assert "a machine" in profile.description
     assert "held a worker up 25% of the time" in found.text()
@@ -96,7 +104,8 @@ def test_a_profile_has_what_was_measured(tmp_path):
 
 
 def test_errors_are_reported_as_they_are(tmp_path):
-    timings = LearnerTimings([TrainTiming(100, 1.0)] * 2, [TrainTiming(100, 2.0)], [0.1], 0.0)
+    one, other = TrainTiming(100, 1.0), TrainTiming(100, 2.0)
+    timings = LearnerTimings([one] * 2, [other], [one], [0.1], 0.0)
     found = fitted(tiny_config(tmp_path), "x", "m", made([intake(9, 1e-3)], noise=0.2), timings)
     rows = {row.quantity: row for row in found.rows}
     assert 0.02 < rows["decode iterations"].fitted.mean < 0.2
@@ -133,7 +142,7 @@ def test_spread_responses_are_mostly_short_and_no_state_is_taken_in_twice(tmp_pa
     assert once != again
 
 
-def test_a_batch_is_of_whole_groups_with_something_to_learn(tmp_path):
+def test_a_batch_is_of_whole_groups_with_something_to_learn_or_nothing(tmp_path):
     config = tiny_config(tmp_path, learner={"groups_per_batch": 8, "num_minibatches": 4})
     for size in SIZES:
         batch = list(_batch(config, size, [[5, 6, 7]] * 8, 16))
@@ -142,4 +151,5 @@ def test_a_batch_is_of_whole_groups_with_something_to_learn(tmp_path):
         assert len(batch) == 3 * len(groups)
         assert all(1 <= len(sample.completion_ids) <= 12 for sample in batch)
         for group in groups:
-            assert len({s.reward for s in batch if s.group == group}) > 1
+            rewards = {s.reward for s in batch if s.group == group}
+            assert len(rewards) == (1 if size.still else 2)

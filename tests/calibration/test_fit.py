@@ -24,7 +24,17 @@ LENGTHS = (30, 120, 300, 450)
 def timings(k1, k2, k3, c, k4, sizes=SIZES, noise=0.0, seed=0):
     """Timings that the cost model makes, each off by up to `noise` of itself."""
     cost = CostModel(
-        k1, k2, k3, c, k4, prefill_token=0, train_token=0, train_step=0, push=0, pull=0
+        k1,
+        k2,
+        k3,
+        c,
+        k4,
+        prefill_token=0,
+        train_token=0,
+        measure_token=0,
+        train_step=0,
+        push=0,
+        pull=0,
     )
     chance = random.Random(seed)
     return [

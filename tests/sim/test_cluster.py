@@ -28,7 +28,7 @@ from tests.helpers import a_plan, a_schedule
 
 COST = CostModel(
     k1=1e-5, k2=6e-3, k3=1e-3, c=2e-3, k4=1e-3, prefill_token=1e-4,
-    train_token=1e-4, train_step=0.1, push=0.05, pull=0.05,
+    train_token=1e-4, measure_token=1e-4, train_step=0.1, push=0.05, pull=0.05,
 )  # fmt: skip
 
 
@@ -172,6 +172,7 @@ def a_ledger(versions: tuple[int, ...], batches: int = 0) -> Ledger:
         ledger.draw(group, Prompt(group, 0, 5))
         ledger.admit(response)
         ledger.complete(response.id)
+        ledger.judge(response.id, 1.0)
     return ledger
 
 
@@ -185,6 +186,22 @@ def test_a_batch_within_the_bound() -> None:
     assert (batch.responses, batch.response_tokens, batch.prompt_tokens) == (2, 6, 10)
     assert ledger.staleness == {0: 1, 1: 1}
     ledger.close(3)
+
+
+def test_groups_whose_trained_rewards_are_equal_move_nothing() -> None:
+    ledger = Ledger(num_generations=2, groups_per_batch=2, max_staleness=0)
+    for group, rewards in enumerate(((0.0, 1.0), (1.0, 1.0, 0.0))):
+        ledger.draw(group, Prompt(group, 0, 5))
+        for member, reward in enumerate(rewards):
+            response = Response(TrajectoryId(group, member), 5, 10 * group + 3)
+            response.routed_version = response.oldest_version = 0
+            response.made = response.length
+            ledger.admit(response)
+            ledger.complete(response.id)
+            ledger.judge(response.id, reward)
+    batch = ledger.train(Train(0, (0, 1), ((0, 1), (0, 1))))  # the third is surplus
+    assert (batch.prompt_tokens, batch.response_tokens) == (20, 32)
+    assert batch.still_tokens == 2 * (5 + 13)
 
 
 @pytest.mark.parametrize("version", [0, 3])

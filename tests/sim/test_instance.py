@@ -22,7 +22,7 @@ from tests.sim.slow import Sequence, SlowInstance
 
 COST = CostModel(
     k1=1e-5, k2=6e-3, k3=1e-3, c=2e-3, k4=1e-3, prefill_token=1e-4,
-    train_token=0.0, train_step=0.0, push=0.0, pull=0.05,
+    train_token=0.0, measure_token=0.0, train_step=0.0, push=0.0, pull=0.05,
 )  # fmt: skip
 HARDWARE = Hardware(
     cost=COST, capacity=4, kv_capacity=200, watermark=2, max_prefill_tokens=16, max_length=60,

@@ -23,7 +23,7 @@ from tests.observe.runs import make_run
 
 PROFILE = Profile(
     name="round numbers", description="d", source="s", k1=1e-6, k2=1e-3, k3=1e-3, c=0.0, k4=1e-3,
-    prefill_token=1e-4, train_token=1e-3, train_step=0.5, push=0.25, pull=0.125,
+    prefill_token=1e-4, train_token=1e-3, measure_token=4e-4, train_step=0.5, push=0.25, pull=0.125,
     devices_per_instance=2, kv_capacity=1000,
 )  # fmt: skip
 
@@ -84,6 +84,20 @@ def rollout_seconds() -> float:
 def train_seconds() -> float:
     tokens = GROUPS * MEMBERS * (PROMPT + LENGTH)
     return PROFILE.train_step + PROFILE.train_token / 4 * tokens
+
+
+class Decided(Constant):
+    """All responses of every other prompt have one reward."""
+
+    def reward(self, row: int, epoch: int, member: int) -> float:
+        return float(member) * (row % 2)
+
+
+def test_groups_with_no_signal_are_only_measured(tmp_path: Path) -> None:
+    found = run(a_config(tmp_path), Decided())
+    saved = (PROFILE.train_token - PROFILE.measure_token) / 4 * MEMBERS * (PROMPT + LENGTH)
+    step = rollout_seconds() + train_seconds() - saved + PROFILE.push + PROFILE.pull
+    assert found.step_seconds[1:] == pytest.approx([step] * (STEPS - 1), rel=1e-6)
 
 
 def test_synchronous_steps_are_the_sum_of_their_parts(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from rhymeflow.core.types import TrajectoryId
 
 COST_14B = CostModel(
     k1=1.165e-7, k2=0.012303, k3=2.441e-4, c=0.0049, k4=0.00197,
-    prefill_token=1e-4, train_token=1e-4, train_step=1, push=1, pull=1,
+    prefill_token=1e-4, train_token=1e-4, measure_token=1e-4, train_step=1, push=1, pull=1,
 )  # fmt: skip
 """StaleFlow's fit of a 14B model on one device, made up where the strategies do not look."""
 
