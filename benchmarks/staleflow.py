@@ -217,12 +217,20 @@ def row(cell: Cell, found: dict[Cell, dict[str, Any]]) -> dict[str, Any]:
 
 
 def targets(rows: Sequence[dict[str, Any]]) -> list[harness.Target]:
-    """The published ratios."""
+    """The published ratios: to synchronous, and to the strongest system without partial rollout.
+
+    `partial` is no system that was compared with: it is our own first step towards `staleflow`.
+    Its ratio is given a target of 1.
+    """
     ours = [r for r in rows if r["schedule"] == "staleflow" and r["prompt"] == 2048]
-    strongest = [min(r["over bounded"], r["over partial"]) for r in ours]
-    synchronous = [r["over synchronous"] for r in ours]
+    strongest = [min(r["over one_step"], r["over bounded"]) for r in ours]
     return [
-        harness.Target("staleflow/synchronous, greatest", max(synchronous), 2.68),
-        harness.Target("staleflow/strongest bounded, greatest", max(strongest), 1.42),
-        harness.Target("staleflow/strongest bounded, mean", statistics.mean(strongest), 1.17),
+        harness.Target("staleflow/synchronous", max(r["over synchronous"] for r in ours), 2.68),
+        harness.Target("staleflow/best of one_step and bounded, greatest", max(strongest), 1.42),
+        harness.Target(
+            "staleflow/best of one_step and bounded, mean", statistics.mean(strongest), 1.17
+        ),
+        harness.Target(
+            "staleflow/partial, mean", statistics.mean(r["over partial"] for r in ours), 1.0
+        ),
     ]
