@@ -94,7 +94,7 @@ class Driver:
                 "schedule.name": self.args.schedule,
                 "schedule.max_staleness": str(BOUND),
                 "schedule.cost_model": "qwen2.5-14b-h20",
-                "schedule.routing_gain": "0",
+                "schedule.pace": str(BOUND + 1),
                 "rollout.num_generations": str(NUM_GENERATIONS),
                 "learner.groups_per_batch": str(self.size),
                 "learner.max_steps": str(self.args.versions + BOUND + 1),
