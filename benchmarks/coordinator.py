@@ -104,12 +104,13 @@ class Driver:
         self.mind = Coordinator(planning.plan(config), planning.schedule(config))
         self.random = random.Random(0)
         self.groups: list[int] = []
-        """Groups all of whose members are in flight."""
+        """Groups that have begun, oldest first; one of the older ones finishes next."""
         self.least = self.args.instances * CAPACITY
         """Fewest trajectories in flight at one time."""
         self.where: dict[TrajectoryId, str] = {}
         self.numbers: dict[str, int] = {}
-        self.serial, self.known = 0, 0
+        self.serial = 0
+        self.seen: set[int] = set()
         self.training: Version | None = None
         self.trained = 0
         self.rounds = 0
@@ -138,12 +139,11 @@ class Driver:
         facts: list[e.Event] = []
         touched = set()
         for _ in range(self.args.finished // NUM_GENERATIONS):
-            index = self.random.randrange(len(self.groups))
-            self.groups[index], self.groups[-1] = self.groups[-1], self.groups[index]
-            members = [TrajectoryId(self.groups[-1], m) for m in range(NUM_GENERATIONS)]
+            index = self.random.randrange(len(self.groups) // 4)
+            members = [TrajectoryId(self.groups[index], m) for m in range(NUM_GENERATIONS)]
             if any(trajectory not in self.where for trajectory in members):
                 continue  # one of them waits to be routed
-            self.groups.pop()
+            self.groups.pop(index)
             for trajectory in members:
                 name = self.where.pop(trajectory)
                 touched.add(name)
@@ -183,9 +183,9 @@ class Driver:
                     self.serial += 1
             case c.Route(instance, _, trajectory):
                 self.where[trajectory] = instance
-                if trajectory.member == 0 and trajectory.group >= self.known:
+                if trajectory.group not in self.seen:
+                    self.seen.add(trajectory.group)
                     self.groups.append(trajectory.group)
-                    self.known = trajectory.group + 1
             case c.Interrupt(instance, number, trajectories):
                 for trajectory in trajectories:
                     if self.where.pop(trajectory, None) is not None:
