@@ -23,7 +23,9 @@ Fraction = Annotated[float, Field(gt=0, le=1)]
 class Section(BaseModel):
     """Base of every section: immutable, unknown fields refused, defaults validated."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", validate_default=True, ser_json_inf_nan="constants"
+    )
 
 
 class ModelConfig(Section):

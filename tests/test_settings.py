@@ -77,6 +77,7 @@ def sections(section: type[Section]) -> st.SearchStrategy[Any]:
 
 @given(sections(Config))
 @example({"name": "\x85"})
+@example({"data": {"options": {"": float("inf"), "a": [-float("inf")]}}})
 @example({"name": "a\u2028b \u2029"})
 def test_what_is_written_reads_back_equal(values: dict[str, Any]) -> None:
     try:
