@@ -24,11 +24,9 @@ from typing import Any, NamedTuple, get_args
 from benchmarks import harness
 from benchmarks.e2e import QUIET, call, training_rows
 from rhymeflow import settings
-from rhymeflow.config import Config, ScheduleConfig
+from rhymeflow.config import FIXED_BOUNDS, Config, ScheduleConfig
 
 NAMES: tuple[str, ...] = get_args(ScheduleConfig.model_fields["name"].annotation)
-FIXED = {"synchronous": 0, "one_step": 1}
-"""Schedules whose bound is theirs."""
 BOUNDS = (1, 3)
 FACTS = ("idle/rollout", "idle/learner", "staleness/mean", "coordination/share")
 
@@ -63,7 +61,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     sides = [
         Side(name, bound)
         for name in args.schedule or NAMES
-        for bound in ([FIXED[name]] if name in FIXED else args.bound or BOUNDS)
+        for bound in ([FIXED_BOUNDS[name]] if name in FIXED_BOUNDS else args.bound or BOUNDS)
     ]
     seen: dict[Side, list[dict[str, float]]] = {side: [] for side in sides}
     with tempfile.TemporaryDirectory(prefix="rhymeflow-schedules-") as folder:

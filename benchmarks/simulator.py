@@ -29,9 +29,9 @@ from typing import Any
 
 from benchmarks import harness
 from benchmarks.e2e import QUIET, call, training_rows
-from benchmarks.schedules import FIXED, NAMES, cores
+from benchmarks.schedules import NAMES, cores
 from rhymeflow import settings
-from rhymeflow.config import Config
+from rhymeflow.config import FIXED_BOUNDS, Config
 from rhymeflow.runtime.controller import ROUND_SECONDS
 from rhymeflow.runtime.rollout import STATUS_SECONDS
 from rhymeflow.servers.reader import TrajectoryReader
@@ -146,7 +146,7 @@ def configure(name: str, args: argparse.Namespace, run_dir: Path) -> Config:
         {
             **QUIET,
             "schedule.name": name,
-            "schedule.max_staleness": str(FIXED.get(name, args.max_staleness)),
+            "schedule.max_staleness": str(FIXED_BOUNDS.get(name, args.max_staleness)),
             "rollout.num_instances": str(args.instances),
             "rollout.num_threads": "1",
             "learner.num_threads": "1",

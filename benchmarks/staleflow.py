@@ -31,7 +31,7 @@ from typing import Any
 
 from benchmarks import harness
 from rhymeflow import settings
-from rhymeflow.config import Config
+from rhymeflow.config import FIXED_BOUNDS, Config
 from rhymeflow.sim.simulate import run as simulate
 from rhymeflow.sim.workload import workload
 
@@ -44,7 +44,6 @@ SKIPPED = 4
 Overrides = dict[str, str]
 
 SCHEDULES = ("synchronous", "one_step", "bounded", "partial", "staleflow")
-FIXED = {"synchronous": 0, "one_step": 1}
 
 LADDER: dict[str, Overrides] = {
     "bounded": {"schedule.name": "bounded"},
@@ -94,7 +93,7 @@ class Cell:
 
     def baseline(self, name: str) -> Cell:
         """Another schedule in the same place."""
-        bound = FIXED.get(name, max(self.bound, 1))
+        bound = FIXED_BOUNDS.get(name, max(self.bound, 1))
         return Cell("schedules", name, self.model, self.devices, bound, self.prompt_tokens)
 
 
@@ -109,7 +108,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         # 2K is the setting's longest prompt; a short one shows what hangs on it.
         for tokens in ([2048, 256] if (model, number) == (models[0], devices[0]) else [2048])
         for name in SCHEDULES
-        for bound in ([FIXED[name]] if name in FIXED else bounds)
+        for bound in ([FIXED_BOUNDS[name]] if name in FIXED_BOUNDS else bounds)
     ]
     cells += [
         Cell("ablation", name, models[0], devices[0], bound, 2048, overrides)

@@ -20,6 +20,10 @@ NonNegativeFloat = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
 
 
+FIXED_BOUNDS = {"synchronous": 0, "one_step": 1}
+"""The schedules whose staleness bound is theirs, and not `schedule.max_staleness`."""
+
+
 class Section(BaseModel):
     """Base of every section: immutable, unknown fields refused, defaults validated."""
 
@@ -263,12 +267,12 @@ class ScheduleConfig(Section):
     def bound(self) -> int:
         """The staleness bound."""
         if self.max_staleness is None:
-            return 0 if self.name == "synchronous" else 1
+            return FIXED_BOUNDS.get(self.name, 1)
         return self.max_staleness
 
     @model_validator(mode="after")
     def _bound_fits(self) -> ScheduleConfig:
-        fixed = {"synchronous": 0, "one_step": 1}.get(self.name)
+        fixed = FIXED_BOUNDS.get(self.name)
         if fixed is not None and self.bound != fixed:
             raise ValueError(
                 f"max_staleness = {self.max_staleness} does not fit the schedule "

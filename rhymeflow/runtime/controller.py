@@ -243,10 +243,10 @@ class Controller:
                 self.under_way.abort(trajectory)
         elif isinstance(command, commands.Evaluate):
             self.evaluations.begin(command.instance, command.version)
-        elif isinstance(command, commands.Pull):
-            self._pulling.add(command.instance)
         worker = self.workers.instances.get(command.instance)
         if worker is not None:  # else it is gone, and the mind is about to learn of it
+            if isinstance(command, commands.Pull):
+                self._pulling.add(command.instance)
             worker.send(message_for(command, self.under_way, self.evaluations))
 
     def _train(self, command: commands.Train) -> None:
