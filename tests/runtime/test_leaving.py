@@ -13,21 +13,27 @@ from rhymeflow.core.events import InstanceJoined, InstanceLeft
 from rhymeflow.runtime.controller import Controller
 from rhymeflow.runtime.process import WorkerDied
 from tests.runtime.logs import check_bound, reader, replay, train
-from tests.runtime.tiny import tiny_config
+from tests.runtime.tiny import save_model, save_prompts, tiny_config
 
 pytestmark = pytest.mark.slow
 
 
+STEPS = 4
+
+
 def config_for(tmp_path, instances, **run):
+    """Responses of 400 tokens, long enough that parts of them are always stored."""
+    save_model(tmp_path / "model", unused_ids=1000, max_length=512)
+    save_prompts(tmp_path / "prompts.jsonl")
     return tiny_config(
         tmp_path,
-        rollout={"num_instances": instances, "max_running": 4, "max_completion_length": 100},
-        learner={"max_steps": 8, "groups_per_batch": 4},
+        rollout={"num_instances": instances, "max_running": 4, "max_completion_length": 400},
+        learner={"max_steps": STEPS, "groups_per_batch": 4},
         run={"eval_steps": 0, **run},
     )
 
 
-def strike(monkeypatch, number, victim, *, times=1, at_version=2):
+def strike(monkeypatch, number, victim, *, times=1, at_version=1):
     """Send a signal to an instance in the middle of the run; again to each successor."""
     struck = []
     tick = Controller._tick
@@ -36,14 +42,14 @@ def strike(monkeypatch, number, victim, *, times=1, at_version=2):
         name = victim if not struck else f"{victim}.{len(struck)}"
         worker = self.workers.instances.get(name)
         is_due = len(struck) < times and self._published >= at_version
-        if is_due and worker is not None and in_flight(self, name):
+        if is_due and worker is not None and is_half_way(self, name):
             struck.append(worker.pid)
             os.kill(worker.pid, number)
         tick(self)
 
-    def in_flight(self, name):
+    def is_half_way(self, name):
         return any(
-            segment.instance == name
+            segment.instance == name and segment.start + len(segment.tokens) < 200
             for group in self.under_way._groups.values()
             for segment in group.open.values()
         )
@@ -68,8 +74,8 @@ def test_the_run_goes_on_and_nothing_is_lost(tmp_path, monkeypatch, instances, n
     console = Console(file=io.StringIO())
     summary = train(config, console)
     assert len(struck) == times
-    assert summary.steps == 8
-    assert summary.endings == {"consumed": 32, "filtered": 0, "aborted": 0}
+    assert summary.steps == STEPS
+    assert summary.endings == {"consumed": 4 * STEPS, "filtered": 0, "aborted": 0}
     check_bound(config)
     events = [event for event, _ in replay(config)]
     names = [f"rollout-0.{n}" if n else "rollout-0" for n in range(times + 1)]

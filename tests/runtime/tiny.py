@@ -22,7 +22,10 @@ def even_digits(prompts, completions, completion_ids, **columns) -> list[float]:
     return [sum(c in "02468" for c in text) / max(len(text), 1) for text in completions]
 
 
-def save_model(directory: Path, seed: int = 0) -> Path:
+def save_model(
+    directory: Path, seed: int = 0, *, unused_ids: int = 0, max_length: int = 128
+) -> Path:
+    """Save a random model. With many `unused_ids`, which mean no text, it hardly ever stops."""
     vocabulary = {s: i for i, s in enumerate(["<pad>", "<eos>", *"0123456789+=?"])}
     words = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
     words.pre_tokenizer = pre_tokenizers.Split("", "isolated")
@@ -33,13 +36,13 @@ def save_model(directory: Path, seed: int = 0) -> Path:
     torch.manual_seed(seed)
     model = LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=len(vocabulary),
+            vocab_size=len(vocabulary) + unused_ids,
             hidden_size=32,
             intermediate_size=64,
             num_hidden_layers=2,
             num_attention_heads=2,
             num_key_value_heads=1,
-            max_position_embeddings=128,
+            max_position_embeddings=max_length,
             bos_token_id=None,
             eos_token_id=1,
             pad_token_id=0,
