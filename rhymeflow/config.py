@@ -91,6 +91,10 @@ class RolloutConfig(Section):
     """Nucleus sampling; 1 is off."""
     top_k: NonNegative = 0
     """Sample among the k likeliest; 0 is off."""
+    rhyming_noise: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of a group's responses whose sampling noise is that of the same response in every
+    epoch. They are still exact samples of the policy and are drafted from history far better; the
+    price is less fresh exploration (docs/drafting.md)."""
     num_instances: Positive = 1
     """Rollout instances, each a process of its own."""
     max_running: Positive = 64
@@ -108,6 +112,28 @@ class RolloutConfig(Section):
     """Threads of each instance; `None` shares the machine's cores between the workers."""
     cpus: tuple[tuple[NonNegative, ...], ...] | None = None
     """Cores each instance is pinned to, one tuple an instance; `None` pins nothing."""
+
+
+class DraftingConfig(Section):
+    """Speculative decoding from history: what a prompt's earlier responses said is proposed, and
+    the policy verifies it. What is sampled stays the same token for token."""
+
+    window: Literal["off", "aimd", "doubling", "cost"] = "cost"
+    """How many tokens are drafted. `aimd`: two more after a draft that was accepted whole, back to
+    two after a rejection (RhymeRL). `doubling`: twice, and half. `cost`: as many, and for those
+    responses, as make the most accepted tokens a second by the iteration times the engine measures;
+    none where drafts do not pay. `off`: no drafts."""
+    max_draft: Positive = 16
+    """Most tokens drafted for one response in one iteration."""
+    shape: Literal["linear", "tree"] = "linear"
+    """`tree` drafts several continuations at once where history disagrees."""
+    ranking: Literal["reward", "frequency", "combined"] = "combined"
+    """What makes one continuation likelier than another: the rewards of the responses it comes
+    from, how many of them there are, or both."""
+    history_tokens: Positive = 4_000_000
+    """Tokens of history that are kept; the oldest go first."""
+    history: str | None = None
+    """Run directory of an earlier run to begin the history with."""
 
 
 class RewardFunction(Section):
@@ -394,6 +420,7 @@ class Config(Section):
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
     rollout: RolloutConfig = RolloutConfig()
+    drafting: DraftingConfig = DraftingConfig()
     reward: RewardConfig = RewardConfig()
     learner: LearnerConfig = LearnerConfig()
     schedule: ScheduleConfig = ScheduleConfig()

@@ -20,7 +20,7 @@ from rhymeflow.errors import UserError
 RECIPES = Path(__file__).parent / "recipes"
 """The folder of ready configurations, one `NAME.yaml` each."""
 
-SHORT = {"schedule": "schedule.name"}
+SHORT = {"schedule": "schedule.name", "history": "drafting.history"}
 """Options that stand for a field."""
 
 Overrides = Mapping[str, str]
@@ -89,7 +89,7 @@ def dump(config: Config) -> str:
 def split_overrides(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     """Part `--section.field VALUE` and `--section.field=VALUE` from the other arguments.
 
-    `--schedule NAME` is `--schedule.name NAME`.
+    `--schedule NAME` is `--schedule.name NAME`, `--history DIR` is `--drafting.history DIR`.
 
     Raises `UserError` for a field given twice or without a value.
     """

@@ -52,6 +52,11 @@ def test_importing_these_loads_nothing_heavy(room: str) -> None:
     assert not loaded & HEAVY
 
 
+def test_history_loads_no_torch() -> None:
+    loaded = loaded_by("".join(f"import {name}\n" for name in modules_of("histospec")))
+    assert not loaded & (HEAVY - {"numpy"})
+
+
 def test_the_mind_needs_the_standard_library_only() -> None:
     modules = "".join(f"import {name}\n" for name in modules_of("core"))
     at_start = loaded_by("")  # site packages may load modules of their own at start

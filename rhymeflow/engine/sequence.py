@@ -17,6 +17,7 @@ class NoiseKey(NamedTuple):
 
     prompt: int
     epoch: int
+    """Of the noise: 0 in every epoch for a response whose noise rhymes."""
     sample: int
 
 
@@ -50,7 +51,7 @@ class Request:
     """One response to be made, or gone on with where `tokens` is not empty.
 
     The engine appends to `tokens`, `logprobs` (natural logarithm, under the distribution sampled
-    from) and `segments`; it changes nothing else. `logprobs` are those of the last tokens: of
+    from), `segments`, and counts in `steps` and `drafted`; it changes nothing else. `logprobs` are those of the last tokens: of
     tokens that were made elsewhere they need not be known here.
     """
 
@@ -61,6 +62,10 @@ class Request:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     segments: list[Segment] = field(default_factory=list)
+    steps: int = 0
+    """Iterations of the engine that made tokens of it."""
+    drafted: int = 0
+    """Tokens that were drafted for it and verified, accepted or not."""
 
     def finish_reason(self) -> Literal["stop", "length"] | None:
         """Why the response is complete, or None. A stop token at the last place counts as stop."""

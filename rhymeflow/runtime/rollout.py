@@ -18,6 +18,7 @@ from rhymeflow.core.types import TrajectoryId, Version
 from rhymeflow.engine.engine import Engine
 from rhymeflow.engine.noise import NoiseKey
 from rhymeflow.engine.sequence import Finished, Request, Sampling
+from rhymeflow.histospec.rhyme import noise_epoch
 from rhymeflow.models.load import (
     empty_model,
     load_tokenizer,
@@ -148,8 +149,15 @@ class Instance:
 
     def _produce(self, message: Produce) -> None:
         trajectory, tokens = message.trajectory, message.tokens
-        noise = NoiseKey(message.prompt, message.epoch, trajectory.member)
-        how = self._sampling(self.config.rollout.temperature)
+        rollout, schedule = self.config.rollout, self.config.schedule
+        epoch = noise_epoch(
+            message.epoch,
+            trajectory.member,
+            num_members=rollout.num_generations + schedule.extra_generations,
+            share=rollout.rhyming_noise,
+        )
+        noise = NoiseKey(message.prompt, epoch, trajectory.member)
+        how = self._sampling(rollout.temperature)
         request = Request(trajectory, message.prompt_ids, noise, how, tokens)
         if reason := request.finish_reason():
             # Its last token was sent by an instance that died before it could say so.

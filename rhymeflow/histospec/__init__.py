@@ -1,0 +1,1 @@
+"""HistoSpec: drafts from what prompts produced before (RhymeRL, section on HistoSpec)."""

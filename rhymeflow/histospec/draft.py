@@ -1,0 +1,43 @@
+"""What is proposed for one sequence in one iteration, and the count of what came of it.
+
+Holds true: a draft is a proposal. The engine verifies it, so a wrong, torn or adversarial one costs
+time and never changes a token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Draft(NamedTuple):
+    """Tokens that may come next: a tree, in an order in which parents stand before children."""
+
+    tokens: list[int]
+    parents: list[int]
+    """For each token the place in `tokens` of the one before it; -1: it follows the sequence. A
+    linear draft has parents -1, 0, 1, ..."""
+
+
+NONE = Draft([], [])
+
+
+@dataclass(slots=True)
+class DraftStats:
+    """Totals since the engine exists, over sequences that were ready to decode."""
+
+    steps: int = 0
+    """Pairs of a sequence and an iteration that made a token of it."""
+    made: int = 0
+    """Tokens made in them: at least one each."""
+    drafted: int = 0
+    """Tokens proposed and verified."""
+    accepted: int = 0
+    """Of these, accepted."""
+    seconds: float = 0.0
+    """Time spent on finding drafts and taking in tokens."""
+    saved_seconds: float = 0.0
+    """Estimate: what the same tokens would have taken without drafts, less what they took."""
+
+
+__all__ = ["NONE", "Draft", "DraftStats"]
