@@ -51,8 +51,8 @@ class Request:
     """One response to be made, or gone on with where `tokens` is not empty.
 
     The engine appends to `tokens`, `logprobs` (natural logarithm, under the distribution sampled
-    from), `segments`, and counts in `steps` and `drafted`; it changes nothing else. `logprobs` are those of the last tokens: of
-    tokens that were made elsewhere they need not be known here.
+    from) and `segments`, and counts in `steps` and `drafted`; it changes nothing else. `logprobs`
+    are those of the last tokens: of tokens that were made elsewhere they need not be known here.
     """
 
     id: Hashable
