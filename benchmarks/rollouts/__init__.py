@@ -1,0 +1,1 @@
+"""Recorded rollouts: made by real runs, kept in `.npz` files, replayed token by token."""
