@@ -1,0 +1,139 @@
+"""Replays recorded rollouts against something that drafts, as an engine would ask for drafts.
+
+All sequences of a batch run together. In each iteration every running sequence gets a draft, what
+the recording says next is accepted as far as the draft has it, one token more comes from the
+policy's own row, and the drafter is told. The first token of a response comes with its prompt and
+is not counted, on any side. When the batch is over its rollouts, with their rewards, are history.
+
+Holds true: every side sees the same rollouts in the same order, and only the calls to it are timed.
+Imports numpy only, by way of `recorded`: other systems' sides run it in their own environments.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Protocol
+
+from benchmarks.rollouts.recorded import Rollout
+
+
+class Side(Protocol):
+    """What is measured; sequences are numbered from 0 in each batch."""
+
+    def begin(self, rollouts: Sequence[Rollout], first: Sequence[list[int]]) -> None:
+        """A batch begins: prompts, and the first tokens of their responses."""
+
+    def propose(self, running: list[int], room: list[int]) -> list[tuple[list[int], list[int]]]:
+        """Drafts of at most `room` tokens: tokens, and the place of each one's parent or -1."""
+
+    def extend(self, running: list[int], made: list[list[int]]) -> None:
+        """What became of the drafts: accepted tokens and the policy's next."""
+
+    def end(self, sequence: int) -> None:
+        """A response is complete."""
+
+    def finish(self, rollouts: Sequence[Rollout]) -> None:
+        """The batch is over; rewards are known."""
+
+
+@dataclass
+class Count:
+    """Sums over the steps of an epoch; a step is one sequence in one iteration."""
+
+    epoch: int
+    steps: int = 0
+    iterations: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    made: int = 0
+    propose_seconds: float = 0.0
+    extend_seconds: float = 0.0
+
+    def row(self) -> dict[str, float]:
+        """The figures that are reported."""
+        return {
+            "epoch": self.epoch,
+            "accepted/step": round(self.accepted / self.steps, 3),
+            "tokens/step": round(self.made / self.steps, 3),
+            "drafted/step": round(self.drafted / self.steps, 3),
+            "us/sequence": round(
+                1e6 * (self.propose_seconds + self.extend_seconds) / self.steps, 2
+            ),
+        }
+
+
+def replay(side: Side, batches: Sequence[Sequence[Rollout]], limit: int) -> list[Count]:
+    """Replay `batches`, responses of at most `limit` tokens; return one count an epoch."""
+    counts: list[Count] = []
+    for batch in batches:
+        if not counts or counts[-1].epoch != batch[0].epoch:
+            counts.append(Count(batch[0].epoch))
+        _replay(side, batch, limit, counts[-1])
+    return counts
+
+
+def _replay(side: Side, batch: Sequence[Rollout], limit: int, count: Count) -> None:
+    side.begin(batch, [rollout.tokens[:1] for rollout in batch])
+    done = [1] * len(batch)
+    running = []
+    for sequence, rollout in enumerate(batch):
+        if len(rollout.tokens) > 1:
+            running.append(sequence)
+        else:
+            side.end(sequence)
+    while running:
+        room = [limit - done[sequence] - 1 for sequence in running]
+        started = time.perf_counter()
+        drafts = side.propose(running, room)
+        count.propose_seconds += time.perf_counter() - started
+        made = []
+        for sequence, (tokens, parents) in zip(running, drafts, strict=True):
+            target, position = batch[sequence].tokens, done[sequence]
+            accepted = num_accepted(tokens, parents, target, position)
+            done[sequence] = min(position + accepted + 1, len(target))
+            made.append(target[position : done[sequence]])
+            count.drafted += len(tokens)
+            count.accepted += accepted
+            count.made += len(made[-1])
+        count.steps += len(running)
+        count.iterations += 1
+        started = time.perf_counter()
+        side.extend(running, made)
+        count.extend_seconds += time.perf_counter() - started
+        for sequence in running:
+            if done[sequence] == len(batch[sequence].tokens):
+                side.end(sequence)
+        running = [s for s in running if done[s] < len(batch[s].tokens)]
+    side.finish(batch)
+
+
+def num_accepted(
+    tokens: Sequence[int], parents: Sequence[int], target: Sequence[int], position: int
+) -> int:
+    """How far a path of the draft says what the target says from `position` on.
+
+    Parents stand before their children, so one pass finds the path.
+    """
+    node, accepted = -1, 0
+    for place, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
+        if position + accepted == len(target):
+            break
+        if parent == node and token == target[position + accepted]:
+            node, accepted = place, accepted + 1
+    return accepted
+
+
+def total(counts: Sequence[Count], epochs: range | None = None) -> Count:
+    """The sum of counts, of some epochs only if asked."""
+    chosen = [count for count in counts if epochs is None or count.epoch in epochs]
+    whole = Count(-1)
+    for count in chosen:
+        for name, value in asdict(count).items():
+            if name != "epoch":
+                setattr(whole, name, getattr(whole, name) + value)
+    return whole
+
+
+__all__ = ["Count", "Side", "num_accepted", "replay", "total"]

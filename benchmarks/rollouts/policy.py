@@ -1,0 +1,86 @@
+"""The policy of a recipe in one process: an engine, and the weights of any checkpoint of a run."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from rhymeflow.config import Config
+from rhymeflow.data.encode import PromptEncoder
+from rhymeflow.data.load import load_prompts
+from rhymeflow.engine.engine import Engine
+from rhymeflow.engine.sequence import Request
+from rhymeflow.models.load import (
+    load_model,
+    load_tokenizer,
+    resolve_device,
+    resolve_dtype,
+    stop_token_ids,
+)
+
+
+class Policy:
+    """Model, tokenizer and prompts of a configuration."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        device = resolve_device(config.model)
+        self.model = load_model(
+            config.model, dtype=resolve_dtype(config.model, device), device=device
+        )
+        tokenizer = load_tokenizer(config.model)
+        self.stop_tokens = stop_token_ids(self.model, tokenizer)
+        self._first = {name: value.clone() for name, value in self.model.state_dict().items()}
+        encoder = PromptEncoder(tokenizer, config.data)
+        prompts, _ = load_prompts(config.data, config.run.seed)
+        self.prompts = [encoder.encode(prompts[row]) for row in range(len(prompts))]
+
+    def engine(self, max_running: int, **more: Any) -> Engine:
+        """A new engine over the model."""
+        return Engine(
+            self.model,
+            seed=self.config.run.seed,
+            max_running=max_running,
+            max_prefill_tokens=self.config.rollout.max_prefill_tokens,
+            instance="bench",
+            version=0,
+            **more,
+        )
+
+    def load(self, checkpoint: Path | None) -> None:
+        """Put a checkpoint's weights into the model, the recipe's own for `None`.
+
+        Engines over the model are to be told by `set_version`.
+        """
+        weights = self._first
+        if checkpoint is not None:
+            weights = load_file(checkpoint / "model.safetensors")
+        missing, unexpected = self.model.load_state_dict(weights, strict=False)
+        self.model.tie_weights()
+        tied = set(self.model.all_tied_weights_keys)
+        assert not unexpected and set(missing) <= tied, (missing, unexpected)
+
+
+def drain(engine: Engine, requests: Iterable[Request]) -> float:
+    """Submit requests, run all to their ends; return seconds."""
+    started = time.perf_counter()
+    for request in requests:
+        engine.submit(request)
+    while engine.has_work:
+        engine.step()
+    return time.perf_counter() - started
+
+
+def use_threads(count: int) -> None:
+    """Compute with so many threads, on the first so many of the cores there are."""
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:count])
+    torch.set_num_threads(count)
+
+
+__all__ = ["Policy", "drain", "use_threads"]
