@@ -1,0 +1,1 @@
+"""Pieces of benchmarks that ask how well a policy learns, not how fast a run is."""
