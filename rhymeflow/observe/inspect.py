@@ -24,6 +24,7 @@ from rhymeflow.servers.reader import TrajectoryDetails, TrajectoryReader
 
 _MAX_STEP_ROWS = 40
 _NUM_QUANTILES = 5
+_MAX_VERSION_ROWS = 12
 _BAR_WIDTH = 30
 _WIDE = 110
 
@@ -50,6 +51,14 @@ SELECT quantile, MIN(length), MAX(length), COUNT(*), AVG(reward),
 FROM (SELECT *, NTILE({_NUM_QUANTILES}) OVER (ORDER BY length, group_id, member) AS quantile
     FROM responses)
 GROUP BY quantile ORDER BY quantile
+"""
+
+
+# Per value of {key}: responses, tokens, iterations that made them, drafted tokens.
+_DRAFTS = """
+SELECT {key}, COUNT(DISTINCT group_id || '.' || member), SUM(LENGTH(tokens) / 4), SUM(steps),
+    SUM(drafted)
+FROM segments JOIN groups USING (group_id) GROUP BY 1 ORDER BY 1
 """
 
 
@@ -85,6 +94,7 @@ def _show_run(run_dir: Path, reader: TrajectoryReader, console: Console) -> None
     staleness = reader.query("SELECT staleness, COUNT(*) FROM trained GROUP BY 1 ORDER BY 1")
     if staleness:
         console.print(_histogram("Staleness of trained trajectories", "versions", staleness))
+    _show_drafts(reader, console)
     quantiles = reader.query(_QUANTILES)
     if quantiles:
         console.print(_quantile_table(quantiles))
@@ -127,6 +137,40 @@ def _histogram(title: str, heading: str, rows: list[tuple[Any, ...]]) -> Table:
         bar = "█" * max(round(count / most * _BAR_WIDTH), 1)
         table.add_row(str(value), f"{count:,}", f"{count / total:.1%}", bar)
     return table
+
+
+def _show_drafts(reader: TrajectoryReader, console: Console) -> None:
+    """Tokens per step by epoch and by version, if anything was drafted."""
+    ((drafted, last),) = reader.query("SELECT TOTAL(drafted), MAX(version) FROM segments")
+    if not drafted:
+        return
+    width = -(-(last + 1) // _MAX_VERSION_ROWS)
+    for heading, key in (("epoch", "epoch"), ("version", f"version / {width} * {width}")):
+        rows = reader.query(_DRAFTS.format(key=key))
+        span = width if heading == "version" else 1
+        console.print(_draft_table(heading, span, rows))
+
+
+def _draft_table(heading: str, span: int, rows: list[tuple[Any, ...]]) -> Table:
+    table = Table(box=SIMPLE_HEAD, title=f"Drafts by {heading}", title_justify="left")
+    headings = (heading, "responses", "tokens", "tokens per step", "drafted", "accepted")
+    for name in headings:
+        table.add_column(name, justify="right", no_wrap=True)
+    for first, responses, tokens, steps, drafted in rows:
+        table.add_row(
+            str(first) if span == 1 else f"{first}-{first + span - 1}",
+            f"{responses:,}",
+            f"{tokens:,}",
+            *_draft_cells(tokens, steps, drafted),
+        )
+    return table
+
+
+def _draft_cells(tokens: int, steps: int, drafted: int) -> tuple[str, str, str]:
+    """Tokens per step, drafted tokens, and the share of them that was accepted."""
+    # Each iteration makes one token without any draft.
+    accepted = (tokens - steps) / drafted if drafted else None
+    return f"{tokens / steps:.2f}", f"{drafted:,}", _number(accepted, ".1%")
 
 
 def _quantile_table(rows: list[tuple[Any, ...]]) -> Table:
@@ -208,7 +252,8 @@ def _ending(details: TrajectoryDetails) -> str:
 
 def _segment_table(details: TrajectoryDetails) -> Table:
     table = Table(box=SIMPLE_HEAD, title="Segments", title_justify="left")
-    for heading in ("from", "to", "version", "instance", "mean log-probability"):
+    drafts = ("per step", "drafted", "accepted")
+    for heading in ("from", "to", "version", "instance", "log-probability", *drafts):
         table.add_column(heading, justify="right", no_wrap=True)
     for segment in details.segments:
         count = len(segment.tokens)
@@ -218,6 +263,7 @@ def _segment_table(details: TrajectoryDetails) -> Table:
             str(segment.version),
             segment.instance,
             f"{sum(segment.logprobs) / count:.3f}",
+            *_draft_cells(count, segment.steps, segment.drafted),
         )
     return table
 

@@ -27,6 +27,18 @@ EVENTS = "events.db"
 
 
 @dataclass(frozen=True)
+class Drafts:
+    """What drafting came to, held-out answers not counted but in the time."""
+
+    tokens_per_step: float
+    """Tokens made for each iteration that made any; 1 without drafts."""
+    acceptance_rate: float
+    """Share of the drafted tokens that were accepted."""
+    time_saved: float
+    """Seconds, of all instances, by their own estimate."""
+
+
+@dataclass(frozen=True)
 class Summary:
     """A run in numbers. `None` is what the run never came to."""
 
@@ -56,6 +68,8 @@ class Summary:
     """Groups by how they ended; `unfinished` were under way when the run ended."""
     idle: dict[str, float]
     """Share of the time that instances and learner stood idle, mean over steps."""
+    drafts: Drafts | None
+    """`None` of a run that drafted nothing."""
 
 
 def summarize(run_dir: Path) -> Summary:
@@ -71,7 +85,9 @@ def summarize(run_dir: Path) -> Summary:
             reader.query("SELECT staleness, COUNT(*) FROM trained GROUP BY 1 ORDER BY 1")
         )
         ((count, tokens),) = reader.query("SELECT COUNT(*), SUM(length) FROM trained")
-        ((generated,),) = reader.query("SELECT SUM(LENGTH(tokens) / 4) FROM segments")
+        ((generated, made_in, drafted),) = reader.query(
+            "SELECT TOTAL(LENGTH(tokens) / 4), TOTAL(steps), TOTAL(drafted) FROM segments"
+        )
         endings = reader.query(
             "SELECT COALESCE(ending, 'unfinished'), COUNT(*) FROM groups GROUP BY 1"
         )
@@ -85,7 +101,7 @@ def summarize(run_dir: Path) -> Summary:
         seconds=round(seconds, 3),
         trajectories=count,
         trained_tokens=tokens or 0,
-        generated_tokens=generated or 0,
+        generated_tokens=int(generated),
         eval_reward_before=next(iter(evaluations.values()), None),
         eval_reward_after=next(reversed(evaluations.values()), None),
         eval_rewards=tuple(evaluations.items()),
@@ -96,6 +112,7 @@ def summarize(run_dir: Path) -> Summary:
         staleness=staleness,
         endings={"consumed": 0, "filtered": 0, "aborted": 0} | dict(endings),
         idle=_idle(rows.values()),
+        drafts=_drafts(generated, made_in, drafted, rows.values()),
     )
 
 
@@ -139,6 +156,15 @@ def _idle(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     return {part: sum(found) / len(found) for part, found in shares.items() if found}
 
 
+def _drafts(
+    tokens: float, steps: float, drafted: float, rows: Iterable[Mapping[str, Any]]
+) -> Drafts | None:
+    if not drafted:
+        return None
+    saved = sum(row.get("draft/time_saved") or 0.0 for row in rows)
+    return Drafts(tokens / steps, (tokens - steps) / drafted, saved)
+
+
 def _lines(summary: Summary) -> list[tuple[str, str]]:
     lines = [("steps", f"{summary.steps:,} in {clock(summary.seconds)}")]
     if summary.eval_rewards:
@@ -165,6 +191,14 @@ def _lines(summary: Summary) -> list[tuple[str, str]]:
         )
     )
     lines.append(("groups", ", ".join(f"{n:,} {name}" for name, n in summary.endings.items() if n)))
+    if (drafts := summary.drafts) is not None:
+        lines.append(
+            (
+                "drafts",
+                f"{drafts.tokens_per_step:.2f} tokens per step, {drafts.acceptance_rate:.0%} "
+                f"accepted, {drafts.time_saved:.0f} s saved",
+            )
+        )
     if summary.idle:
         lines.append(("idle", ", ".join(f"{part} {x:.0%}" for part, x in summary.idle.items())))
     return lines

@@ -2,7 +2,8 @@
 
 Holds true: a layout is a pure function of names, shapes and dtypes in their order, so two
 processes that hold equal layouts read the same bytes as the same tensors; the checksum covers every
-byte of every tensor, and their order. Knows nothing of processes or memory.
+byte of every tensor, and their order. Loads no torch: processes that only name layouts (messages
+do) need none. Knows nothing of processes or memory.
 """
 
 from __future__ import annotations
@@ -11,11 +12,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 import xxhash
-from torch import Tensor
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 # Slices start at cache lines, which also satisfies every dtype's alignment.
 _ALIGNMENT = 64
@@ -83,6 +87,8 @@ def require(layout: Layout, tensors: Mapping[str, Tensor]) -> None:
 
 def bytes_of(tensor: Tensor) -> np.ndarray:
     """Return the tensor's bytes in order, [num_bytes]: a view of CPU memory where that is one."""
+    import torch  # is loaded where there is a tensor
+
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
 

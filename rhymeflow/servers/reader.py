@@ -33,11 +33,16 @@ class Recorded(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StoredSegment:
-    """Tokens from position `start` on, made by `instance` under `version`."""
+    """Tokens from position `start` on, made by `instance` under `version`.
+
+    It took `steps` iterations, in which `drafted` tokens were proposed and verified.
+    """
 
     start: int
     version: Version
     instance: InstanceId
+    steps: int
+    drafted: int
     tokens: list[int]
     logprobs: list[float]
 
@@ -195,7 +200,7 @@ class TrajectoryReader:
 
     def _segments(self, trajectory: TrajectoryId) -> list[StoredSegment]:
         rows = self.query(
-            "SELECT start, version, instance, tokens, logprobs FROM segments"
+            "SELECT start, version, instance, steps, drafted, tokens, logprobs FROM segments"
             " WHERE group_id = ? AND member = ? ORDER BY start",
             *trajectory,
         )
@@ -204,10 +209,12 @@ class TrajectoryReader:
                 start,
                 version,
                 instance,
+                steps,
+                drafted,
                 _unpacked(tokens, "<i4"),
                 _unpacked(logprobs, "<f4"),
             )
-            for start, version, instance, tokens, logprobs in rows
+            for start, version, instance, steps, drafted, tokens, logprobs in rows
         ]
 
 

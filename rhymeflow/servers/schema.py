@@ -15,11 +15,12 @@ from urllib.parse import quote
 
 from rhymeflow.errors import UserError
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 # Blobs are little-endian: int32 tokens, float32 log-probabilities. `trajectories` holds what has
 # finished; `trained` is the batch a trajectory was trained on in. A member that its consumed group
-# did not need (there were more than num_generations) counts as aborted.
+# did not need (there were more than num_generations) counts as aborted. `steps` is the number of
+# iterations that made a segment's tokens, `drafted` of the tokens that were proposed in them.
 _TABLES = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value);
 CREATE TABLE events (seq INTEGER PRIMARY KEY, time REAL NOT NULL, kind TEXT NOT NULL,
@@ -28,7 +29,8 @@ CREATE TABLE groups (group_id INTEGER PRIMARY KEY, row INTEGER NOT NULL, epoch I
     prompt TEXT NOT NULL, prompt_tokens BLOB NOT NULL, columns TEXT NOT NULL,
     ending TEXT, ending_version INTEGER, ending_reason TEXT);
 CREATE TABLE segments (group_id INTEGER NOT NULL, member INTEGER NOT NULL, start INTEGER NOT NULL,
-    version INTEGER NOT NULL, instance TEXT NOT NULL, tokens BLOB NOT NULL, logprobs BLOB NOT NULL,
+    version INTEGER NOT NULL, instance TEXT NOT NULL, steps INTEGER NOT NULL,
+    drafted INTEGER NOT NULL, tokens BLOB NOT NULL, logprobs BLOB NOT NULL,
     PRIMARY KEY (group_id, member, start));
 CREATE TABLE trajectories (group_id INTEGER NOT NULL, member INTEGER NOT NULL,
     length INTEGER NOT NULL, reason TEXT NOT NULL, text TEXT NOT NULL,
@@ -132,5 +134,6 @@ def check_version(connection: sqlite3.Connection, path: Path) -> None:
     found = row[0] if row else None
     if found != SCHEMA_VERSION:
         raise UserError(
-            f"{path}: has schema version {found}; this Rhymeflow reads version {SCHEMA_VERSION}"
+            f"{path}: was written by another Rhymeflow (schema version {found}; this one reads "
+            f"version {SCHEMA_VERSION})"
         )

@@ -27,8 +27,9 @@ from rhymeflow.servers import codec, schema
 
 _GROUP = """INSERT INTO groups (group_id, row, epoch, prompt, prompt_tokens, columns)
     VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"""
-_SEGMENT = """INSERT INTO segments VALUES (?, ?, ?, ?, ?, ?, ?)
+_SEGMENT = """INSERT INTO segments VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
     ON CONFLICT DO UPDATE SET version = excluded.version, instance = excluded.instance,
+    steps = excluded.steps, drafted = excluded.drafted,
     tokens = excluded.tokens, logprobs = excluded.logprobs
     WHERE length(excluded.tokens) > length(tokens)"""
 _FINISHED = """INSERT INTO trajectories (group_id, member, length, reason, text)
@@ -137,11 +138,14 @@ class TrajectoryServer:
         start: int,
         version: Version,
         instance: InstanceId,
+        steps: int,
+        drafted: int,
         tokens: Sequence[int],
         logprobs: Sequence[float],
     ) -> None:
         """Store the tokens from position `start` on that `instance` made under `version`.
 
+        It took `steps` iterations, in which `drafted` tokens were proposed and verified.
         A segment that grew is delivered again from the same start: the longer one stays, in
         whichever order they come. One without tokens leaves no trace.
         """
@@ -154,6 +158,8 @@ class TrajectoryServer:
             start,
             version,
             instance,
+            steps,
+            drafted,
             _int32(tokens),
             struct.pack(f"<{len(logprobs)}f", *logprobs),
         )

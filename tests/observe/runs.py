@@ -13,7 +13,8 @@ from rhymeflow.servers.trajectories import TrajectoryServer
 def make_run(run_dir: Path, num_steps: int = 4) -> Path:
     """Two groups of two per step; member 0 begins one version early. Group 8 is left out, 9 open.
 
-    Lengths: member 0 takes 10 + group tokens, member 1 takes 100 + group and is cut.
+    Lengths: member 0 takes 10 + group tokens, member 1 takes 100 + group and is cut. From version 1 on
+    as many tokens were drafted as were made, in half the iterations.
     """
     server = TrajectoryServer(run_dir / "events.db")
     server.record(0.5, [Evaluated("rollout-0", 0, 0.25)])
@@ -70,6 +71,8 @@ def _put_group(server: TrajectoryServer, group: int, first: int, last: int) -> N
                 start=start,
                 version=made_under,
                 instance="rollout-0",
+                steps=-(-(end - start) // 2) if made_under else end - start,
+                drafted=end - start if made_under else 0,
                 tokens=[7] * (end - start),
                 logprobs=[-0.5] * (end - start),
             )

@@ -66,7 +66,14 @@ def test_members_that_were_not_needed_count_with_the_length_they_came_to(tmp_pat
         where = TrajectoryId(0, member)
         tokens = range(length)
         server.put_segment(
-            where, start=0, version=0, instance="r", tokens=tokens, logprobs=[-1.0] * length
+            where,
+            start=0,
+            version=0,
+            instance="r",
+            steps=1,
+            drafted=0,
+            tokens=tokens,
+            logprobs=[-1.0] * length,
         )
         if member < 4:
             server.put_finished(where, length=length, reason="cut" if member else "stop", text="")
@@ -112,8 +119,8 @@ def test_one_trajectory_in_full(tmp_path):
         "[/red] it is 4",
     ):
         assert part in text
-    assert ["0", "4", "1", "rollout-0", "-0.500"] in cells(text)
-    assert ["5", "13", "2", "rollout-0", "-0.500"] in cells(text)
+    assert ["0", "4", "1", "rollout-0", "-0.500", "1.67", "5", "40.0%"] in cells(text)
+    assert ["5", "13", "2", "rollout-0", "-0.500", "1.80", "9", "44.4%"] in cells(text)
     assert "aborted: reward failed: boom" in shown(tmp_path, "8.1")
     assert "open" in shown(tmp_path, "9.0")
 

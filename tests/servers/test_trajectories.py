@@ -59,6 +59,8 @@ def put_trajectory(server: TrajectoryServer, group: int, member: int, length: in
             start=start,
             version=version,
             instance=f"rollout-{version}",
+            steps=2,
+            drafted=3,
             tokens=tokens[start:end],
             logprobs=[-0.25 * i for i in range(start, end)],
         )
@@ -235,7 +237,14 @@ def test_logprobs_come_back_to_the_bit(server, path):
     trajectory = TrajectoryId(0, 0)
     put_group(server, 0)
     server.put_segment(
-        trajectory, start=0, version=0, instance="r", tokens=range(50), logprobs=logprobs
+        trajectory,
+        start=0,
+        version=0,
+        instance="r",
+        steps=20,
+        drafted=40,
+        tokens=range(50),
+        logprobs=logprobs,
     )
     server.put_finished(trajectory, length=50, reason="length", text="")
     server.put_reward(trajectory, reward=1.0, components={})
@@ -289,6 +298,8 @@ def test_segments_delivered_again_in_any_order_are_stored_once(tmp_path, data):
             start=start,
             version=version,
             instance="r",
+            steps=2,
+            drafted=3,
             tokens=range(start, end),
             logprobs=[-float(i) for i in range(start, end)],
         )
@@ -310,7 +321,14 @@ def test_segments_delivered_again_in_any_order_are_stored_once(tmp_path, data):
 def test_details_of_a_response_on_its_way_and_of_one_that_ended(server, path):
     put_group(server, 0)
     server.put_segment(
-        TrajectoryId(0, 0), start=0, version=4, instance="r", tokens=[1], logprobs=[-1.0]
+        TrajectoryId(0, 0),
+        start=0,
+        version=4,
+        instance="r",
+        steps=1,
+        drafted=0,
+        tokens=[1],
+        logprobs=[-1.0],
     )
     put_trajectory(server, 0, 1)
     server.commit()
@@ -344,7 +362,14 @@ def test_members_that_a_consumed_group_did_not_need_count_as_aborted(server, pat
         put_trajectory(server, group, 0)
         put_trajectory(server, group, 1)
         server.put_segment(
-            TrajectoryId(group, 2), start=0, version=5, instance="r", tokens=[1], logprobs=[-1.0]
+            TrajectoryId(group, 2),
+            start=0,
+            version=5,
+            instance="r",
+            steps=1,
+            drafted=0,
+            tokens=[1],
+            logprobs=[-1.0],
         )
     server.put_consumed(0, version=3, members=[1])
     server.put_ending(1, "filtered", version=3, reason="all rewards are equal")
@@ -439,7 +464,7 @@ def test_another_schema_version_is_refused(path, opened):
     connection = sqlite3.connect(path, isolation_level=None)
     connection.execute("UPDATE meta SET value = 99 WHERE key = 'schema_version'")
     connection.close()
-    with pytest.raises(UserError, match="schema version 99; this Rhymeflow reads version 2"):
+    with pytest.raises(UserError, match="schema version 99; this one reads version 3"):
         opened(path)
 
 
