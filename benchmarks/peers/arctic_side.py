@@ -112,10 +112,7 @@ def replayed(request: dict) -> dict:
 
 
 def timed(request: dict) -> dict:
-    """The issue's latency case: seconds of each iteration, propose and extend together.
-
-    The file holds rollouts whose tokens are history but for the last `running`, which run.
-    """
+    """Some iterations of the recording's last `running` rollouts; those before are history."""
     rollouts = load(Path(request["path"])).rollouts
     running = request["running"]
     side = Suffix(**request["settings"])
@@ -124,7 +121,7 @@ def timed(request: dict) -> dict:
     for sequence in range(len(history)):
         side.end(sequence)
     side.finish(history)
-    counts = replay(side, [rollouts[-running:]], request["limit"])
+    counts = replay(side, [rollouts[-running:]], request["limit"], request["iterations"])
     return {"counts": [asdict(count) for count in counts]}
 
 

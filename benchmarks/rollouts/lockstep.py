@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Protocol
 
 from benchmarks.rollouts.recorded import Rollout
@@ -50,6 +50,8 @@ class Count:
     made: int = 0
     propose_seconds: float = 0.0
     extend_seconds: float = 0.0
+    iteration_seconds: list[float] = field(default_factory=list)
+    """Of each iteration, proposing and extending."""
 
     def row(self) -> dict[str, float]:
         """The figures that are reported."""
@@ -64,17 +66,27 @@ class Count:
         }
 
 
-def replay(side: Side, batches: Sequence[Sequence[Rollout]], limit: int) -> list[Count]:
-    """Replay `batches`, responses of at most `limit` tokens; return one count an epoch."""
+def replay(
+    side: Side,
+    batches: Sequence[Sequence[Rollout]],
+    limit: int,
+    iterations: int | None = None,
+) -> list[Count]:
+    """Replay `batches`, responses of at most `limit` tokens; return one count an epoch.
+
+    With `iterations`, a batch is broken off after so many.
+    """
     counts: list[Count] = []
     for batch in batches:
         if not counts or counts[-1].epoch != batch[0].epoch:
             counts.append(Count(batch[0].epoch))
-        _replay(side, batch, limit, counts[-1])
+        _replay(side, batch, limit, iterations, counts[-1])
     return counts
 
 
-def _replay(side: Side, batch: Sequence[Rollout], limit: int, count: Count) -> None:
+def _replay(
+    side: Side, batch: Sequence[Rollout], limit: int, iterations: int | None, count: Count
+) -> None:
     side.begin(batch, [rollout.tokens[:1] for rollout in batch])
     done = [1] * len(batch)
     running = []
@@ -83,11 +95,12 @@ def _replay(side: Side, batch: Sequence[Rollout], limit: int, count: Count) -> N
             running.append(sequence)
         else:
             side.end(sequence)
-    while running:
+    last = None if iterations is None else count.iterations + iterations
+    while running and count.iterations != last:
         room = [limit - done[sequence] - 1 for sequence in running]
         started = time.perf_counter()
         drafts = side.propose(running, room)
-        count.propose_seconds += time.perf_counter() - started
+        proposing = time.perf_counter() - started
         made = []
         for sequence, (tokens, parents) in zip(running, drafts, strict=True):
             target, position = batch[sequence].tokens, done[sequence]
@@ -101,11 +114,16 @@ def _replay(side: Side, batch: Sequence[Rollout], limit: int, count: Count) -> N
         count.iterations += 1
         started = time.perf_counter()
         side.extend(running, made)
-        count.extend_seconds += time.perf_counter() - started
+        extending = time.perf_counter() - started
+        count.propose_seconds += proposing
+        count.extend_seconds += extending
+        count.iteration_seconds.append(proposing + extending)
         for sequence in running:
             if done[sequence] == len(batch[sequence].tokens):
                 side.end(sequence)
         running = [s for s in running if done[s] < len(batch[s].tokens)]
+    for sequence in running:
+        side.end(sequence)
     side.finish(batch)
 
 
