@@ -135,6 +135,11 @@ class DraftingConfig(Section):
     history: str | None = None
     """Run directory of an earlier run to begin the history with."""
 
+    @property
+    def history_responses(self) -> int:
+        """Responses that are kept: of 64 tokens and more, as many as `history_tokens` holds."""
+        return -(-self.history_tokens // 64)
+
 
 class RewardFunction(Section):
     """One reward function and its weight in the sum."""
