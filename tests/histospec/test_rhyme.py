@@ -1,0 +1,91 @@
+"""Whose noise rhymes, and how often two policies then choose the same token."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rhymeflow.engine import noise
+from rhymeflow.engine.noise import NoiseKey
+from rhymeflow.histospec.rhyme import noise_epoch
+
+sizes = st.integers(1, 64)
+shares = st.floats(0, 1)
+epochs = st.integers(0, 10**6)
+
+
+def rhyming(num_members: int, share: float) -> list[int]:
+    """The members whose noise in two epochs is the same."""
+    keys = [
+        [noise_epoch(epoch, member, num_members=num_members, share=share) for epoch in (3, 4)]
+        for member in range(num_members)
+    ]
+    return [member for member, (one, other) in enumerate(keys) if one == other]
+
+
+@given(sizes, st.lists(epochs, unique=True, min_size=2))
+def test_with_share_0_every_epoch_has_noise_of_its_own(num_members, some):
+    for member in range(num_members):
+        keys = [noise_epoch(e, member, num_members=num_members, share=0.0) for e in some]
+        assert keys == some
+
+
+@given(sizes, st.lists(epochs, min_size=2))
+def test_with_share_1_all_members_keep_their_noise(num_members, some):
+    for member in range(num_members):
+        keys = {noise_epoch(e, member, num_members=num_members, share=1.0) for e in some}
+        assert len(keys) == 1
+
+
+@given(sizes, shares)
+def test_the_first_members_rhyme_and_as_many_as_the_share_says(num_members, share):
+    found = rhyming(num_members, share)
+    assert found == list(range(len(found)))
+    assert abs(len(found) - share * num_members) <= 0.5 + 1e-9
+
+
+@given(sizes, shares, shares)
+def test_a_greater_share_takes_in_the_members_of_a_smaller(num_members, one, other):
+    small, great = (set(rhyming(num_members, share)) for share in sorted((one, other)))
+    assert small <= great
+
+
+@given(sizes, shares)
+def test_the_first_epoch_is_the_same_at_every_share(num_members, share):
+    """So runs that differ in the share alone begin alike."""
+    for member in range(num_members):
+        assert noise_epoch(0, member, num_members=num_members, share=share) == 0
+
+
+@given(sizes, shares, epochs.filter(bool))
+def test_what_does_not_rhyme_never_meets_the_noise_of_another_epoch(num_members, share, epoch):
+    there = rhyming(num_members, share)
+    for member in set(range(num_members)) - set(there):
+        assert noise_epoch(epoch, member, num_members=num_members, share=share) == epoch
+
+
+@pytest.mark.parametrize("change", [0.02, 0.3, 2.0])
+def test_with_equal_noise_two_policies_agree_as_often_as_the_bound_says(change):
+    """Equal choices: sum over v of 1 / sum over w of max(p_w / p_v, q_w / q_v), and at least
+    (1 - TV) / (1 + TV); with other noise, sum over v of p_v q_v."""
+    count, vocabulary = 20_000, 40
+    generator = torch.Generator().manual_seed(7)
+    p_V = torch.randn(vocabulary, generator=generator)
+    q_V = p_V + change * torch.randn(vocabulary, generator=generator)
+    positions = list(range(count))
+
+    def choices(x_V: torch.Tensor, epoch: int) -> torch.Tensor:
+        key = noise.stream(0, NoiseKey(5, epoch, 1))
+        keys_R = noise.row_keys([key] * count, positions, torch.device("cpu"))
+        return noise.draw(x_V.expand(count, -1), keys_R)
+
+    old, new, other = choices(p_V, 0), choices(q_V, 0), choices(q_V, 1)
+    p, q = p_V.double().softmax(0), q_V.double().softmax(0)
+    chance = (1 / torch.maximum(p[None] / p[:, None], q[None] / q[:, None]).sum(1)).sum().item()
+    variation = 0.5 * (p - q).abs().sum().item()
+    error = 4 * (0.25 / count) ** 0.5
+    assert chance >= (1 - variation) / (1 + variation)
+    assert (old == new).double().mean().item() == pytest.approx(chance, abs=error)
+    assert (old == other).double().mean().item() == pytest.approx((p @ q).item(), abs=error)

@@ -1,0 +1,69 @@
+"""`rollout.rhyming_noise` in real runs: weights that hardly move answer a second time as before."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from tests.runtime.logs import reader, train
+from tests.runtime.tiny import tiny_config
+
+NUM_ROWS = 10
+"""Of 12 prompts two are held out."""
+
+
+def two_epochs(directory, *, extra: int = 0) -> dict[tuple[int, int], list[bytes]]:
+    """By row and member: the tokens of the responses that were finished, an epoch each.
+
+    Of 4 members that are needed half rhyme. The bound is 0 and the learning rate next to nothing.
+    """
+    config = tiny_config(
+        directory,
+        rollout={"num_generations": 4, "rhyming_noise": 0.5, "max_running": 12},
+        learner={"max_steps": 2 * NUM_ROWS // 2, "learning_rate": 1e-12},
+        schedule={"name": "synchronous", "max_staleness": None, "extra_generations": extra},
+        run={"eval_steps": 0},
+    )
+    train(config)
+    log = reader(config)
+    segments = log.query(
+        "SELECT s.group_id, g.row, s.member, s.tokens FROM segments s JOIN groups g"
+        " USING (group_id) JOIN trajectories t USING (group_id, member)"
+        " ORDER BY g.epoch, s.group_id, s.member, s.start"
+    )
+    log.close()
+    responses: dict = defaultdict(bytes)
+    for group, row, member, tokens in segments:
+        responses[group, row, member] += tokens
+    found: dict = defaultdict(list)
+    for (_, row, member), tokens in responses.items():
+        found[row, member].append(tokens)
+    return found
+
+
+def repeated(found: dict[tuple[int, int], list[bytes]], members: range) -> list[bool]:
+    """Of what these members finished in both epochs: was it the same?"""
+    pairs = [made for (_, member), made in found.items() if member in members and len(made) == 2]
+    return [first == second for first, second in pairs]
+
+
+def test_half_of_a_group_answers_as_in_the_first_epoch(tmp_path):
+    found = two_epochs(tmp_path)
+    assert repeated(found, range(2)) == [True] * 2 * NUM_ROWS
+    fresh = repeated(found, range(2, 4))
+    assert len(fresh) == 2 * NUM_ROWS
+    assert sum(fresh) <= len(fresh) // 4, "a random model seldom says the same twice"
+    for row in range(NUM_ROWS):
+        texts = {found[row, member][1] for member in range(4)}
+        assert len(texts) > 1, "members of a group rhyme with themselves, not with one another"
+
+
+def test_the_share_is_of_all_members_the_surplus_included(tmp_path):
+    """Of 4 + 2 members three rhyme, whichever four are in time."""
+    found = two_epochs(tmp_path, extra=2)
+    for member in range(3):
+        rhyming = repeated(found, range(member, member + 1))
+        assert rhyming
+        assert all(rhyming)
+    fresh = repeated(found, range(3, 6))
+    assert len(fresh) >= 4
+    assert sum(fresh) <= len(fresh) // 2
