@@ -126,9 +126,10 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         harness.interleave(sides, args.seeds)
     if args.picture:
         draw(args.picture, seen, args.seeds)
+    result = harness.report("rhyming", table(seen), targets(seen), args, notes=notes(names, args))
     if args.record:
         keep_curves(seen)
-    return harness.report("rhyming", table(seen), targets(seen), args, notes=notes(names, args))
+    return result
 
 
 def measure(name: str, share: float, steps: int | None, folder: Path, seen: list[Figures]) -> float:

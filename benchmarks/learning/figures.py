@@ -19,6 +19,7 @@ from benchmarks.e2e import training_rows
 from benchmarks.learning import repeats
 from benchmarks.learning.repeats import Common, Response
 from rhymeflow.config import Config
+from rhymeflow.histospec.rhyme import noise_epoch
 from rhymeflow.observe.summary import EVENTS, summarize
 from rhymeflow.servers.reader import TrajectoryReader
 
@@ -57,7 +58,7 @@ def read(run_dir: Path, config: Config) -> Figures:
     summary, rows = summarize(run_dir), training_rows(run_dir)
     responses = read_responses(run_dir)
     num_members = config.rollout.num_generations
-    num_rhyming = round(config.rollout.rhyming_noise * num_members)
+    num_rhyming = count_rhyming(num_members, config.rollout.rhyming_noise)
     assert config.data.size is not None
     assert len(rows) == summary.steps == config.learner.max_steps, run_dir
     assert summary.staleness_mean is not None
@@ -73,6 +74,12 @@ def read(run_dir: Path, config: Config) -> Figures:
         distinct=repeats.distinct(responses),
         staleness=summary.staleness_mean,
     )
+
+
+def count_rhyming(num_members: int, share: float) -> int:
+    """How many members keep their noise; they are the first."""
+    epochs = [noise_epoch(1, m, num_members=num_members, share=share) for m in range(num_members)]
+    return epochs.count(0)
 
 
 def read_responses(run_dir: Path) -> list[Response]:

@@ -7,6 +7,7 @@ asks for no statistics package. Formulas: Abramowitz and Stegun, Handbook of Mat
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 from collections.abc import Sequence
@@ -32,6 +33,7 @@ def distribution(t: float, degrees: int) -> float:
     return (1 + inside) / 2
 
 
+@functools.cache
 def quantile(share: float, degrees: int) -> float:
     """The t below which Student's t stays with chance `share`, in [1/2, 1)."""
     assert 0.5 <= share < 1, share

@@ -52,9 +52,8 @@ def test_half_of_a_group_answers_as_in_the_first_epoch(tmp_path):
     fresh = repeated(found, range(2, 4))
     assert len(fresh) == 2 * NUM_ROWS
     assert sum(fresh) <= len(fresh) // 4, "a random model seldom says the same twice"
-    for row in range(NUM_ROWS):
-        texts = {found[row, member][1] for member in range(4)}
-        assert len(texts) > 1, "members of a group rhyme with themselves, not with one another"
+    texts = {(row, found[row, member][1]) for row in range(NUM_ROWS) for member in range(4)}
+    assert len(texts) > 3 * NUM_ROWS, "members rhyme with themselves, not with one another"
 
 
 def test_the_share_is_of_all_members_the_surplus_included(tmp_path):
