@@ -1,0 +1,35 @@
+"""What a proposed token is judged by: into which cell of the acceptance chances it falls.
+
+A cell is (where the text comes from, how long the match is, how agreed the candidates are). Whoever
+counts what became of drafts keeps one chance a cell.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+NUM_KINDS = 3
+"""The text is of another prompt, of the same prompt, aligned (same prompt, sample and noise)."""
+
+NUM_SHARES = 8
+"""Share of the votes, smoothed by one vote that nobody gets, in eighths."""
+
+_LENGTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # least match of each bucket
+NUM_LENGTHS = len(_LENGTHS)
+
+SHAPE = (NUM_SHARES, NUM_LENGTHS, NUM_KINDS)
+"""Dimensions of the table of chances, the most telling first."""
+
+NUM_CELLS = NUM_SHARES * NUM_LENGTHS * NUM_KINDS
+
+LENGTH_BUCKETS = (np.searchsorted(_LENGTHS, np.arange(33), side="right") - 1).astype(np.int64)
+"""int64 [33]: the bucket of each matched length."""
+
+
+def cell(kind: int, matched: int, share: float) -> int:
+    """Return the cell of a token (`expand.py` has the same, compiled)."""
+    agreed = min(int(share * NUM_SHARES), NUM_SHARES - 1)
+    return (agreed * NUM_LENGTHS + int(LENGTH_BUCKETS[min(matched, 32)])) * NUM_KINDS + kind
+
+
+__all__ = ["LENGTH_BUCKETS", "NUM_CELLS", "NUM_KINDS", "NUM_LENGTHS", "NUM_SHARES", "SHAPE", "cell"]

@@ -1,0 +1,244 @@
+"""From candidates to a draft: the texts after the matches vote, and the likeliest tokens are taken.
+
+Every candidate is a text that may come next and a weight. A node of the draft is a token together
+with the candidates that agree with the path to it (a mask, a bit per candidate); they vote on what
+follows. A token's chance, given its parent, is that of its cell; its reach is the product along its
+path. Nodes are taken best first, so they stand in order of falling reach, parents before children.
+
+Compiled, and complete in this file but for the sizes of `cells`: numba's cache notices changes only
+where a function stands.
+Knows nothing of where candidates come from.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from rhymeflow.histospec.cells import NUM_KINDS, NUM_LENGTHS, NUM_SHARES
+
+BY_REWARD, BY_FREQUENCY, BY_BOTH = 0, 1, 2
+LONGEST = 32  # matched tokens from which on no difference is made
+BRANCHES = 4  # continuations of one node that are considered
+NOBODY = 1.0  # votes that no token gets: one candidate alone is no certainty
+
+kernel = njit(cache=True, nogil=True, error_model="numpy")
+
+
+class Texts(NamedTuple):
+    """What may come next, for n sequences with at most P candidates each, W tokens ahead."""
+
+    tokens: np.ndarray
+    """int32 [n, P, W]."""
+    counts: np.ndarray
+    """int32 [n, P]: tokens there are of each candidate; 0: there is no candidate."""
+    matched: np.ndarray
+    """int32 [n, P]: tokens before it that are the sequence's last."""
+    kinds: np.ndarray
+    """int32 [n, P]: where it comes from, see `cells`."""
+    merits: np.ndarray
+    """float32 [n, P]: by its response's reward; 1 where nothing is known."""
+
+
+class Proposals(NamedTuple):
+    """Drafts for n sequences, W = max_draft; of row i the first counts[i] nodes are meant.
+
+    Nodes are in order of falling reach, so every prefix of a row is a draft.
+    """
+
+    tokens: np.ndarray
+    """int32 [n, W]."""
+    parents: np.ndarray
+    """int32 [n, W]: the node before it; -1: it follows the sequence."""
+    reach: np.ndarray
+    """float32 [n, W]: estimated chance that the token and all before it are accepted."""
+    cells: np.ndarray
+    """int32 [n, W]: the chance that the estimate used for the token itself."""
+    counts: np.ndarray
+    """int64 [n]."""
+
+
+class Tables(NamedTuple):
+    """How candidates are weighed and tokens judged."""
+
+    weights: np.ndarray
+    """float32 [kinds, 33]: votes of a candidate, by where it comes from and how long it matches."""
+    length_buckets: np.ndarray
+    """int64 [33], see `cells`."""
+    chances: np.ndarray
+    """float32 [NUM_CELLS]."""
+
+
+class _Frontier(NamedTuple):
+    """Nodes that wait to be taken."""
+
+    tokens: np.ndarray
+    parents: np.ndarray
+    depths: np.ndarray
+    cells: np.ndarray
+    masks: np.ndarray
+    reaches: np.ndarray
+
+
+class _Frontier(NamedTuple):
+    """Nodes that wait to be taken."""
+
+    tokens: np.ndarray
+    parents: np.ndarray
+    depths: np.ndarray
+    cells: np.ndarray
+    masks: np.ndarray
+    reaches: np.ndarray
+
+
+class _Ballot(NamedTuple):
+    """Votes on one token, per continuation."""
+
+    tokens: np.ndarray
+    votes: np.ndarray
+    scores: np.ndarray
+    masks: np.ndarray
+    matched: np.ndarray
+    kinds: np.ndarray
+
+
+@kernel
+def expand(texts, most, tables, ranking, is_tree, proposals):
+    """Fill row i of `proposals` with at most most[i] nodes from row i of `texts`."""
+    width, places = proposals.tokens.shape[1], texts.counts.shape[1]
+    room = BRANCHES * (width + 1)
+    frontier = _Frontier(
+        np.empty(room, np.int32),
+        np.empty(room, np.int32),
+        np.empty(room, np.int64),
+        np.empty(room, np.int32),
+        np.empty(room, np.uint64),
+        np.empty(room, np.float32),
+    )
+    ballot = _Ballot(
+        np.empty(places, np.int32),
+        np.empty(places, np.float32),
+        np.empty(places, np.float32),
+        np.empty(places, np.uint64),
+        np.empty(places, np.int64),
+        np.empty(places, np.int64),
+    )
+    votes = np.empty(places, np.float32)
+    for i in range(most.shape[0]):
+        limit, count, waiting = min(most[i], width), 0, 0
+        if limit > 0:
+            mask = _weigh(texts, i, tables, votes)
+            options = _vote(texts, i, mask, 0, ranking, votes, ballot)
+            waiting = _put(ballot, options, is_tree, tables, frontier, 0, -1, 0, np.float32(1))
+        while waiting > 0 and count < limit:
+            best = 0
+            for j in range(1, waiting):
+                if frontier.reaches[j] > frontier.reaches[best]:
+                    best = j
+            proposals.tokens[i, count] = frontier.tokens[best]
+            proposals.parents[i, count] = frontier.parents[best]
+            proposals.reach[i, count] = frontier.reaches[best]
+            proposals.cells[i, count] = frontier.cells[best]
+            mask, depth, reach = frontier.masks[best], frontier.depths[best], frontier.reaches[best]
+            waiting -= 1
+            _move(frontier, waiting, best)
+            if depth + 1 < width:
+                options = _vote(texts, i, mask, depth + 1, ranking, votes, ballot)
+                waiting = _put(
+                    ballot, options, is_tree, tables, frontier, waiting, count, depth + 1, reach
+                )
+            count += 1
+        proposals.counts[i] = count
+
+
+@kernel
+def _weigh(texts, i, tables, votes):
+    """Set the votes of each candidate; return the mask of those there are."""
+    mask = np.uint64(0)
+    for place in range(texts.counts.shape[1]):
+        if texts.counts[i, place] > 0:
+            votes[place] = tables.weights[texts.kinds[i, place], texts.matched[i, place]]
+            mask |= np.uint64(1) << np.uint64(place)
+    return mask
+
+
+@kernel
+def _vote(texts, i, mask, depth, ranking, votes, ballot):
+    """Let the candidates of the mask vote on the token at this depth.
+
+    Returns how many tokens got votes, and the sum of the votes.
+    """
+    options, total = 0, np.float32(NOBODY)
+    for place in range(texts.counts.shape[1]):
+        is_here = (mask >> np.uint64(place)) & np.uint64(1) == np.uint64(1)
+        if not is_here or texts.counts[i, place] <= depth:
+            continue
+        token = texts.tokens[i, place, depth]
+        option = 0
+        while option < options and ballot.tokens[option] != token:
+            option += 1
+        if option == options:
+            options += 1
+            ballot.tokens[option] = token
+            ballot.votes[option] = 0.0
+            ballot.scores[option] = 0.0
+            ballot.masks[option] = np.uint64(0)
+            ballot.matched[option] = 0
+            ballot.kinds[option] = 0
+        ballot.votes[option] += votes[place]
+        ballot.scores[option] += votes[place] * texts.merits[i, place]
+        ballot.masks[option] |= np.uint64(1) << np.uint64(place)
+        reached = np.int64(texts.matched[i, place]) + depth
+        ballot.matched[option] = max(ballot.matched[option], min(reached, LONGEST))
+        ballot.kinds[option] = max(ballot.kinds[option], np.int64(texts.kinds[i, place]))
+        total += votes[place]
+    for option in range(options):
+        if ranking == BY_FREQUENCY:
+            ballot.scores[option] = ballot.votes[option]
+        elif ranking == BY_REWARD:
+            ballot.scores[option] /= ballot.votes[option]
+    return options, total
+
+
+@kernel
+def _put(ballot, outcome, is_tree, tables, frontier, waiting, parent, depth, reach):
+    """Let the options with the best scores wait to be taken; return how many nodes wait then."""
+    options, total = outcome
+    for _ in range(min(options, BRANCHES if is_tree else 1)):
+        best = 0
+        for option in range(1, options):
+            if ballot.scores[option] > ballot.scores[best]:
+                best = option
+        ballot.scores[best], score = -1.0, ballot.scores[best]
+        if score < 0.0:
+            break
+        cell = _cell(ballot.kinds[best], ballot.matched[best], ballot.votes[best] / total, tables)
+        frontier.tokens[waiting] = ballot.tokens[best]
+        frontier.parents[waiting] = parent
+        frontier.depths[waiting] = depth
+        frontier.cells[waiting] = cell
+        frontier.masks[waiting] = ballot.masks[best]
+        frontier.reaches[waiting] = reach * tables.chances[cell]
+        waiting += 1
+    return waiting
+
+
+@kernel
+def _move(frontier, source, target):
+    frontier.tokens[target] = frontier.tokens[source]
+    frontier.parents[target] = frontier.parents[source]
+    frontier.depths[target] = frontier.depths[source]
+    frontier.cells[target] = frontier.cells[source]
+    frontier.masks[target] = frontier.masks[source]
+    frontier.reaches[target] = frontier.reaches[source]
+
+
+@kernel
+def _cell(kind, matched, share, tables):
+    agreed = min(int(share * NUM_SHARES), NUM_SHARES - 1)
+    return (agreed * NUM_LENGTHS + tables.length_buckets[matched]) * NUM_KINDS + kind
+
+
+__all__ = ["BY_BOTH", "BY_FREQUENCY", "BY_REWARD", "Proposals", "Tables", "Texts", "expand"]

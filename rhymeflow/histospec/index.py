@@ -1,0 +1,140 @@
+"""The history index: responses as they were generated, found by what stood before.
+
+    index = Index(max_tokens=4_000_000, max_responses=20_000)
+    response = index.begin(prompt_key(prompt_ids), prompt_ids[-8:], sample=0, noise_epoch=3,
+                           version=41)
+    index.extend(response, tokens)
+    index.finish(response, reward=1.0)
+
+Holds true:
+- one process writes; any number of others may read the same shared memory meanwhile, without locks:
+  what they find may be torn, never out of bounds;
+- memory is bounded: new text takes the place of the oldest;
+- numbers of responses rise and are not used twice, so what is said of a response that was
+  overwritten, or that stood here before `clear`, is passed over.
+
+Differs from the suffix trees of RhymeRL (arXiv 2508.18588) and SuffixDecoding (arXiv 2411.04975):
+chains through flat arrays take about a tenth of their memory, and a token is entered in constant
+time. Knows nothing of how candidates are weighed; `search.py` does that.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from rhymeflow.histospec import kernels, memory
+from rhymeflow.histospec.memory import Arrays, IndexHandle
+
+
+def prompt_key(prompt_ids: Sequence[int]) -> int:
+    """Return 63 bits that stand for a prompt, the same in every process and run."""
+    digest = hashlib.blake2b(np.asarray(prompt_ids, "<i4").tobytes(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+class Index:
+    """Text of responses, in private or in shared memory.
+
+    Holds `max_tokens` tokens of `max_responses` responses (fewer tokens where responses are much
+    shorter than a block of 26). The process that made a shared one frees it by `close`.
+    """
+
+    def __init__(self, *, max_tokens: int, max_responses: int, shared: bool = False) -> None:
+        num_blocks, num_heads = memory.sizes(max_tokens, max_responses)
+        self.handle: IndexHandle | None = None
+        if shared:
+            self.handle, arrays = memory.create(num_blocks, num_heads, max_responses)
+        else:
+            arrays = memory.private(num_blocks, num_heads, max_responses)
+        arrays.header[: kernels.NUM_TOKENS] = 1  # 0 is no block and no response
+        self._take(arrays, owns=shared)
+
+    @classmethod
+    def attach(cls, handle: IndexHandle, *, writable: bool = False) -> Index:
+        """Map another process's index: for its one writer, or for reading.
+
+        Raises:
+            FileNotFoundError: the creator is gone.
+        """
+        index = cls.__new__(cls)
+        index.handle = handle
+        index._take(memory.attach(handle, writable=writable), owns=False)
+        return index
+
+    def _take(self, arrays: Arrays, *, owns: bool) -> None:
+        self._arrays = arrays
+        self._owns = owns
+        self.readable = memory.readable(arrays)
+        """The arrays, for compiled readers."""
+
+    def close(self) -> None:
+        """Free the memory, if this process made it; others that mapped it keep it until they end."""
+        if self._owns:
+            self._owns = False
+            memory.free(self.handle)
+
+    def clear(self) -> None:
+        """Forget everything; also what a writer that died may have left half done."""
+        header = self._arrays.header
+        header[kernels.FIRST_BLOCK] = header[kernels.NEXT_BLOCK]
+        header[kernels.FIRST_RESPONSE] = header[kernels.NEXT_RESPONSE]
+        header[kernels.NUM_TOKENS] = 0
+
+    def begin(
+        self,
+        prompt: int,
+        prompt_tail: Sequence[int],
+        *,
+        sample: int,
+        noise_epoch: int,
+        version: int,
+    ) -> int:
+        """Enter a response to `prompt` (a `prompt_key`) and return its number.
+
+        `prompt_tail` is the end of the prompt; its last tokens are stored before the response, so
+        that the first token too is found by what stands before it. `noise_epoch` -1: unknown.
+        """
+        tail = np.asarray(prompt_tail, np.int32)[-kernels.LONGEST_LEVEL :]
+        response = kernels.begin(self._arrays, prompt, len(tail), sample, noise_epoch, version)
+        self.extend(response, tail)
+        return response
+
+    def extend(self, response: int, tokens: Sequence[int]) -> None:
+        """Append tokens to a response."""
+        self.extend_many(
+            np.array([response]), np.asarray(tokens, np.int32), np.array([0, len(tokens)])
+        )
+
+    def extend_many(self, responses: np.ndarray, tokens: np.ndarray, offsets: np.ndarray) -> None:
+        """Append tokens[offsets[i]:offsets[i + 1]] (int32) to responses[i] (int64), for all i."""
+        kernels.append_many(self._arrays, responses, tokens, offsets)
+
+    def finish(self, response: int, reward: float | None) -> None:
+        """Say that a response is complete, and its reward if there is one.
+
+        May be called again when the reward comes later.
+        """
+        kernels.finish(self._arrays, response, np.nan if reward is None else float(reward))
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that are stored, the prompts' tails included."""
+        return int(self._arrays.header[kernels.NUM_TOKENS])
+
+    @property
+    def num_responses(self) -> int:
+        """Responses of which there is a record."""
+        header = self._arrays.header
+        begun = header[kernels.NEXT_RESPONSE] - header[kernels.FIRST_RESPONSE]
+        return int(min(begun, len(self._arrays.records)))
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that the index takes, tables of chains included, however full it is."""
+        return sum(array.nbytes for array in self._arrays)
+
+
+__all__ = ["Index", "IndexHandle", "prompt_key"]

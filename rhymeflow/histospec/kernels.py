@@ -1,0 +1,463 @@
+"""The compiled code of the index: how text is stored, chained and found again.
+
+Text lies in blocks of 32 words: six words about the block, then 26 tokens. A response's blocks point
+at each other, so responses that grow at the same time do not disturb one another. Blocks are
+numbered as they are allocated, from 1; block n lies in place n modulo the number of places, so new
+text overwrites the oldest. A *position* is (number of the block) * 32 + (word in it) and is never
+used twice.
+
+For each level, `heads` holds the newest position that follows a given suffix of tokens (by hash,
+together with the prompt where the level is one of the prompt's own), and `links` the position before
+it in its chain. Tables hold positions modulo 2**32.
+
+Holds true, whatever a writer in another process does meanwhile:
+- readers follow a block's number, never a place: a block that was overwritten is not what it was;
+- along a chain positions fall, backward blocks fall and forward blocks rise, all strictly, so every
+  walk ends; and every walk has a bound of its own besides;
+- what is read from shared memory is a position only after it was compared with the counters.
+
+All compiled code that knows the layout stands in this file because numba's cache notices a change
+in the file of a function only, not in those of the functions it calls.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+BLOCK_WORDS = 32
+NUMBER, RESPONSE, PREVIOUS, NEXT, COUNT = 0, 1, 2, 3, 4
+FIRST_WORD = 6
+BLOCK_TOKENS = BLOCK_WORDS - FIRST_WORD
+
+# Words of the header.
+NEXT_BLOCK, FIRST_BLOCK, NEXT_RESPONSE, FIRST_RESPONSE, NUM_TOKENS = 0, 1, 2, 3, 4
+
+# Words of a record: what is known of a response. LENGTH counts the prompt's tail, TAIL tokens.
+RECORD_WORDS = 12
+(OF_RESPONSE, OF_PROMPT, OF_SAMPLE, OF_NOISE, OF_VERSION, LENGTH) = 0, 1, 2, 3, 4, 5
+(TAIL, FIRST, LAST, EARLIER, FINISHED) = 6, 7, 8, 9, 10
+
+# Suffix lengths in the order in which they are tried, and whether only the prompt's own text counts.
+LEVELS = (8, 6, 4, 3, 2)
+OWN = (True, False, True, False, True)
+NUM_LEVELS = 5
+LONGEST_LEVEL = 8
+
+MEMORY = 64  # tokens remembered of each sequence
+LONGEST_MATCH = 32
+FOUND = 16  # most candidates found by suffix in one index
+ALIGNED = 2  # most candidates by position in one index
+PLACES = FOUND + ALIGNED
+ENOUGH = 4  # candidates with which shorter suffixes are not tried
+STALE_AFTER = 16  # tokens after which candidates are searched anew
+
+KIND_SHARED, KIND_OWN, KIND_ALIGNED = 0, 1, 2
+
+_LOW = 0xFFFFFFFF
+_BUCKET_WALK = 256  # responses looked at for one prompt
+_SIBLINGS = 64  # responses whose rewards are compared
+_STEPS = 4 * FOUND  # links followed in one chain
+
+kernel = njit(cache=True, nogil=True, error_model="numpy")
+
+
+@kernel
+def _base(arrays, number):
+    return (number % (arrays.words.shape[0] // BLOCK_WORDS)) * BLOCK_WORDS
+
+
+@kernel
+def _mixed(value):
+    value = (value ^ (value >> np.uint64(31))) * np.uint64(0x9E3779B97F4A7C15)
+    return value ^ (value >> np.uint64(29))
+
+
+@kernel
+def _bucket(state, prompt, level, num_heads):
+    """Where the chain of a suffix begins; `state` is the hash of its tokens."""
+    value = state + np.uint64(level + 1) * np.uint64(0xD6E8FEB86659FD93)
+    if OWN[level]:
+        value ^= np.uint64(prompt)
+    return np.int64(_mixed(value) & np.uint64(num_heads - 1))
+
+
+# ---- writing
+
+
+@kernel
+def begin(arrays, prompt, tail_length, sample, noise_epoch, version):
+    """Enter a response, of which the first `tail_length` tokens are its prompt's last ones."""
+    header, records = arrays.header, arrays.records
+    response = header[NEXT_RESPONSE]
+    slot = response % records.shape[0]
+    bucket = prompt % arrays.prompts.shape[0]
+    records[slot, OF_RESPONSE] = 0
+    records[slot, OF_PROMPT] = prompt
+    records[slot, OF_SAMPLE] = sample
+    records[slot, OF_NOISE] = noise_epoch
+    records[slot, OF_VERSION] = version
+    records[slot, LENGTH] = 0
+    records[slot, TAIL] = tail_length
+    records[slot, FIRST] = 0
+    records[slot, LAST] = 0
+    records[slot, EARLIER] = arrays.prompts[bucket]
+    records[slot, FINISHED] = 0
+    arrays.rewards[slot] = np.nan
+    arrays.merits[slot] = 1.0
+    records[slot, OF_RESPONSE] = response
+    header[NEXT_RESPONSE] = response + 1
+    arrays.prompts[bucket] = response
+    return response
+
+
+@kernel
+def append_many(arrays, responses, tokens, offsets):
+    """Append tokens[offsets[i]:offsets[i + 1]] to response i, for all i."""
+    for i in range(responses.shape[0]):
+        _append(arrays, responses[i], tokens, offsets[i], offsets[i + 1])
+
+
+@kernel
+def _append(arrays, response, tokens, start, stop):
+    words, records = arrays.words, arrays.records
+    slot = response % records.shape[0]
+    if response < arrays.header[FIRST_RESPONSE] or records[slot, OF_RESPONSE] != response:
+        return
+    number = records[slot, LAST]
+    base = _base(arrays, number)
+    if number != 0 and words[base + NUMBER] != number:
+        return  # overwritten
+    prompt = records[slot, OF_PROMPT]
+    for i in range(start, stop):
+        if number == 0 or words[base + COUNT] == BLOCK_TOKENS:
+            number = _allocate(arrays, response, number)
+            base = _base(arrays, number)
+            records[slot, LAST] = number
+            if records[slot, FIRST] == 0:
+                records[slot, FIRST] = number
+        count = words[base + COUNT]
+        words[base + FIRST_WORD + count] = tokens[i]
+        words[base + COUNT] = count + 1
+        records[slot, LENGTH] += 1
+        arrays.header[NUM_TOKENS] += 1
+        # Within the prompt nothing is predicted, so what leads up to its tokens is not looked for.
+        if records[slot, LENGTH] >= records[slot, TAIL]:
+            _chain(arrays, prompt, number, base, FIRST_WORD + count)
+
+
+@kernel
+def _allocate(arrays, response, previous):
+    """Take the oldest block for the continuation of `previous` (0: of nothing)."""
+    header, words = arrays.header, arrays.words
+    number = header[NEXT_BLOCK]
+    base = _base(arrays, number)
+    if words[base + NUMBER] >= header[FIRST_BLOCK]:
+        header[NUM_TOKENS] -= words[base + COUNT]
+    words[base + NUMBER] = 0
+    words[base + RESPONSE] = response
+    words[base + PREVIOUS] = previous
+    words[base + NEXT] = 0
+    words[base + COUNT] = 0
+    words[base + NUMBER] = number
+    header[NEXT_BLOCK] = number + 1
+    if previous != 0:
+        words[_base(arrays, previous) + NEXT] = number
+    return number
+
+
+@kernel
+def _chain(arrays, prompt, number, base, word):
+    """Put the token at `word` of this block at the front of its chains."""
+    words, heads, links = arrays.words, arrays.heads, arrays.links
+    first = arrays.header[FIRST_BLOCK]
+    here = base + word
+    position = np.uint32((number * BLOCK_WORDS + word) & _LOW)
+    state = np.uint64(0)
+    for length in range(1, LONGEST_LEVEL + 1):
+        state = _mixed(state ^ np.uint64(words[base + word] + 1))
+        for level in range(NUM_LEVELS):
+            if LEVELS[level] == length:
+                bucket = _bucket(state, prompt, level, heads.shape[1])
+                links[level, here] = heads[level, bucket]
+                heads[level, bucket] = position
+        word -= 1
+        if word < FIRST_WORD:
+            previous = np.int64(words[base + PREVIOUS])
+            base = _base(arrays, previous)
+            if previous < first or words[base + NUMBER] != previous:
+                return
+            word = BLOCK_WORDS - 1
+
+
+@kernel
+def finish(arrays, response, reward):
+    """Close a response; weigh the prompt's responses by how their rewards compare."""
+    records, rewards = arrays.records, arrays.rewards
+    slot = response % records.shape[0]
+    if response < arrays.header[FIRST_RESPONSE] or records[slot, OF_RESPONSE] != response:
+        return
+    records[slot, FINISHED] = 1
+    rewards[slot] = reward
+    if np.isnan(reward):
+        return
+    prompt = records[slot, OF_PROMPT]
+    slots = np.empty(_SIBLINGS, np.int64)
+    count, total, squares = 0, 0.0, 0.0
+    at = arrays.prompts[prompt % arrays.prompts.shape[0]]
+    for _ in range(_BUCKET_WALK):
+        place = at % records.shape[0]
+        if at < arrays.header[FIRST_RESPONSE] or records[place, OF_RESPONSE] != at:
+            break
+        if records[place, OF_PROMPT] == prompt and not np.isnan(rewards[place]):
+            slots[count] = place
+            total += rewards[place]
+            squares += rewards[place] * rewards[place]
+            count += 1
+            if count == _SIBLINGS:
+                break
+        at = records[place, EARLIER]
+    mean = total / count
+    deviation = np.sqrt(max(squares / count - mean * mean, 0.0))
+    for i in range(count):
+        over = (rewards[slots[i]] - mean) / deviation if deviation > 1e-6 else 0.0
+        arrays.merits[slots[i]] = 2.0 ** min(max(over, -2.0), 2.0)
+
+
+# ---- reading
+
+
+@kernel
+def _holds(arrays, position):
+    """Whether a token lies at this position, and still the one that was put there."""
+    number, word = position // BLOCK_WORDS, position % BLOCK_WORDS
+    if number < arrays.header[FIRST_BLOCK] or number >= arrays.header[NEXT_BLOCK]:
+        return False
+    base = _base(arrays, number)
+    if arrays.words[base + NUMBER] != number or word < FIRST_WORD:
+        return False
+    return word - FIRST_WORD < arrays.words[base + COUNT]
+
+
+@kernel
+def _restored(arrays, low):
+    """The position of which a table holds the low 32 bits; 0: none."""
+    end = arrays.header[NEXT_BLOCK] * BLOCK_WORDS
+    return end - ((end - np.int64(low)) & _LOW) if low != 0 else np.int64(0)
+
+
+@kernel
+def _copy_after(arrays, position, out):
+    """Copy what follows a position that holds a token; return how many tokens there were."""
+    words = arrays.words
+    number, word = position // BLOCK_WORDS, position % BLOCK_WORDS + 1
+    base = _base(arrays, number)
+    copied = 0
+    while copied < out.shape[0]:
+        stop = min(FIRST_WORD + np.int64(words[base + COUNT]), BLOCK_WORDS)
+        while word < stop and copied < out.shape[0]:
+            out[copied] = words[base + word]
+            copied += 1
+            word += 1
+        following = np.int64(words[base + NEXT])
+        if word < BLOCK_WORDS or following <= number or following >= arrays.header[NEXT_BLOCK]:
+            break
+        number, word, base = following, FIRST_WORD, _base(arrays, following)
+        if words[base + NUMBER] != number:
+            break
+    return copied
+
+
+@kernel
+def _moved(arrays, position, steps):
+    """The position so many tokens after one that holds a token; 0: the text ends before."""
+    words = arrays.words
+    number, word = position // BLOCK_WORDS, position % BLOCK_WORDS
+    base = _base(arrays, number)
+    while word + steps >= BLOCK_WORDS:
+        steps -= BLOCK_WORDS - word
+        following = np.int64(words[base + NEXT])
+        if following <= number or following >= arrays.header[NEXT_BLOCK]:
+            return np.int64(0)
+        number, word, base = following, FIRST_WORD, _base(arrays, following)
+        if words[base + NUMBER] != number:
+            return np.int64(0)
+    if word + steps - FIRST_WORD >= words[base + COUNT]:
+        return np.int64(0)
+    return number * BLOCK_WORDS + word + steps
+
+
+@kernel
+def _agreement(arrays, position, recent, most):
+    """How many tokens up to a position that holds one equal the end of `recent`."""
+    words, first = arrays.words, arrays.header[FIRST_BLOCK]
+    number, word = position // BLOCK_WORDS, position % BLOCK_WORDS
+    base = _base(arrays, number)
+    matched = 0
+    while matched < most:
+        if words[base + word] != recent[MEMORY - 1 - matched]:
+            break
+        matched += 1
+        word -= 1
+        if word < FIRST_WORD:
+            previous = np.int64(words[base + PREVIOUS])
+            if previous < first or previous >= number:
+                break
+            number, word, base = previous, BLOCK_WORDS - 1, _base(arrays, previous)
+            if words[base + NUMBER] != number:
+                break
+    return matched
+
+
+@kernel
+def align(arrays, prompt, sample, noise_epoch, length, at):
+    """Fill `at` with the newest finished responses that share prompt, sample and noise.
+
+    What is entered is the position of the token before token number `length` of the response.
+    """
+    records = arrays.records
+    count = 0
+    response = arrays.prompts[prompt % arrays.prompts.shape[0]]
+    at[:] = 0
+    for _ in range(_BUCKET_WALK):
+        slot = response % records.shape[0]
+        if response < arrays.header[FIRST_RESPONSE] or records[slot, OF_RESPONSE] != response:
+            return
+        is_same = records[slot, OF_PROMPT] == prompt and records[slot, OF_SAMPLE] == sample
+        if is_same and records[slot, OF_NOISE] == noise_epoch and records[slot, FINISHED] == 1:
+            start = records[slot, FIRST] * BLOCK_WORDS + FIRST_WORD
+            before = records[slot, TAIL] + length - 1
+            position = _moved(arrays, start, before) if _holds(arrays, start) else np.int64(0)
+            if position != 0 and count < at.shape[0]:
+                at[count] = position
+                count += 1
+        earlier = records[slot, EARLIER]
+        if earlier >= response:
+            return
+        response = earlier
+
+
+@kernel
+def collect(arrays, contexts, candidates, handles, most, texts, offset):
+    """Bring the candidates of these sequences up to date and copy out what follows them.
+
+    What this index has for sequence i comes into texts[i, offset : offset + PLACES].
+    """
+    for i in range(handles.shape[0]):
+        handle = handles[i]
+        texts.counts[i, offset : offset + PLACES] = 0
+        if most[i] == 0:
+            continue
+        _advance(arrays, contexts, candidates, handle)
+        if candidates.found[handle] < candidates.needed[handle]:
+            _search(arrays, contexts, candidates, handle)
+        for place in range(PLACES):
+            position = candidates.at[handle, place]
+            if position != 0:
+                out = texts.tokens[i, offset + place]
+                texts.counts[i, offset + place] = _copy_after(arrays, position, out)
+                texts.matched[i, offset + place] = candidates.matched[handle, place]
+                texts.kinds[i, offset + place] = candidates.kinds[handle, place]
+                texts.merits[i, offset + place] = candidates.merits[handle, place]
+
+
+@kernel
+def _advance(arrays, contexts, candidates, handle):
+    """Move candidates past the tokens that came; those that said otherwise are dropped."""
+    at, matched = candidates.at[handle], candidates.matched[handle]
+    recent = contexts.recent[handle]
+    came = contexts.length[handle] - candidates.seen[handle]
+    candidates.seen[handle] = contexts.length[handle]
+    kept = 0
+    for place in range(candidates.found[handle]):
+        position = at[place]
+        at[place] = 0
+        if came > LONGEST_MATCH or not _holds(arrays, position):
+            continue
+        position = _moved(arrays, position, came) if came > 0 else position
+        if position != 0 and _agreement(arrays, position, recent, came) == came:
+            at[kept] = position
+            matched[kept] = min(matched[place] + came, LONGEST_MATCH)
+            candidates.kinds[handle, kept] = candidates.kinds[handle, place]
+            candidates.merits[handle, kept] = candidates.merits[handle, place]
+            kept += 1
+    candidates.found[handle] = kept
+    candidates.age[handle] += came
+    if candidates.age[handle] >= STALE_AFTER:
+        candidates.needed[handle] = FOUND + 1
+    for place in range(FOUND, PLACES):
+        if at[place] != 0:
+            if not _holds(arrays, at[place]):
+                at[place] = 0
+                continue
+            at[place] = _moved(arrays, at[place], came) if came > 0 else at[place]
+            if at[place] != 0:
+                most = min(LONGEST_MATCH, contexts.known[handle])
+                matched[place] = _agreement(arrays, at[place], recent, most)
+
+
+@kernel
+def _search(arrays, contexts, candidates, handle):
+    """Find anew what stands in the index after the longest suffixes of the sequence."""
+    recent, known = contexts.recent[handle], contexts.known[handle]
+    prompt = contexts.prompt[handle]
+    candidates.at[handle, :FOUND] = 0
+    count = 0
+    state, length = np.uint64(0), 0
+    states = np.empty(LONGEST_LEVEL + 1, np.uint64)
+    while length < min(LONGEST_LEVEL, known):
+        state = _mixed(state ^ np.uint64(recent[MEMORY - 1 - length] + 1))
+        length += 1
+        states[length] = state
+    for level in range(NUM_LEVELS):
+        if LEVELS[level] <= known and count < ENOUGH:
+            bucket = _bucket(states[LEVELS[level]], prompt, level, arrays.heads.shape[1])
+            count = _walk(arrays, contexts, candidates, handle, level, bucket, count)
+    candidates.found[handle] = count
+    candidates.needed[handle] = min(ENOUGH, max(count, 1))
+    candidates.age[handle] = 0
+
+
+@kernel
+def _walk(arrays, contexts, candidates, handle, level, bucket, count):
+    """Enter the newest members of one chain; return the number of candidates there are then."""
+    at = candidates.at[handle]
+    most = min(LONGEST_MATCH, contexts.known[handle])
+    position = _restored(arrays, arrays.heads[level, bucket])
+    for _ in range(_STEPS):
+        if count == FOUND or not _holds(arrays, position):
+            break
+        base = _base(arrays, position // BLOCK_WORDS)
+        slot = arrays.words[base + RESPONSE] % arrays.records.shape[0]
+        is_own = arrays.records[slot, OF_PROMPT] == contexts.prompt[handle]
+        if (is_own or not OWN[level]) and _moved(arrays, position, 1) != 0:
+            matched = _agreement(arrays, position, contexts.recent[handle], most)
+            is_new = matched >= LEVELS[level]
+            for place in range(count):
+                is_new = is_new and at[place] != position
+            if is_new:
+                at[count] = position
+                candidates.matched[handle, count] = matched
+                candidates.kinds[handle, count] = KIND_OWN if is_own else KIND_SHARED
+                candidates.merits[handle, count] = arrays.merits[slot]
+                count += 1
+        earlier = _restored(arrays, arrays.links[level, base + position % BLOCK_WORDS])
+        if earlier >= position:
+            break
+        position = earlier
+    return count
+
+
+@kernel
+def remember(contexts, handles, tokens, offsets):
+    """Append tokens[offsets[i]:offsets[i + 1]] to what is remembered of sequence i, for all i."""
+    for i in range(handles.shape[0]):
+        handle, came = handles[i], offsets[i + 1] - offsets[i]
+        recent = contexts.recent[handle]
+        kept = max(MEMORY - came, 0)
+        for j in range(kept):
+            recent[j] = recent[j + MEMORY - kept]
+        for j in range(kept, MEMORY):
+            recent[j] = tokens[offsets[i + 1] - MEMORY + j]
+        contexts.known[handle] = min(contexts.known[handle] + came, MEMORY)
+        contexts.length[handle] += came

@@ -1,0 +1,214 @@
+"""Drafts for running sequences, found in one or more indexes.
+
+    search = Search((live, history), max_draft=16, shape="linear", ranking="combined",
+                    chances=chances)
+    handle = search.begin(prompt_ids, tokens, sample=0, noise_epoch=3)
+    proposals = search.propose(handles, most)
+    search.extend(handles, tokens, offsets)
+    search.end(handle)
+
+In each index a sequence has candidates: texts whose last tokens are the sequence's own (the longest
+suffixes of those that are chained, newest first, the prompt's own text before others'), and texts of
+the same prompt, sample and noise at the same position. They are kept from one iteration to the next
+as long as enough of them said what came.
+
+Holds true: between two calls all is consistent; nothing here writes to an index. Knows nothing of
+how many tokens it pays to verify, and does not count what became of its proposals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from rhymeflow.histospec import expand, kernels
+from rhymeflow.histospec.cells import LENGTH_BUCKETS, NUM_CELLS, NUM_KINDS
+from rhymeflow.histospec.expand import Proposals, Tables, Texts
+from rhymeflow.histospec.index import Index, prompt_key
+
+Shape = Literal["linear", "tree"]
+Ranking = Literal["reward", "frequency", "combined"]
+
+_RANKINGS = {
+    "reward": expand.BY_REWARD,
+    "frequency": expand.BY_FREQUENCY,
+    "combined": expand.BY_BOTH,
+}
+_MASK_BITS = 64
+
+
+class Contexts(NamedTuple):
+    """What is known of each sequence, by handle."""
+
+    recent: np.ndarray
+    """int32 [H, MEMORY]: the last tokens, the last of all at the end."""
+    known: np.ndarray
+    """int64 [H]: how many of them are tokens."""
+    length: np.ndarray
+    """int64 [H]: tokens of the response."""
+    prompt: np.ndarray
+    """int64 [H]: key of the prompt."""
+
+
+class Candidates(NamedTuple):
+    """The candidates of each sequence in one index, by handle: found ones, then aligned ones."""
+
+    at: np.ndarray
+    """int64 [H, PLACES]: position of the token that stands for the sequence's last; 0: none."""
+    matched: np.ndarray
+    """int32 [H, PLACES]: tokens up to there that agree."""
+    kinds: np.ndarray
+    """int32 [H, PLACES], see `cells`."""
+    merits: np.ndarray
+    """float32 [H, PLACES]."""
+    found: np.ndarray
+    """int64 [H]: how many there are in front."""
+    needed: np.ndarray
+    """int64 [H]: with fewer than that they are searched anew."""
+    seen: np.ndarray
+    """int64 [H]: length of the response at which this was true."""
+    age: np.ndarray
+    """int64 [H]: tokens that came since the search."""
+
+
+class Search:
+    """Proposals for sequences of one engine.
+
+    `chances` float32 [NUM_CELLS] is read at every proposal; its owner may change it in place.
+    """
+
+    def __init__(
+        self,
+        indexes: Sequence[Index],
+        *,
+        max_draft: int,
+        shape: Shape,
+        ranking: Ranking,
+        chances: np.ndarray,
+    ) -> None:
+        assert chances.shape == (NUM_CELLS,) and chances.dtype == np.float32
+        assert len(indexes) * kernels.PLACES <= _MASK_BITS, "a bit per candidate"
+        self._indexes = [index.readable for index in indexes]
+        self._max_draft = max_draft
+        self._is_tree = shape == "tree"
+        self._ranking = _RANKINGS[ranking]
+        self._tables = Tables(_weights(), LENGTH_BUCKETS, chances)
+        self._free: list[int] = []
+        self._contexts = _contexts(0)
+        self._candidates = [_candidates(0) for _ in indexes]
+        self._texts = _texts(0, 0, 0)
+
+    def begin(
+        self, prompt_ids: Sequence[int], tokens: Sequence[int], *, sample: int, noise_epoch: int
+    ) -> int:
+        """Take in a sequence; `tokens` are those of its response that exist already.
+
+        Returns a handle: a small number, used again after `end`.
+        """
+        if not self._free:
+            self._grow()
+        handle = self._free.pop()
+        key = prompt_key(prompt_ids)
+        recent = np.array([*prompt_ids[-kernels.MEMORY :], *tokens[-kernels.MEMORY :]], np.int32)
+        contexts = self._contexts
+        contexts.known[handle] = 0
+        contexts.prompt[handle] = key
+        kernels.remember(contexts, np.array([handle]), recent, np.array([0, len(recent)]))
+        contexts.length[handle] = len(tokens)
+        for arrays, candidates in zip(self._indexes, self._candidates, strict=True):
+            candidates.at[handle] = 0
+            candidates.found[handle] = 0
+            candidates.needed[handle] = 1
+            candidates.seen[handle] = len(tokens)
+            aligned = slice(kernels.FOUND, kernels.PLACES)
+            candidates.kinds[handle, aligned] = kernels.KIND_ALIGNED
+            candidates.merits[handle, aligned] = 1.0
+            if noise_epoch >= 0:
+                at = candidates.at[handle, aligned]
+                kernels.align(arrays, key, sample, noise_epoch, len(tokens), at)
+                candidates.matched[handle, aligned] = 0
+        return handle
+
+    def end(self, handle: int) -> None:
+        """Forget a sequence."""
+        self._free.append(handle)
+
+    def extend(self, handles: np.ndarray, tokens: np.ndarray, offsets: np.ndarray) -> None:
+        """Take in tokens[offsets[i]:offsets[i + 1]] (int32) of handles[i] (int64), for all i."""
+        kernels.remember(self._contexts, handles, tokens, offsets)
+
+    def propose(self, handles: np.ndarray, most: np.ndarray) -> Proposals:
+        """Draft at most most[i] tokens (and `max_draft`) for handles[i], both int64, for all i.
+
+        The result is new memory. A sequence of which most is 0 costs nothing.
+        """
+        n, width = len(handles), self._max_draft
+        if n > len(self._texts.counts):
+            self._texts = _texts(n, len(self._indexes) * kernels.PLACES, width)
+        for i, (arrays, candidates) in enumerate(zip(self._indexes, self._candidates, strict=True)):
+            kernels.collect(
+                arrays, self._contexts, candidates, handles, most, self._texts, i * kernels.PLACES
+            )
+        proposals = Proposals(
+            np.empty((n, width), np.int32),
+            np.empty((n, width), np.int32),
+            np.empty((n, width), np.float32),
+            np.empty((n, width), np.int32),
+            np.zeros(n, np.int64),
+        )
+        if self._indexes:
+            expand.expand(self._texts, most, self._tables, self._ranking, self._is_tree, proposals)
+        return proposals
+
+    def _grow(self) -> None:
+        """Make room for twice as many sequences."""
+        old = len(self._contexts.known)
+        new = max(16, 2 * old)
+        self._contexts = _extended(self._contexts, _contexts(new))
+        self._candidates = [_extended(part, _candidates(new)) for part in self._candidates]
+        self._free = list(range(new - 1, old - 1, -1))
+
+
+def _weights() -> np.ndarray:
+    """Votes by kind and matched length, float32 [NUM_KINDS, LONGEST_MATCH + 1]."""
+    matched = np.arange(kernels.LONGEST_MATCH + 1)
+    grown = 2.0 ** (np.minimum(matched, 16) / 2.0)
+    return np.array([grown for _ in range(NUM_KINDS)], np.float32)
+
+
+def _contexts(size: int) -> Contexts:
+    return Contexts(
+        np.zeros((size, kernels.MEMORY), np.int32),
+        np.zeros(size, np.int64),
+        np.zeros(size, np.int64),
+        np.zeros(size, np.int64),
+    )
+
+
+def _candidates(size: int) -> Candidates:
+    return Candidates(
+        np.zeros((size, kernels.PLACES), np.int64),
+        np.zeros((size, kernels.PLACES), np.int32),
+        np.zeros((size, kernels.PLACES), np.int32),
+        np.zeros((size, kernels.PLACES), np.float32),
+        *(np.zeros(size, np.int64) for _ in range(4)),
+    )
+
+
+def _texts(n: int, places: int, width: int) -> Texts:
+    return Texts(
+        np.zeros((n, places, width), np.int32),
+        *(np.zeros((n, places), np.int32) for _ in range(3)),
+        np.zeros((n, places), np.float32),
+    )
+
+
+def _extended(old, new):
+    for source, target in zip(old, new, strict=True):
+        target[: len(source)] = source
+    return new
+
+
+__all__ = ["Proposals", "Search"]
