@@ -70,7 +70,7 @@ def _shared_memory() -> Iterator[str]:
     except FileNotFoundError:
         yield "!!  /dev/shm is missing: weights pass between processes through shared memory"
         return
-    yield f"ok  {free:.1f} GB of shared memory for weights (two copies; see `train --dry-run`)"
+    yield f"ok  {free:.1f} GB of shared memory for weights and history (see `train --dry-run`)"
 
 
 def _extras() -> Iterator[str]:

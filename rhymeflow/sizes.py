@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rhymeflow.config import Config
+from rhymeflow.config import Config, DraftingConfig
 from rhymeflow.data.encode import PromptEncoder
 from rhymeflow.data.load import load_prompts
+from rhymeflow.histospec.index import Index
 from rhymeflow.models.load import (
     load_config,
     load_tokenizer,
@@ -19,6 +20,7 @@ from rhymeflow.models.load import (
     resolve_device,
     resolve_dtype,
 )
+from rhymeflow.servers import earlier
 
 _MASTER = 4
 """Bytes of a float32: the learner's weights, gradients and AdamW moments."""
@@ -53,7 +55,12 @@ class Row:
 
 
 def describe(config: Config) -> str:
-    """Return the estimate as lines that start with `#`, one a row, and a total."""
+    """Return the estimate as lines that start with `#`, one a row, and a total.
+
+    Raises:
+        UserError: the model, the data or the earlier run to draft from is not there.
+    """
+    earlier.check(config.drafting.history, "drafting.history")
     model = shape(config)
     limit = config.data.max_prompt_length
     rows = estimate(config, model, longest_prompt(config) if limit is None else limit)
@@ -111,6 +118,7 @@ def estimate(config: Config, model: Model, prompt_length: int) -> list[Row]:
     instances = "rollout" if rollout.num_instances == 1 else f"{rollout.num_instances} x rollout"
     rows = [
         Row("parameter server", "weights, two slots in shared memory", 2 * weights),
+        *_history(config.drafting),
         Row(instances, "weights", weights * rollout.num_instances),
         Row(
             instances,
@@ -131,6 +139,15 @@ def estimate(config: Config, model: Model, prompt_length: int) -> list[Row]:
     if learner.beta > 0:
         rows.append(Row("learner", "reference model", weights))
     return rows
+
+
+def _history(drafting: DraftingConfig) -> list[Row]:
+    if drafting.window == "off":
+        return []
+    # Memory that is not written is not taken, so asking a new index costs nothing.
+    index = Index(max_tokens=drafting.history_tokens, max_responses=drafting.history_responses)
+    what = f"index of {drafting.history_tokens:,} tokens in shared memory"
+    return [Row("history", what, index.num_bytes)]
 
 
 def _size(num_bytes: int) -> str:

@@ -33,6 +33,7 @@ from rhymeflow.runtime.evaluation import Evaluations
 from rhymeflow.runtime.instances import Instances
 from rhymeflow.runtime.instructions import message_for
 from rhymeflow.runtime.judging import Judge
+from rhymeflow.runtime.keeper import HistoryKeeper
 from rhymeflow.runtime.process import WorkerLost
 from rhymeflow.runtime.report import Report
 from rhymeflow.runtime.underway import UnderWay
@@ -64,6 +65,7 @@ class Controller:
         report.say("loading the model, the data and the reward functions")
         self.store = TrajectoryServer(run_dir / "events.db")
         self.rewards = RewardExecutor(config.reward, run_dir / "logs" / "reward.log")
+        self.history = HistoryKeeper(config.drafting, workers, report.warn)
         self.parameters: ParameterServer | None = None
         self._attach: messages.Attach | None = None  # once there is a version to pull
         self._published: Version = 0
@@ -86,12 +88,14 @@ class Controller:
     def __exit__(self, *_: object) -> None:
         self.rewards.close()
         self.store.close()
+        self.history.close()
         if self.parameters is not None:
             self.parameters.close()
 
     def _load(self) -> None:
         """What takes a while; the workers load meanwhile."""
         config = self.config
+        self.history.start()
         tokenizer = load_tokenizer(config.model)
         encoder = PromptEncoder(tokenizer, config.data)
         train, held_out = load_prompts(config.data, config.run.seed)
@@ -159,16 +163,17 @@ class Controller:
                 worker.check(now, limit)
             except WorkerLost as loss:
                 self._lose(name, loss)
+        self.history.take_in(now, limit)
         self._events += self.judge.poll(self.report.now)
 
     def _from_learner(self, message: Any) -> None:
         match message:
             case messages.LearnerLoaded():
                 self.parameters = ParameterServer.create(message.layout)
-                self.workers.learner.send(messages.Attach(self.parameters.handle))
+                self.workers.learner.send(messages.Attach(self.parameters.handle, None))
             case messages.LearnerUp():
                 assert self.parameters is not None
-                self._attach = messages.Attach(self.parameters.handle)
+                self._attach = messages.Attach(self.parameters.handle, self.history.handle)
                 for worker in self.workers.instances.values():
                     worker.send(self._attach)
                 self._events.append(LearnerReady(message.version))

@@ -53,6 +53,7 @@ class Instances:
             case messages.Made():
                 for part in message.parts:
                     self._under_way.take(name, part)
+                    self._pace.made(part)
             case messages.ResponseDone(trajectory=trajectory):
                 if trajectory in self._under_way:
                     length = self._judge.finished(trajectory, message.reason)

@@ -26,6 +26,7 @@ from rhymeflow.runtime import rundir
 from rhymeflow.runtime.controller import Controller
 from rhymeflow.runtime.report import Report
 from rhymeflow.runtime.workers import Workers
+from rhymeflow.servers import earlier
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """What people and what clusters stop a run with."""
@@ -44,6 +45,7 @@ def train(
         WorkerDied: a worker process ended, hangs, or has a defect.
     """
     console = console or Console()
+    earlier.check(config.drafting.history, "drafting.history")
     path = rundir.create(config, run_dir)
     metrics = MetricsWriter(
         path,

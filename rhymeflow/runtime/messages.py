@@ -12,6 +12,8 @@ from typing import Any
 import msgspec
 
 from rhymeflow.core.types import FinishReason, GroupId, TrajectoryId, Version
+from rhymeflow.histospec.draft import DraftStats
+from rhymeflow.histospec.index import IndexHandle
 from rhymeflow.servers.layout import TensorSpec
 from rhymeflow.servers.memory import ParameterHandle
 
@@ -20,13 +22,17 @@ class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Base of all messages."""
 
 
-# -- controller -> both ---------------------------------------------------------------------------
+# -- controller -> all ---------------------------------------------------------------------------
 
 
 class Attach(Message):
-    """Where the parameter server is. An instance takes the weights and joins."""
+    """Where the parameter server is. An instance takes the weights and joins.
+
+    `history`: where the index is that an instance drafts from, if it does.
+    """
 
     handle: ParameterHandle
+    history: IndexHandle | None
 
 
 class Shutdown(Message):
@@ -96,6 +102,15 @@ class SaveCheckpoint(Message):
     """Write a checkpoint of the version that the learner holds."""
 
 
+# -- controller -> history ------------------------------------------------------------------------
+
+
+class Feed(Message):
+    """The store is there: write what it says to this index."""
+
+    index: IndexHandle
+
+
 # -- rollout instance -> controller ---------------------------------------------------------------
 
 
@@ -108,11 +123,16 @@ class Joined(Message):
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):
-    """Tokens of a response from position `start` on, all made under `version`."""
+    """Tokens of a response from position `start` on, all made under `version`.
+
+    It took `steps` iterations, in which `drafted` tokens were proposed and verified.
+    """
 
     trajectory: TrajectoryId
     start: int
     version: Version
+    steps: int
+    drafted: int
     tokens: list[int]
     logprobs: list[float]
 
@@ -166,6 +186,7 @@ class InstanceStatus(Message):
     kv_tokens: int
     tokens: int
     busy_seconds: float
+    drafts: DraftStats
 
 
 # -- learner -> controller ------------------------------------------------------------------------
@@ -204,6 +225,13 @@ class LearnerAlive(Message):
     """A sign of life."""
 
 
+# -- history -> controller ------------------------------------------------------------------------
+
+
+class HistoryAlive(Message):
+    """A sign of life."""
+
+
 # -- worker -> controller -------------------------------------------------------------------------
 
 
@@ -215,9 +243,10 @@ class Failed(Message):
 
 
 _Any = (
-    Attach | Produce | Halt | Forget | PullWeights | Answer | TrainBatch | SaveCheckpoint | Shutdown
-    | Joined | Made | ResponseDone | Halted | WeightsPulled | Answered | InstanceStatus
-    | LearnerLoaded | LearnerUp | BatchTrained | CheckpointSaved | LearnerAlive | Failed
+    Attach | Produce | Halt | Forget | PullWeights | Answer | TrainBatch | SaveCheckpoint | Feed
+    | Shutdown | Joined | Made | ResponseDone | Halted | WeightsPulled | Answered | InstanceStatus
+    | LearnerLoaded | LearnerUp | BatchTrained | CheckpointSaved | LearnerAlive | HistoryAlive
+    | Failed
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

@@ -9,7 +9,34 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rhymeflow.core.types import InstanceId
-from rhymeflow.runtime.messages import InstanceStatus
+from rhymeflow.runtime.messages import InstanceStatus, Part
+
+
+@dataclass(slots=True)
+class Drafts:
+    """What drafting came to in a step, or a sum of it.
+
+    `tokens`, `steps` and `drafted` are of training responses alone: held-out answers are another
+    distribution. The times are the instances', whatever they decoded.
+    """
+
+    tokens: int = 0
+    steps: int = 0
+    drafted: int = 0
+    busy_seconds: float = 0.0
+    saved_seconds: float = 0.0
+
+    def metrics(self) -> dict[str, float]:
+        """The metrics; what is a share of nothing is left out."""
+        found = {"draft/time_saved": self.saved_seconds}
+        if self.steps:
+            found["draft/tokens_per_step"] = self.tokens / self.steps
+        if self.drafted:
+            # Each iteration makes one token without any draft.
+            found["draft/acceptance_rate"] = (self.tokens - self.steps) / self.drafted
+        if (without := self.busy_seconds + self.saved_seconds) > 0:
+            found["draft/time_saved_share"] = self.saved_seconds / without
+        return found
 
 
 @dataclass
@@ -18,12 +45,16 @@ class Pace:
 
     since: float
     """When the current step's account began."""
+    drafts: bool = False
+    """Whether the run drafts."""
     statuses: dict[InstanceId, InstanceStatus] = field(default_factory=dict)
     pull_seconds: list[float] = field(default_factory=list)
     _tokens: int = 0
     _busy: float = 0.0
     _coordination: dict[str, float] = field(default_factory=dict)
     _left: list[InstanceStatus] = field(default_factory=list)
+    _drafts: Drafts = field(default_factory=Drafts)
+    _saved: float = 0.0
 
     @property
     def running(self) -> int:
@@ -39,6 +70,12 @@ class Pace:
         """An instance is gone; what it did stays counted."""
         if instance in self.statuses:
             self._left.append(self.statuses.pop(instance))
+
+    def made(self, part: Part) -> None:
+        """Part of a training response was made."""
+        self._drafts.tokens += len(part.tokens)
+        self._drafts.steps += part.steps
+        self._drafts.drafted += part.drafted
 
     def rollout_tokens_per_s(self, now: float) -> float:
         """Tokens made per second since the step's account began, on all instances."""
@@ -66,12 +103,22 @@ class Pace:
             "idle/learner": _share(1 - learner_seconds / seconds),
         }
         metrics |= self._end_coordination(seconds, coordination_seconds)
+        metrics |= self._end_drafts(busy - self._busy)
         if self.pull_seconds:
             metrics["params/pull_s"] = sum(self.pull_seconds) / len(self.pull_seconds)
         self.pull_seconds = []
         self._tokens = self._tokens_made()
         self._busy, self.since = busy, now
         return metrics
+
+    def _end_drafts(self, busy_seconds: float) -> dict[str, float]:
+        if not self.drafts:
+            return {}
+        saved = sum(status.drafts.saved_seconds for status in self._all())
+        drafts, self._drafts = self._drafts, Drafts()
+        drafts.busy_seconds, drafts.saved_seconds = busy_seconds, saved - self._saved
+        self._saved = saved
+        return drafts.metrics()
 
     def _end_coordination(self, seconds: float, totals: dict[str, float]) -> dict[str, float]:
         since = {part: total - self._coordination.get(part, 0.0) for part, total in totals.items()}

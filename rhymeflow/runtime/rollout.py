@@ -18,7 +18,9 @@ from rhymeflow.core.types import TrajectoryId, Version
 from rhymeflow.engine.engine import Engine
 from rhymeflow.engine.noise import NoiseKey
 from rhymeflow.engine.sequence import Finished, Request, Sampling
-from rhymeflow.histospec.rhyme import noise_epoch
+from rhymeflow.histospec.draft import DraftStats
+from rhymeflow.histospec.drafter import Drafter
+from rhymeflow.histospec.index import Index, IndexHandle
 from rhymeflow.models.load import (
     empty_model,
     load_tokenizer,
@@ -45,6 +47,7 @@ from rhymeflow.runtime.messages import (
     receive,
     send,
 )
+from rhymeflow.runtime.noise import epoch_of_noise
 from rhymeflow.servers.parameters import ParameterReader, Pulled, VersionUnavailable
 
 STATUS_SECONDS = 0.25
@@ -53,6 +56,15 @@ is lost with it; short against a step, long against an iteration."""
 
 EVALUATION_EPOCH = 2**31 - 1
 """Noise of held-out answers is keyed by an epoch that training never reaches."""
+
+
+@dataclass(slots=True)
+class Sent:
+    """What the controller has been sent of a response."""
+
+    tokens: int
+    steps: int = 0
+    drafted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +94,7 @@ class Instance:
         assert isinstance(attach, Attach), attach
         self.parameters = ParameterReader(attach.handle)
         pulled = self._take(None)
+        self.drafter = self._drafter(attach.history)
         self.engine = Engine(
             self.model,
             seed=config.run.seed,
@@ -89,16 +102,32 @@ class Instance:
             max_prefill_tokens=config.rollout.max_prefill_tokens,
             instance=name,
             version=pulled.version,
+            drafter=self.drafter,
         )
         self.requests: dict[TrajectoryId | HeldOut, Request] = {}
         """What the engine has."""
-        self._num_sent: dict[TrajectoryId, int] = {}
-        """Of each response here, the tokens that the controller has."""
+        self._sent: dict[TrajectoryId, Sent] = {}
+        """Of each response here."""
         self.last_number = 0
         self.busy_seconds = 0.0
         self._last_status = 0.0
         self._ending = False
         send(connection, Joined(pulled.version, self.engine.max_length))
+
+    def _drafter(self, history: IndexHandle | None) -> Drafter | None:
+        """What drafts from the run's history, and from what runs here."""
+        if history is None:
+            return None
+        rollout, drafting = self.config.rollout, self.config.drafting
+        return Drafter(
+            Index.attach(history),
+            window=drafting.window,
+            max_draft=drafting.max_draft,
+            shape=drafting.shape,
+            ranking=drafting.ranking,
+            max_sequences=rollout.max_running,
+            max_length=self.model.config.max_position_embeddings,
+        )
 
     def serve(self) -> None:
         """Carry out commands and iterate, until `Shutdown`."""
@@ -149,21 +178,15 @@ class Instance:
 
     def _produce(self, message: Produce) -> None:
         trajectory, tokens = message.trajectory, message.tokens
-        rollout, schedule = self.config.rollout, self.config.schedule
-        epoch = noise_epoch(
-            message.epoch,
-            trajectory.member,
-            num_members=rollout.num_generations + schedule.extra_generations,
-            share=rollout.rhyming_noise,
-        )
+        epoch = epoch_of_noise(self.config, message.epoch, trajectory.member)
         noise = NoiseKey(message.prompt, epoch, trajectory.member)
-        how = self._sampling(rollout.temperature)
+        how = self._sampling(self.config.rollout.temperature)
         request = Request(trajectory, message.prompt_ids, noise, how, tokens)
         if reason := request.finish_reason():
             # Its last token was sent by an instance that died before it could say so.
             send(self.connection, ResponseDone(trajectory, len(tokens), reason))
             return
-        self._num_sent[trajectory] = len(tokens)
+        self._sent[trajectory] = Sent(len(tokens))
         self._submit(request)
 
     def _sampling(self, temperature: float) -> Sampling:
@@ -190,7 +213,7 @@ class Instance:
 
     def _remove(self, trajectories: Iterable[TrajectoryId]) -> None:
         for request in self.engine.interrupt(trajectories):
-            del self.requests[request.id], self._num_sent[request.id]
+            del self.requests[request.id], self._sent[request.id]
 
     def _pull(self, message: PullWeights) -> None:
         started = time.perf_counter()
@@ -217,7 +240,7 @@ class Instance:
         for request, reason in finished:
             del self.requests[request.id]
             if isinstance(request.id, TrajectoryId):
-                del self._num_sent[request.id]
+                del self._sent[request.id]
                 send(self.connection, ResponseDone(request.id, len(request.tokens), reason))
             else:
                 answer = Answered(
@@ -231,11 +254,20 @@ class Instance:
         for request in requests:
             if not isinstance(request.id, TrajectoryId):
                 continue
-            start, end = self._num_sent[request.id], len(request.tokens)
+            sent, end = self._sent[request.id], len(request.tokens)
+            start = sent.tokens
             if start < end:
-                tokens, logprobs = request.tokens[start:], request.logprobs[start - end :]
-                parts.append(Part(request.id, start, self.engine.version, tokens, logprobs))
-                self._num_sent[request.id] = end
+                part = Part(
+                    request.id,
+                    start,
+                    self.engine.version,
+                    request.steps - sent.steps,
+                    request.drafted - sent.drafted,
+                    request.tokens[start:],
+                    request.logprobs[start - end :],
+                )
+                parts.append(part)
+                self._sent[request.id] = Sent(end, request.steps, request.drafted)
         if parts:
             send(self.connection, Made(parts))
 
@@ -253,5 +285,6 @@ class Instance:
             engine.kv_tokens,
             engine.tokens_made,
             self.busy_seconds,
+            self.drafter.stats if self.drafter is not None else DraftStats(),
         )
         send(self.connection, status)

@@ -30,6 +30,8 @@ class Segment:
     instance: InstanceId
     version: Version
     start: int
+    steps: int
+    drafted: int
     tokens: list[int]
     logprobs: list[float]
 
@@ -126,11 +128,19 @@ class UnderWay:
         if segment is None:
             assert part.start == self._num_stored(part.trajectory), (instance, part)
             open_segments[member] = Segment(
-                instance, part.version, part.start, part.tokens, part.logprobs
+                instance,
+                part.version,
+                part.start,
+                part.steps,
+                part.drafted,
+                part.tokens,
+                part.logprobs,
             )
             return
         assert segment.instance == instance, (segment.instance, instance, part.trajectory)
         assert part.start == segment.start + len(segment.tokens), (instance, part)
+        segment.steps += part.steps
+        segment.drafted += part.drafted
         segment.tokens += part.tokens
         segment.logprobs += part.logprobs
 
@@ -144,6 +154,8 @@ class UnderWay:
                 start=segment.start,
                 version=segment.version,
                 instance=segment.instance,
+                steps=segment.steps,
+                drafted=segment.drafted,
                 tokens=segment.tokens,
                 logprobs=segment.logprobs,
             )

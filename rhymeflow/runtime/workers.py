@@ -1,8 +1,9 @@
-"""The run's worker processes: the learner, and the rollout instances while they come and go.
+"""The run's worker processes: the learner, history, and the instances while they come and go.
 
 Holds true: from `with` to its end; an instance that is lost can be replaced by another under a new
 name (`rollout-0`, then `rollout-0.1`, ...), on the same cores, `run.instance_restarts` times in
-all; a replaced one is dead, so it can say nothing any more. Knows nothing of what workers do.
+all, and history as often; a replaced one is dead, so it can say nothing any more. Knows nothing of
+what workers do.
 """
 
 from __future__ import annotations
@@ -25,8 +26,11 @@ class Workers:
         self._share = share_of_cores(1 + config.rollout.num_instances)
         self._places: dict[InstanceId, tuple[int, int]] = {}  # index, and how often replaced
         self._restarts_left = config.run.instance_restarts
+        self._num_histories = 0
         self.instances: dict[InstanceId, Worker] = {}
         self.learner: Worker
+        self.history: Worker | None = None
+        """If the run drafts, and it was not lost too often."""
 
     def __enter__(self) -> Workers:
         learner = self._config.learner
@@ -35,6 +39,8 @@ class Workers:
         )
         for index in range(self._config.rollout.num_instances):
             self._start_instance(index, 0)
+        if self._config.drafting.window != "off":
+            self._start_history()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -42,8 +48,9 @@ class Workers:
             worker.stop(PATIENCE)
 
     def all(self) -> list[Worker]:
-        """The learner and the instances."""
-        return [self.learner, *self.instances.values()]
+        """The learner, the instances and history."""
+        history = [] if self.history is None else [self.history]
+        return [self.learner, *self.instances.values(), *history]
 
     def replace(self, name: InstanceId, loss: WorkerLost) -> Worker:
         """Make sure that an instance is dead and start another in its place.
@@ -57,6 +64,21 @@ class Workers:
         self.instances.pop(name).stop(patience=0.0)
         index, replaced = self._places.pop(name)
         return self._start_instance(index, replaced + 1)
+
+    def replace_history(self) -> bool:
+        """Make sure that history is dead; start another, if as many were not replaced before."""
+        assert self.history is not None
+        self.history.stop(patience=0.0)
+        self.history = None
+        if self._num_histories > self._config.run.instance_restarts:
+            return False
+        self._start_history()
+        return True
+
+    def _start_history(self) -> None:
+        name = f"history.{self._num_histories}" if self._num_histories else "history"
+        self._num_histories += 1
+        self.history = self._start(name, "rhymeflow.runtime.history", 1, None)
 
     def _start_instance(self, index: int, replaced: int) -> Worker:
         rollout = self._config.rollout

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from rhymeflow.runtime.messages import InstanceStatus
+from rhymeflow.histospec.draft import DraftStats
+from rhymeflow.runtime.messages import InstanceStatus, Part
 from rhymeflow.runtime.pace import Pace
 
 
-def status(tokens, busy):
-    return InstanceStatus(1, 2, ((0, 1),), 10, tokens, busy)
+def status(tokens, busy, saved=0.0):
+    drafts = DraftStats(saved_seconds=saved)
+    return InstanceStatus(1, 2, ((0, 1),), 10, tokens, busy, drafts)
+
+
+def part(count, steps, drafted):
+    return Part((0, 1), 0, 0, steps, drafted, [7] * count, [0.0] * count)
 
 
 def end(pace, now, **spent):
@@ -47,3 +53,29 @@ def test_what_an_instance_did_counts_when_it_is_gone():
     row = end(pace, 4.0)
     assert row["rollout/tokens_per_s"] == 30.0
     assert row["idle/rollout"] == pytest.approx(1 - 1.5 / 2 / 2)
+
+
+def test_drafts_are_counted_by_step_and_by_what_they_are_shares_of():
+    pace = Pace(since=0.0, drafts=True)
+    pace.statuses["a"], pace.statuses["b"] = status(10, 1.0, 0.5), status(10, 2.0, 0.5)
+    for made in (part(6, 2, 8), part(4, 3, 2)):
+        pace.made(made)
+    row = end(pace, 4.0)
+    assert row["draft/tokens_per_step"] == 2.0
+    assert row["draft/acceptance_rate"] == 0.5
+    assert row["draft/time_saved"] == 1.0
+    assert row["draft/time_saved_share"] == 0.25, "4 seconds without drafts"
+    pace.leave("b")
+    pace.statuses["a"] = status(20, 3.0, 0.0)
+    pace.made(part(3, 3, 0))
+    row = end(pace, 8.0)
+    assert row["draft/tokens_per_step"] == 1.0
+    assert "draft/acceptance_rate" not in row, "a share of nothing"
+    assert row["draft/time_saved"] == -0.5, "drafts that cost more than they save say so"
+    assert row["draft/time_saved_share"] == pytest.approx(-0.5 / 1.5)
+
+
+def test_a_run_without_drafts_says_nothing_of_them():
+    pace = Pace(since=0.0)
+    pace.made(part(3, 3, 0))
+    assert not any(name.startswith("draft/") for name in end(pace, 1.0))

@@ -56,10 +56,10 @@ def parameters(weights):
 class Side:
     """The controller's side of one instance: what it was told and what it said."""
 
-    def __init__(self, name, config, parameters, monkeypatch, never_stops=False):
+    def __init__(self, name, config, parameters, monkeypatch, never_stops=False, history=None):
         monkeypatch.setattr(rollout, "STATUS_SECONDS", 0.0)  # in every turn
         self.ours, theirs = multiprocessing.Pipe()
-        send(self.ours, Attach(parameters.handle))
+        send(self.ours, Attach(parameters.handle, history))
         self.instance = rollout.Instance(theirs, name, config)
         assert isinstance(receive(self.ours), Joined)
         if never_stops:

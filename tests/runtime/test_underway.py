@@ -36,14 +36,13 @@ def under_way(store):
 
 def part(start, count, version=0, trajectory=FIRST):
     tokens = list(range(start, start + count))
-    return Part(trajectory, start, version, tokens, [-float(token) for token in tokens])
+    return Part(trajectory, start, version, 1, 2, tokens, [-float(token) for token in tokens])
 
 
-def segments(store, trajectory=FIRST):
+def segments(store, trajectory=FIRST, columns="start, length(tokens) / 4, version, instance"):
     store.commit()
     return store._connection.execute(
-        "SELECT start, length(tokens) / 4, version, instance FROM segments"
-        " WHERE group_id = ? AND member = ? ORDER BY start",
+        f"SELECT {columns} FROM segments WHERE group_id = ? AND member = ? ORDER BY start",
         trajectory,
     ).fetchall()
 
@@ -65,6 +64,7 @@ def test_parts_become_one_segment_for_each_version_and_instance(under_way, store
     assert segments(store) == []
     under_way.take("a", part(5, 1, version=1))
     assert segments(store) == [(0, 5, 0, "a")]
+    assert segments(store, columns="steps, drafted") == [(2, 4)], "the sum of its parts"
     assert under_way.seal(FIRST) == 6
     under_way.take("b", part(6, 2, version=1))
     under_way.seal_all("a")

@@ -75,6 +75,7 @@ def tiny_config(directory: Path, **sections: dict[str, Any]) -> Config:
             "max_running": 8,
             "num_threads": 1,
         },
+        "drafting": {"history_tokens": 100_000},
         "reward": {"functions": [{"function": f"{__file__}:even_digits"}]},
         "learner": {
             "max_steps": 4,

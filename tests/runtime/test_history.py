@@ -1,0 +1,164 @@
+"""What the history process writes to the index, from stores that grow while it reads."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from rhymeflow.config import Config
+from rhymeflow.core.events import TrajectoryRewarded
+from rhymeflow.core.types import TrajectoryId
+from rhymeflow.histospec.index import IndexHandle, prompt_key
+from rhymeflow.runtime import history
+from rhymeflow.runtime.history import Scribe
+from rhymeflow.servers.reader import TrajectoryReader
+from rhymeflow.servers.tail import Tail
+from rhymeflow.servers.trajectories import TrajectoryServer
+
+
+class Book:
+    """An index that remembers what it was told."""
+
+    def __init__(self, max_responses: int = 1000) -> None:
+        self.handle = IndexHandle("book", 1, 1, max_responses)
+        self.begun: list[dict] = []
+        self.texts: list[list[int]] = []
+        self.rewards: dict[int, float | None] = {}
+
+    def begin(self, prompt, prompt_tail, **about):
+        self.begun.append({"prompt": prompt, "tail": list(prompt_tail), **about})
+        self.texts.append([])
+        return len(self.texts) - 1
+
+    def extend(self, response, tokens):
+        assert response not in self.rewards, "what is finished does not grow"
+        self.texts[response] += list(tokens)
+
+    def finish(self, response, reward):
+        assert response not in self.rewards
+        self.rewards[response] = reward
+
+
+@pytest.fixture
+def server(tmp_path: Path):
+    server = TrajectoryServer(tmp_path / "events.db")
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def reader(server: TrajectoryServer):
+    reader = TrajectoryReader(server.path)
+    yield reader
+    reader.close()
+
+
+def put(server, trajectory, start, tokens, version=0, epoch=0):
+    prompt = list(range(40, 60 + trajectory.group))
+    server.put_group(
+        trajectory.group, row=0, epoch=epoch, prompt="p", prompt_tokens=prompt, columns={}
+    )
+    server.put_segment(
+        trajectory,
+        start=start,
+        version=version,
+        instance="r",
+        steps=1,
+        drafted=0,
+        tokens=tokens,
+        logprobs=[0.0] * len(tokens),
+    )
+
+
+def judge(server, trajectory, length, reward):
+    server.put_finished(trajectory, length=length, reason="stop", text="t")
+    server.put_reward(trajectory, reward=reward, components={})
+    server.record(0.0, [TrajectoryRewarded(trajectory, reward)])
+
+
+def scribe(book, reader, config=None, num_tokens=10**9, **about):
+    return Scribe(book, Tail(reader, num_tokens=num_tokens), config or Config(), **about)
+
+
+def test_a_response_is_entered_with_what_drafts_are_chosen_by(server, reader):
+    book, config = Book(), Config(rollout={"num_generations": 4, "rhyming_noise": 0.5})
+    writing = scribe(book, reader, config)
+    put(server, TrajectoryId(3, 1), 0, [1, 2], version=6, epoch=2)
+    put(server, TrajectoryId(3, 2), 0, [3], version=7, epoch=2)
+    put(server, TrajectoryId(3, 1), 2, [4], version=8, epoch=2)
+    server.commit()
+    assert not writing.write()
+    key, tail = prompt_key(list(range(40, 63))), list(range(47, 63))
+    assert book.begun == [
+        {"prompt": key, "tail": tail, "sample": 1, "noise_epoch": 0, "version": 6},
+        {"prompt": key, "tail": tail, "sample": 2, "noise_epoch": 2, "version": 7},
+    ], "half of the members rhyme"
+    assert book.texts == [[1, 2, 4], [3]]
+    assert book.rewards == {}
+    judge(server, TrajectoryId(3, 1), 3, 0.75)
+    server.commit()
+    writing.write()
+    assert book.rewards == {0: 0.75}
+
+
+def test_of_a_run_with_other_noise_nothing_is_aligned_and_its_versions_are_older(server, reader):
+    book = Book()
+    put(server, TrajectoryId(0, 0), 0, [1], version=6)
+    server.commit()
+    scribe(book, reader, aligned=False, age=9).write()
+    assert (book.begun[0]["noise_epoch"], book.begun[0]["version"]) == (-1, -3)
+
+
+def test_what_began_before_the_tail_is_left_out(server, reader):
+    book = Book()
+    put(server, TrajectoryId(0, 0), 0, [1, 2])
+    put(server, TrajectoryId(1, 0), 0, [3])
+    put(server, TrajectoryId(0, 0), 2, [4])
+    server.commit()
+    scribe(book, reader, num_tokens=2).write()
+    assert book.texts == [[3]]
+
+
+def test_what_is_never_judged_is_not_remembered_for_ever(server, reader):
+    book = Book(max_responses=3)
+    writing = scribe(book, reader)
+    for group in range(8):
+        put(server, TrajectoryId(group, 0), 0, [group])
+    server.commit()
+    writing.write()
+    assert len(writing._open) == 3
+    judge(server, TrajectoryId(0, 0), 1, 1.0)
+    judge(server, TrajectoryId(7, 0), 1, 1.0)
+    server.commit()
+    writing.write()
+    assert book.rewards == {7: 1.0}
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 100])
+def test_however_store_and_scribe_take_turns_all_of_it_is_written(
+    server, reader, monkeypatch, at_once
+):
+    monkeypatch.setattr(history, "SEGMENTS_AT_ONCE", at_once)
+    chance, book = random.Random(at_once), Book()
+    writing = scribe(book, reader)
+    lengths = {TrajectoryId(group, member): 0 for group in range(4) for member in range(3)}
+    for _ in range(300):
+        trajectory = chance.choice(list(lengths))
+        if lengths[trajectory] < 10:
+            put(server, trajectory, lengths[trajectory], [lengths[trajectory]] * 2)
+            lengths[trajectory] += 2
+            if lengths[trajectory] == 10:
+                judge(server, trajectory, 10, float(trajectory.group))
+        if chance.random() < 0.3:
+            server.commit()
+        if chance.random() < 0.3:
+            writing.write()
+    server.commit()
+    while writing.write():
+        pass
+    assert book.texts == [[n // 2 * 2 for n in range(10)]] * len(lengths)
+    keys = [prompt_key(list(range(40, 60 + group))) for group in range(4)]
+    rewards = {n: float(keys.index(about["prompt"])) for n, about in enumerate(book.begun)}
+    assert book.rewards == rewards
