@@ -1,0 +1,317 @@
+"""The drafter: what an engine asks for drafts and tells what came of them.
+
+    drafter = Drafter(history, window="cost", max_draft=16, shape="linear", ranking="combined",
+                      max_sequences=64, max_length=1024)
+    handle = drafter.begin(prompt_ids, tokens, sample=0, noise_epoch=3)
+    drafts = drafter.propose([handle], [100], other_rows=0, kv_tokens=500)
+    drafter.observe([handle], [[17, 4]], rows=3, kv_tokens=500, seconds=0.004)
+    drafter.end(handle)
+
+It puts together the search over history and over the sequences that run now, the chances that what
+is found is accepted, the time that iterations take, and the window rule that weighs one against the
+other. Where `cost` finds that drafts do not pay it stops searching, see `purse.py`.
+
+Holds true: every token that was made is known to the search before it searches again; the drafter's
+own time is part of every decision. Knows nothing of tensors, processes, or how drafts are verified.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rhymeflow.histospec import cells
+from rhymeflow.histospec.chances import Chances, walk
+from rhymeflow.histospec.draft import NONE, Draft, DraftStats
+from rhymeflow.histospec.index import Index, prompt_key
+from rhymeflow.histospec.purse import Purse
+from rhymeflow.histospec.search import Proposals, Search
+from rhymeflow.histospec.timing import Curve, IterationTime
+from rhymeflow.histospec.window import Iteration, make_rule
+
+_PROMPT_TAIL = 16
+"""Tokens of the prompt that matches may begin in."""
+_MOST_LIVE_TOKENS = 2_000_000
+_LATE = 64
+"""Iterations after which the search hears of tokens at the latest."""
+_HELD_UP = 2.0
+"""An iteration that took so many times what was predicted was held up by something else."""
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class _Running:
+    """A sequence that has a handle."""
+
+    response: int
+    """Its number in the live index."""
+    prompt_ids: list[int]
+    tokens: list[int]
+    sample: int
+    noise_epoch: int
+
+
+@dataclass(slots=True)
+class _Asked:
+    """What was proposed in this iteration, until the engine says what it made."""
+
+    sequences: int
+    other_rows: int
+    seconds: float
+    """Spent on it."""
+    curve: Curve | None = None
+    proposals: Proposals | None = None
+    """None: there was no search."""
+    lengths: Ints | None = None
+    """Tokens of each proposal that the engine was given."""
+    made: int = 0
+    """Tokens that came of sequences with a proposal, empty ones included."""
+
+
+class Drafter:
+    """Drafts for one engine.
+
+    `history`: what earlier responses said, None for nothing yet. `window`, `max_draft`, `shape`
+    and `ranking` as in `config.DraftingConfig`. `max_sequences` run at a time, of at most
+    `max_length` tokens (prompt and response). `clock`: seconds.
+    """
+
+    def __init__(
+        self,
+        history: Index | None,
+        *,
+        window: str,
+        max_draft: int,
+        shape: str,
+        ranking: str,
+        max_sequences: int,
+        max_length: int,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.stats = DraftStats()
+        self.chances = _chances()
+        self.timing = IterationTime()
+        self._clock = clock
+        self._how = {"max_draft": max_draft, "shape": shape, "ranking": ranking}
+        self._live = Index(
+            max_tokens=min(2 * max_sequences * max_length, _MOST_LIVE_TOKENS),
+            max_responses=8 * max_sequences,
+        )
+        self._rule = make_rule(window, max_sequences=max_sequences, max_draft=max_draft)
+        self._purse = Purse() if window == "cost" else None
+        self._running: dict[int, _Running] = {}
+        self._responses = np.zeros(max_sequences, np.int64)
+        self._row_of = np.full(max_sequences, -1, np.int64)
+        self._late: list[tuple[list[int], list[list[int]]]] = []
+        """Tokens that the search has not heard of yet: handles, and what was made of them."""
+        self._asked: _Asked | None = None
+        self._search = self._make_search(history)
+
+    def attach(self, history: Index) -> None:
+        """History is there, or another one: search it from now on."""
+        started = self._clock()
+        self._tell()
+        self._search = self._make_search(history)
+        nobody = _Running(0, [0], [], 0, -1)
+        for handle in range(max(self._running, default=-1) + 1):
+            one = self._running.get(handle, nobody)
+            again = self._search.begin(
+                one.prompt_ids, one.tokens, sample=one.sample, noise_epoch=one.noise_epoch
+            )
+            assert again == handle, "a new search counts its handles from 0"
+        for handle in range(max(self._running, default=-1) + 1):
+            if handle not in self._running:
+                self._search.end(handle)
+        if self._purse is not None:
+            self._purse.wake()
+        self.stats.seconds += self._clock() - started
+
+    def begin(
+        self, prompt_ids: list[int], tokens: list[int], *, sample: int, noise_epoch: int
+    ) -> int:
+        """A response is about to be decoded, or gone on with after `tokens`; return its handle."""
+        started = self._clock()
+        handle = self._search.begin(prompt_ids, tokens, sample=sample, noise_epoch=noise_epoch)
+        response = self._live.begin(
+            prompt_key(prompt_ids), prompt_ids[-_PROMPT_TAIL:],
+            sample=sample, noise_epoch=noise_epoch, version=0,
+        )  # fmt: skip
+        if tokens:
+            self._live.extend(response, tokens)
+        self._responses[handle] = response
+        self._running[handle] = _Running(
+            response, list(prompt_ids), list(tokens), sample, noise_epoch
+        )
+        self._rule.begin(handle)
+        self.stats.seconds += self._clock() - started
+        return handle
+
+    def end(self, handle: int) -> None:
+        """The response is complete or was interrupted."""
+        started = self._clock()
+        self._tell()
+        self._live.finish(self._running.pop(handle).response, None)
+        self._search.end(handle)
+        self.stats.seconds += self._clock() - started
+
+    def propose(
+        self,
+        handles: list[int],
+        room: list[int],
+        *,
+        other_rows: int,
+        kv_tokens: int,
+        weights: list[float] | None = None,
+    ) -> list[Draft]:
+        """Return a draft for each handle, `NONE` for none.
+
+        `room`: most tokens that can be of use, one after another. `other_rows`: rows of the
+        iteration that belong to sequences that do not decode yet. `kv_tokens`: tokens in the
+        cache. `weights`: what a token of each sequence is worth to the window `cost`; None: 1.
+        """
+        started = self._clock()
+        self._asked = asked = _Asked(len(handles), other_rows, 0.0)
+        drafts = [NONE] * len(handles)
+        if self._purse is None or (self.timing.is_known and self._purse.is_open(len(handles))):
+            self._tell()
+            if self.timing.is_known:
+                asked.curve = self.timing.curve(kv_tokens)
+            self._find(asked, np.array(handles, np.int64), np.array(room, np.int64), weights)
+            drafts = _drafts(asked)
+        asked.seconds = self._clock() - started
+        return drafts
+
+    def observe(
+        self,
+        handles: list[int],
+        made: list[list[int]],
+        *,
+        rows: int,
+        kv_tokens: int,
+        seconds: float,
+    ) -> None:
+        """What an iteration made: for each handle the tokens appended, at least one.
+
+        `rows`: all rows of the iteration. `seconds`: its time without the drafter's.
+        """
+        started = self._clock()
+        asked = self._asked or _Asked(0, rows - len(handles), 0.0)
+        self._asked = None
+        stats = self.stats
+        stats.steps += len(handles)
+        stats.made += sum(map(len, made))
+        self._late.append((handles, made))
+        if asked.proposals is not None:
+            self._compare(asked, handles, made)
+        if asked.proposals is not None or len(self._late) >= _LATE:
+            self._tell()
+        if asked.other_rows * 10 <= rows:
+            self.timing.observe(rows, kv_tokens, seconds)
+        spent = asked.seconds + self._clock() - started
+        stats.seconds += spent
+        self._settle(asked, seconds, spent)
+
+    def _make_search(self, history: Index | None) -> Search:
+        indexes = [self._live] if history is None else [self._live, history]
+        return Search(indexes, chances=self.chances.values, **self._how)
+
+    def _find(self, asked: _Asked, handles: Ints, room: Ints, weights: list[float] | None) -> None:
+        """Search, and choose what of it is verified."""
+        proposals = self._search.propose(handles, self._rule.most(handles, room))
+        iteration = Iteration(
+            asked.sequences + asked.other_rows,
+            asked.curve,
+            None if weights is None else np.array(weights, float),
+        )
+        asked.proposals = proposals
+        asked.lengths = self._rule.cut(proposals.reach, proposals.counts, iteration)
+        self._row_of[:] = -1
+        self._row_of[handles] = np.arange(len(handles))
+
+    def _compare(self, asked: _Asked, handles: list[int], made: list[list[int]]) -> None:
+        """Learn from what became of the proposals."""
+        proposals, lengths = asked.proposals, asked.lengths
+        assert proposals is not None
+        assert lengths is not None
+        which = np.array(handles, np.int64)
+        rows = self._row_of[which]
+        flat, offsets = _flat(made)
+        tried = np.zeros(cells.NUM_CELLS, np.int64)
+        accepted = np.zeros(cells.NUM_CELLS, np.int64)
+        taken = walk(
+            proposals.tokens, proposals.parents, proposals.cells, proposals.counts,
+            rows, flat, offsets, lengths, tried, accepted,
+        )  # fmt: skip
+        self.chances.observe(tried, accepted)
+        known = rows >= 0
+        asked.made = int(np.diff(offsets)[known].sum())
+        self._rule.observe(which[known], lengths[rows[known]], taken[known])
+        self.stats.drafted += int(lengths.sum())
+        self.stats.accepted += int(taken.sum())
+
+    def _tell(self) -> None:
+        """Let the search and the live index know of all tokens made."""
+        for handles, made in self._late:
+            which = np.array(handles, np.int64)
+            flat, offsets = _flat(made)
+            self._live.extend_many(self._responses[which], flat, offsets)
+            self._search.extend(which, flat, offsets)
+            for handle, tokens in zip(handles, made, strict=True):
+                self._running[handle].tokens += tokens
+        self._late.clear()
+
+    def _settle(self, asked: _Asked, seconds: float, spent: float) -> None:
+        """Reckon what the iteration saved, against iterations that make one token each."""
+        if asked.proposals is None:
+            self.stats.saved_seconds -= spent
+            if self._purse is not None:
+                self._purse.rested(seconds + spent)
+            return
+        if asked.curve is None or not asked.sequences:
+            return
+        assert asked.lengths is not None
+        alone = asked.curve.at(asked.sequences)
+        first = asked.curve.at(asked.sequences + asked.other_rows)
+        expected = asked.curve.at(asked.sequences + asked.other_rows + int(asked.lengths.sum()))
+        plain = first + (asked.made / asked.sequences - 1) * alone
+        self.stats.saved_seconds += plain - seconds - spent
+        if self._purse is not None:
+            saved = plain - min(seconds, _HELD_UP * expected) - spent
+            self._purse.tried(asked.sequences, search=spent, saved=saved, plain=alone)
+
+
+def _drafts(asked: _Asked) -> list[Draft]:
+    """The chosen part of each proposal as lists."""
+    proposals, lengths = asked.proposals, asked.lengths
+    assert proposals is not None
+    assert lengths is not None
+    return [
+        Draft(tokens[:length], parents[:length]) if length else NONE
+        for tokens, parents, length in zip(
+            proposals.tokens.tolist(), proposals.parents.tolist(), lengths.tolist(), strict=True
+        )
+    ]
+
+
+def _chances() -> Chances:
+    """Begin with the share of the votes. Cells with the same lend each other what they know, and
+    those of one kind more so."""
+    share, _, kind = np.unravel_index(np.arange(cells.NUM_CELLS), cells.SHAPE)
+    groups = np.stack([share, share * cells.NUM_KINDS + kind, np.arange(cells.NUM_CELLS)])
+    return Chances(groups, (share + 0.5) / cells.NUM_SHARES)
+
+
+def _flat(made: list[list[int]]) -> tuple[NDArray[np.int32], Ints]:
+    """The tokens one after another, and where each sequence's begin, with the end."""
+    offsets = np.zeros(len(made) + 1, np.int64)
+    np.cumsum(np.fromiter(map(len, made), np.int64, len(made)), out=offsets[1:])
+    return np.fromiter(chain.from_iterable(made), np.int32, int(offsets[-1])), offsets
+
+
+__all__ = ["Drafter"]

@@ -1,0 +1,83 @@
+"""Whether this iteration looks for drafts at all, so that trying costs next to nothing.
+
+Searching takes time even where nothing comes of it. So it is tried with a stake. While the purse
+holds something there is a search in every iteration; what an iteration saves goes in, up to a
+limit, what it loses comes out. Once the purse is empty there is none for a while, and then the next
+try begins with a new stake.
+
+**What it can cost.** The purse never holds more than the stake and all that was saved in this try,
+so a try loses at most its stake and what its last iteration lost. After a try that lost, the pause
+lasts until that loss is less than `share` of the time since; the share begins at `_FIRST_SHARE`, so
+that a beginning is not missed, and is halved after each try that lost, down to `_LAST_SHARE`. The
+pauses between tries that lose therefore grow by powers of two to a bound, and what they lose stays
+below `_LAST_SHARE` of the time, apart from a few stakes.
+
+Two things are a reason to try again at once: history arrived (`wake`), or the number of sequences
+fell by half since the last try (few rows make drafts cheap). Both are rare.
+
+Knows nothing of clocks: seconds are handed in.
+"""
+
+from __future__ import annotations
+
+_FIRST_SHARE = 0.08
+_LAST_SHARE = 0.005
+_STAKE_SEARCHES = 3.0
+"""A stake is enough for so many searches that find nothing ..."""
+_STAKE_ITERATIONS = 0.1
+"""... and so much of an iteration, for drafts that are refused."""
+_LIMIT = 4.0
+"""Most that a purse holds, in iterations: so many bad ones in a row are bad luck."""
+
+
+class Purse:
+    """Decides, iteration by iteration, whether to search."""
+
+    def __init__(self) -> None:
+        self._held: float | None = None
+        """What the purse holds, seconds; None: between two tries."""
+        self._lost = 0.0
+        """Seconds that the running try lost, if it did."""
+        self._pause = 0.0
+        """Seconds until the next try."""
+        self._share = _FIRST_SHARE
+        self._tried_with = 0
+        """Sequences at the last try."""
+        self._search = 0.0
+        """Seconds a search takes, a mean that fades."""
+
+    def wake(self) -> None:
+        """Something is there that was not there before: try at once."""
+        self._pause, self._share = 0.0, _FIRST_SHARE
+
+    def is_open(self, sequences: int) -> bool:
+        """Whether to search for so many sequences now."""
+        if self._held is None and self._pause > 0 and sequences <= self._tried_with // 2:
+            self.wake()
+        return self._held is not None or self._pause <= 0
+
+    def rested(self, seconds: float) -> None:
+        """An iteration without a search took so long."""
+        self._pause -= seconds
+
+    def tried(self, sequences: int, *, search: float, saved: float, plain: float) -> None:
+        """An iteration with a search: seconds of that, seconds saved all in all (below 0: lost).
+
+        `plain`: seconds of an iteration without drafts.
+        """
+        self._search = search if self._search == 0.0 else 0.8 * self._search + 0.2 * search
+        stake = _STAKE_SEARCHES * self._search + _STAKE_ITERATIONS * plain
+        if self._held is None:
+            self._held, self._lost = stake, 0.0
+        self._tried_with = sequences
+        self._held = min(self._held + saved, stake + _LIMIT * plain)
+        self._lost -= saved
+        if self._held >= stake + plain:
+            self._share, self._lost = _FIRST_SHARE, 0.0
+        if self._held <= 0:
+            self._pause = max(self._lost, stake) / self._share
+            self._share = max(self._share / 2, _LAST_SHARE)
+            self._held = None
+
+
+__all__ = ["Purse"]

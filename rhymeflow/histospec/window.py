@@ -1,0 +1,194 @@
+"""How many tokens are drafted for whom: three rules with one interface.
+
+A rule says before the search how many tokens it could use for each sequence (`most`), after the
+search how many of those found are verified (`cut`), and hears what became of them (`observe`).
+
+- `Aimd`: starts at 2, two more after a draft that was accepted whole, back to 2 after a rejection
+  (RhymeRL, arXiv 2508.18588, section on HistoSpec).
+- `Doubling`: twice after a draft that was accepted whole, half after a rejection, from 2 to 16
+  (the code its authors released).
+- `Cost`: of all nodes of all sequences those that make the most tokens per second.
+
+**`Cost` is exact for its model.** A node's reach is the chance that it and all before it are
+accepted, so nodes S add sum(reach over S) tokens to the one that each sequence makes anyway, and an
+iteration of B + m rows takes T(B + m) seconds. For a given m the sum is largest for the m nodes of
+the largest reach, and as a node's reach is at most its parent's these are closed under parents. So
+the best of all choices is among the cuts of the nodes sorted by reach, and all of them are looked
+at: whatever the form of T, steps included. Weights multiply a sequence's tokens, which changes
+nothing in this.
+
+Holds true: a rule never gives a sequence more than was found for it. Knows nothing of tokens.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from rhymeflow.histospec.timing import Curve, at
+
+SMALLEST = 2
+DOUBLING_LARGEST = 16
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+class Iteration(NamedTuple):
+    """What a draft is weighed against: an iteration of `rows` rows without drafts."""
+
+    rows: int
+    curve: Curve | None
+    """Seconds by rows; None as long as no iteration was seen."""
+    weights: Floats | None = None
+    """What a token of each sequence is worth; None: 1."""
+
+
+class Rule(Protocol):
+    """A window rule."""
+
+    def begin(self, handle: int) -> None:
+        """The handle stands for a new sequence from now on."""
+        ...
+
+    def most(self, handles: Ints, room: Ints) -> Ints:
+        """Tokens worth searching for."""
+        ...
+
+    def cut(self, reach: NDArray[np.float32], counts: Ints, iteration: Iteration) -> Ints:
+        """Tokens to verify, at most `counts`: of each row of `reach` [n, W] the first so many."""
+        ...
+
+    def observe(self, handles: Ints, lengths: Ints, accepted: Ints) -> None:
+        """Of each sequence's `lengths` verified tokens, `accepted` were."""
+        ...
+
+
+class Aimd:
+    """Two more, or back to two."""
+
+    def __init__(self, *, max_sequences: int, max_draft: int) -> None:
+        self._sizes = np.full(max_sequences, min(SMALLEST, max_draft), np.int64)
+        self._max_draft = max_draft
+
+    def begin(self, handle: int) -> None:
+        """The handle stands for a new sequence from now on."""
+        self._sizes[handle] = min(SMALLEST, self._max_draft)
+
+    def most(self, handles: Ints, room: Ints) -> Ints:
+        """Tokens worth searching for: the window."""
+        return np.minimum(self._sizes[handles], room)
+
+    def cut(self, reach: NDArray[np.float32], counts: Ints, iteration: Iteration) -> Ints:
+        """All that was found."""
+        return counts
+
+    def observe(self, handles: Ints, lengths: Ints, accepted: Ints) -> None:
+        """Change the windows of sequences that had a draft."""
+        drafted = lengths > 0
+        handles, whole = handles[drafted], accepted[drafted] >= lengths[drafted]
+        self._sizes[handles] = np.where(
+            whole, self._larger(self._sizes[handles]), self._smaller(self._sizes[handles])
+        )
+
+    def _larger(self, sizes: Ints) -> Ints:
+        return np.minimum(sizes + 2, self._max_draft)
+
+    def _smaller(self, sizes: Ints) -> Ints:
+        return np.full_like(sizes, min(SMALLEST, self._max_draft))
+
+
+class Doubling(Aimd):
+    """Twice, or half."""
+
+    def __init__(self, *, max_sequences: int, max_draft: int) -> None:
+        max_draft = min(max_draft, DOUBLING_LARGEST)
+        super().__init__(max_sequences=max_sequences, max_draft=max_draft)
+
+    def _larger(self, sizes: Ints) -> Ints:
+        return np.minimum(sizes * 2, self._max_draft)
+
+    def _smaller(self, sizes: Ints) -> Ints:
+        return np.maximum(sizes // 2, min(SMALLEST, self._max_draft))
+
+
+class Cost:
+    """As many, and for those sequences, as make the most tokens per second."""
+
+    def __init__(self, *, max_draft: int) -> None:
+        self._max_draft = max_draft
+
+    def begin(self, handle: int) -> None:
+        """Nothing is kept of a sequence."""
+
+    def most(self, handles: Ints, room: Ints) -> Ints:
+        """Tokens worth searching for: whatever there is."""
+        return np.minimum(room, self._max_draft)
+
+    def cut(self, reach: NDArray[np.float32], counts: Ints, iteration: Iteration) -> Ints:
+        """The cut with the most (weighted) tokens per second; the shortest of equals."""
+        curve = iteration.curve
+        if curve is None:
+            return np.zeros(len(counts), np.int64)
+        weights = np.ones(len(counts)) if iteration.weights is None else iteration.weights
+        worth = np.sort(_worth(reach, counts, weights))
+        return _best_cut(
+            reach, counts, weights, worth, iteration.rows, curve.rows, curve.seconds, curve.beyond
+        )
+
+    def observe(self, handles: Ints, lengths: Ints, accepted: Ints) -> None:
+        """Nothing is kept of a sequence."""
+
+
+@njit(cache=True)
+def _worth(reach, counts, weights):
+    """What each node adds, float64 [sum(counts)]."""
+    worth = np.empty(counts.sum())
+    size = 0
+    for i in range(len(counts)):
+        for node in range(counts[i]):
+            worth[size] = reach[i, node] * weights[i]
+            size += 1
+    return worth
+
+
+@njit(cache=True)
+def _best_cut(reach, counts, weights, worth, rows, knots, seconds, beyond):
+    """Nodes to take of each sequence, given what the nodes are worth in rising order."""
+    tokens = weights.sum()
+    best = tokens / at(float(rows), knots, seconds, beyond)
+    chosen = 0
+    for size in range(1, len(worth) + 1):
+        tokens += worth[len(worth) - size]
+        rate = tokens / at(float(rows + size), knots, seconds, beyond)
+        if rate > best:
+            best, chosen = rate, size
+    lengths = np.zeros(len(counts), np.int64)
+    if not chosen:
+        return lengths
+    least = worth[len(worth) - chosen]
+    # Of the nodes worth exactly the least, the first ones.
+    above = len(worth) - np.searchsorted(worth, least, side="right")
+    ties = chosen - above
+    for i in range(len(counts)):
+        while lengths[i] < counts[i]:
+            value = reach[i, lengths[i]] * weights[i]
+            if value < least or (value == least and ties == 0):
+                break
+            ties -= value == least
+            lengths[i] += 1
+    return lengths
+
+
+def make_rule(name: str, *, max_sequences: int, max_draft: int) -> Rule:
+    """The rule called `aimd`, `doubling` or `cost`."""
+    if name == "cost":
+        return Cost(max_draft=max_draft)
+    kind = {"aimd": Aimd, "doubling": Doubling}[name]
+    return kind(max_sequences=max_sequences, max_draft=max_draft)
+
+
+__all__ = ["Aimd", "Cost", "Doubling", "Iteration", "Rule", "make_rule"]

@@ -1,0 +1,146 @@
+"""Window rules: the two that are published step by step, the one by cost against all choices."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rhymeflow.histospec.timing import Curve
+from rhymeflow.histospec.window import Iteration, make_rule
+
+HANDLES = np.array([0, 1])
+
+
+def curve(rows: list[float], seconds: list[float], beyond: float = 0.0) -> Curve:
+    return Curve(np.array(rows, float), np.array(seconds, float), beyond)
+
+
+def table(rows: list[list[float]]) -> tuple[np.ndarray, np.ndarray]:
+    """Reaches as a padded table, and their counts."""
+    width = max(map(len, rows), default=0)
+    reach = np.zeros((len(rows), max(width, 1)), np.float32)
+    for i, row in enumerate(rows):
+        reach[i, : len(row)] = row
+    return reach, np.array([len(row) for row in rows], np.int64)
+
+
+def windows_of(name: str, outcomes: list[float], *, max_draft: int) -> list[int]:
+    """The window of one sequence before each draft and after the last; an outcome is a share."""
+    rule = make_rule(name, max_sequences=2, max_draft=max_draft)
+    rule.begin(1)
+    windows = []
+    for share in [*outcomes, None]:
+        window = int(rule.most(HANDLES, np.array([99, 99]))[1])
+        windows.append(window)
+        if share is not None:
+            lengths = np.array([0, window])
+            rule.observe(HANDLES, lengths, np.array([0, int(share * window)]))
+    return windows
+
+
+def test_aimd_adds_two_and_goes_back_to_two() -> None:
+    assert windows_of("aimd", [1, 1, 1, 0.5, 1, 0], max_draft=32) == [2, 4, 6, 8, 2, 4, 2]
+
+
+def test_aimd_stays_within_the_most() -> None:
+    assert windows_of("aimd", [1, 1, 1], max_draft=5) == [2, 4, 5, 5]
+    assert windows_of("aimd", [1, 0], max_draft=1) == [1, 1, 1]
+
+
+def test_doubling_doubles_and_halves() -> None:
+    outcomes = [1, 1, 1, 1, 0.5, 0, 0, 0]
+    assert windows_of("doubling", outcomes, max_draft=32) == [2, 4, 8, 16, 16, 8, 4, 2, 2]
+
+
+@pytest.mark.parametrize("name", ["aimd", "doubling"])
+def test_a_sequence_without_a_draft_keeps_its_window_and_a_new_one_starts_anew(name: str) -> None:
+    rule = make_rule(name, max_sequences=2, max_draft=16)
+    rule.observe(HANDLES, np.array([2, 0]), np.array([2, 0]))
+    assert rule.most(HANDLES, np.array([99, 99])).tolist() == [4, 2]
+    rule.begin(0)
+    assert rule.most(HANDLES, np.array([99, 1])).tolist() == [2, 1]
+
+
+@pytest.mark.parametrize("name", ["aimd", "doubling"])
+def test_the_published_rules_verify_whatever_is_found(name: str) -> None:
+    rule = make_rule(name, max_sequences=2, max_draft=16)
+    reach, counts = table([[0.01, 0.001], [0.9]])
+    assert rule.cut(reach, counts, Iteration(2, None)).tolist() == [2, 1]
+
+
+reaches = st.lists(st.floats(0, 1, width=32), max_size=3).map(lambda row: sorted(row)[::-1])
+sequences = st.lists(reaches, min_size=1, max_size=4)
+slopes = st.lists(st.floats(0, 1), min_size=1, max_size=5)
+weights = st.one_of(st.none(), st.lists(st.sampled_from([0.5, 1.0, 3.0]), min_size=4, max_size=4))
+
+
+def check_against_all_choices(
+    rows: list[list[float]], time: Curve, other: int, worth: list[float] | None
+) -> None:
+    """The rule's choice makes as many tokens per second as the best of all choices of prefixes."""
+    reach, counts = table(rows)
+    value = np.ones(len(rows)) if worth is None else np.array(worth[: len(rows)])
+    iteration = Iteration(len(rows) + other, time, None if worth is None else value)
+    lengths = make_rule("cost", max_sequences=9, max_draft=16).cut(reach, counts, iteration)
+
+    def rate(chosen: tuple[int, ...]) -> float:
+        tokens = sum(
+            v * (1.0 + float(row[:size].sum(dtype=float)))
+            for v, row, size in zip(value, reach, chosen, strict=True)
+        )
+        return tokens / time.at(iteration.rows + sum(chosen))
+
+    assert (lengths <= counts).all()
+    best = max(map(rate, product(*[range(count + 1) for count in counts])))
+    assert rate(tuple(lengths.tolist())) == pytest.approx(best, rel=1e-9)
+
+
+@settings(max_examples=150, deadline=None)
+@given(sequences, slopes, st.integers(0, 3), weights)
+def test_cost_is_the_best_choice_for_convex_times(
+    rows: list[list[float]], rises: list[float], other: int, worth: list[float] | None
+) -> None:
+    seconds = 1.0 + np.concatenate([[0.0], np.cumsum(sorted(rises))])
+    time = curve(list(range(1, len(seconds) + 1)), seconds.tolist(), beyond=max(rises))
+    check_against_all_choices(rows, time, other, worth)
+
+
+@settings(max_examples=150, deadline=None)
+@given(sequences, slopes, st.integers(0, 3), weights)
+def test_cost_is_the_best_choice_for_times_in_steps(
+    rows: list[list[float]], rises: list[float], other: int, worth: list[float] | None
+) -> None:
+    at, seconds = [1.0], [1.0]
+    for step, rise in enumerate(rises):
+        at += [2.5 * step + 2, 2.5 * step + 2.01]
+        seconds += [seconds[-1], seconds[-1] + rise]
+    check_against_all_choices(rows, curve(at, seconds), other, worth)
+
+
+def test_cost_drafts_nothing_where_rows_cost_as_much_as_tokens() -> None:
+    reach, counts = table([[0.9, 0.8], [0.95]])
+    rule = make_rule("cost", max_sequences=2, max_draft=16)
+    proportional = curve([1, 100], [1, 100])
+    assert rule.cut(reach, counts, Iteration(2, proportional)).tolist() == [0, 0]
+    free = curve([1, 100], [1, 1])
+    assert rule.cut(reach, counts, Iteration(2, free)).tolist() == [2, 1]
+
+
+def test_cost_drafts_nothing_before_times_are_known() -> None:
+    reach, counts = table([[0.9]])
+    rule = make_rule("cost", max_sequences=2, max_draft=16)
+    assert rule.cut(reach, counts, Iteration(1, None)).tolist() == [0]
+
+
+def test_weight_moves_drafts_to_who_is_waited_for() -> None:
+    reach, counts = table([[0.6, 0.4], [0.6, 0.4]])
+    rule = make_rule("cost", max_sequences=2, max_draft=16)
+    time = curve([2, 4, 4.01, 9], [1.0, 1.0, 9.0, 9.0])
+    even = rule.cut(reach, counts, Iteration(2, time))
+    assert even.tolist() == [1, 1]
+    uneven = rule.cut(reach, counts, Iteration(2, time, np.array([1.0, 2.0])))
+    assert uneven.tolist() == [0, 2]
