@@ -55,8 +55,8 @@ class HistoryKeeper:
             self._replace(loss)
 
     def _replace(self, loss: WorkerDied | UserError) -> None:
-        first, *_, last = *str(loss).splitlines(), ""
-        what = f"{first} {last}".strip()  # of a traceback, what it ends in
+        first, *rest = str(loss).splitlines()
+        what = " ".join([first, *rest[-1:]])  # of a traceback, what it ends in: its log has it all
         if self._workers.replace_history():
             self._feed()
             self._warn(f"{what}; drafts begin anew from what is stored, the run goes on")

@@ -191,4 +191,5 @@ def _enter(
     except UserError as error:
         send(connection, Failed(str(error), user_error=True))
     except Exception:  # noqa: BLE001 - the boundary of the process: every defect must be reported
+        traceback.print_exc()  # to its log
         send(connection, Failed(traceback.format_exc(), user_error=False))

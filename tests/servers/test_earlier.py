@@ -36,7 +36,7 @@ def test_what_is_not_there_is_named(run_dir, tmp_path):
         check(str(tmp_path / "nowhere"), "drafting.history")
     for name in ("events.db", "config.yaml"):
         (run_dir / name).unlink()
-        with pytest.raises(UserError, match="^drafting.history: .*run: is not a run directory"):
+        with pytest.raises(UserError, match=r"^drafting.history: .*run: is not a run"):
             check(str(run_dir), "drafting.history")
 
 
