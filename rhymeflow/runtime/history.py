@@ -18,6 +18,7 @@ from rhymeflow.config import Config
 from rhymeflow.core.events import TrajectoryRewarded
 from rhymeflow.core.types import GroupId, TrajectoryId, Version
 from rhymeflow.histospec.index import Index, prompt_key
+from rhymeflow.runtime.drafting import rehearse_writing
 from rhymeflow.runtime.messages import Feed, HistoryAlive, Shutdown, receive, send
 from rhymeflow.runtime.noise import epoch_of_noise
 from rhymeflow.servers.earlier import open_run
@@ -46,6 +47,7 @@ PROMPTS_REMEMBERED = 1024
 def main(connection: Connection, name: str, config: Config, run_dir: str) -> None:
     """Serve the run until told to end."""
     os.nice(NICENESS)
+    rehearse_writing()
     History(connection, config, Path(run_dir)).serve()
 
 

@@ -19,8 +19,6 @@ from rhymeflow.engine.engine import Engine
 from rhymeflow.engine.noise import NoiseKey
 from rhymeflow.engine.sequence import Finished, Request, Sampling
 from rhymeflow.histospec.draft import DraftStats
-from rhymeflow.histospec.drafter import Drafter
-from rhymeflow.histospec.index import Index, IndexHandle
 from rhymeflow.models.load import (
     empty_model,
     load_tokenizer,
@@ -28,6 +26,7 @@ from rhymeflow.models.load import (
     resolve_dtype,
     stop_token_ids,
 )
+from rhymeflow.runtime.drafting import drafter
 from rhymeflow.runtime.messages import (
     Answer,
     Answered,
@@ -94,7 +93,10 @@ class Instance:
         assert isinstance(attach, Attach), attach
         self.parameters = ParameterReader(attach.handle)
         pulled = self._take(None)
-        self.drafter = self._drafter(attach.history)
+        self.drafter = None
+        if attach.history is not None:
+            length = self.model.config.max_position_embeddings
+            self.drafter = drafter(config, attach.history, length)
         self.engine = Engine(
             self.model,
             seed=config.run.seed,
@@ -113,21 +115,6 @@ class Instance:
         self._last_status = 0.0
         self._ending = False
         send(connection, Joined(pulled.version, self.engine.max_length))
-
-    def _drafter(self, history: IndexHandle | None) -> Drafter | None:
-        """What drafts from the run's history, and from what runs here."""
-        if history is None:
-            return None
-        rollout, drafting = self.config.rollout, self.config.drafting
-        return Drafter(
-            Index.attach(history),
-            window=drafting.window,
-            max_draft=drafting.max_draft,
-            shape=drafting.shape,
-            ranking=drafting.ranking,
-            max_sequences=rollout.max_running,
-            max_length=self.model.config.max_position_embeddings,
-        )
 
     def serve(self) -> None:
         """Carry out commands and iterate, until `Shutdown`."""
