@@ -156,7 +156,9 @@ class Real:
             checkpoint, dtype=torch.bfloat16, attn_implementation="sdpa"
         ).eval()
         self.engines: dict[int, Any] = {}
-        self.vllm = Vllm(args, checkpoint) if args.vllm_python else None
+        self.vllm = None
+        if args.vllm_python:
+            self.vllm = Vllm(args.vllm_python, args.threads, checkpoint)
 
     def sides(self, work: Workload, running: int) -> dict[str, Callable[[], float]]:
         """What to measure for a workload; each side has run it once before, as a warm-up."""

@@ -7,7 +7,8 @@ Only the extension `suffix_decoding` is needed, in an environment of its own (to
     python -m venv VENV && VENV/bin/pip install numpy nanobind==2.9.2 cmake ninja
     pip download --no-deps --no-binary :all: --no-build-isolation arctic-inference==0.3.0
     tar xf arctic_inference-0.3.0.tar.gz && cd arctic_inference-0.3.0 && PATH=VENV/bin:$PATH
-    cmake -S csrc/suffix_decoding -B build -DPython_EXECUTABLE=VENV/bin/python && cmake --build build
+    cmake -S csrc/suffix_decoding -B build -DPython_EXECUTABLE=VENV/bin/python
+    cmake --build build --config Release
     cp build/_C*.so arctic_inference/suffix_decoding/
     cp -r arctic_inference VENV/lib/python3.*/site-packages/
 

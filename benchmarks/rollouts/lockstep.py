@@ -5,7 +5,8 @@ the recording says next is accepted as far as the draft has it, one token more c
 policy's own row, and the drafter is told. The first token of a response comes with its prompt and
 is not counted, on any side. When the batch is over its rollouts, with their rewards, are history.
 
-Holds true: every side sees the same rollouts in the same order, and only the calls to it are timed.
+Holds true: every side sees the same rollouts in the same order; only the calls to it are timed, in
+seconds of the thread that makes them, which another program on the machine does not lengthen much.
 Imports numpy only, by way of `recorded`: other systems' sides run it in their own environments.
 """
 
@@ -98,9 +99,9 @@ def _replay(
     last = None if iterations is None else count.iterations + iterations
     while running and count.iterations != last:
         room = [limit - done[sequence] - 1 for sequence in running]
-        started = time.perf_counter()
+        started = time.thread_time()
         drafts = side.propose(running, room)
-        proposing = time.perf_counter() - started
+        proposing = time.thread_time() - started
         made = []
         for sequence, (tokens, parents) in zip(running, drafts, strict=True):
             target, position = batch[sequence].tokens, done[sequence]
@@ -112,9 +113,9 @@ def _replay(
             count.made += len(made[-1])
         count.steps += len(running)
         count.iterations += 1
-        started = time.perf_counter()
+        started = time.thread_time()
         side.extend(running, made)
-        extending = time.perf_counter() - started
+        extending = time.thread_time() - started
         count.propose_seconds += proposing
         count.extend_seconds += extending
         count.iteration_seconds.append(proposing + extending)

@@ -64,7 +64,8 @@ class Policy:
         missing, unexpected = self.model.load_state_dict(weights, strict=False)
         self.model.tie_weights()
         tied = set(self.model.all_tied_weights_keys)
-        assert not unexpected and set(missing) <= tied, (missing, unexpected)
+        assert not unexpected, unexpected
+        assert set(missing) <= tied, missing
 
 
 def drain(engine: Engine, requests: Iterable[Request]) -> float:

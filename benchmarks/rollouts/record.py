@@ -1,11 +1,11 @@
 """Makes recordings: real runs of the demo and smollm2 recipes, and longer texts of SmolLM2.
 
-    DIR/demo.npz, DIR/demo/               64 steps, 4 epochs over 256 prompts, responses of 50 tokens
-    DIR/smollm2.npz, DIR/smollm2/         12 steps, 3 epochs over 64 prompts, responses of 8 tokens
-    DIR/smollm2-long-1.0.npz, ...-0.6     32 chat prompts x 4 x <= 96 tokens, two epochs of the same
-                                          weights with fresh noise, at these temperatures
-    DIR/smollm2-rhyme.npz                 the same prompts at temperature 1, the same noise in every
-                                          epoch, weights of the smollm2 run's epochs
+    DIR/demo.npz, DIR/demo/            64 steps, 4 epochs over 256 prompts, 50 tokens a response
+    DIR/smollm2.npz, DIR/smollm2/      12 steps, 3 epochs over 64 prompts, 6 tokens a response
+    DIR/smollm2-long-1.0.npz, ...-0.6  32 chat prompts x 4 x <= 96 tokens, two epochs of the same
+                                       weights with fresh noise, at these temperatures
+    DIR/smollm2-rhyme.npz              the same prompts at temperature 1, the same noise in every
+                                       epoch, weights of the smollm2 run's epochs
 
 What is there is not made again. The runs draft nothing, so that no recording favours a drafter;
 their directories keep a checkpoint an epoch, for `bench histospec`.

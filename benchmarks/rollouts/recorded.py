@@ -54,11 +54,8 @@ class Recording:
         batches: list[list[Rollout]] = []
         found: set[int] = set()
         for rollout in self.rollouts:
-            new_group = rollout.group not in found
-            if not batches or batches[-1][-1].epoch != rollout.epoch:
-                batches.append([])
-                found = set()
-            elif new_group and len(found) == groups:
+            is_full = rollout.group not in found and len(found) == groups
+            if not batches or is_full or batches[-1][-1].epoch != rollout.epoch:
                 batches.append([])
                 found = set()
             found.add(rollout.group)
