@@ -26,11 +26,11 @@ import numpy as np
 
 from benchmarks import harness
 from benchmarks.peers.arctic_driver import CANDIDATES, DEFAULT, Arctic
+from benchmarks.rollouts.history import empty_history, remember
 from benchmarks.rollouts.lockstep import Count, replay, total
-from benchmarks.rollouts.recorded import Recording, Rollout, load, save
+from benchmarks.rollouts.recorded import Rollout, load, save
 from rhymeflow.errors import UserError
 from rhymeflow.histospec.drafter import Drafter
-from rhymeflow.histospec.index import Index, prompt_key
 
 PARTS = ("accepted", "ranking", "scope", "speed", "latency")
 DRAFTS = (4, 8, 16)
@@ -43,7 +43,6 @@ GROUPS = {"demo": 16, "smollm2": 16}
 """Groups that run together: a training batch; 32 prompts x 4 for the others."""
 WIDTH, SAMPLES, HISTORY_TOKENS, ITERATIONS = 256, 16, 8192, 60
 """The latency case: running sequences; responses behind each prompt, and their tokens."""
-PROMPT_TAIL = 16
 ITERATION_SECONDS = 10.0
 """What the drafter is told that an iteration takes, however many rows it has: so long that all
 drafts pay."""
@@ -90,29 +89,26 @@ class Ours:
     """A `lockstep.Side`: the drafter an engine has, told that rows cost nothing.
 
     So the window `cost` verifies all that was found, up to `max_draft`, and what is measured is the
-    search. History holds `rollouts` responses, `tokens` in all.
+    search. History has room for `rollouts`.
     """
 
     def __init__(
         self,
-        rollouts: int,
-        tokens: int,
+        rollouts: Sequence[Rollout],
         *,
-        width: int,
-        length: int,
         max_draft: int,
         tree: bool,
-        ranking: str,
+        ranking: str = "combined",
     ) -> None:
-        self.history = Index(max_tokens=tokens, max_responses=rollouts)
+        self.history = empty_history(rollouts)
         self.drafter = Drafter(
             self.history,
             window="cost",
             max_draft=max_draft,
             shape="tree" if tree else "linear",
             ranking=ranking,
-            max_sequences=width,
-            max_length=length,
+            max_sequences=WIDTH,
+            max_length=max(len(rollout.prompt) + len(rollout.tokens) for rollout in rollouts),
         )
         self.drafter.observe([], [], rows=1, kv_tokens=0, seconds=ITERATION_SECONDS)
         self.handles: list[int] = []
@@ -145,16 +141,7 @@ class Ours:
 
     def finish(self, rollouts: Sequence[Rollout]) -> None:
         """The batch becomes history."""
-        for rollout in rollouts:
-            response = self.history.begin(
-                prompt_key(rollout.prompt),
-                rollout.prompt[-PROMPT_TAIL:],
-                sample=rollout.sample,
-                noise_epoch=rollout.noise_epoch,
-                version=rollout.version,
-            )
-            self.history.extend(response, rollout.tokens)
-            self.history.finish(response, rollout.reward)
+        remember(self.history, rollouts)
 
 
 class Bench:
@@ -246,26 +233,15 @@ class Bench:
         scope: str = "both",
     ) -> list[Count]:
         batches = self.recordings[name].batches(GROUPS.get(name, 32))
-        side = self._side(self.recordings[name], max_draft, tree, ranking)
+        rollouts = self.recordings[name].rollouts
+        how = {"max_draft": max_draft, "tree": tree, "ranking": ranking}
         if not self.compiled:  # the first call compiles
-            replay(side, batches[:1], LIMITS.get(name, LONG_LIMIT))
+            replay(Ours(rollouts, **how), batches[:2], LIMITS.get(name, LONG_LIMIT))
             self.compiled = True
-            side = self._side(self.recordings[name], max_draft, tree, ranking)
+        side = Ours(rollouts, **how)
         counts = replay(side, scoped(batches, scope), LIMITS.get(name, LONG_LIMIT))
         self.bytes_per_token = side.history.num_bytes / self.recordings[name].num_tokens
         return counts
-
-    def _side(self, recording: Recording, max_draft: int, tree: bool, ranking: str) -> Ours:
-        rollouts = recording.rollouts
-        return Ours(
-            len(rollouts),
-            recording.num_tokens + PROMPT_TAIL * len(rollouts),
-            width=WIDTH,
-            length=max(len(r.prompt) + len(r.tokens) for r in rollouts),
-            max_draft=max_draft,
-            tree=tree,
-            ranking=ranking,
-        )
 
     def _theirs(
         self, name: str, max_draft: int, tree: bool, settings: dict[str, Any]
@@ -368,15 +344,7 @@ def synthetic(prompts: int, samples: int) -> tuple[list[Rollout], list[Rollout]]
 
 def ours_latency(history: list[Rollout], running: list[Rollout]) -> list[float]:
     """Milliseconds of each iteration; those that compile are left out."""
-    side = Ours(
-        len(history),
-        sum(PROMPT_TAIL + len(rollout.tokens) for rollout in history),
-        width=WIDTH,
-        length=HISTORY_TOKENS,
-        max_draft=16,
-        tree=False,
-        ranking="combined",
-    )
+    side = Ours(history, max_draft=16, tree=False)
     side.finish(history)
     replay(side, [running], 2 * HISTORY_TOKENS, iterations=2)
     side.history.clear()
