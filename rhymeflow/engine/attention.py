@@ -27,11 +27,16 @@ takes as long to prepare a product of a new shape as to run it (0.3 ms), so shap
 
 
 class Span(NamedTuple):
-    """One sequence's part of the row: `num_new` tokens after `cached` ones."""
+    """One sequence's part of the row: `num_new` tokens after `cached` ones.
+
+    Each follows the one before it, but for the last ones if `parents` are given: the tree that
+    hangs on the token before them, for each of its tokens the place in the tree of its parent.
+    """
 
     slot: Slot
     cached: int
     num_new: int
+    parents: list[int] | None = None
 
 
 class CachedAttention:
@@ -140,10 +145,17 @@ class _Chunk:
         self._span = span
         self._kv = span.slot.shelf.kv[:, :, span.slot.index]
         self._seen_TL = None
-        if span.cached:
+        if span.cached or span.parents:
             total = span.cached + span.num_new
             own_T = torch.arange(span.cached, total, device=device)
             self._seen_TL = torch.arange(total, device=device) <= own_T[:, None]
+        if span.parents:
+            size = len(span.parents)
+            seen_NN = torch.eye(size, dtype=torch.bool)
+            for node, parent in enumerate(span.parents):
+                if parent >= 0:
+                    seen_NN[node] |= seen_NN[parent]
+            self._seen_TL[-size:, -size:] = seen_NN.to(device)
 
     def attend(
         self, layer: int, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, scale: float, out_THD: Tensor

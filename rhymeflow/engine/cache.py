@@ -107,6 +107,11 @@ class KVCache:
             :, :, source.index, :, :length
         ]
 
+    def gather(self, slot: Slot, start: int, places: list[int]) -> None:
+        """Move the tokens at `places`, all of them at `start` or later, to `start` and on."""
+        kv = slot.shelf.kv[:, :, slot.index]
+        kv[:, :, :, start : start + len(places)] = kv[:, :, :, places]
+
     def release(self, slot: Slot) -> None:
         """Give a slot back."""
         slot.shelf.remove(slot)

@@ -30,12 +30,15 @@ from transformers import PreTrainedModel
 from rhymeflow.engine import noise
 from rhymeflow.engine.attention import CachedAttention, Span, row_order
 from rhymeflow.engine.cache import KVCache
+from rhymeflow.engine.drafting import Drafter, Drafting, is_linear
 from rhymeflow.engine.head import Head
 from rhymeflow.engine.linear import PackedLinears
 from rhymeflow.engine.sampler import Row, sample
 from rhymeflow.engine.scheduler import Plan, Scheduler, Work
 from rhymeflow.engine.sequence import Finished, Request, Segment, Sequence
+from rhymeflow.engine.verify import accepted, depths
 from rhymeflow.errors import UserError
+from rhymeflow.histospec.draft import Draft
 from rhymeflow.models import attention
 
 
@@ -55,6 +58,7 @@ class Engine:
         max_prefill_tokens: int,
         instance: str,
         version: int,
+        drafter: Drafter | None = None,
     ) -> None:
         config = model.config
         assert config._attn_implementation == attention.NAME, config._attn_implementation
@@ -77,6 +81,9 @@ class Engine:
             device=self._device,
         )
         self._sequences: dict[Hashable, Sequence] = {}
+        self._drafting = None
+        if drafter is not None:
+            self._drafting = Drafting(drafter, vocabulary=config.vocab_size)
 
     @property
     def has_work(self) -> bool:
@@ -132,9 +139,13 @@ class Engine:
     @torch.inference_mode()
     def step(self) -> list[Finished]:
         """Run one iteration; return what it completed."""
+        if self._drafting is not None:
+            self._drafting.start()
         plan = self._scheduler.plan()
         if not plan.work:
             return []
+        if self._drafting is not None:
+            plan.work = self._drafting.propose(plan.work, self.kv_tokens)
         work, spans = self._place(plan)
         hidden_TD = self._run(work, spans)
         self._scheduler.advance(work)
@@ -171,9 +182,17 @@ class Engine:
         for donor, sequence, length in plan.shares:
             sequence.slot = self._cache.reserve(sequence.slot, length)
             self._cache.copy(donor.slot, sequence.slot, length)
-        for sequence, num_new in plan.work:
+        for sequence, num_new, _draft in plan.work:
             sequence.slot = self._cache.reserve(sequence.slot, sequence.cached + num_new)
-        spans = [Span(sequence.slot, sequence.cached, num_new) for sequence, num_new in plan.work]
+        spans = [
+            Span(
+                sequence.slot,
+                sequence.cached,
+                num_new,
+                None if is_linear(draft) else draft.parents,
+            )
+            for sequence, num_new, draft in plan.work
+        ]
         order = row_order(spans)
         return [plan.work[i] for i in order], [spans[i] for i in order]
 
@@ -181,10 +200,12 @@ class Engine:
         """Run the body of the model over the packed row; return hidden states [T, D]."""
         ids: list[int] = []
         positions: list[int] = []
-        for sequence, num_new in work:
-            end = sequence.cached + num_new
+        for sequence, num_new, draft in work:
+            end = sequence.cached + num_new - len(draft.tokens)
             ids += sequence.ids[sequence.cached : end]
+            ids += draft.tokens
             positions += range(sequence.cached, end)
+            positions += [end - 1 + depth for depth in depths(draft.parents)]
         ids_1T = torch.tensor([ids], device=self._device)
         positions_1T = torch.tensor([positions], device=self._device)
         with self._linears, attention.attending(CachedAttention(spans, self._device)):
@@ -193,36 +214,68 @@ class Engine:
             ).last_hidden_state[0]
 
     def _postprocess(self, work: list[Work], hidden_TD: Tensor) -> list[Finished]:
-        """Sample where a sequence's last token was run; end what is complete."""
-        rows, ready, last = [], [], -1
-        for sequence, num_new in work:
-            last += num_new
-            if sequence.remaining == 0:
-                rows.append(last)
-                ready.append(sequence)
+        """Sample where a sequence's last token was run and at its draft; end what is complete."""
+        rows: list[int] = []
+        noise_rows: list[Row] = []
+        ready: list[tuple[Sequence, Draft]] = []
+        end = 0
+        for sequence, num_new, draft in work:
+            end += num_new
+            size = len(draft.tokens)
+            if sequence.remaining + size == 0:
+                rows += range(end - 1 - size, end)
+                start = len(sequence.request.tokens)
+                for depth in [0, *depths(draft.parents)]:
+                    how = sequence.request.sampling
+                    noise_rows.append(Row(how, sequence.stream, start + depth))
+                ready.append((sequence, draft))
         if not ready:
             return []
         if len(rows) < len(hidden_TD):
             hidden_TD = hidden_TD[rows]
-        noise_rows = [
-            Row(sequence.request.sampling, sequence.stream, len(sequence.request.tokens))
-            for sequence in ready
-        ]
         tokens, logprobs = sample(self._head.logits(hidden_TD), noise_rows)
-        self.tokens_made += len(tokens)
-        finished, done = [], []
-        for sequence, token, logprob in zip(ready, tokens, logprobs, strict=True):
-            start = len(sequence.request.tokens)
-            sequence.append(token, logprob, Segment(start, self.version, self.instance))
+        finished, done, made, first = [], [], [], 0
+        for sequence, draft in ready:
+            end = first + 1 + len(draft.tokens)
+            made.append(self._take(sequence, draft, tokens[first:end], logprobs[first:end]))
+            first = end
             if reason := sequence.request.finish_reason():
                 finished.append(Finished(sequence.request, reason))
                 done.append(sequence)
+        self.tokens_made += sum(map(len, made))
+        if self._drafting is not None:
+            total = sum(item.num_new for item in work)
+            self._drafting.observe([sequence for sequence, _ in ready], made, total)
         self._forget(done)
         return finished
+
+    def _take(
+        self, sequence: Sequence, draft: Draft, drawn: list[int], logprobs: list[float]
+    ) -> list[int]:
+        """Append what was drawn along the accepted path, up to a stop token; return it."""
+        request = sequence.request
+        path = accepted(draft, drawn)
+        rows = [0, *(node + 1 for node in path)]
+        tokens = [drawn[row] for row in rows]
+        for i, token in enumerate(tokens):
+            if token in request.sampling.stop_token_ids:
+                del tokens[i + 1 :], rows[i + 1 :], path[i:]
+                break
+        known = len(sequence.ids)
+        if path and path[-1] >= len(path):
+            self._cache.gather(sequence.slot, known, [known + node for node in path])
+        segment = Segment(len(request.tokens), self.version, self.instance)
+        sequence.extend(tokens, [logprobs[row] for row in rows], segment)
+        sequence.cached = known + len(path)
+        request.steps += 1
+        request.drafted += len(draft.tokens)
+        return tokens
 
     def _forget(self, sequences: list[Sequence]) -> None:
         if not sequences:
             return
+        if self._drafting is not None:
+            self._drafting.end(sequences)
         self._scheduler.remove(sequences)
         for sequence in sequences:
             del self._sequences[sequence.request.id]

@@ -30,7 +30,7 @@ class Head:
     def refresh(self) -> None:
         """The model's weights have changed."""
         weight = self._linear.weight
-        if weight.device.type == "cpu":
+        if weight.device.type == "cpu" and weight.dtype != torch.float64:
             self._packed = Packed(weight.detach().float(), _float(self._linear.bias))
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
@@ -38,8 +38,8 @@ class Head:
         if self._packed is not None:
             return self._packed(hidden_RD.float())
         weight_VD, bias_V = self._linear.weight, self._linear.bias
-        if hidden_RD.dtype == torch.float32:
-            return F.linear(hidden_RD, weight_VD, bias_V)
+        if hidden_RD.dtype in (torch.float32, torch.float64):
+            return F.linear(hidden_RD, weight_VD, bias_V).float()
         logits_RV = torch.mm(hidden_RD, weight_VD.T, out_dtype=torch.float32)
         return logits_RV if bias_V is None else logits_RV + bias_V
 

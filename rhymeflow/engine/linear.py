@@ -5,8 +5,8 @@ one it must rearrange on each call. `PackedLinears` puts such a copy behind ever
 model, for inference only; parameters keep their names and storage, so weights are pulled into the
 model as before, and `refresh` packs them again.
 
-Holds true: results equal the unpacked layer's up to float rounding; on other devices, or where this
-build of torch has no oneDNN, nothing is touched.
+Holds true: results equal the unpacked layer's up to float rounding; on other devices, where this
+build of torch has no oneDNN, and in float64, which oneDNN has not, nothing is packed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Packed:
     """A linear map with its own, packed copy of the weight."""
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None) -> None:
-        self._plain = not torch.backends.mkldnn.is_available()
+        self._plain = not torch.backends.mkldnn.is_available() or weight_OI.dtype == torch.float64
         self._bias_O = bias_O
         self._weight = (
             weight_OI if self._plain else torch.ops.mkldnn._reorder_linear_weight(weight_OI, ROWS)

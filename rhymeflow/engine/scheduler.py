@@ -21,13 +21,15 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from rhymeflow.engine.sequence import Sequence
+from rhymeflow.histospec.draft import NONE, Draft
 
 
 class Work(NamedTuple):
-    """Run the next `num_new` uncached tokens of the sequence."""
+    """Run the next `num_new` tokens of the sequence that are not cached; the last are its draft."""
 
     sequence: Sequence
     num_new: int
+    draft: Draft = NONE
 
 
 class Share(NamedTuple):
@@ -85,8 +87,8 @@ class Scheduler:
         return plan
 
     def advance(self, work: Iterable[Work]) -> None:
-        """The work was run: its tokens are in the cache."""
-        for sequence, num_new in work:
+        """The work was run: its tokens are in the cache, drafts included."""
+        for sequence, num_new, _draft in work:
             sequence.cached += num_new
 
     def remove(self, sequences: Iterable[Sequence]) -> None:

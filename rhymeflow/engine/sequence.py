@@ -99,6 +99,8 @@ class Sequence:
     slot: Any = None
     """Where the cache keeps it; the cache's business."""
     cached: int = 0
+    handle: int | None = None
+    """The drafter's name for it."""
     is_mixed: bool = False
     """Some of what is cached was computed under weights that the model no longer has."""
 
@@ -107,15 +109,20 @@ class Sequence:
         """Tokens to run before the next one can be sampled; at least 1."""
         return len(self.ids) - self.cached
 
-    def append(self, token: int, logprob: float, segment: Segment) -> None:
-        """Take in a sampled token; a segment begins where version or instance change."""
+    @property
+    def room(self) -> int:
+        """Tokens that the response may still become longer by; at least 1."""
+        return self.request.sampling.max_new_tokens - len(self.request.tokens)
+
+    def extend(self, tokens: list[int], logprobs: list[float], segment: Segment) -> None:
+        """Take in sampled tokens; a segment begins where version or instance change."""
         request = self.request
         last = request.segments[-1] if request.segments else None
         if last is None or (last.version, last.instance) != (segment.version, segment.instance):
             request.segments.append(segment)
-        request.tokens.append(token)
-        request.logprobs.append(logprob)
-        self.ids.append(token)
+        request.tokens += tokens
+        request.logprobs += logprobs
+        self.ids += tokens
 
 
 __all__ = ["Finished", "NoiseKey", "Request", "Sampling", "Segment", "Sequence"]

@@ -48,7 +48,7 @@ def make_requests(lengths, how=None):
     return requests
 
 
-def make_engine(model, max_running=8, max_prefill_tokens=64, instance="a", version=0):
+def make_engine(model, max_running=8, max_prefill_tokens=64, instance="a", version=0, drafter=None):
     return Engine(
         model,
         seed=SEED,
@@ -56,6 +56,7 @@ def make_engine(model, max_running=8, max_prefill_tokens=64, instance="a", versi
         max_prefill_tokens=max_prefill_tokens,
         instance=instance,
         version=version,
+        drafter=drafter,
     )
 
 

@@ -42,10 +42,10 @@ def test_everything_finishes_within_limits(jobs, max_running, max_prefill_tokens
         started += [s for s in scheduler.running if s not in started]
         check_plan(scheduler, plan, ready, before, in_cache)
         scheduler.advance(plan.work)
-        for sequence, _ in plan.work:
+        for sequence, _, _ in plan.work:
             in_cache[sequence] = sequence.cached
             if sequence.remaining == 0:
-                sequence.append(5, 0.0, SEGMENT)
+                sequence.extend([5], [0.0], SEGMENT)
         done = [s for s in scheduler.running if s.request.finish_reason()]
         finished += done
         scheduler.remove(done)
@@ -70,17 +70,17 @@ def check_plan(scheduler, plan, ready, before, in_cache):
         # the donor's tokens were in the cache before this iteration
         assert in_cache[share.donor] >= share.length
         in_cache[share.sequence] = share.length
-    worked = [sequence for sequence, _ in plan.work]
+    worked = [sequence for sequence, _, _ in plan.work]
     assert len(set(worked)) == len(worked)
     assert set(ready) <= set(worked) <= set(running)
     prefill = 0
-    for sequence, num_new in plan.work:
+    for sequence, num_new, _ in plan.work:
         assert 1 <= num_new <= sequence.remaining
         assert sequence.cached == in_cache.get(sequence, 0)
         prefill += num_new if sequence.remaining > 1 else 0
     assert prefill <= scheduler.max_prefill_tokens
     # nobody computes a prompt that another is computing or has computed
-    beginning = [s.prompt for s, _ in plan.work if before[s] == 0 and s.cached == 0]
+    beginning = [s.prompt for s, _, _ in plan.work if before[s] == 0 and s.cached == 0]
     long = [prompt for prompt in beginning if len(prompt) > 1]
     assert len(set(long)) == len(long)
 

@@ -1,0 +1,119 @@
+"""Drafters that know the answer, or do not, and keep count of what they are told."""
+
+import random
+
+from rhymeflow.histospec.draft import NONE, Draft
+
+
+class FakeDrafter:
+    """Calls `draft(answer, at, room, random)` for each response, `answer[at]` being its next token.
+
+    `answers`: tokens by (prompt, sample). Checks that the engine keeps the protocol.
+    """
+
+    def __init__(self, draft, answers, seed=0):
+        self.draft, self.answers = draft, answers
+        self.random = random.Random(seed)
+        self.texts = {}
+        self.begun = 0
+        self.drafted = self.steps = 0
+        self.rows = []
+        self.pending = None
+
+    def begin(self, prompt_ids, tokens, *, sample, noise_epoch):
+        handle = self.begun
+        self.begun += 1
+        self.texts[handle] = (list(tokens), self.answers[tuple(prompt_ids), sample])
+        return handle
+
+    def end(self, handle):
+        del self.texts[handle]
+
+    def propose(self, handles, room, *, other_rows, kv_tokens):
+        assert len(set(handles)) == len(handles) == len(room) > 0
+        drafts = []
+        for handle, most in zip(handles, room, strict=True):
+            tokens, answer = self.texts[handle]
+            drafts.append(self.draft(answer, len(tokens), most, self.random))
+        self.pending = (set(handles), other_rows, kv_tokens)
+        return drafts
+
+    def observe(self, handles, made, *, rows, kv_tokens, seconds):
+        assert seconds > 0
+        assert self.pending[0] <= set(handles)
+        assert self.pending[2] == kv_tokens
+        self.rows.append(rows)
+        for handle, tokens in zip(handles, made, strict=True):
+            assert tokens
+            self.steps += 1
+            self.texts[handle][0].extend(tokens)
+
+
+def line(tokens):
+    """The linear draft of these tokens."""
+    return Draft(list(tokens), list(range(-1, len(tokens) - 1)))
+
+
+def none(answer, at, room, rng):
+    return NONE
+
+
+def right(size):
+    """The next `size` tokens of the answer, as far as there are any."""
+    return lambda answer, at, room, rng: line(answer[at : at + size])
+
+
+def wrong(size):
+    """No token is right."""
+    return lambda answer, at, room, rng: line(
+        [(token + 1) % VOCABULARY for token in (answer[at:] + [0] * size)[:size]]
+    )
+
+
+def noisy(chance, most):
+    """Each token is right with this chance; of any length, none included."""
+
+    def draft(answer, at, room, rng):
+        tokens = answer[at : at + rng.randint(0, most)]
+        return line([t if rng.random() < chance else rng.randrange(VOCABULARY) for t in tokens])
+
+    return draft
+
+
+def too_long(answer, at, room, rng):
+    """Right to the end and past it: stop tokens, the length limit, and tokens that do not exist."""
+    return line([*answer[at:], *[rng.randrange(VOCABULARY) for _ in range(30)], 10**6, -5, 3])
+
+
+def tree(chance, most):
+    """Random trees with random nodes on the right path, in any branch; some have none."""
+
+    def draft(answer, at, room, rng):
+        tokens, parents, right_nodes = [], [], [-1]
+        for node in range(rng.randint(0, most)):
+            depth = len(right_nodes) - 1
+            if rng.random() < chance and at + depth < len(answer):
+                parents.append(right_nodes[-1])
+                tokens.append(answer[at + depth])
+                right_nodes.append(node)
+            else:
+                parents.append(rng.randint(-1, node - 1))
+                tokens.append(rng.randrange(VOCABULARY))
+        return Draft(tokens, parents)
+
+    return draft
+
+
+VOCABULARY = 150
+
+DRAFTS = {
+    "none": none,
+    "right": right(5),
+    "all wrong": wrong(4),
+    "random": noisy(0.0, 6),
+    "half right": noisy(0.5, 9),
+    "mostly right": noisy(0.9, 12),
+    "too long": too_long,
+    "tree": tree(0.5, 14),
+    "right tree": tree(0.8, 24),
+}
