@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rhymeflow.config import Config, DraftingConfig
+from rhymeflow.config import Config
 from rhymeflow.data.encode import PromptEncoder
 from rhymeflow.data.load import load_prompts
+from rhymeflow.histospec.drafter import Drafter
 from rhymeflow.histospec.index import Index
 from rhymeflow.models.load import (
     load_config,
@@ -118,7 +119,6 @@ def estimate(config: Config, model: Model, prompt_length: int) -> list[Row]:
     instances = "rollout" if rollout.num_instances == 1 else f"{rollout.num_instances} x rollout"
     rows = [
         Row("parameter server", "weights, two slots in shared memory", 2 * weights),
-        *_history(config.drafting),
         Row(instances, "weights", weights * rollout.num_instances),
         Row(
             instances,
@@ -138,16 +138,32 @@ def estimate(config: Config, model: Model, prompt_length: int) -> list[Row]:
         rows.insert(4, Row("learner", f"weights ({model.name_of_dtype})", weights))
     if learner.beta > 0:
         rows.append(Row("learner", "reference model", weights))
+    if config.drafting.window != "off":
+        rows += _drafting(config, instances, model.max_positions)
     return rows
 
 
-def _history(drafting: DraftingConfig) -> list[Row]:
-    if drafting.window == "off":
-        return []
-    # Memory that is not written is not taken, so asking a new index costs nothing.
-    index = Index(max_tokens=drafting.history_tokens, max_responses=drafting.history_responses)
-    what = f"index of {drafting.history_tokens:,} tokens in shared memory"
-    return [Row("history", what, index.num_bytes)]
+def _drafting(config: Config, instances: str, max_length: int) -> list[Row]:
+    """The indexes that drafts come from; making one to ask takes no memory until it is written."""
+    drafting, rollout = config.drafting, config.rollout
+    history = Index(max_tokens=drafting.history_tokens, max_responses=drafting.history_responses)
+    drafter = Drafter(
+        None,
+        window=drafting.window,
+        max_draft=drafting.max_draft,
+        shape=drafting.shape,
+        ranking=drafting.ranking,
+        max_sequences=rollout.max_running,
+        max_length=max_length,
+    )
+    return [
+        Row(
+            "history",
+            f"index of {drafting.history_tokens:,} tokens in shared memory",
+            history.num_bytes,
+        ),
+        Row(instances, "index of what runs", drafter.num_bytes * rollout.num_instances),
+    ]
 
 
 def _size(num_bytes: int) -> str:

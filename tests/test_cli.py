@@ -195,7 +195,7 @@ def test_sizes_are_counted_process_by_process() -> None:
     config = settings.build(
         {
             "max_running": 4, "max_completion_length": 20,
-            "num_instances": 2, "beta": 0.1, "logits_chunk_size": 11,
+            "num_instances": 2, "beta": 0.1, "logits_chunk_size": 11, "window": "off",
         },
         where="test",
     )  # fmt: skip
@@ -212,6 +212,22 @@ def test_sizes_are_counted_process_by_process() -> None:
         ("learner", "logits"): 11 * 7 * 4,
         ("learner", "reference model"): 2000,
     }
+
+
+def test_what_drafts_come_from_is_counted_where_there_are_drafts() -> None:
+    model = sizes.Model(1, 1, 1, 1, 1, 100, 4, "float32", "cpu")
+
+    def rows_of(**given: Any) -> dict[tuple[str, str], int]:
+        config = settings.build(given, where="test")
+        return {(row.process, row.what): row.num_bytes for row in sizes.estimate(config, model, 10)}
+
+    without = rows_of(window="off")
+    small, large = rows_of(history_tokens=10_000), rows_of(history_tokens=1_000_000)
+    history = {what for process, what in large if process == "history"}
+    assert history == {"index of 1,000,000 tokens in shared memory"}
+    assert len(small) == len(large) == len(without) + 2
+    per_token = (sum(large.values()) - sum(small.values())) / 990_000
+    assert 40 < per_token < 100, "bytes"
 
 
 def test_no_sequence_is_longer_than_the_models_context() -> None:
@@ -235,3 +251,18 @@ def test_the_longest_prompt_is_looked_up(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(sizes, "LOOKED_AT", 1)
     fields["eval_size"] = 0
     assert sizes.longest_prompt(settings.build(fields, where="test")) == 3
+
+
+@pytest.mark.parametrize("more", [[], ["--dry-run"]])
+def test_a_history_that_is_none_is_named_before_anything_is_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str]
+) -> None:
+    (tmp_path / "events.db").write_text("birds")
+    run = ["--run.output_dir", str(tmp_path / "run")]
+    for given, said in (("nowhere", "no such directory"), ("", "it has no config.yaml")):
+        history = ["--history", str(tmp_path / given)]
+        assert cli.main(["train", "demo", *more, *run, *history]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"rhymeflow: drafting.history: {tmp_path}")
+        assert said in line
+    assert not (tmp_path / "run").exists()
