@@ -26,7 +26,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from rhymeflow.histospec import kernels, memory
-from rhymeflow.histospec.memory import Arrays, IndexHandle
+from rhymeflow.histospec.handle import IndexHandle
+from rhymeflow.histospec.memory import Arrays
 
 
 def prompt_key(prompt_ids: Sequence[int]) -> int:
@@ -137,4 +138,4 @@ class Index:
         return sum(array.nbytes for array in self._arrays)
 
 
-__all__ = ["Index", "IndexHandle", "prompt_key"]
+__all__ = ["Index", "prompt_key"]

@@ -21,24 +21,15 @@ from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 
 from rhymeflow.errors import UserError
 from rhymeflow.histospec import kernels
+from rhymeflow.histospec.handle import IndexHandle
 
 _DIRECTORY = Path("/dev/shm")  # where Linux shows POSIX shared memory as files
 _TRACKED_AS = "shared_memory"  # the resource tracker's word for it
 _LINE = 64
-
-
-class IndexHandle(msgspec.Struct, frozen=True, array_like=True):
-    """What another process needs to reach a shared index."""
-
-    name: str
-    num_blocks: int
-    num_heads: int
-    max_responses: int
 
 
 class Arrays(NamedTuple):
@@ -171,4 +162,4 @@ def _power_of_two(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
-__all__ = ["Arrays", "IndexHandle", "attach", "create", "free", "path_of", "private", "readable"]
+__all__ = ["Arrays", "attach", "create", "free", "path_of", "private", "readable"]

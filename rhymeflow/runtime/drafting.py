@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from rhymeflow.config import Config
 from rhymeflow.histospec.drafter import Drafter
-from rhymeflow.histospec.index import Index, IndexHandle
+from rhymeflow.histospec.handle import IndexHandle
+from rhymeflow.histospec.index import Index
 
 _REHEARSAL = 24
 """Iterations: the first ones are not drafted for, and what they are to find repeats after five."""

@@ -11,7 +11,8 @@ from collections.abc import Callable
 
 from rhymeflow.config import DraftingConfig
 from rhymeflow.errors import UserError
-from rhymeflow.histospec.index import Index, IndexHandle
+from rhymeflow.histospec.handle import IndexHandle
+from rhymeflow.histospec.index import Index
 from rhymeflow.runtime.messages import Feed, HistoryAlive
 from rhymeflow.runtime.process import WorkerDied
 from rhymeflow.runtime.workers import Workers

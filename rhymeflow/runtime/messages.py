@@ -13,7 +13,7 @@ import msgspec
 
 from rhymeflow.core.types import FinishReason, GroupId, TrajectoryId, Version
 from rhymeflow.histospec.draft import DraftStats
-from rhymeflow.histospec.index import IndexHandle
+from rhymeflow.histospec.handle import IndexHandle
 from rhymeflow.servers.layout import TensorSpec
 from rhymeflow.servers.memory import ParameterHandle
 

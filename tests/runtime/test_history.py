@@ -10,7 +10,8 @@ import pytest
 from rhymeflow.config import Config
 from rhymeflow.core.events import TrajectoryRewarded
 from rhymeflow.core.types import TrajectoryId
-from rhymeflow.histospec.index import IndexHandle, prompt_key
+from rhymeflow.histospec.handle import IndexHandle
+from rhymeflow.histospec.index import prompt_key
 from rhymeflow.runtime import history
 from rhymeflow.runtime.history import Scribe
 from rhymeflow.servers.reader import TrajectoryReader
