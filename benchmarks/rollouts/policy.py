@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from collections.abc import Iterable
@@ -15,7 +16,7 @@ from rhymeflow.config import Config
 from rhymeflow.data.encode import PromptEncoder
 from rhymeflow.data.load import load_prompts
 from rhymeflow.engine.engine import Engine
-from rhymeflow.engine.sequence import Request
+from rhymeflow.engine.sequence import NoiseKey, Request, Sampling
 from rhymeflow.models.load import (
     load_model,
     load_tokenizer,
@@ -23,6 +24,8 @@ from rhymeflow.models.load import (
     resolve_dtype,
     stop_token_ids,
 )
+from rhymeflow.reward.functions import Judge
+from rhymeflow.reward.messages import RewardRequest
 
 
 class Policy:
@@ -37,9 +40,10 @@ class Policy:
         tokenizer = load_tokenizer(config.model)
         self.stop_tokens = stop_token_ids(self.model, tokenizer)
         self._first = {name: value.clone() for name, value in self.model.state_dict().items()}
+        self._tokenizer = tokenizer
         encoder = PromptEncoder(tokenizer, config.data)
-        prompts, _ = load_prompts(config.data, config.run.seed)
-        self.prompts = [encoder.encode(prompts[row]) for row in range(len(prompts))]
+        self._source, _ = load_prompts(config.data, config.run.seed)
+        self.prompts = [encoder.encode(self._source[row]) for row in range(len(self._source))]
 
     def engine(self, max_running: int, **more: Any) -> Engine:
         """A new engine over the model."""
@@ -66,6 +70,31 @@ class Policy:
         tied = set(self.model.all_tied_weights_keys)
         assert not unexpected, unexpected
         assert set(missing) <= tied, missing
+
+    def requests(self, rows: Iterable[int], noise_epoch: int, temperature: float) -> list[Request]:
+        """A group for each of these prompts."""
+        rollout = self.config.rollout
+        sampling = Sampling(
+            temperature, rollout.top_p, rollout.top_k, rollout.max_completion_length,
+            self.stop_tokens,
+        )  # fmt: skip
+        return [
+            Request((row, sample), self.prompts[row], NoiseKey(row, noise_epoch, sample), sampling)
+            for row in rows
+            for sample in range(rollout.num_generations)
+        ]
+
+    def rewards(self, requests: Iterable[Request]) -> list[float]:
+        """What the configuration's reward function says of complete responses."""
+        (function,) = self.config.reward.functions
+        judge, found = Judge(function), []
+        with asyncio.Runner() as runner:
+            for request in requests:
+                prompt = self._source[request.noise_key.prompt]
+                text = self._tokenizer.decode(request.tokens, skip_special_tokens=True)
+                asked = RewardRequest(prompt.prompt, text, request.tokens, prompt.columns)
+                found.append(judge(asked, runner) or 0.0)
+        return found
 
 
 def drain(engine: Engine, requests: Iterable[Request]) -> float:

