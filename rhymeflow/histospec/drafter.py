@@ -39,8 +39,11 @@ _PROMPT_TAIL = 16
 _MOST_LIVE_TOKENS = 2_000_000
 _LATE = 64
 """Iterations after which the search hears of tokens at the latest."""
-_HELD_UP = 2.0
-"""An iteration that took so many times what was predicted was held up by something else."""
+_COMPARED = 100
+"""Of so many iterations with drafts one goes without, or what they are weighed against grows old."""
+_SURPRISE = 0.3
+"""By so much of what was predicted an iteration may differ when it is judged whether drafts pay; what
+is beyond has other reasons."""
 
 Ints = NDArray[np.int64]
 
@@ -111,7 +114,14 @@ class Drafter:
         self._late: list[tuple[list[int], list[list[int]]]] = []
         """Tokens that the search has not heard of yet: handles, and what was made of them."""
         self._asked: _Asked | None = None
+        self._since_plain = 0
+        """Iterations with drafts since the last one without."""
         self._search = self._make_search(history)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the index of what runs, however full it is."""
+        return self._live.num_bytes
 
     def attach(self, history: Index) -> None:
         """History is there, or another one: search it from now on."""
@@ -178,7 +188,7 @@ class Drafter:
         started = self._clock()
         self._asked = asked = _Asked(len(handles), other_rows, 0.0)
         drafts = [NONE] * len(handles)
-        if self._purse is None or (self.timing.is_known and self._purse.is_open(len(handles))):
+        if self._is_worth_it(len(handles)):
             self._tell()
             if self.timing.is_known:
                 asked.curve = self.timing.curve(kv_tokens)
@@ -220,6 +230,14 @@ class Drafter:
     def _make_search(self, history: Index | None) -> Search:
         indexes = [self._live] if history is None else [self._live, history]
         return Search(indexes, chances=self.chances.values, **self._how)
+
+    def _is_worth_it(self, sequences: int) -> bool:
+        """Whether to search in this iteration."""
+        if self._purse is None:
+            return True
+        if not self.timing.is_known or self._since_plain >= _COMPARED:
+            return False
+        return self._purse.is_open(sequences)
 
     def _find(self, asked: _Asked, handles: Ints, room: Ints, weights: list[float] | None) -> None:
         """Search, and choose what of it is verified."""
@@ -268,6 +286,8 @@ class Drafter:
 
     def _settle(self, asked: _Asked, seconds: float, spent: float) -> None:
         """Reckon what the iteration saved, against iterations that make one token each."""
+        is_plain = asked.lengths is None or not asked.lengths.any()
+        self._since_plain = 0 if is_plain else self._since_plain + 1
         if asked.proposals is None:
             self.stats.saved_seconds -= spent
             if self._purse is not None:
@@ -282,7 +302,8 @@ class Drafter:
         plain = first + (asked.made / asked.sequences - 1) * alone
         self.stats.saved_seconds += plain - seconds - spent
         if self._purse is not None:
-            saved = plain - min(seconds, _HELD_UP * expected) - spent
+            least, most = (1 - _SURPRISE) * expected, (1 + _SURPRISE) * expected
+            saved = plain - min(max(seconds, least), most) - spent
             self._purse.tried(asked.sequences, search=spent, saved=saved, plain=alone)
 
 

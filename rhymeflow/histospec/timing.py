@@ -23,10 +23,21 @@ _OCTAVES = 16
 _BINS = _EXACT + _PER_OCTAVE * _OCTAVES
 _KEPT = 32
 """Iterations remembered per bin."""
-_UNSEEN_SHARE = 0.5
-"""Before two bins are known: the share of an iteration that is taken to grow with its rows."""
+_FEWER_SHARE = 0.5
+"""The share of an iteration that is taken to shrink with its rows below the least that was seen."""
+_HOPEFUL_SHARE = 0.05
+_HOPEFUL_ROWS = 1.5
+"""Up to so many times the most rows seen, more rows are taken to cost only that share of what they
+would in proportion; past that, as much as in proportion. Whoever decides by the curve then tries
+more rows where they may be of use, step by step, and learns what they cost."""
+_FEW = 3
+"""A bin with fewer iterations is not believed when it says that rows cost more than in proportion:
+one of them may have been held up."""
 _FADE = 0.998
 """Forgetting per iteration of what the cost of cached tokens is learned from."""
+_DOUBT = 4.0
+"""Weight of the assumption that cached tokens cost nothing: that of so many iterations with twice
+as many as usual. A wrong cost misleads whenever a bin was not seen for long."""
 _CLIP = 3.0
 """Deviations count up to this many times the usual one."""
 
@@ -36,27 +47,24 @@ Floats = NDArray[np.float64]
 class Curve:
     """Seconds by rows at one number of cached tokens: straight lines between knots."""
 
-    __slots__ = ("beyond", "rows", "seconds")
+    __slots__ = ("rows", "seconds")
 
-    def __init__(self, rows: Floats, seconds: Floats, beyond: float) -> None:
-        self.rows, self.seconds, self.beyond = rows, seconds, beyond
+    def __init__(self, rows: Floats, seconds: Floats) -> None:
+        self.rows, self.seconds = rows, seconds
 
     def at(self, rows: float) -> float:
         """Seconds of an iteration of so many rows."""
-        return at(float(rows), self.rows, self.seconds, self.beyond)
+        return at(float(rows), self.rows, self.seconds)
 
 
 @njit(cache=True)
-def at(rows, knots, seconds, beyond):
-    """Seconds of an iteration of `rows` rows on the curve of these knots, compiled.
-
-    Past the last knot by the slope `beyond`; before the first as if half of it grew with rows.
-    """
+def at(rows, knots, seconds):
+    """Seconds of an iteration of `rows` rows on the curve of these knots, compiled."""
     last = len(knots) - 1
     if rows >= knots[last]:
-        return seconds[last] + (rows - knots[last]) * beyond
+        return seconds[last] * rows / knots[last]
     if rows < knots[0]:
-        return seconds[0] * (1 - _UNSEEN_SHARE * (knots[0] - rows) / knots[0])
+        return seconds[0] * (1 - _FEWER_SHARE * (knots[0] - rows) / knots[0])
     left = np.searchsorted(knots, rows, side="right") - 1
     share = (rows - knots[left]) / (knots[left + 1] - knots[left])
     return seconds[left] + share * (seconds[left + 1] - seconds[left])
@@ -70,9 +78,11 @@ class IterationTime:
         self._kv = np.zeros((_BINS, _KEPT))
         self._seconds = np.zeros((_BINS, _KEPT))
         self._seen = np.zeros(_BINS, np.int64)
+        self._means = np.zeros((_BINS, 2))
+        """Of each bin over a long time: cached tokens, seconds."""
         self._slope = np.zeros(4)
-        """Of seconds by cached tokens: sums of squares and products, the usual relative deviation,
-        and the slope itself."""
+        """Of seconds by cached tokens, within bins: sums of squares and products, the usual
+        relative deviation, and the slope itself."""
 
     @property
     def is_known(self) -> bool:
@@ -88,16 +98,18 @@ class IterationTime:
         """An iteration of `rows` > 0 rows over `kv_tokens` cached tokens took `seconds`."""
         assert rows > 0
         _note(
-            self._rows, self._kv, self._seconds, self._seen, self._slope,
+            self._rows, self._kv, self._seconds, self._seen, self._means, self._slope,
             bin_of(rows), float(rows), float(kv_tokens), seconds,
         )  # fmt: skip
 
     def curve(self, kv_tokens: int) -> Curve:
         """Seconds by rows over so many cached tokens. Something must have been observed."""
         assert self.is_known
-        rows, seconds = _knots(self._rows, self._kv, self._seconds, self._seen, self.kv_slope)
-        seconds = np.maximum(seconds + self.kv_slope * kv_tokens, 1e-9)
-        return Curve(rows, seconds, _last_slope(rows, seconds))
+        return Curve(
+            *_knots(
+                self._rows, self._kv, self._seconds, self._seen, self.kv_slope, float(kv_tokens)
+            )
+        )
 
     def predict(self, rows: int, kv_tokens: int) -> float:
         """Seconds of one iteration."""
@@ -115,55 +127,47 @@ def bin_of(rows: int) -> int:
     return min(_EXACT + int(_PER_OCTAVE * np.log2(rows / _EXACT)), _BINS - 1)
 
 
-def _last_slope(rows: Floats, seconds: Floats) -> float:
-    """Slope past the last knot: that of the last doubling of rows, if there is as much."""
-    if rows[-1] < 1.5 * rows[0]:
-        return float(_UNSEEN_SHARE * seconds[-1] / rows[-1])
-    half = np.interp(rows[-1] / 2, rows, seconds)
-    return float((seconds[-1] - half) / (rows[-1] - max(rows[-1] / 2, rows[0])))
-
-
 @njit(cache=True)
-def _note(rows, kv, seconds, seen, slope, place, new_rows, new_kv, new_seconds):
-    kept = min(seen[place], rows.shape[1])
-    if kept >= 4:
-        mean_kv = kv[place, :kept].mean()
-        level = np.median(seconds[place, :kept] - slope[3] * (kv[place, :kept] - mean_kv))
-        away = new_kv - mean_kv
-        off = new_seconds - level - slope[3] * away
-        usual = max(slope[2], 1e-3) * level
+def _note(rows, kv, seconds, seen, means, slope, place, new_rows, new_kv, new_seconds):
+    if seen[place] >= _FEW:
+        away = new_kv - means[place, 0]
+        usual = max(slope[2], 1e-3) * means[place, 1]
+        off = new_seconds - means[place, 1] - slope[3] * away
         off = min(max(off, -_CLIP * usual), _CLIP * usual)
-        slope[2] += 0.05 * (min(abs(off) / level, 1.0) - slope[2])
+        slope[2] += 0.05 * (min(abs(off) / means[place, 1], 1.0) - slope[2])
         off += slope[3] * away
         slope[0] = _FADE * slope[0] + away * away
         slope[1] = _FADE * slope[1] + away * off
-        # A ridge, so that a cache that hardly changes says nothing about its cost.
-        ridge = (0.1 * max(mean_kv, 1.0)) ** 2
-        slope[3] = max(slope[1] / (slope[0] + ridge), 0.0)
+        slope[3] = max(slope[1] / (slope[0] + _DOUBT * (1 + means[place, 0] ** 2)), 0.0)
+        pace = max(1.0 / (seen[place] + 1), 0.01)
+        means[place, 0] += pace * away
+        means[place, 1] += pace * off
+    else:
+        means[place, 0] += (new_kv - means[place, 0]) / (seen[place] + 1)
+        means[place, 1] += (new_seconds - means[place, 1]) / (seen[place] + 1)
     at = seen[place] % rows.shape[1]
     rows[place, at], kv[place, at], seconds[place, at] = new_rows, new_kv, new_seconds
     seen[place] += 1
 
 
 @njit(cache=True)
-def _knots(rows, kv, seconds, seen, slope):
-    """Mean rows and level at an empty cache of every bin seen, made monotone (pool adjacent)."""
-    at = np.empty(len(seen))
-    level = np.empty(len(seen))
-    weight = np.empty(len(seen))
-    first = np.empty(len(seen) + 1, np.int64)
-    pooled = 0
-    found = 0
-    row = np.empty(len(seen))
-    for place in range(len(seen)):
-        kept = min(seen[place], rows.shape[1])
+def _knots(rows, kv, seconds, seen, slope, kv_tokens):
+    """Mean rows and level of every bin seen, made monotone (pool adjacent), and a hopeful last."""
+    bins, kept_most = rows.shape
+    at = np.empty(bins + 1)
+    level, weight = np.empty(bins), np.empty(bins)
+    first = np.empty(bins + 1, np.int64)
+    found = pooled = 0
+    for place in range(bins):
+        kept = min(seen[place], kept_most)
         if not kept:
             continue
-        row[found] = rows[place, :kept].mean()
-        at[pooled] = row[found]
-        level[pooled] = np.median(seconds[place, :kept] - slope * kv[place, :kept])
-        weight[pooled] = kept
-        first[pooled] = found
+        at[found] = rows[place, :kept].mean()
+        value = np.median(seconds[place, :kept] + slope * (kv_tokens - kv[place, :kept]))
+        value = max(value, 1e-9)
+        if kept < _FEW and found:
+            value = min(value, level[pooled - 1] * at[found] / at[found - 1])
+        level[pooled], weight[pooled], first[pooled] = value, kept, found
         found += 1
         pooled += 1
         while pooled > 1 and level[pooled - 2] > level[pooled - 1]:
@@ -174,10 +178,12 @@ def _knots(rows, kv, seconds, seen, slope):
             weight[pooled - 2] = both
             pooled -= 1
     first[pooled] = found
-    out = np.empty(found)
+    out = np.empty(found + 1)
     for block in range(pooled):
         out[first[block] : first[block + 1]] = level[block]
-    return row[:found], out
+    at[found] = at[found - 1] * _HOPEFUL_ROWS + 1
+    out[found] = out[found - 1] * (1 + _HOPEFUL_SHARE * (at[found] / at[found - 1] - 1))
+    return at[: found + 1], out
 
 
 __all__ = ["Curve", "IterationTime", "at", "bin_of"]

@@ -14,7 +14,7 @@ accepted, so nodes S add sum(reach over S) tokens to the one that each sequence 
 iteration of B + m rows takes T(B + m) seconds. For a given m the sum is largest for the m nodes of
 the largest reach, and as a node's reach is at most its parent's these are closed under parents. So
 the best of all choices is among the cuts of the nodes sorted by reach, and all of them are looked
-at: whatever the form of T, steps included. Weights multiply a sequence's tokens, which changes
+at: whatever the form of T, steps included. None is taken if the best is hardly better than none. Weights multiply a sequence's tokens, which changes
 nothing in this.
 
 Holds true: a rule never gives a sequence more than was found for it. Knows nothing of tokens.
@@ -30,6 +30,8 @@ from numpy.typing import NDArray
 
 from rhymeflow.histospec.timing import Curve, at
 
+LEAST_GAIN = 0.02
+"""Gains below this share are less than times are known to, and are left alone."""
 SMALLEST = 2
 DOUBLING_LARGEST = 16
 
@@ -135,9 +137,7 @@ class Cost:
             return np.zeros(len(counts), np.int64)
         weights = np.ones(len(counts)) if iteration.weights is None else iteration.weights
         worth = np.sort(_worth(reach, counts, weights))
-        return _best_cut(
-            reach, counts, weights, worth, iteration.rows, curve.rows, curve.seconds, curve.beyond
-        )
+        return _best_cut(reach, counts, weights, worth, iteration.rows, curve.rows, curve.seconds)
 
     def observe(self, handles: Ints, lengths: Ints, accepted: Ints) -> None:
         """Nothing is kept of a sequence."""
@@ -156,14 +156,14 @@ def _worth(reach, counts, weights):
 
 
 @njit(cache=True)
-def _best_cut(reach, counts, weights, worth, rows, knots, seconds, beyond):
+def _best_cut(reach, counts, weights, worth, rows, knots, seconds):
     """Nodes to take of each sequence, given what the nodes are worth in rising order."""
     tokens = weights.sum()
-    best = tokens / at(float(rows), knots, seconds, beyond)
+    best = (1 + LEAST_GAIN) * tokens / at(float(rows), knots, seconds)
     chosen = 0
     for size in range(1, len(worth) + 1):
         tokens += worth[len(worth) - size]
-        rate = tokens / at(float(rows + size), knots, seconds, beyond)
+        rate = tokens / at(float(rows + size), knots, seconds)
         if rate > best:
             best, chosen = rate, size
     lengths = np.zeros(len(counts), np.int64)

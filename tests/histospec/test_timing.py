@@ -49,18 +49,31 @@ def test_predictions_within_what_was_seen(truth, seed: int) -> None:
     assert timing.kv_slope == pytest.approx(K1, rel=0.3)
 
 
-def test_predictions_beyond_what_was_seen_go_on_as_the_last_doubling() -> None:
-    timing = learned(formula, seed=3, rows=(100, 300))
-    assert timing.predict(900, 20_000) == pytest.approx(formula(900, 20_000), rel=0.1)
-
-
-def test_one_iteration_makes_a_first_guess_that_is_neither_flat_nor_proportional() -> None:
+def test_a_few_more_rows_than_were_seen_are_hoped_to_be_cheap_and_many_are_not() -> None:
     timing = IterationTime()
     assert not timing.is_known
     timing.observe(100, 0, 0.010)
     assert timing.predict(100, 0) == pytest.approx(0.010)
-    assert 0.012 < timing.predict(200, 0) < 0.018
+    assert 0.010 < timing.predict(150, 0) < 0.0105
+    assert timing.predict(1500, 0) == pytest.approx(0.10, rel=0.05)
     assert 0.004 < timing.predict(1, 0) < 0.008
+
+
+def test_hope_ends_with_the_first_few_iterations() -> None:
+    timing = IterationTime()
+    for rows, seconds in [(100, 0.010), (150, 0.015)]:
+        for _ in range(3):
+            timing.observe(rows, 0, seconds)
+    assert timing.predict(150, 0) == pytest.approx(0.015)
+    assert timing.predict(125, 0) == pytest.approx(0.0125)
+
+
+def test_a_first_iteration_of_so_many_rows_that_was_held_up_is_not_believed() -> None:
+    timing = IterationTime()
+    for _ in range(10):
+        timing.observe(100, 0, 0.010)
+    timing.observe(120, 0, 0.500)
+    assert timing.predict(120, 0) <= 0.0121
 
 
 def test_an_iteration_that_was_held_up_moves_nothing() -> None:
