@@ -24,7 +24,7 @@ from rhymeflow.servers.reader import TrajectoryDetails, TrajectoryReader
 
 _MAX_STEP_ROWS = 40
 _NUM_QUANTILES = 5
-_MAX_VERSION_ROWS = 12
+_MAX_DRAFT_ROWS = 12
 _BAR_WIDTH = 30
 _WIDE = 110
 
@@ -94,7 +94,7 @@ def _show_run(run_dir: Path, reader: TrajectoryReader, console: Console) -> None
     staleness = reader.query("SELECT staleness, COUNT(*) FROM trained GROUP BY 1 ORDER BY 1")
     if staleness:
         console.print(_histogram("Staleness of trained trajectories", "versions", staleness))
-    _show_drafts(reader, console)
+    _show_drafts(steps, reader, console)
     quantiles = reader.query(_QUANTILES)
     if quantiles:
         console.print(_quantile_table(quantiles))
@@ -139,29 +139,33 @@ def _histogram(title: str, heading: str, rows: list[tuple[Any, ...]]) -> Table:
     return table
 
 
-def _show_drafts(reader: TrajectoryReader, console: Console) -> None:
+def _show_drafts(
+    steps: dict[int, dict[str, Any]], reader: TrajectoryReader, console: Console
+) -> None:
     """Tokens per step by epoch and by version, if anything was drafted."""
-    ((drafted, last),) = reader.query("SELECT TOTAL(drafted), MAX(version) FROM segments")
+    ((drafted,),) = reader.query("SELECT TOTAL(drafted) FROM segments")
     if not drafted:
         return
-    width = -(-(last + 1) // _MAX_VERSION_ROWS)
-    for heading, key in (("epoch", "epoch"), ("version", f"version / {width} * {width}")):
-        rows = reader.query(_DRAFTS.format(key=key))
-        span = width if heading == "version" else 1
-        console.print(_draft_table(heading, span, rows))
+    for key in ("epoch", "version"):
+        ((last,),) = reader.query(f"SELECT MAX({key}) FROM segments JOIN groups USING (group_id)")
+        span = -(-(last + 1) // _MAX_DRAFT_ROWS)
+        rows = reader.query(_DRAFTS.format(key=f"{key} / {span} * {span}"))
+        console.print(_draft_table(key, span, rows))
+    saved = sum(row.get("draft/time_saved") or 0.0 for row in steps.values())
+    console.print(Text(f"Time that drafts saved, as instances estimate it: {saved:.1f} s"))
 
 
-def _draft_table(heading: str, span: int, rows: list[tuple[Any, ...]]) -> Table:
-    table = Table(box=SIMPLE_HEAD, title=f"Drafts by {heading}", title_justify="left")
-    headings = (heading, "responses", "tokens", "tokens per step", "drafted", "accepted")
-    for name in headings:
-        table.add_column(name, justify="right", no_wrap=True)
-    for first, responses, tokens, steps, drafted in rows:
+def _draft_table(key: str, span: int, rows: list[tuple[Any, ...]]) -> Table:
+    """One row for `span` values of `key`."""
+    table = Table(box=SIMPLE_HEAD, title=f"Drafts by {key}", title_justify="left")
+    for heading in (key, "responses", "tokens", "tokens per step", "drafted", "accepted"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for first, responses, tokens, made_in, drafted in rows:
         table.add_row(
             str(first) if span == 1 else f"{first}-{first + span - 1}",
             f"{responses:,}",
             f"{tokens:,}",
-            *_draft_cells(tokens, steps, drafted),
+            *_draft_cells(tokens, made_in, drafted),
         )
     return table
 

@@ -42,12 +42,14 @@ class ProgressState:
     staleness_max: int | None = None
     rollout_tokens_per_s: float | None = None
     trained_tokens_per_s: float | None = None
+    has_drafts: bool = False
+    """Whether the run drafts. Of what follows, the last step that says something counts."""
     tokens_per_step: float | None = None
-    """Of training responses in the last step; 1 is what there is without drafts."""
+    """Of training responses; 1 is what there is without drafts."""
     acceptance_rate: float | None = None
     """Share of the drafted tokens that were accepted, 0 to 1."""
     time_saved_share: float | None = None
-    """Of the time that the last step's rollout would have taken without drafts."""
+    """Of the time that rollout would have taken without drafts."""
     idle_rollout: float | None = None
     """Share of the last step's time that instances stood idle, 0 to 1."""
     idle_learner: float | None = None
@@ -125,7 +127,7 @@ def line(state: ProgressState) -> str:
         parts.append(f"staleness {state.staleness_mean:.2f} max {state.staleness_max}")
     parts.append(f"rollout {_rate(state.rollout_tokens_per_s)}")
     parts.append(f"trained {_rate(state.trained_tokens_per_s)}")
-    if state.tokens_per_step is not None:
+    if state.has_drafts:
         parts.append(f"drafts {_drafts(state)}")
     parts.append(f"idle rollout {_share(state.idle_rollout)} learner {_share(state.idle_learner)}")
     parts.append(_times(state))
@@ -167,17 +169,18 @@ def _lines(state: ProgressState) -> list[tuple[str, Text]]:
             "idle",
             Text(f"rollout {_share(state.idle_rollout)}, learner {_share(state.idle_learner)}"),
         ),
-        *([] if state.tokens_per_step is None else [("drafts", Text(_drafts(state)))]),
+        *([("drafts", Text(_drafts(state)))] if state.has_drafts else []),
         ("in flight", Text(f"{state.running:,} running, {state.waiting:,} waiting")),
         ("now", Text(" ".join(state.message.split()))),
     ]
 
 
 def _drafts(state: ProgressState) -> str:
-    accepted, saved = state.acceptance_rate, state.time_saved_share
+    if state.tokens_per_step is None:
+        return "-"
     return (
-        f"{state.tokens_per_step:.2f} tokens/step, {_share(accepted)} accepted, "
-        f"{_share(saved)} time saved"
+        f"{state.tokens_per_step:.2f} tokens/step, {_share(state.acceptance_rate)} accepted, "
+        f"{_share(state.time_saved_share)} time saved"
     )
 
 

@@ -45,7 +45,7 @@ class Pace:
 
     since: float
     """When the current step's account began."""
-    drafts: bool = False
+    has_drafts: bool = False
     """Whether the run drafts."""
     statuses: dict[InstanceId, InstanceStatus] = field(default_factory=dict)
     pull_seconds: list[float] = field(default_factory=list)
@@ -112,7 +112,7 @@ class Pace:
         return metrics
 
     def _end_drafts(self, busy_seconds: float) -> dict[str, float]:
-        if not self.drafts:
+        if not self.has_drafts:
             return {}
         saved = sum(status.drafts.saved_seconds for status in self._all())
         drafts, self._drafts = self._drafts, Drafts()

@@ -22,10 +22,13 @@ class Report:
     def __init__(self, config: Config, metrics: MetricsWriter, progress: Progress) -> None:
         self._metrics, self._progress = metrics, progress
         self._started = time.monotonic()
-        self.pace = Pace(since=0.0, drafts=config.drafting.window != "off")
+        has_drafts = config.drafting.window != "off"
+        self.pace = Pace(since=0.0, has_drafts=has_drafts)
         self.endings = {"consumed": 0, "filtered": 0, "aborted": 0}
         """Groups that ended, so far."""
-        self._state = ProgressState(config.name, config.learner.max_steps, config.schedule.bound)
+        self._state = ProgressState(
+            config.name, config.learner.max_steps, config.schedule.bound, has_drafts=has_drafts
+        )
         self._trained_tokens = 0.0
 
     @property
@@ -63,9 +66,9 @@ class Report:
         state.staleness_mean = metrics["staleness/mean"]
         state.staleness_max = int(metrics["staleness/max"])
         state.rollout_tokens_per_s = metrics["rollout/tokens_per_s"]
-        state.tokens_per_step = metrics.get("draft/tokens_per_step")
-        state.acceptance_rate = metrics.get("draft/acceptance_rate")
-        state.time_saved_share = metrics.get("draft/time_saved_share")
+        state.tokens_per_step = metrics.get("draft/tokens_per_step", state.tokens_per_step)
+        state.acceptance_rate = metrics.get("draft/acceptance_rate", state.acceptance_rate)
+        state.time_saved_share = metrics.get("draft/time_saved_share", state.time_saved_share)
         state.idle_rollout = metrics["idle/rollout"]
         state.idle_learner = metrics["idle/learner"]
 

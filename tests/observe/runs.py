@@ -13,8 +13,8 @@ from rhymeflow.servers.trajectories import TrajectoryServer
 def make_run(run_dir: Path, num_steps: int = 4) -> Path:
     """Two groups of two per step; member 0 begins one version early. Group 8 is left out, 9 open.
 
-    Lengths: member 0 takes 10 + group tokens, member 1 takes 100 + group and is cut. From version 1 on
-    as many tokens were drafted as were made, in half the iterations.
+    Lengths: member 0 takes 10 + group tokens, member 1 takes 100 + group and is cut. From version 1
+    on as many tokens were drafted as were made, in half the iterations.
     """
     server = TrajectoryServer(run_dir / "events.db")
     server.record(0.5, [Evaluated("rollout-0", 0, 0.25)])
@@ -47,6 +47,7 @@ def make_run(run_dir: Path, num_steps: int = 4) -> Path:
                 "grad_norm": 10.5,
                 "idle/rollout": 0.1,
                 "idle/learner": 0.3,
+                "draft/time_saved": 1.5,
             },
         )
     writer.write(num_steps, 10.0 * num_steps + 1, {"eval/reward": 0.75})

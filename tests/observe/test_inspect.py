@@ -48,6 +48,33 @@ def test_tables_of_a_run(tmp_path):
     assert "Groups left out (reward failed: boom): 1" in text
 
 
+def test_drafts_by_epoch_and_by_version(tmp_path):
+    make_run(tmp_path)
+    text = shown(tmp_path)
+    rows = cells(text)
+    # Version 0 drafted nothing. Version 4 made group 9: 19 and 109 tokens in segments of 5 and the
+    # rest, each in half as many iterations.
+    assert ["0", "8", "358", "1.00", "0", "-"] in rows
+    assert ["4", "2", "128", "1.97", "128", "49.2%"] in rows
+    ((tokens, per_step),) = [row[2:4] for row in rows if row[:2] == ["0", "20"]]
+    assert (tokens, per_step) == ("1,190", "1.52"), "all in one epoch"
+    assert "estimate it: 6.0 s" in text
+
+
+def test_a_run_that_drafted_nothing_shows_no_drafts(tmp_path):
+    make_run(tmp_path, num_steps=0)
+    assert "Drafts by" not in shown(tmp_path)
+
+
+def test_many_versions_are_put_together(tmp_path):
+    make_run(tmp_path, num_steps=200)
+    text = shown(tmp_path)
+    by_version = text[text.index("Drafts by version") : text.index("Time that drafts")]
+    spans = [row[0] for row in cells(by_version) if len(row) == 6 and row[1].isdigit()]
+    assert spans[:2] == ["0-16", "17-33"]
+    assert len(spans) == 12
+
+
 def test_lengths_and_endings_by_quantile(tmp_path):
     make_run(tmp_path)
     rows = cells(shown(tmp_path))

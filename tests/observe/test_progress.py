@@ -27,6 +27,10 @@ def busy_state() -> ProgressState:
         staleness_max=1,
         rollout_tokens_per_s=3210.4,
         trained_tokens_per_s=2900.0,
+        has_drafts=True,
+        tokens_per_step=2.345,
+        acceptance_rate=0.714,
+        time_saved_share=0.305,
         idle_rollout=0.031,
         idle_learner=0.12,
         running=64,
@@ -51,6 +55,7 @@ def test_everything_is_there_at_80_columns():
         "0.375 before training, 0.484 now",
         "mean 0.42, max 1 (bound 1)",
         "rollout 3,210 tokens/s, trained 2,900 tokens/s",
+        "drafts     2.35 tokens/step, 71% accepted, 30% time saved",
         "rollout 3%, learner 12%",
         "64 running, 12 waiting",
         "now        training on batch 12",
@@ -71,6 +76,10 @@ def test_everything_is_there_at_80_columns():
         eval_rewards=st.lists(st.floats(-1e3, 1e3), max_size=3),
         staleness_mean=st.none() | st.floats(0, 100),
         rollout_tokens_per_s=st.none() | st.floats(0, 1e7),
+        has_drafts=st.booleans(),
+        tokens_per_step=st.none() | st.floats(1, 100),
+        acceptance_rate=st.none() | st.floats(0, 1),
+        time_saved_share=st.none() | st.floats(-100, 1),
         idle_rollout=st.none() | st.floats(0, 1),
         running=st.integers(0, 10**6),
         message=st.text(st.characters(categories=["L", "N", "Z"]), max_size=200)
@@ -81,7 +90,7 @@ def test_everything_is_there_at_80_columns():
 )
 def test_no_line_wraps_whatever_the_state(state, width):
     lines = drawn(state, width)
-    assert len(lines) == 10
+    assert len(lines) == 10 + state.has_drafts
     assert {cell_len(text) for text in lines} == {width}
 
 
@@ -127,7 +136,8 @@ def test_without_a_terminal_a_line_a_step():
 def test_the_plain_line():
     assert line(busy_state()) == (
         "step 12/60 | reward 0.320 | held out 0.484 | staleness 0.42 max 1 | "
-        "rollout 3,210 tokens/s | trained 2,900 tokens/s | idle rollout 3% learner 12% | "
+        "rollout 3,210 tokens/s | trained 2,900 tokens/s | "
+        "drafts 2.35 tokens/step, 71% accepted, 30% time saved | idle rollout 3% learner 12% | "
         "1:15 elapsed, 4:00 left"
     )
 

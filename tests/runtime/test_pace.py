@@ -56,7 +56,7 @@ def test_what_an_instance_did_counts_when_it_is_gone():
 
 
 def test_drafts_are_counted_by_step_and_by_what_they_are_shares_of():
-    pace = Pace(since=0.0, drafts=True)
+    pace = Pace(since=0.0, has_drafts=True)
     pace.statuses["a"], pace.statuses["b"] = status(10, 1.0, 0.5), status(10, 2.0, 0.5)
     for made in (part(6, 2, 8), part(4, 3, 2)):
         pace.made(made)
