@@ -3,7 +3,8 @@
 SmolLM2 in bfloat16, chat prompts, all at once, responses of one length, pass after pass over the
 same prompts: what a pass said is history for the next on both sides, as vLLM's `suffix` keeps its
 cache. Sides in turn, vLLM's processes stopped while others are measured. Before speeds are compared
-the greedy responses of each system with drafts are compared with its own without.
+the greedy responses of each system with drafts are compared with its own without. vLLM's `suffix`
+may draft as many tokens as are drafted here; its other settings are its own.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from typing import Any
 from benchmarks import harness
 from benchmarks.peers.vllm_driver import Made, Vllm
 
-PROMPTS, TOKENS, PASSES = 8, 64, 3
+PROMPTS, TOKENS, PASSES = 8, 64, 5
 SUFFIX = {"speculative_config": {"method": "suffix", "num_speculative_tokens": 16}}
 
 
 class Here:
     """The engine of this project; `drafts`: with a drafter, whose history grows by each pass."""
 
-    def __init__(self, policy: Any, drafts: bool) -> None:
+    def __init__(self, policy: Any, *, drafts: bool) -> None:
         from rhymeflow.histospec.drafter import Drafter
         from rhymeflow.histospec.index import Index
 
@@ -82,17 +83,19 @@ def measure(args: argparse.Namespace) -> tuple[list[dict[str, Any]], list[harnes
     policy = Policy(configuration("long"))
     checkpoint = converted(locate(policy.config.model).gguf_path)
     rows, targets = [], []
-    for temperature in (0.0, 1.0):
-        with ExitStack() as stack:
-            sides: dict[str, Any] = {"rhymeflow": Here(policy, False)}
-            sides["rhymeflow, drafts"] = Here(policy, True)
-            for name, options in (("vllm", {}), ("vllm, suffix", SUFFIX)):
-                print(f"  starting {name} ...", file=sys.stderr, flush=True)
-                side = Vllm(args.vllm_python, 1, checkpoint, **options)
-                sides[name] = stack.enter_context(closing(side))
+    with ExitStack() as stack:
+        sides: dict[str, Any] = {
+            "rhymeflow": Here(policy, drafts=False),
+            "rhymeflow, drafts": Here(policy, drafts=True),
+        }
+        for name, options in (("vllm", {}), ("vllm, suffix", SUFFIX)):
+            print(f"  starting {name} ...", file=sys.stderr, flush=True)
+            side = Vllm(args.vllm_python, 1, checkpoint, **options)
+            sides[name] = stack.enter_context(closing(side))
+        for temperature in (0.0, 1.0):
             found = _passes(sides, policy.prompts[:PROMPTS], temperature)
-        rows += [{"part": "vllm", "temperature": temperature, **row} for row in found[0]]
-        targets += found[1]
+            rows += [{"part": "vllm", "temperature": temperature, **row} for row in found[0]]
+            targets += found[1]
     return rows, targets
 
 

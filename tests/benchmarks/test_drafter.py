@@ -1,0 +1,238 @@
+"""`bench drafter`: the replay says what an engine would do, and every side is told the same."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks import drafter
+from benchmarks.rollouts.lockstep import num_accepted, replay, total
+from benchmarks.rollouts.recorded import Recording, Rollout, load, save
+from rhymeflow.errors import UserError
+
+
+def rollout(row: int, epoch: int, sample: int, tokens: list[int], **more: object) -> Rollout:
+    known = {"version": epoch, "noise_epoch": epoch, "group": 10 * epoch + row, "reward": 0.5}
+    return Rollout(
+        **{**known, **more}, row=row, epoch=epoch, sample=sample, prompt=[90, row], tokens=tokens
+    )
+
+
+class Oracle:
+    """A side that drafts what comes, as far as `most`, and then something wrong."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.told: list[list[int]] = []
+        self.ended: list[int] = []
+        self.finished = 0
+
+    def begin(self, rollouts: Sequence[Rollout], first: Sequence[list[int]]) -> None:
+        self.rollouts = rollouts
+        self.told = [list(tokens) for tokens in first]
+
+    def propose(self, running: list[int], room: list[int]) -> list[tuple[list[int], list[int]]]:
+        drafts = []
+        for sequence, most in zip(running, room, strict=True):
+            done = len(self.told[sequence])
+            tokens = [*self.rollouts[sequence].tokens[done : done + self.most], -1][:most]
+            drafts.append((tokens, list(range(-1, len(tokens) - 1))))
+        return drafts
+
+    def extend(self, running: list[int], made: list[list[int]]) -> None:
+        for sequence, tokens in zip(running, made, strict=True):
+            self.told[sequence] += tokens
+
+    def end(self, sequence: int) -> None:
+        self.ended.append(sequence)
+
+    def finish(self, rollouts: Sequence[Rollout]) -> None:
+        assert self.told == [one.tokens for one in rollouts]
+        assert sorted(self.ended) == list(range(len(rollouts)))
+        self.ended = []
+        self.finished += 1
+
+
+def test_a_step_makes_what_was_accepted_and_one_more() -> None:
+    side = Oracle(most=2)
+    (count,) = replay(side, [[rollout(0, 0, 0, [1, 2, 3, 4, 5, 6])]], limit=100)
+    # The first token is given. 2 3 4, of which two were drafted; then 5 6, both drafted.
+    assert (count.steps, count.made, count.accepted, count.iterations) == (2, 5, 4, 2)
+    assert count.drafted == 6
+    assert side.finished == 1
+
+
+def test_drafts_stop_short_of_the_limit() -> None:
+    (count,) = replay(Oracle(most=9), [[rollout(0, 0, 0, [1, 2, 3, 4])]], limit=4)
+    assert count.drafted == 2
+    assert (count.steps, count.made) == (1, 3)
+
+
+def test_counts_are_by_epoch_and_batches_do_not_mix_them() -> None:
+    rollouts = [rollout(row, epoch, 0, [1, 2, 3]) for epoch in (0, 1) for row in range(3)]
+    batches = Recording(rollouts).batches(groups=2)
+    assert [len(batch) for batch in batches] == [2, 1, 2, 1]
+    side = Oracle(most=0)
+    counts = replay(side, batches, limit=10)
+    assert [(count.epoch, count.steps) for count in counts] == [(0, 6), (1, 6)]
+    assert total(counts).made == 12
+    assert total(counts, range(1, 2)).made == 6
+    assert side.finished == 4
+
+
+def test_members_of_a_group_stay_together() -> None:
+    rollouts = [rollout(row, 0, sample, [1, 2]) for row in range(3) for sample in range(2)]
+    assert [len(batch) for batch in Recording(rollouts).batches(groups=2)] == [4, 2]
+
+
+def test_broken_off_after_some_iterations() -> None:
+    side = Oracle(most=0)
+    side.finish = lambda rollouts: None  # type: ignore[method-assign]
+    (count,) = replay(side, [[rollout(0, 0, 0, list(range(50)))]], limit=100, iterations=7)
+    assert (count.iterations, len(count.iteration_seconds)) == (7, 7)
+    assert side.ended == [0]
+
+
+@given(st.data())
+def test_accepted_is_the_longest_path_that_the_target_takes(data: st.DataObject) -> None:
+    tokens = data.draw(st.lists(st.integers(0, 2), max_size=8))
+    parents = [data.draw(st.integers(-1, place - 1)) for place in range(len(tokens))]
+    # As drafts are: one token is not twice the child of one parent.
+    keep = [
+        place
+        for place in range(len(tokens))
+        if (parents[place], tokens[place]) not in list(zip(parents, tokens, strict=True))[:place]
+    ]
+    if len(keep) < len(tokens):
+        return
+    target = data.draw(st.lists(st.integers(0, 2), max_size=6))
+    position = data.draw(st.integers(0, len(target)))
+
+    def path(node: int) -> list[int]:
+        return [] if node < 0 else [*path(parents[node]), tokens[node]]
+
+    expected = max(
+        (
+            len(path(node))
+            for node in range(len(tokens))
+            if path(node) == target[position : position + len(path(node))]
+        ),
+        default=0,
+    )
+    assert num_accepted(tokens, parents, target, position) == expected
+
+
+def test_saved_rollouts_are_loaded_equal(tmp_path: Path) -> None:
+    rollouts = [rollout(0, 0, 0, [1, 2], reward=0.25), rollout(1, 0, 0, [3])]
+    save(tmp_path / "some.npz", rollouts)
+    assert load(tmp_path / "some.npz").rollouts == rollouts
+
+
+def text(row: int) -> list[int]:
+    return [row * 100 + place for place in range(30)]
+
+
+def test_history_is_drafted_from_the_second_epoch_on() -> None:
+    rollouts = [rollout(row, epoch, 0, text(row)) for epoch in range(2) for row in range(2)]
+    side = drafter.Ours(rollouts, max_draft=8, tree=False)
+    first, second = replay(side, Recording(rollouts).batches(2), limit=64)
+    assert first.accepted == 0
+    assert second.accepted > 0.7 * second.made
+
+
+@pytest.mark.parametrize(("scope", "helped"), [("own prompt", False), ("shared", True)])
+def test_scopes_hide_the_other_part_of_history(scope: str, helped: bool) -> None:
+    # Another prompt says the same in the epoch before.
+    rollouts = [rollout(0, 0, 0, text(0)), rollout(1, 1, 0, text(0))]
+    side = drafter.Ours(rollouts, max_draft=8, tree=False)
+    counts = replay(side, drafter.scoped(Recording(rollouts).batches(1), scope), limit=64)
+    assert (counts[1].accepted > 0) == helped
+
+
+def test_the_shared_scope_hides_a_prompt_from_itself() -> None:
+    batches = Recording([rollout(0, epoch, 0, text(0)) for epoch in range(2)]).batches(1)
+    prompts = [one.prompt for batch in drafter.scoped(batches, "shared") for one in batch]
+    assert prompts[0] != prompts[1]
+    assert prompts[0][-2:] == prompts[1][-2:] == [90, 0]
+
+
+def test_unknown_part_is_said() -> None:
+    with pytest.raises(UserError, match="no part 'sped'; there are accepted"):
+        drafter.run(argparse.Namespace(parts="sped"))
+
+
+def test_parts_fill_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "demo.npz"
+    save(path, [rollout(row, epoch, 0, text(row)) for epoch in range(2) for row in range(2)])
+    monkeypatch.setattr("benchmarks.rollouts.record.recording", lambda name, folder: path)
+    args = argparse.Namespace(
+        parts="ranking,scope,speed", recordings="demo", runs=tmp_path, repeats=1, arctic_python=None
+    )
+    result = drafter.run(args)
+    parts = [row["part"] for row in result["rows"]]
+    assert parts.count("ranking") == 6
+    assert parts.count("scope") == 3
+    assert parts.count("speed") == 1
+    assert all(row["accepted/step"] > 0 for row in result["rows"] if row["part"] == "ranking")
+
+
+STUB = """
+class SuffixDecodingCache:
+    '''Drafts what the request said one token ago, once.'''
+
+    def __init__(self, depth):
+        self.active, self._global_tree = {}, self
+
+    def start_request(self, request, prompt):
+        assert prompt.dtype == "int32"
+        assert request not in self.active
+        self.active[request] = 0
+
+    def add_active_response(self, request, tokens):
+        self.active[request] += len(tokens)
+
+    def stop_request(self, request):
+        del self.active[request]
+
+    def speculate(self, request, context, *, max_spec_tokens, max_spec_factor, min_token_prob,
+                  use_tree_spec):
+        import types
+        return types.SimpleNamespace(token_ids=[int(context[-1])][:max_spec_tokens], parents=[-1])
+
+    def estimate_memory(self):
+        return 700
+"""
+
+
+def test_arctic_is_asked_in_its_own_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "arctic_inference"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "suffix_decoding.py").write_text(STUB)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    path = tmp_path / "demo.npz"
+    save(path, [rollout(0, 0, 0, [1, 1, 1, 2]), rollout(1, 0, 0, [3, 4, 4])])
+    arctic = drafter.Arctic(sys.executable)
+    how = {"max_draft": 8, "tree": False, **drafter.DEFAULT}
+    answer = arctic.replay(path, groups=2, limit=9, **how)
+    (count,) = answer.counts
+    # Steps make 1 1, then 2 | 4, then 4; the first 1 and the last 4 were drafted.
+    assert (count.steps, count.accepted, count.made) == (4, 2, 5)
+    assert answer.bytes_per_token == 100.0
+    (count,) = arctic.latency(path, running=1, iterations=1, limit=9, **how).counts
+    assert (count.iterations, count.steps) == (1, 1)
+
+
+def test_an_environment_without_arctic_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "demo.npz"
+    save(path, [rollout(0, 0, 0, [1, 2])])
+    with pytest.raises(UserError, match=r"--arctic-python .*No module named 'arctic_inference'"):
+        drafter.Arctic(sys.executable).replay(path, groups=1, limit=9, max_draft=8, tree=False)
