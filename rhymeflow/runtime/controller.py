@@ -181,7 +181,12 @@ class Controller:
             case messages.BatchTrained():
                 self._training, self._published = False, message.version + 1
                 self._events.append(VersionPublished(self._published))
-                self.report.end_step(message, mind=self._mind_seconds, store=self.store.seconds)
+                self.report.end_step(
+                    message,
+                    self.history.metrics(),
+                    mind=self._mind_seconds,
+                    store=self.store.seconds,
+                )
             case messages.CheckpointSaved():
                 self.checkpoint = message.path
                 self._saving = False

@@ -38,6 +38,10 @@ class HistoryKeeper:
         """Where instances find the index."""
         return None if self._index is None else self._index.handle
 
+    def metrics(self) -> dict[str, float]:
+        """How much there is to draft from."""
+        return {} if self._index is None else {"draft/history_tokens": self._index.num_tokens}
+
     def start(self) -> None:
         """The store is there: the process can read it."""
         if self._index is not None:

@@ -13,30 +13,15 @@ from rhymeflow.runtime.messages import InstanceStatus, Part
 
 
 @dataclass(slots=True)
-class Drafts:
-    """What drafting came to in a step, or a sum of it.
+class Made:
+    """What was made of training responses in a step.
 
-    `tokens`, `steps` and `drafted` are of training responses alone: held-out answers are another
-    distribution. The times are the instances', whatever they decoded.
+    Held-out answers are drafted too, but not counted here: greedy ones repeat more.
     """
 
     tokens: int = 0
     steps: int = 0
     drafted: int = 0
-    busy_seconds: float = 0.0
-    saved_seconds: float = 0.0
-
-    def metrics(self) -> dict[str, float]:
-        """The metrics; what is a share of nothing is left out."""
-        found = {"draft/time_saved": self.saved_seconds}
-        if self.steps:
-            found["draft/tokens_per_step"] = self.tokens / self.steps
-        if self.drafted:
-            # Each iteration makes one token without any draft.
-            found["draft/acceptance_rate"] = (self.tokens - self.steps) / self.drafted
-        if (without := self.busy_seconds + self.saved_seconds) > 0:
-            found["draft/time_saved_share"] = self.saved_seconds / without
-        return found
 
 
 @dataclass
@@ -53,7 +38,7 @@ class Pace:
     _busy: float = 0.0
     _coordination: dict[str, float] = field(default_factory=dict)
     _left: list[InstanceStatus] = field(default_factory=list)
-    _drafts: Drafts = field(default_factory=Drafts)
+    _made: Made = field(default_factory=Made)
     _saved: float = 0.0
 
     @property
@@ -73,9 +58,9 @@ class Pace:
 
     def made(self, part: Part) -> None:
         """Part of a training response was made."""
-        self._drafts.tokens += len(part.tokens)
-        self._drafts.steps += part.steps
-        self._drafts.drafted += part.drafted
+        self._made.tokens += len(part.tokens)
+        self._made.steps += part.steps
+        self._made.drafted += part.drafted
 
     def rollout_tokens_per_s(self, now: float) -> float:
         """Tokens made per second since the step's account began, on all instances."""
@@ -112,13 +97,24 @@ class Pace:
         return metrics
 
     def _end_drafts(self, busy_seconds: float) -> dict[str, float]:
+        """Figures of drafting; a share of nothing is left out.
+
+        Time is of all that instances did in `busy_seconds`, held-out answers included.
+        """
+        made, self._made = self._made, Made()
         if not self.has_drafts:
             return {}
-        saved = sum(status.drafts.saved_seconds for status in self._all())
-        drafts, self._drafts = self._drafts, Drafts()
-        drafts.busy_seconds, drafts.saved_seconds = busy_seconds, saved - self._saved
-        self._saved = saved
-        return drafts.metrics()
+        total = sum(status.drafts.saved_seconds for status in self._all())
+        saved, self._saved = total - self._saved, total
+        metrics = {"draft/time_saved": saved}
+        if made.steps:
+            metrics["draft/tokens_per_step"] = made.tokens / made.steps
+        if made.drafted:
+            # Each iteration makes one token without any draft.
+            metrics["draft/acceptance_rate"] = (made.tokens - made.steps) / made.drafted
+        if busy_seconds + saved > 0:
+            metrics["draft/time_saved_share"] = saved / (busy_seconds + saved)
+        return metrics
 
     def _end_coordination(self, seconds: float, totals: dict[str, float]) -> dict[str, float]:
         since = {part: total - self._coordination.get(part, 0.0) for part, total in totals.items()}

@@ -42,8 +42,13 @@ class Report:
         self.pace.begin(self.now, {"cpu": time.process_time()})
         self.say("training")
 
-    def end_step(self, message: BatchTrained, *, mind: float, store: float) -> None:
-        """A version is made; `mind` and `store` are the seconds they took so far, in all."""
+    def end_step(
+        self, message: BatchTrained, history: dict[str, float], *, mind: float, store: float
+    ) -> None:
+        """A version is made; `mind` and `store` are the seconds they took so far, in all.
+
+        `history`: metrics of the index.
+        """
         now, version = self.now, message.version + 1
         pace = self.pace.end_step(
             now,
@@ -53,6 +58,7 @@ class Report:
         metrics = {
             **message.metrics,
             **pace,
+            **history,
             "params/push_s": message.push_seconds,
             **{f"endings/{name}": float(count) for name, count in self.endings.items()},
         }

@@ -136,8 +136,8 @@ def test_the_figures_are_where_they_are_looked_for(drafted):
     config, summary = drafted
     tokens, steps, proposed = figures(config)
     rows = metrics.read(Path(config.run.output_dir))
-    for name in ("draft/tokens_per_step", "draft/acceptance_rate", "draft/time_saved"):
-        assert name in rows[STEPS], name
+    for name in ("tokens_per_step", "acceptance_rate", "time_saved", "history_tokens"):
+        assert f"draft/{name}" in rows[STEPS], name
     assert summary.drafts.tokens_per_step == pytest.approx(tokens / steps)
     assert summary.drafts.acceptance_rate == pytest.approx((tokens - steps) / proposed)
     log = reader(config)

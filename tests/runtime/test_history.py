@@ -137,6 +137,29 @@ def test_what_is_never_judged_is_not_remembered_for_ever(server, reader):
     assert book.rewards == {7: 1.0}
 
 
+def test_what_is_stored_and_judged_while_it_reads_is_not_lost(server, reader):
+    book, trajectory = Book(), TrajectoryId(0, 0)
+    put(server, trajectory, 0, [1, 2])
+    server.commit()
+    tail = Tail(reader, num_tokens=10**9)
+    read = tail.segments
+
+    def read_before_the_rest_is_stored(limit):
+        found = read(limit)
+        put(server, trajectory, 2, [3])
+        judge(server, trajectory, 3, 0.5)
+        server.commit()
+        return found
+
+    tail.segments = read_before_the_rest_is_stored
+    writing = Scribe(book, tail, Config())
+    writing.write()
+    assert (book.texts, book.rewards) == ([[1, 2]], {})
+    tail.segments = read
+    writing.write()
+    assert (book.texts, book.rewards) == ([[1, 2, 3]], {0: 0.5})
+
+
 @pytest.mark.parametrize("at_once", [1, 3, 100])
 def test_however_store_and_scribe_take_turns_all_of_it_is_written(
     server, reader, monkeypatch, at_once

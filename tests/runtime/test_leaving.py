@@ -83,7 +83,9 @@ def test_the_run_goes_on_and_nothing_is_lost(tmp_path, monkeypatch, instances, n
     if instances == 1:  # else the others may be done before a successor is up
         assert [e.instance for e in events if isinstance(e, InstanceJoined)] == names
     said = "hangs" if number == signal.SIGSTOP else "killed by SIGKILL"
-    warnings = [line for line in console.file.getvalue().splitlines() if "warning" in line]
+    # History, which has the lowest priority, may be silent for so long on a busy machine.
+    lines = console.file.getvalue().splitlines()
+    warnings = [line for line in lines if line.startswith("warning: rollout")]
     assert len(warnings) == times
     assert all(said in line for line in warnings)
     log = reader(config)
