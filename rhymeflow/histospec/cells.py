@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-NUM_KINDS = 3
-"""The text is of another prompt, of the same prompt, aligned (same prompt, sample and noise)."""
+NUM_KINDS = 4
+"""The text is of another prompt, of the same prompt, the sequence's own, aligned (of the same
+prompt, sample and noise, at the same position)."""
 
 NUM_SHARES = 8
 """Share of the votes, smoothed by one vote that nobody gets, in eighths."""
@@ -22,6 +23,9 @@ SHAPE = (NUM_SHARES, NUM_LENGTHS, NUM_KINDS)
 
 NUM_CELLS = NUM_SHARES * NUM_LENGTHS * NUM_KINDS
 
+NUMBERS = np.arange(NUM_CELLS, dtype=np.int32).reshape(SHAPE)
+"""int32 [shares, lengths, kinds]: the numbers of the cells."""
+
 LENGTH_BUCKETS = (np.searchsorted(_LENGTHS, np.arange(33), side="right") - 1).astype(np.int64)
 """int64 [33]: the bucket of each matched length."""
 
@@ -29,7 +33,16 @@ LENGTH_BUCKETS = (np.searchsorted(_LENGTHS, np.arange(33), side="right") - 1).as
 def cell(kind: int, matched: int, share: float) -> int:
     """Return the cell of a token (`expand.py` has the same, compiled)."""
     agreed = min(int(share * NUM_SHARES), NUM_SHARES - 1)
-    return (agreed * NUM_LENGTHS + int(LENGTH_BUCKETS[min(matched, 32)])) * NUM_KINDS + kind
+    return int(NUMBERS[agreed, LENGTH_BUCKETS[min(matched, 32)], kind])
 
 
-__all__ = ["LENGTH_BUCKETS", "NUM_CELLS", "NUM_KINDS", "NUM_LENGTHS", "NUM_SHARES", "SHAPE", "cell"]
+__all__ = [
+    "LENGTH_BUCKETS",
+    "NUMBERS",
+    "NUM_CELLS",
+    "NUM_KINDS",
+    "NUM_LENGTHS",
+    "NUM_SHARES",
+    "SHAPE",
+    "cell",
+]

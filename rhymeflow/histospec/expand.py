@@ -2,11 +2,11 @@
 
 Every candidate is a text that may come next and a weight. A node of the draft is a token together
 with the candidates that agree with the path to it (a mask, a bit per candidate); they vote on what
-follows. A token's chance, given its parent, is that of its cell; its reach is the product along its
-path. Nodes are taken best first, so they stand in order of falling reach, parents before children.
+follows. A token's chance, given its parent, is that of its cell, of which its share of the votes is
+a part: so what is proposed follows what proved right. Its reach is the product along its path.
+Nodes are taken best first, so they stand in order of falling reach, parents before children.
 
-Compiled, and complete in this file but for the sizes of `cells`: numba's cache notices changes only
-where a function stands.
+Compiled, and complete in this file: numba's cache notices changes only where a function stands.
 Knows nothing of where candidates come from.
 """
 
@@ -16,8 +16,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numba import njit
-
-from rhymeflow.histospec.cells import NUM_KINDS, NUM_LENGTHS, NUM_SHARES
 
 BY_REWARD, BY_FREQUENCY, BY_BOTH = 0, 1, 2
 LONGEST = 32  # matched tokens from which on no difference is made
@@ -67,6 +65,8 @@ class Tables(NamedTuple):
     """float32 [kinds, 33]: votes of a candidate, by where it comes from and how long it matches."""
     length_buckets: np.ndarray
     """int64 [33], see `cells`."""
+    cells: np.ndarray
+    """int32 [shares, lengths, kinds]: the numbers of the cells."""
     chances: np.ndarray
     """float32 [NUM_CELLS]."""
 
@@ -99,9 +99,11 @@ class _Ballot(NamedTuple):
     tokens: np.ndarray
     votes: np.ndarray
     scores: np.ndarray
+    shares: np.ndarray
     masks: np.ndarray
     matched: np.ndarray
     kinds: np.ndarray
+    cells: np.ndarray
 
 
 @kernel
@@ -121,7 +123,9 @@ def expand(texts, most, tables, ranking, is_tree, proposals):
         np.empty(places, np.int32),
         np.empty(places, np.float32),
         np.empty(places, np.float32),
+        np.empty(places, np.float32),
         np.empty(places, np.uint64),
+        np.empty(places, np.int64),
         np.empty(places, np.int64),
         np.empty(places, np.int64),
     )
@@ -166,11 +170,8 @@ def _weigh(texts, i, tables, votes):
 
 @kernel
 def _vote(texts, i, mask, depth, ranking, votes, ballot):
-    """Let the candidates of the mask vote on the token at this depth.
-
-    Returns how many tokens got votes, and the sum of the votes.
-    """
-    options, total = 0, np.float32(NOBODY)
+    """Let the candidates of the mask vote on the token at this depth; return how many got votes."""
+    options = 0
     for place in range(texts.counts.shape[1]):
         is_here = (mask >> np.uint64(place)) & np.uint64(1) == np.uint64(1)
         if not is_here or texts.counts[i, place] <= depth:
@@ -193,36 +194,47 @@ def _vote(texts, i, mask, depth, ranking, votes, ballot):
         reached = np.int64(texts.matched[i, place]) + depth
         ballot.matched[option] = max(ballot.matched[option], min(reached, LONGEST))
         ballot.kinds[option] = max(ballot.kinds[option], np.int64(texts.kinds[i, place]))
-        total += votes[place]
     for option in range(options):
         if ranking == BY_FREQUENCY:
             ballot.scores[option] = ballot.votes[option]
         elif ranking == BY_REWARD:
             ballot.scores[option] /= ballot.votes[option]
-    return options, total
+    return options
 
 
 @kernel
-def _put(ballot, outcome, is_tree, tables, frontier, waiting, parent, depth, reach):
-    """Let the options with the best scores wait to be taken; return how many nodes wait then."""
-    options, total = outcome
+def _put(ballot, options, is_tree, tables, frontier, waiting, parent, depth, reach):
+    """Let the options with the best chances wait to be taken; return how many nodes wait then."""
+    total = np.float32(NOBODY)
+    for option in range(options):
+        total += ballot.scores[option]
+    for option in range(options):
+        ballot.shares[option] = ballot.scores[option] / total
+        ballot.cells[option] = _cell(ballot, option, tables)
     for _ in range(min(options, BRANCHES if is_tree else 1)):
-        best = 0
-        for option in range(1, options):
-            if ballot.scores[option] > ballot.scores[best]:
-                best = option
-        ballot.scores[best], score = -1.0, ballot.scores[best]
-        if score < 0.0:
-            break
-        cell = _cell(ballot.kinds[best], ballot.matched[best], ballot.votes[best] / total, tables)
+        best, chance = -1, np.float32(-1)
+        for option in range(options):
+            its = tables.chances[ballot.cells[option]]
+            is_better = its == chance and ballot.shares[option] > ballot.shares[best]
+            if ballot.shares[option] >= 0 and (its > chance or is_better):
+                best, chance = option, its
+        ballot.shares[best] = -1.0
         frontier.tokens[waiting] = ballot.tokens[best]
         frontier.parents[waiting] = parent
         frontier.depths[waiting] = depth
-        frontier.cells[waiting] = cell
+        frontier.cells[waiting] = ballot.cells[best]
         frontier.masks[waiting] = ballot.masks[best]
-        frontier.reaches[waiting] = reach * tables.chances[cell]
+        frontier.reaches[waiting] = reach * chance
         waiting += 1
     return waiting
+
+
+@kernel
+def _cell(ballot, option, tables):
+    num_shares = tables.cells.shape[0]
+    agreed = min(int(ballot.shares[option] * num_shares), num_shares - 1)
+    length = tables.length_buckets[ballot.matched[option]]
+    return tables.cells[agreed, length, ballot.kinds[option]]
 
 
 @kernel
@@ -233,12 +245,6 @@ def _move(frontier, source, target):
     frontier.cells[target] = frontier.cells[source]
     frontier.masks[target] = frontier.masks[source]
     frontier.reaches[target] = frontier.reaches[source]
-
-
-@kernel
-def _cell(kind, matched, share, tables):
-    agreed = min(int(share * NUM_SHARES), NUM_SHARES - 1)
-    return (agreed * NUM_LENGTHS + tables.length_buckets[matched]) * NUM_KINDS + kind
 
 
 __all__ = ["BY_BOTH", "BY_FREQUENCY", "BY_REWARD", "Proposals", "Tables", "Texts", "expand"]

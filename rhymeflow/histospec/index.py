@@ -72,7 +72,7 @@ class Index:
         """The arrays, for compiled readers."""
 
     def close(self) -> None:
-        """Free the memory, if this process made it; others that mapped it keep it until they end."""
+        """Free the memory, if this process made it; others that mapped it keep it till they end."""
         if self._owns:
             self._owns = False
             memory.free(self.handle)
@@ -95,10 +95,11 @@ class Index:
     ) -> int:
         """Enter a response to `prompt` (a `prompt_key`) and return its number.
 
-        `prompt_tail` is the end of the prompt; its last tokens are stored before the response, so
-        that the first token too is found by what stands before it. `noise_epoch` -1: unknown.
+        `prompt_tail`, the end of the prompt or all of it, is stored before the response: so the
+        first token too is found by what stands before it, and the prompt's words are proposed to
+        its own responses. `noise_epoch` -1: unknown.
         """
-        tail = np.asarray(prompt_tail, np.int32)[-kernels.LONGEST_LEVEL :]
+        tail = np.asarray(prompt_tail, np.int32)
         response = kernels.begin(self._arrays, prompt, len(tail), sample, noise_epoch, version)
         self.extend(response, tail)
         return response

@@ -1,19 +1,19 @@
 """The compiled code of the index: how text is stored, chained and found again.
 
-Text lies in blocks of 32 words: six words about the block, then 26 tokens. A response's blocks point
-at each other, so responses that grow at the same time do not disturb one another. Blocks are
+Text lies in blocks of 32 words: six words about the block, then 26 tokens. A response's blocks
+point at each other, so responses that grow at the same time do not disturb one another. Blocks are
 numbered as they are allocated, from 1; block n lies in place n modulo the number of places, so new
 text overwrites the oldest. A *position* is (number of the block) * 32 + (word in it) and is never
 used twice.
 
-For each level, `heads` holds the newest position that follows a given suffix of tokens (by hash,
-together with the prompt where the level is one of the prompt's own), and `links` the position before
-it in its chain. Tables hold positions modulo 2**32.
+For each level, `heads` holds the newest position at which a given suffix of tokens ends (by hash,
+together with the prompt where only its own text counts), and `links` the position before it in its
+chain. Tables hold positions modulo 2**32.
 
 Holds true, whatever a writer in another process does meanwhile:
 - readers follow a block's number, never a place: a block that was overwritten is not what it was;
-- along a chain positions fall, backward blocks fall and forward blocks rise, all strictly, so every
-  walk ends; and every walk has a bound of its own besides;
+- every walk ends: a chain is followed for so many links, and from block to block numbers rise or
+  fall strictly;
 - what is read from shared memory is a position only after it was compared with the counters.
 
 All compiled code that knows the layout stands in this file because numba's cache notices a change
@@ -38,21 +38,24 @@ RECORD_WORDS = 12
 (OF_RESPONSE, OF_PROMPT, OF_SAMPLE, OF_NOISE, OF_VERSION, LENGTH) = 0, 1, 2, 3, 4, 5
 (TAIL, FIRST, LAST, EARLIER, FINISHED) = 6, 7, 8, 9, 10
 
-# Suffix lengths in the order in which they are tried, and whether only the prompt's own text counts.
-LEVELS = (8, 6, 4, 3, 2)
-OWN = (True, False, True, False, True)
+# Suffix lengths in the order in which they are tried, and whose text is chained together: that of
+# all prompts, of one prompt, or of one response and those with its prompt, sample and noise.
+OF_ALL, OF_THE_PROMPT, OF_ITSELF = 0, 1, 2
+LEVELS = (6, 4, 2, 1, 1)
+SCOPES = (OF_THE_PROMPT, OF_ALL, OF_THE_PROMPT, OF_ITSELF, OF_ALL)
 NUM_LEVELS = 5
-LONGEST_LEVEL = 8
+LONGEST_LEVEL = 6
 
 MEMORY = 64  # tokens remembered of each sequence
 LONGEST_MATCH = 32
 FOUND = 16  # most candidates found by suffix in one index
 ALIGNED = 2  # most candidates by position in one index
 PLACES = FOUND + ALIGNED
-ENOUGH = 4  # candidates with which shorter suffixes are not tried
+ENOUGH = 16  # candidates with which shorter suffixes are not tried
+KEPT = 4  # candidates with which none are searched anew
 STALE_AFTER = 16  # tokens after which candidates are searched anew
 
-KIND_SHARED, KIND_OWN, KIND_ALIGNED = 0, 1, 2
+KIND_SHARED, KIND_OWN, KIND_SELF, KIND_ALIGNED = 0, 1, 2, 3
 
 _LOW = 0xFFFFFFFF
 _BUCKET_WALK = 256  # responses looked at for one prompt
@@ -74,12 +77,21 @@ def _mixed(value):
 
 
 @kernel
-def _bucket(state, prompt, level, num_heads):
+def _bucket(state, prompt, itself, level, num_heads):
     """Where the chain of a suffix begins; `state` is the hash of its tokens."""
     value = state + np.uint64(level + 1) * np.uint64(0xD6E8FEB86659FD93)
-    if OWN[level]:
+    if SCOPES[level] == OF_THE_PROMPT:
         value ^= np.uint64(prompt)
+    elif SCOPES[level] == OF_ITSELF:
+        value ^= np.uint64(itself)
     return np.int64(_mixed(value) & np.uint64(num_heads - 1))
+
+
+@kernel
+def _itself(prompt, sample, noise_epoch):
+    """What stands for a response and those that share its prompt, sample and noise."""
+    value = _mixed(np.uint64(prompt) + _mixed(np.uint64(sample + 1)))
+    return _mixed(value + np.uint64(noise_epoch + 2))
 
 
 # ---- writing
@@ -129,6 +141,7 @@ def _append(arrays, response, tokens, start, stop):
     if number != 0 and words[base + NUMBER] != number:
         return  # overwritten
     prompt = records[slot, OF_PROMPT]
+    itself = _itself(prompt, records[slot, OF_SAMPLE], records[slot, OF_NOISE])
     for i in range(start, stop):
         if number == 0 or words[base + COUNT] == BLOCK_TOKENS:
             number = _allocate(arrays, response, number)
@@ -141,9 +154,9 @@ def _append(arrays, response, tokens, start, stop):
         words[base + COUNT] = count + 1
         records[slot, LENGTH] += 1
         arrays.header[NUM_TOKENS] += 1
-        # Within the prompt nothing is predicted, so what leads up to its tokens is not looked for.
-        if records[slot, LENGTH] >= records[slot, TAIL]:
-            _chain(arrays, prompt, number, base, FIRST_WORD + count)
+        # What stands in a prompt is a guess for its own responses only.
+        is_prompt = records[slot, LENGTH] < records[slot, TAIL]
+        _chain(arrays, prompt, itself, number, base, FIRST_WORD + count, is_prompt)
 
 
 @kernel
@@ -167,7 +180,7 @@ def _allocate(arrays, response, previous):
 
 
 @kernel
-def _chain(arrays, prompt, number, base, word):
+def _chain(arrays, prompt, itself, number, base, word, is_prompt):
     """Put the token at `word` of this block at the front of its chains."""
     words, heads, links = arrays.words, arrays.heads, arrays.links
     first = arrays.header[FIRST_BLOCK]
@@ -177,8 +190,8 @@ def _chain(arrays, prompt, number, base, word):
     for length in range(1, LONGEST_LEVEL + 1):
         state = _mixed(state ^ np.uint64(words[base + word] + 1))
         for level in range(NUM_LEVELS):
-            if LEVELS[level] == length:
-                bucket = _bucket(state, prompt, level, heads.shape[1])
+            if LEVELS[level] == length and (SCOPES[level] != OF_ALL or not is_prompt):
+                bucket = _bucket(state, prompt, itself, level, heads.shape[1])
                 links[level, here] = heads[level, bucket]
                 heads[level, bucket] = position
         word -= 1
@@ -401,6 +414,7 @@ def _search(arrays, contexts, candidates, handle):
     """Find anew what stands in the index after the longest suffixes of the sequence."""
     recent, known = contexts.recent[handle], contexts.known[handle]
     prompt = contexts.prompt[handle]
+    itself = _itself(prompt, contexts.sample[handle], contexts.noise[handle])
     candidates.at[handle, :FOUND] = 0
     count = 0
     state, length = np.uint64(0), 0
@@ -411,10 +425,10 @@ def _search(arrays, contexts, candidates, handle):
         states[length] = state
     for level in range(NUM_LEVELS):
         if LEVELS[level] <= known and count < ENOUGH:
-            bucket = _bucket(states[LEVELS[level]], prompt, level, arrays.heads.shape[1])
+            bucket = _bucket(states[LEVELS[level]], prompt, itself, level, arrays.heads.shape[1])
             count = _walk(arrays, contexts, candidates, handle, level, bucket, count)
     candidates.found[handle] = count
-    candidates.needed[handle] = min(ENOUGH, max(count, 1))
+    candidates.needed[handle] = min(KEPT, max(count, 1))
     candidates.age[handle] = 0
 
 
@@ -429,8 +443,8 @@ def _walk(arrays, contexts, candidates, handle, level, bucket, count):
             break
         base = _base(arrays, position // BLOCK_WORDS)
         slot = arrays.words[base + RESPONSE] % arrays.records.shape[0]
-        is_own = arrays.records[slot, OF_PROMPT] == contexts.prompt[handle]
-        if (is_own or not OWN[level]) and _moved(arrays, position, 1) != 0:
+        kind = _kind(arrays.records[slot], contexts, handle)
+        if (kind != KIND_SHARED or SCOPES[level] == OF_ALL) and _moved(arrays, position, 1) != 0:
             matched = _agreement(arrays, position, contexts.recent[handle], most)
             is_new = matched >= LEVELS[level]
             for place in range(count):
@@ -438,14 +452,22 @@ def _walk(arrays, contexts, candidates, handle, level, bucket, count):
             if is_new:
                 at[count] = position
                 candidates.matched[handle, count] = matched
-                candidates.kinds[handle, count] = KIND_OWN if is_own else KIND_SHARED
+                candidates.kinds[handle, count] = kind
                 candidates.merits[handle, count] = arrays.merits[slot]
                 count += 1
-        earlier = _restored(arrays, arrays.links[level, base + position % BLOCK_WORDS])
-        if earlier >= position:
-            break
-        position = earlier
+        position = _restored(arrays, arrays.links[level, base + position % BLOCK_WORDS])
     return count
+
+
+@kernel
+def _kind(record, contexts, handle):
+    """Whether text is of another prompt, of the prompt, or of the sequence itself."""
+    if record[OF_PROMPT] != contexts.prompt[handle]:
+        return KIND_SHARED
+    is_same = record[OF_SAMPLE] == contexts.sample[handle]
+    if is_same and record[OF_NOISE] == contexts.noise[handle] and record[FINISHED] == 0:
+        return KIND_SELF
+    return KIND_OWN
 
 
 @kernel

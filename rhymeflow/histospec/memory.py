@@ -1,8 +1,8 @@
 """The arrays an index is made of, in this process's memory or in memory that others can map.
 
 Holds true:
-- all arrays lie in one piece, in an order that follows from three numbers, so a handle of a name and
-  those numbers is all that another process needs;
+- all arrays lie in one piece, in an order that follows from three numbers, so a handle of a name
+  and those numbers is all that another process needs;
 - zeros everywhere are an empty index;
 - a reader's arrays cannot be written;
 - shared memory belongs to the process that created it: it is freed when that process says so, or by

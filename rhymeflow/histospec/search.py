@@ -7,10 +7,10 @@
     search.extend(handles, tokens, offsets)
     search.end(handle)
 
-In each index a sequence has candidates: texts whose last tokens are the sequence's own (the longest
-suffixes of those that are chained, newest first, the prompt's own text before others'), and texts of
-the same prompt, sample and noise at the same position. They are kept from one iteration to the next
-as long as enough of them said what came.
+In each index a sequence has candidates: texts whose last tokens are the sequence's own (longest
+suffixes first, newest text first, see `kernels.LEVELS`), and texts of the same prompt, sample and
+noise at the same position. They are kept from one iteration to the next as long as enough of them
+said what came.
 
 Holds true: between two calls all is consistent; nothing here writes to an index. Knows nothing of
 how many tokens it pays to verify, and does not count what became of its proposals.
@@ -24,7 +24,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from rhymeflow.histospec import expand, kernels
-from rhymeflow.histospec.cells import LENGTH_BUCKETS, NUM_CELLS, NUM_KINDS
+from rhymeflow.histospec.cells import LENGTH_BUCKETS, NUM_CELLS, NUMBERS
 from rhymeflow.histospec.expand import Proposals, Tables, Texts
 from rhymeflow.histospec.index import Index, prompt_key
 
@@ -37,6 +37,7 @@ _RANKINGS = {
     "combined": expand.BY_BOTH,
 }
 _MASK_BITS = 64
+_NEARNESS = (1.0, 2.0, 2.0, 2.0)  # by kind: another prompt's text, the prompt's, its own, aligned
 
 
 class Contexts(NamedTuple):
@@ -50,6 +51,10 @@ class Contexts(NamedTuple):
     """int64 [H]: tokens of the response."""
     prompt: np.ndarray
     """int64 [H]: key of the prompt."""
+    sample: np.ndarray
+    """int64 [H]: number of the response among the prompt's."""
+    noise: np.ndarray
+    """int64 [H]: epoch of its noise."""
 
 
 class Candidates(NamedTuple):
@@ -88,13 +93,14 @@ class Search:
         ranking: Ranking,
         chances: np.ndarray,
     ) -> None:
-        assert chances.shape == (NUM_CELLS,) and chances.dtype == np.float32
+        assert chances.shape == (NUM_CELLS,)
+        assert chances.dtype == np.float32
         assert len(indexes) * kernels.PLACES <= _MASK_BITS, "a bit per candidate"
         self._indexes = [index.readable for index in indexes]
         self._max_draft = max_draft
         self._is_tree = shape == "tree"
         self._ranking = _RANKINGS[ranking]
-        self._tables = Tables(_weights(), LENGTH_BUCKETS, chances)
+        self._tables = Tables(_weights(), LENGTH_BUCKETS, NUMBERS, chances)
         self._free: list[int] = []
         self._contexts = _contexts(0)
         self._candidates = [_candidates(0) for _ in indexes]
@@ -115,6 +121,8 @@ class Search:
         contexts = self._contexts
         contexts.known[handle] = 0
         contexts.prompt[handle] = key
+        contexts.sample[handle] = sample
+        contexts.noise[handle] = noise_epoch
         kernels.remember(contexts, np.array([handle]), recent, np.array([0, len(recent)]))
         contexts.length[handle] = len(tokens)
         for arrays, candidates in zip(self._indexes, self._candidates, strict=True):
@@ -172,18 +180,19 @@ class Search:
 
 
 def _weights() -> np.ndarray:
-    """Votes by kind and matched length, float32 [NUM_KINDS, LONGEST_MATCH + 1]."""
-    matched = np.arange(kernels.LONGEST_MATCH + 1)
-    grown = 2.0 ** (np.minimum(matched, 16) / 2.0)
-    return np.array([grown for _ in range(NUM_KINDS)], np.float32)
+    """Votes by kind and matched length, float32 [NUM_KINDS, LONGEST_MATCH + 1].
+
+    Twice as many for each token and a half, up to 16, and more the nearer the text is to the
+    sequence (chosen by replay of recorded rollouts, `benchmarks/drafter.py`).
+    """
+    matched = np.minimum(np.arange(kernels.LONGEST_MATCH + 1), 16)
+    return np.outer(_NEARNESS, 2.0 ** (matched / 1.5)).astype(np.float32)
 
 
 def _contexts(size: int) -> Contexts:
     return Contexts(
         np.zeros((size, kernels.MEMORY), np.int32),
-        np.zeros(size, np.int64),
-        np.zeros(size, np.int64),
-        np.zeros(size, np.int64),
+        *(np.zeros(size, np.int64) for _ in range(5)),
     )
 
 

@@ -1,0 +1,235 @@
+"""What index and search are, said directly: plain lists, every suffix compared with every place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rhymeflow.histospec import cells, expand, kernels
+from rhymeflow.histospec.search import _weights
+
+
+@dataclass
+class Text:
+    """One response with the tail of its prompt before it."""
+
+    prompt: int
+    sample: int
+    noise: int
+    tail: int
+    tokens: list[int] = field(default_factory=list)
+    is_finished: bool = False
+    merit: float = 1.0
+    reward: float | None = None
+
+
+class History:
+    """An index with places for `num_blocks` blocks."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.texts: list[Text] = []
+        self.order: list[tuple[int, int]] = []
+        """Text and place of all tokens, as they came."""
+        self._num_blocks = num_blocks
+        self._allocated = 0
+        self._blocks: dict[tuple[int, int], int] = {}
+        """The number of a text's block."""
+
+    def begin(self, prompt, tail, *, sample, noise_epoch):
+        self.texts.append(Text(prompt, sample, noise_epoch, len(tail)))
+        self.extend(len(self.texts) - 1, tail)
+        return len(self.texts) - 1
+
+    def extend(self, number, tokens):
+        text = self.texts[number]
+        if text.tokens and not self.has(number, len(text.tokens) - 1):
+            return
+        for token in tokens:
+            place = len(text.tokens)
+            if place % kernels.BLOCK_TOKENS == 0:
+                self._allocated += 1
+                self._blocks[number, place // kernels.BLOCK_TOKENS] = self._allocated
+            text.tokens.append(token)
+            self.order.append((number, place))
+
+    def has(self, number, place):
+        """Whether this token was not overwritten."""
+        block = self._blocks[number, place // kernels.BLOCK_TOKENS]
+        return block > self._allocated - self._num_blocks
+
+    def finish(self, number, reward):
+        text = self.texts[number]
+        text.is_finished, text.reward = True, reward
+        if reward is None:
+            return
+        judged = [t for t in self.texts if t.prompt == text.prompt and t.reward is not None]
+        rewards = np.array([t.reward for t in judged])
+        for other in judged:
+            over = (other.reward - rewards.mean()) / rewards.std() if rewards.std() > 1e-6 else 0.0
+            other.merit = 2.0 ** min(max(over, -2.0), 2.0)
+
+    def agreement(self, number, place, context):
+        """Tokens up to this place that are the context's last ones."""
+        tokens, matched = self.texts[number].tokens, 0
+        while (
+            matched < min(kernels.LONGEST_MATCH, len(context), place + 1)
+            and self.has(number, place - matched)
+            and tokens[place - matched] == context[-1 - matched]
+        ):
+            matched += 1
+        return matched
+
+
+def found(history: History, prompt, sample, noise, context):
+    """Candidates found by suffix: (text, place after the match, matched, kind, merit)."""
+    candidates = []
+    for length, scope in zip(kernels.LEVELS, kernels.SCOPES, strict=True):
+        if len(candidates) >= kernels.ENOUGH or length > len(context):
+            continue
+        for number, place in _chain(history, length, scope, prompt, sample, noise, context):
+            text = history.texts[number]
+            if len(candidates) == kernels.FOUND:
+                break
+            known = any((number, place + 1) == candidate[:2] for candidate in candidates)
+            matched = history.agreement(number, place, context)
+            if place + 1 < len(text.tokens) and not known and matched >= length:
+                kind = _kind(text, prompt, sample, noise)
+                candidates.append((number, place + 1, matched, kind, text.merit))
+    return candidates
+
+
+def _chain(history, length, scope, prompt, sample, noise, context):
+    """The newest places at which this suffix ends: all but those behind one that is gone."""
+    members = []
+    for number, place in reversed(history.order):
+        text = history.texts[number]
+        here = text.tokens[max(0, place + 1 - length) : place + 1]
+        if here == context[-length:] and _counts(text, place, scope, prompt, sample, noise):
+            if not history.has(number, place) or len(members) == kernels._STEPS:
+                break
+            members.append((number, place))
+    return members
+
+
+def _counts(text, place, scope, prompt, sample, noise):
+    if scope == kernels.OF_ALL:
+        return place + 1 >= text.tail
+    if scope == kernels.OF_THE_PROMPT:
+        return text.prompt == prompt
+    return (text.prompt, text.sample, text.noise) == (prompt, sample, noise)
+
+
+def _kind(text, prompt, sample, noise):
+    if text.prompt != prompt:
+        return kernels.KIND_SHARED
+    if (text.sample, text.noise) == (sample, noise) and not text.is_finished:
+        return kernels.KIND_SELF
+    return kernels.KIND_OWN
+
+
+def aligned(history: History, prompt, sample, noise):
+    """Responses that share prompt, sample and noise, the newest first."""
+    return [
+        number
+        for number in reversed(range(len(history.texts)))
+        for text in [history.texts[number]]
+        if (text.prompt, text.sample, text.noise) == (prompt, sample, noise) and text.is_finished
+    ]
+
+
+class Sequence:
+    """A running response and its candidates in one history."""
+
+    def __init__(self, history: History, prompt, prompt_ids, tokens, *, sample, noise_epoch):
+        self.history = history
+        self.who = (prompt, sample, noise_epoch)
+        self.context = [*prompt_ids, *tokens]
+        self.length = len(tokens)
+        self.came = 0
+        self.age = 0
+        self.needed = 1
+        self.found: list[tuple] = []
+        same = aligned(history, *self.who) if noise_epoch >= 0 else []
+        self.aligned = [n for n in same if self._place(n) < len(history.texts[n].tokens)]
+        self.aligned = self.aligned[: kernels.ALIGNED]
+
+    def _place(self, number):
+        """Where the token before the next one stands."""
+        return self.history.texts[number].tail + self.length - 1
+
+    def extend(self, tokens):
+        self.context += tokens
+        self.length += len(tokens)
+        self.came += len(tokens)
+
+    def candidates(self):
+        """(text, place of what comes next, matched, kind, merit), brought up to date."""
+        context = self.context[-kernels.MEMORY :]
+        came = self.context[len(self.context) - self.came :]
+        self.found = [
+            (number, place + len(came), min(matched + len(came), kernels.LONGEST_MATCH), *rest)
+            for number, place, matched, *rest in self.found
+            if self.history.has(number, place - 1)
+            and len(came) <= kernels.LONGEST_MATCH
+            and self.history.texts[number].tokens[place : place + len(came)] == came
+        ]
+        self.age += self.came
+        self.came = 0
+        if self.age >= kernels.STALE_AFTER:
+            self.needed = kernels.FOUND + 1
+        if len(self.found) < self.needed:
+            self.found = found(self.history, *self.who, context)
+            self.needed = min(kernels.KEPT, max(len(self.found), 1))
+            self.age = 0
+        return self.found + [
+            (number, place + 1, self.history.agreement(number, place, context), 3, 1.0)
+            for number in self.aligned
+            for place in [self._place(number)]
+            if place + 1 < len(self.history.texts[number].tokens)
+        ]
+
+
+def draft(sequences, most, *, ranking, is_tree, chances):
+    """Nodes (token, parent, reach, cell) of a draft; `sequences` are one for each history."""
+    weights = _weights()
+    pool = []
+    for sequence in sequences:
+        for number, place, matched, kind, merit in sequence.candidates():
+            text = sequence.history.texts[number].tokens[place : place + len(chances)]
+            pool.append((text, matched, kind, weights[kind, matched], np.float32(merit)))
+    nodes, waiting = [], _options(pool, [], -1, np.float32(1), ranking, is_tree, chances)
+    while waiting and len(nodes) < most:
+        best = max(waiting, key=lambda node: node[2])
+        waiting.remove(best)
+        path, parent, reach, cell = best
+        nodes.append((path[-1], parent, reach, cell))
+        waiting += _options(pool, path, len(nodes) - 1, reach, ranking, is_tree, chances)
+    return nodes
+
+
+def _options(pool, path, parent, reach, ranking, is_tree, chances):
+    """Nodes that may follow a path."""
+    depth = len(path)
+    here = [one for one in pool if one[0][:depth] == path and len(one[0]) > depth]
+    options = {}
+    for text, *voter in here:
+        options.setdefault(text[depth], []).append(voter)
+    scored = []
+    for token, voters in options.items():
+        votes, liked = np.float32(0), np.float32(0)
+        for _, _, vote, merit in voters:
+            votes += vote
+            liked += vote * merit
+        score = {"reward": liked / votes, "frequency": votes, "combined": liked}[ranking]
+        scored.append((score, token, voters))
+    total = sum((score for score, *_ in scored), np.float32(expand.NOBODY))
+    judged = []
+    for score, token, voters in scored:
+        share = score / total
+        matched = min(max(voter[0] for voter in voters) + depth, 32)
+        cell = cells.cell(max(voter[1] for voter in voters), matched, share)
+        judged.append((chances[cell], share, token, cell))
+    judged.sort(key=lambda option: (-option[0], -option[1]))
+    kept = judged[: expand.BRANCHES if is_tree else 1]
+    return [([*path, token], parent, reach * chance, cell) for chance, _, token, cell in kept]

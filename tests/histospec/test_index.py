@@ -1,0 +1,233 @@
+"""What an index holds, what it forgets, and what readers in other processes see."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from rhymeflow.errors import UserError
+from rhymeflow.histospec import cells, kernels, memory
+from rhymeflow.histospec.index import Index, IndexHandle, prompt_key
+from rhymeflow.histospec.search import Search
+
+PROMPT = [3, 1, 4, 1, 5]
+CHANCES = np.full(cells.NUM_CELLS, 0.5, np.float32)
+VOCABULARY = 50
+
+
+def add(index: Index, tokens: list[int], *, prompt: list[int] = PROMPT, sample: int = 0) -> int:
+    number = index.begin(prompt_key(prompt), prompt, sample=sample, noise_epoch=-1, version=0)
+    index.extend(number, tokens)
+    return number
+
+
+def drafted(index: Index, tokens: list[int], most: int = 4) -> list[int]:
+    """What is proposed after these tokens."""
+    search = Search([index], max_draft=most, shape="linear", ranking="combined", chances=CHANCES)
+    handle = search.begin(PROMPT, tokens, sample=99, noise_epoch=-1)
+    proposals = search.propose(np.array([handle]), np.array([most]))
+    return proposals.tokens[0, : proposals.counts[0]].tolist()
+
+
+def test_counts_what_it_holds():
+    index = Index(max_tokens=1000, max_responses=3)
+    add(index, [1, 2, 3])
+    assert (index.num_tokens, index.num_responses) == (8, 1)
+    for _ in range(4):
+        add(index, [1])
+    assert index.num_responses == 3
+    index.clear()
+    assert (index.num_tokens, index.num_responses) == (0, 0)
+
+
+def test_tokens_are_never_more_than_there_is_room_for():
+    index = Index(max_tokens=200, max_responses=4)
+    room = len(index.readable.words) // kernels.BLOCK_WORDS * kernels.BLOCK_TOKENS
+    number = add(index, list(range(10)))
+    for start in range(100):
+        index.extend(number, list(range(start, start + 9)))
+        assert index.num_tokens <= room
+    assert index.num_tokens >= 200
+
+
+def test_the_oldest_text_goes_first():
+    index = Index(max_tokens=200, max_responses=8)
+    first = add(index, [30, 31, 32, 33, 34])
+    assert drafted(index, [30, 31]) == [32, 33, 34]
+    for sample in range(1, 30):
+        add(index, [sample % 7 + 10] * 40, sample=sample)
+    assert 32 not in drafted(index, [30, 31])
+    before = index.num_tokens
+    index.extend(first, [35])
+    index.finish(first, 1.0)
+    assert index.num_tokens == before, "what was overwritten is passed over"
+
+
+def test_cleared_text_is_not_found_and_its_numbers_are_passed_over():
+    index = Index(max_tokens=200, max_responses=8)
+    old = add(index, [30, 31, 32])
+    index.clear()
+    assert drafted(index, [30, 31]) == []
+    new = add(index, [40, 41, 42])
+    assert new > old
+    index.extend(old, [43])
+    index.finish(old, 1.0)
+    assert drafted(index, [40, 41]) == [42]
+
+
+def test_prompt_keys_are_of_63_bits_and_the_same_everywhere():
+    assert prompt_key([1, 2, 3]) == 5701193394889117291
+    assert prompt_key(np.array([1, 2, 3])) == prompt_key([1, 2, 3])
+    assert prompt_key([1, 2]) != prompt_key([1, 2, 0])
+
+
+def test_takes_less_than_a_sixth_of_the_published_memory():
+    index = Index(max_tokens=1 << 16, max_responses=64)
+    assert index.num_bytes / (1 << 16) < 430 / 6
+
+
+def test_shared_memory_is_freed_by_its_owner_alone():
+    index = Index(max_tokens=1000, max_responses=8, shared=True)
+    Index.attach(index.handle).close()
+    assert memory.path_of(index.handle).exists()
+    index.close()
+    assert not memory.path_of(index.handle).exists()
+    with pytest.raises(FileNotFoundError):
+        Index.attach(index.handle)
+
+
+def test_too_little_shared_memory_is_said_in_one_line():
+    with pytest.raises(UserError, match=r"no room for the history index .* drafting.history_tok"):
+        Index(max_tokens=1 << 40, max_responses=8, shared=True)
+    assert not list(memory._DIRECTORY.glob(f"rhymeflow-history-{os.getpid()}-*"))
+
+
+def test_a_reader_cannot_write():
+    index = Index(max_tokens=1000, max_responses=8, shared=True)
+    reader = Index.attach(index.handle)
+    with pytest.raises(ValueError, match="read-only"):
+        reader.readable.words[0] = 1
+    index.close()
+
+
+def fill(handle: IndexHandle) -> None:
+    """Another process: the writer."""
+    index = Index.attach(handle, writable=True)
+    number = add(index, [30, 31, 32, 33])
+    index.finish(number, 1.0)
+
+
+def test_what_another_process_writes_is_drafted_here():
+    index = Index(max_tokens=1000, max_responses=8, shared=True)
+    try:
+        writer = multiprocessing.get_context("spawn").Process(target=fill, args=(index.handle,))
+        writer.start()
+        writer.join()
+        assert writer.exitcode == 0
+        assert drafted(Index.attach(index.handle), [30]) == [31, 32, 33]
+        assert memory.path_of(index.handle).exists(), "a writer that ends takes nothing with it"
+    finally:
+        index.close()
+
+
+def hammer(handle: IndexHandle, stop) -> None:
+    """Another process: writes over a small index again and again."""
+    index = Index.attach(handle, writable=True)
+    random = np.random.default_rng(1)
+    while not stop.is_set():
+        numbers = [add(index, [1], sample=sample) for sample in range(6)]
+        for _ in range(40):
+            lengths = random.integers(0, 12, len(numbers))
+            tokens = random.integers(0, VOCABULARY, lengths.sum()).astype(np.int32)
+            tokens[: len(tokens) // 2] %= 3
+            index.extend_many(np.array(numbers), tokens, np.cumsum([0, *lengths]))
+        for number in numbers:
+            index.finish(number, float(random.random()))
+        if random.random() < 0.05:
+            index.clear()
+
+
+def test_readers_of_text_that_is_overwritten_propose_tokens_and_end():
+    index = Index(max_tokens=400, max_responses=16, shared=True)
+    context = multiprocessing.get_context("spawn")
+    stop = context.Event()
+    writer = context.Process(target=hammer, args=(index.handle, stop))
+    writer.start()
+    try:
+        reader = Index.attach(index.handle)
+        search = Search([reader], max_draft=16, shape="tree", ranking="combined", chances=CHANCES)
+        while index.num_responses < 16:
+            assert writer.is_alive()
+            time.sleep(0.01)
+        random = np.random.default_rng(2)
+        handles = np.array([search.begin(PROMPT, [1], sample=s, noise_epoch=-1) for s in range(8)])
+        found = 0
+        for _ in range(3000):
+            proposals = search.propose(handles, np.full(8, 16))
+            for row, count in enumerate(proposals.counts):
+                found += count
+                assert 0 <= count <= 16
+                tokens = proposals.tokens[row, :count]
+                assert ((tokens >= 0) & (tokens < VOCABULARY)).all()
+                assert (proposals.parents[row, :count] < np.arange(count)).all()
+            made = random.integers(0, 3, 16).astype(np.int32)
+            search.extend(handles, made, np.arange(0, 17, 2))
+        assert found > 0
+    finally:
+        stop.set()
+        writer.join()
+        index.close()
+    assert writer.exitcode == 0
+
+
+def test_garbage_in_the_arrays_is_survived():
+    """Whatever a reader sees: random words everywhere but in the counters."""
+    random = np.random.default_rng(3)
+    for _ in range(50):
+        index = Index(max_tokens=300, max_responses=8)
+        for sample in range(6):
+            add(index, random.integers(0, 3, 60).tolist(), sample=sample)
+        arrays = index._arrays
+        for array in (arrays.words, arrays.links, arrays.heads, arrays.records, arrays.prompts):
+            chosen = random.random(array.shape) < 0.3
+            info = np.iinfo(array.dtype)
+            wild = random.integers(info.min, info.max, array.shape, array.dtype, endpoint=True)
+            near = random.integers(0, 40, array.shape).astype(array.dtype)
+            array[chosen] = np.where(random.random(array.shape) < 0.5, wild, near)[chosen]
+        search = Search([index], max_draft=8, shape="tree", ranking="reward", chances=CHANCES)
+        handle = search.begin(PROMPT, [1, 2], sample=0, noise_epoch=0)
+        for _ in range(10):
+            proposals = search.propose(np.array([handle]), np.array([8]))
+            assert 0 <= proposals.counts[0] <= 8
+            made = random.integers(0, 3, 3).astype(np.int32)
+            search.extend(np.array([handle]), made, np.array([0, 3]))
+
+
+def test_a_package_that_cannot_be_written_is_compiled_into_the_users_cache(tmp_path):
+    """The package is copied without its cache, and write-protected where that binds this user."""
+    source = os.path.dirname(os.path.dirname(memory.__file__))
+    package = tmp_path / "site" / "rhymeflow"
+    for name in ("__init__.py", "errors.py", "histospec"):
+        (package).mkdir(parents=True, exist_ok=True)
+        subprocess.run(["cp", "-r", f"{source}/{name}", package], check=True)
+    cache = package / "histospec" / "__pycache__"
+    subprocess.run(["rm", "-rf", cache], check=True)
+    cache.write_text("a file where numba wants a directory")
+    script = (
+        "from rhymeflow.histospec.index import Index\n"
+        "index = Index(max_tokens=100, max_responses=4)\n"
+        "index.finish(99, None)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site"), "HOME": str(tmp_path)}
+    environment.pop("NUMBA_CACHE_DIR", None)
+    environment["XDG_CACHE_HOME"] = str(tmp_path / "cache")
+    subprocess.run(
+        [sys.executable, "-c", script], env=environment, check=True, cwd=tmp_path / "site"
+    )
+    assert list((tmp_path / "cache").rglob("*.nbi"))
