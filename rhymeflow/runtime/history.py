@@ -71,10 +71,13 @@ class History:
         """Write what is new, until `Shutdown`."""
         wait = 0.0
         while not self.connection.poll(wait):
-            if self._scribes[0].write():
+            count = self._scribes[0].write()
+            if count < SEGMENTS_AT_ONCE and len(self._scribes) > 1:
+                del self._scribes[0]  # the earlier run has no more
+            elif count == SEGMENTS_AT_ONCE:
                 wait = 0.0
-            elif len(self._scribes) > 1:  # the earlier run has no more
-                del self._scribes[0]
+            elif count:
+                wait = POLL_SECONDS
             else:
                 wait = min(max(2 * wait, POLL_SECONDS), IDLE_SECONDS)
             send(self.connection, HistoryAlive())
@@ -113,20 +116,19 @@ class Scribe:
         self._judged: list[TrajectoryRewarded] = []
         self._prompt = lru_cache(PROMPTS_REMEMBERED)(self._read_prompt)
 
-    def write(self) -> bool:
-        """Write what is new, or the first part of it; return whether there may be more now."""
+    def write(self) -> int:
+        """Write what is new, at most `SEGMENTS_AT_ONCE`; return how many segments that was."""
         # A response that is judged by now has all its segments among those that are read next.
         self._judged += self._tail.rewards()
         segments = self._tail.segments(SEGMENTS_AT_ONCE)
         for segment in segments:
             self._take(segment)
-        if len(segments) == SEGMENTS_AT_ONCE:
-            return True
-        for judged in self._judged:
-            if judged.trajectory in self._open:
-                self._index.finish(self._open.pop(judged.trajectory), judged.reward)
-        self._judged.clear()
-        return False
+        if len(segments) < SEGMENTS_AT_ONCE:
+            for judged in self._judged:
+                if judged.trajectory in self._open:
+                    self._index.finish(self._open.pop(judged.trajectory), judged.reward)
+            self._judged.clear()
+        return len(segments)
 
     def _take(self, segment: NewSegment) -> None:
         trajectory = segment.trajectory

@@ -90,7 +90,7 @@ def test_a_response_is_entered_with_what_drafts_are_chosen_by(server, reader):
     put(server, TrajectoryId(3, 2), 0, [3], version=7, epoch=2)
     put(server, TrajectoryId(3, 1), 2, [4], version=8, epoch=2)
     server.commit()
-    assert not writing.write()
+    assert writing.write() == 3
     key, tail = prompt_key(list(range(40, 63))), list(range(47, 63))
     assert book.begun == [
         {"prompt": key, "tail": tail, "sample": 1, "noise_epoch": 0, "version": 6},
