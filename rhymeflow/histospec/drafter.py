@@ -40,10 +40,10 @@ _MOST_LIVE_TOKENS = 2_000_000
 _LATE = 64
 """Iterations after which the search hears of tokens at the latest."""
 _COMPARED = 100
-"""Of so many iterations with drafts one goes without, or what they are weighed against grows old."""
+"""Iterations with drafts after which one goes without: what they are weighed against grows old."""
 _SURPRISE = 0.3
-"""By so much of what was predicted an iteration may differ when it is judged whether drafts pay; what
-is beyond has other reasons."""
+"""By so much of what was predicted an iteration may differ when it is judged whether drafts pay;
+what is beyond has other reasons."""
 
 Ints = NDArray[np.int64]
 

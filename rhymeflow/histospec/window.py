@@ -14,8 +14,8 @@ accepted, so nodes S add sum(reach over S) tokens to the one that each sequence 
 iteration of B + m rows takes T(B + m) seconds. For a given m the sum is largest for the m nodes of
 the largest reach, and as a node's reach is at most its parent's these are closed under parents. So
 the best of all choices is among the cuts of the nodes sorted by reach, and all of them are looked
-at: whatever the form of T, steps included. None is taken if the best is hardly better than none. Weights multiply a sequence's tokens, which changes
-nothing in this.
+at: whatever the form of T, steps included. Weights multiply a sequence's tokens, which changes
+nothing in this. If the best is hardly better than none, it is none.
 
 Holds true: a rule never gives a sequence more than was found for it. Knows nothing of tokens.
 """

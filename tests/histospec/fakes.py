@@ -1,0 +1,128 @@
+"""A fake engine and a fake search in virtual time, for tests of the drafter's decisions.
+
+The search finds what it is told to find: each sequence's proposal lies in one cell, and each of its
+tokens is right with that cell's chance. The engine takes as long as a formula says, with noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rhymeflow.histospec import cells, drafter
+from rhymeflow.histospec.search import Proposals
+
+
+@dataclass
+class World:
+    """What is true, and the time it is."""
+
+    chance: Callable[[float], Sequence[float]]
+    """At a time: what the acceptances of proposals are drawn from."""
+    iteration: Callable[[int], float]
+    """Seconds by rows."""
+    search: Callable[[int], float]
+    """Seconds by sequences."""
+    noise: float = 0.05
+    now: float = 0.0
+    fair: float = 0.0
+    """The same without noise: what a run is judged by."""
+    plain: float = 0.0
+    """What the same tokens would have taken without drafts, in the batches they were made in."""
+    random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
+
+
+class FakeSearch:
+    """In place of `histospec.search.Search`."""
+
+    def __init__(self, world: World, *, max_draft: int, chances: np.ndarray) -> None:
+        self.world, self.max_draft, self.chances = world, max_draft, chances
+        self.text: dict[int, int] = {}
+        """By handle the length of the response; its token at place t is t."""
+        self.share: dict[int, float] = {}
+
+    def begin(self, prompt_ids, tokens, *, sample, noise_epoch) -> int:
+        handle = next(h for h in range(len(self.text) + 1) if h not in self.text)
+        self.text[handle] = len(tokens)
+        return handle
+
+    def end(self, handle: int) -> None:
+        del self.text[handle]
+
+    def extend(self, handles, tokens, offsets) -> None:
+        for handle, size in zip(handles.tolist(), np.diff(offsets).tolist(), strict=True):
+            self.text[handle] += size
+
+    def propose(self, handles, most) -> Proposals:
+        world, n, width = self.world, len(handles), self.max_draft
+        world.now += world.search(n)
+        world.fair += world.search(n)
+        place = np.array([self.text[handle] for handle in handles.tolist()])[:, None]
+        # Which cell stands for which chance is fixed: twentieths, in the order of the cells.
+        options = np.array(world.chance(world.now))
+        which = world.random.integers(len(options), size=n)
+        chance = options[which][:, None]
+        cell = (which * 7 + 3)[:, None]
+        right = world.random.random((n, width)) < chance
+        counts = np.minimum(np.where(most > 0, width, 0), most)
+        return Proposals(
+            np.where(right, place + np.arange(width), -1).astype(np.int32),
+            np.tile(np.arange(-1, width - 1, dtype=np.int32), (n, 1)),
+            np.cumprod(np.repeat(self.chances[cell], width, 1), 1).astype(np.float32),
+            np.repeat(cell, width, 1).astype(np.int32),
+            counts.astype(np.int64),
+        )
+
+
+def run(
+    world: World, window: str, lengths: Sequence[int], *, max_draft: int = 16, monkeypatch
+) -> drafter.Drafter:
+    """Decode responses of these lengths, all at once; `world.now` is what it took."""
+    assert cells.NUM_CELLS > 7 * 8 + 3
+    monkeypatch.setattr(
+        drafter, "Search", lambda indexes, **how: FakeSearch(
+            world, max_draft=how["max_draft"], chances=how["chances"]
+        )
+    )  # fmt: skip
+    it = drafter.Drafter(
+        None, window=window, max_draft=max_draft, shape="linear", ranking="combined",
+        max_sequences=len(lengths), max_length=4, clock=lambda: world.now,
+    )  # fmt: skip
+    decode(world, it, lengths)
+    return it
+
+
+def decode(world: World, it: drafter.Drafter, lengths: Sequence[int]) -> None:
+    """One wave of responses, all begun at once."""
+    left = {
+        it.begin([index], [], sample=index, noise_epoch=0): length
+        for index, length in enumerate(lengths)
+    }
+    done = dict.fromkeys(left, 0)
+    while left:
+        handles = list(left)
+        drafts = it.propose(
+            handles, [left[h] - 1 for h in handles], other_rows=0, kv_tokens=sum(done.values())
+        )
+        made = []
+        for handle, draft in zip(handles, drafts, strict=True):
+            size = 0
+            while size < len(draft.tokens) and draft.tokens[size] == done[handle] + size:
+                size += 1
+            made.append(list(range(done[handle], done[handle] + size + 1)))
+        rows = len(handles) + sum(len(draft.tokens) for draft in drafts)
+        held_up = 8 if world.random.random() < 0.01 else 1
+        noise = 1 + world.noise * world.random.standard_normal()
+        seconds = world.iteration(rows) * noise * held_up
+        world.now += seconds
+        world.fair += world.iteration(rows)
+        world.plain += world.iteration(len(handles)) * sum(map(len, made)) / len(handles)
+        it.observe(handles, made, rows=rows, kv_tokens=sum(done.values()), seconds=seconds)
+        for handle, tokens in zip(handles, made, strict=True):
+            done[handle] += len(tokens)
+            left[handle] -= len(tokens)
+            if not left[handle]:
+                del left[handle]
+                it.end(handle)

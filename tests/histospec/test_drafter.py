@@ -1,0 +1,187 @@
+"""The drafter: its books, against a real index; its decisions, in virtual time."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rhymeflow.histospec.draft import NONE
+from rhymeflow.histospec.drafter import Drafter
+from rhymeflow.histospec.index import Index, prompt_key
+from tests.histospec.fakes import World, decode, run
+
+PROMPT = [7, 8, 9]
+TEXT = [int(t) for t in np.random.default_rng(0).integers(10, 60, 80)]
+
+
+def history_of(*texts: list[int]) -> Index:
+    index = Index(max_tokens=2000, max_responses=10)
+    for sample, text in enumerate(texts):
+        response = index.begin(prompt_key(PROMPT), PROMPT, sample=sample, noise_epoch=0, version=0)
+        index.extend(response, text)
+        index.finish(response, 1.0)
+    return index
+
+
+def make(history: Index | None, window: str = "aimd", **more) -> Drafter:
+    ticks = iter(range(10**9))
+    how = {"max_draft": 8, "shape": "linear", "ranking": "combined", "max_sequences": 4}
+    how |= {"max_length": 200, "clock": lambda: next(ticks) * 1e-6} | more
+    return Drafter(history, window=window, **how)
+
+
+def follow(drafter: Drafter, handle: int, text: list[int], done: int, iterations: int) -> int:
+    """Decode `text` from `done` on; return how far it came. An iteration takes 5 ms."""
+    for _ in range(iterations):
+        (draft,) = drafter.propose([handle], [len(text) - done - 1], other_rows=0, kv_tokens=done)
+        size = 0
+        while size < len(draft.tokens) and draft.tokens[size] == text[done + size]:
+            size += 1
+        made = text[done : done + size + 1]
+        rows = 1 + len(draft.tokens)
+        drafter.observe([handle], [made], rows=rows, kv_tokens=done, seconds=0.005)
+        done += len(made)
+    return done
+
+
+def test_what_history_says_is_drafted_and_counted() -> None:
+    drafter = make(history_of(TEXT))
+    handle = drafter.begin(PROMPT, [], sample=0, noise_epoch=0)
+    done = follow(drafter, handle, TEXT, 0, 10)
+    stats = drafter.stats
+    assert done == stats.made > 40
+    assert stats.steps == 10
+    assert stats.accepted == stats.made - stats.steps
+    assert stats.drafted >= stats.accepted
+    assert 0 < stats.seconds < 0.001
+    assert stats.saved_seconds > 0.1
+
+
+def test_a_sibling_that_runs_is_drafted_from() -> None:
+    drafter = make(None)
+    first = drafter.begin(PROMPT, [], sample=0, noise_epoch=0)
+    follow(drafter, first, TEXT, 0, 40)
+    assert drafter.stats.accepted == 0
+    second = drafter.begin(PROMPT, [], sample=1, noise_epoch=0)
+    assert follow(drafter, second, TEXT, 0, 12) > 20
+
+
+def test_a_response_that_was_interrupted_goes_on() -> None:
+    drafter = make(history_of(TEXT))
+    handle = drafter.begin(PROMPT, [], sample=0, noise_epoch=0)
+    done = follow(drafter, handle, TEXT, 0, 3)
+    drafter.end(handle)
+    handle = drafter.begin(PROMPT, TEXT[:done], sample=0, noise_epoch=0)
+    assert follow(drafter, handle, TEXT, done, 3) > done + 6
+
+
+@pytest.mark.parametrize("window", ["aimd", "cost"])
+def test_history_that_arrives_is_used_by_what_runs(window: str) -> None:
+    drafter = make(None, window)
+    gone = drafter.begin(PROMPT, [], sample=3, noise_epoch=0)
+    handle = drafter.begin(PROMPT, [], sample=0, noise_epoch=0)
+    drafter.end(gone)
+    done = follow(drafter, handle, TEXT, 0, 20)
+    assert done == 20
+    drafter.attach(history_of(TEXT))
+    assert follow(drafter, handle, TEXT, done, 12) > done + 24
+    again = drafter.begin(PROMPT, [], sample=1, noise_epoch=0)
+    assert again == gone
+
+
+def test_room_is_kept_to() -> None:
+    drafter = make(history_of(TEXT), "aimd")
+    handle = drafter.begin(PROMPT, TEXT[:10], sample=0, noise_epoch=0)
+    assert drafter.propose([handle], [0], other_rows=0, kv_tokens=0) == [NONE]
+    (draft,) = drafter.propose([handle], [1], other_rows=0, kv_tokens=0)
+    assert draft.tokens == TEXT[10:11]
+    assert draft.parents == [-1]
+
+
+def test_sequences_that_were_not_asked_about_may_be_told_of_in_any_order() -> None:
+    drafter = make(history_of(TEXT), "aimd")
+    a, b, c = (drafter.begin(PROMPT, TEXT[:5], sample=i, noise_epoch=0) for i in range(3))
+    drafts = drafter.propose([a, b], [8, 8], other_rows=20, kv_tokens=0)
+    assert [len(draft.tokens) for draft in drafts] == [2, 2]
+    made = [[0], TEXT[5:8], [0]]
+    drafter.observe([c, b, a], made, rows=26, kv_tokens=0, seconds=0.005)
+    assert drafter.stats.accepted == 2
+    assert drafter.stats.made == 5
+    drafter.observe([c], [[1]], rows=30, kv_tokens=0, seconds=0.005)
+    assert drafter.stats.steps == 4
+
+
+CURVES = {
+    "overhead": lambda rows: 3e-3 + 1e-5 * rows,
+    "memory": lambda rows: 1e-2 + 4e-5 * max(0, rows - 256),
+    "steps": lambda rows: 2e-3 + 1.5e-3 * -(-rows // 16),
+    "half": lambda rows: 1e-2 + 1e-3 * rows,
+    "proportional": lambda rows: 5e-4 + 1e-3 * rows,
+}
+CHANCES = {"none": [0.0], "few": [0.2], "most": [0.9], "mixed": [0.0, 0.1, 0.5, 0.95]}
+LENGTHS = {1: 2000, 8: 1200, 64: 700, 256: 450}
+
+
+def throughput(window: str, curve: str, chances: str, batch: int, monkeypatch) -> float:
+    """Against no drafts, the drafter's own time included."""
+    world = World(
+        lambda now: CHANCES[chances], CURVES[curve], lambda n: 5e-5 + 3e-6 * n
+    )  # fmt: skip
+    run(world, window, [LENGTHS[batch]] * batch, monkeypatch=monkeypatch)
+    return world.plain / world.fair
+
+
+@pytest.mark.parametrize("batch", LENGTHS)
+@pytest.mark.parametrize("curve", CURVES)
+def test_cost_never_loses(curve: str, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for chances in CHANCES:
+        assert throughput("cost", curve, chances, batch, monkeypatch) >= 0.98, chances
+
+
+@pytest.mark.parametrize("batch", [1, 32])
+@pytest.mark.parametrize("curve", CURVES)
+def test_cost_is_as_good_as_the_published_rules(
+    curve: str, batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(LENGTHS, batch, 1000)
+    for chances in CHANCES:
+        cost, aimd, doubling = (
+            throughput(window, curve, chances, batch, monkeypatch)
+            for window in ("cost", "aimd", "doubling")
+        )
+        assert cost >= 0.97 * max(aimd, doubling), chances
+
+
+def test_what_begins_to_pay_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Proposals are worthless for 2 s and good from then on, without any sign of it."""
+    world = World(
+        lambda now: [0.0] if now < 2 else [0.9], CURVES["overhead"], lambda n: 1e-4
+    )  # fmt: skip
+    drafter = run(world, "cost", [1500] * 8, monkeypatch=monkeypatch)
+    # About 600 tokens each in the first 2 s; the other 900 in a fraction of as many iterations.
+    assert drafter.stats.steps / 8 < 600 + 300
+
+
+def test_stragglers_are_drafted_for_though_the_batch_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lengths = [60] * 60 + [600] * 4
+    world = World(lambda now: [0.6], CURVES["memory"], lambda n: 1e-4 + 1e-5 * n)
+    world.iteration = lambda rows: 5e-4 + 5e-4 * max(16, rows)
+    drafter = run(world, "cost", lengths, monkeypatch=monkeypatch)
+    assert drafter.stats.made - drafter.stats.steps > 0.4 * 4 * 540
+
+
+def test_a_second_wave_starts_from_what_the_first_taught(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(lambda now: [0.8], CURVES["overhead"], lambda n: 1e-4)
+    drafter = run(world, "cost", [200] * 8, monkeypatch=monkeypatch)
+    before = drafter.stats.steps
+    decode(world, drafter, [200] * 8)
+    assert drafter.stats.steps - before <= before
+    assert drafter.chances.calibration_error < 0.05
+
+
+def test_what_is_said_to_be_saved_is_what_is_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(lambda now: [0.7], CURVES["overhead"], lambda n: 1e-4, noise=0.02)
+    drafter = run(world, "cost", [800] * 8, monkeypatch=monkeypatch)
+    assert drafter.stats.saved_seconds == pytest.approx(world.plain - world.fair, rel=0.15)

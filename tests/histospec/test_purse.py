@@ -1,0 +1,82 @@
+"""When to try: what trying can cost at most, and how soon what pays is found."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rhymeflow.histospec.purse import Purse
+
+PLAIN = 0.010
+
+
+def play(purse: Purse, iterations: int, *, saved: float, search: float = 0.0005, n: int = 8):
+    """Run iterations; a search saves as much each time. Return the places of searches."""
+    searched = []
+    for i in range(iterations):
+        if purse.is_open(n):
+            purse.tried(n, search=search, saved=saved, plain=PLAIN)
+            searched.append(i)
+        else:
+            purse.rested(PLAIN)
+    return searched
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.floats(0.00005, 0.002), st.floats(0.0, 0.5))
+def test_trying_in_vain_costs_less_than_a_hundredth(search: float, refused: float) -> None:
+    loss = search + refused * PLAIN
+    purse = Purse()
+    searched = play(purse, 10_000, saved=-loss, search=search)
+    stake = 3 * search + 0.1 * PLAIN
+    beginning = 8 * (stake + loss)
+    assert len(searched) * loss < 0.01 * 10_000 * PLAIN + beginning
+
+
+def test_pauses_grow_to_a_bound() -> None:
+    searched = play(Purse(), 20_000, saved=-0.0005)
+    gaps = [b - a for a, b in pairwise(searched) if b - a > 1]
+    assert gaps == sorted(gaps)
+    assert gaps[0] < 10
+    assert gaps[-1] == gaps[-2] < 100
+
+
+def test_what_pays_is_gone_on_with() -> None:
+    assert len(play(Purse(), 1000, saved=0.001)) == 1000
+
+
+def test_a_few_bad_iterations_do_not_end_what_has_paid() -> None:
+    purse = Purse()
+    play(purse, 100, saved=0.002)
+    assert len(play(purse, 10, saved=-0.003)) == 10
+    assert len(play(purse, 100, saved=-0.003)) < 20
+
+
+@pytest.mark.parametrize("event", ["history", "fewer"])
+def test_an_event_is_a_reason_to_try_at_once(event: str) -> None:
+    purse = Purse()
+    play(purse, 5000, saved=-0.0005)
+    while purse.is_open(8):
+        play(purse, 1, saved=-0.0005)
+    if event == "history":
+        purse.wake()
+        assert purse.is_open(8)
+    else:
+        assert not purse.is_open(5)
+        assert purse.is_open(4)
+
+
+def test_fewer_sequences_are_a_reason_only_once() -> None:
+    purse = Purse()
+    play(purse, 5000, saved=-0.0005)
+    play(purse, 20, saved=-0.0005, n=4)
+    assert len(play(purse, 100, saved=-0.0005, n=4)) < 60
+
+
+def test_what_begins_to_pay_is_found_within_a_few_dozen_iterations() -> None:
+    purse = Purse()
+    play(purse, 5000, saved=-0.0005)
+    assert play(purse, 200, saved=0.002)[0] < 100
