@@ -48,10 +48,10 @@ LONGEST_LEVEL = 6
 
 MEMORY = 64  # tokens remembered of each sequence
 LONGEST_MATCH = 32
-FOUND = 16  # most candidates found by suffix in one index
+FOUND = 12  # most candidates found by suffix in one index
 ALIGNED = 2  # most candidates by position in one index
 PLACES = FOUND + ALIGNED
-ENOUGH = 16  # candidates with which shorter suffixes are not tried
+ENOUGH = 8  # candidates with which shorter suffixes are not tried
 KEPT = 4  # candidates with which none are searched anew
 STALE_AFTER = 16  # tokens after which candidates are searched anew
 
@@ -60,7 +60,7 @@ KIND_SHARED, KIND_OWN, KIND_SELF, KIND_ALIGNED = 0, 1, 2, 3
 _LOW = 0xFFFFFFFF
 _BUCKET_WALK = 256  # responses looked at for one prompt
 _SIBLINGS = 64  # responses whose rewards are compared
-_STEPS = 4 * FOUND  # links followed in one chain
+_STEPS = 16  # links followed in one chain
 
 kernel = njit(cache=True, nogil=True, error_model="numpy")
 
@@ -260,16 +260,16 @@ def _restored(arrays, low):
 
 
 @kernel
-def _copy_after(arrays, position, out):
-    """Copy what follows a position that holds a token; return how many tokens there were."""
+def _copy_after(arrays, position, out, row, place):
+    """Copy what follows a position that holds a token to out[row, place]; return its length."""
     words = arrays.words
     number, word = position // BLOCK_WORDS, position % BLOCK_WORDS + 1
     base = _base(arrays, number)
     copied = 0
-    while copied < out.shape[0]:
+    while copied < out.shape[2]:
         stop = min(FIRST_WORD + np.int64(words[base + COUNT]), BLOCK_WORDS)
-        while word < stop and copied < out.shape[0]:
-            out[copied] = words[base + word]
+        while word < stop and copied < out.shape[2]:
+            out[row, place, copied] = words[base + word]
             copied += 1
             word += 1
         following = np.int64(words[base + NEXT])
@@ -367,8 +367,9 @@ def collect(arrays, contexts, candidates, handles, most, texts, offset):
         for place in range(PLACES):
             position = candidates.at[handle, place]
             if position != 0:
-                out = texts.tokens[i, offset + place]
-                texts.counts[i, offset + place] = _copy_after(arrays, position, out)
+                texts.counts[i, offset + place] = _copy_after(
+                    arrays, position, texts.tokens, i, offset + place
+                )
                 texts.matched[i, offset + place] = candidates.matched[handle, place]
                 texts.kinds[i, offset + place] = candidates.kinds[handle, place]
                 texts.merits[i, offset + place] = candidates.merits[handle, place]
