@@ -1,29 +1,39 @@
 """Attention of one engine iteration: write new keys and values, attend through the cache.
 
-The row holds, sequence by sequence, the tokens that run in this iteration. Sequences that run one
-token and have neighbouring slots are attended to together (`_Decode`), any other by itself
-(`_Chunk`), whatever its number of new tokens. In a decode group the query heads that share a
-key-value head are rows of one small matrix, [slots * G, H / G, D] against [slots * G, L, D], so
-keys and values are read once and never repeated or copied. `keys @ queries^T` is twice as fast on
-CPUs as its transpose, and scores come back to float32 for the softmax.
+Sequences that run few tokens (one, or one and a draft) are attended to together (`_Block`), any
+other by itself (`_Chunk`). In a block every slot has the same number W of query rows, some of them
+of no token; the rows of all query heads that share a key-value head are one small matrix,
+[slots * G, W * H / G, D] against [slots * G, L, D], so keys and values are read once for all rows
+of a sequence and are not repeated. A block is either a run of neighbouring slots, whose keys and
+values are read where they are, or any slots, whose keys and values are copied: few with long drafts
+among many with short ones are copied, so that they do not widen the others' rows. Scores come back
+to float32 for the softmax.
 
-Holds true: everything that does not depend on the layer is made once per iteration. Knows nothing
-of requests or scheduling.
+Holds true: everything that does not depend on the layer is made once per iteration; a draft's token
+attends to the sequence and to its own ancestors. Knows nothing of requests or scheduling.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rhymeflow.engine.cache import Slot
+from rhymeflow.engine.cache import Shelf, Slot
 
 PAD = 32
-"""Lengths of decode groups are rounded up to this, a divisor of every shelf's capacity: oneDNN
-takes as long to prepare a product of a new shape as to run it (0.3 ms), so shapes should repeat."""
+"""Lengths of blocks are rounded up to this, a divisor of every shelf's capacity: oneDNN takes as
+long to prepare a product of a new shape as to run it (0.3 ms), so shapes should repeat."""
+
+WIDTHS = (1, 2, 3, 5, 7, 9, 13, 17, 25, 33)
+"""Numbers of rows per slot that blocks have, for the same reason; what is wider is a chunk."""
+
+COPY, CALL = 3, 16
+"""Costs, in rows of one slot: of copying its keys and values, and of a block of its own (measured
+at 224 tokens of [2, 32] float32: 3 us a row of one layer, 9 us a copy, 50 us a block)."""
 
 
 class Span(NamedTuple):
@@ -39,21 +49,34 @@ class Span(NamedTuple):
     parents: list[int] | None = None
 
 
-class CachedAttention:
-    """The `models.attention.Attention` of one iteration.
+class Part(NamedTuple):
+    """Spans that are attended to together, side by side in the row."""
 
-    `spans` are in row order. Slots must not move while it is in use.
+    members: list[int]
+    """Their places in the list of spans."""
+    width: int
+    """Rows of each slot; 0: a chunk."""
+    is_run: bool
+    """Whether the block is all slots from the first member's to the last's."""
+
+
+class CachedAttention:
+    """The `models.attention.Attention` of one iteration; the row is in the order of `parts`.
+
+    What the row holds beyond the spans gets zeros. Slots must not move while it is in use.
     """
 
-    def __init__(self, spans: list[Span], device: torch.device) -> None:
-        self._parts: list[_Decode | _Chunk] = []
+    def __init__(self, spans: list[Span], parts: list[Part], device: torch.device) -> None:
+        self._parts: list[_Block | _Chunk] = []
         start = 0
-        for group in _grouped(spans):
-            if group[0].num_new == 1:
-                self._parts.append(_Decode(group, start, device))
+        for part in parts:
+            members = [spans[i] for i in part.members]
+            if part.width:
+                self._parts.append(_Block(members, part, start, device))
             else:
-                self._parts.append(_Chunk(group[0], start, device))
-            start += sum(span.num_new for span in group)
+                self._parts.append(_Chunk(members[0], start, device))
+            start = self._parts[-1].rows.stop
+        self._end = start
 
     def attend(
         self, layer: int, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, scale: float
@@ -62,83 +85,185 @@ class CachedAttention:
         heads, tokens, dim = q_HTD.shape
         q_THD, k_TGD, v_TGD = q_HTD.transpose(0, 1), k_GTD.transpose(0, 1), v_GTD.transpose(0, 1)
         out_THD = q_HTD.new_empty(tokens, heads, dim)
+        out_THD[self._end :] = 0
         for part in self._parts:
             rows = part.rows
             part.attend(layer, q_THD[rows], k_TGD[rows], v_TGD[rows], scale, out_THD[rows])
         return out_THD
 
 
-def row_order(spans: list[Span]) -> list[int]:
-    """Order in which sequences form the fewest groups: decoding ones by slot, then the others."""
-    return sorted(
-        range(len(spans)),
-        key=lambda i: (
-            spans[i].num_new > 1,
-            spans[i].slot.shelf.capacity,
-            spans[i].slot.index,
-        ),
-    )
-
-
-def _grouped(spans: list[Span]) -> list[list[Span]]:
-    """Runs of one-token spans in neighbouring slots; every other span alone."""
-    groups: list[list[Span]] = []
-    for span in spans:
-        last = groups[-1][-1] if groups else None
-        if (
-            last is not None
-            and span.num_new == last.num_new == 1
-            and span.slot.shelf is last.slot.shelf
-            and span.slot.index == last.slot.index + 1
-        ):
-            groups[-1].append(span)
+def arranged(spans: list[Span]) -> list[Part]:
+    """Every span in one part, so that there are few parts and little is computed in vain."""
+    chunks, shelves = [], {}
+    for i, span in enumerate(spans):
+        if span.num_new > WIDTHS[-1]:
+            chunks.append(Part([i], 0, False))
         else:
-            groups.append([span])
-    return groups
+            shelves.setdefault(span.slot.shelf.capacity, []).append(i)
+    blocks = []
+    for capacity in sorted(shelves):
+        members = sorted(shelves[capacity], key=lambda i: spans[i].slot.index)
+        slots = [spans[i].slot.index for i in members]
+        blocks += _blocks(members, slots, [spans[i].num_new for i in members])
+    return blocks + chunks
 
 
-class _Decode:
-    """One new token for each of N sequences in neighbouring slots of one shelf."""
+def _blocks(members: list[int], slots: list[int], sizes: list[int]) -> list[Part]:
+    """One shelf's members, in the order of their slots, as one block or a narrow and a wide one."""
+    widest, best, cheapest = _width(max(sizes)), [], float("inf")
+    for limit in WIDTHS[: WIDTHS.index(widest) + 1]:
+        if limit < min(sizes):
+            continue
+        sides = [i for i, size in enumerate(sizes) if size <= limit], []
+        if limit < widest:
+            sides = sides[0], [i for i, size in enumerate(sizes) if size > limit]
+        parts, total = [], 0
+        for side, width in zip(sides, (limit, widest), strict=True):
+            if side:
+                run = (slots[side[-1]] - slots[side[0]] + 1) * (1 + width)
+                copied = len(side) * (1 + width + COPY)
+                total += CALL + min(run, copied)
+                parts.append(Part([members[i] for i in side], width, run <= copied))
+        if total < cheapest:
+            best, cheapest = parts, total
+    return best
 
-    def __init__(self, spans: list[Span], start: int, device: torch.device) -> None:
-        shelf, first = spans[0].slot.shelf, spans[0].slot.index
-        num = len(spans)
-        self.rows = slice(start, start + num)
-        lengths = [span.cached + 1 for span in spans]
-        longest = -(-max(lengths) // PAD) * PAD
-        keys, values = shelf.kv[:, :, first : first + num, :, :longest].flatten(2, 3).unbind(1)
-        self._keys, self._values = keys.unbind(0), values.unbind(0)
-        self._flat_keys, self._flat_values = shelf.flat_keys, shelf.flat_values
+
+def _width(size: int) -> int:
+    return next(width for width in WIDTHS if width >= size)
+
+
+class _Block:
+    """At most `part.width` new tokens for each of some sequences on one shelf."""
+
+    def __init__(self, spans: list[Span], part: Part, start: int, device: torch.device) -> None:
+        shelf = spans[0].slot.shelf
+        slot_S = np.array([span.slot.index for span in spans])
+        cached_S = np.array([span.cached for span in spans])
+        size_S = np.array([span.num_new for span in spans])
+        # Where each row of the block's part of the packed row belongs: sequence, place in it.
+        span_T = np.repeat(np.arange(len(spans)), size_S)
+        place_T = np.arange(len(span_T)) - np.repeat(np.cumsum(size_S) - size_S, size_S)
+        self.rows = slice(start, start + len(span_T))
+        first = slot_S[0] if part.is_run else 0
+        self._num = int(slot_S[-1] - first + 1) if part.is_run else len(spans)
+        block_S = slot_S - first if part.is_run else np.arange(len(spans))
+        padded_T = block_S[span_T] * part.width + place_T
+        self._width = part.width
+        self._padded_T = self._row_P = None
+        if self._num * part.width != len(span_T):
+            row_P = np.zeros(self._num * part.width, dtype=np.int64)
+            row_P[padded_T] = np.arange(len(span_T))
+            self._padded_T = torch.from_numpy(padded_T).to(device)
+            self._row_P = torch.from_numpy(row_P).to(device)
+        longest = -(-int((cached_S + size_S).max()) // PAD) * PAD
+        self._set_cache(shelf, slot_S, longest, part.is_run, device)
         kv_heads = shelf.kv.shape[3]
-        self._new_NG = _places(spans, kv_heads, shelf.capacity, device)
-        self._mask_NL = None
-        if min(lengths) < longest:
-            length_N = torch.tensor(lengths, device=device).repeat_interleave(kv_heads)
-            hidden_NL = torch.arange(longest, device=device) >= length_N[:, None]
-            self._mask_NL = torch.zeros(hidden_NL.shape, device=device)
-            self._mask_NL = self._mask_NL.masked_fill_(hidden_NL, -torch.inf)[:, None]
+        group_TG = slot_S[span_T, None] * kv_heads + np.arange(kv_heads)
+        new_TG = group_TG * shelf.capacity + (cached_S[span_T] + place_T)[:, None]
+        self._new_TG = torch.from_numpy(new_TG.ravel()).to(device)
+        seen_S = np.zeros(self._num, dtype=np.int64)
+        seen_S[block_S] = cached_S
+        self._mask = _mask(spans, block_S, seen_S, part.width, longest, device)
+
+    def _set_cache(
+        self, shelf: Shelf, slot_S: np.ndarray, longest: int, is_run: bool, device: torch.device
+    ) -> None:
+        """Where the block's keys and values are read: per layer [slots, G, L, D]."""
+        self._flat_keys, self._flat_values = shelf.flat_keys, shelf.flat_values
+        self._slot_S = None
+        if is_run:
+            kv = shelf.kv[:, :, int(slot_S[0]) : int(slot_S[-1]) + 1, :, :longest]
+        else:
+            kv = shelf.kv[:, :, :, :, :longest]
+            self._slot_S = torch.from_numpy(slot_S).to(device)
+        keys, values = kv.unbind(1)
+        self._keys, self._values = keys.unbind(0), values.unbind(0)
 
     def attend(
-        self, layer: int, q_NHD: Tensor, k_NGD: Tensor, v_NGD: Tensor, scale: float, out_NHD: Tensor
+        self, layer: int, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, scale: float, out_THD: Tensor
     ) -> None:
-        """Write the new keys and values, then fill `out_NHD`."""
-        dim = q_NHD.shape[2]
-        pairs = self._new_NG.shape[0]  # of sequence and key-value head
-        self._flat_keys[layer].index_copy_(0, self._new_NG, k_NGD.reshape(pairs, dim))
-        self._flat_values[layer].index_copy_(0, self._new_NG, v_NGD.reshape(pairs, dim))
-        q_PRD = q_NHD.reshape(pairs, -1, dim)
-        scores_PRL = torch.bmm(self._keys[layer], q_PRD.transpose(1, 2)).transpose(1, 2)
-        if self._mask_NL is None:
-            weights_PRL = torch.softmax(scores_PRL.float() * scale, -1)
+        """Write the new keys and values, then fill `out_THD`."""
+        _, heads, dim = q_THD.shape
+        self._flat_keys[layer].index_copy_(0, self._new_TG, k_TGD.reshape(-1, dim))
+        self._flat_values[layer].index_copy_(0, self._new_TG, v_TGD.reshape(-1, dim))
+        keys, values = self._keys[layer], self._values[layer]
+        if self._slot_S is not None:
+            keys, values = keys.index_select(0, self._slot_S), values.index_select(0, self._slot_S)
+        num, kv_heads, width = self._num, k_TGD.shape[1], self._width
+        sizes = (num, width, kv_heads, heads // kv_heads, dim)
+        if self._row_P is not None:
+            q_THD = q_THD.index_select(0, self._row_P)
+        q_PRD = q_THD.reshape(sizes).transpose(1, 2).reshape(num * kv_heads, -1, dim)
+        scores_PRL = _scores(q_PRD, keys.flatten(0, 1))
+        if self._mask is None:
+            weights = torch.softmax(scores_PRL.float() * scale, -1, dtype=torch.float32)
         else:
-            weights_PRL = torch.softmax(torch.add(self._mask_NL, scores_PRL, alpha=scale), -1)
-        torch.bmm(
-            weights_PRL.to(q_NHD.dtype), self._values[layer], out=out_NHD.view(pairs, -1, dim)
-        )
+            scores = scores_PRL.view(num, kv_heads, width, -1, scores_PRL.shape[-1])
+            weights = torch.softmax(torch.add(self._mask, scores, alpha=scale), -1)
+        weights_PRL = weights.view(scores_PRL.shape).to(q_THD.dtype)
+        out_PRD = torch.bmm(weights_PRL, values.flatten(0, 1))
+        out_WHD = out_PRD.view(num, kv_heads, width, -1, dim).transpose(1, 2)
+        if self._padded_T is None:
+            out_THD.copy_(out_WHD.reshape(-1, heads, dim))
+        else:
+            torch.index_select(out_WHD.reshape(-1, heads, dim), 0, self._padded_T, out=out_THD)
+
+
+def _scores(q_PRD: Tensor, k_PLD: Tensor) -> Tensor:
+    """Products of queries and keys, [P, R, L]; bfloat16 ones are twice as fast on CPUs as
+    `keys @ queries^T`, float32 ones as `queries @ keys^T`."""
+    if q_PRD.dtype == torch.bfloat16:
+        return torch.bmm(k_PLD, q_PRD.transpose(1, 2)).transpose(1, 2).contiguous()
+    return torch.bmm(q_PRD, k_PLD.transpose(1, 2))
+
+
+def _mask(
+    spans: list[Span],
+    block_S: np.ndarray,
+    seen_B: np.ndarray,
+    width: int,
+    longest: int,
+    device: torch.device,
+) -> Tensor | None:
+    """What is added to scores, [slots, 1, W, 1, L] of 0 and -inf; None if all is seen."""
+    if width == 1 and seen_B.min() == longest - 1:
+        return None
+    seen_BW = torch.from_numpy(seen_B[:, None] + np.arange(width))
+    hidden_BWL = torch.arange(longest) > seen_BW[..., None]
+    trees = [i for i, span in enumerate(spans) if span.parents]
+    if trees:
+        _hide_strangers(hidden_BWL, [spans[i] for i in trees], block_S[trees])
+    mask_BWL = torch.zeros(hidden_BWL.shape).masked_fill_(hidden_BWL, -torch.inf)
+    return mask_BWL[:, None, :, None].to(device)
+
+
+def _hide_strangers(hidden_BWL: Tensor, spans: list[Span], block_S: np.ndarray) -> None:
+    """Each token of a tree sees, of the tree, its ancestors and itself only."""
+    blocks, rows, columns, hidden = [], [], [], []
+    for span, block in zip(spans, block_S, strict=True):
+        size = len(span.parents)
+        ancestors = ancestors_of(span.parents)
+        node_N = np.arange(size)
+        seen_NN = (np.array(ancestors)[:, None] >> node_N) & 1
+        blocks.append(np.full(size * size, block))
+        rows.append(np.repeat(span.num_new - size + node_N, size))
+        columns.append(np.tile(span.cached + span.num_new - size + node_N, size))
+        hidden.append(seen_NN.ravel() == 0)
+    where = tuple(torch.from_numpy(np.concatenate(x)) for x in (blocks, rows, columns))
+    hidden_BWL[where] = torch.from_numpy(np.concatenate(hidden))
+
+
+def ancestors_of(parents: list[int]) -> list[int]:
+    """For each node the set of its ancestors and itself, as bits."""
+    bits: list[int] = []
+    for node, parent in enumerate(parents):
+        bits.append(1 << node | (bits[parent] if parent >= 0 else 0))
+    return bits
 
 
 class _Chunk:
-    """Any number of new tokens of one sequence."""
+    """Any number of new tokens of one sequence, a tree perhaps at their end."""
 
     def __init__(self, span: Span, start: int, device: torch.device) -> None:
         self.rows = slice(start, start + span.num_new)
@@ -151,11 +276,8 @@ class _Chunk:
             self._seen_TL = torch.arange(total, device=device) <= own_T[:, None]
         if span.parents:
             size = len(span.parents)
-            seen_NN = torch.eye(size, dtype=torch.bool)
-            for node, parent in enumerate(span.parents):
-                if parent >= 0:
-                    seen_NN[node] |= seen_NN[parent]
-            self._seen_TL[-size:, -size:] = seen_NN.to(device)
+            seen = [[bits >> i & 1 for i in range(size)] for bits in ancestors_of(span.parents)]
+            self._seen_TL[-size:, -size:] = torch.tensor(seen, dtype=torch.bool, device=device)
 
     def attend(
         self, layer: int, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, scale: float, out_THD: Tensor
@@ -177,12 +299,4 @@ class _Chunk:
         out_THD.copy_(out_1HTD[0].transpose(0, 1))
 
 
-def _places(spans: list[Span], kv_heads: int, capacity: int, device: torch.device) -> Tensor:
-    """Where in a flat shelf each sequence's next token goes, [N * G]."""
-    slot_N1 = torch.tensor([[span.slot.index] for span in spans])
-    next_N1 = torch.tensor([[span.cached] for span in spans])
-    place_NG = (slot_N1 * kv_heads + torch.arange(kv_heads)) * capacity + next_N1
-    return place_NG.flatten().to(device)
-
-
-__all__ = ["CachedAttention", "Span", "row_order"]
+__all__ = ["CachedAttention", "Part", "Span", "arranged"]

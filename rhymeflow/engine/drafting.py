@@ -53,8 +53,8 @@ class Drafter(Protocol):
         """What an iteration made: for each handle the tokens appended, at least one.
 
         That is the accepted tokens of the draft and one more, or fewer if the response ended among
-        them. `rows`: rows run, all of them. `kv_tokens`: as in `propose`. `seconds`: the iteration's
-        time without the drafter's.
+        them. `rows`: all rows run. `kv_tokens`: as in `propose`. `seconds`: the iteration's time
+        without the drafter's.
         """
         ...
 

@@ -14,9 +14,10 @@ Holds true:
 - nothing that is in the cache is computed again; a prompt that several running sequences have is
   computed once.
 
-Where several tokens of a sequence are to be verified in one pass, this is the seam: a `Work` may
-have any number of new tokens, `sampler.sample` takes any rows, and lowering `Sequence.cached` takes
-tokens back. Knows nothing of groups, batches, staleness, processes or servers.
+With a `drafter`, tokens that it proposes are run together with the token they follow, and those
+that the model draws itself are kept (`verify.py`); the others are taken back by lowering
+`Sequence.cached`, at no cost. On CUDA the same code runs as it stands, kernel by kernel: there are
+no CUDA graphs. Knows nothing of groups, batches, staleness, processes or servers.
 """
 
 from __future__ import annotations
@@ -28,18 +29,22 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rhymeflow.engine import noise
-from rhymeflow.engine.attention import CachedAttention, Span, row_order
+from rhymeflow.engine.attention import CachedAttention, Part, Span, arranged
 from rhymeflow.engine.cache import KVCache
 from rhymeflow.engine.drafting import Drafter, Drafting, is_linear
 from rhymeflow.engine.head import Head
 from rhymeflow.engine.linear import PackedLinears
-from rhymeflow.engine.sampler import Row, sample
+from rhymeflow.engine.sampler import Draws, sample
 from rhymeflow.engine.scheduler import Plan, Scheduler, Work
 from rhymeflow.engine.sequence import Finished, Request, Segment, Sequence
 from rhymeflow.engine.verify import accepted, depths
 from rhymeflow.errors import UserError
 from rhymeflow.histospec.draft import Draft
 from rhymeflow.models import attention
+
+PAD_ROWS = 8
+"""More rows than this are rounded up to a multiple of it: with drafts their number differs from
+iteration to iteration, and oneDNN takes 0.3 ms to prepare each product of a new shape."""
 
 
 class Engine:
@@ -146,8 +151,9 @@ class Engine:
             return []
         if self._drafting is not None:
             plan.work = self._drafting.propose(plan.work, self.kv_tokens)
-        work, spans = self._place(plan)
-        hidden_TD = self._run(work, spans)
+        spans, parts = self._place(plan)
+        work = [plan.work[i] for part in parts for i in part.members]
+        hidden_TD = self._run(work, CachedAttention(spans, parts, self._device))
         self._scheduler.advance(work)
         return self._postprocess(work, hidden_TD)
 
@@ -177,8 +183,8 @@ class Engine:
                 sequence.cached = 0
             sequence.is_mixed = sequence.cached > 0
 
-    def _place(self, plan: Plan) -> tuple[list[Work], list[Span]]:
-        """Make room in the cache, copy what is shared, and put the work in row order."""
+    def _place(self, plan: Plan) -> tuple[list[Span], list[Part]]:
+        """Make room in the cache, copy what is shared, and say what is attended to together."""
         for donor, sequence, length in plan.shares:
             sequence.slot = self._cache.reserve(sequence.slot, length)
             self._cache.copy(donor.slot, sequence.slot, length)
@@ -193,11 +199,13 @@ class Engine:
             )
             for sequence, num_new, draft in plan.work
         ]
-        order = row_order(spans)
-        return [plan.work[i] for i in order], [spans[i] for i in order]
+        return spans, arranged(spans)
 
-    def _run(self, work: list[Work], spans: list[Span]) -> Tensor:
-        """Run the body of the model over the packed row; return hidden states [T, D]."""
+    def _run(self, work: list[Work], cached: CachedAttention) -> Tensor:
+        """Run the body of the model over the packed row; return hidden states.
+
+        [T, D], and some rows more that belong to nobody.
+        """
         ids: list[int] = []
         positions: list[int] = []
         for sequence, num_new, draft in work:
@@ -205,10 +213,14 @@ class Engine:
             ids += sequence.ids[sequence.cached : end]
             ids += draft.tokens
             positions += range(sequence.cached, end)
-            positions += [end - 1 + depth for depth in depths(draft.parents)]
+            if draft.tokens:
+                positions += [end - 1 + depth for depth in depths(draft.parents)]
+        unused = _padded(len(ids)) - len(ids)
+        ids += [0] * unused
+        positions += [0] * unused
         ids_1T = torch.tensor([ids], device=self._device)
         positions_1T = torch.tensor([positions], device=self._device)
-        with self._linears, attention.attending(CachedAttention(spans, self._device)):
+        with self._linears, attention.attending(cached):
             return self._model.base_model(
                 input_ids=ids_1T, position_ids=positions_1T, use_cache=False
             ).last_hidden_state[0]
@@ -216,7 +228,7 @@ class Engine:
     def _postprocess(self, work: list[Work], hidden_TD: Tensor) -> list[Finished]:
         """Sample where a sequence's last token was run and at its draft; end what is complete."""
         rows: list[int] = []
-        noise_rows: list[Row] = []
+        draws: list[Draws] = []
         ready: list[tuple[Sequence, Draft]] = []
         end = 0
         for sequence, num_new, draft in work:
@@ -224,16 +236,20 @@ class Engine:
             size = len(draft.tokens)
             if sequence.remaining + size == 0:
                 rows += range(end - 1 - size, end)
-                start = len(sequence.request.tokens)
-                for depth in [0, *depths(draft.parents)]:
-                    how = sequence.request.sampling
-                    noise_rows.append(Row(how, sequence.stream, start + depth))
+                how, start = sequence.request.sampling, len(sequence.request.tokens)
+                positions = [start]
+                if size:
+                    positions += [start + depth for depth in depths(draft.parents)]
+                draws.append(Draws(how, sequence.stream, positions))
                 ready.append((sequence, draft))
         if not ready:
             return []
-        if len(rows) < len(hidden_TD):
+        num_rows = len(rows)
+        if num_rows < end:
+            rows += rows[-1:] * (_padded(num_rows) - num_rows)
             hidden_TD = hidden_TD[rows]
-        tokens, logprobs = sample(self._head.logits(hidden_TD), noise_rows)
+        logits_RV = self._head.logits(hidden_TD)
+        tokens, logprobs = sample(logits_RV[:num_rows], draws)
         finished, done, made, first = [], [], [], 0
         for sequence, draft in ready:
             end = first + 1 + len(draft.tokens)
@@ -282,6 +298,11 @@ class Engine:
             if sequence.slot is not None:
                 self._cache.release(sequence.slot)
                 sequence.slot = None
+
+
+def _padded(rows: int) -> int:
+    """Rows that are run for this many: more than a few are rounded up, so that shapes repeat."""
+    return rows if rows <= PAD_ROWS else -(-rows // PAD_ROWS) * PAD_ROWS
 
 
 __all__ = ["Engine"]

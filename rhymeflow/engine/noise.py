@@ -24,6 +24,7 @@ argmax over `exponentials` would. Knows nothing of temperature or masks: a left-
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -51,11 +52,12 @@ def stream(seed: int, key: NoiseKey) -> int:
 
 def row_keys(streams: list[int], positions: list[int], device: torch.device) -> Tensor:
     """Return int64 keys [R] of rows that sample the token at `position` of their response."""
-    words = [
-        _signed(_mix_int(word + (position + 1) * _STEP))
-        for word, position in zip(streams, positions, strict=True)
-    ]
-    return torch.tensor(words, dtype=torch.int64, device=device)
+    word_R = np.array(streams, dtype=np.uint64)
+    word_R += (np.array(positions, dtype=np.uint64) + np.uint64(1)) * np.uint64(_STEP)
+    for shift, factor in _ROUNDS:
+        word_R = (word_R ^ (word_R >> np.uint64(shift))) * np.uint64(factor)
+    word_R ^= word_R >> np.uint64(_LAST_SHIFT)
+    return torch.from_numpy(word_R.view(np.int64)).to(device)
 
 
 def exponentials(keys_R: Tensor, vocabulary: int) -> Tensor:

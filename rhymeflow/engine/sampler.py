@@ -9,6 +9,7 @@ by stream and position alone.
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -19,44 +20,48 @@ from rhymeflow.engine.sequence import Sampling
 from rhymeflow.models.logits import shaped
 
 
-class Row(NamedTuple):
-    """One token to sample: how, and with which noise."""
+class Draws(NamedTuple):
+    """One sequence's tokens to sample, a row each: how, and with which noise."""
 
     sampling: Sampling
     stream: int
-    position: int
+    positions: list[int]
     """In the response, from 0."""
 
 
-def sample(logits_RV: Tensor, rows: list[Row]) -> tuple[list[int], list[float]]:
+def sample(logits_RV: Tensor, draws: list[Draws]) -> tuple[list[int], list[float]]:
     """Sample one token per row of float32 logits; return tokens and log-probabilities (nats)."""
     assert logits_RV.dtype == torch.float32
-    assert len(rows) == len(logits_RV)
     groups: dict[tuple[float, int, float], list[int]] = {}
-    for place, row in enumerate(rows):
-        how = (row.sampling.temperature, row.sampling.top_k, row.sampling.top_p)
-        groups.setdefault(how, []).append(place)
+    for i, draw in enumerate(draws):
+        how = (draw.sampling.temperature, draw.sampling.top_k, draw.sampling.top_p)
+        groups.setdefault(how, []).append(i)
     if len(groups) == 1:
-        return _sample_alike(logits_RV, rows)
-    tokens, logprobs = [0] * len(rows), [0.0] * len(rows)
-    for places in groups.values():
-        part = _sample_alike(logits_RV[places], [rows[place] for place in places])
-        for place, token, logprob in zip(places, *part, strict=True):
-            tokens[place], logprobs[place] = token, logprob
+        return _sample_alike(logits_RV, draws)
+    ends = list(accumulate(len(draw.positions) for draw in draws))
+    assert ends[-1] == len(logits_RV)
+    tokens, logprobs = [0] * len(logits_RV), [0.0] * len(logits_RV)
+    for members in groups.values():
+        rows = [row for i in members for row in range(ends[i] - len(draws[i].positions), ends[i])]
+        part = _sample_alike(logits_RV[rows], [draws[i] for i in members])
+        for row, token, logprob in zip(rows, *part, strict=True):
+            tokens[row], logprobs[row] = token, logprob
     return tokens, logprobs
 
 
-def _sample_alike(logits_RV: Tensor, rows: list[Row]) -> tuple[list[int], list[float]]:
+def _sample_alike(logits_RV: Tensor, draws: list[Draws]) -> tuple[list[int], list[float]]:
     """Sample rows that all have the first one's temperature, top-k and top-p."""
-    how = rows[0].sampling
+    how = draws[0].sampling
     x_RV = shaped(logits_RV, temperature=how.temperature, top_k=how.top_k, top_p=how.top_p)
     if how.temperature == 0.0:
         token_R = x_RV.argmax(1)
     else:
-        streams, positions = [row.stream for row in rows], [row.position for row in rows]
+        positions = [position for draw in draws for position in draw.positions]
+        streams = [draw.stream for draw in draws for _ in draw.positions]
+        assert len(positions) == len(logits_RV)
         token_R = noise.draw(x_RV, noise.row_keys(streams, positions, x_RV.device))
     logprob_R = x_RV.gather(1, token_R[:, None])[:, 0] - x_RV.logsumexp(1)
     return token_R.tolist(), logprob_R.tolist()
 
 
-__all__ = ["Row", "sample"]
+__all__ = ["Draws", "sample"]
