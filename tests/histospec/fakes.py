@@ -31,6 +31,7 @@ class World:
     """The same without noise: what a run is judged by."""
     plain: float = 0.0
     """What the same tokens would have taken without drafts, in the batches they were made in."""
+    searches: int = 0
     random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
 
 
@@ -57,6 +58,7 @@ class FakeSearch:
 
     def propose(self, handles, most) -> Proposals:
         world, n, width = self.world, len(handles), self.max_draft
+        world.searches += 1
         world.now += world.search(n)
         world.fair += world.search(n)
         place = np.array([self.text[handle] for handle in handles.tolist()])[:, None]

@@ -162,6 +162,20 @@ def test_what_begins_to_pay_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert drafter.stats.steps / 8 < 600 + 300
 
 
+def test_history_that_arrives_ends_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(lambda now: [0.0], CURVES["overhead"], lambda n: 1e-3)
+    drafter = run(world, "cost", [2000] * 8, monkeypatch=monkeypatch)
+    before = world.searches
+    while world.searches == before:  # to the beginning of a try, and past its end
+        decode(world, drafter, [20] * 8)
+    before = world.searches
+    decode(world, drafter, [10] * 8)
+    assert world.searches == before
+    drafter.attach(history_of(TEXT))
+    decode(world, drafter, [1] * 8)
+    assert world.searches == before + 1
+
+
 def test_stragglers_are_drafted_for_though_the_batch_is_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
