@@ -34,6 +34,7 @@ from rhymeflow.histospec.drafter import Drafter
 
 PARTS = ("accepted", "ranking", "scope", "speed", "latency")
 DRAFTS = (4, 8, 16)
+RECORDINGS = ("demo", "smollm2", "smollm2-long-1.0", "smollm2-long-0.6", "smollm2-rhyme")
 RANKINGS = ("reward", "frequency", "combined")
 SCOPES = ("own prompt", "shared", "both")
 LIMITS = {"demo": 448, "smollm2": 8}
@@ -57,8 +58,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="recorded rollouts, made where they are missing (default runs/recorded)",
     )
-    parser.add_argument("--recordings", default="demo,smollm2,smollm2-long-1.0,smollm2-long-0.6")
-    parser.add_argument("--parts", default=",".join(PARTS), help="comma-separated; default all")
+    parser.add_argument("--recordings", default=",".join(RECORDINGS), help="default: all")
+    parser.add_argument(
+        "--parts",
+        default=",".join(PARTS),
+        help="comma-separated; default all. Some of them are recorded under their own names",
+    )
     parser.add_argument("--repeats", type=int, default=3, help="of `speed` (default 3)")
     parser.add_argument("--arctic-python", metavar="PATH", help="see peers/arctic_side.py")
 
@@ -72,7 +77,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     for part in parts:
         print(f"{part}:", file=sys.stderr, flush=True)
         getattr(bench, part)()
-    return harness.report("drafter", bench.rows, bench.targets, args, NOTES)
+    name = "-".join(["drafter", *(parts if parts != list(PARTS) else [])])
+    return harness.report(name, bench.rows, bench.targets, args, NOTES)
 
 
 NOTES = (
@@ -81,7 +87,8 @@ NOTES = (
     "counted. `epoch 0` has no history but siblings and other prompts; `later` are the epochs "
     "after it. arctic is arctic-inference 0.3.0 as vLLM's `suffix` uses it, `default` with vLLM's "
     "settings (depth 24, factor 1, least probability 0.1), `best` with those of five settings that "
-    "are best at the same draft. us/sequence: propose and extend, lists as an engine takes them."
+    "are best at the same draft. us/sequence: propose and extend, in seconds of the thread, lists "
+    "as an engine takes them; here that is the whole drafter, window and learning included."
 )
 
 

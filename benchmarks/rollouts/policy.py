@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -107,10 +108,16 @@ def drain(engine: Engine, requests: Iterable[Request]) -> float:
     return time.perf_counter() - started
 
 
-def use_threads(count: int) -> None:
-    """Compute with so many threads, on the first so many of the cores there are."""
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:count])
-    torch.set_num_threads(count)
+@contextmanager
+def one_core() -> Iterator[None]:
+    """Compute with one thread, on the first of the cores; afterwards all cores are there again."""
+    cores = os.sched_getaffinity(0)
+    torch.set_num_threads(1)
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
 
 
-__all__ = ["Policy", "drain", "use_threads"]
+__all__ = ["Policy", "drain", "one_core"]

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks import histospec
 from benchmarks.histospec import Case, Comparison
 from benchmarks.peers import vllm_suffix
 from benchmarks.peers.vllm_driver import Made
 from benchmarks.rollouts import real_runs, record
-from benchmarks.rollouts.policy import Policy, drain
+from benchmarks.rollouts.policy import Policy, drain, one_core
 from benchmarks.rollouts.recorded import Rollout, save
 from rhymeflow.errors import UserError
 
@@ -149,3 +151,12 @@ def test_greedy_responses_are_compared_before_speeds() -> None:
     rows, (target,) = vllm_suffix._passes(sides, [[1], [2]], 1.0)
     assert "identical" not in rows[0]
     assert target.name == "histospec/vllm-suffix/T1.0"
+
+
+def test_all_cores_are_there_again_for_what_is_started_later() -> None:
+    before, threads = os.sched_getaffinity(0), torch.get_num_threads()
+    with one_core():
+        assert os.sched_getaffinity(0) == {min(before)}
+        assert torch.get_num_threads() == 1
+    assert os.sched_getaffinity(0) == before
+    torch.set_num_threads(threads)
