@@ -86,9 +86,14 @@ class Engine:
             device=self._device,
         )
         self._sequences: dict[Hashable, Sequence] = {}
-        self._drafting = None
+        self._drafting: Drafting | None = None
         if drafter is not None:
-            self._drafting = Drafting(drafter, vocabulary=config.vocab_size)
+            self.draft_with(drafter)
+
+    def draft_with(self, drafter: Drafter) -> None:
+        """Draft from now on, also for what runs."""
+        assert self._drafting is None, "there is a drafter already"
+        self._drafting = Drafting(drafter, vocabulary=self._model.config.vocab_size)
 
     @property
     def has_work(self) -> bool:

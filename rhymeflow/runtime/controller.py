@@ -34,7 +34,7 @@ from rhymeflow.runtime.instances import Instances
 from rhymeflow.runtime.instructions import message_for
 from rhymeflow.runtime.judging import Judge
 from rhymeflow.runtime.keeper import HistoryKeeper
-from rhymeflow.runtime.process import WorkerLost
+from rhymeflow.runtime.process import Worker, WorkerLost
 from rhymeflow.runtime.report import Report
 from rhymeflow.runtime.underway import UnderWay
 from rhymeflow.runtime.workers import Workers
@@ -163,19 +163,24 @@ class Controller:
                 worker.check(now, limit)
             except WorkerLost as loss:
                 self._lose(name, loss)
+        was_ready = self.history.is_ready
         self.history.take_in(now, limit)
+        if self.history.is_ready and not was_ready and self._attach is not None:
+            for worker in self.workers.instances.values():
+                self._let_draft(worker)
         self._events += self.judge.poll(self.report.now)
 
     def _from_learner(self, message: Any) -> None:
         match message:
             case messages.LearnerLoaded():
                 self.parameters = ParameterServer.create(message.layout)
-                self.workers.learner.send(messages.Attach(self.parameters.handle, None))
+                self.workers.learner.send(messages.Attach(self.parameters.handle))
             case messages.LearnerUp():
                 assert self.parameters is not None
-                self._attach = messages.Attach(self.parameters.handle, self.history.handle)
+                self._attach = messages.Attach(self.parameters.handle)
                 for worker in self.workers.instances.values():
                     worker.send(self._attach)
+                    self._let_draft(worker)
                 self._events.append(LearnerReady(message.version))
                 self.report.begin_training()
             case messages.BatchTrained():
@@ -202,7 +207,14 @@ class Controller:
         self._pulling.discard(name)
         if self._attach is not None:
             worker.send(self._attach)
+            self._let_draft(worker)
         self.report.warn(f"{loss}; its responses go on elsewhere, {worker.name} takes its place")
+
+    def _let_draft(self, worker: Worker) -> None:
+        """Once history is ready: an instance that is attached before is told when it is."""
+        if self.history.is_ready:
+            assert self.history.handle is not None
+            worker.send(messages.DraftFrom(self.history.handle))
 
     # -- acting ------------------------------------------------------------------------------
 

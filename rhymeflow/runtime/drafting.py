@@ -1,8 +1,10 @@
 """The drafter of an instance, from the configuration, ready to be timed.
 
-Holds true: what drafting runs is compiled before it is used (by numba, once on a machine; later
-processes load it), so neither the first responses nor the times that decide about drafts pay for
-that. Knows nothing of engines.
+What drafting runs is compiled by numba, once on a machine and in a quarter of a minute; later
+processes load it from numba's cache. The history process sees to that while responses are produced
+already, and instances draft once it is done.
+
+Holds true: all that a drafter runs was run before it is timed. Knows nothing of engines.
 """
 
 from __future__ import annotations
@@ -21,18 +23,18 @@ def drafter(config: Config, history: IndexHandle, max_length: int) -> Drafter:
 
     `max_length`: most tokens of a prompt and the response to it.
     """
-    rehearse_writing()
-    _rehearse(_drafter(config, _small_index(), max_sequences=2, max_length=64))
+    rehearse(config)
     index = Index.attach(history)
     return _drafter(config, index, max_sequences=config.rollout.max_running, max_length=max_length)
 
 
-def rehearse_writing() -> None:
-    """Have what writes an index compiled."""
+def rehearse(config: Config) -> None:
+    """Run all of it once, small."""
     index = _small_index()
     response = index.begin(0, [1, 2], sample=0, noise_epoch=0, version=0)
     index.extend(response, [3])
     index.finish(response, 1.0)
+    _draft(_drafter(config, index, max_sequences=2, max_length=64))
     index.clear()
 
 
@@ -53,7 +55,7 @@ def _drafter(config: Config, index: Index, *, max_sequences: int, max_length: in
     )
 
 
-def _rehearse(drafting: Drafter) -> None:
+def _draft(drafting: Drafter) -> None:
     handles = [drafting.begin([1, 2, 3], [], sample=s, noise_epoch=0) for s in range(2)]
     for i in range(_REHEARSAL):
         drafts = drafting.propose(handles, [8, 8], other_rows=0, kv_tokens=0)

@@ -18,8 +18,15 @@ from rhymeflow.config import Config
 from rhymeflow.core.events import TrajectoryRewarded
 from rhymeflow.core.types import GroupId, TrajectoryId, Version
 from rhymeflow.histospec.index import Index, prompt_key
-from rhymeflow.runtime.drafting import rehearse_writing
-from rhymeflow.runtime.messages import Feed, HistoryAlive, Shutdown, receive, send
+from rhymeflow.runtime.drafting import rehearse
+from rhymeflow.runtime.messages import (
+    Feed,
+    HistoryAlive,
+    HistoryReady,
+    Shutdown,
+    receive,
+    send,
+)
 from rhymeflow.runtime.noise import epoch_of_noise
 from rhymeflow.servers.earlier import open_run
 from rhymeflow.servers.reader import TrajectoryReader
@@ -47,7 +54,7 @@ PROMPTS_REMEMBERED = 1024
 def main(connection: Connection, name: str, config: Config, run_dir: str) -> None:
     """Serve the run until told to end."""
     os.nice(NICENESS)
-    rehearse_writing()
+    rehearse(config)
     History(connection, config, Path(run_dir)).serve()
 
 
@@ -60,6 +67,7 @@ class History:
         assert isinstance(feed, Feed), feed
         self.index = Index.attach(feed.index, writable=True)
         self.index.clear()
+        send(connection, HistoryReady())
         self._scribes = []
         if config.drafting.history is not None:
             self._scribes.append(_earlier(self.index, config))

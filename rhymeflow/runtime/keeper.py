@@ -13,7 +13,7 @@ from rhymeflow.config import DraftingConfig
 from rhymeflow.errors import UserError
 from rhymeflow.histospec.handle import IndexHandle
 from rhymeflow.histospec.index import Index
-from rhymeflow.runtime.messages import Feed, HistoryAlive
+from rhymeflow.runtime.messages import Feed, HistoryAlive, HistoryReady
 from rhymeflow.runtime.process import WorkerDied
 from rhymeflow.runtime.workers import Workers
 
@@ -25,6 +25,8 @@ class HistoryKeeper:
         self, config: DraftingConfig, workers: Workers, warn: Callable[[str], None]
     ) -> None:
         self._workers, self._warn = workers, warn
+        self.is_ready = False
+        """Whether there is an index to draft from, and drafting is compiled."""
         self._index = None
         if config.window != "off":
             self._index = Index(
@@ -54,7 +56,8 @@ class HistoryKeeper:
             return
         try:
             for message in worker.messages(now):
-                assert isinstance(message, HistoryAlive), message
+                assert isinstance(message, HistoryReady | HistoryAlive), message
+                self.is_ready = True
             worker.check(now, patience)
         except (WorkerDied, UserError) as loss:
             self._replace(loss)

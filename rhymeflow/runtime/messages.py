@@ -26,13 +26,9 @@ class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Attach(Message):
-    """Where the parameter server is. An instance takes the weights and joins.
-
-    `history`: where the index is that an instance drafts from, if it does.
-    """
+    """Where the parameter server is. An instance takes the weights and joins."""
 
     handle: ParameterHandle
-    history: IndexHandle | None
 
 
 class Shutdown(Message):
@@ -83,6 +79,12 @@ class Answer(Message):
     number: int
     version: Version
     prompts: list[list[int]]
+
+
+class DraftFrom(Message):
+    """Draft from this index from now on."""
+
+    index: IndexHandle
 
 
 # -- controller -> learner ------------------------------------------------------------------------
@@ -228,6 +230,10 @@ class LearnerAlive(Message):
 # -- history -> controller ------------------------------------------------------------------------
 
 
+class HistoryReady(Message):
+    """What drafting runs is compiled; the index is being filled."""
+
+
 class HistoryAlive(Message):
     """A sign of life."""
 
@@ -245,8 +251,8 @@ class Failed(Message):
 _Any = (
     Attach | Produce | Halt | Forget | PullWeights | Answer | TrainBatch | SaveCheckpoint | Feed
     | Shutdown | Joined | Made | ResponseDone | Halted | WeightsPulled | Answered | InstanceStatus
-    | LearnerLoaded | LearnerUp | BatchTrained | CheckpointSaved | LearnerAlive | HistoryAlive
-    | Failed
+    | LearnerLoaded | LearnerUp | BatchTrained | CheckpointSaved | LearnerAlive | HistoryReady
+    | HistoryAlive | DraftFrom | Failed
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

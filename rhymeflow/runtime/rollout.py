@@ -19,6 +19,7 @@ from rhymeflow.engine.engine import Engine
 from rhymeflow.engine.noise import NoiseKey
 from rhymeflow.engine.sequence import Finished, Request, Sampling
 from rhymeflow.histospec.draft import DraftStats
+from rhymeflow.histospec.drafter import Drafter
 from rhymeflow.models.load import (
     empty_model,
     load_tokenizer,
@@ -31,6 +32,7 @@ from rhymeflow.runtime.messages import (
     Answer,
     Answered,
     Attach,
+    DraftFrom,
     Forget,
     Halt,
     Halted,
@@ -93,10 +95,7 @@ class Instance:
         assert isinstance(attach, Attach), attach
         self.parameters = ParameterReader(attach.handle)
         pulled = self._take(None)
-        self.drafter = None
-        if attach.history is not None:
-            length = self.model.config.max_position_embeddings
-            self.drafter = drafter(config, attach.history, length)
+        self.drafter: Drafter | None = None
         self.engine = Engine(
             self.model,
             seed=config.run.seed,
@@ -104,7 +103,6 @@ class Instance:
             max_prefill_tokens=config.rollout.max_prefill_tokens,
             instance=name,
             version=pulled.version,
-            drafter=self.drafter,
         )
         self.requests: dict[TrajectoryId | HeldOut, Request] = {}
         """What the engine has."""
@@ -158,6 +156,9 @@ class Instance:
                     key, noise = HeldOut(message.version, row), NoiseKey(row, EVALUATION_EPOCH, 0)
                     how = self._sampling(self.config.run.eval_temperature)
                     self._submit(Request(key, prompt_ids, noise, how))
+            case DraftFrom():
+                self.drafter = drafter(self.config, message.index, self.engine.max_length)
+                self.engine.draft_with(self.drafter)
             case Shutdown():
                 self._ending = True
             case _:

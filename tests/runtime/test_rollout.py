@@ -56,10 +56,10 @@ def parameters(weights):
 class Side:
     """The controller's side of one instance: what it was told and what it said."""
 
-    def __init__(self, name, config, parameters, monkeypatch, never_stops=False, history=None):
+    def __init__(self, name, config, parameters, monkeypatch, never_stops=False):
         monkeypatch.setattr(rollout, "STATUS_SECONDS", 0.0)  # in every turn
         self.ours, theirs = multiprocessing.Pipe()
-        send(self.ours, Attach(parameters.handle, history))
+        send(self.ours, Attach(parameters.handle))
         self.instance = rollout.Instance(theirs, name, config)
         assert isinstance(receive(self.ours), Joined)
         if never_stops:
