@@ -57,15 +57,17 @@ class Setting:
     overrides: dict[str, str] = field(default_factory=dict)
 
 
+# `demo` has learnt most of what it will by the time noise can rhyme; `slow` has not; in `few` noise
+# can rhyme in all but the first four steps.
 SETTINGS = {
-    "demo": Setting("the recipe: 4 epochs", 64),
+    "demo": Setting("the recipe, 4 epochs", 64),
     "slow": Setting(
-        "learning rate 2e-5: still learning when noise begins to rhyme; 6 epochs",
+        "learning rate 2e-5, 6 epochs",
         96,
         {"learner.learning_rate": "2e-5"},
     ),
     "few": Setting(
-        "64 prompts, learning rate 5e-5: 16 short epochs",
+        "64 prompts, learning rate 5e-5, 16 epochs",
         64,
         {"data.size": "64", "learner.learning_rate": "5e-5"},
     ),
@@ -245,28 +247,29 @@ def targets(seen: Runs) -> list[harness.Target]:
 
 def notes(names: Sequence[str], args: argparse.Namespace) -> str:
     """How it was measured."""
-    made = "; ".join(f"`{name}`, {SETTINGS[name].about}" for name in names)
+    made = "; ".join(f"`{name}`: {SETTINGS[name].about}" for name in names)
     steps = f" All of {args.steps} steps." if args.steps else ""
     return (
-        f"The demo recipe under `one_step`, {args.seeds} seeds. Settings: {made}.{steps} Mean ± "
-        "half a 95% t interval over seeds; differences are paired by seed, and in brackets stands "
-        "the difference that an interval would have shown as other than 0 in 4 of 5 repetitions. "
-        f"Held-out reward is greedy, over 256 problems, every {EVAL_STEPS} steps. Measures are "
-        "from the second epoch on, except distinct responses and staleness. Agreement: how often "
-        "a token is that of the same member an epoch before, if all tokens before it are. All "
-        "curves: rhyming.runs.json."
+        f"The demo recipe under `one_step`, {args.seeds} seeds, which are few. Settings: "
+        f"{made}.{steps} Mean ± half a 95% t interval over seeds; differences are paired by seed, "
+        "and in brackets stands the difference that an interval would have shown as other than 0 "
+        "in 4 of 5 repetitions. One such interval in twenty leaves out 0 by chance. Held-out "
+        f"reward is greedy, over 256 problems, every {EVAL_STEPS} steps. Measures are from the "
+        "second epoch on, except distinct responses and staleness. Agreement: how often a token "
+        "is that of the same member an epoch before, if all tokens before it are. Distinct: 1 if "
+        "no prompt was ever answered twice with the same words. All curves: rhyming.runs.json."
     )
 
 
 def draw(path: Path, seen: Runs, num_seeds: int) -> None:
     """Draw all curves."""
     columns = {
-        f"{name}: {SETTINGS[name].about.partition(';')[0]}": {
+        f"{name}: {SETTINGS[name].about}": {
             f"share {share:g}": runs for share, runs in sides.items()
         }
         for name, sides in seen.items()
     }
-    title = f"Noise that rhymes on the demo: means and 95% t intervals of {num_seeds} seeds"
+    title = f"Noise that rhymes on the demo:\nmeans and 95% t intervals of {num_seeds} seeds"
     curves.draw(path, columns, title)
 
 

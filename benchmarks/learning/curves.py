@@ -8,6 +8,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from benchmarks.learning.figures import GOAL, Figures
 from benchmarks.learning.intervals import interval
@@ -41,6 +42,7 @@ def draw(path: Path, settings: Mapping[str, Mapping[str, Sequence[Figures]]], ti
         repeated.set_xlabel("epoch")
         for axes in (rewards, repeated):
             axes.spines[["top", "right"]].set_visible(False)
+        repeated.xaxis.set_major_locator(MaxNLocator(integer=True))
     columns[0][0].set_ylabel("held-out reward (greedy)")
     columns[1][0].set_ylabel("equal to the epoch before,\nup to the first difference")
     columns[0][-1].legend(frameon=False, loc="lower right")

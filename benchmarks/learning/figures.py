@@ -47,6 +47,10 @@ class Figures:
     """By epoch: the other members."""
     halves: dict[int, float]
     """By epoch: reward of the first half of the members less that of the others."""
+    unsolved: int
+    """Prompts of which no response was rewarded in the first epoch."""
+    discovered: int
+    """Those of them of which one was rewarded later."""
     distinct: float
     """Different responses per response, over the whole run."""
     staleness: float
@@ -57,6 +61,7 @@ def read(run_dir: Path, config: Config) -> Figures:
     """Read a finished run of that configuration; all members of its groups were trained on."""
     summary, rows = summarize(run_dir), training_rows(run_dir)
     responses = read_responses(run_dir)
+    unsolved, discovered = discoveries(responses)
     num_members = config.rollout.num_generations
     num_rhyming = count_rhyming(num_members, config.rollout.rhyming_noise)
     assert config.data.size is not None
@@ -71,6 +76,8 @@ def read(run_dir: Path, config: Config) -> Figures:
         rhyming=repeats.by_epoch(responses, range(num_rhyming)),
         fresh=repeats.by_epoch(responses, range(num_rhyming, num_members)),
         halves=repeats.halves(responses, num_members),
+        unsolved=unsolved,
+        discovered=discovered,
         distinct=repeats.distinct(responses),
         staleness=summary.staleness_mean,
     )
@@ -112,6 +119,13 @@ def group_variance(responses: Iterable[Response]) -> dict[int, float]:
     for (epoch, _), rewards in groups.items():
         by_epoch[epoch].append(statistics.pvariance(rewards))
     return {epoch: statistics.fmean(found) for epoch, found in sorted(by_epoch.items())}
+
+
+def discoveries(responses: Sequence[Response]) -> tuple[int, int]:
+    """Prompts without a rewarded response in epoch 0, and those of them that had one later."""
+    first = {r.row for r in responses if r.epoch == 0}
+    unsolved = first - {r.row for r in responses if r.epoch == 0 and r.reward > 0}
+    return len(unsolved), len(unsolved & {r.row for r in responses if r.reward > 0})
 
 
 # -- measures: one number of a run -----------------------------------------------------------------
@@ -175,6 +189,9 @@ MEASURES: dict[str, Callable[[Figures], float]] = {
     f"steps to {GOAL:g} held out": steps_to_goal,
     "training reward": lambda run: later(run.reward, run),
     "first half of members less second, reward": lambda run: _from_second(run.halves),
+    "unsolved in the first epoch, solved later": lambda run: (
+        run.discovered / run.unsolved if run.unsolved else math.nan
+    ),
     "entropy": lambda run: later(run.entropy, run),
     "reward variance in a group": lambda run: _from_second(run.variance),
     "distinct responses per response": lambda run: run.distinct,

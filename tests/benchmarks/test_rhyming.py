@@ -136,6 +136,18 @@ def test_halves_are_of_members_and_variance_is_of_groups():
     assert figures.group_variance(made) == {0: pytest.approx((1 / 4 + 3 / 16) / 2)}
 
 
+def test_a_discovery_is_of_a_prompt_that_had_no_reward_in_the_first_epoch():
+    rewards = {0: [[0, 0], [0, 1]], 1: [[0, 0], [0, 0]], 2: [[1, 0], [0, 0]], 3: [[0, 0], [1, 1]]}
+    made = [
+        response(row, epoch, member, [1], reward)
+        for row, of_epochs in rewards.items()
+        for epoch, group in enumerate(of_epochs)
+        for member, reward in enumerate(group)
+    ]
+    late = response(4, 1, 0, [1], 1.0)  # never drawn in the first epoch
+    assert figures.discoveries([*made, late]) == (3, 2)
+
+
 # -- a run -----------------------------------------------------------------------------------------
 
 
@@ -149,6 +161,8 @@ def curve(*rewards, reward=(), epoch_steps=8, **more) -> Figures:
         "rhyming": {},
         "fresh": {1: Common(1, 0, 4, 2, 3)},
         "halves": {0: 0.5, 1: 0.0, 2: 0.1},
+        "unsolved": 4,
+        "discovered": 3,
         "distinct": 0.5,
         "staleness": 1.0,
     }
@@ -165,6 +179,7 @@ def test_measures_of_a_curve():
     assert figures.MEASURES["first half of members less second, reward"](run) == 0.05
     assert figures.MEASURES["agreement, other members"](run) == pytest.approx(2 / 3)
     assert math.isnan(figures.MEASURES["agreement, rhyming members"](run))
+    assert figures.MEASURES["unsolved in the first epoch, solved later"](run) == 0.75
 
 
 def test_a_run_is_read_from_its_directory(tmp_path):
@@ -200,6 +215,7 @@ def test_a_run_is_read_from_its_directory(tmp_path):
     assert found.fresh == {1: Common(2, 0, 6, 4, 4)}
     assert found.variance == {0: 0.25, 1: 0.25}
     assert found.halves == {0: 1.0, 1: 1.0}
+    assert (found.unsolved, found.discovered) == (0, 0)
     assert found.distinct == 6 / 8
 
 
