@@ -257,7 +257,7 @@ def notes(names: Sequence[str], args: argparse.Namespace) -> str:
         f"reward is greedy, over 256 problems, every {EVAL_STEPS} steps. Measures are from the "
         "second epoch on, except distinct responses and staleness. Agreement: how often a token "
         "is that of the same member an epoch before, if all tokens before it are. Distinct: 1 if "
-        "no prompt was ever answered twice with the same words. All curves: rhyming.runs.json."
+        "no prompt was ever answered twice with the same words. All curves: rhyming-runs.jsonl."
     )
 
 
@@ -281,8 +281,8 @@ def keep_curves(seen: Runs) -> None:
         for share, found_runs in sides.items()
         for seed, found in enumerate(found_runs)
     ]
-    lines = ",\n".join(json.dumps(_rounded(run)) for run in runs)
-    (harness.RESULTS / "rhyming.runs.json").write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+    lines = "".join(json.dumps(_rounded(run)) + "\n" for run in runs)
+    (harness.RESULTS / "rhyming-runs.jsonl").write_text(lines, encoding="utf-8")
 
 
 def _rounded(value: Any) -> Any:

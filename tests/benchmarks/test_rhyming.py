@@ -328,7 +328,8 @@ def test_records_hold_every_curve_and_the_picture_is_drawn(trained, tmp_path, mo
     picture = tmp_path / "picture.png"
     rhyming.run(arguments(tmp_path, "--seeds", "2", "--record", "--picture", str(picture)))
     assert picture.read_bytes().startswith(b"\x89PNG")
-    runs = json.loads((tmp_path / "results" / "rhyming.runs.json").read_text())
+    lines = (tmp_path / "results" / "rhyming-runs.jsonl").read_text().splitlines()
+    runs = [json.loads(line) for line in lines]
     assert [(run["share"], run["seed"]) for run in runs] == [
         (share, seed) for share in (0.0, 0.5, 1.0) for seed in (0, 1)
     ]
