@@ -130,11 +130,12 @@ def expand(texts, most, tables, ranking, is_tree, proposals):
         np.empty(places, np.int64),
     )
     votes = np.empty(places, np.float32)
+    those, voters = np.empty(places, np.int64), np.empty(places, np.int64)
     for i in range(most.shape[0]):
         limit, count, waiting = min(most[i], width), 0, 0
         if limit > 0:
-            mask = _weigh(texts, i, tables, votes)
-            options = _vote(texts, i, mask, 0, ranking, votes, ballot)
+            num_those = _weigh(texts, i, tables, votes, those)
+            options = _vote(texts, i, those[:num_those], 0, ranking, votes, ballot)
             waiting = _put(ballot, options, is_tree, tables, frontier, 0, -1, 0, np.float32(1))
         while waiting > 0 and count < limit:
             best = 0
@@ -149,7 +150,8 @@ def expand(texts, most, tables, ranking, is_tree, proposals):
             waiting -= 1
             _move(frontier, waiting, best)
             if depth + 1 < width:
-                options = _vote(texts, i, mask, depth + 1, ranking, votes, ballot)
+                num_voters = _members(mask, those[:num_those], voters)
+                options = _vote(texts, i, voters[:num_voters], depth + 1, ranking, votes, ballot)
                 waiting = _put(
                     ballot, options, is_tree, tables, frontier, waiting, count, depth + 1, reach
                 )
@@ -158,23 +160,33 @@ def expand(texts, most, tables, ranking, is_tree, proposals):
 
 
 @kernel
-def _weigh(texts, i, tables, votes):
-    """Set the votes of each candidate; return the mask of those there are."""
-    mask = np.uint64(0)
+def _weigh(texts, i, tables, votes, those):
+    """Set the votes of each candidate; enter those there are and return how many they are."""
+    count = 0
     for place in range(texts.counts.shape[1]):
         if texts.counts[i, place] > 0:
             votes[place] = tables.weights[texts.kinds[i, place], texts.matched[i, place]]
-            mask |= np.uint64(1) << np.uint64(place)
-    return mask
+            those[count] = place
+            count += 1
+    return count
 
 
 @kernel
-def _vote(texts, i, mask, depth, ranking, votes, ballot):
-    """Let the candidates of the mask vote on the token at this depth; return how many got votes."""
+def _members(mask, those, voters):
+    """Enter those that are in the mask; return how many they are."""
+    count = 0
+    for place in those:
+        voters[count] = place
+        count += np.int64((mask >> np.uint64(place)) & np.uint64(1))
+    return count
+
+
+@kernel
+def _vote(texts, i, voters, depth, ranking, votes, ballot):
+    """Let these candidates vote on the token at this depth; return how many tokens got votes."""
     options = 0
-    for place in range(texts.counts.shape[1]):
-        is_here = (mask >> np.uint64(place)) & np.uint64(1) == np.uint64(1)
-        if not is_here or texts.counts[i, place] <= depth:
+    for place in voters:
+        if texts.counts[i, place] <= depth:
             continue
         token = texts.tokens[i, place, depth]
         option = 0

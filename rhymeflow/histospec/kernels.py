@@ -260,25 +260,25 @@ def _restored(arrays, low):
 
 
 @kernel
-def _copy_after(arrays, position, out, row, place):
-    """Copy what follows a position that holds a token to out[row, place]; return its length."""
+def _copy_after(arrays, position, out, most):
+    """Copy at most so many of the tokens after a position that holds one; return their number."""
     words = arrays.words
+    most = min(most, out.shape[0])
     number, word = position // BLOCK_WORDS, position % BLOCK_WORDS + 1
     base = _base(arrays, number)
     copied = 0
-    while copied < out.shape[2]:
-        stop = min(FIRST_WORD + np.int64(words[base + COUNT]), BLOCK_WORDS)
-        while word < stop and copied < out.shape[2]:
-            out[row, place, copied] = words[base + word]
+    while True:
+        stop = min(FIRST_WORD + np.int64(words[base + COUNT]), BLOCK_WORDS, word + most - copied)
+        for place in range(base + word, base + stop):
+            out[copied] = words[place]
             copied += 1
-            word += 1
         following = np.int64(words[base + NEXT])
-        if word < BLOCK_WORDS or following <= number or following >= arrays.header[NEXT_BLOCK]:
-            break
+        is_end = copied == most or stop < BLOCK_WORDS
+        if is_end or following <= number or following >= arrays.header[NEXT_BLOCK]:
+            return copied
         number, word, base = following, FIRST_WORD, _base(arrays, following)
         if words[base + NUMBER] != number:
-            break
-    return copied
+            return copied
 
 
 @kernel
@@ -354,25 +354,42 @@ def align(arrays, prompt, sample, noise_epoch, length, at):
 def collect(arrays, contexts, candidates, handles, most, texts, offset):
     """Bring the candidates of these sequences up to date and copy out what follows them.
 
-    What this index has for sequence i comes into texts[i, offset : offset + PLACES].
+    What this index has for sequence i comes into texts[i, offset : offset + PLACES]. Each pass goes
+    over all sequences: memory is waited for once, not once for each of them.
     """
+    _look_up(arrays, candidates, handles, most)
+    searched = np.empty(handles.shape[0], np.int64)
+    count = 0
     for i in range(handles.shape[0]):
         handle = handles[i]
-        texts.counts[i, offset : offset + PLACES] = 0
-        if most[i] == 0:
-            continue
-        _advance(arrays, contexts, candidates, handle)
-        if candidates.found[handle] < candidates.needed[handle]:
-            _search(arrays, contexts, candidates, handle)
+        if most[i] > 0:
+            _advance(arrays, contexts, candidates, handle)
+            if candidates.found[handle] < candidates.needed[handle]:
+                searched[count] = handle
+                count += 1
+    _search(arrays, contexts, candidates, searched[:count])
+    for i in range(handles.shape[0]):
+        handle = handles[i]
         for place in range(PLACES):
+            texts.counts[i, offset + place] = 0
             position = candidates.at[handle, place]
-            if position != 0:
+            if position != 0 and most[i] > 0:
                 texts.counts[i, offset + place] = _copy_after(
-                    arrays, position, texts.tokens, i, offset + place
+                    arrays, position, texts.tokens[i, offset + place], most[i]
                 )
                 texts.matched[i, offset + place] = candidates.matched[handle, place]
                 texts.kinds[i, offset + place] = candidates.kinds[handle, place]
                 texts.merits[i, offset + place] = candidates.merits[handle, place]
+
+
+@kernel
+def _look_up(arrays, candidates, handles, most):
+    """Drop candidates whose text was overwritten."""
+    for i in range(handles.shape[0]):
+        at = candidates.at[handles[i]]
+        for place in range(PLACES):
+            if at[place] != 0 and most[i] > 0 and not _holds(arrays, at[place]):
+                at[place] = 0
 
 
 @kernel
@@ -386,10 +403,10 @@ def _advance(arrays, contexts, candidates, handle):
     for place in range(candidates.found[handle]):
         position = at[place]
         at[place] = 0
-        if came > LONGEST_MATCH or not _holds(arrays, position):
+        if position == 0 or came > LONGEST_MATCH:
             continue
-        position = _moved(arrays, position, came) if came > 0 else position
-        if position != 0 and _agreement(arrays, position, recent, came) == came:
+        position = _followed(arrays, position, recent, came)
+        if position != 0:
             at[kept] = position
             matched[kept] = min(matched[place] + came, LONGEST_MATCH)
             candidates.kinds[handle, kept] = candidates.kinds[handle, place]
@@ -401,9 +418,6 @@ def _advance(arrays, contexts, candidates, handle):
         candidates.needed[handle] = FOUND + 1
     for place in range(FOUND, PLACES):
         if at[place] != 0:
-            if not _holds(arrays, at[place]):
-                at[place] = 0
-                continue
             at[place] = _moved(arrays, at[place], came) if came > 0 else at[place]
             if at[place] != 0:
                 most = min(LONGEST_MATCH, contexts.known[handle])
@@ -411,36 +425,100 @@ def _advance(arrays, contexts, candidates, handle):
 
 
 @kernel
-def _search(arrays, contexts, candidates, handle):
-    """Find anew what stands in the index after the longest suffixes of the sequence."""
-    recent, known = contexts.recent[handle], contexts.known[handle]
-    prompt = contexts.prompt[handle]
-    itself = _itself(prompt, contexts.sample[handle], contexts.noise[handle])
-    candidates.at[handle, :FOUND] = 0
-    count = 0
-    state, length = np.uint64(0), 0
-    states = np.empty(LONGEST_LEVEL + 1, np.uint64)
-    while length < min(LONGEST_LEVEL, known):
-        state = _mixed(state ^ np.uint64(recent[MEMORY - 1 - length] + 1))
-        length += 1
-        states[length] = state
-    for level in range(NUM_LEVELS):
-        if LEVELS[level] <= known and count < ENOUGH:
-            bucket = _bucket(states[LEVELS[level]], prompt, itself, level, arrays.heads.shape[1])
-            count = _walk(arrays, contexts, candidates, handle, level, bucket, count)
-    candidates.found[handle] = count
-    candidates.needed[handle] = min(KEPT, max(count, 1))
-    candidates.age[handle] = 0
+def _followed(arrays, position, recent, came):
+    """The position `came` tokens on, if they are the last ones of `recent`; otherwise 0."""
+    words = arrays.words
+    number, word = position // BLOCK_WORDS, position % BLOCK_WORDS
+    base = _base(arrays, number)
+    for i in range(MEMORY - came, MEMORY):
+        word += 1
+        if word == BLOCK_WORDS:
+            following = np.int64(words[base + NEXT])
+            if following <= number or following >= arrays.header[NEXT_BLOCK]:
+                return np.int64(0)
+            number, word, base = following, FIRST_WORD, _base(arrays, following)
+            if words[base + NUMBER] != number:
+                return np.int64(0)
+        if word - FIRST_WORD >= words[base + COUNT] or words[base + word] != recent[i]:
+            return np.int64(0)
+    return number * BLOCK_WORDS + word
 
 
 @kernel
-def _walk(arrays, contexts, candidates, handle, level, bucket, count):
-    """Enter the newest members of one chain; return the number of candidates there are then."""
-    at = candidates.at[handle]
+def _search(arrays, contexts, candidates, handles):
+    """Find anew what stands in the index after the longest suffixes of these sequences."""
+    n = handles.shape[0]
+    states = np.empty((n, LONGEST_LEVEL + 1), np.uint64)
+    for i in range(n):
+        _hash(contexts, handles[i], states[i])
+        candidates.at[handles[i], :FOUND] = 0
+        candidates.found[handles[i]] = 0
+    chains = np.empty((_STEPS, n), np.int64)
+    which = np.empty(n, np.int64)
+    for level in range(NUM_LEVELS):
+        count = 0
+        for i in range(n):
+            handle = handles[i]
+            known = contexts.known[handle]
+            if candidates.found[handle] < ENOUGH and LEVELS[level] <= known:
+                which[count] = handle
+                prompt = contexts.prompt[handle]
+                itself = np.uint64(0)
+                if SCOPES[level] == OF_ITSELF:
+                    itself = _itself(prompt, contexts.sample[handle], contexts.noise[handle])
+                state = states[i, LEVELS[level]]
+                chains[0, count] = _bucket(state, prompt, itself, level, arrays.heads.shape[1])
+                count += 1
+        _climb(arrays, level, chains, count)
+        for i in range(count):
+            _pick(arrays, contexts, candidates, which[i], level, chains[:, i])
+    for i in range(n):
+        handle = handles[i]
+        candidates.needed[handle] = min(KEPT, max(candidates.found[handle], 1))
+        candidates.age[handle] = 0
+
+
+@kernel
+def _hash(contexts, handle, states):
+    """Fill states[length] with the hash of the sequence's last `length` tokens."""
+    state = np.uint64(0)
+    for length in range(1, min(LONGEST_LEVEL, contexts.known[handle]) + 1):
+        state = _mixed(state ^ np.uint64(contexts.recent[handle, MEMORY - length] + 1))
+        states[length] = state
+
+
+@kernel
+def _climb(arrays, level, chains, count):
+    """Fill chains[:, i] with the newest positions of the chain whose bucket chains[0, i] is.
+
+    All chains by a step at a time, so that the memory of many is on its way at once. After the last
+    position that still holds a token comes 0.
+    """
+    for i in range(count):
+        chains[0, i] = _restored(arrays, arrays.heads[level, chains[0, i]])
+    for step in range(_STEPS):
+        for i in range(count):
+            position = chains[step, i]
+            link = np.uint32(0)
+            if position != 0:
+                link = arrays.links[
+                    level, _base(arrays, position // BLOCK_WORDS) + position % BLOCK_WORDS
+                ]
+                if not _holds(arrays, position):
+                    link = np.uint32(0)
+                    chains[step, i] = 0
+            if step + 1 < _STEPS:
+                chains[step + 1, i] = _restored(arrays, link)
+
+
+@kernel
+def _pick(arrays, contexts, candidates, handle, level, chain):
+    """Make candidates of a chain's positions."""
+    at, count = candidates.at[handle], candidates.found[handle]
     most = min(LONGEST_MATCH, contexts.known[handle])
-    position = _restored(arrays, arrays.heads[level, bucket])
-    for _ in range(_STEPS):
-        if count == FOUND or not _holds(arrays, position):
+    for step in range(_STEPS):
+        position = chain[step]
+        if count == FOUND or position == 0:
             break
         base = _base(arrays, position // BLOCK_WORDS)
         slot = arrays.words[base + RESPONSE] % arrays.records.shape[0]
@@ -456,8 +534,7 @@ def _walk(arrays, contexts, candidates, handle, level, bucket, count):
                 candidates.kinds[handle, count] = kind
                 candidates.merits[handle, count] = arrays.merits[slot]
                 count += 1
-        position = _restored(arrays, arrays.links[level, base + position % BLOCK_WORDS])
-    return count
+    candidates.found[handle] = count
 
 
 @kernel
