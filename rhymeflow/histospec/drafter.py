@@ -49,18 +49,6 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(slots=True)
-class _Running:
-    """A sequence that has a handle."""
-
-    response: int
-    """Its number in the live index."""
-    prompt_ids: list[int]
-    tokens: list[int]
-    sample: int
-    noise_epoch: int
-
-
-@dataclass(slots=True)
 class _Asked:
     """What was proposed in this iteration, until the engine says what it made."""
 
@@ -80,7 +68,7 @@ class _Asked:
 class Drafter:
     """Drafts for one engine.
 
-    `history`: what earlier responses said, None for nothing yet. `window`, `max_draft`, `shape`
+    `history`: what earlier responses said, None for nothing. `window`, `max_draft`, `shape`
     and `ranking` as in `config.DraftingConfig`. `max_sequences` run at a time, of at most
     `max_length` tokens (prompt and response). `clock`: seconds.
     """
@@ -101,46 +89,33 @@ class Drafter:
         self.chances = _chances()
         self.timing = IterationTime()
         self._clock = clock
-        self._how = {"max_draft": max_draft, "shape": shape, "ranking": ranking}
         self._live = Index(
             max_tokens=min(2 * max_sequences * max_length, _MOST_LIVE_TOKENS),
             max_responses=8 * max_sequences,
         )
         self._rule = make_rule(window, max_sequences=max_sequences, max_draft=max_draft)
         self._purse = Purse() if window == "cost" else None
-        self._running: dict[int, _Running] = {}
         self._responses = np.zeros(max_sequences, np.int64)
+        """By handle, the number of the response in the live index."""
         self._row_of = np.full(max_sequences, -1, np.int64)
         self._late: list[tuple[list[int], list[list[int]]]] = []
         """Tokens that the search has not heard of yet: handles, and what was made of them."""
         self._asked: _Asked | None = None
         self._since_plain = 0
         """Iterations with drafts since the last one without."""
-        self._search = self._make_search(history)
+        indexes = [self._live] if history is None else [self._live, history]
+        self._search = Search(
+            indexes,
+            max_draft=max_draft,
+            shape=shape,
+            ranking=ranking,
+            chances=self.chances.values,
+        )
 
     @property
     def num_bytes(self) -> int:
         """Memory of the index of what runs, however full it is."""
         return self._live.num_bytes
-
-    def attach(self, history: Index) -> None:
-        """History is there, or another one: search it from now on."""
-        started = self._clock()
-        self._tell()
-        self._search = self._make_search(history)
-        nobody = _Running(0, [0], [], 0, -1)
-        for handle in range(max(self._running, default=-1) + 1):
-            one = self._running.get(handle, nobody)
-            again = self._search.begin(
-                one.prompt_ids, one.tokens, sample=one.sample, noise_epoch=one.noise_epoch
-            )
-            assert again == handle, "a new search counts its handles from 0"
-        for handle in range(max(self._running, default=-1) + 1):
-            if handle not in self._running:
-                self._search.end(handle)
-        if self._purse is not None:
-            self._purse.wake()
-        self.stats.seconds += self._clock() - started
 
     def begin(
         self, prompt_ids: list[int], tokens: list[int], *, sample: int, noise_epoch: int
@@ -155,9 +130,6 @@ class Drafter:
         if tokens:
             self._live.extend(response, tokens)
         self._responses[handle] = response
-        self._running[handle] = _Running(
-            response, list(prompt_ids), list(tokens), sample, noise_epoch
-        )
         self._rule.begin(handle)
         self.stats.seconds += self._clock() - started
         return handle
@@ -166,7 +138,7 @@ class Drafter:
         """The response is complete or was interrupted."""
         started = self._clock()
         self._tell()
-        self._live.finish(self._running.pop(handle).response, None)
+        self._live.finish(int(self._responses[handle]), None)
         self._search.end(handle)
         self.stats.seconds += self._clock() - started
 
@@ -227,10 +199,6 @@ class Drafter:
         stats.seconds += spent
         self._settle(asked, seconds, spent)
 
-    def _make_search(self, history: Index | None) -> Search:
-        indexes = [self._live] if history is None else [self._live, history]
-        return Search(indexes, chances=self.chances.values, **self._how)
-
     def _is_worth_it(self, sequences: int) -> bool:
         """Whether to search in this iteration."""
         if self._purse is None:
@@ -280,8 +248,6 @@ class Drafter:
             flat, offsets = _flat(made)
             self._live.extend_many(self._responses[which], flat, offsets)
             self._search.extend(which, flat, offsets)
-            for handle, tokens in zip(handles, made, strict=True):
-                self._running[handle].tokens += tokens
         self._late.clear()
 
     def _settle(self, asked: _Asked, seconds: float, spent: float) -> None:

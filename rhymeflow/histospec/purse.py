@@ -12,8 +12,8 @@ that a beginning is not missed, and is halved after each try that lost, down to 
 pauses between tries that lose therefore grow by powers of two to a bound, and what they lose stays
 below `_LAST_SHARE` of the time, apart from a few stakes.
 
-Two things are a reason to try again at once: history arrived (`wake`), or the number of sequences
-fell by half since the last try (few rows make drafts cheap). Both are rare.
+A batch that has fallen to half since the last try is a reason to try at once: few rows make drafts
+cheap. That is rare.
 
 Knows nothing of clocks: seconds are handed in.
 """
@@ -46,14 +46,10 @@ class Purse:
         self._search = 0.0
         """Seconds a search takes, a mean that fades."""
 
-    def wake(self) -> None:
-        """Something is there that was not there before: try at once."""
-        self._pause, self._share = 0.0, _FIRST_SHARE
-
     def is_open(self, sequences: int) -> bool:
         """Whether to search for so many sequences now."""
         if self._held is None and self._pause > 0 and sequences <= self._tried_with // 2:
-            self.wake()
+            self._pause, self._share = 0.0, _FIRST_SHARE
         return self._held is not None or self._pause <= 0
 
     def rested(self, seconds: float) -> None:

@@ -75,20 +75,6 @@ def test_a_response_that_was_interrupted_goes_on() -> None:
     assert follow(drafter, handle, TEXT, done, 3) > done + 6
 
 
-@pytest.mark.parametrize("window", ["aimd", "cost"])
-def test_history_that_arrives_is_used_by_what_runs(window: str) -> None:
-    drafter = make(None, window)
-    gone = drafter.begin(PROMPT, [], sample=3, noise_epoch=0)
-    handle = drafter.begin(PROMPT, [], sample=0, noise_epoch=0)
-    drafter.end(gone)
-    done = follow(drafter, handle, TEXT, 0, 20)
-    assert done == 20
-    drafter.attach(history_of(TEXT))
-    assert follow(drafter, handle, TEXT, done, 12) > done + 24
-    again = drafter.begin(PROMPT, [], sample=1, noise_epoch=0)
-    assert again == gone
-
-
 def test_room_is_kept_to() -> None:
     drafter = make(history_of(TEXT), "aimd")
     handle = drafter.begin(PROMPT, TEXT[:10], sample=0, noise_epoch=0)
@@ -160,20 +146,6 @@ def test_what_begins_to_pay_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     drafter = run(world, "cost", [1500] * 8, monkeypatch=monkeypatch)
     # About 600 tokens each in the first 2 s; the other 900 in a fraction of as many iterations.
     assert drafter.stats.steps / 8 < 600 + 300
-
-
-def test_history_that_arrives_ends_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(lambda now: [0.0], CURVES["overhead"], lambda n: 1e-3)
-    drafter = run(world, "cost", [2000] * 8, monkeypatch=monkeypatch)
-    before = world.searches
-    while world.searches == before:  # to the beginning of a try, and past its end
-        decode(world, drafter, [20] * 8)
-    before = world.searches
-    decode(world, drafter, [10] * 8)
-    assert world.searches == before
-    drafter.attach(history_of(TEXT))
-    decode(world, drafter, [1] * 8)
-    assert world.searches == before + 1
 
 
 def test_stragglers_are_drafted_for_though_the_batch_is_not(

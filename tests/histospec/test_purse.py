@@ -55,18 +55,13 @@ def test_a_few_bad_iterations_do_not_end_what_has_paid() -> None:
     assert len(play(purse, 100, saved=-0.003)) < 20
 
 
-@pytest.mark.parametrize("event", ["history", "fewer"])
-def test_an_event_is_a_reason_to_try_at_once(event: str) -> None:
+def test_a_batch_that_fell_by_half_is_a_reason_to_try_at_once() -> None:
     purse = Purse()
     play(purse, 5000, saved=-0.0005)
     while purse.is_open(8):
         play(purse, 1, saved=-0.0005)
-    if event == "history":
-        purse.wake()
-        assert purse.is_open(8)
-    else:
-        assert not purse.is_open(5)
-        assert purse.is_open(4)
+    assert not purse.is_open(5)
+    assert purse.is_open(4)
 
 
 def test_fewer_sequences_are_a_reason_only_once() -> None:
