@@ -93,7 +93,7 @@ class RolloutConfig(Section):
     """Sample among the k likeliest; 0 is off."""
     rhyming_noise: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Share of a group's responses whose sampling noise is that of the same response in every
-    epoch. They are exact samples under weights that have not learnt from that noise, and are drafted
+    epoch. They are exact samples under weights that have not learnt from that noise, and drafted
     from history far better; the price is less fresh exploration (docs/drafting.md)."""
     num_instances: Positive = 1
     """Rollout instances, each a process of its own."""
