@@ -23,6 +23,8 @@ BRANCHES = 4  # continuations of one node that are considered
 NOBODY = 1.0  # votes that no token gets: one candidate alone is no certainty
 
 kernel = njit(cache=True, nogil=True, error_model="numpy")
+# What makes no array needs no count of references, which takes more time than the work.
+inner = njit(cache=True, nogil=True, error_model="numpy", _nrt=False)
 
 
 class Texts(NamedTuple):
@@ -131,6 +133,13 @@ def expand(texts, most, tables, ranking, is_tree, proposals):
     )
     votes = np.empty(places, np.float32)
     those, voters = np.empty(places, np.int64), np.empty(places, np.int64)
+    _fill(texts, most, tables, ranking, is_tree, proposals, frontier, ballot, votes, those, voters)
+
+
+@inner
+def _fill(texts, most, tables, ranking, is_tree, proposals, frontier, ballot, votes, those, voters):
+    """Expand all rows; the last five are memory to work in."""
+    width = proposals.tokens.shape[1]
     for i in range(most.shape[0]):
         limit, count, waiting = min(most[i], width), 0, 0
         if limit > 0:
@@ -159,7 +168,7 @@ def expand(texts, most, tables, ranking, is_tree, proposals):
         proposals.counts[i] = count
 
 
-@kernel
+@inner
 def _weigh(texts, i, tables, votes, those):
     """Set the votes of each candidate; enter those there are and return how many they are."""
     count = 0
@@ -171,7 +180,7 @@ def _weigh(texts, i, tables, votes, those):
     return count
 
 
-@kernel
+@inner
 def _members(mask, those, voters):
     """Enter those that are in the mask; return how many they are."""
     count = 0
@@ -181,7 +190,7 @@ def _members(mask, those, voters):
     return count
 
 
-@kernel
+@inner
 def _vote(texts, i, voters, depth, ranking, votes, ballot):
     """Let these candidates vote on the token at this depth; return how many tokens got votes."""
     options = 0
@@ -214,7 +223,7 @@ def _vote(texts, i, voters, depth, ranking, votes, ballot):
     return options
 
 
-@kernel
+@inner
 def _put(ballot, options, is_tree, tables, frontier, waiting, parent, depth, reach):
     """Let the options with the best chances wait to be taken; return how many nodes wait then."""
     total = np.float32(NOBODY)
@@ -241,7 +250,7 @@ def _put(ballot, options, is_tree, tables, frontier, waiting, parent, depth, rea
     return waiting
 
 
-@kernel
+@inner
 def _cell(ballot, option, tables):
     num_shares = tables.cells.shape[0]
     agreed = min(int(ballot.shares[option] * num_shares), num_shares - 1)
@@ -249,7 +258,7 @@ def _cell(ballot, option, tables):
     return tables.cells[agreed, length, ballot.kinds[option]]
 
 
-@kernel
+@inner
 def _move(frontier, source, target):
     frontier.tokens[target] = frontier.tokens[source]
     frontier.parents[target] = frontier.parents[source]

@@ -63,20 +63,23 @@ _SIBLINGS = 64  # responses whose rewards are compared
 _STEPS = 16  # links followed in one chain
 
 kernel = njit(cache=True, nogil=True, error_model="numpy")
+# Counting references to every array that is passed takes more time than what is done with it.
+# What makes no array needs no count.
+inner = njit(cache=True, nogil=True, error_model="numpy", _nrt=False)
 
 
-@kernel
+@inner
 def _base(arrays, number):
     return (number % (arrays.words.shape[0] // BLOCK_WORDS)) * BLOCK_WORDS
 
 
-@kernel
+@inner
 def _mixed(value):
     value = (value ^ (value >> np.uint64(31))) * np.uint64(0x9E3779B97F4A7C15)
     return value ^ (value >> np.uint64(29))
 
 
-@kernel
+@inner
 def _bucket(state, prompt, itself, level, num_heads):
     """Where the chain of a suffix begins; `state` is the hash of its tokens."""
     value = state + np.uint64(level + 1) * np.uint64(0xD6E8FEB86659FD93)
@@ -87,7 +90,7 @@ def _bucket(state, prompt, itself, level, num_heads):
     return np.int64(_mixed(value) & np.uint64(num_heads - 1))
 
 
-@kernel
+@inner
 def _itself(prompt, sample, noise_epoch):
     """What stands for a response and those that share its prompt, sample and noise."""
     value = _mixed(np.uint64(prompt) + _mixed(np.uint64(sample + 1)))
@@ -97,7 +100,7 @@ def _itself(prompt, sample, noise_epoch):
 # ---- writing
 
 
-@kernel
+@inner
 def begin(arrays, prompt, tail_length, sample, noise_epoch, version):
     """Enter a response, of which the first `tail_length` tokens are its prompt's last ones."""
     header, records = arrays.header, arrays.records
@@ -123,14 +126,14 @@ def begin(arrays, prompt, tail_length, sample, noise_epoch, version):
     return response
 
 
-@kernel
+@inner
 def append_many(arrays, responses, tokens, offsets):
     """Append tokens[offsets[i]:offsets[i + 1]] to response i, for all i."""
     for i in range(responses.shape[0]):
         _append(arrays, responses[i], tokens, offsets[i], offsets[i + 1])
 
 
-@kernel
+@inner
 def _append(arrays, response, tokens, start, stop):
     words, records = arrays.words, arrays.records
     slot = response % records.shape[0]
@@ -159,7 +162,7 @@ def _append(arrays, response, tokens, start, stop):
         _chain(arrays, prompt, itself, number, base, FIRST_WORD + count, is_prompt)
 
 
-@kernel
+@inner
 def _allocate(arrays, response, previous):
     """Take the oldest block for the continuation of `previous` (0: of nothing)."""
     header, words = arrays.header, arrays.words
@@ -179,7 +182,7 @@ def _allocate(arrays, response, previous):
     return number
 
 
-@kernel
+@inner
 def _chain(arrays, prompt, itself, number, base, word, is_prompt):
     """Put the token at `word` of this block at the front of its chains."""
     words, heads, links = arrays.words, arrays.heads, arrays.links
@@ -240,7 +243,7 @@ def finish(arrays, response, reward):
 # ---- reading
 
 
-@kernel
+@inner
 def _holds(arrays, position):
     """Whether a token lies at this position, and still the one that was put there."""
     number, word = position // BLOCK_WORDS, position % BLOCK_WORDS
@@ -252,14 +255,14 @@ def _holds(arrays, position):
     return word - FIRST_WORD < arrays.words[base + COUNT]
 
 
-@kernel
+@inner
 def _restored(arrays, low):
     """The position of which a table holds the low 32 bits; 0: none."""
     end = arrays.header[NEXT_BLOCK] * BLOCK_WORDS
     return end - ((end - np.int64(low)) & _LOW) if low != 0 else np.int64(0)
 
 
-@kernel
+@inner
 def _copy_after(arrays, position, out, most):
     """Copy at most so many of the tokens after a position that holds one; return their number."""
     words = arrays.words
@@ -281,7 +284,7 @@ def _copy_after(arrays, position, out, most):
             return copied
 
 
-@kernel
+@inner
 def _moved(arrays, position, steps):
     """The position so many tokens after one that holds a token; 0: the text ends before."""
     words = arrays.words
@@ -300,7 +303,7 @@ def _moved(arrays, position, steps):
     return number * BLOCK_WORDS + word + steps
 
 
-@kernel
+@inner
 def _agreement(arrays, position, recent, most):
     """How many tokens up to a position that holds one equal the end of `recent`."""
     words, first = arrays.words, arrays.header[FIRST_BLOCK]
@@ -322,7 +325,7 @@ def _agreement(arrays, position, recent, most):
     return matched
 
 
-@kernel
+@inner
 def align(arrays, prompt, sample, noise_epoch, length, at):
     """Fill `at` with the newest finished responses that share prompt, sample and noise.
 
@@ -357,17 +360,32 @@ def collect(arrays, contexts, candidates, handles, most, texts, offset):
     What this index has for sequence i comes into texts[i, offset : offset + PLACES]. Each pass goes
     over all sequences: memory is waited for once, not once for each of them.
     """
+    n = handles.shape[0]
     _look_up(arrays, candidates, handles, most)
-    searched = np.empty(handles.shape[0], np.int64)
+    searched, which = np.empty(n, np.int64), np.empty(n, np.int64)
+    states = np.empty((n, LONGEST_LEVEL + 1), np.uint64)
+    chains = np.empty((_STEPS, n), np.int64)
+    count = _advance_all(arrays, contexts, candidates, handles, most, searched)
+    _search(arrays, contexts, candidates, searched, count, states, chains, which)
+    _copy_all(arrays, candidates, handles, most, texts, offset)
+
+
+@inner
+def _advance_all(arrays, contexts, candidates, handles, most, searched):
+    """Advance all; enter those that have to be searched, and return how many they are."""
     count = 0
     for i in range(handles.shape[0]):
-        handle = handles[i]
         if most[i] > 0:
-            _advance(arrays, contexts, candidates, handle)
-            if candidates.found[handle] < candidates.needed[handle]:
-                searched[count] = handle
+            _advance(arrays, contexts, candidates, handles[i])
+            if candidates.found[handles[i]] < candidates.needed[handles[i]]:
+                searched[count] = handles[i]
                 count += 1
-    _search(arrays, contexts, candidates, searched[:count])
+    return count
+
+
+@inner
+def _copy_all(arrays, candidates, handles, most, texts, offset):
+    """Copy out what follows the candidates."""
     for i in range(handles.shape[0]):
         handle = handles[i]
         for place in range(PLACES):
@@ -382,7 +400,7 @@ def collect(arrays, contexts, candidates, handles, most, texts, offset):
                 texts.merits[i, offset + place] = candidates.merits[handle, place]
 
 
-@kernel
+@inner
 def _look_up(arrays, candidates, handles, most):
     """Drop candidates whose text was overwritten."""
     for i in range(handles.shape[0]):
@@ -392,7 +410,7 @@ def _look_up(arrays, candidates, handles, most):
                 at[place] = 0
 
 
-@kernel
+@inner
 def _advance(arrays, contexts, candidates, handle):
     """Move candidates past the tokens that came; those that said otherwise are dropped."""
     at, matched = candidates.at[handle], candidates.matched[handle]
@@ -424,7 +442,7 @@ def _advance(arrays, contexts, candidates, handle):
                 matched[place] = _agreement(arrays, at[place], recent, most)
 
 
-@kernel
+@inner
 def _followed(arrays, position, recent, came):
     """The position `came` tokens on, if they are the last ones of `recent`; otherwise 0."""
     words = arrays.words
@@ -444,17 +462,16 @@ def _followed(arrays, position, recent, came):
     return number * BLOCK_WORDS + word
 
 
-@kernel
-def _search(arrays, contexts, candidates, handles):
-    """Find anew what stands in the index after the longest suffixes of these sequences."""
-    n = handles.shape[0]
-    states = np.empty((n, LONGEST_LEVEL + 1), np.uint64)
+@inner
+def _search(arrays, contexts, candidates, handles, n, states, chains, which):
+    """Find anew what stands in the index after the longest suffixes of the first n sequences.
+
+    The last three are memory to work in.
+    """
     for i in range(n):
         _hash(contexts, handles[i], states[i])
         candidates.at[handles[i], :FOUND] = 0
         candidates.found[handles[i]] = 0
-    chains = np.empty((_STEPS, n), np.int64)
-    which = np.empty(n, np.int64)
     for level in range(NUM_LEVELS):
         count = 0
         for i in range(n):
@@ -478,7 +495,7 @@ def _search(arrays, contexts, candidates, handles):
         candidates.age[handle] = 0
 
 
-@kernel
+@inner
 def _hash(contexts, handle, states):
     """Fill states[length] with the hash of the sequence's last `length` tokens."""
     state = np.uint64(0)
@@ -487,7 +504,7 @@ def _hash(contexts, handle, states):
         states[length] = state
 
 
-@kernel
+@inner
 def _climb(arrays, level, chains, count):
     """Fill chains[:, i] with the newest positions of the chain whose bucket chains[0, i] is.
 
@@ -501,9 +518,8 @@ def _climb(arrays, level, chains, count):
             position = chains[step, i]
             link = np.uint32(0)
             if position != 0:
-                link = arrays.links[
-                    level, _base(arrays, position // BLOCK_WORDS) + position % BLOCK_WORDS
-                ]
+                base = _base(arrays, position // BLOCK_WORDS)
+                link = arrays.links[level, base + position % BLOCK_WORDS]
                 if not _holds(arrays, position):
                     link = np.uint32(0)
                     chains[step, i] = 0
@@ -511,7 +527,7 @@ def _climb(arrays, level, chains, count):
                 chains[step + 1, i] = _restored(arrays, link)
 
 
-@kernel
+@inner
 def _pick(arrays, contexts, candidates, handle, level, chain):
     """Make candidates of a chain's positions."""
     at, count = candidates.at[handle], candidates.found[handle]
@@ -537,7 +553,7 @@ def _pick(arrays, contexts, candidates, handle, level, chain):
     candidates.found[handle] = count
 
 
-@kernel
+@inner
 def _kind(record, contexts, handle):
     """Whether text is of another prompt, of the prompt, or of the sequence itself."""
     if record[OF_PROMPT] != contexts.prompt[handle]:
@@ -548,7 +564,7 @@ def _kind(record, contexts, handle):
     return KIND_OWN
 
 
-@kernel
+@inner
 def remember(contexts, handles, tokens, offsets):
     """Append tokens[offsets[i]:offsets[i + 1]] to what is remembered of sequence i, for all i."""
     for i in range(handles.shape[0]):
