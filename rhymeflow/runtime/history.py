@@ -33,7 +33,7 @@ from rhymeflow.servers.reader import TrajectoryReader
 from rhymeflow.servers.tail import NewSegment, Tail
 
 NICENESS = 10
-"""Whoever samples or trains goes first."""
+"""Whoever samples or trains goes first, once drafting is compiled: instances wait for that."""
 
 POLL_SECONDS = 0.25
 """How soon the store is looked at again after something new; responses take longer than that."""
@@ -53,8 +53,8 @@ PROMPTS_REMEMBERED = 1024
 
 def main(connection: Connection, name: str, config: Config, run_dir: str) -> None:
     """Serve the run until told to end."""
-    os.nice(NICENESS)
     rehearse(config)
+    os.nice(NICENESS)
     History(connection, config, Path(run_dir)).serve()
 
 
