@@ -24,7 +24,7 @@ NOBODY = 1.0  # votes that no token gets: one candidate alone is no certainty
 
 kernel = njit(cache=True, nogil=True, error_model="numpy")
 # What makes no array needs no count of references, which takes more time than the work.
-inner = njit(cache=True, nogil=True, error_model="numpy", _nrt=False)
+inner = njit(cache=True, nogil=True, error_model="numpy", _nrt=False, forceinline=True)
 
 
 class Texts(NamedTuple):

@@ -52,15 +52,15 @@ FOUND = 12  # most candidates found by suffix in one index
 ALIGNED = 2  # most candidates by position in one index
 PLACES = FOUND + ALIGNED
 ENOUGH = 8  # candidates with which shorter suffixes are not tried
-KEPT = 4  # candidates with which none are searched anew
-STALE_AFTER = 16  # tokens after which candidates are searched anew
+KEPT = 2  # candidates with which none are searched anew
+STALE_AFTER = 32  # tokens after which candidates are searched anew
 
 KIND_SHARED, KIND_OWN, KIND_SELF, KIND_ALIGNED = 0, 1, 2, 3
 
 _LOW = 0xFFFFFFFF
 _BUCKET_WALK = 256  # responses looked at for one prompt
 _SIBLINGS = 64  # responses whose rewards are compared
-_STEPS = 16  # links followed in one chain
+_STEPS = 12  # links followed in one chain
 
 kernel = njit(cache=True, nogil=True, error_model="numpy")
 # Counting references to every array that is passed takes more time than what is done with it.
