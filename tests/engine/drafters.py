@@ -4,6 +4,8 @@ import random
 
 from rhymeflow.histospec.draft import NONE, Draft
 
+VOCABULARY = 150
+
 
 class FakeDrafter:
     """Calls `draft(answer, at, room, random)` for each response, `answer[at]` being its next token.
@@ -72,12 +74,12 @@ def wrong(size):
     )
 
 
-def noisy(chance, most):
+def noisy(chance, most, vocabulary=VOCABULARY):
     """Each token is right with this chance; of any length, none included."""
 
     def draft(answer, at, room, rng):
         tokens = answer[at : at + rng.randint(0, most)]
-        return line([t if rng.random() < chance else rng.randrange(VOCABULARY) for t in tokens])
+        return line([t if rng.random() < chance else rng.randrange(vocabulary) for t in tokens])
 
     return draft
 
@@ -105,8 +107,6 @@ def tree(chance, most):
 
     return draft
 
-
-VOCABULARY = 150
 
 DRAFTS = {
     "none": none,

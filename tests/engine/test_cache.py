@@ -54,3 +54,17 @@ def test_capacities_double():
         2 * first,
         8 * first,
     ]
+
+
+@given(st.integers(0, 40), st.sets(st.integers(0, 30), max_size=12))
+def test_gather_moves_the_chosen_tokens_together(start, chosen):
+    """Only what lies before them is kept besides, and nobody else's."""
+    cache = KVCache(num_layers=2, num_kv_heads=2, head_dim=3, dtype=torch.float32, device=CPU)
+    other, slot = cache.reserve(None, 80), cache.reserve(None, 80)
+    torch.manual_seed(start)
+    slot.shelf.kv.copy_(torch.randn_like(slot.shelf.kv))
+    before, places = slot.shelf.kv.clone(), [start + place for place in sorted(chosen)]
+    cache.gather(slot, start, places)
+    expected = before[:, :, slot.index, :, [*range(start), *places]]
+    assert torch.equal(slot.shelf.kv[:, :, slot.index, :, : start + len(places)], expected)
+    assert torch.equal(slot.shelf.kv[:, :, other.index], before[:, :, other.index])

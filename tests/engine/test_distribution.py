@@ -1,0 +1,130 @@
+"""What is sampled follows the model's softmax, in float32 and bfloat16, drafted or not.
+
+In bfloat16 rounding may differ with the number of rows, so tokens are compared in distribution: the
+three tokens of 20,000 responses to one prompt, over a vocabulary of 3, against the exact
+probabilities of the 27 outcomes (float32 arithmetic on the same, rounded, weights).
+
+Power: a distribution at total variation distance t has a chi-square distance of at least 4 t^2,
+so the statistic is noncentral chi-square with at least 20,000 * 4 t^2. `test_power` computes what
+that gives: t = 0.03 is noticed in at least 98% of cases, 0.025 in 80% and 0.035 in 99.9%; a right
+engine would fail once in 9,000 (seeds are fixed). To accept a drafted token for being one of the
+two likeliest is further away than that, which is tried.
+"""
+
+import functools
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from rhymeflow.engine.sequence import NoiseKey, Request
+from rhymeflow.models import attention
+from tests.engine.drafters import FakeDrafter, noisy
+from tests.engine.models import make_engine, run, sampling
+from tests.engine.test_broken_rules import likely_enough
+from tests.engine.test_noise import chi_square, upper_limit
+
+VOCABULARY, TOKENS, RESPONSES = 3, 3, 20_000
+PROMPT = [1, 2]
+OUTCOMES = list(itertools.product(range(VOCABULARY), repeat=TOKENS))
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def small_model(implementation=attention.NAME):
+    torch.manual_seed(1)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=32,
+        initializer_range=0.2,
+    )
+    return LlamaForCausalLM._from_config(config, attn_implementation=implementation).eval()
+
+
+@functools.cache
+def probabilities(dtype):
+    """Of each outcome, by the plain model on all of them."""
+    model = small_model("eager").to(DTYPES[dtype]).float()
+    ids = torch.tensor([[*PROMPT, *outcome] for outcome in OUTCOMES])
+    with torch.no_grad():
+        logprobs = model(ids).logits.double().log_softmax(2)
+    places = torch.arange(len(PROMPT), ids.shape[1])
+    chosen = logprobs[:, places - 1].gather(2, ids[:, places, None])
+    return chosen.sum((1, 2)).exp().tolist()
+
+
+def requests(count=RESPONSES):
+    how = sampling(max_new_tokens=TOKENS)
+    return [Request(i, PROMPT, NoiseKey(i // 16, 0, i % 16), how) for i in range(count)]
+
+
+@functools.cache
+def undrafted(dtype):
+    made = requests()
+    run(make_engine(small_model().to(DTYPES[dtype]), max_running=500), made)
+    return [request.tokens for request in made]
+
+
+class OwnPast(FakeDrafter):
+    """Knows what each response was, as a history whose noise rhymes does."""
+
+    def begin(self, prompt_ids, tokens, *, sample, noise_epoch):
+        handle, self.begun = self.begun, self.begun + 1
+        self.texts[handle] = (list(tokens), self.answers[handle])
+        return handle
+
+
+def drafted(dtype):
+    """From an earlier making of the same, half of each draft's tokens at random."""
+    made = requests()
+    drafter = OwnPast(noisy(0.5, TOKENS, VOCABULARY), undrafted(dtype))
+    run(make_engine(small_model().to(DTYPES[dtype]), max_running=500, drafter=drafter), made)
+    assert sum(request.drafted for request in made) > RESPONSES
+    assert sum(request.steps for request in made) < 2.2 * RESPONSES
+    return [request.tokens for request in made]
+
+
+def statistic(made, dtype):
+    counts = dict.fromkeys(OUTCOMES, 0)
+    for tokens in made:
+        counts[tuple(tokens)] += 1
+    return chi_square(list(counts.values()), probabilities(dtype))
+
+
+LIMIT = upper_limit(len(OUTCOMES) - 1, sigmas=3.7)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_undrafted_follows_the_softmax(dtype):
+    assert sum(probabilities(dtype)) == pytest.approx(1)
+    assert min(probabilities(dtype)) * RESPONSES > 10
+    assert statistic(undrafted(dtype), dtype) < LIMIT
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_drafted_follows_the_softmax(dtype):
+    made = drafted(dtype)
+    assert statistic(made, dtype) < LIMIT
+    if dtype == "float32":
+        assert made == undrafted(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_accepting_what_is_likely_enough_is_noticed(dtype, monkeypatch):
+    likely_enough(monkeypatch)
+    assert statistic(drafted(dtype), dtype) > LIMIT
+
+
+def test_power():
+    """The figures above, from 100,000 draws of the statistic's distribution."""
+    rng, freedom = np.random.default_rng(0), len(OUTCOMES) - 1
+    for distance, share in ((0.025, 0.8), (0.03, 0.98), (0.035, 0.999)):
+        values = rng.noncentral_chisquare(freedom, RESPONSES * 4 * distance**2, 100_000)
+        assert (values > LIMIT).mean() > share
+    assert (rng.chisquare(freedom, 100_000) > LIMIT).mean() < 1.5e-4
