@@ -115,10 +115,10 @@ def test_drafted_follows_the_softmax(dtype):
         assert made == undrafted(dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_accepting_what_is_likely_enough_is_noticed(dtype, monkeypatch):
+def test_accepting_what_is_likely_enough_is_noticed(monkeypatch):
+    undrafted("bfloat16")
     likely_enough(monkeypatch)
-    assert statistic(drafted(dtype), dtype) > LIMIT
+    assert statistic(drafted("bfloat16"), "bfloat16") > LIMIT
 
 
 def test_power():

@@ -9,15 +9,11 @@ import itertools
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from rhymeflow.engine.sequence import Request, Segment
-from rhymeflow.histospec.draft import Draft
+from rhymeflow.engine.sequence import Segment
 from tests.engine.drafters import DRAFTS, FakeDrafter
 from tests.engine.exactness import (
     DTYPES,
-    HOWS,
     answers_of,
     assert_same,
     model_of,
@@ -25,68 +21,17 @@ from tests.engine.exactness import (
     undrafted,
 )
 from tests.engine.models import (
-    VOCABULARY,
     make_engine,
     make_requests,
     run,
     sampling,
     tiny_model,
 )
-
-MIXED = ("half right", "right tree", "too long")
-
-
-class Moves:
-    """Two drafted engines, and what segments the moves between them must lead to."""
-
-    def __init__(self, model, draft, answers, **options):
-        self.engines = {
-            name: make_engine(
-                model, instance=name, drafter=FakeDrafter(draft, answers, seed=i), **options
-            )
-            for i, name in enumerate("ab")
-        }
-        self.at = {}
-        self.stays = {}
-        self.reasons = {}
-
-    def submit(self, request, name):
-        self.at[request.id] = name
-        self.stays.setdefault(request.id, []).append((len(request.tokens), name))
-        self.engines[name].submit(request)
-
-    def step(self):
-        for engine in self.engines.values():
-            self.reasons.update({request.id: reason for request, reason in engine.step()})
-
-    def move(self, chosen):
-        """Interrupt (id, whether to go elsewhere) and submit again what is not complete."""
-        for key, is_elsewhere in chosen:
-            name = self.at[key]
-            for request in self.engines[name].interrupt([key]):
-                self.submit(request, "ba"[name == "b"] if is_elsewhere else name)
-
-    def finish(self):
-        while any(engine.has_work for engine in self.engines.values()):
-            self.step()
-        for engine in self.engines.values():
-            assert not engine._drafting._drafter.texts
-            assert engine.kv_tokens == 0
-        return self.reasons
-
-    def segments(self, request):
-        """By the direct rule: a segment where a stay elsewhere made something."""
-        stays = [*self.stays[request.id], (len(request.tokens), None)]
-        made = [
-            (start, name) for (start, name), (end, _) in itertools.pairwise(stays) if end > start
-        ]
-        found = [Segment(start, 0, name) for start, name in made]
-        same = [i for i in range(1, len(found)) if found[i].instance == found[i - 1].instance]
-        return [segment for i, segment in enumerate(found) if i not in same]
+from tests.engine.moves import Moves
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("drafts", MIXED[:2])
+@pytest.mark.parametrize("drafts", ["half right", "right tree"])
 def test_interrupted_again_and_again(drafts, dtype):
     """Half of them every few iterations; by turns they go on where they were and elsewhere."""
     expected, reasons = undrafted("plain", dtype)
@@ -152,7 +97,7 @@ def similar_versions(dtype, count=5):
 
 @pytest.mark.parametrize("keep_cache", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("drafts", ["right", *MIXED[:2]])
+@pytest.mark.parametrize("drafts", ["right", "half right", "right tree"])
 def test_new_weights_at_the_same_positions(drafts, dtype, keep_cache):
     """Drafts that are right under whatever weights are there; one pull follows on another."""
     pulls = [(1, 5), (2, 6), (3, 19), (4, 30)]
@@ -171,12 +116,11 @@ def test_new_weights_at_the_same_positions(drafts, dtype, keep_cache):
 
 @pytest.mark.parametrize("keep_cache", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("drafts", ["right", "right tree"])
-def test_new_weights_for_many_that_are_drafted_from_old_ones(drafts, dtype, keep_cache):
+def test_new_weights_for_many_that_are_drafted_from_old_ones(dtype, keep_cache):
     """Drafts are what version 0 would have said. Some arrive late, with prompts that are there."""
     model, versions = tiny_model().to(DTYPES[dtype]), similar_versions(dtype)
     answers = answers_of(undrafted("plain", dtype)[0])
-    drafter = FakeDrafter(DRAFTS[drafts], answers)
+    drafter = FakeDrafter(DRAFTS["right tree"], answers)
     engine = make_engine(model, max_running=16, max_prefill_tokens=512, drafter=drafter)
     requests = requests_of("plain")
     late = [request for request in requests if request.id in (1, 8)]
@@ -209,7 +153,7 @@ def test_new_weights_for_many_that_are_drafted_from_old_ones(drafts, dtype, keep
 
 @pytest.mark.parametrize("keep_cache", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("drafts", MIXED)
+@pytest.mark.parametrize("drafts", ["half right", "right tree"])
 def test_a_pull_of_the_same_weights_changes_the_version_only(drafts, dtype, keep_cache):
     expected, reasons = undrafted("plain", dtype)
     drafter = FakeDrafter(DRAFTS[drafts], answers_of(expected))
@@ -233,81 +177,3 @@ def test_a_pull_of_the_same_weights_changes_the_version_only(drafts, dtype, keep
         assert request.steps == sum(end > start for start, end in steps)
         made = {i // 3: start for i, (start, end) in reversed([*enumerate(steps)]) if end > start}
         assert request.segments == [Segment(made[v], v, "a") for v in sorted(made)]
-
-
-# Any drafts, any requests, any interruptions. A proposal is a list of (which parent, what token):
-# parents by their distance back, tokens right for their depth, wrong or in no vocabulary.
-
-LONGEST = 24
-POOL = (3, 3, 17, 1, 9, 40)
-nodes = st.tuples(st.integers(0, 3), st.sampled_from(["right", "wrong", "none", "below none"]))
-proposals = st.lists(nodes, max_size=12)
-scripts = st.lists(proposals, min_size=1, max_size=5)
-wanted = st.tuples(
-    st.integers(0, len(POOL) - 1),
-    st.sampled_from(sorted(HOWS)),
-    st.integers(1, LONGEST),
-    st.sets(st.integers(0, LONGEST - 1), max_size=2),
-)
-moves_made = st.lists(
-    st.tuples(st.integers(0, 4), st.lists(st.tuples(st.integers(0, 5), st.booleans()), max_size=4)),
-    max_size=6,
-)
-
-
-@functools.cache
-def whole_answers(how):
-    """Each request of the pool to the greatest length, undrafted."""
-    requests = make_requests(POOL, sampling(max_new_tokens=LONGEST, **HOWS[how]))
-    run(make_engine(model_of("float32")), requests)
-    return requests
-
-
-def scripted(scripts):
-    """The proposals in turn, whichever responses ask."""
-    turns = itertools.cycle(scripts)
-
-    def draft(answer, at, room, rng):
-        made, depth = Draft([], []), {-1: 0}
-        for node, (back, kind) in enumerate(next(turns)):
-            parent = max(-1, node - 1 - back)
-            depth[node] = depth[parent] + 1
-            place = at + depth[node] - 1
-            known = answer[place] if place < len(answer) else 0
-            token = {"right": known, "wrong": (known + 1 + node) % VOCABULARY}
-            made.tokens.append(token.get(kind, VOCABULARY if kind == "none" else -1))
-            made.parents.append(parent)
-        return made
-
-    return draft
-
-
-@settings(max_examples=40, deadline=None)
-@given(scripts, st.lists(wanted, min_size=1, max_size=6, unique_by=lambda w: w[0]), moves_made)
-def test_any_drafts_any_requests_any_moves(scripts, mix, made):
-    requests, expected = [], {}
-    for which, how, most, stops in mix:
-        whole = whole_answers(how)[which]
-        stop = {whole.tokens[place] for place in stops}
-        ends = [place + 1 for place, token in enumerate(whole.tokens) if token in stop]
-        end = min([most, *ends])
-        expected[which] = (whole.tokens[:end], "stop" if end in ends else "length")
-        options = sampling(max_new_tokens=most, stop=stop, **HOWS[how])
-        requests.append(Request(which, whole.prompt_ids, whole.noise_key, options))
-    answers = {}
-    for request, (_, how, *_rest) in zip(requests, mix, strict=True):
-        whole = whole_answers(how)[request.id]
-        answers[tuple(whole.prompt_ids), whole.noise_key.sample] = whole.tokens
-    moves = Moves(model_of("float32"), scripted(scripts), answers, max_prefill_tokens=11)
-    for request in requests:
-        moves.submit(request, "a")
-    for steps, chosen in made:
-        for _ in range(steps):
-            moves.step()
-        present = {request.id for request in requests}
-        moves.move([(key, is_elsewhere) for key, is_elsewhere in chosen if key in present])
-    reasons = moves.finish()
-    for request in requests:
-        assert (request.tokens, reasons[request.id]) == expected[request.id]
-        assert request.segments == moves.segments(request)
-        assert len(request.logprobs) == len(request.tokens)

@@ -113,7 +113,7 @@ def test_interrupted_and_continued_elsewhere(kind, steps):
         assert request.segments[0].start == 0
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     st.lists(
         st.tuples(st.integers(0, 6), st.sets(st.integers(0, 4), min_size=1)), min_size=1, max_size=8

@@ -1,0 +1,91 @@
+"""Any drafts, any requests, any interruptions: the tokens and reasons of an engine without drafts.
+
+A proposal is a list of (which parent, what token): parents by their distance back, tokens right for
+their depth, wrong, or in no vocabulary.
+"""
+
+import functools
+import itertools
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rhymeflow.engine.sequence import Request
+from rhymeflow.histospec.draft import Draft
+from tests.engine.exactness import HOWS, model_of
+from tests.engine.models import VOCABULARY, make_engine, make_requests, run, sampling
+from tests.engine.moves import Moves
+
+LONGEST = 24
+POOL = (3, 3, 17, 1, 9, 40)
+nodes = st.tuples(st.integers(0, 3), st.sampled_from(["right", "wrong", "none", "below none"]))
+proposals = st.lists(nodes, max_size=12)
+scripts = st.lists(proposals, min_size=1, max_size=5)
+wanted = st.tuples(
+    st.integers(0, len(POOL) - 1),
+    st.sampled_from(sorted(HOWS)),
+    st.integers(1, LONGEST),
+    st.sets(st.integers(0, LONGEST - 1), max_size=2),
+)
+moves_made = st.lists(
+    st.tuples(st.integers(0, 4), st.lists(st.tuples(st.integers(0, 5), st.booleans()), max_size=4)),
+    max_size=6,
+)
+
+
+@functools.cache
+def whole_answers(how):
+    """Each request of the pool to the greatest length, undrafted."""
+    requests = make_requests(POOL, sampling(max_new_tokens=LONGEST, **HOWS[how]))
+    run(make_engine(model_of("float32")), requests)
+    return requests
+
+
+def scripted(scripts):
+    """The proposals in turn, whichever responses ask."""
+    turns = itertools.cycle(scripts)
+
+    def draft(answer, at, room, rng):
+        made, depth = Draft([], []), {-1: 0}
+        for node, (back, kind) in enumerate(next(turns)):
+            parent = max(-1, node - 1 - back)
+            depth[node] = depth[parent] + 1
+            place = at + depth[node] - 1
+            known = answer[place] if place < len(answer) else 0
+            token = {"right": known, "wrong": (known + 1 + node) % VOCABULARY}
+            made.tokens.append(token.get(kind, VOCABULARY if kind == "none" else -1))
+            made.parents.append(parent)
+        return made
+
+    return draft
+
+
+@settings(max_examples=40, deadline=None)
+@given(scripts, st.lists(wanted, min_size=1, max_size=6, unique_by=lambda w: w[0]), moves_made)
+def test_any_drafts_any_requests_any_moves(scripts, mix, made):
+    requests, expected = [], {}
+    for which, how, most, stops in mix:
+        whole = whole_answers(how)[which]
+        stop = {whole.tokens[place] for place in stops}
+        ends = [place + 1 for place, token in enumerate(whole.tokens) if token in stop]
+        end = min([most, *ends])
+        expected[which] = (whole.tokens[:end], "stop" if end in ends else "length")
+        options = sampling(max_new_tokens=most, stop=stop, **HOWS[how])
+        requests.append(Request(which, whole.prompt_ids, whole.noise_key, options))
+    answers = {}
+    for request, (_, how, *_rest) in zip(requests, mix, strict=True):
+        whole = whole_answers(how)[request.id]
+        answers[tuple(whole.prompt_ids), whole.noise_key.sample] = whole.tokens
+    moves = Moves(model_of("float32"), scripted(scripts), answers, max_prefill_tokens=11)
+    for request in requests:
+        moves.submit(request, "a")
+    for steps, chosen in made:
+        for _ in range(steps):
+            moves.step()
+        present = {request.id for request in requests}
+        moves.move([(key, is_elsewhere) for key, is_elsewhere in chosen if key in present])
+    reasons = moves.finish()
+    for request in requests:
+        assert (request.tokens, reasons[request.id]) == expected[request.id]
+        assert request.segments == moves.segments(request)
+        assert len(request.logprobs) == len(request.tokens)
