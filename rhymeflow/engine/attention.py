@@ -85,7 +85,8 @@ class CachedAttention:
         heads, tokens, dim = q_HTD.shape
         q_THD, k_TGD, v_TGD = q_HTD.transpose(0, 1), k_GTD.transpose(0, 1), v_GTD.transpose(0, 1)
         out_THD = q_HTD.new_empty(tokens, heads, dim)
-        out_THD[self._end :] = 0
+        if self._end < tokens:
+            out_THD[self._end :] = 0
         for part in self._parts:
             rows = part.rows
             part.attend(layer, q_THD[rows], k_TGD[rows], v_TGD[rows], scale, out_THD[rows])

@@ -275,7 +275,14 @@ class Engine:
     ) -> list[int]:
         """Append what was drawn along the accepted path, up to a stop token; return it."""
         request = sequence.request
+        request.steps += 1
+        request.drafted += len(draft.tokens)
+        segment = Segment(len(request.tokens), self.version, self.instance)
         path = accepted(draft, drawn)
+        if not path:
+            sequence.cached = len(sequence.ids)
+            sequence.extend(drawn[:1], logprobs[:1], segment)
+            return drawn[:1]
         rows = [0, *(node + 1 for node in path)]
         tokens = [drawn[row] for row in rows]
         for i, token in enumerate(tokens):
@@ -285,11 +292,8 @@ class Engine:
         known = len(sequence.ids)
         if path and path[-1] >= len(path):
             self._cache.gather(sequence.slot, known, [known + node for node in path])
-        segment = Segment(len(request.tokens), self.version, self.instance)
         sequence.extend(tokens, [logprobs[row] for row in rows], segment)
         sequence.cached = known + len(path)
-        request.steps += 1
-        request.drafted += len(draft.tokens)
         return tokens
 
     def _forget(self, sequences: list[Sequence]) -> None:

@@ -24,6 +24,8 @@ argmax over `exponentials` would. Knows nothing of temperature or masks: a left-
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -50,7 +52,9 @@ def stream(seed: int, key: NoiseKey) -> int:
     return word
 
 
-def row_keys(streams: list[int], positions: list[int], device: torch.device) -> Tensor:
+def row_keys(
+    streams: Sequence[int] | np.ndarray, positions: Sequence[int], device: torch.device
+) -> Tensor:
     """Return int64 keys [R] of rows that sample the token at `position` of their response."""
     word_R = np.array(streams, dtype=np.uint64)
     word_R += (np.array(positions, dtype=np.uint64) + np.uint64(1)) * np.uint64(_STEP)
@@ -121,7 +125,7 @@ def _block_minima(keys_R: Tensor, num_blocks: int) -> tuple[Tensor, Tensor]:
 
 def _token_noise(keys: Tensor, token: Tensor, least: Tensor, where: Tensor) -> Tensor:
     excess = _exponential(_words(keys, token))
-    return torch.where(token % BLOCK == where, least, least + excess)
+    return torch.where(token & (BLOCK - 1) == where, least, least + excess)
 
 
 def _exponential(word: Tensor) -> Tensor:

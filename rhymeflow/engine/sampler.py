@@ -12,6 +12,7 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,6 +34,8 @@ def sample(logits_RV: Tensor, draws: list[Draws]) -> tuple[list[int], list[float
     """Sample one token per row of float32 logits; return tokens and log-probabilities (nats)."""
     assert logits_RV.dtype == torch.float32
     groups: dict[tuple[float, int, float], list[int]] = {}
+    if all(draw.sampling is draws[0].sampling for draw in draws):
+        return _sample_alike(logits_RV, draws)
     for i, draw in enumerate(draws):
         how = (draw.sampling.temperature, draw.sampling.top_k, draw.sampling.top_p)
         groups.setdefault(how, []).append(i)
@@ -57,9 +60,10 @@ def _sample_alike(logits_RV: Tensor, draws: list[Draws]) -> tuple[list[int], lis
         token_R = x_RV.argmax(1)
     else:
         positions = [position for draw in draws for position in draw.positions]
-        streams = [draw.stream for draw in draws for _ in draw.positions]
         assert len(positions) == len(logits_RV)
-        token_R = noise.draw(x_RV, noise.row_keys(streams, positions, x_RV.device))
+        stream_D = np.array([draw.stream for draw in draws], dtype=np.uint64)
+        stream_R = stream_D.repeat([len(draw.positions) for draw in draws])
+        token_R = noise.draw(x_RV, noise.row_keys(stream_R, positions, x_RV.device))
     logprob_R = x_RV.gather(1, token_R[:, None])[:, 0] - x_RV.logsumexp(1)
     return token_R.tolist(), logprob_R.tolist()
 
