@@ -118,11 +118,7 @@ class Sequence:
         """Take in sampled tokens; a segment begins where version or instance change."""
         request = self.request
         last = request.segments[-1] if request.segments else None
-        if (
-            last is None
-            or last.version != segment.version
-            or last.instance != segment.instance
-        ):
+        if last is None or last.version != segment.version or last.instance != segment.instance:
             request.segments.append(segment)
         request.tokens += tokens
         request.logprobs += logprobs
