@@ -6,8 +6,8 @@ of no token; the rows of all query heads that share a key-value head are one sma
 [slots * G, W * H / G, D] against [slots * G, L, D], so keys and values are read once for all rows
 of a sequence and are not repeated. A block is either a run of neighbouring slots, whose keys and
 values are read where they are, or any slots, whose keys and values are copied: few with long drafts
-among many with short ones are copied, so that they do not widen the others' rows. Scores come back
-to float32 for the softmax.
+among many with short ones are copied, so that they do not widen the others' rows (`parts.py`).
+The softmax is in float32, whatever the dtype.
 
 Holds true: everything that does not depend on the layer is made once per iteration; a draft's token
 attends to the sequence and to its own ancestors. Knows nothing of requests or scheduling.
@@ -15,49 +15,17 @@ attends to the sequence and to its own ancestors. Knows nothing of requests or s
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rhymeflow.engine.cache import Shelf, Slot
+from rhymeflow.engine.cache import Shelf
+from rhymeflow.engine.parts import Part, Span
 
 PAD = 32
 """Lengths of blocks are rounded up to this, a divisor of every shelf's capacity: oneDNN takes as
-long to prepare a product of a new shape as to run it (0.3 ms), so shapes should repeat."""
-
-WIDTHS = (1, 2, 3, 5, 7, 9, 13, 17, 25, 33)
-"""Numbers of rows per slot that blocks have, for the same reason; what is wider is a chunk."""
-
-COPY, CALL = 3, 16
-"""Costs, in rows of one slot: of copying its keys and values, and of a block of its own (measured
-at 224 tokens of [2, 32] float32: 3 us a row of one layer, 9 us a copy, 50 us a block)."""
-
-
-class Span(NamedTuple):
-    """One sequence's part of the row: `num_new` tokens after `cached` ones.
-
-    Each follows the one before it, but for the last ones if `parents` are given: the tree that
-    hangs on the token before them, for each of its tokens the place in the tree of its parent.
-    """
-
-    slot: Slot
-    cached: int
-    num_new: int
-    parents: list[int] | None = None
-
-
-class Part(NamedTuple):
-    """Spans that are attended to together, side by side in the row."""
-
-    members: list[int]
-    """Their places in the list of spans."""
-    width: int
-    """Rows of each slot; 0: a chunk."""
-    is_run: bool
-    """Whether the block is all slots from the first member's to the last's."""
+long to prepare a bfloat16 product of a new shape as to run it (0.3 ms), so shapes should repeat."""
 
 
 class CachedAttention:
@@ -91,47 +59,6 @@ class CachedAttention:
             rows = part.rows
             part.attend(layer, q_THD[rows], k_TGD[rows], v_TGD[rows], scale, out_THD[rows])
         return out_THD
-
-
-def arranged(spans: list[Span]) -> list[Part]:
-    """Every span in one part, so that there are few parts and little is computed in vain."""
-    chunks, shelves = [], {}
-    for i, span in enumerate(spans):
-        if span.num_new > WIDTHS[-1]:
-            chunks.append(Part([i], 0, False))
-        else:
-            shelves.setdefault(span.slot.shelf.capacity, []).append(i)
-    blocks = []
-    for capacity in sorted(shelves):
-        members = sorted(shelves[capacity], key=lambda i: spans[i].slot.index)
-        slots = [spans[i].slot.index for i in members]
-        blocks += _blocks(members, slots, [spans[i].num_new for i in members])
-    return blocks + chunks
-
-
-def _blocks(members: list[int], slots: list[int], sizes: list[int]) -> list[Part]:
-    """One shelf's members, in the order of their slots, as one block or a narrow and a wide one."""
-    widest, best, cheapest = _width(max(sizes)), [], float("inf")
-    for limit in WIDTHS[: WIDTHS.index(widest) + 1]:
-        if limit < min(sizes):
-            continue
-        sides = [i for i, size in enumerate(sizes) if size <= limit], []
-        if limit < widest:
-            sides = sides[0], [i for i, size in enumerate(sizes) if size > limit]
-        parts, total = [], 0
-        for side, width in zip(sides, (limit, widest), strict=True):
-            if side:
-                run = (slots[side[-1]] - slots[side[0]] + 1) * (1 + width)
-                copied = len(side) * (1 + width + COPY)
-                total += CALL + min(run, copied)
-                parts.append(Part([members[i] for i in side], width, run <= copied))
-        if total < cheapest:
-            best, cheapest = parts, total
-    return best
-
-
-def _width(size: int) -> int:
-    return next(width for width in WIDTHS if width >= size)
 
 
 class _Block:
@@ -316,4 +243,4 @@ class _Chunk:
         out_THD.copy_(out_1HTD[0].transpose(0, 1))
 
 
-__all__ = ["CachedAttention", "Part", "Span", "arranged"]
+__all__ = ["CachedAttention"]
