@@ -146,10 +146,10 @@ def _products(
 ) -> Tensor:
     """Attention as two products, `mask` [slots, 1, W, L]; float32 softmax.
 
-    For bfloat16 on CPUs: alone, at 32 slots of 224 tokens of [3, 64] on one core of a Zen 5, it takes
-    half the time of `scaled_dot_product_attention` at W = 1 and 0.8 of it at 9. In float32 the other
-    is about as fast at W = 1; at 9 the attention of an iteration of 128 sequences takes about a
-    tenth less with it.
+    For bfloat16 on CPUs: alone, at 32 slots of 224 tokens of [3, 64] on one core of a Zen 5, it
+    takes half the time of `scaled_dot_product_attention` at W = 1 and 0.8 of it at 9. In float32
+    the other is about as fast at W = 1; at 9 the attention of an iteration of 128 sequences takes
+    about a tenth less with it.
     """
     slots, kv_heads, rows, dim = q_SGRD.shape
     q_PRD, k_PLD = q_SGRD.flatten(0, 1), k_SGLD.flatten(0, 1)

@@ -46,8 +46,8 @@ from rhymeflow.models import attention
 PAD_ROWS = 8
 """More rows than this are rounded up to a multiple of it: with drafts their number differs from
 iteration to iteration, and oneDNN prepares each product of a new shape. It gains little: in two
-noisy comparisons, with drafts of 0 to 8 tokens and hidden size 128, the lower quartile of iterations
-was 3 to 8% less at 128 sequences, the least was equal, and at 32 there was no clear difference."""
+noisy comparisons the lower quartile of iterations with drafts of 0 to 8 tokens was 3 to 8% less at
+128 sequences, the least was equal, and at 32 there was no clear difference."""
 
 
 class Engine:
