@@ -180,7 +180,7 @@ def test_a_run_begins_with_the_history_of_another(drafted, tmp_path, monkeypatch
     """The same seed, weights and prompts: what the first run said first is said again."""
     earlier, _ = drafted
     history = earlier.run.output_dir
-    config = config_for(tmp_path, window="aimd", history=history, history_tokens=100_000)
+    config = config_for(tmp_path, window="aimd", history=history)
     hear = Controller._from_learner
 
     def wait_and_hear(self, message):
@@ -198,7 +198,7 @@ def test_a_run_begins_with_the_history_of_another(drafted, tmp_path, monkeypatch
 
 
 def test_no_memory_is_left_when_the_controller_is_killed(tmp_path):
-    config = tiny_config(tmp_path, learner={"max_steps": 10_000})
+    config = tiny_config(tmp_path, learner={"max_steps": 10_000}, drafting={"window": "cost"})
     config_file = tmp_path / "config.yaml"
     config_file.write_text(json.dumps(config.model_dump(mode="json")))
     process = subprocess.Popen(

@@ -32,8 +32,9 @@ def test_the_process_loads_no_torch():
 class Side:
     """A run of which there is nothing but its store and its history."""
 
-    def __init__(self, directory: Path, **sections):
-        self.config = tiny_config(directory, **sections)
+    def __init__(self, directory: Path, history: str | None = None, **sections):
+        drafting = {"window": "cost", "history": history}
+        self.config = tiny_config(directory, drafting=drafting, **sections)
         self.run_dir = directory / "run"
         self.run_dir.mkdir()
         self.store = TrajectoryServer(self.run_dir / "events.db")
@@ -134,7 +135,7 @@ def test_a_defect_costs_drafts_and_not_the_run(opened):
 def test_it_begins_with_an_earlier_run(opened, tmp_path):
     earlier = tmp_path / "earlier"
     earlier.mkdir()
-    side = opened(drafting={"history": str(earlier), "history_tokens": 100_000})
+    side = opened(history=str(earlier))
     (earlier / "config.yaml").write_text(settings.dump(side.config))
     store = TrajectoryServer(earlier / "events.db")
     for group in range(7):
@@ -148,7 +149,7 @@ def test_it_begins_with_an_earlier_run(opened, tmp_path):
 
 
 def test_a_run_that_does_not_draft_has_no_index(tmp_path):
-    config = tiny_config(tmp_path, drafting={"window": "off"})
+    config = tiny_config(tmp_path)
     workers = Workers(config, tmp_path)
     keeper = HistoryKeeper(config.drafting, workers, print)
     assert keeper.handle is None

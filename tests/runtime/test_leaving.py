@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 STEPS = 4
 
 
-def config_for(tmp_path, instances, **run):
+def config_for(tmp_path, instances, window="off", **run):
     """Responses of 400 tokens, long enough that parts of them are always stored."""
     save_model(tmp_path / "model", unused_ids=1000, max_length=512)
     save_prompts(tmp_path / "prompts.jsonl")
@@ -30,6 +30,7 @@ def config_for(tmp_path, instances, **run):
         rollout={"num_instances": instances, "max_running": 4, "max_completion_length": 400},
         learner={"max_steps": STEPS, "groups_per_batch": 4},
         run={"eval_steps": 0, **run},
+        drafting={"window": window},
     )
 
 
@@ -59,17 +60,19 @@ def strike(monkeypatch, number, victim, *, times=1, at_version=1):
 
 
 @pytest.mark.parametrize(
-    ("instances", "number", "times"),
+    ("instances", "number", "times", "window"),
     [
-        (2, signal.SIGKILL, 1),
-        (1, signal.SIGKILL, 2),
-        (2, signal.SIGSTOP, 1),
+        (2, signal.SIGKILL, 1, "off"),
+        (1, signal.SIGKILL, 2, "cost"),
+        (2, signal.SIGSTOP, 1, "off"),
     ],
     ids=["one of two dies", "the only one dies, and so does its successor", "one of two hangs"],
 )
-def test_the_run_goes_on_and_nothing_is_lost(tmp_path, monkeypatch, instances, number, times):
+def test_the_run_goes_on_and_nothing_is_lost(
+    tmp_path, monkeypatch, instances, number, times, window
+):
     run = {"worker_timeout": 5.0} if number == signal.SIGSTOP else {}
-    config = config_for(tmp_path, instances, **run)
+    config = config_for(tmp_path, instances, window, **run)
     struck = strike(monkeypatch, number, "rollout-0", times=times)
     console = Console(file=io.StringIO())
     summary = train(config, console)

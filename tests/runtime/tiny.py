@@ -1,6 +1,8 @@
 """A run small enough for tests: a random model of 20 thousand parameters, prompts of a few digits.
 
-Its reward, the share of even digits, is one that a random model gets now and then.
+Its reward, the share of even digits, is one that a random model gets now and then. It does not draft:
+a run that does has one process more, which loads compiled code for longer than the rest of the run
+takes. Tests of drafts ask for a window.
 """
 
 from __future__ import annotations
@@ -75,7 +77,7 @@ def tiny_config(directory: Path, **sections: dict[str, Any]) -> Config:
             "max_running": 8,
             "num_threads": 1,
         },
-        "drafting": {"history_tokens": 100_000},
+        "drafting": {"window": "off", "history_tokens": 100_000},
         "reward": {"functions": [{"function": f"{__file__}:even_digits"}]},
         "learner": {
             "max_steps": 4,
