@@ -28,6 +28,7 @@ import numpy as np
 from rhymeflow.histospec import kernels, memory
 from rhymeflow.histospec.handle import IndexHandle
 from rhymeflow.histospec.memory import Arrays
+from rhymeflow.servers import shared
 
 
 def prompt_key(prompt_ids: Sequence[int]) -> int:
@@ -75,7 +76,7 @@ class Index:
         """Free the memory, if this process made it; others that mapped it keep it till they end."""
         if self._owns:
             self._owns = False
-            memory.free(self.handle)
+            shared.free(self.handle.name)
 
     def clear(self) -> None:
         """Forget everything; also what a writer that died may have left half done."""

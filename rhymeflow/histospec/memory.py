@@ -4,10 +4,7 @@ Holds true:
 - all arrays lie in one piece, in an order that follows from three numbers, so a handle of a name
   and those numbers is all that another process needs;
 - zeros everywhere are an empty index;
-- a reader's arrays cannot be written;
-- shared memory belongs to the process that created it: it is freed when that process says so, or by
-  the interpreter's resource tracker when that process dies. It is mapped directly, for the reason
-  that `servers/memory.py` gives.
+- a reader's arrays cannot be written.
 
 Knows nothing of what the arrays mean; `kernels.py` says that.
 """
@@ -15,21 +12,13 @@ Knows nothing of what the arrays mean; `kernels.py` says that.
 from __future__ import annotations
 
 import mmap
-import os
-import secrets
-from multiprocessing import resource_tracker
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from rhymeflow.errors import UserError
 from rhymeflow.histospec import kernels
 from rhymeflow.histospec.handle import IndexHandle
-
-_DIRECTORY = Path("/dev/shm")  # where Linux shows POSIX shared memory as files
-_TRACKED_AS = "shared_memory"  # the resource tracker's word for it
-_LINE = 64
+from rhymeflow.servers import shared
 
 
 class Arrays(NamedTuple):
@@ -70,26 +59,18 @@ def create(num_blocks: int, num_heads: int, max_responses: int) -> tuple[IndexHa
     """Make an empty index in shared memory.
 
     Raises:
-        UserError: the machine's shared memory is too small. Were it not reserved here, the first
-            write past its end would kill the process with SIGBUS.
+        UserError: the machine's shared memory is too small.
     """
-    name = f"rhymeflow-history-{os.getpid()}-{secrets.token_hex(4)}"
+    name = shared.new_name("rhymeflow-history")
     handle = IndexHandle(name, num_blocks, num_heads, max_responses)
-    size = _num_bytes(handle)
-    descriptor = os.open(path_of(handle), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        resource_tracker.register(f"/{name}", _TRACKED_AS)
-        os.posix_fallocate(descriptor, 0, size)
-        return handle, _carve(handle, mmap.mmap(descriptor, size, mmap.MAP_SHARED))
-    except OSError as error:
-        free(handle)
-        raise UserError(
-            f"{_DIRECTORY} has no room for the history index ({size / 2**20:.0f} MiB): "
-            f"{error.strerror}; drafting.history_tokens sets its size, for a container --shm-size"
-            " that of the memory"
-        ) from error
-    finally:
-        os.close(descriptor)
+    buffer = shared.create(
+        name,
+        _num_bytes(handle),
+        what="the history index",
+        advice="drafting.history_tokens sets its size, for a container --shm-size that of the "
+        "memory",
+    )
+    return handle, _carve(handle, buffer)
 
 
 def attach(handle: IndexHandle, *, writable: bool) -> Arrays:
@@ -98,24 +79,7 @@ def attach(handle: IndexHandle, *, writable: bool) -> Arrays:
     Raises:
         FileNotFoundError: the creator is gone.
     """
-    descriptor = os.open(path_of(handle), os.O_RDWR if writable else os.O_RDONLY)
-    try:
-        protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-        buffer = mmap.mmap(descriptor, 0, mmap.MAP_SHARED, protection)
-    finally:
-        os.close(descriptor)
-    return _carve(handle, buffer)
-
-
-def free(handle: IndexHandle) -> None:
-    """Remove the name; the memory goes when the last process that mapped it does."""
-    path_of(handle).unlink()
-    resource_tracker.unregister(f"/{handle.name}", _TRACKED_AS)
-
-
-def path_of(handle: IndexHandle) -> Path:
-    """The file that stands for the memory."""
-    return _DIRECTORY / handle.name
+    return _carve(handle, shared.attach(handle.name, writable=writable))
 
 
 def readable(arrays: Arrays) -> Arrays:
@@ -145,21 +109,20 @@ def _carve(handle: IndexHandle, buffer: mmap.mmap) -> Arrays:
     for shape, dtype in _shapes(handle.num_blocks, handle.num_heads, handle.max_responses):
         count = int(np.prod(shape))
         arrays.append(np.frombuffer(buffer, dtype, count, start).reshape(shape))
-        start += _lines(count * np.dtype(dtype).itemsize)
+        start += shared.whole_lines(count * np.dtype(dtype).itemsize)
     return Arrays(*arrays)
 
 
 def _num_bytes(handle: IndexHandle) -> int:
     shapes = _shapes(handle.num_blocks, handle.num_heads, handle.max_responses)
-    return sum(_lines(int(np.prod(shape)) * np.dtype(dtype).itemsize) for shape, dtype in shapes)
-
-
-def _lines(num_bytes: int) -> int:
-    return -(-num_bytes // _LINE) * _LINE
+    return sum(
+        shared.whole_lines(int(np.prod(shape)) * np.dtype(dtype).itemsize)
+        for shape, dtype in shapes
+    )
 
 
 def _power_of_two(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
-__all__ = ["Arrays", "attach", "create", "free", "path_of", "private", "readable"]
+__all__ = ["Arrays", "attach", "create", "private", "readable"]

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from rhymeflow.core.types import Version
-from rhymeflow.servers import memory
+from rhymeflow.servers import memory, shared
 from rhymeflow.servers.layout import Layout, TensorSpec, bytes_of, combine, digest, require
 from rhymeflow.servers.memory import Memory, ParameterHandle, Slot
 
@@ -106,11 +106,11 @@ class ParameterServer:
         """Give the memory back, if this process created it; readers keep what they have mapped."""
         if self._is_owner:
             self._is_owner = False
-            memory.free(self.handle)
+            shared.free(self.handle.name)
 
     @contextmanager
     def _pushing(self) -> Iterator[None]:
-        descriptor = os.open(memory.path_of(self.handle), os.O_RDONLY)
+        descriptor = os.open(shared.path_of(self.handle.name), os.O_RDONLY)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield

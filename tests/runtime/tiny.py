@@ -1,8 +1,8 @@
 """A run small enough for tests: a random model of 20 thousand parameters, prompts of a few digits.
 
-Its reward, the share of even digits, is one that a random model gets now and then. It does not draft:
-a run that does has one process more, which loads compiled code for longer than the rest of the run
-takes. Tests of drafts ask for a window.
+Its reward, the share of even digits, is one that a random model gets now and then. It does not
+draft: loading compiled code takes a process more and longer than the rest of the run. Tests of
+drafts ask for a window.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from rhymeflow.errors import UserError
-from rhymeflow.servers import layout, memory
+from rhymeflow.servers import layout, memory, shared
 from rhymeflow.servers.layout import LayoutMismatch
 from rhymeflow.servers.memory import ParameterHandle
 from rhymeflow.servers.parameters import (
@@ -175,9 +175,9 @@ def test_a_pull_overtaken_by_pushes_begins_again(server, pushes, expected):
 def test_a_wrong_byte_is_found_and_its_tensor_named(server):
     reader = ParameterReader(server.handle)
     server.push(1, tensors(1))
-    whole = memory.path_of(server.handle).read_bytes()
+    whole = shared.path_of(server.handle.name).read_bytes()
     place = whole.index(torch.full((1000,), 1.0, dtype=torch.bfloat16).view(torch.uint8).numpy())
-    with memory.path_of(server.handle).open("r+b") as file:
+    with shared.path_of(server.handle.name).open("r+b") as file:
         file.seek(place + 77)
         file.write(bytes([whole[place + 77] ^ 1]))
     with pytest.raises(ChecksumMismatch, match=r"version 1.* 1 of 3 .* first layer\.weight"):
@@ -216,10 +216,9 @@ def test_tied_parameters_are_given_once():
 
 def test_too_little_shared_memory_is_the_users_to_know():
     huge = layout.plan({"w": ((2**48,), torch.float32)})
-    before = set(os.listdir("/dev/shm"))
     with pytest.raises(UserError, match="no room for two copies of the weights"):
         ParameterServer.create(huge)
-    assert set(os.listdir("/dev/shm")) <= before
+    assert not list(shared.path_of("").glob(f"rhymeflow-{os.getpid()}-*"))
 
 
 def test_the_handle_goes_by_value(server):
@@ -341,10 +340,10 @@ ParameterReader(handle), ParameterServer.attach(handle)
 
 CREATE = """
 import time, torch
-from rhymeflow.servers import layout, memory
+from rhymeflow.servers import layout, memory, shared
 from rhymeflow.servers.parameters import ParameterServer
 server = ParameterServer.create(layout.plan({"w": ((1000,), torch.float32)}))
-print(memory.path_of(server.handle), flush=True)
+print(shared.path_of(server.handle.name), flush=True)
 time.sleep(600)
 """
 
@@ -358,7 +357,7 @@ def test_a_process_that_attached_and_ended_frees_nothing(server):
     )
     assert done.stderr == ""
     time.sleep(0.2)
-    assert memory.path_of(server.handle).exists()
+    assert shared.path_of(server.handle.name).exists()
     assert ParameterReader(server.handle).pull(tensors(-1)).version == 1
 
 
@@ -382,7 +381,7 @@ def test_closing_frees_the_memory_and_readers_keep_theirs(server):
     server.push(1, tensors(1))
     server.close()
     server.close()  # again is nothing
-    assert not memory.path_of(server.handle).exists()
+    assert not shared.path_of(server.handle.name).exists()
     assert reader.pull(tensors(-1)).version == 1
     with pytest.raises(FileNotFoundError):
         ParameterReader(server.handle)
