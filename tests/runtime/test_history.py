@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from rhymeflow.config import Config
-from rhymeflow.core.events import TrajectoryRewarded
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.histospec.handle import IndexHandle
 from rhymeflow.histospec.index import prompt_key
@@ -17,6 +16,7 @@ from rhymeflow.runtime.history import Scribe
 from rhymeflow.servers.reader import TrajectoryReader
 from rhymeflow.servers.tail import Tail
 from rhymeflow.servers.trajectories import TrajectoryServer
+from tests.servers.stores import judge, prompt_of, put
 
 
 class Book:
@@ -56,29 +56,6 @@ def reader(server: TrajectoryServer):
     reader.close()
 
 
-def put(server, trajectory, start, tokens, version=0, epoch=0):
-    prompt = list(range(40, 60 + trajectory.group))
-    server.put_group(
-        trajectory.group, row=0, epoch=epoch, prompt="p", prompt_tokens=prompt, columns={}
-    )
-    server.put_segment(
-        trajectory,
-        start=start,
-        version=version,
-        instance="r",
-        steps=1,
-        drafted=0,
-        tokens=tokens,
-        logprobs=[0.0] * len(tokens),
-    )
-
-
-def judge(server, trajectory, length, reward):
-    server.put_finished(trajectory, length=length, reason="stop", text="t")
-    server.put_reward(trajectory, reward=reward, components={})
-    server.record(0.0, [TrajectoryRewarded(trajectory, reward)])
-
-
 def scribe(book, reader, config=None, num_tokens=10**9, **about):
     return Scribe(book, Tail(reader, num_tokens=num_tokens), config or Config(), **about)
 
@@ -91,7 +68,7 @@ def test_a_response_is_entered_with_what_drafts_are_chosen_by(server, reader):
     put(server, TrajectoryId(3, 1), 2, [4], version=8, epoch=2)
     server.commit()
     assert writing.write() == 3
-    key, tail = prompt_key(list(range(40, 63))), list(range(47, 63))
+    key, tail = prompt_key(prompt_of(3)), prompt_of(3)[-16:]
     assert book.begun == [
         {"prompt": key, "tail": tail, "sample": 1, "noise_epoch": 0, "version": 6},
         {"prompt": key, "tail": tail, "sample": 2, "noise_epoch": 2, "version": 7},
@@ -183,6 +160,6 @@ def test_however_store_and_scribe_take_turns_all_of_it_is_written(
     while writing.write():
         pass
     assert book.texts == [[n // 2 * 2 for n in range(10)]] * len(lengths)
-    keys = [prompt_key(list(range(40, 60 + group))) for group in range(4)]
+    keys = [prompt_key(prompt_of(group)) for group in range(4)]
     rewards = {n: float(keys.index(about["prompt"])) for n, about in enumerate(book.begun)}
     assert book.rewards == rewards

@@ -17,8 +17,8 @@ from rhymeflow.histospec.index import Index
 from rhymeflow.runtime.keeper import HistoryKeeper
 from rhymeflow.runtime.workers import Workers
 from rhymeflow.servers.trajectories import TrajectoryServer
-from tests.runtime.test_history import put
 from tests.runtime.tiny import tiny_config
+from tests.servers.stores import put
 
 PATIENCE = 1000.0
 

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from rhymeflow.core.events import TrajectoryRewarded, VersionPublished
+from rhymeflow.core.events import TrajectoryRewarded
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.servers.reader import TrajectoryReader
 from rhymeflow.servers.tail import Drawn, Tail
 from rhymeflow.servers.trajectories import TrajectoryServer
+from tests.servers.stores import judge, prompt_of, put
 
 ALL = 10**9
 
@@ -30,33 +31,6 @@ def reader(server: TrajectoryServer):
     reader.close()
 
 
-def put(server, trajectory, start, tokens, version=0):
-    server.put_group(
-        trajectory.group,
-        row=0,
-        epoch=trajectory.group,
-        prompt="p",
-        prompt_tokens=[7, trajectory.group],
-        columns={},
-    )
-    server.put_segment(
-        trajectory,
-        start=start,
-        version=version,
-        instance="r",
-        steps=1,
-        drafted=0,
-        tokens=tokens,
-        logprobs=[0.0] * len(tokens),
-    )
-
-
-def judge(server, trajectory, length, reward):
-    server.put_finished(trajectory, length=length, reason="stop", text="t")
-    server.put_reward(trajectory, reward=reward, components={})
-    server.record(0.0, [VersionPublished(1), TrajectoryRewarded(trajectory, reward)])
-
-
 def told(segments):
     return [(s.trajectory, s.start, s.tokens.tolist(), s.length, s.reward) for s in segments]
 
@@ -66,7 +40,7 @@ def test_new_segments_come_once_and_in_order(server, reader):
     tail = Tail(reader, num_tokens=ALL)
     assert tail.segments(9) == []
     put(server, first, 0, [1, 2])
-    put(server, second, 0, [3], version=4)
+    put(server, second, 0, [3], version=4, epoch=1)
     server.commit()
     put(server, first, 2, [5])
     (one, two) = tail.segments(9)
@@ -76,7 +50,7 @@ def test_new_segments_come_once_and_in_order(server, reader):
     server.commit()
     assert told(tail.segments(9)) == [(first, 2, [5], None, None)]
     assert tail.segments(9) == []
-    assert tail.drawn(1) == Drawn(1, [7, 1])
+    assert tail.drawn(1) == Drawn(1, prompt_of(1))
     assert tail.last_version() == 4
 
 
