@@ -18,7 +18,7 @@ from tests.runtime.tiny import save_model, save_prompts, tiny_config
 pytestmark = pytest.mark.slow
 
 
-STEPS = 4
+STEPS = 3
 
 
 def config_for(tmp_path, instances, window="off", **run):

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -219,18 +218,22 @@ def test_groups_without_a_reward_can_be_dropped_and_are_counted(tmp_path):
     assert all(prompt.startswith("03") and "not this one" in why for prompt, why in reasons)
 
 
+@pytest.mark.parametrize("moment", ["__enter__", "_tick"])
 @pytest.mark.parametrize("victim", ["learner", "rollout-0"])
-def test_a_worker_that_is_killed_is_named_and_everything_ends(tmp_path, monkeypatch, victim):
+def test_a_worker_that_is_killed_is_named_and_everything_ends(
+    tmp_path, monkeypatch, victim, moment
+):
+    """While it starts, and in the middle of the run."""
     seen = {}
-    entered = Controller.__enter__
+    go_on = getattr(Controller, moment)
 
-    def enter_and_kill(self):
-        workers = {worker.name: worker.pid for worker in self.workers.all()}
-        seen.update(workers)
-        threading.Timer(2.0, os.kill, (workers[victim], signal.SIGKILL)).start()
-        return entered(self)
+    def kill_and_go_on(self):
+        if moment == "__enter__" or self._published >= 1:
+            seen.update({worker.name: worker.pid for worker in self.workers.all()})
+            os.kill(seen[victim], signal.SIGKILL)
+        return go_on(self)
 
-    monkeypatch.setattr(Controller, "__enter__", enter_and_kill)
+    monkeypatch.setattr(Controller, moment, kill_and_go_on)
     config = tiny_config(tmp_path, learner={"max_steps": 10_000}, run={"instance_restarts": 0})
     with pytest.raises(WorkerDied, match=f"{victim} died .*SIGKILL"):
         train(config)
@@ -240,15 +243,14 @@ def test_a_worker_that_is_killed_is_named_and_everything_ends(tmp_path, monkeypa
 
 
 def test_a_worker_that_hangs_is_named(tmp_path, monkeypatch):
-    entered = Controller.__enter__
+    tick = Controller._tick
 
-    def enter_and_stop(self):
-        result = entered(self)
-        pid = self.workers.instances["rollout-0"].pid
-        threading.Timer(6.0, os.kill, (pid, signal.SIGSTOP)).start()
-        return result
+    def tick_and_stop(self):
+        if self._published >= 1:
+            os.kill(self.workers.instances["rollout-0"].pid, signal.SIGSTOP)
+        tick(self)
 
-    monkeypatch.setattr(Controller, "__enter__", enter_and_stop)
+    monkeypatch.setattr(Controller, "_tick", tick_and_stop)
     run = {"worker_timeout": 3.0, "instance_restarts": 0}
     config = tiny_config(tmp_path, learner={"max_steps": 10_000}, run=run)
     with pytest.raises(WorkerDied, match="rollout-0 has been silent for 3 seconds"):

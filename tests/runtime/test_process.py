@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 
 import pytest
 
 from rhymeflow.config import Config
 from rhymeflow.errors import UserError
+from rhymeflow.runtime import process
 from rhymeflow.runtime.process import Worker, share_of_cores
+
+
+@pytest.fixture(autouse=True)
+def spawned(monkeypatch):
+    """As in a real run."""
+    monkeypatch.setattr(process, "multiprocessing", multiprocessing)
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])  # torch takes no more than there are cores
