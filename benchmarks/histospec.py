@@ -25,7 +25,6 @@ from typing import Any
 
 from benchmarks import harness
 from benchmarks.rollouts.recorded import Rollout, load
-from rhymeflow.errors import UserError
 
 PARTS = ("demo", "smollm2", "epochs", "windows", "rhyming", "long", "runs", "vllm")
 REQUESTS = {1: 4, 8: 32, 32: 64, 64: 64, 128: 128}
@@ -98,11 +97,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="recorded rollouts, made where they are missing (default runs/recorded)",
     )
-    parser.add_argument(
-        "--parts",
-        default=",".join(PARTS),
-        help="comma-separated; default all. Some of them are recorded under their own names",
-    )
+    harness.add_parts_argument(parser, PARTS)
     parser.add_argument("--repeats", type=int, default=7, help="within one process (default 7)")
     parser.add_argument("--pairs", type=int, default=3, help="of real runs (default 3)")
     parser.add_argument("--steps", type=int, default=48, help="of a real run (default 48)")
@@ -115,9 +110,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     from benchmarks.rollouts import real_runs
     from benchmarks.rollouts.policy import one_core
 
-    parts = args.parts.split(",")
-    if unknown := set(parts) - set(PARTS):
-        raise UserError(f"--parts: no part {min(unknown)!r}; there are {', '.join(PARTS)}")
+    parts = harness.chosen_parts(args, PARTS)
     rows: list[dict[str, Any]] = []
     targets: list[harness.Target] = []
     for part in parts:
@@ -131,7 +124,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
                 found = in_process(part, args)
         rows += found[0]
         targets += found[1]
-    name = "-".join(["histospec", *(parts if parts != list(PARTS) else [])])
+    name = harness.record_name("histospec", parts, PARTS)
     return harness.report(name, rows, targets, args, NOTES)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import harness
+from rhymeflow.errors import UserError
 
 
 def test_sides_take_turns_and_the_order_turns_round() -> None:
@@ -29,6 +30,16 @@ def test_the_ratio_is_of_pairs() -> None:
 def test_a_target_is_met_from_its_value_on(value: float, met: bool) -> None:
     assert harness.Target("x", value, 2.0).met is met
     assert harness.Target("x", 4.0 - value, 2.0, at_most=True).met is met
+
+
+def test_some_parts_are_recorded_under_a_name_of_their_own() -> None:
+    parser = argparse.ArgumentParser()
+    harness.add_parts_argument(parser, ("a", "b", "c"))
+    for given, name in (([], "x"), (["--parts", "a,b,c"], "x"), (["--parts", "b,c"], "x-b-c")):
+        chosen = harness.chosen_parts(parser.parse_args(given), ("a", "b", "c"))
+        assert harness.record_name("x", chosen, ("a", "b", "c")) == name
+    with pytest.raises(UserError, match=r"--parts: no part 'd'; there are a, b, c$"):
+        harness.chosen_parts(parser.parse_args(["--parts", "a,d"]), ("a", "b", "c"))
 
 
 def test_the_report_ends_in_one_json_line(
