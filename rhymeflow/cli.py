@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from rhymeflow import __version__, fields, settings
-from rhymeflow.errors import UserError
+from rhymeflow.errors import UserError, suggestion
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -195,7 +195,7 @@ def bench(arguments: list[str]) -> int:
         return 0
     name = arguments[0]
     if name not in names:
-        hint = fields.suggestion(name, names)
+        hint = suggestion(name, names)
         raise UserError(f"bench {name}: there is no such benchmark ({', '.join(names)}){hint}")
     module = importlib.import_module(f"benchmarks.{name}")
     parser.prog += f" {name}"

@@ -1,4 +1,4 @@
-"""The one error a user is meant to read.
+"""The one error a user is meant to read, and what it says of names that are not known.
 
 Everything a user can get wrong (a field, a file, a row, a reward function, a missing package)
 raises `UserError` with one line that names what and where; the command line prints that line and
@@ -13,10 +13,19 @@ class UserError(ValueError):
     """Bad input: the message says what was given, where, and what would be right."""
 
 
+def closest(name: str, known: Iterable[str]) -> str | None:
+    """Return the one of `known` that is most like `name`, if any is alike."""
+    return next(iter(difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.6)), None)
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """Return `; did you mean X?`, or nothing where no name is alike."""
+    found = closest(name, known)
+    return f"; did you mean {found}?" if found else ""
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
-    """`; did you mean ...?`, or the known names if few, or nothing."""
+    """Return `; did you mean X?`, or the known names if few, or nothing."""
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    if close:
-        return f"; did you mean {close[0]!r}?"
-    return f"; there are: {', '.join(names)}" if 0 < len(names) <= 20 else ""
+    few = f"; there are: {', '.join(names)}" if 0 < len(names) <= 20 else ""
+    return suggestion(name, names) or few

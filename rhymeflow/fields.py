@@ -7,7 +7,6 @@ files or of the command line beyond the names of places.
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Iterable
@@ -18,7 +17,7 @@ import yaml
 from pydantic import ValidationError
 
 from rhymeflow.config import Config, Section
-from rhymeflow.errors import UserError
+from rhymeflow.errors import UserError, closest, suggestion
 
 
 @dataclass(frozen=True)
@@ -106,17 +105,6 @@ def only_path(name: str, where: str) -> str:
     return homes[0]
 
 
-def nearest(name: str, names: Iterable[str]) -> str | None:
-    """Return the one of `names` that is most like `name`, if any is alike."""
-    return next(iter(difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)), None)
-
-
-def suggestion(name: str, names: Iterable[str]) -> str:
-    """Return `; did you mean X?`, or nothing where no name is alike."""
-    found = nearest(name, names)
-    return f"; did you mean {found}?" if found else ""
-
-
 def nearest_field(path: str) -> str:
     """Return `; did you mean X?`: the same name in another section, else the most similar name."""
     paths = field_paths()
@@ -171,7 +159,7 @@ def _allowed(message: str) -> str:
 
 def _by_last_name(name: str, paths: list[str]) -> str:
     last_names = {path.rpartition(".")[2]: path for path in paths}
-    found = nearest(name, last_names)
+    found = closest(name, last_names)
     return f"; did you mean {last_names[found]}?" if found else ""
 
 

@@ -16,8 +16,8 @@ from rhymeflow.config import Config, ScheduleConfig
 from rhymeflow.core.plan import Plan, Schedule
 from rhymeflow.core.strategies.schedules import MIGRATION, ROUTING, SCHEDULES, SYNC
 from rhymeflow.core.strategies.view import Weights
-from rhymeflow.errors import UserError
-from rhymeflow.fields import brief, suggestion
+from rhymeflow.errors import UserError, suggestion
+from rhymeflow.fields import brief
 from rhymeflow.imported import imported
 
 Rule = TypeVar("Rule", bound=Callable[..., Any])

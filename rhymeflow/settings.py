@@ -15,7 +15,7 @@ from typing import Any
 
 from rhymeflow import fields, yaml12
 from rhymeflow.config import Config
-from rhymeflow.errors import UserError
+from rhymeflow.errors import UserError, suggestion
 
 RECIPES = Path(__file__).parent / "recipes"
 """The folder of ready configurations, one `NAME.yaml` each."""
@@ -128,7 +128,7 @@ def _locate(recipe_or_file: str) -> Path:
     names = recipes()
     raise UserError(
         f"{recipe_or_file}: there is no such recipe or file"
-        f"{fields.suggestion(recipe_or_file, names)} (recipes: {', '.join(names) or 'none'})"
+        f"{suggestion(recipe_or_file, names)} (recipes: {', '.join(names) or 'none'})"
     )
 
 

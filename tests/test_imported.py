@@ -46,7 +46,7 @@ def test_a_file_is_imported_once_and_finds_its_neighbours(tmp_path: Path, monkey
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("def fn(): pass\n", "there is no 'f' in it; did you mean 'fn'?"),
+        ("def fn(): pass\n", "there is no 'f' in it; did you mean fn?"),
         ("f = 3\n", "is a int, not a function"),
         ("\nimport no_such\n", "ModuleNotFoundError: No module named 'no_such' (mine.py:2)"),
         ("raise ValueError('two\\nlines')\n", "raised ValueError: two lines (mine.py:1)"),
@@ -74,7 +74,7 @@ def test_a_file_that_failed_is_tried_again(tmp_path: Path, monkeypatch) -> None:
         ("a/b.py", "name the function too, as in a/b.py:function"),
         ("a/b.py:", "name the function too, as in a/b.py:function"),
         ("no_such_module.f", "No module named 'no_such_module'"),
-        ("os.path.jion", "there is no 'jion' in it; did you mean 'join'?"),
+        ("os.path.jion", "there is no 'jion' in it; did you mean join?"),
         ("os.sep", "is a str, not a function"),
         ("name", "give path/to/file.py:function, or a dotted name"),
     ],

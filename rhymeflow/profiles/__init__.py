@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from rhymeflow.core.cost import CostModel
-from rhymeflow.errors import UserError
-from rhymeflow.fields import brief, suggestion
+from rhymeflow.errors import UserError, suggestion
+from rhymeflow.fields import brief
 
 _SHIPPED = Path(__file__).parent
 _TEXTS = ("name", "description", "source")

@@ -119,7 +119,7 @@ GOOD = '{"prompt": "a"}\n'
     [
         ('{"prompt": "a"', "no JSON: Expecting ',' delimiter at column 15"),
         ('["prompt"]', "should be a JSON object, is list"),
-        ('{"promt": "a"}', "no column 'prompt' (data.prompt_column); did you mean 'promt'?"),
+        ('{"promt": "a"}', "no column 'prompt' (data.prompt_column); did you mean promt?"),
         ('{"prompt": 3}', "should be a string or a list of messages, is int 3"),
         ('{"prompt": ""}', "the prompt is empty"),
         ('{"prompt": []}', "the list of messages is empty"),

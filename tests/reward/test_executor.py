@@ -114,7 +114,7 @@ def test_a_function_may_name_only_what_it_needs(start: Start) -> None:
     right, wrong = judge(executor, request("red", colour="red", x=1), request("red", color="red"))
     assert right.reward == 3.0
     assert "takes an argument 'colour', and there is no such column or option" in wrong.message
-    assert "did you mean 'color'?" in wrong.message
+    assert "did you mean color?" in wrong.message
 
 
 WRONG = {
@@ -287,7 +287,7 @@ BAD_FILES = {
     "leaves": ("import sys; sys.exit(2)\n", "importing it raised SystemExit: 2"),
     "dies": ("import os; os._exit(9)\n", "importing them ended the process (exit code 9)"),
     "hangs": ("import time; time.sleep(99)\n", "importing them took longer than"),
-    "name": ("def g(completions): return [1]\n", "there is no 'f' in it; did you mean 'g'"),
+    "name": ("def g(completions): return [1]\n", "there is no 'f' in it; did you mean g"),
     "value": ("f = 3\n", "is a int, not a function"),
 }
 

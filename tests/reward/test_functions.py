@@ -57,7 +57,7 @@ def test_exact_match(
 
 def test_exact_match_without_a_right_answer_is_an_error() -> None:
     assert "no column 'answer' or 'ground_truth'" in failure("exact_match", "4", {"anser": "4"})
-    assert "did you mean 'anser'?" in failure("exact_match", "4", {"anser": "4"})
+    assert "did you mean anser?" in failure("exact_match", "4", {"anser": "4"})
     assert "no column 'truth'" in failure("exact_match", "4", {"answer": "4"}, column="truth")
     assert "the right answer is None" in failure("exact_match", "4", {"answer": None})
 
@@ -127,7 +127,7 @@ def test_a_recipe_gives_its_reward() -> None:
 def test_dotted_names() -> None:
     assert score("tests.reward.test_functions.always", "x", {}) == 1
     assert "No module named 'no_such'" in refused("no_such.f")
-    assert "there is no 'alway' in it; did you mean 'always'?" in refused(
+    assert "there is no 'alway' in it; did you mean always?" in refused(
         "tests.reward.test_functions.alway"
     )
 
@@ -141,18 +141,18 @@ def narrow(completions: list[str], width: int = 1) -> list[float]:
 
 
 def test_mistakes_in_names_and_options() -> None:
-    assert "no built-in has this name; did you mean 'exact_match'?" in refused("exactmatch")
+    assert "no built-in has this name; did you mean exact_match?" in refused("exactmatch")
     assert "there is no file" in refused("no/such.py:f")
     assert "name the function too, as in a/b.py:function" in refused("a/b.py")
     assert "name the function too, as in a/b.py:function" in refused("a/b.py:")
-    assert "no option 'colunm'; did you mean 'column'?" in refused("exact_match", colunm="x")
+    assert "no option 'colunm'; did you mean column?" in refused("exact_match", colunm="x")
     assert "needs the option 'pattern'" in refused("regex")
     assert "is no regular expression" in refused("regex", pattern="(")
     assert "mode is 'x', should be 'search' or 'fullmatch'" in refused(
         "regex", pattern="a", mode="x"
     )
     assert "extract is 'x', should be one of" in refused("reasoning_gym", extract="x")
-    assert "takes no option 'widht'; did you mean 'width'?" in refused(
+    assert "takes no option 'widht'; did you mean width?" in refused(
         "tests.reward.test_functions.narrow", widht=2
     )
     assert score("tests.reward.test_functions.narrow", "x", {"other": 1}, width=2) == 2
