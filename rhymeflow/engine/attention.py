@@ -1,13 +1,14 @@
 """Attention of one engine iteration: write new keys and values, attend through the cache.
 
-Sequences that run few tokens (one, or one and a draft) are attended to together (`_Block`), any
-other by itself (`_Chunk`). In a block every slot has the same number W of query rows, some of them
-of no token; the rows of all query heads that share a key-value head are one small matrix,
-[slots * G, W * H / G, D] against [slots * G, L, D], so keys and values are read once for all rows
-of a sequence and are not repeated. A block is either a run of neighbouring slots, whose keys and
-values are read where they are, or any slots, whose keys and values are copied: few with long drafts
-among many with short ones are copied, so that they do not widen the others' rows (`parts.py`).
-The softmax is in float32, whatever the dtype.
+On CPUs a compiled kernel does it (`cpu_attention.py`). Elsewhere, and in float64, it is done here
+in a few of torch's products. Sequences that run few tokens (one, or one and a draft) are attended
+to together (`_Block`), any other by itself (`_Chunk`). In a block every slot has the same number W
+of query rows, some of them of no token; the rows of all query heads that share a key-value head are
+one small matrix, [slots * G, W * H / G, D] against [slots * G, L, D], so keys and values are read
+once for all rows of a sequence and are not repeated. A block is either a run of neighbouring slots,
+whose keys and values are read where they are, or any slots, whose keys and values are copied: few
+with long drafts among many with short ones are copied, so that they do not widen the others' rows
+(`parts.py`).
 
 Holds true: everything that does not depend on the layer is made once per iteration; a draft's token
 attends to the sequence and to its own ancestors. Knows nothing of requests or scheduling.
@@ -15,26 +16,56 @@ attends to the sequence and to its own ancestors. Knows nothing of requests or s
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Protocol
+
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from rhymeflow.engine.cache import Shelf
-from rhymeflow.engine.parts import Part, Span
+from rhymeflow.engine.cpu_attention import CpuAttention
+from rhymeflow.engine.parts import Part, Span, arranged
 
 PAD = 32
-"""Lengths of blocks are rounded up to this, a divisor of every shelf's capacity: oneDNN takes as
-long to prepare a bfloat16 product of a new shape as to run it (0.3 ms), so shapes should repeat."""
+"""Lengths of blocks are rounded up to this, a divisor of every shelf's capacity, so that shapes
+repeat."""
+
+
+class Attending(Protocol):
+    """A `models.attention.Attention` of one iteration over spans."""
+
+    order: Iterable[int]
+    """The spans' places in their list, in the order in which the packed row has them."""
+
+    def attend(
+        self, layer: int, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, scale: float
+    ) -> Tensor:
+        """See `models.attention.Attention`; returns [T, H, D]."""
+        ...
+
+
+def attention_for(
+    device: torch.device, dtype: torch.dtype, head_dim: int
+) -> Callable[[list[Span]], Attending]:
+    """What makes the attention of each iteration: the compiled one where it can, on CPUs."""
+    if CpuAttention.serves(device, dtype, head_dim):
+        return CpuAttention(dtype, head_dim).over
+    return partial(CachedAttention, device=device)
 
 
 class CachedAttention:
-    """The `models.attention.Attention` of one iteration; the row is in the order of `parts`.
+    """The `models.attention.Attention` of one iteration, in a few large products.
 
     What the row holds beyond the spans gets zeros. Slots must not move while it is in use.
     """
 
-    def __init__(self, spans: list[Span], parts: list[Part], device: torch.device) -> None:
+    def __init__(self, spans: list[Span], device: torch.device) -> None:
+        parts = arranged(spans)
+        self.order = [i for part in parts for i in part.members]
+        """The spans' places in the list, in the order in which the row has them."""
         self._parts: list[_Block | _Chunk] = []
         start = 0
         for part in parts:
@@ -93,7 +124,6 @@ class _Block:
         seen_S = np.zeros(self._num, dtype=np.int64)
         seen_S[block_S] = cached_S
         self._mask = _mask(spans, block_S, seen_S, part.width, longest, device)
-        self._by_products = device.type == "cpu" and shelf.kv.dtype == torch.bfloat16
 
     def _set_cache(
         self, shelf: Shelf, slot_S: np.ndarray, longest: int, is_run: bool, device: torch.device
@@ -124,43 +154,18 @@ class _Block:
         if self._row_P is not None:
             q_THD = q_THD.index_select(0, self._row_P)
         q_SGRD = q_THD.reshape(sizes).transpose(1, 2).reshape(num, kv_heads, -1, dim)
-        if self._by_products:
-            out_SGRD = _products(q_SGRD, keys, values, self._mask, width, scale)
-        else:
-            if self._mask is not None and self._mask.shape[2] != q_SGRD.shape[2]:
-                # A row for each head, once per iteration.
-                mask_S1RL = self._mask.repeat_interleave(sizes[3], 2)
-                self._mask = mask_S1RL.to(q_THD.dtype)
-            out_SGRD = F.scaled_dot_product_attention(
-                q_SGRD, keys, values, attn_mask=self._mask, scale=scale
-            )
+        if self._mask is not None and self._mask.shape[2] != q_SGRD.shape[2]:
+            # A row for each head, once per iteration.
+            mask_S1RL = self._mask.repeat_interleave(sizes[3], 2)
+            self._mask = mask_S1RL.to(q_THD.dtype)
+        out_SGRD = F.scaled_dot_product_attention(
+            q_SGRD, keys, values, attn_mask=self._mask, scale=scale
+        )
         out_SWGHD = out_SGRD.view(num, kv_heads, width, -1, dim).transpose(1, 2)
         if self._padded_T is None:
             out_THD.view(sizes).copy_(out_SWGHD)
         else:
             torch.index_select(out_SWGHD.reshape(-1, heads, dim), 0, self._padded_T, out=out_THD)
-
-
-def _products(
-    q_SGRD: Tensor, k_SGLD: Tensor, v_SGLD: Tensor, mask: Tensor | None, width: int, scale: float
-) -> Tensor:
-    """Attention as two products, `mask` [slots, 1, W, L]; float32 softmax.
-
-    For bfloat16 on CPUs: alone, at 32 slots of 224 tokens of [3, 64] on one core of a Zen 5, it
-    takes half the time of `scaled_dot_product_attention` at W = 1 and 0.8 of it at 9. In float32
-    the other is about as fast at W = 1; at 9 the attention of an iteration of 128 sequences takes
-    about a tenth less with it.
-    """
-    slots, kv_heads, rows, dim = q_SGRD.shape
-    q_PRD, k_PLD = q_SGRD.flatten(0, 1), k_SGLD.flatten(0, 1)
-    scores_PRL = torch.bmm(k_PLD, q_PRD.transpose(1, 2)).transpose(1, 2).contiguous()
-    if mask is None:
-        weights = torch.softmax(scores_PRL.float() * scale, -1)
-    else:
-        scores = scores_PRL.view(slots, kv_heads, width, -1, scores_PRL.shape[-1])
-        weights = torch.softmax(torch.add(mask[:, :, :, None], scores, alpha=scale), -1)
-    weights_PRL = weights.view(scores_PRL.shape).to(q_SGRD.dtype)
-    return torch.bmm(weights_PRL, v_SGLD.flatten(0, 1)).view(slots, kv_heads, rows, dim)
 
 
 def _mask(
@@ -243,4 +248,4 @@ class _Chunk:
         out_THD.copy_(out_1HTD[0].transpose(0, 1))
 
 
-__all__ = ["CachedAttention"]
+__all__ = ["Attending", "CachedAttention", "attention_for"]

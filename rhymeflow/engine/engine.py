@@ -29,7 +29,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rhymeflow.engine import noise
-from rhymeflow.engine.attention import CachedAttention
+from rhymeflow.engine.attention import attention_for
 from rhymeflow.engine.cache import KVCache
 from rhymeflow.engine.drafting import Drafter, Drafting
 from rhymeflow.engine.head import Head
@@ -81,10 +81,12 @@ class Engine:
             self._linears = PackedLinears(model.base_model)
         self._scheduler = Scheduler(max_running=max_running, max_prefill_tokens=max_prefill_tokens)
         head_dim = getattr(config, "head_dim", None)
+        head_dim = head_dim or config.hidden_size // config.num_attention_heads
+        self._attention = attention_for(self._device, model.dtype, head_dim)
         self._cache = KVCache(
             num_layers=config.num_hidden_layers,
             num_kv_heads=config.num_key_value_heads,
-            head_dim=head_dim or config.hidden_size // config.num_attention_heads,
+            head_dim=head_dim,
             dtype=model.dtype,
             device=self._device,
         )
@@ -159,9 +161,10 @@ class Engine:
             return []
         if self._drafting is not None:
             plan.work = self._drafting.propose(plan.work, self.kv_tokens)
-        spans, parts = place(plan, self._cache)
-        work = [plan.work[i] for part in parts for i in part.members]
-        hidden_TD = self._run(work, CachedAttention(spans, parts, self._device))
+        spans = place(plan, self._cache)
+        cached = self._attention(spans)
+        work = [plan.work[i] for i in cached.order]
+        hidden_TD = self._run(work, cached)
         self._scheduler.advance(work)
         return self._postprocess(work, hidden_TD)
 
@@ -191,7 +194,7 @@ class Engine:
                 sequence.cached = 0
             sequence.is_mixed = sequence.cached > 0
 
-    def _run(self, work: list[Work], cached: CachedAttention) -> Tensor:
+    def _run(self, work: list[Work], cached: attention.Attention) -> Tensor:
         """Run the body of the model over the packed row; return hidden states.
 
         [T, D], and some rows more that belong to nobody.

@@ -49,21 +49,17 @@ class Part(NamedTuple):
     """Whether the block is all slots from the first member's to the last's."""
 
 
-def place(plan: Plan, cache: KVCache) -> tuple[list[Span], list[Part]]:
-    """Make room in the cache, copy what is shared, and say what is attended to together.
-
-    Spans are in the order of the plan's work.
-    """
+def place(plan: Plan, cache: KVCache) -> list[Span]:
+    """Make room in the cache and copy what is shared; return the spans of the plan's work."""
     for donor, sequence, length in plan.shares:
         sequence.slot = cache.reserve(sequence.slot, length)
         cache.copy(donor.slot, sequence.slot, length)
     for sequence, num_new, _draft in plan.work:
         sequence.slot = cache.reserve(sequence.slot, sequence.cached + num_new)
-    spans = [
+    return [
         Span(sequence.slot, sequence.cached, num_new, None if is_linear(draft) else draft.parents)
         for sequence, num_new, draft in plan.work
     ]
-    return spans, arranged(spans)
 
 
 def arranged(spans: list[Span]) -> list[Part]:
@@ -107,4 +103,4 @@ def _width(size: int) -> int:
     return next(width for width in WIDTHS if width >= size)
 
 
-__all__ = ["Part", "Span", "place"]
+__all__ = ["Part", "Span", "arranged", "place"]

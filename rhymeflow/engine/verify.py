@@ -18,6 +18,9 @@ from rhymeflow.histospec.draft import Draft
 
 def depths(parents: list[int]) -> list[int]:
     """Each node's distance from the sequence, from 1."""
+    size = len(parents)
+    if parents == list(range(-1, size - 1)):
+        return list(range(1, size + 1))
     found: list[int] = []
     for parent in parents:
         found.append(1 if parent < 0 else found[parent] + 1)
