@@ -46,8 +46,9 @@ def resolve_dtype(config: ModelConfig, device: torch.device) -> torch.dtype:
 
 def num_parameters(config: ModelConfig) -> int:
     """Number of parameters, tied ones once, without reading the weights."""
+    hf_config = load_config(config)
     with torch.device("meta"), no_init_weights():
-        model = AutoModelForCausalLM.from_config(load_config(config))
+        model = AutoModelForCausalLM.from_config(hf_config)
     model.tie_weights()
     return sum(parameter.numel() for parameter in model.parameters())
 

@@ -12,7 +12,7 @@ from rhymeflow.config import ModelConfig
 from rhymeflow.errors import UserError
 from rhymeflow.models import converted as module
 from rhymeflow.models.converted import converted
-from rhymeflow.models.load import load_model, load_tokenizer
+from rhymeflow.models.load import load_model, load_tokenizer, num_parameters
 
 gguf = pytest.importorskip("gguf")
 CPU = torch.device("cpu")
@@ -84,6 +84,11 @@ def test_converted_weights_are_those_of_the_file(gguf_file):
         assert torch.equal(model.get_parameter(name), parameter)
     tokenizer = load_tokenizer(ModelConfig(name=str(gguf_file.parent)))
     assert tokenizer.decode(tokenizer.encode("ab12")) == "ab12"
+
+
+def test_the_first_thing_asked_of_a_model_may_be_its_size(gguf_file):
+    """It is counted without weights, and the file is converted for it, which needs them."""
+    assert num_parameters(ModelConfig(name=str(gguf_file.parent))) > 0
 
 
 def test_the_second_load_converts_nothing(gguf_file, monkeypatch, cache):
