@@ -32,6 +32,7 @@ from rhymeflow.histospec.index import Index, prompt_key
 from rhymeflow.histospec.purse import Purse
 from rhymeflow.histospec.search import Proposals, Search
 from rhymeflow.histospec.timing import Curve, IterationTime
+from rhymeflow.histospec.trust import Trust
 from rhymeflow.histospec.window import Iteration, make_rule
 
 _PROMPT_TAIL = 16
@@ -40,10 +41,12 @@ _MOST_LIVE_TOKENS = 2_000_000
 _LATE = 64
 """Iterations after which the search hears of tokens at the latest."""
 _COMPARED = 100
-"""Iterations with drafts after which one goes without: what they are weighed against grows old."""
-_SURPRISE = 0.3
-"""By so much of what was predicted an iteration may differ when it is judged whether drafts pay;
-what is beyond has other reasons."""
+"""Iterations with drafts after which one goes without: what they are weighed against grows old.
+Fewer at first, when little is known of it."""
+_COMPARED_FIRST = 16
+_CREDIT = 0.75
+"""The share of the tokens expected that drafts have to pay with: what looks best of much that is
+uncertain is on average less good than it looks."""
 
 Ints = NDArray[np.int64]
 
@@ -54,9 +57,12 @@ class _Asked:
 
     sequences: int
     other_rows: int
+    kv_tokens: int
     seconds: float
     """Spent on it."""
     curve: Curve | None = None
+    alone: Curve | None = None
+    """The same without the other rows."""
     proposals: Proposals | None = None
     """None: there was no search."""
     lengths: Ints | None = None
@@ -94,6 +100,7 @@ class Drafter:
             max_responses=8 * max_sequences,
         )
         self._rule = make_rule(window, max_sequences=max_sequences, max_draft=max_draft)
+        self._trust = Trust(max_sequences)
         self._purse = Purse() if window == "cost" else None
         self._responses = np.zeros(max_sequences, np.int64)
         """By handle, the number of the response in the live index."""
@@ -103,6 +110,7 @@ class Drafter:
         self._asked: _Asked | None = None
         self._since_plain = 0
         """Iterations with drafts since the last one without."""
+        self._compared = _COMPARED_FIRST
         indexes = [self._live] if history is None else [self._live, history]
         self._search = Search(
             indexes,
@@ -131,6 +139,7 @@ class Drafter:
             self._live.extend(response, tokens)
         self._responses[handle] = response
         self._rule.begin(handle)
+        self._trust.begin(handle)
         self.stats.seconds += self._clock() - started
         return handle
 
@@ -158,12 +167,15 @@ class Drafter:
         cache. `weights`: what a token of each sequence is worth to the window `cost`; None: 1.
         """
         started = self._clock()
-        self._asked = asked = _Asked(len(handles), other_rows, 0.0)
+        self._asked = asked = _Asked(len(handles), other_rows, kv_tokens, 0.0)
         drafts = [NONE] * len(handles)
         if self._is_worth_it(len(handles)):
             self._tell()
             if self.timing.is_known:
-                asked.curve = self.timing.curve(kv_tokens)
+                asked.curve = self.timing.curve(len(handles), other_rows, kv_tokens)
+                asked.alone = asked.curve
+                if other_rows:
+                    asked.alone = self.timing.curve(len(handles), 0, kv_tokens)
             self._find(asked, np.array(handles, np.int64), np.array(room, np.int64), weights)
             drafts = _drafts(asked)
         asked.seconds = self._clock() - started
@@ -183,7 +195,7 @@ class Drafter:
         `rows`: all rows of the iteration. `seconds`: its time without the drafter's.
         """
         started = self._clock()
-        asked = self._asked or _Asked(0, rows - len(handles), 0.0)
+        asked = self._asked or _Asked(0, rows - len(handles), kv_tokens, 0.0)
         self._asked = None
         stats = self.stats
         stats.steps += len(handles)
@@ -191,10 +203,12 @@ class Drafter:
         self._late.append((handles, made))
         if asked.proposals is not None:
             self._compare(asked, handles, made)
+        else:
+            self._trust.rested(np.array(handles, np.int64))
         if asked.proposals is not None or len(self._late) >= _LATE:
             self._tell()
-        if asked.other_rows * 10 <= rows:
-            self.timing.observe(rows, kv_tokens, seconds)
+        drafted = rows - len(handles) - asked.other_rows
+        self.timing.observe(len(handles), drafted, asked.other_rows, kv_tokens, seconds)
         spent = asked.seconds + self._clock() - started
         stats.seconds += spent
         self._settle(asked, seconds, spent)
@@ -203,20 +217,30 @@ class Drafter:
         """Whether to search in this iteration."""
         if self._purse is None:
             return True
-        if not self.timing.is_known or self._since_plain >= _COMPARED:
+        if not self.timing.is_known:
+            return False
+        if self._since_plain >= self._compared:
+            self._compared = min(2 * self._compared, _COMPARED)
             return False
         return self._purse.is_open(sequences)
 
     def _find(self, asked: _Asked, handles: Ints, room: Ints, weights: list[float] | None) -> None:
         """Search, and choose what of it is verified."""
         proposals = self._search.propose(handles, self._rule.most(handles, room))
+        alone = 0.0 if asked.alone is None else asked.alone.at(asked.sequences)
         iteration = Iteration(
             asked.sequences + asked.other_rows,
             asked.curve,
             None if weights is None else np.array(weights, float),
+            asked.alone,
+            asked.sequences,
+            self.timing.doubt,
+            np.inf if self._purse is None else self._purse.risk(alone),
+            _CREDIT,
         )
         asked.proposals = proposals
-        asked.lengths = self._rule.cut(proposals.reach, proposals.counts, iteration)
+        reach = self._trust.temper(proposals, handles)
+        asked.lengths = self._rule.cut(reach, proposals.counts, iteration)
         self._row_of[:] = -1
         self._row_of[handles] = np.arange(len(handles))
 
@@ -235,6 +259,7 @@ class Drafter:
             rows, flat, offsets, lengths, tried, accepted,
         )  # fmt: skip
         self.chances.observe(tried, accepted)
+        self._trust.observe(proposals, rows, which, flat, offsets)
         known = rows >= 0
         asked.made = int(np.diff(offsets)[known].sum())
         self._rule.observe(which[known], lengths[rows[known]], taken[known])
@@ -259,18 +284,28 @@ class Drafter:
             if self._purse is not None:
                 self._purse.rested(seconds + spent)
             return
-        if asked.curve is None or not asked.sequences:
+        if asked.curve is None or asked.alone is None or not asked.sequences:
             return
         assert asked.lengths is not None
-        alone = asked.curve.at(asked.sequences)
+        alone = asked.alone.at(asked.sequences)
         first = asked.curve.at(asked.sequences + asked.other_rows)
-        expected = asked.curve.at(asked.sequences + asked.other_rows + int(asked.lengths.sum()))
-        plain = first + (asked.made / asked.sequences - 1) * alone
-        self.stats.saved_seconds += plain - seconds - spent
+        gained = (asked.made / asked.sequences - 1) * alone
+        self.stats.saved_seconds += first + gained - seconds - spent
         if self._purse is not None:
-            least, most = (1 - _SURPRISE) * expected, (1 + _SURPRISE) * expected
-            saved = plain - min(max(seconds, least), most) - spent
+            saved = gained - self._drafts_took(asked) - spent
             self._purse.tried(asked.sequences, search=spent, saved=saved, plain=alone)
+
+    def _drafts_took(self, asked: _Asked) -> float:
+        """Seconds that verifying took, by what is known now that it was timed.
+
+        One iteration's time says little by itself: it may have been held up.
+        """
+        drafted = int(asked.lengths.sum())
+        if not drafted:
+            return 0.0
+        curve = self.timing.curve(asked.sequences, asked.other_rows, asked.kv_tokens)
+        rows = asked.sequences + asked.other_rows
+        return curve.at(rows + drafted) - curve.at(rows)
 
 
 def _drafts(asked: _Asked) -> list[Draft]:

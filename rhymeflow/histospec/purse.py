@@ -6,11 +6,12 @@ limit, what it loses comes out. Once the purse is empty there is none for a whil
 try begins with a new stake.
 
 **What it can cost.** The purse never holds more than the stake and all that was saved in this try,
-so a try loses at most its stake and what its last iteration lost. After a try that lost, the pause
-lasts until that loss is less than `share` of the time since; the share begins at `_FIRST_SHARE`, so
-that a beginning is not missed, and is halved after each try that lost, down to `_LAST_SHARE`. The
-pauses between tries that lose therefore grow by powers of two to a bound, and what they lose stays
-below `_LAST_SHARE` of the time, apart from a few stakes.
+and no draft may cost more than it holds (`risk`), so a try loses at most its stake, as far as times
+are known. After a try that lost, the pause lasts until that loss is less than `share` of the time
+since; the share begins at `_FIRST_SHARE`, so that a beginning is not missed, and is halved after
+each try that lost, down to `_LAST_SHARE`. The pauses between tries that lose therefore grow by
+powers of two to a bound, and what they lose stays below `_LAST_SHARE` of the time, apart from a few
+stakes.
 
 A batch that has fallen to half since the last try is a reason to try at once: few rows make drafts
 cheap. That is rare.
@@ -20,7 +21,7 @@ Knows nothing of clocks: seconds are handed in.
 
 from __future__ import annotations
 
-_FIRST_SHARE = 0.08
+_FIRST_SHARE = 0.02
 _LAST_SHARE = 0.005
 _STAKE_SEARCHES = 3.0
 """A stake is enough for so many searches that find nothing ..."""
@@ -44,13 +45,21 @@ class Purse:
         self._tried_with = 0
         """Sequences at the last try."""
         self._search = 0.0
-        """Seconds a search takes, a mean that fades."""
+        """Seconds a search takes; falls at once, as the first one may be held up, and rises
+        slowly."""
 
     def is_open(self, sequences: int) -> bool:
         """Whether to search for so many sequences now."""
         if self._held is None and self._pause > 0 and sequences <= self._tried_with // 2:
             self._pause, self._share = 0.0, _FIRST_SHARE
         return self._held is not None or self._pause <= 0
+
+    def risk(self, plain: float) -> float:
+        """Seconds that may be lost now, where an iteration without drafts takes `plain`."""
+        return self._stake(plain) if self._held is None else self._held
+
+    def _stake(self, plain: float) -> float:
+        return _STAKE_SEARCHES * self._search + _STAKE_ITERATIONS * plain
 
     def rested(self, seconds: float) -> None:
         """An iteration without a search took so long."""
@@ -61,8 +70,9 @@ class Purse:
 
         `plain`: seconds of an iteration without drafts.
         """
-        self._search = search if self._search == 0.0 else 0.8 * self._search + 0.2 * search
-        stake = _STAKE_SEARCHES * self._search + _STAKE_ITERATIONS * plain
+        usual = self._search or _STAKE_ITERATIONS * plain
+        self._search = min(search, 0.8 * usual + 0.2 * search)
+        stake = self._stake(plain)
         if self._held is None:
             self._held, self._lost = stake, 0.0
         self._tried_with = sequences

@@ -1,12 +1,22 @@
 """How long an iteration of the engine takes, learned from the iterations it runs.
 
-An iteration of R rows (new tokens, each of which is run once) over K cached tokens is taken to last
-curve(R) + k K seconds. The curve is not given a form: a GPU's is flat and then steep, a CPU's rises
-in steps. It is the median of recent iterations in each of a row of bins, made monotone.
+An iteration in which n sequences decode, d drafted tokens are verified and o rows of prompts are
+taken in, over K cached tokens, is taken to last
 
-Holds true: what is predicted never falls with rows; one iteration that was held up by something
-else moves nothing much, since medians are taken; what has not been seen for long is forgotten only
-by being seen again. Knows nothing of drafts or clocks: seconds are handed in.
+    line * bend(n + d + o),    line = a + b n + c d + e o + k K
+
+seconds. The four kinds have prices of their own: a prompt's row is not sampled, a drafted one needs
+no sequence of its own. The line is a regression over all that was seen, in relative errors, so a
+few iterations of any mix say something of every other mix. The bend says what no line can: a GPU's
+time is flat and then steep, a CPU's rises in steps. It is the median of actual over line of recent
+iterations, in each of a row of bins, drawn towards 1 where there are few.
+
+What was never seen is assumed: half of an iteration's time is fixed, a drafted token costs half as
+much as a sequence. That counts for a tenth of an iteration, and `doubt` says how little is known.
+
+Holds true: what is predicted never falls with drafted rows; one iteration that was held up by
+something else moves nothing much; no price is below 0. Knows nothing of clocks or of whether drafts
+are accepted: seconds are handed in.
 """
 
 from __future__ import annotations
@@ -23,23 +33,26 @@ _OCTAVES = 16
 _BINS = _EXACT + _PER_OCTAVE * _OCTAVES
 _KEPT = 32
 """Iterations remembered per bin."""
-_FEWER_SHARE = 0.5
-"""The share of an iteration that is taken to shrink with its rows below the least that was seen."""
-_HOPEFUL_SHARE = 0.05
-_HOPEFUL_ROWS = 1.5
-"""Up to so many times the most rows seen, more rows are taken to cost only that share of what they
-would in proportion; past that, as much as in proportion. Whoever decides by the curve then tries
-more rows where they may be of use, step by step, and learns what they cost."""
+_PRICES = 5
+"""a, b, c, e, k."""
+_FIXED, _SEQUENCE, _DRAFTED, _PROMPT, _CACHED = range(_PRICES)
 _FEW = 3
-"""A bin with fewer iterations is not believed when it says that rows cost more than in proportion:
-one of them may have been held up."""
+"""With fewer iterations than these nothing is decided by the model."""
 _FADE = 0.998
-"""Forgetting per iteration of what the cost of cached tokens is learned from."""
-_DOUBT = 4.0
-"""Weight of the assumption that cached tokens cost nothing: that of so many iterations with twice
-as many as usual. A wrong cost misleads whenever a bin was not seen for long."""
+"""Forgetting of the line per iteration."""
+_ASSUMED = 0.1
+"""Weight of the assumptions on prices, in iterations of the usual size; at noise of 10% they are
+then known to a third of an iteration's time."""
+_SEQUENCE_SHARE = 0.5
+_DRAFTED_SHARE = 0.1
+_STRAIGHT = 2.0
+"""Weight of the assumption that a bin lies on the line, in iterations."""
+_LEAST_NOISE = 0.1
+"""Iterations are taken to differ at least by this much of themselves."""
 _CLIP = 3.0
 """Deviations count up to this many times the usual one."""
+_REACH = 64
+"""Knots go so many drafted tokens a sequence beyond what was seen."""
 
 Floats = NDArray[np.float64]
 
@@ -59,65 +72,74 @@ class Curve:
 
 @njit(cache=True)
 def at(rows, knots, seconds):
-    """Seconds of an iteration of `rows` rows on the curve of these knots, compiled."""
+    """Seconds of an iteration of `rows` rows on the curve of these knots, compiled.
+
+    In proportion beyond the last, as at the first below it.
+    """
     last = len(knots) - 1
     if rows >= knots[last]:
         return seconds[last] * rows / knots[last]
-    if rows < knots[0]:
-        return seconds[0] * (1 - _FEWER_SHARE * (knots[0] - rows) / knots[0])
+    if rows <= knots[0]:
+        return seconds[0]
     left = np.searchsorted(knots, rows, side="right") - 1
     share = (rows - knots[left]) / (knots[left + 1] - knots[left])
     return seconds[left] + share * (seconds[left + 1] - seconds[left])
 
 
 class IterationTime:
-    """The model of one engine on one machine. `is_known`: it has seen an iteration."""
+    """The model of one engine on one machine."""
 
     def __init__(self) -> None:
-        self._rows = np.zeros((_BINS, _KEPT))
-        self._kv = np.zeros((_BINS, _KEPT))
-        self._seconds = np.zeros((_BINS, _KEPT))
+        self._kept = np.zeros((_BINS, _KEPT, _PRICES + 1))
+        """Of each iteration: 1, n, d, o, K and seconds."""
         self._seen = np.zeros(_BINS, np.int64)
-        self._means = np.zeros((_BINS, 2))
-        """Of each bin over a long time: cached tokens, seconds."""
-        self._slope = np.zeros(4)
-        """Of seconds by cached tokens, within bins: sums of squares and products, the usual
-        relative deviation, and the slope itself."""
+        self._sums = np.zeros((_PRICES, _PRICES + 1))
+        """Of products of an iteration's numbers, over the square of its seconds."""
+        self._prices = np.zeros(_PRICES)
+        self._spread = np.zeros(2)
+        """The usual relative deviation, and how little the price of a drafted token is known."""
 
     @property
     def is_known(self) -> bool:
-        """Whether an iteration was observed."""
-        return bool(self._seen.any())
+        """Whether a few iterations were observed."""
+        return int(self._seen.sum()) >= _FEW
 
     @property
-    def kv_slope(self) -> float:
-        """Seconds per cached token and iteration."""
-        return float(self._slope[3])
+    def prices(self) -> Floats:
+        """Seconds of an iteration, a sequence, a drafted token, a prompt's row, a cached token."""
+        return self._prices.copy()
 
-    def observe(self, rows: int, kv_tokens: int, seconds: float) -> None:
-        """An iteration of `rows` > 0 rows over `kv_tokens` cached tokens took `seconds`."""
-        assert rows > 0
-        _note(
-            self._rows, self._kv, self._seconds, self._seen, self._means, self._slope,
-            bin_of(rows), float(rows), float(kv_tokens), seconds,
-        )  # fmt: skip
+    @property
+    def doubt(self) -> float:
+        """Standard error of a drafted token's price, seconds."""
+        return float(self._spread[1])
 
-    def curve(self, kv_tokens: int) -> Curve:
-        """Seconds by rows over so many cached tokens. Something must have been observed."""
-        assert self.is_known
-        return Curve(
-            *_knots(
-                self._rows, self._kv, self._seconds, self._seen, self.kv_slope, float(kv_tokens)
-            )
-        )
+    def observe(
+        self, sequences: int, drafted: int, prompt_rows: int, kv_tokens: int, seconds: float
+    ) -> None:
+        """An iteration of `sequences` > 0 took `seconds` > 0."""
+        rows = sequences + drafted + prompt_rows
+        assert sequences > 0
+        assert seconds > 0
+        bin = bin_of(rows)
+        row = self._kept[bin, self._seen[bin] % _KEPT]
+        row[:] = 1.0, sequences, drafted, prompt_rows, kv_tokens, seconds
+        _learn(row, self._sums, self._prices, self._spread, int(self._seen.sum()))
+        self._seen[bin] += 1
 
-    def predict(self, rows: int, kv_tokens: int) -> float:
+    def curve(self, sequences: int, prompt_rows: int, kv_tokens: int) -> Curve:
+        """Seconds by rows, of which so many are sequences and prompts and the others drafted.
+
+        Something must have been observed.
+        """
+        assert self._seen.any()
+        state = np.array([1.0, sequences, 0.0, prompt_rows, kv_tokens])
+        return Curve(*_knots(state, self._kept, self._seen, self._prices))
+
+    def predict(self, sequences: int, drafted: int, prompt_rows: int, kv_tokens: int) -> float:
         """Seconds of one iteration."""
-        return self.curve(kv_tokens).at(rows)
-
-    def has_seen(self, rows: int) -> bool:
-        """Whether iterations of about as many rows were observed."""
-        return bool(self._seen[bin_of(rows)])
+        curve = self.curve(sequences, prompt_rows, kv_tokens)
+        return curve.at(sequences + drafted + prompt_rows)
 
 
 def bin_of(rows: int) -> int:
@@ -128,62 +150,141 @@ def bin_of(rows: int) -> int:
 
 
 @njit(cache=True)
-def _note(rows, kv, seconds, seen, means, slope, place, new_rows, new_kv, new_seconds):
-    if seen[place] >= _FEW:
-        away = new_kv - means[place, 0]
-        usual = max(slope[2], 1e-3) * means[place, 1]
-        off = new_seconds - means[place, 1] - slope[3] * away
-        off = min(max(off, -_CLIP * usual), _CLIP * usual)
-        slope[2] += 0.05 * (min(abs(off) / means[place, 1], 1.0) - slope[2])
-        off += slope[3] * away
-        slope[0] = _FADE * slope[0] + away * away
-        slope[1] = _FADE * slope[1] + away * off
-        slope[3] = max(slope[1] / (slope[0] + _DOUBT * (1 + means[place, 0] ** 2)), 0.0)
-        pace = max(1.0 / (seen[place] + 1), 0.01)
-        means[place, 0] += pace * away
-        means[place, 1] += pace * off
-    else:
-        means[place, 0] += (new_kv - means[place, 0]) / (seen[place] + 1)
-        means[place, 1] += (new_seconds - means[place, 1]) / (seen[place] + 1)
-    at = seen[place] % rows.shape[1]
-    rows[place, at], kv[place, at], seconds[place, at] = new_rows, new_kv, new_seconds
-    seen[place] += 1
+def _learn(row, sums, prices, spread, seen):
+    """Take an iteration into the line, and solve for it."""
+    seconds = row[_PRICES]
+    size = seconds
+    if seen >= _FEW:
+        size = _line(row, prices)
+        usual = max(spread[0], _LEAST_NOISE) * size + spread[1] * row[_DRAFTED]
+        seconds = min(max(seconds, size - _CLIP * usual), size + _CLIP * usual)
+        spread[0] += 0.05 * (1.25 * abs(seconds / size - 1) - spread[0])
+    sums *= _FADE
+    for i in range(_PRICES):
+        for j in range(_PRICES):
+            sums[i, j] += row[i] * row[j] / size**2
+        sums[i, _PRICES] += row[i] * seconds / size**2
+    full = sums.copy()
+    _assume(full)
+    least = _LEAST_NOISE if spread[0] < _LEAST_NOISE else spread[0]
+    spread[1] = least * np.sqrt(_variance(full, _DRAFTED))
+    _solve(full, prices)
 
 
 @njit(cache=True)
-def _knots(rows, kv, seconds, seen, slope, kv_tokens):
-    """Mean rows and level of every bin seen, made monotone (pool adjacent), and a hopeful last."""
-    bins, kept_most = rows.shape
-    at = np.empty(bins + 1)
-    level, weight = np.empty(bins), np.empty(bins)
-    first = np.empty(bins + 1, np.int64)
-    found = pooled = 0
+def _line(row, prices):
+    total = 0.0
+    for i in range(_PRICES):
+        total += row[i] * prices[i]
+    return max(total, 1e-9)
+
+
+@njit(cache=True)
+def _assume(sums):
+    """Add the assumptions, as if they had been seen in iterations of the usual size."""
+    weight = sums[0, 0]
+    seconds = sums[0, _PRICES] / weight
+    sequences = sums[0, _SEQUENCE] / weight
+    cached = sums[0, _CACHED] / weight
+    unit = _ASSUMED / seconds**2
+    per_sequence = unit * sequences**2
+    sums[_SEQUENCE, _SEQUENCE] += per_sequence
+    sums[_SEQUENCE, _PRICES] += unit * sequences * _SEQUENCE_SHARE * seconds
+    for one, other, share in (
+        (_DRAFTED, _SEQUENCE, _DRAFTED_SHARE),
+        (_PROMPT, _DRAFTED, 1.0),
+    ):
+        sums[one, one] += per_sequence
+        sums[one, other] -= per_sequence * share
+        sums[other, one] -= per_sequence * share
+        sums[other, other] += per_sequence * share**2
+    sums[_CACHED, _CACHED] += 10 * unit * max(cached, 1.0) ** 2
+
+
+@njit(cache=True)
+def _solve(sums, prices):
+    """The prices that fit best; those that would be below 0 are 0."""
+    free = np.ones(_PRICES, np.bool_)
+    while True:
+        system = sums.copy()
+        for i in range(_PRICES):
+            if not free[i]:
+                system[i, :] = 0.0
+                system[:, i] = 0.0
+                system[i, i] = 1.0
+        _eliminate(system)
+        worst, value = -1, -1e-15
+        for i in range(_PRICES):
+            if free[i] and system[i, _PRICES] < 0:
+                relative = system[i, _PRICES] * np.sqrt(sums[i, i])
+                if relative < value:
+                    worst, value = i, relative
+        if worst < 0:
+            break
+        free[worst] = False
+    for i in range(_PRICES):
+        prices[i] = max(system[i, _PRICES], 0.0)
+
+
+@njit(cache=True)
+def _variance(sums, place):
+    """The diagonal element of the inverse."""
+    system = sums.copy()
+    system[:, _PRICES] = 0.0
+    system[place, _PRICES] = 1.0
+    _eliminate(system)
+    return max(system[place, _PRICES], 0.0)
+
+
+@njit(cache=True)
+def _eliminate(system):
+    """Solve a positive definite system in place; the solution is in its last column."""
+    size = len(system)
+    for i in range(size):
+        pivot = system[i, i]
+        for j in range(i, size + 1):
+            system[i, j] /= pivot
+        for other in range(size):
+            if other != i:
+                share = system[other, i]
+                for j in range(i, size + 1):
+                    system[other, j] -= share * system[i, j]
+
+
+@njit(cache=True)
+def _knots(state, kept, seen, prices):
+    """Rows and seconds from no drafted tokens on, one knot at each bin beyond."""
+    bins, most, _ = kept.shape
+    at_rows, bend = np.empty(bins), np.empty(bins)
+    found = 0
     for place in range(bins):
-        kept = min(seen[place], kept_most)
-        if not kept:
+        count = min(seen[place], most)
+        if not count:
             continue
-        at[found] = rows[place, :kept].mean()
-        value = np.median(seconds[place, :kept] + slope * (kv_tokens - kv[place, :kept]))
-        value = max(value, 1e-9)
-        if kept < _FEW and found:
-            value = min(value, level[pooled - 1] * at[found] / at[found - 1])
-        level[pooled], weight[pooled], first[pooled] = value, kept, found
+        rows, ratios = 0.0, np.empty(count)
+        for i in range(count):
+            row = kept[place, i]
+            rows += row[_SEQUENCE] + row[_DRAFTED] + row[_PROMPT]
+            ratios[i] = row[_PRICES] / _line(row, prices)
+        at_rows[found] = rows / count
+        bend[found] = (count * np.median(ratios) + _STRAIGHT) / (count + _STRAIGHT)
         found += 1
-        pooled += 1
-        while pooled > 1 and level[pooled - 2] > level[pooled - 1]:
-            both = weight[pooled - 2] + weight[pooled - 1]
-            level[pooled - 2] = (
-                weight[pooled - 2] * level[pooled - 2] + weight[pooled - 1] * level[pooled - 1]
-            ) / both
-            weight[pooled - 2] = both
-            pooled -= 1
-    first[pooled] = found
-    out = np.empty(found + 1)
-    for block in range(pooled):
-        out[first[block] : first[block + 1]] = level[block]
-    at[found] = at[found - 1] * _HOPEFUL_ROWS + 1
-    out[found] = out[found - 1] * (1 + _HOPEFUL_SHARE * (at[found] / at[found - 1] - 1))
-    return at[: found + 1], out
+    first = state[_SEQUENCE] + state[_PROMPT]
+    knots, seconds = np.empty(found + 2), np.empty(found + 2)
+    knots[0], size = first, 1
+    for place in range(found):
+        if at_rows[place] > knots[size - 1]:
+            knots[size] = at_rows[place]
+            size += 1
+    knots[size] = knots[size - 1] + _REACH * (state[_SEQUENCE] + 1)
+    size += 1
+    start = _line(state, prices)
+    for i in range(size):
+        bent = np.interp(knots[i], at_rows[:found], bend[:found])
+        seconds[i] = (start + prices[_DRAFTED] * (knots[i] - first)) * bent
+        if i and seconds[i] < seconds[i - 1]:
+            seconds[i] = seconds[i - 1]
+    return knots[:size], seconds[:size]
 
 
 __all__ = ["Curve", "IterationTime", "at", "bin_of"]

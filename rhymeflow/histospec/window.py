@@ -17,6 +17,14 @@ the best of all choices is among the cuts of the nodes sorted by reach, and all 
 at: whatever the form of T, steps included. Weights multiply a sequence's tokens, which changes
 nothing in this. If the best is hardly better than none, it is none.
 
+**Prompts that are taken in** in the same iteration take their time whatever is drafted. So what a
+second is worth, in tokens, is found as if sequences ran alone, and the cut is the one whose tokens
+are worth most beyond the seconds that it adds. Without prompts this is the same cut.
+
+**What may be lost is limited.** If nothing is accepted, a draft costs all that it adds to the
+iteration, and as long as little is known of prices, more than the model says. Only cuts of which
+that is no more than `risk` are looked at, or a single token.
+
 Holds true: a rule never gives a sequence more than was found for it. Knows nothing of tokens.
 """
 
@@ -47,6 +55,16 @@ class Iteration(NamedTuple):
     """Seconds by rows; None as long as no iteration was seen."""
     weights: Floats | None = None
     """What a token of each sequence is worth; None: 1."""
+    alone: Curve | None = None
+    """Seconds by rows if nothing but sequences ran; None: as `curve`."""
+    sequences: int = 0
+    """How many rows that is without drafts."""
+    doubt: float = 0.0
+    """Seconds that a drafted token may cost beyond what the curve says."""
+    risk: float = np.inf
+    """Seconds that may be lost, should it be so."""
+    credit: float = 1.0
+    """The share of the expected tokens that is reckoned with."""
 
 
 class Rule(Protocol):
@@ -137,7 +155,15 @@ class Cost:
             return np.zeros(len(counts), np.int64)
         weights = np.ones(len(counts)) if iteration.weights is None else iteration.weights
         worth = np.sort(_worth(reach, counts, weights))
-        return _best_cut(reach, counts, weights, worth, iteration.rows, curve.rows, curve.seconds)
+        alone, sequences = iteration.alone, iteration.sequences
+        if alone is None:
+            alone, sequences = curve, iteration.rows
+        size = _best_size(
+            iteration.credit * worth, weights.sum(),
+            iteration.rows, curve.rows, curve.seconds, sequences, alone.rows, alone.seconds,
+            iteration.doubt, iteration.risk,
+        )  # fmt: skip
+        return _first(reach, counts, weights, worth, size)
 
     def observe(self, handles: Ints, lengths: Ints, accepted: Ints) -> None:
         """Nothing is kept of a sequence."""
@@ -156,16 +182,35 @@ def _worth(reach, counts, weights):
 
 
 @njit(cache=True)
-def _best_cut(reach, counts, weights, worth, rows, knots, seconds):
-    """Nodes to take of each sequence, given what the nodes are worth in rising order."""
-    tokens = weights.sum()
-    best = (1 + LEAST_GAIN) * tokens / at(float(rows), knots, seconds)
-    chosen = 0
+def _best_size(
+    worth, tokens, rows, knots, seconds, sequences, alone_knots, alone_seconds, doubt, risk
+):
+    """How many nodes to take, given what the nodes are worth in rising order."""
+    first = at(float(rows), knots, seconds)
+    price = best = at(float(sequences), alone_knots, alone_seconds) / tokens
+    gained = 0.0
+    is_fit = np.zeros(len(worth) + 1, np.bool_)
     for size in range(1, len(worth) + 1):
-        tokens += worth[len(worth) - size]
-        rate = tokens / at(float(rows + size), knots, seconds)
-        if rate > best:
-            best, chosen = rate, size
+        gained += worth[len(worth) - size]
+        cost = at(float(rows + size), knots, seconds) - first
+        is_fit[size] = size == 1 or cost + doubt * size <= risk
+        if is_fit[size]:
+            every = at(float(sequences + size), alone_knots, alone_seconds)
+            best = min(best, every / (tokens + gained))
+    chosen, most, gained = 0, 0.0, 0.0
+    if best * (1 + LEAST_GAIN) >= price:
+        return chosen
+    for size in range(1, len(worth) + 1):
+        gained += worth[len(worth) - size]
+        gain = best * gained - at(float(rows + size), knots, seconds) + first
+        if is_fit[size] and gain > most:
+            most, chosen = gain, size
+    return chosen
+
+
+@njit(cache=True)
+def _first(reach, counts, weights, worth, chosen):
+    """The `chosen` nodes that are worth most, as lengths."""
     lengths = np.zeros(len(counts), np.int64)
     if not chosen:
         return lengths

@@ -78,20 +78,27 @@ class FakeSearch:
         )
 
 
-def run(
-    world: World, window: str, lengths: Sequence[int], *, max_draft: int = 16, monkeypatch
+def make(
+    world: World, window: str, *, sequences: int, max_draft: int = 16, monkeypatch
 ) -> drafter.Drafter:
-    """Decode responses of these lengths, all at once; `world.now` is what it took."""
+    """A drafter that searches in this world."""
     assert cells.NUM_CELLS > 7 * 8 + 3
     monkeypatch.setattr(
         drafter, "Search", lambda indexes, **how: FakeSearch(
             world, max_draft=how["max_draft"], chances=how["chances"]
         )
     )  # fmt: skip
-    it = drafter.Drafter(
+    return drafter.Drafter(
         None, window=window, max_draft=max_draft, shape="linear", ranking="combined",
-        max_sequences=len(lengths), max_length=4, clock=lambda: world.now,
+        max_sequences=sequences, max_length=4, clock=lambda: world.now,
     )  # fmt: skip
+
+
+def run(
+    world: World, window: str, lengths: Sequence[int], *, max_draft: int = 16, monkeypatch
+) -> drafter.Drafter:
+    """Decode responses of these lengths, all at once; `world.now` is what it took."""
+    it = make(world, window, sequences=len(lengths), max_draft=max_draft, monkeypatch=monkeypatch)
     decode(world, it, lengths)
     return it
 
@@ -128,3 +135,59 @@ def decode(world: World, it: drafter.Drafter, lengths: Sequence[int]) -> None:
             if not left[handle]:
                 del left[handle]
                 it.end(handle)
+
+
+def stream(
+    world: World,
+    it: drafter.Drafter,
+    *,
+    responses: int,
+    length: int,
+    batch: int,
+    prompt: int,
+    prompt_row: float,
+) -> None:
+    """Short responses, up to `batch` at once; whoever ends is followed by a prompt to take in.
+
+    `prompt` rows, of `prompt_row` seconds each.
+    """
+    left: dict[int, int] = {}
+    done: dict[int, int] = {}
+    begun = 0
+    while begun < responses or left:
+        new = min(batch - len(left), responses - begun)
+        handles = list(left)
+        other = new * prompt
+        drafts = it.propose(
+            handles, [left[h] - 1 for h in handles], other_rows=other, kv_tokens=0
+        ) if handles else []  # fmt: skip
+        made = []
+        for handle, draft in zip(handles, drafts, strict=True):
+            size = 0
+            while size < len(draft.tokens) and draft.tokens[size] == done[handle] + size:
+                size += 1
+            made.append(list(range(done[handle], done[handle] + size + 1)))
+        rows = len(handles) + sum(len(draft.tokens) for draft in drafts)
+        held_up = 8 if world.random.random() < 0.01 else 1
+        noise = 1 + world.noise * world.random.standard_normal()
+        true = world.iteration(rows) + other * prompt_row
+        world.now += true * noise * held_up
+        world.fair += true
+        world.plain += other * prompt_row
+        if handles:
+            world.plain += world.iteration(len(handles)) * sum(map(len, made)) / len(handles)
+            it.observe(
+                handles, made, rows=rows + other, kv_tokens=0, seconds=true * noise * held_up
+            )
+        else:
+            world.plain += world.iteration(0)
+        for handle, tokens in zip(handles, made, strict=True):
+            done[handle] += len(tokens)
+            left[handle] -= len(tokens)
+            if not left[handle]:
+                del left[handle]
+                it.end(handle)
+        for _ in range(new):
+            handle = it.begin([begun], [], sample=0, noise_epoch=0)
+            left[handle], done[handle] = length, 0
+            begun += 1

@@ -8,7 +8,8 @@ import pytest
 from rhymeflow.histospec.draft import NONE
 from rhymeflow.histospec.drafter import Drafter
 from rhymeflow.histospec.index import Index, prompt_key
-from tests.histospec.fakes import World, decode, run
+from tests.histospec import fakes
+from tests.histospec.fakes import World, decode, run, stream
 
 PROMPT = [7, 8, 9]
 TEXT = [int(t) for t in np.random.default_rng(0).integers(10, 60, 80)]
@@ -171,3 +172,44 @@ def test_what_is_said_to_be_saved_is_what_is_saved(monkeypatch: pytest.MonkeyPat
     world = World(lambda now: [0.7], CURVES["overhead"], lambda n: 5e-4, noise=0.02)
     drafter = run(world, "cost", [800] * 8, monkeypatch=monkeypatch)
     assert drafter.stats.saved_seconds == pytest.approx(world.plain - world.now, rel=0.1)
+
+
+def short_answers(
+    curve, chances: list[float], batch: int, seed: int, monkeypatch, prompt_row: float = 6e-4
+) -> World:
+    """Some hundred iterations of a new engine, most of which take in prompts as well."""
+    world = World(lambda now: chances, curve, lambda n: 5e-5 + 7e-6 * n, noise=0.12)
+    world.random = np.random.default_rng(seed)
+    drafter = fakes.make(world, "cost", sequences=batch, monkeypatch=monkeypatch)
+    stream(
+        world,
+        drafter,
+        responses=25 * batch,
+        length=8,
+        batch=batch,
+        prompt=16,
+        prompt_row=prompt_row,
+    )
+    return world
+
+
+@pytest.mark.parametrize("batch", [8, 32, 64])
+@pytest.mark.parametrize("chances", [[0.3], [0.0, 0.5, 0.9]])
+def test_short_answers_lose_nothing_where_a_row_costs_as_much_as_a_token(
+    chances: list[float], batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for seed in range(3):
+        world = short_answers(lambda rows: 2e-4 + 1.2e-3 * rows, chances, batch, seed, monkeypatch)
+        assert world.searches > 0
+        assert world.plain / world.fair > 0.98
+
+
+@pytest.mark.parametrize("batch", [1, 8, 32])
+def test_short_answers_are_drafted_where_rows_are_cheap(
+    batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for seed in range(3):
+        world = short_answers(
+            lambda rows: 2e-2 + 1e-4 * rows, [0.8], batch, seed, monkeypatch, prompt_row=5e-5
+        )
+        assert world.plain / world.fair > 1.3

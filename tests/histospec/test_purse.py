@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -39,7 +40,7 @@ def test_pauses_grow_to_a_bound() -> None:
     searched = play(Purse(), 20_000, saved=-0.0005)
     gaps = [b - a for a, b in pairwise(searched) if b - a > 1]
     assert gaps == sorted(gaps)
-    assert gaps[0] < 10
+    assert gaps[0] < 20
     assert gaps[-1] == gaps[-2] < 100
 
 
@@ -74,3 +75,20 @@ def test_what_begins_to_pay_is_found_within_a_few_dozen_iterations() -> None:
     purse = Purse()
     play(purse, 5000, saved=-0.0005)
     assert play(purse, 200, saved=0.002)[0] < 100
+
+
+def test_no_more_is_risked_than_a_stake_and_what_was_saved() -> None:
+    purse = Purse()
+    assert purse.risk(PLAIN) == pytest.approx(0.1 * PLAIN)
+    purse.tried(8, search=0.0, saved=0.002, plain=PLAIN)
+    assert purse.risk(PLAIN) == pytest.approx(0.1 * PLAIN + 0.002)
+
+
+def test_a_first_search_that_was_held_up_is_no_reason_for_a_large_stake() -> None:
+    purse = Purse()
+    purse.tried(8, search=0.050, saved=-0.050, plain=PLAIN)
+    while not purse.is_open(8):
+        purse.rested(PLAIN)
+    assert purse.risk(PLAIN) < 0.5 * PLAIN + 0.050 * 0.2 * 3
+    purse.tried(8, search=0.0001, saved=0.0, plain=PLAIN)
+    assert purse.risk(PLAIN) == pytest.approx(0.1 * PLAIN + 0.0003)

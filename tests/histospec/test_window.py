@@ -148,3 +148,35 @@ def test_weight_moves_drafts_to_who_is_waited_for() -> None:
     assert even.tolist() == [1, 1]
     uneven = rule.cut(reach, counts, Iteration(2, time, np.array([1.0, 2.0])))
     assert uneven.tolist() == [0, 2]
+
+
+def test_prompts_that_are_taken_in_make_no_draft_cheaper() -> None:
+    """Their time is spent whatever is drafted, so it is no reason for more rows."""
+    reach, counts = table([[0.9, 0.8], [0.9, 0.3]])
+    rule = make_rule("cost", max_sequences=2, max_draft=16)
+    alone = curve([2, 100], [2.0, 100.0])
+    mixed = Iteration(52, curve([52, 150], [52.0, 150.0]), None, alone, 2)
+    assert rule.cut(reach, counts, mixed).tolist() == [0, 0]
+    assert rule.cut(reach, counts, mixed._replace(alone=None)).any()
+    cheap = Iteration(52, curve([52, 90], [9.0, 9.4]), None, curve([2, 90], [2.0, 2.4]), 2)
+    assert rule.cut(reach, counts, cheap).tolist() == [2, 2]
+
+
+def test_no_more_is_drafted_than_may_be_lost() -> None:
+    reach, counts = table([[0.9, 0.8, 0.7, 0.6]])
+    rule = make_rule("cost", max_sequences=2, max_draft=16)
+    time = curve([1, 5], [1.0, 1.4])
+    iteration = Iteration(1, time)
+    assert rule.cut(reach, counts, iteration).tolist() == [4]
+    assert rule.cut(reach, counts, iteration._replace(risk=0.21)).tolist() == [2]
+    assert rule.cut(reach, counts, iteration._replace(risk=0.41, doubt=0.1)).tolist() == [2]
+    # One token is always tried: of one sequence nothing could be learned otherwise.
+    assert rule.cut(reach, counts, iteration._replace(risk=0.0)).tolist() == [1]
+
+
+def test_only_part_of_what_is_expected_is_reckoned_with() -> None:
+    reach, counts = table([[0.9]])
+    rule = make_rule("cost", max_sequences=2, max_draft=16)
+    time = curve([1, 2], [1.0, 1.8])
+    assert rule.cut(reach, counts, Iteration(1, time)).tolist() == [1]
+    assert rule.cut(reach, counts, Iteration(1, time, credit=0.85)).tolist() == [0]
