@@ -44,9 +44,6 @@ _COMPARED = 100
 """Iterations with drafts after which one goes without: what they are weighed against grows old.
 Fewer at first, when little is known of it."""
 _COMPARED_FIRST = 16
-_CREDIT = 0.75
-"""The share of the tokens expected that drafts have to pay with: what looks best of much that is
-uncertain is on average less good than it looks."""
 
 Ints = NDArray[np.int64]
 
@@ -67,6 +64,8 @@ class _Asked:
     """None: there was no search."""
     lengths: Ints | None = None
     """Tokens of each proposal that the engine was given."""
+    expected: float = 0.0
+    """Of them, how many were expected to be accepted."""
     made: int = 0
     """Tokens that came of sequences with a proposal, empty ones included."""
 
@@ -236,11 +235,13 @@ class Drafter:
             asked.sequences,
             self.timing.doubt,
             np.inf if self._purse is None else self._purse.risk(alone),
-            _CREDIT,
+            self._trust.credit,
         )
         asked.proposals = proposals
         reach = self._trust.temper(proposals, handles)
         asked.lengths = self._rule.cut(reach, proposals.counts, iteration)
+        chosen = np.arange(reach.shape[1]) < asked.lengths[:, None]
+        asked.expected = float(reach[chosen].sum())
         self._row_of[:] = -1
         self._row_of[handles] = np.arange(len(handles))
 
@@ -259,6 +260,7 @@ class Drafter:
             rows, flat, offsets, lengths, tried, accepted,
         )  # fmt: skip
         self.chances.observe(tried, accepted)
+        self._trust.verified(asked.expected, int(taken.sum()))
         self._trust.observe(proposals, rows, which, flat, offsets)
         known = rows >= 0
         asked.made = int(np.diff(offsets)[known].sum())

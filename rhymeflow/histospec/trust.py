@@ -10,8 +10,12 @@ States: just begun; has followed what was proposed from the beginning; went on w
 so that nobody knows; left one within the last few tokens; left one longer ago. A sequence in one of
 the last three is trusted less to begin with.
 
+What was chosen to be verified is counted besides: what looks best of much that is uncertain comes
+true less often than it looks, and siblings are wrong together. `credit` is the share of the tokens
+expected of it that came, and begins below 1.
+
 Holds true: all proposed tokens whose parent came true are learned from, verified or not, so the
-ratios do not depend on what is chosen; a reach is never more than its parent's.
+ratios by state do not depend on what is chosen; a reach is never more than its parent's.
 """
 
 from __future__ import annotations
@@ -33,6 +37,12 @@ _STRENGTH = 4.0
 _MEMORY = 1000.0
 """Tokens after which older ones fade."""
 
+_CREDIT = 0.85
+_CREDIT_STRENGTH = 20.0
+"""Tokens that it counts for."""
+_CREDIT_FADE = 0.99
+"""Per search: a bad time is not held against drafts for ever."""
+
 Ints = NDArray[np.int64]
 
 
@@ -42,8 +52,21 @@ class Trust:
     def __init__(self, max_sequences: int) -> None:
         self._since = np.zeros(max_sequences, np.int64)
         """Tokens since the sequence left a proposal; -1 - state: it did not."""
+        self._expected = self._came = 0.0
+        """Of tokens that were verified."""
         self._seen = np.zeros((len(_FIRST), _LEVELS, 3))
         """By state and level of the chance: tokens, expected and true ones."""
+
+    @property
+    def credit(self) -> float:
+        """The share of the expected tokens that may be reckoned with, at most 1."""
+        came = self._came + _CREDIT * _CREDIT_STRENGTH
+        return min(came / (self._expected + _CREDIT_STRENGTH), 1.0)
+
+    def verified(self, expected: float, accepted: int) -> None:
+        """Of a search's tokens some were verified: so many were expected, and came."""
+        self._expected = _CREDIT_FADE * self._expected + expected
+        self._came = _CREDIT_FADE * self._came + accepted
 
     def begin(self, handle: int) -> None:
         """The handle stands for a new sequence from now on."""

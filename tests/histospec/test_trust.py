@@ -87,3 +87,18 @@ def test_reach_never_rises_along_a_path() -> None:
             found = reach(trust, 0, likely)
             assert (found <= 1).all()
             assert (np.diff(found) <= 0).all()
+
+
+def test_credit_is_what_came_of_what_was_verified_and_is_given_anew() -> None:
+    trust = Trust(1)
+    first = trust.credit
+    assert 0.8 < first < 1
+    for _ in range(10):
+        trust.verified(20.0, 10)
+    assert trust.credit == pytest.approx(0.5, abs=0.05)
+    for _ in range(500):
+        trust.verified(0.0, 0)
+    assert trust.credit == pytest.approx(first, abs=0.05)
+    for _ in range(100):
+        trust.verified(10.0, 11)
+    assert trust.credit == 1.0
