@@ -104,8 +104,8 @@ class Drafter:
         self._responses = np.zeros(max_sequences, np.int64)
         """By handle, the number of the response in the live index."""
         self._row_of = np.full(max_sequences, -1, np.int64)
-        self._late: list[tuple[list[int], list[list[int]]]] = []
-        """Tokens that the search has not heard of yet: handles, and what was made of them."""
+        self._late: list[tuple[Ints, NDArray[np.int32], Ints]] = []
+        """Tokens that the search has not heard of yet: handles, tokens, where each one's begin."""
         self._asked: _Asked | None = None
         self._since_plain = 0
         """Iterations with drafts since the last one without."""
@@ -199,11 +199,11 @@ class Drafter:
         stats = self.stats
         stats.steps += len(handles)
         stats.made += sum(map(len, made))
-        self._late.append((handles, made))
+        self._late.append((np.array(handles, np.int64), *_flat(made)))
         if asked.proposals is not None:
-            self._compare(asked, handles, made)
+            self._compare(asked, *self._late[-1])
         else:
-            self._trust.rested(np.array(handles, np.int64))
+            self._trust.rested(self._late[-1][0])
         if asked.proposals is not None or len(self._late) >= _LATE:
             self._tell()
         drafted = rows - len(handles) - asked.other_rows
@@ -245,14 +245,14 @@ class Drafter:
         self._row_of[:] = -1
         self._row_of[handles] = np.arange(len(handles))
 
-    def _compare(self, asked: _Asked, handles: list[int], made: list[list[int]]) -> None:
+    def _compare(
+        self, asked: _Asked, which: Ints, flat: NDArray[np.int32], offsets: Ints
+    ) -> None:
         """Learn from what became of the proposals."""
         proposals, lengths = asked.proposals, asked.lengths
         assert proposals is not None
         assert lengths is not None
-        which = np.array(handles, np.int64)
         rows = self._row_of[which]
-        flat, offsets = _flat(made)
         tried = np.zeros(cells.NUM_CELLS, np.int64)
         accepted = np.zeros(cells.NUM_CELLS, np.int64)
         taken = walk(
@@ -270,9 +270,7 @@ class Drafter:
 
     def _tell(self) -> None:
         """Let the search and the live index know of all tokens made."""
-        for handles, made in self._late:
-            which = np.array(handles, np.int64)
-            flat, offsets = _flat(made)
+        for which, flat, offsets in self._late:
             self._live.extend_many(self._responses[which], flat, offsets)
             self._search.extend(which, flat, offsets)
         self._late.clear()
@@ -315,12 +313,14 @@ def _drafts(asked: _Asked) -> list[Draft]:
     proposals, lengths = asked.proposals, asked.lengths
     assert proposals is not None
     assert lengths is not None
-    return [
-        Draft(tokens[:length], parents[:length]) if length else NONE
-        for tokens, parents, length in zip(
-            proposals.tokens.tolist(), proposals.parents.tolist(), lengths.tolist(), strict=True
-        )
-    ]
+    chosen = np.arange(proposals.tokens.shape[1]) < lengths[:, None]
+    tokens, parents = proposals.tokens[chosen].tolist(), proposals.parents[chosen].tolist()
+    drafts, start = [], 0
+    for length in lengths.tolist():
+        end = start + length
+        drafts.append(Draft(tokens[start:end], parents[start:end]) if length else NONE)
+        start = end
+    return drafts
 
 
 def _chances() -> Chances:

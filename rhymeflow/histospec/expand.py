@@ -84,17 +84,6 @@ class _Frontier(NamedTuple):
     reaches: np.ndarray
 
 
-class _Frontier(NamedTuple):
-    """Nodes that wait to be taken."""
-
-    tokens: np.ndarray
-    parents: np.ndarray
-    depths: np.ndarray
-    cells: np.ndarray
-    masks: np.ndarray
-    reaches: np.ndarray
-
-
 class _Ballot(NamedTuple):
     """Votes on one token, per continuation."""
 

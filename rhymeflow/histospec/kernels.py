@@ -22,8 +22,13 @@ in the file of a function only, not in those of the functions it calls.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
-from numba import njit
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
 
 BLOCK_WORDS = 32
 NUMBER, RESPONSE, PREVIOUS, NEXT, COUNT = 0, 1, 2, 3, 4
@@ -48,24 +53,42 @@ LONGEST_LEVEL = 6
 
 MEMORY = 64  # tokens remembered of each sequence
 LONGEST_MATCH = 32
-FOUND = 12  # most candidates found by suffix in one index
-ALIGNED = 2  # most candidates by position in one index
+FOUND = 20  # most candidates found by suffix
+ALIGNED = 2  # most candidates by position
 PLACES = FOUND + ALIGNED
-ENOUGH = 8  # candidates with which shorter suffixes are not tried
-KEPT = 2  # candidates with which none are searched anew
+ENOUGH = 12  # candidates with which shorter suffixes are not tried
+KEPT = 4  # candidates with which none are searched anew
 STALE_AFTER = 32  # tokens after which candidates are searched anew
 
+INDEXES = 2
 KIND_SHARED, KIND_OWN, KIND_SELF, KIND_ALIGNED = 0, 1, 2, 3
 
 _LOW = 0xFFFFFFFF
 _BUCKET_WALK = 256  # responses looked at for one prompt
 _SIBLINGS = 64  # responses whose rewards are compared
-_STEPS = 12  # links followed in one chain
+_STEPS = 12  # positions looked at in one chain
 
 kernel = njit(cache=True, nogil=True, error_model="numpy")
 # Counting references to every array that is passed takes more time than what is done with it.
 # What makes no array needs no count.
 inner = njit(cache=True, nogil=True, error_model="numpy", _nrt=False)
+
+
+@intrinsic
+def _prefetch(typingctx, array, place):
+    """Ask for the memory of array.flat[place], which need not exist, without waiting for it."""
+
+    def codegen(context, builder, signature, args):
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        number = context.cast(builder, args[1], signature.args[1], types.intp)
+        pointer = builder.bitcast(builder.gep(data, [number]), ir.IntType(8).as_pointer())
+        word = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [pointer.type, word, word, word])
+        fetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+        builder.call(fetch, [pointer, word(0), word(3), word(1)])
+        return context.get_dummy_value()
+
+    return types.none(array, place), codegen
 
 
 @inner
@@ -80,18 +103,24 @@ def _mixed(value):
 
 
 @inner
-def _bucket(state, prompt, itself, level, num_heads):
-    """Where the chain of a suffix begins; `state` is the hash of its tokens."""
+def _key(state, prompt, itself, level):
+    """What chooses the chain of a suffix; `state` is the hash of its tokens."""
     value = state + np.uint64(level + 1) * np.uint64(0xD6E8FEB86659FD93)
     if SCOPES[level] == OF_THE_PROMPT:
         value ^= np.uint64(prompt)
     elif SCOPES[level] == OF_ITSELF:
-        value ^= np.uint64(itself)
-    return np.int64(_mixed(value) & np.uint64(num_heads - 1))
+        value ^= itself
+    return _mixed(value)
 
 
 @inner
-def _itself(prompt, sample, noise_epoch):
+def _bucket(key, heads):
+    """The place in `heads` at which the chain begins."""
+    return np.int64(key & np.uint64(heads.shape[1] - 1))
+
+
+@inner
+def itself(prompt, sample, noise_epoch):
     """What stands for a response and those that share its prompt, sample and noise."""
     value = _mixed(np.uint64(prompt) + _mixed(np.uint64(sample + 1)))
     return _mixed(value + np.uint64(noise_epoch + 2))
@@ -126,25 +155,35 @@ def begin(arrays, prompt, tail_length, sample, noise_epoch, version):
     return response
 
 
-@inner
+@kernel
 def append_many(arrays, responses, tokens, offsets):
-    """Append tokens[offsets[i]:offsets[i + 1]] to response i, for all i."""
+    """Append tokens[offsets[i]:offsets[i + 1]] to response i, for all i.
+
+    First all are stored, then all are chained, so that memory is waited for once.
+    """
+    buckets = np.empty((offsets[-1] + 1, NUM_LEVELS), np.int64)
+    positions = np.empty(offsets[-1] + 1, np.int64)
+    count = 0
     for i in range(responses.shape[0]):
-        _append(arrays, responses[i], tokens, offsets[i], offsets[i + 1])
+        start, stop = offsets[i], offsets[i + 1]
+        count = _append(arrays, responses[i], tokens, start, stop, buckets, positions, count)
+    for i in range(count):
+        _chain(arrays, positions[i], buckets[i])
 
 
 @inner
-def _append(arrays, response, tokens, start, stop):
+def _append(arrays, response, tokens, start, stop, buckets, positions, stored):
+    """Store tokens; enter where they stand from `stored` on, and return how many stand there."""
     words, records = arrays.words, arrays.records
     slot = response % records.shape[0]
     if response < arrays.header[FIRST_RESPONSE] or records[slot, OF_RESPONSE] != response:
-        return
+        return stored
     number = records[slot, LAST]
     base = _base(arrays, number)
     if number != 0 and words[base + NUMBER] != number:
-        return  # overwritten
+        return stored  # overwritten
     prompt = records[slot, OF_PROMPT]
-    itself = _itself(prompt, records[slot, OF_SAMPLE], records[slot, OF_NOISE])
+    own = itself(prompt, records[slot, OF_SAMPLE], records[slot, OF_NOISE])
     for i in range(start, stop):
         if number == 0 or words[base + COUNT] == BLOCK_TOKENS:
             number = _allocate(arrays, response, number)
@@ -152,14 +191,17 @@ def _append(arrays, response, tokens, start, stop):
             records[slot, LAST] = number
             if records[slot, FIRST] == 0:
                 records[slot, FIRST] = number
-        count = words[base + COUNT]
-        words[base + FIRST_WORD + count] = tokens[i]
-        words[base + COUNT] = count + 1
+        word = FIRST_WORD + words[base + COUNT]
+        words[base + word] = tokens[i]
+        words[base + COUNT] += 1
         records[slot, LENGTH] += 1
         arrays.header[NUM_TOKENS] += 1
         # What stands in a prompt is a guess for its own responses only.
         is_prompt = records[slot, LENGTH] < records[slot, TAIL]
-        _chain(arrays, prompt, itself, number, base, FIRST_WORD + count, is_prompt)
+        _choose(arrays, prompt, own, number, base, word, is_prompt, buckets[stored])
+        positions[stored] = number * BLOCK_WORDS + word
+        stored += 1
+    return stored
 
 
 @inner
@@ -183,20 +225,18 @@ def _allocate(arrays, response, previous):
 
 
 @inner
-def _chain(arrays, prompt, itself, number, base, word, is_prompt):
-    """Put the token at `word` of this block at the front of its chains."""
-    words, heads, links = arrays.words, arrays.heads, arrays.links
-    first = arrays.header[FIRST_BLOCK]
-    here = base + word
-    position = np.uint32((number * BLOCK_WORDS + word) & _LOW)
+def _choose(arrays, prompt, own, number, base, word, is_prompt, buckets):
+    """Enter the buckets of the suffixes that end with the token at `word` of this block; -1: none."""
+    words, first = arrays.words, arrays.header[FIRST_BLOCK]
+    buckets[:] = -1
     state = np.uint64(0)
     for length in range(1, LONGEST_LEVEL + 1):
         state = _mixed(state ^ np.uint64(words[base + word] + 1))
         for level in range(NUM_LEVELS):
             if LEVELS[level] == length and (SCOPES[level] != OF_ALL or not is_prompt):
-                bucket = _bucket(state, prompt, itself, level, heads.shape[1])
-                links[level, here] = heads[level, bucket]
-                heads[level, bucket] = position
+                bucket = _bucket(_key(state, prompt, own, level), arrays.heads)
+                _prefetch(arrays.heads, level * arrays.heads.shape[1] + bucket)
+                buckets[level] = bucket
         word -= 1
         if word < FIRST_WORD:
             previous = np.int64(words[base + PREVIOUS])
@@ -204,6 +244,16 @@ def _chain(arrays, prompt, itself, number, base, word, is_prompt):
             if previous < first or words[base + NUMBER] != previous:
                 return
             word = BLOCK_WORDS - 1
+
+
+@inner
+def _chain(arrays, position, buckets):
+    """Put a position at the front of its chains."""
+    place = _base(arrays, position // BLOCK_WORDS) + position % BLOCK_WORDS
+    for level in range(NUM_LEVELS):
+        if buckets[level] >= 0:
+            arrays.links[level, place] = arrays.heads[level, buckets[level]]
+            arrays.heads[level, buckets[level]] = np.uint32(position & _LOW)
 
 
 @kernel
@@ -243,83 +293,129 @@ def finish(arrays, response, reward):
 # ---- reading
 
 
-@inner
-def _holds(arrays, position):
-    """Whether a token lies at this position, and still the one that was put there."""
-    number, word = position // BLOCK_WORDS, position % BLOCK_WORDS
-    if number < arrays.header[FIRST_BLOCK] or number >= arrays.header[NEXT_BLOCK]:
-        return False
-    base = _base(arrays, number)
-    if arrays.words[base + NUMBER] != number or word < FIRST_WORD:
-        return False
-    return word - FIRST_WORD < arrays.words[base + COUNT]
+class Text(NamedTuple):
+    """The blocks of an index as they are when a reader begins."""
+
+    words: np.ndarray
+    places: int
+    """Blocks there is room for."""
+    first: int
+    """The oldest block that is there."""
+    end: int
+    """The number after the newest one's."""
+    lap: int
+    """The newest block that lies in place 0."""
 
 
 @inner
-def _restored(arrays, low):
-    """The position of which a table holds the low 32 bits; 0: none."""
-    end = arrays.header[NEXT_BLOCK] * BLOCK_WORDS
-    return end - ((end - np.int64(low)) & _LOW) if low != 0 else np.int64(0)
+def _text(arrays):
+    places, end = arrays.words.shape[0] // BLOCK_WORDS, arrays.header[NEXT_BLOCK]
+    first = max(arrays.header[FIRST_BLOCK], end - places)
+    return Text(arrays.words, places, first, end, (end - 1) // places * places)
 
 
 @inner
-def _copy_after(arrays, position, out, most):
-    """Copy at most so many of the tokens after a position that holds one; return their number."""
-    words = arrays.words
-    most = min(most, out.shape[0])
+def _is_there(text, number):
+    return text.first <= number < text.end
+
+
+@inner
+def _start(text, number):
+    """The first word of a block that is there."""
+    place = number - text.lap
+    return (place if place >= 0 else place + text.places) * BLOCK_WORDS
+
+
+@inner
+def _place(text, position):
+    """The word that a position of a block that is there stands for."""
+    return _start(text, position // BLOCK_WORDS) + position % BLOCK_WORDS
+
+
+@inner
+def _restored(text, low):
+    """The position of which a table holds the low 32 bits; 0: it is not there any more."""
+    end = text.end * BLOCK_WORDS
+    position = end - ((end - np.int64(low)) & _LOW)
+    is_there = low != 0 and text.first * BLOCK_WORDS <= position < end
+    return position if is_there else np.int64(0)
+
+
+@inner
+def _next(text, number):
+    """The number of the block after one that is there; 0: none."""
+    following = np.int64(text.words[_start(text, number) + NEXT])
+    if following <= number or following >= text.end:
+        return np.int64(0)
+    return following if text.words[_start(text, following) + NUMBER] == following else np.int64(0)
+
+
+@inner
+def _copy_after(text, position, out, most):
+    """Copy at most so many of the tokens after a position that is there; return their number."""
+    words, most = text.words, min(most, out.shape[0])
     number, word = position // BLOCK_WORDS, position % BLOCK_WORDS + 1
-    base = _base(arrays, number)
     copied = 0
     while True:
+        base = _start(text, number)
         stop = min(FIRST_WORD + np.int64(words[base + COUNT]), BLOCK_WORDS, word + most - copied)
         for place in range(base + word, base + stop):
             out[copied] = words[place]
             copied += 1
-        following = np.int64(words[base + NEXT])
-        is_end = copied == most or stop < BLOCK_WORDS
-        if is_end or following <= number or following >= arrays.header[NEXT_BLOCK]:
+        if copied == most or stop < BLOCK_WORDS:
             return copied
-        number, word, base = following, FIRST_WORD, _base(arrays, following)
-        if words[base + NUMBER] != number:
+        number, word = _next(text, number), FIRST_WORD
+        if number == 0:
             return copied
 
 
 @inner
-def _moved(arrays, position, steps):
-    """The position so many tokens after one that holds a token; 0: the text ends before."""
-    words = arrays.words
+def _moved(text, position, steps):
+    """The position so many tokens after one that is there; 0: the text ends before."""
     number, word = position // BLOCK_WORDS, position % BLOCK_WORDS
-    base = _base(arrays, number)
     while word + steps >= BLOCK_WORDS:
         steps -= BLOCK_WORDS - word
-        following = np.int64(words[base + NEXT])
-        if following <= number or following >= arrays.header[NEXT_BLOCK]:
+        number, word = _next(text, number), FIRST_WORD
+        if number == 0:
             return np.int64(0)
-        number, word, base = following, FIRST_WORD, _base(arrays, following)
-        if words[base + NUMBER] != number:
-            return np.int64(0)
-    if word + steps - FIRST_WORD >= words[base + COUNT]:
+    if word + steps - FIRST_WORD >= text.words[_start(text, number) + COUNT]:
         return np.int64(0)
     return number * BLOCK_WORDS + word + steps
 
 
 @inner
-def _agreement(arrays, position, recent, most):
-    """How many tokens up to a position that holds one equal the end of `recent`."""
-    words, first = arrays.words, arrays.header[FIRST_BLOCK]
+def _followed(text, position, recent, came):
+    """The position `came` tokens on, if they are the last ones of `recent`; otherwise 0."""
+    words = text.words
     number, word = position // BLOCK_WORDS, position % BLOCK_WORDS
-    base = _base(arrays, number)
+    base = _start(text, number)
+    for i in range(MEMORY - came, MEMORY):
+        word += 1
+        if word == BLOCK_WORDS:
+            number, word = _next(text, number), FIRST_WORD
+            if number == 0:
+                return np.int64(0)
+            base = _start(text, number)
+        if word - FIRST_WORD >= words[base + COUNT] or words[base + word] != recent[i]:
+            return np.int64(0)
+    return number * BLOCK_WORDS + word
+
+
+@inner
+def _agreement(text, position, recent, most):
+    """How many tokens up to a position that is there equal the end of `recent`."""
+    words = text.words
+    number, word = position // BLOCK_WORDS, position % BLOCK_WORDS
+    base = _start(text, number)
     matched = 0
-    while matched < most:
-        if words[base + word] != recent[MEMORY - 1 - matched]:
-            break
+    while matched < most and words[base + word] == recent[MEMORY - 1 - matched]:
         matched += 1
         word -= 1
         if word < FIRST_WORD:
             previous = np.int64(words[base + PREVIOUS])
-            if previous < first or previous >= number:
+            if previous < text.first or previous >= number:
                 break
-            number, word, base = previous, BLOCK_WORDS - 1, _base(arrays, previous)
+            number, word, base = previous, BLOCK_WORDS - 1, _start(text, previous)
             if words[base + NUMBER] != number:
                 break
     return matched
@@ -330,227 +426,253 @@ def align(arrays, prompt, sample, noise_epoch, length, at):
     """Fill `at` with the newest finished responses that share prompt, sample and noise.
 
     What is entered is the position of the token before token number `length` of the response.
+    Returns how many there are.
     """
-    records = arrays.records
+    records, text = arrays.records, _text(arrays)
     count = 0
     response = arrays.prompts[prompt % arrays.prompts.shape[0]]
-    at[:] = 0
     for _ in range(_BUCKET_WALK):
         slot = response % records.shape[0]
         if response < arrays.header[FIRST_RESPONSE] or records[slot, OF_RESPONSE] != response:
-            return
+            return count
         is_same = records[slot, OF_PROMPT] == prompt and records[slot, OF_SAMPLE] == sample
         if is_same and records[slot, OF_NOISE] == noise_epoch and records[slot, FINISHED] == 1:
-            start = records[slot, FIRST] * BLOCK_WORDS + FIRST_WORD
-            before = records[slot, TAIL] + length - 1
-            position = _moved(arrays, start, before) if _holds(arrays, start) else np.int64(0)
+            first, before = records[slot, FIRST], records[slot, TAIL] + length - 1
+            position = np.int64(0)
+            if _is_there(text, first):
+                position = _moved(text, first * BLOCK_WORDS + FIRST_WORD, before)
             if position != 0 and count < at.shape[0]:
                 at[count] = position
                 count += 1
         earlier = records[slot, EARLIER]
         if earlier >= response:
-            return
+            return count
         response = earlier
+    return count
+
+
+class Work(NamedTuple):
+    """Memory to search in, for n sequences."""
+
+    rows: np.ndarray
+    """int64 [n]: the sequences that are searched anew."""
+    keys: np.ndarray
+    """uint64 [n, NUM_LEVELS]: of their suffixes."""
+    limits: np.ndarray
+    """int64 [n]: candidates they may have after this level ..."""
+    most: np.ndarray
+    """int64 [n]: ... and after this chain."""
+    who: np.ndarray
+    """int64 [n]: sequences whose chain goes on ..."""
+    at: np.ndarray
+    """int64 [n]: ... and where."""
 
 
 @kernel
-def collect(arrays, contexts, candidates, handles, most, texts, offset):
+def collect(live, history, contexts, candidates, handles, most, texts):
     """Bring the candidates of these sequences up to date and copy out what follows them.
 
-    What this index has for sequence i comes into texts[i, offset : offset + PLACES]. Each pass goes
-    over all sequences: memory is waited for once, not once for each of them.
+    What is known for sequence i comes into row i of `texts`. Each pass goes over all sequences and
+    asks for the memory that the next pass reads: it is waited for once, not once for each of them.
     """
     n = handles.shape[0]
-    _look_up(arrays, candidates, handles, most)
-    searched, which = np.empty(n, np.int64), np.empty(n, np.int64)
-    states = np.empty((n, LONGEST_LEVEL + 1), np.uint64)
-    chains = np.empty((_STEPS, n), np.int64)
-    count = _advance_all(arrays, contexts, candidates, handles, most, searched)
-    _search(arrays, contexts, candidates, searched, count, states, chains, which)
-    _copy_all(arrays, candidates, handles, most, texts, offset)
+    work = Work(
+        np.empty(n, np.int64),
+        np.empty((n, NUM_LEVELS), np.uint64),
+        np.empty(n, np.int64),
+        np.empty(n, np.int64),
+        np.empty(n, np.int64),
+        np.empty(n, np.int64),
+    )
+    _collect(live, history, contexts, candidates, handles, most, texts, work)
 
 
 @inner
-def _advance_all(arrays, contexts, candidates, handles, most, searched):
-    """Advance all; enter those that have to be searched, and return how many they are."""
+def _collect(live, history, contexts, candidates, handles, most, texts, work):
+    # What is there is read once: a block is there throughout, or not at all.
+    first, second = _text(live), _text(history)
+    _ask(first, 0, candidates, handles, most)
+    _ask(second, 1, candidates, handles, most)
+    _advance(first, 0, contexts, candidates, handles, most)
+    _advance(second, 1, contexts, candidates, handles, most)
+    count = _keep(contexts, candidates, handles, most, work)
+    _hash_all(live, history, contexts, handles, work, count)
+    for level in range(NUM_LEVELS):
+        walking = _enter(live, first, level, INDEXES, contexts, candidates, handles, work, count)
+        _climb(live, first, 0, level, contexts, candidates, handles, work, walking)
+        walking = _enter(history, second, level, 1, contexts, candidates, handles, work, count)
+        _climb(history, second, 1, level, contexts, candidates, handles, work, walking)
+    for j in range(count):
+        handle = handles[work.rows[j]]
+        candidates.needed[handle] = min(KEPT, max(candidates.found[handle], 1))
+    texts.counts[: handles.shape[0]] = 0
+    _copy(first, 0, candidates, handles, most, texts)
+    _copy(second, 1, candidates, handles, most, texts)
+
+
+@inner
+def _ask(text, source, candidates, handles, most):
+    """Ask for the blocks of the candidates; drop those that are not there any more."""
+    for i in range(handles.shape[0]):
+        at, sources = candidates.at[handles[i]], candidates.sources[handles[i]]
+        for slot in range(PLACES):
+            if at[slot] != 0 and sources[slot] == source and most[i] > 0:
+                if _is_there(text, at[slot] // BLOCK_WORDS):
+                    _prefetch(text.words, _start(text, at[slot] // BLOCK_WORDS))
+                    _prefetch(text.words, _place(text, at[slot]) + 1)
+                else:
+                    at[slot] = 0
+
+
+@inner
+def _advance(text, source, contexts, candidates, handles, most):
+    """Move candidates past the tokens that came; those that said otherwise are dropped."""
+    for i in range(handles.shape[0]):
+        handle = handles[i]
+        at, sources = candidates.at[handle], candidates.sources[handle]
+        recent = contexts.recent[handle]
+        came = contexts.length[handle] - candidates.seen[handle]
+        if most[i] == 0:
+            continue
+        for slot in range(candidates.found[handle]):
+            if at[slot] != 0 and sources[slot] == source and came > 0:
+                is_far = came > LONGEST_MATCH
+                at[slot] = np.int64(0) if is_far else _followed(text, at[slot], recent, came)
+        for slot in range(FOUND, PLACES):
+            if at[slot] != 0 and sources[slot] == source:
+                at[slot] = _moved(text, at[slot], came) if came > 0 else at[slot]
+                if at[slot] != 0:
+                    longest = min(LONGEST_MATCH, contexts.known[handle])
+                    candidates.matched[handle, slot] = _agreement(text, at[slot], recent, longest)
+
+
+@inner
+def _keep(contexts, candidates, handles, most, work):
+    """Close the gaps that dropped candidates left; return how many sequences have too few left.
+
+    Those are entered, and begin anew.
+    """
     count = 0
     for i in range(handles.shape[0]):
-        if most[i] > 0:
-            _advance(arrays, contexts, candidates, handles[i])
-            if candidates.found[handles[i]] < candidates.needed[handles[i]]:
-                searched[count] = handles[i]
-                count += 1
+        handle = handles[i]
+        if most[i] == 0:
+            continue
+        at, matched = candidates.at[handle], candidates.matched[handle]
+        came = contexts.length[handle] - candidates.seen[handle]
+        kept = 0
+        for slot in range(candidates.found[handle]):
+            if at[slot] != 0:
+                at[kept] = at[slot]
+                matched[kept] = min(matched[slot] + came, LONGEST_MATCH)
+                candidates.sources[handle, kept] = candidates.sources[handle, slot]
+                candidates.kinds[handle, kept] = candidates.kinds[handle, slot]
+                candidates.merits[handle, kept] = candidates.merits[handle, slot]
+                kept += 1
+        candidates.seen[handle] = contexts.length[handle]
+        candidates.age[handle] += came
+        if kept < candidates.needed[handle] or candidates.age[handle] >= STALE_AFTER:
+            work.rows[count] = i
+            count += 1
+            kept = 0
+            candidates.age[handle] = 0
+        candidates.found[handle] = kept
+        at[kept:FOUND] = 0
     return count
 
 
 @inner
-def _copy_all(arrays, candidates, handles, most, texts, offset):
-    """Copy out what follows the candidates."""
-    for i in range(handles.shape[0]):
-        handle = handles[i]
-        for place in range(PLACES):
-            texts.counts[i, offset + place] = 0
-            position = candidates.at[handle, place]
-            if position != 0 and most[i] > 0:
-                texts.counts[i, offset + place] = _copy_after(
-                    arrays, position, texts.tokens[i, offset + place], most[i]
-                )
-                texts.matched[i, offset + place] = candidates.matched[handle, place]
-                texts.kinds[i, offset + place] = candidates.kinds[handle, place]
-                texts.merits[i, offset + place] = candidates.merits[handle, place]
+def _hash_all(live, history, contexts, handles, work, count):
+    """Fill in the keys of those that are searched, and ask for where their chains begin."""
+    for j in range(count):
+        keys = work.keys[j]
+        _hash(contexts, handles[work.rows[j]], keys)
+        for level in range(NUM_LEVELS):
+            for heads in (live.heads, history.heads):
+                _prefetch(heads, level * heads.shape[1] + _bucket(keys[level], heads))
 
 
 @inner
-def _look_up(arrays, candidates, handles, most):
-    """Drop candidates whose text was overwritten."""
-    for i in range(handles.shape[0]):
-        at = candidates.at[handles[i]]
-        for place in range(PLACES):
-            if at[place] != 0 and most[i] > 0 and not _holds(arrays, at[place]):
-                at[place] = 0
-
-
-@inner
-def _advance(arrays, contexts, candidates, handle):
-    """Move candidates past the tokens that came; those that said otherwise are dropped."""
-    at, matched = candidates.at[handle], candidates.matched[handle]
-    recent = contexts.recent[handle]
-    came = contexts.length[handle] - candidates.seen[handle]
-    candidates.seen[handle] = contexts.length[handle]
-    kept = 0
-    for place in range(candidates.found[handle]):
-        position = at[place]
-        at[place] = 0
-        if position == 0 or came > LONGEST_MATCH:
-            continue
-        position = _followed(arrays, position, recent, came)
-        if position != 0:
-            at[kept] = position
-            matched[kept] = min(matched[place] + came, LONGEST_MATCH)
-            candidates.kinds[handle, kept] = candidates.kinds[handle, place]
-            candidates.merits[handle, kept] = candidates.merits[handle, place]
-            kept += 1
-    candidates.found[handle] = kept
-    candidates.age[handle] += came
-    if candidates.age[handle] >= STALE_AFTER:
-        candidates.needed[handle] = FOUND + 1
-    for place in range(FOUND, PLACES):
-        if at[place] != 0:
-            at[place] = _moved(arrays, at[place], came) if came > 0 else at[place]
-            if at[place] != 0:
-                most = min(LONGEST_MATCH, contexts.known[handle])
-                matched[place] = _agreement(arrays, at[place], recent, most)
-
-
-@inner
-def _followed(arrays, position, recent, came):
-    """The position `came` tokens on, if they are the last ones of `recent`; otherwise 0."""
-    words = arrays.words
-    number, word = position // BLOCK_WORDS, position % BLOCK_WORDS
-    base = _base(arrays, number)
-    for i in range(MEMORY - came, MEMORY):
-        word += 1
-        if word == BLOCK_WORDS:
-            following = np.int64(words[base + NEXT])
-            if following <= number or following >= arrays.header[NEXT_BLOCK]:
-                return np.int64(0)
-            number, word, base = following, FIRST_WORD, _base(arrays, following)
-            if words[base + NUMBER] != number:
-                return np.int64(0)
-        if word - FIRST_WORD >= words[base + COUNT] or words[base + word] != recent[i]:
-            return np.int64(0)
-    return number * BLOCK_WORDS + word
-
-
-@inner
-def _search(arrays, contexts, candidates, handles, n, states, chains, which):
-    """Find anew what stands in the index after the longest suffixes of the first n sequences.
-
-    The last three are memory to work in.
-    """
-    for i in range(n):
-        _hash(contexts, handles[i], states[i])
-        candidates.at[handles[i], :FOUND] = 0
-        candidates.found[handles[i]] = 0
-    for level in range(NUM_LEVELS):
-        count = 0
-        for i in range(n):
-            handle = handles[i]
-            known = contexts.known[handle]
-            if candidates.found[handle] < ENOUGH and LEVELS[level] <= known:
-                which[count] = handle
-                prompt = contexts.prompt[handle]
-                itself = np.uint64(0)
-                if SCOPES[level] == OF_ITSELF:
-                    itself = _itself(prompt, contexts.sample[handle], contexts.noise[handle])
-                state = states[i, LEVELS[level]]
-                chains[0, count] = _bucket(state, prompt, itself, level, arrays.heads.shape[1])
-                count += 1
-        _climb(arrays, level, chains, count)
-        for i in range(count):
-            _pick(arrays, contexts, candidates, which[i], level, chains[:, i])
-    for i in range(n):
-        handle = handles[i]
-        candidates.needed[handle] = min(KEPT, max(candidates.found[handle], 1))
-        candidates.age[handle] = 0
-
-
-@inner
-def _hash(contexts, handle, states):
-    """Fill states[length] with the hash of the sequence's last `length` tokens."""
+def _hash(contexts, handle, keys):
+    """Fill in the keys of the sequence's suffixes."""
     state = np.uint64(0)
     for length in range(1, min(LONGEST_LEVEL, contexts.known[handle]) + 1):
         state = _mixed(state ^ np.uint64(contexts.recent[handle, MEMORY - length] + 1))
-        states[length] = state
+        for level in range(NUM_LEVELS):
+            if LEVELS[level] == length:
+                keys[level] = _key(state, contexts.prompt[handle], contexts.itself[handle], level)
 
 
 @inner
-def _climb(arrays, level, chains, count):
-    """Fill chains[:, i] with the newest positions of the chain whose bucket chains[0, i] is.
+def _enter(arrays, text, level, parts, contexts, candidates, handles, work, count):
+    """Choose the sequences whose chain is followed, and where it begins; return how many they are.
 
-    All chains by a step at a time, so that the memory of many is on its way at once. After the last
-    position that still holds a token comes 0.
+    Indexes, of which so many still come at this level, share the free places of a sequence.
     """
-    for i in range(count):
-        chains[0, i] = _restored(arrays, arrays.heads[level, chains[0, i]])
-    for step in range(_STEPS):
-        for i in range(count):
-            position = chains[step, i]
-            link = np.uint32(0)
+    walking = 0
+    for j in range(count):
+        i = work.rows[j]
+        found = candidates.found[handles[i]]
+        if parts == INDEXES:
+            is_tried = found < ENOUGH and LEVELS[level] <= contexts.known[handles[i]]
+            work.limits[i] = FOUND if is_tried else 0
+        if found < work.limits[i]:
+            low = arrays.heads[level, _bucket(work.keys[j, level], arrays.heads)]
+            position = _restored(text, low)
             if position != 0:
-                base = _base(arrays, position // BLOCK_WORDS)
-                link = arrays.links[level, base + position % BLOCK_WORDS]
-                if not _holds(arrays, position):
-                    link = np.uint32(0)
-                    chains[step, i] = 0
-            if step + 1 < _STEPS:
-                chains[step + 1, i] = _restored(arrays, link)
+                _ask_for(arrays, text, level, position)
+                work.who[walking], work.at[walking] = i, position
+                work.most[i] = found + (FOUND - found + parts - 1) // parts
+                walking += 1
+    return walking
 
 
 @inner
-def _pick(arrays, contexts, candidates, handle, level, chain):
-    """Make candidates of a chain's positions."""
-    at, count = candidates.at[handle], candidates.found[handle]
+def _ask_for(arrays, text, level, position):
+    """Ask for what is read of a position in a chain."""
+    place = _place(text, position)
+    _prefetch(arrays.links, level * text.words.shape[0] + place)
+    _prefetch(text.words, place)
+    _prefetch(text.words, place - position % BLOCK_WORDS)
+
+
+@inner
+def _climb(arrays, text, source, level, contexts, candidates, handles, work, walking):
+    """Follow chains, all by a step at a time, and make candidates of the positions in them."""
+    for _ in range(_STEPS):
+        going = 0
+        for j in range(walking):
+            i, position = work.who[j], work.at[j]
+            handle = handles[i]
+            following = _restored(text, arrays.links[level, _place(text, position)])
+            _try(arrays, text, source, level, position, contexts, candidates, handle)
+            if following != 0 and candidates.found[handle] < work.most[i]:
+                _ask_for(arrays, text, level, following)
+                work.who[going], work.at[going] = i, following
+                going += 1
+        walking = going
+
+
+@inner
+def _try(arrays, text, source, level, position, contexts, candidates, handle):
+    """Make a candidate of a position if the suffix ends there and something new follows it."""
     most = min(LONGEST_MATCH, contexts.known[handle])
-    for step in range(_STEPS):
-        position = chain[step]
-        if count == FOUND or position == 0:
-            break
-        base = _base(arrays, position // BLOCK_WORDS)
-        slot = arrays.words[base + RESPONSE] % arrays.records.shape[0]
-        kind = _kind(arrays.records[slot], contexts, handle)
-        if (kind != KIND_SHARED or SCOPES[level] == OF_ALL) and _moved(arrays, position, 1) != 0:
-            matched = _agreement(arrays, position, contexts.recent[handle], most)
-            is_new = matched >= LEVELS[level]
-            for place in range(count):
-                is_new = is_new and at[place] != position
-            if is_new:
-                at[count] = position
-                candidates.matched[handle, count] = matched
-                candidates.kinds[handle, count] = kind
-                candidates.merits[handle, count] = arrays.merits[slot]
-                count += 1
-    candidates.found[handle] = count
+    matched = _agreement(text, position, contexts.recent[handle], most)
+    if matched < LEVELS[level] or _moved(text, position, 1) == 0:
+        return
+    at, sources = candidates.at[handle], candidates.sources[handle]
+    count = candidates.found[handle]
+    for other in range(count):
+        if at[other] == position and sources[other] == source:
+            return
+    slot = text.words[_start(text, position // BLOCK_WORDS) + RESPONSE] % arrays.records.shape[0]
+    kind = _kind(arrays.records[slot], contexts, handle)
+    if kind != KIND_SHARED or SCOPES[level] == OF_ALL:
+        at[count] = position
+        sources[count] = source
+        candidates.matched[handle, count] = matched
+        candidates.kinds[handle, count] = kind
+        candidates.merits[handle, count] = arrays.merits[slot]
+        candidates.found[handle] = count + 1
 
 
 @inner
@@ -562,6 +684,20 @@ def _kind(record, contexts, handle):
     if is_same and record[OF_NOISE] == contexts.noise[handle] and record[FINISHED] == 0:
         return KIND_SELF
     return KIND_OWN
+
+
+@inner
+def _copy(text, source, candidates, handles, most, texts):
+    """Copy out what follows the candidates."""
+    for i in range(handles.shape[0]):
+        handle = handles[i]
+        for slot in range(PLACES):
+            position = candidates.at[handle, slot]
+            if position != 0 and candidates.sources[handle, slot] == source and most[i] > 0:
+                texts.counts[i, slot] = _copy_after(text, position, texts.tokens[i, slot], most[i])
+                texts.matched[i, slot] = candidates.matched[handle, slot]
+                texts.kinds[i, slot] = candidates.kinds[handle, slot]
+                texts.merits[i, slot] = candidates.merits[handle, slot]
 
 
 @inner

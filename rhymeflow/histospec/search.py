@@ -27,6 +27,7 @@ from rhymeflow.histospec import expand, kernels
 from rhymeflow.histospec.cells import LENGTH_BUCKETS, NUM_CELLS, NUMBERS
 from rhymeflow.histospec.expand import Proposals, Tables, Texts
 from rhymeflow.histospec.index import Index, prompt_key
+from rhymeflow.histospec.memory import Arrays
 
 Shape = Literal["linear", "tree"]
 Ranking = Literal["reward", "frequency", "combined"]
@@ -36,7 +37,6 @@ _RANKINGS = {
     "frequency": expand.BY_FREQUENCY,
     "combined": expand.BY_BOTH,
 }
-_MASK_BITS = 64
 _NEARNESS = (1.0, 2.0, 2.0, 2.0)  # by kind: another prompt's text, the prompt's, its own, aligned
 
 
@@ -55,13 +55,17 @@ class Contexts(NamedTuple):
     """int64 [H]: number of the response among the prompt's."""
     noise: np.ndarray
     """int64 [H]: epoch of its noise."""
+    itself: np.ndarray
+    """uint64 [H]: stands for prompt, sample and noise together."""
 
 
 class Candidates(NamedTuple):
-    """The candidates of each sequence in one index, by handle: found ones, then aligned ones."""
+    """The candidates of each sequence, by handle: found ones, then aligned ones."""
 
     at: np.ndarray
     """int64 [H, PLACES]: position of the token that stands for the sequence's last; 0: none."""
+    sources: np.ndarray
+    """int32 [H, PLACES]: number of the index it is in."""
     matched: np.ndarray
     """int32 [H, PLACES]: tokens up to there that agree."""
     kinds: np.ndarray
@@ -95,15 +99,16 @@ class Search:
     ) -> None:
         assert chances.shape == (NUM_CELLS,)
         assert chances.dtype == np.float32
-        assert len(indexes) * kernels.PLACES <= _MASK_BITS, "a bit per candidate"
+        assert len(indexes) <= kernels.INDEXES
         self._indexes = [index.readable for index in indexes]
+        self._both = [*self._indexes, *(_nothing() for _ in indexes), _nothing()][:kernels.INDEXES]
         self._max_draft = max_draft
         self._is_tree = shape == "tree"
         self._ranking = _RANKINGS[ranking]
         self._tables = Tables(_weights(), LENGTH_BUCKETS, NUMBERS, chances)
         self._free: list[int] = []
         self._contexts = _contexts(0)
-        self._candidates = [_candidates(0) for _ in indexes]
+        self._candidates = _candidates(0)
         self._texts = _texts(0, 0, 0)
 
     def begin(
@@ -123,21 +128,30 @@ class Search:
         contexts.prompt[handle] = key
         contexts.sample[handle] = sample
         contexts.noise[handle] = noise_epoch
+        contexts.itself[handle] = kernels.itself(key, sample, noise_epoch)
         kernels.remember(contexts, np.array([handle]), recent, np.array([0, len(recent)]))
         contexts.length[handle] = len(tokens)
-        for arrays, candidates in zip(self._indexes, self._candidates, strict=True):
-            candidates.at[handle] = 0
-            candidates.found[handle] = 0
-            candidates.needed[handle] = 1
-            candidates.seen[handle] = len(tokens)
-            aligned = slice(kernels.FOUND, kernels.PLACES)
-            candidates.kinds[handle, aligned] = kernels.KIND_ALIGNED
-            candidates.merits[handle, aligned] = 1.0
-            if noise_epoch >= 0:
-                at = candidates.at[handle, aligned]
-                kernels.align(arrays, key, sample, noise_epoch, len(tokens), at)
-                candidates.matched[handle, aligned] = 0
+        candidates = self._candidates
+        candidates.at[handle] = 0
+        candidates.found[handle] = 0
+        candidates.needed[handle] = 1
+        candidates.seen[handle] = len(tokens)
+        candidates.kinds[handle, kernels.FOUND :] = kernels.KIND_ALIGNED
+        candidates.merits[handle, kernels.FOUND :] = 1.0
+        if noise_epoch >= 0:
+            self._align(handle, len(tokens))
         return handle
+
+    def _align(self, handle: int, length: int) -> None:
+        """Enter responses of the same prompt, sample and noise, at this length."""
+        contexts, candidates = self._contexts, self._candidates
+        place = kernels.FOUND
+        for source, arrays in enumerate(self._indexes):
+            at = candidates.at[handle, place:]
+            who = contexts.prompt[handle], contexts.sample[handle], contexts.noise[handle]
+            count = kernels.align(arrays, *who, length, at)
+            candidates.sources[handle, place : place + count] = source
+            place += count
 
     def end(self, handle: int) -> None:
         """Forget a sequence."""
@@ -154,11 +168,7 @@ class Search:
         """
         n, width = len(handles), self._max_draft
         if n > len(self._texts.counts):
-            self._texts = _texts(n, len(self._indexes) * kernels.PLACES, width)
-        for i, (arrays, candidates) in enumerate(zip(self._indexes, self._candidates, strict=True)):
-            kernels.collect(
-                arrays, self._contexts, candidates, handles, most, self._texts, i * kernels.PLACES
-            )
+            self._texts = _texts(n, kernels.PLACES, width)
         proposals = Proposals(
             np.empty((n, width), np.int32),
             np.empty((n, width), np.int32),
@@ -167,6 +177,9 @@ class Search:
             np.zeros(n, np.int64),
         )
         if self._indexes:
+            kernels.collect(
+                *self._both, self._contexts, self._candidates, handles, most, self._texts
+            )
             expand.expand(self._texts, most, self._tables, self._ranking, self._is_tree, proposals)
         return proposals
 
@@ -175,8 +188,13 @@ class Search:
         old = len(self._contexts.known)
         new = max(16, 2 * old)
         self._contexts = _extended(self._contexts, _contexts(new))
-        self._candidates = [_extended(part, _candidates(new)) for part in self._candidates]
+        self._candidates = _extended(self._candidates, _candidates(new))
         self._free = list(range(new - 1, old - 1, -1))
+
+
+def _nothing() -> Arrays:
+    """An index that stays empty."""
+    return Index(max_tokens=1, max_responses=1).readable
 
 
 def _weights() -> np.ndarray:
@@ -193,14 +211,14 @@ def _contexts(size: int) -> Contexts:
     return Contexts(
         np.zeros((size, kernels.MEMORY), np.int32),
         *(np.zeros(size, np.int64) for _ in range(5)),
+        np.zeros(size, np.uint64),
     )
 
 
 def _candidates(size: int) -> Candidates:
     return Candidates(
         np.zeros((size, kernels.PLACES), np.int64),
-        np.zeros((size, kernels.PLACES), np.int32),
-        np.zeros((size, kernels.PLACES), np.int32),
+        *(np.zeros((size, kernels.PLACES), np.int32) for _ in range(3)),
         np.zeros((size, kernels.PLACES), np.float32),
         *(np.zeros(size, np.int64) for _ in range(4)),
     )

@@ -81,21 +81,25 @@ class History:
         return matched
 
 
-def found(history: History, prompt, sample, noise, context):
-    """Candidates found by suffix: (text, place after the match, matched, kind, merit)."""
+def found(histories, whose, context):
+    """Candidates found by suffix: (source, text, place after the match, matched, kind, merit)."""
     candidates = []
     for length, scope in zip(kernels.LEVELS, kernels.SCOPES, strict=True):
         if len(candidates) >= kernels.ENOUGH or length > len(context):
             continue
-        for number, place in _chain(history, length, scope, prompt, sample, noise, context):
-            text = history.texts[number]
-            if len(candidates) == kernels.FOUND:
-                break
-            known = any((number, place + 1) == candidate[:2] for candidate in candidates)
-            matched = history.agreement(number, place, context)
-            if place + 1 < len(text.tokens) and not known and matched >= length:
-                kind = _kind(text, prompt, sample, noise)
-                candidates.append((number, place + 1, matched, kind, text.merit))
+        for source, history in enumerate(histories):
+            # What is left is shared with the indexes that come after this one.
+            share = kernels.INDEXES - source
+            most = len(candidates) + -(-(kernels.FOUND - len(candidates)) // share)
+            for number, place in _chain(history, length, scope, *whose, context):
+                text = history.texts[number]
+                if len(candidates) >= most:
+                    break
+                here = (source, number, place + 1)
+                known = any(here == candidate[:3] for candidate in candidates)
+                matched = history.agreement(number, place, context)
+                if place + 1 < len(text.tokens) and not known and matched >= length:
+                    candidates.append((*here, matched, _kind(text, *whose), text.merit))
     return candidates
 
 
@@ -139,10 +143,10 @@ def aligned(history: History, prompt, sample, noise):
 
 
 class Sequence:
-    """A running response and its candidates in one history."""
+    """A running response and its candidates."""
 
-    def __init__(self, history: History, prompt, prompt_ids, tokens, *, sample, noise_epoch):
-        self.history = history
+    def __init__(self, histories, prompt, prompt_ids, tokens, *, sample, noise_epoch):
+        self.histories = histories
         self.who = (prompt, sample, noise_epoch)
         self.context = [*prompt_ids, *tokens]
         self.length = len(tokens)
@@ -150,54 +154,61 @@ class Sequence:
         self.age = 0
         self.needed = 1
         self.found: list[tuple] = []
-        same = aligned(history, *self.who) if noise_epoch >= 0 else []
-        self.aligned = [n for n in same if self._place(n) < len(history.texts[n].tokens)]
-        self.aligned = self.aligned[: kernels.ALIGNED]
+        self.aligned = [
+            (history, number)
+            for history in histories
+            for number in (aligned(history, *self.who) if noise_epoch >= 0 else [])
+            if self._place(history, number) < len(history.texts[number].tokens)
+        ][: kernels.ALIGNED]
 
-    def _place(self, number):
+    def _place(self, history, number):
         """Where the token before the next one stands."""
-        return self.history.texts[number].tail + self.length - 1
+        return history.texts[number].tail + self.length - 1
 
     def extend(self, tokens):
         self.context += tokens
         self.length += len(tokens)
         self.came += len(tokens)
 
+    def _says(self, source, number, place, came):
+        """Whether a candidate said what came."""
+        history = self.histories[source]
+        said = history.texts[number].tokens[place : place + len(came)]
+        return history.has(number, place - 1) and len(came) <= kernels.LONGEST_MATCH and said == came
+
     def candidates(self):
-        """(text, place of what comes next, matched, kind, merit), brought up to date."""
+        """(what comes next, matched, kind, merit), brought up to date."""
         context = self.context[-kernels.MEMORY :]
         came = self.context[len(self.context) - self.came :]
         self.found = [
-            (number, place + len(came), min(matched + len(came), kernels.LONGEST_MATCH), *rest)
-            for number, place, matched, *rest in self.found
-            if self.history.has(number, place - 1)
-            and len(came) <= kernels.LONGEST_MATCH
-            and self.history.texts[number].tokens[place : place + len(came)] == came
+            (source, n, place + len(came), min(matched + len(came), kernels.LONGEST_MATCH), *rest)
+            for source, n, place, matched, *rest in self.found
+            if self._says(source, n, place, came)
         ]
         self.age += self.came
         self.came = 0
-        if self.age >= kernels.STALE_AFTER:
-            self.needed = kernels.FOUND + 1
-        if len(self.found) < self.needed:
-            self.found = found(self.history, *self.who, context)
+        if len(self.found) < self.needed or self.age >= kernels.STALE_AFTER:
+            self.found = found(self.histories, self.who, context)
             self.needed = min(kernels.KEPT, max(len(self.found), 1))
             self.age = 0
-        return self.found + [
-            (number, place + 1, self.history.agreement(number, place, context), 3, 1.0)
-            for number in self.aligned
-            for place in [self._place(number)]
-            if place + 1 < len(self.history.texts[number].tokens)
+        return [
+            (self.histories[source].texts[number].tokens[place:], *rest)
+            for source, number, place, *rest in self.found
+        ] + [
+            (history.texts[n].tokens[place + 1 :], history.agreement(n, place, context), 3, 1.0)
+            for history, n in self.aligned
+            for place in [self._place(history, n)]
+            if place + 1 < len(history.texts[n].tokens)
         ]
 
 
-def draft(sequences, most, *, ranking, is_tree, chances):
-    """Nodes (token, parent, reach, cell) of a draft; `sequences` are one for each history."""
+def draft(sequence, most, *, ranking, is_tree, chances):
+    """Nodes (token, parent, reach, cell) of a draft."""
     weights = _weights()
-    pool = []
-    for sequence in sequences:
-        for number, place, matched, kind, merit in sequence.candidates():
-            text = sequence.history.texts[number].tokens[place : place + len(chances)]
-            pool.append((text, matched, kind, weights[kind, matched], np.float32(merit)))
+    pool = [
+        (text, matched, kind, weights[kind, matched], np.float32(merit))
+        for text, matched, kind, merit in sequence.candidates()
+    ]
     nodes, waiting = [], _options(pool, [], -1, np.float32(1), ranking, is_tree, chances)
     while waiting and len(nodes) < most:
         best = max(waiting, key=lambda node: node[2])

@@ -115,18 +115,19 @@ def test_linear_drafts_are_those_of_the_direct_search(earlier, live, running, ra
         how = {"sample": sample, "noise_epoch": noise_epoch if max_tokens > 1000 else -1}
         handles.append(search.begin(PROMPTS[prompt], [], **how))
         key = prompt_key(PROMPTS[prompt])
-        slow.append([oracle.Sequence(p.history, key, PROMPTS[prompt], [], **how) for p in pairs])
+        histories = [pair.history for pair in pairs]
+        slow.append(oracle.Sequence(histories, key, PROMPTS[prompt], [], **how))
         numbers.append(pairs[0].begin(prompt, sample, noise_epoch))
     done = [0] * len(running)
     for step in range(8):
         most = np.array([(step + i) % 9 for i in range(len(running))])
         proposals = search.propose(np.array(handles), most)
-        for row, sequences in enumerate(slow):
+        for row, sequence in enumerate(slow):
             if most[row] == 0:
                 assert proposals.counts[row] == 0
                 continue
             expected = oracle.draft(
-                sequences, most[row], ranking=ranking, is_tree=False, chances=CHANCES
+                sequence, most[row], ranking=ranking, is_tree=False, chances=CHANCES
             )
             check(proposals, row, expected)
         made = []
@@ -134,8 +135,7 @@ def test_linear_drafts_are_those_of_the_direct_search(earlier, live, running, ra
             length = lengths[step] if step < len(lengths) else 1
             made.append(one[3][done[i] : done[i] + length])
             done[i] += length
-            for sequence in slow[i]:
-                sequence.extend(made[-1])
+            slow[i].extend(made[-1])
             pairs[0].extend(numbers[i], made[-1])
         search.extend(np.array(handles), *flat(made))
 
@@ -151,8 +151,8 @@ def test_trees_hold_the_nodes_of_the_largest_reach(earlier, one, ranking, most):
     handle = search.begin(PROMPTS[prompt], text, **how)
     proposals = search.propose(np.array([handle]), np.array([most]))
     key = prompt_key(PROMPTS[prompt])
-    slow = oracle.Sequence(pair.history, key, PROMPTS[prompt], text, **how)
-    expected = oracle.draft([slow], most, ranking=ranking, is_tree=True, chances=CHANCES)
+    slow = oracle.Sequence([pair.history], key, PROMPTS[prompt], text, **how)
+    expected = oracle.draft(slow, most, ranking=ranking, is_tree=True, chances=CHANCES)
     count = proposals.counts[0]
     # Which of two nodes of equal reach comes first is left open; the reaches are not.
     assert proposals.reach[0, :count].tolist() == [float(node[2]) for node in expected]
