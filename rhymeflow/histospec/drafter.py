@@ -245,9 +245,7 @@ class Drafter:
         self._row_of[:] = -1
         self._row_of[handles] = np.arange(len(handles))
 
-    def _compare(
-        self, asked: _Asked, which: Ints, flat: NDArray[np.int32], offsets: Ints
-    ) -> None:
+    def _compare(self, asked: _Asked, which: Ints, flat: NDArray[np.int32], offsets: Ints) -> None:
         """Learn from what became of the proposals."""
         proposals, lengths = asked.proposals, asked.lengths
         assert proposals is not None

@@ -14,7 +14,8 @@ Holds true, whatever a writer in another process does meanwhile:
 - readers follow a block's number, never a place: a block that was overwritten is not what it was;
 - every walk ends: a chain is followed for so many links, and from block to block numbers rise or
   fall strictly;
-- what is read from shared memory is a position only after it was compared with the counters.
+- what is read from shared memory is a position only after it was compared with the counters, which
+  a reader reads once.
 
 All compiled code that knows the layout stands in this file because numba's cache notices a change
 in the file of a function only, not in those of the functions it calls.
@@ -25,10 +26,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from llvmlite import ir
-from numba import njit, types
-from numba.core import cgutils
-from numba.extending import intrinsic
+from numba import njit
+
+from rhymeflow.histospec.prefetch import prefetch
 
 BLOCK_WORDS = 32
 NUMBER, RESPONSE, PREVIOUS, NEXT, COUNT = 0, 1, 2, 3, 4
@@ -72,23 +72,8 @@ kernel = njit(cache=True, nogil=True, error_model="numpy")
 # Counting references to every array that is passed takes more time than what is done with it.
 # What makes no array needs no count.
 inner = njit(cache=True, nogil=True, error_model="numpy", _nrt=False)
-
-
-@intrinsic
-def _prefetch(typingctx, array, place):
-    """Ask for the memory of array.flat[place], which need not exist, without waiting for it."""
-
-    def codegen(context, builder, signature, args):
-        data = context.make_array(signature.args[0])(context, builder, args[0]).data
-        number = context.cast(builder, args[1], signature.args[1], types.intp)
-        pointer = builder.bitcast(builder.gep(data, [number]), ir.IntType(8).as_pointer())
-        word = ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [pointer.type, word, word, word])
-        fetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
-        builder.call(fetch, [pointer, word(0), word(3), word(1)])
-        return context.get_dummy_value()
-
-    return types.none(array, place), codegen
+# Handing over a record of arrays takes longer than what is done with one position.
+inlined = njit(cache=True, nogil=True, error_model="numpy", _nrt=False, forceinline=True)
 
 
 @inner
@@ -224,9 +209,9 @@ def _allocate(arrays, response, previous):
     return number
 
 
-@inner
+@inlined
 def _choose(arrays, prompt, own, number, base, word, is_prompt, buckets):
-    """Enter the buckets of the suffixes that end with the token at `word` of this block; -1: none."""
+    """Enter the buckets of the suffixes that end with this token of a block; -1: none."""
     words, first = arrays.words, arrays.header[FIRST_BLOCK]
     buckets[:] = -1
     state = np.uint64(0)
@@ -235,7 +220,7 @@ def _choose(arrays, prompt, own, number, base, word, is_prompt, buckets):
         for level in range(NUM_LEVELS):
             if LEVELS[level] == length and (SCOPES[level] != OF_ALL or not is_prompt):
                 bucket = _bucket(_key(state, prompt, own, level), arrays.heads)
-                _prefetch(arrays.heads, level * arrays.heads.shape[1] + bucket)
+                prefetch(arrays.heads, level * arrays.heads.shape[1] + bucket)
                 buckets[level] = bucket
         word -= 1
         if word < FIRST_WORD:
@@ -246,7 +231,7 @@ def _choose(arrays, prompt, own, number, base, word, is_prompt, buckets):
             word = BLOCK_WORDS - 1
 
 
-@inner
+@inlined
 def _chain(arrays, position, buckets):
     """Put a position at the front of its chains."""
     place = _base(arrays, position // BLOCK_WORDS) + position % BLOCK_WORDS
@@ -319,20 +304,20 @@ def _is_there(text, number):
     return text.first <= number < text.end
 
 
-@inner
+@inlined
 def _start(text, number):
     """The first word of a block that is there."""
     place = number - text.lap
     return (place if place >= 0 else place + text.places) * BLOCK_WORDS
 
 
-@inner
+@inlined
 def _place(text, position):
     """The word that a position of a block that is there stands for."""
     return _start(text, position // BLOCK_WORDS) + position % BLOCK_WORDS
 
 
-@inner
+@inlined
 def _restored(text, low):
     """The position of which a table holds the low 32 bits; 0: it is not there any more."""
     end = text.end * BLOCK_WORDS
@@ -350,7 +335,7 @@ def _next(text, number):
     return following if text.words[_start(text, following) + NUMBER] == following else np.int64(0)
 
 
-@inner
+@inlined
 def _copy_after(text, position, out, most):
     """Copy at most so many of the tokens after a position that is there; return their number."""
     words, most = text.words, min(most, out.shape[0])
@@ -383,7 +368,7 @@ def _moved(text, position, steps):
     return number * BLOCK_WORDS + word + steps
 
 
-@inner
+@inlined
 def _followed(text, position, recent, came):
     """The position `came` tokens on, if they are the last ones of `recent`; otherwise 0."""
     words = text.words
@@ -518,8 +503,8 @@ def _ask(text, source, candidates, handles, most):
         for slot in range(PLACES):
             if at[slot] != 0 and sources[slot] == source and most[i] > 0:
                 if _is_there(text, at[slot] // BLOCK_WORDS):
-                    _prefetch(text.words, _start(text, at[slot] // BLOCK_WORDS))
-                    _prefetch(text.words, _place(text, at[slot]) + 1)
+                    prefetch(text.words, _start(text, at[slot] // BLOCK_WORDS))
+                    prefetch(text.words, _place(text, at[slot]) + 1)
                 else:
                     at[slot] = 0
 
@@ -588,10 +573,10 @@ def _hash_all(live, history, contexts, handles, work, count):
         _hash(contexts, handles[work.rows[j]], keys)
         for level in range(NUM_LEVELS):
             for heads in (live.heads, history.heads):
-                _prefetch(heads, level * heads.shape[1] + _bucket(keys[level], heads))
+                prefetch(heads, level * heads.shape[1] + _bucket(keys[level], heads))
 
 
-@inner
+@inlined
 def _hash(contexts, handle, keys):
     """Fill in the keys of the sequence's suffixes."""
     state = np.uint64(0)
@@ -626,13 +611,13 @@ def _enter(arrays, text, level, parts, contexts, candidates, handles, work, coun
     return walking
 
 
-@inner
+@inlined
 def _ask_for(arrays, text, level, position):
     """Ask for what is read of a position in a chain."""
     place = _place(text, position)
-    _prefetch(arrays.links, level * text.words.shape[0] + place)
-    _prefetch(text.words, place)
-    _prefetch(text.words, place - position % BLOCK_WORDS)
+    prefetch(arrays.links, level * text.words.shape[0] + place)
+    prefetch(text.words, place)
+    prefetch(text.words, place - position % BLOCK_WORDS)
 
 
 @inner
@@ -652,7 +637,7 @@ def _climb(arrays, text, source, level, contexts, candidates, handles, work, wal
         walking = going
 
 
-@inner
+@inlined
 def _try(arrays, text, source, level, position, contexts, candidates, handle):
     """Make a candidate of a position if the suffix ends there and something new follows it."""
     most = min(LONGEST_MATCH, contexts.known[handle])
@@ -675,7 +660,7 @@ def _try(arrays, text, source, level, position, contexts, candidates, handle):
         candidates.found[handle] = count + 1
 
 
-@inner
+@inlined
 def _kind(record, contexts, handle):
     """Whether text is of another prompt, of the prompt, or of the sequence itself."""
     if record[OF_PROMPT] != contexts.prompt[handle]:

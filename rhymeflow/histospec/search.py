@@ -101,7 +101,7 @@ class Search:
         assert chances.dtype == np.float32
         assert len(indexes) <= kernels.INDEXES
         self._indexes = [index.readable for index in indexes]
-        self._both = [*self._indexes, *(_nothing() for _ in indexes), _nothing()][:kernels.INDEXES]
+        self._both = [*self._indexes, *(_nothing() for _ in indexes), _nothing()][: kernels.INDEXES]
         self._max_draft = max_draft
         self._is_tree = shape == "tree"
         self._ranking = _RANKINGS[ranking]

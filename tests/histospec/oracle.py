@@ -174,7 +174,9 @@ class Sequence:
         """Whether a candidate said what came."""
         history = self.histories[source]
         said = history.texts[number].tokens[place : place + len(came)]
-        return history.has(number, place - 1) and len(came) <= kernels.LONGEST_MATCH and said == came
+        return (
+            history.has(number, place - 1) and len(came) <= kernels.LONGEST_MATCH and said == came
+        )
 
     def candidates(self):
         """(what comes next, matched, kind, merit), brought up to date."""
