@@ -45,8 +45,7 @@ class Purse:
         self._tried_with = 0
         """Sequences at the last try."""
         self._search = 0.0
-        """Seconds a search takes; falls at once, as the first one may be held up, and rises
-        slowly."""
+        """Seconds a search takes; falls at once and rises slowly."""
 
     def is_open(self, sequences: int) -> bool:
         """Whether to search for so many sequences now."""
@@ -70,8 +69,12 @@ class Purse:
 
         `plain`: seconds of an iteration without drafts.
         """
-        usual = self._search or _STAKE_ITERATIONS * plain
-        self._search = min(search, 0.8 * usual + 0.2 * search)
+        if not self._search:
+            # With the first search of all compiled code is loaded, once: that says nothing.
+            held_up = max(search - _STAKE_ITERATIONS * plain, 0.0)
+            search -= held_up
+            saved += held_up
+        self._search = min(search, 0.8 * (self._search or search) + 0.2 * search)
         stake = self._stake(plain)
         if self._held is None:
             self._held, self._lost = stake, 0.0

@@ -86,9 +86,13 @@ def test_no_more_is_risked_than_a_stake_and_what_was_saved() -> None:
 
 def test_a_first_search_that_was_held_up_is_no_reason_for_a_large_stake() -> None:
     purse = Purse()
-    purse.tried(8, search=0.050, saved=-0.050, plain=PLAIN)
-    while not purse.is_open(8):
-        purse.rested(PLAIN)
-    assert purse.risk(PLAIN) < 0.5 * PLAIN + 0.050 * 0.2 * 3
+    purse.tried(8, search=0.5, saved=-0.5, plain=PLAIN)
+    assert purse.risk(PLAIN) < 0.5 * PLAIN
     purse.tried(8, search=0.0001, saved=0.0, plain=PLAIN)
-    assert purse.risk(PLAIN) == pytest.approx(0.1 * PLAIN + 0.0003)
+    assert purse.risk(PLAIN) < 0.5 * PLAIN
+
+
+def test_a_first_search_that_was_held_up_does_not_put_off_the_next() -> None:
+    purse = Purse()
+    purse.tried(8, search=0.5, saved=-0.5, plain=PLAIN)
+    assert play(purse, 100, saved=0.002)[0] < 5
