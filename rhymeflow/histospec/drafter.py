@@ -292,6 +292,8 @@ class Drafter:
         if self._purse is not None:
             saved = gained - self._drafts_took(asked) - spent
             self._purse.tried(asked.sequences, search=spent, saved=saved, plain=alone)
+            if self._purse.is_empty and is_plain:
+                self.timing.doubt_drafted()
 
     def _drafts_took(self, asked: _Asked) -> float:
         """Seconds that verifying took, by what is known now that it was timed.

@@ -53,6 +53,11 @@ class Purse:
             self._pause, self._share = 0.0, _FIRST_SHARE
         return self._held is not None or self._pause <= 0
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether the last try has ended."""
+        return self._held is None
+
     def risk(self, plain: float) -> float:
         """Seconds that may be lost now, where an iteration without drafts takes `plain`."""
         return self._stake(plain) if self._held is None else self._held

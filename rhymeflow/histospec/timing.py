@@ -49,6 +49,8 @@ _STRAIGHT = 2.0
 """Weight of the assumption that a bin lies on the line, in iterations."""
 _LEAST_NOISE = 0.1
 """Iterations are taken to differ at least by this much of themselves."""
+_DOUBTED = 0.2
+"""What is kept of what was learned of drafted tokens when it is doubted."""
 _CLIP = 3.0
 """Deviations count up to this many times the usual one."""
 _REACH = 64
@@ -127,6 +129,27 @@ class IterationTime:
         _learn(row, self._sums, self._prices, self._spread, int(self._seen.sum()))
         self._seen[bin] += 1
 
+    def doubt_drafted(self) -> None:
+        """Most of what was learned of drafted tokens is forgotten, in favour of the assumptions.
+
+        What is thought too dear is not verified, and so would be thought so for ever, if it was
+        only held up when it was tried.
+        """
+        self._sums[_DRAFTED] *= _DOUBTED
+        # The element on the diagonal has been reduced above.
+        kept = self._sums[_DRAFTED, _DRAFTED]
+        self._sums[:, _DRAFTED] *= _DOUBTED
+        self._sums[_DRAFTED, _DRAFTED] = kept
+        for place in np.flatnonzero(self._seen):
+            rows = self._kept[place, : min(self._seen[place], _KEPT)]
+            drafted = rows[:, _DRAFTED] > 0
+            # Of drafted ones every other is kept: of a single one, nothing.
+            left = rows[~drafted | (np.cumsum(drafted) % 2 == 0)]
+            self._kept[place, : len(left)] = left
+            self._seen[place] = len(left)
+        if self._seen.any():
+            _price(self._sums, self._prices, self._spread)
+
     def curve(self, sequences: int, prompt_rows: int, kv_tokens: int) -> Curve:
         """Seconds by rows, of which so many are sequences and prompts and the others drafted.
 
@@ -164,6 +187,12 @@ def _learn(row, sums, prices, spread, seen):
         for j in range(_PRICES):
             sums[i, j] += row[i] * row[j] / size**2
         sums[i, _PRICES] += row[i] * seconds / size**2
+    _price(sums, prices, spread)
+
+
+@njit(cache=True)
+def _price(sums, prices, spread):
+    """The prices that fit what was seen and what is assumed."""
     full = sums.copy()
     _assume(full)
     least = _LEAST_NOISE if spread[0] < _LEAST_NOISE else spread[0]

@@ -135,3 +135,26 @@ def test_times_are_positive_and_never_fall_with_rows(iterations, n: int, o: int)
 @given(st.integers(1, 10**9))
 def test_bins_are_in_order(rows: int) -> None:
     assert 0 <= bin_of(rows) <= bin_of(rows + 1)
+
+
+def test_a_price_that_was_met_once_when_all_was_slow_is_doubted() -> None:
+    """Else one bad iteration would end drafting for good: what is too dear is not tried again."""
+    model = IterationTime()
+    for _ in range(30):
+        model.observe(4, 0, 0, 0, 0.002)
+    model.observe(4, 4, 0, 0, 0.02)
+    dear = model.prices[2]
+    assert dear > 0.0001
+    for _ in range(6):
+        model.doubt_drafted()
+    assert model.prices[2] < dear / 3
+    assert model.predict(4, 0, 0, 0) == pytest.approx(0.002, rel=0.1)
+
+
+def test_what_was_met_often_is_not_forgotten_at_once() -> None:
+    model = IterationTime()
+    for i in range(60):
+        drafted = 4 * (i % 3)
+        model.observe(4, drafted, 0, 0, 0.002 + 0.0005 * drafted)
+    model.doubt_drafted()
+    assert model.predict(4, 8, 0, 0) == pytest.approx(0.006, rel=0.1)
