@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from rhymeflow.histospec.chances import Chances
+
 NUM_KINDS = 4
 """The text is of another prompt, of the same prompt, the sequence's own, aligned (of the same
 prompt, sample and noise, at the same position)."""
@@ -36,6 +38,16 @@ def cell(kind: int, matched: int, share: float) -> int:
     return int(NUMBERS[agreed, LENGTH_BUCKETS[min(matched, 32)], kind])
 
 
+def first_chances() -> Chances:
+    """Chances that begin with the share of the votes.
+
+    Cells with the same share lend each other what they know, and those of one kind more so.
+    """
+    share, _, kind = np.unravel_index(np.arange(NUM_CELLS), SHAPE)
+    groups = np.stack([share, share * NUM_KINDS + kind, np.arange(NUM_CELLS)])
+    return Chances(groups, (share + 0.5) / NUM_SHARES)
+
+
 __all__ = [
     "LENGTH_BUCKETS",
     "NUMBERS",
@@ -45,4 +57,5 @@ __all__ = [
     "NUM_SHARES",
     "SHAPE",
     "cell",
+    "first_chances",
 ]

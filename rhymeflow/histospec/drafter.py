@@ -19,19 +19,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rhymeflow.histospec import cells
-from rhymeflow.histospec.chances import Chances, walk
+from rhymeflow.histospec.asked import Asked
+from rhymeflow.histospec.chances import walk
 from rhymeflow.histospec.draft import NONE, Draft, DraftStats
 from rhymeflow.histospec.index import Index, prompt_key
 from rhymeflow.histospec.purse import Purse
-from rhymeflow.histospec.search import Proposals, Search
-from rhymeflow.histospec.timing import Curve, IterationTime
+from rhymeflow.histospec.search import Search
+from rhymeflow.histospec.timing import IterationTime
 from rhymeflow.histospec.trust import Trust
 from rhymeflow.histospec.window import Iteration, make_rule
 
@@ -46,28 +46,6 @@ Fewer at first, when little is known of it."""
 _COMPARED_FIRST = 16
 
 Ints = NDArray[np.int64]
-
-
-@dataclass(slots=True)
-class _Asked:
-    """What was proposed in this iteration, until the engine says what it made."""
-
-    sequences: int
-    other_rows: int
-    kv_tokens: int
-    seconds: float
-    """Spent on it."""
-    curve: Curve | None = None
-    alone: Curve | None = None
-    """The same without the other rows."""
-    proposals: Proposals | None = None
-    """None: there was no search."""
-    lengths: Ints | None = None
-    """Tokens of each proposal that the engine was given."""
-    expected: float = 0.0
-    """Of them, how many were expected to be accepted."""
-    made: int = 0
-    """Tokens that came of sequences with a proposal, empty ones included."""
 
 
 class Drafter:
@@ -91,7 +69,7 @@ class Drafter:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.stats = DraftStats()
-        self.chances = _chances()
+        self.chances = cells.first_chances()
         self.timing = IterationTime()
         self._clock = clock
         self._live = Index(
@@ -106,7 +84,7 @@ class Drafter:
         self._row_of = np.full(max_sequences, -1, np.int64)
         self._late: list[tuple[Ints, NDArray[np.int32], Ints]] = []
         """Tokens that the search has not heard of yet: handles, tokens, where each one's begin."""
-        self._asked: _Asked | None = None
+        self._asked: Asked | None = None
         self._since_plain = 0
         """Iterations with drafts since the last one without."""
         self._compared = _COMPARED_FIRST
@@ -166,7 +144,7 @@ class Drafter:
         cache. `weights`: what a token of each sequence is worth to the window `cost`; None: 1.
         """
         started = self._clock()
-        self._asked = asked = _Asked(len(handles), other_rows, kv_tokens, 0.0)
+        self._asked = asked = Asked(len(handles), other_rows, kv_tokens, 0.0)
         drafts = [NONE] * len(handles)
         if self._is_worth_it(len(handles)):
             self._tell()
@@ -176,7 +154,7 @@ class Drafter:
                 if other_rows:
                     asked.alone = self.timing.curve(len(handles), 0, kv_tokens)
             self._find(asked, np.array(handles, np.int64), np.array(room, np.int64), weights)
-            drafts = _drafts(asked)
+            drafts = asked.drafts()
         asked.seconds = self._clock() - started
         return drafts
 
@@ -194,7 +172,7 @@ class Drafter:
         `rows`: all rows of the iteration. `seconds`: its time without the drafter's.
         """
         started = self._clock()
-        asked = self._asked or _Asked(0, rows - len(handles), kv_tokens, 0.0)
+        asked = self._asked or Asked(0, rows - len(handles), kv_tokens, 0.0)
         self._asked = None
         stats = self.stats
         stats.steps += len(handles)
@@ -223,7 +201,7 @@ class Drafter:
             return False
         return self._purse.is_open(sequences)
 
-    def _find(self, asked: _Asked, handles: Ints, room: Ints, weights: list[float] | None) -> None:
+    def _find(self, asked: Asked, handles: Ints, room: Ints, weights: list[float] | None) -> None:
         """Search, and choose what of it is verified."""
         proposals = self._search.propose(handles, self._rule.most(handles, room))
         alone = 0.0 if asked.alone is None else asked.alone.at(asked.sequences)
@@ -245,7 +223,7 @@ class Drafter:
         self._row_of[:] = -1
         self._row_of[handles] = np.arange(len(handles))
 
-    def _compare(self, asked: _Asked, which: Ints, flat: NDArray[np.int32], offsets: Ints) -> None:
+    def _compare(self, asked: Asked, which: Ints, flat: NDArray[np.int32], offsets: Ints) -> None:
         """Learn from what became of the proposals."""
         proposals, lengths = asked.proposals, asked.lengths
         assert proposals is not None
@@ -273,10 +251,9 @@ class Drafter:
             self._search.extend(which, flat, offsets)
         self._late.clear()
 
-    def _settle(self, asked: _Asked, seconds: float, spent: float) -> None:
+    def _settle(self, asked: Asked, seconds: float, spent: float) -> None:
         """Reckon what the iteration saved, against iterations that make one token each."""
-        is_plain = asked.lengths is None or not asked.lengths.any()
-        self._since_plain = 0 if is_plain else self._since_plain + 1
+        self._since_plain = 0 if asked.is_plain else self._since_plain + 1
         if asked.proposals is None:
             self.stats.saved_seconds -= spent
             if self._purse is not None:
@@ -292,10 +269,10 @@ class Drafter:
         if self._purse is not None:
             saved = gained - self._drafts_took(asked) - spent
             self._purse.tried(asked.sequences, search=spent, saved=saved, plain=alone)
-            if self._purse.is_empty and is_plain:
+            if self._purse.is_empty and asked.is_plain:
                 self.timing.doubt_drafted()
 
-    def _drafts_took(self, asked: _Asked) -> float:
+    def _drafts_took(self, asked: Asked) -> float:
         """Seconds that verifying took, by what is known now that it was timed.
 
         One iteration's time says little by itself: it may have been held up.
@@ -306,29 +283,6 @@ class Drafter:
         curve = self.timing.curve(asked.sequences, asked.other_rows, asked.kv_tokens)
         rows = asked.sequences + asked.other_rows
         return curve.at(rows + drafted) - curve.at(rows)
-
-
-def _drafts(asked: _Asked) -> list[Draft]:
-    """The chosen part of each proposal as lists."""
-    proposals, lengths = asked.proposals, asked.lengths
-    assert proposals is not None
-    assert lengths is not None
-    chosen = np.arange(proposals.tokens.shape[1]) < lengths[:, None]
-    tokens, parents = proposals.tokens[chosen].tolist(), proposals.parents[chosen].tolist()
-    drafts, start = [], 0
-    for length in lengths.tolist():
-        end = start + length
-        drafts.append(Draft(tokens[start:end], parents[start:end]) if length else NONE)
-        start = end
-    return drafts
-
-
-def _chances() -> Chances:
-    """Begin with the share of the votes. Cells with the same lend each other what they know, and
-    those of one kind more so."""
-    share, _, kind = np.unravel_index(np.arange(cells.NUM_CELLS), cells.SHAPE)
-    groups = np.stack([share, share * cells.NUM_KINDS + kind, np.arange(cells.NUM_CELLS)])
-    return Chances(groups, (share + 0.5) / cells.NUM_SHARES)
 
 
 def _flat(made: list[list[int]]) -> tuple[NDArray[np.int32], Ints]:
