@@ -17,10 +17,13 @@ import numpy as np
 from numba import njit, types
 from numba.extending import overload
 
-from rhymeflow.engine.tiles import LANES, ROWS, prefetch, tile_16, tile_32
+from rhymeflow.engine.tiles import LANES, ROWS, tile_16, tile_32
+from rhymeflow.prefetch import prefetch
 
 BLOCK = 2 * LANES
 """Most rows at a time."""
+_LINE = 64
+"""Bytes of a cache line."""
 _UNSEEN = np.float32(-1e30)
 _LEAST = np.float32(-87.0)
 """exp of less than this is 0."""
@@ -58,31 +61,21 @@ def attend(q, new_k, new_v, keys, values, out, scale, capacity, sizes, spans, pa
             v, v_base = _floats(values, base, length * dim, values_f)
             group = heads // kv_heads
             after, ahead = _next(spans, i, head, kv_heads)
-            ahead_base = (after[1] * kv_heads + ahead) * capacity * dim
-            ahead_end = ahead_base + after[2] * dim
+            soon = (after[1] * kv_heads + ahead) * capacity * dim
             for first in range(0, new * group, BLOCK):
                 rows = min(BLOCK, new * group - first)
                 lanes = LANES if rows <= LANES else BLOCK
                 seen = cached + (first + rows - 1) // group + 1
                 _gather(q, columns, start, first, rows, lanes, head, heads, group, dim, scale)
                 for row in range(0, seen, ROWS):
+                    if first == 0 and row < after[2]:
+                        _ask(keys, values, soon + row * dim, ROWS * dim)
                     at = k_base + row * dim
-                    soon = ahead_base + row * dim
-                    if first == 0 and soon < ahead_end:
-                        prefetch(keys, soon, ROWS * dim)
-                        prefetch(values, soon, ROWS * dim)
-                    if lanes == LANES:
-                        tile_16(scores, row * lanes, lanes, k, at, dim, 1, columns, 0, lanes, dim)
-                    else:
-                        tile_32(scores, row * lanes, lanes, k, at, dim, 1, columns, 0, lanes, dim)
+                    _multiply(scores, row * lanes, k, at, dim, 1, columns, lanes, dim)
                 _mask(scores, first, rows, lanes, cached, seen, group, new, tree, parents)
                 _softmax(scores, total, seen, lanes)
                 for d in range(0, dim, ROWS):
-                    at = v_base + d
-                    if lanes == LANES:
-                        tile_16(columns, d * lanes, lanes, v, at, 1, dim, scores, 0, lanes, seen)
-                    else:
-                        tile_32(columns, d * lanes, lanes, v, at, 1, dim, scores, 0, lanes, seen)
+                    _multiply(columns, d * lanes, v, v_base + d, 1, dim, scores, lanes, seen)
                 _scatter(out, columns, total, start, first, rows, lanes, head, heads, group, dim)
 
 
@@ -92,6 +85,23 @@ def _next(spans, i, head, kv_heads):
     if head + 1 < kv_heads:
         return spans[i], head + 1
     return spans[min(i + 1, len(spans) - 1)], 0
+
+
+@njit(cache=True)
+def _ask(keys, values, start, count):
+    """Have so many elements of both on their way."""
+    for place in range(start, start + count, _LINE // keys.itemsize):
+        prefetch(keys, place)
+        prefetch(values, place)
+
+
+@njit(cache=True)
+def _multiply(out, o, left, a, left_row, left_step, right, lanes, depth):
+    """`tile_16` or `tile_32`, for a right side and an output of so many columns."""
+    if lanes == LANES:
+        tile_16(out, o, lanes, left, a, left_row, left_step, right, 0, lanes, depth)
+    else:
+        tile_32(out, o, lanes, left, a, left_row, left_step, right, 0, lanes, depth)
 
 
 @njit(cache=True)

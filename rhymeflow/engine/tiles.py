@@ -22,7 +22,6 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
 ROWS = 8
@@ -30,8 +29,6 @@ ROWS = 8
 LANES = 16
 """Columns of the narrow product; a vector."""
 
-_LINE = 64
-"""Bytes of a cache line."""
 _VECTOR = ir.VectorType(ir.FloatType(), LANES)
 _INT = ir.IntType(64)
 
@@ -115,29 +112,8 @@ def _everywhere(builder: Any, scalar: Any) -> Any:
     return builder.shuffle_vector(first, undefined, zeros)
 
 
-@intrinsic
-def prefetch(typing, array, start, count):
-    """Ask for elements `start` to `start + count` of a one-dimensional array to be in the cache."""
-    signature = types.void(array, types.intp, types.intp)
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        held = context.make_array(signature.args[0])(context, builder, args[0])
-        size = context.get_abi_sizeof(context.get_data_type(signature.args[0].dtype))
-        byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
-        of_line = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
-        ask = cgutils.get_or_insert_function(builder.module, of_line, "llvm.prefetch.p0")
-        with cgutils.for_range_slice(
-            builder, args[1], builder.add(args[1], args[2]), _INT(_LINE // size), intp=_INT
-        ) as (place, _):
-            address = builder.bitcast(builder.gep(held.data, [place]), byte)
-            builder.call(ask, [address, word(0), word(2), word(1)])
-        return context.get_dummy_value()
-
-    return signature, generate
-
-
 tile_16 = _tile(1)
 tile_32 = _tile(2)
 
 
-__all__ = ["LANES", "ROWS", "prefetch", "tile_16", "tile_32"]
+__all__ = ["LANES", "ROWS", "tile_16", "tile_32"]
