@@ -54,8 +54,8 @@ class Workload:
 
 
 WORKLOADS = {
-    "demo": Workload("demo", target=2.0, steps=8, repeats=5, per_device=32),
-    "smollm2": Workload("smollm2", target=2.0, steps=3, repeats=3, per_device=32),
+    "demo": Workload("demo", target=5.0, steps=8, repeats=5, per_device=32),
+    "smollm2": Workload("smollm2", target=3.0, steps=3, repeats=3, per_device=32),
 }
 
 

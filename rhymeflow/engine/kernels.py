@@ -87,7 +87,7 @@ def _next(spans, i, head, kv_heads):
     return spans[min(i + 1, len(spans) - 1)], 0
 
 
-@njit(cache=True)
+@njit(inline="always")
 def _ask(keys, values, start, count):
     """Have so many elements of both on their way."""
     for place in range(start, start + count, _LINE // keys.itemsize):
@@ -95,7 +95,7 @@ def _ask(keys, values, start, count):
         prefetch(values, place)
 
 
-@njit(cache=True)
+@njit(inline="always")
 def _multiply(out, o, left, a, left_row, left_step, right, lanes, depth):
     """`tile_16` or `tile_32`, for a right side and an output of so many columns."""
     if lanes == LANES:

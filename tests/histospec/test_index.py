@@ -216,7 +216,7 @@ def test_a_package_that_cannot_be_written_is_compiled_into_the_users_cache(tmp_p
     """The package is copied without its cache, and write-protected where that binds this user."""
     source = os.path.dirname(os.path.dirname(memory.__file__))
     package = tmp_path / "site" / "rhymeflow"
-    for name in ("__init__.py", "errors.py", "histospec", "servers"):
+    for name in ("__init__.py", "errors.py", "prefetch.py", "histospec", "servers"):
         (package).mkdir(parents=True, exist_ok=True)
         subprocess.run(["cp", "-r", f"{source}/{name}", package], check=True)
     cache = package / "histospec" / "__pycache__"
