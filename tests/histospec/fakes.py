@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rhymeflow.histospec import cells, drafter
+from rhymeflow.histospec.draft import Draft
 from rhymeflow.histospec.search import Proposals
 
 
@@ -103,6 +104,41 @@ def run(
     return it
 
 
+def verified(
+    handles: Sequence[int], drafts: Sequence[Draft], done: dict[int, int]
+) -> list[list[int]]:
+    """What an engine makes of drafts: a response is 0, 1, 2, ..."""
+    made = []
+    for handle, draft in zip(handles, drafts, strict=True):
+        size = 0
+        while size < len(draft.tokens) and draft.tokens[size] == done[handle] + size:
+            size += 1
+        made.append(list(range(done[handle], done[handle] + size + 1)))
+    return made
+
+
+def disturbance(world: World) -> float:
+    """By how much an iteration takes longer than it should."""
+    held_up = 8 if world.random.random() < 0.01 else 1
+    return held_up * (1 + world.noise * world.random.standard_normal())
+
+
+def enter(
+    it: drafter.Drafter,
+    handles: Sequence[int],
+    made: list[list[int]],
+    left: dict[int, int],
+    done: dict[int, int],
+) -> None:
+    """Count what was made, and end what is complete."""
+    for handle, tokens in zip(handles, made, strict=True):
+        done[handle] += len(tokens)
+        left[handle] -= len(tokens)
+        if not left[handle]:
+            del left[handle]
+            it.end(handle)
+
+
 def decode(world: World, it: drafter.Drafter, lengths: Sequence[int]) -> None:
     """One wave of responses, all begun at once."""
     left = {
@@ -115,26 +151,15 @@ def decode(world: World, it: drafter.Drafter, lengths: Sequence[int]) -> None:
         drafts = it.propose(
             handles, [left[h] - 1 for h in handles], other_rows=0, kv_tokens=sum(done.values())
         )
-        made = []
-        for handle, draft in zip(handles, drafts, strict=True):
-            size = 0
-            while size < len(draft.tokens) and draft.tokens[size] == done[handle] + size:
-                size += 1
-            made.append(list(range(done[handle], done[handle] + size + 1)))
+        made = verified(handles, drafts, done)
         rows = len(handles) + sum(len(draft.tokens) for draft in drafts)
-        held_up = 8 if world.random.random() < 0.01 else 1
-        noise = 1 + world.noise * world.random.standard_normal()
-        seconds = world.iteration(rows) * noise * held_up
+        disturbed = disturbance(world)
+        seconds = world.iteration(rows) * disturbed
         world.now += seconds
         world.fair += world.iteration(rows)
         world.plain += world.iteration(len(handles)) * sum(map(len, made)) / len(handles)
         it.observe(handles, made, rows=rows, kv_tokens=sum(done.values()), seconds=seconds)
-        for handle, tokens in zip(handles, made, strict=True):
-            done[handle] += len(tokens)
-            left[handle] -= len(tokens)
-            if not left[handle]:
-                del left[handle]
-                it.end(handle)
+        enter(it, handles, made, left, done)
 
 
 def stream(
@@ -161,32 +186,19 @@ def stream(
         drafts = it.propose(
             handles, [left[h] - 1 for h in handles], other_rows=other, kv_tokens=0
         ) if handles else []  # fmt: skip
-        made = []
-        for handle, draft in zip(handles, drafts, strict=True):
-            size = 0
-            while size < len(draft.tokens) and draft.tokens[size] == done[handle] + size:
-                size += 1
-            made.append(list(range(done[handle], done[handle] + size + 1)))
+        made = verified(handles, drafts, done)
         rows = len(handles) + sum(len(draft.tokens) for draft in drafts)
-        held_up = 8 if world.random.random() < 0.01 else 1
-        noise = 1 + world.noise * world.random.standard_normal()
+        disturbed = disturbance(world)
         true = world.iteration(rows) + other * prompt_row
-        world.now += true * noise * held_up
+        world.now += true * disturbed
         world.fair += true
         world.plain += other * prompt_row
         if handles:
             world.plain += world.iteration(len(handles)) * sum(map(len, made)) / len(handles)
-            it.observe(
-                handles, made, rows=rows + other, kv_tokens=0, seconds=true * noise * held_up
-            )
+            it.observe(handles, made, rows=rows + other, kv_tokens=0, seconds=true * disturbed)
         else:
             world.plain += world.iteration(0)
-        for handle, tokens in zip(handles, made, strict=True):
-            done[handle] += len(tokens)
-            left[handle] -= len(tokens)
-            if not left[handle]:
-                del left[handle]
-                it.end(handle)
+        enter(it, handles, made, left, done)
         for _ in range(new):
             handle = it.begin([begun], [], sample=0, noise_epoch=0)
             left[handle], done[handle] = length, 0
