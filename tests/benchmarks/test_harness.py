@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -72,3 +73,11 @@ def test_recorded_results_say_how_they_were_made() -> None:
         assert result["command"].startswith("rhymeflow bench ")
         assert result["machine"]["cores"]
         assert (path.with_suffix(".md")).is_file()
+
+
+def test_the_python_of_another_environment_is_looked_at_before_anything_is_measured(tmp_path):
+    assert harness.interpreter(sys.executable) == sys.executable
+    (tmp_path / "text").write_text("no program")
+    for wrong in (tmp_path, tmp_path / "nothing", tmp_path / "text"):
+        with pytest.raises(argparse.ArgumentTypeError, match=f"{wrong}: there is no such program"):
+            harness.interpreter(str(wrong))
