@@ -150,7 +150,7 @@ class Driver:
                 facts.append(e.TrajectoryFinished(trajectory, name, 1000, "stop"))
                 facts.append(e.TrajectoryRewarded(trajectory, self.random.random()))
         self.least = min(self.least, len(self.where))
-        facts += [e.Snapshot(n, self.numbers.get(n, 0), (), 40_000) for n in sorted(touched)]
+        facts += [e.Snapshot(n, self.numbers.get(n, 0), (), 40_000, 0.0) for n in sorted(touched)]
         if self.training is not None and self.rounds % 2 == 0:
             facts.append(e.VersionPublished(self.training + 1))
             self.trained += 1

@@ -20,7 +20,7 @@ NonNegativeFloat = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
 
 
-FIXED_BOUNDS = {"synchronous": 0, "one_step": 1}
+FIXED_BOUNDS = {"synchronous": 0, "one_step": 1, "histopipe": 1}
 """The schedules whose staleness bound is theirs, and not `schedule.max_staleness`."""
 
 
@@ -242,12 +242,16 @@ class ScheduleConfig(Section):
     them. Each takes a name or a function of your own, `path/to/file.py:function` or dotted.
     """
 
-    name: Literal["synchronous", "one_step", "bounded", "partial", "staleflow"] = "staleflow"
+    name: Literal[
+        "synchronous", "one_step", "bounded", "partial", "staleflow", "histopipe", "rhymeflow"
+    ] = "staleflow"
     """`synchronous`: rollout and training take turns. `one_step`: the next batch is produced while
     one is trained on, batch by batch. `bounded`: no batches; as many groups are under way as the
     bound allows, and an instance pulls when it has finished what it runs. `partial`: responses go
     on across versions; an instance pulls whenever it lags. `staleflow`: responses also move between
-    instances; routing by marginal throughput, migration, one batch's worth of groups at a time."""
+    instances; routing by marginal throughput, migration, one batch's worth of groups at a time.
+    `histopipe`: prompts are ranked by the lengths of their earlier responses and laid out over the
+    instances step by step, long beside short. `rhymeflow`: staleflow with predicted lengths."""
     max_staleness: NonNegative | None = None
     """The bound: how many versions old a trajectory may be when trained on. `None`: 0 for
     `synchronous`, 1 for the others."""
@@ -276,6 +280,15 @@ class ScheduleConfig(Section):
     """With more than this many waiting on an instance, they are sent back to be routed anew."""
     throughput_ratio: Annotated[float, Field(gt=1)] = 5.0
     """An instance gives work away to one that has this many times less of it."""
+    tier_1: bool = True
+    """`histopipe`: a step's layout runs against the one before it, and an instance begins the next
+    step while others are at this one. `False`: every step waits for the one before."""
+    tier_2: bool = True
+    """`histopipe`: long responses get more instances, by search over completion times. `False`:
+    every instance gets as many prompts."""
+    urgency: Annotated[float, Field(ge=1)] = 1.0
+    """What a token of a response that the next batch waits for is worth, in tokens of others, when
+    drafts are chosen; 1: as much."""
     extra_groups: NonNegative = 0
     """Groups produced for each batch beyond `groups_per_batch`; the slowest are aborted."""
     extra_generations: NonNegative = 0
@@ -362,6 +375,12 @@ class SimulationConfig(Section):
     workload: WorkloadConfig = WorkloadConfig()
     skip_steps: NonNegative = 1
     """Steps at the beginning that throughput and idle shares leave out."""
+    acceptance: Annotated[float, Field(ge=0, lt=1)] = 0.7
+    """Chance that a drafted token is accepted, given that those before it were, for a prompt that
+    was answered in an earlier epoch. RhymeRL's authors report 65% to 79%. Drafts follow
+    `drafting.window` (`off`: none, else as many as pay) and `drafting.max_draft`."""
+    first_acceptance: Annotated[float, Field(ge=0, lt=1)] = 0.3
+    """The same for a prompt that was not answered before: drafts come from siblings only."""
     share_prompts: bool = True
     """Of running members of a group one computes the prompt and the others copy it, as the engine
     does; `False` charges each of them."""

@@ -30,6 +30,7 @@ def plan(config: Config) -> Plan:
         num_batches=config.learner.max_steps,
         groups_per_batch=groups_per_batch,
         num_generations=config.rollout.num_generations,
+        max_length=config.rollout.max_completion_length,
         max_staleness=rules.bound,
         eval_steps=config.run.eval_steps if config.data.eval_size else None,
         extra_groups=rules.extra_groups,

@@ -61,6 +61,7 @@ PLAN = Plan(
     num_batches=3,
     groups_per_batch=2,
     num_generations=2,
+    max_length=LONGEST,
     max_staleness=1,
     eval_steps=None,
     extra_groups=0,
@@ -344,7 +345,8 @@ class FakeBody:
     def _snapshot(self, instance: FakeInstance) -> None:
         waiting = tuple(list(instance.running)[instance.capacity :])
         kv_tokens = sum(5 + length for length in instance.running.values())
-        instance.outbox.append(Snapshot(instance.name, instance.last_number, waiting, kv_tokens))
+        number = instance.last_number
+        instance.outbox.append(Snapshot(instance.name, number, waiting, kv_tokens, 0.0))
 
     # -- what instances and the learner do -----------------------------------------------------
 

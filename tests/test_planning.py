@@ -47,6 +47,7 @@ def test_every_number_arrives() -> None:
         "num_batches": 7,
         "groups_per_batch": 6,
         "num_generations": 5,
+        "max_length": 512,
         "max_staleness": 3,
         "eval_steps": config.run.eval_steps,
         "extra_groups": 2,

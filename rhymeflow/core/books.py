@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from rhymeflow.core.commands import Abort, Command, Drop
 from rhymeflow.core.fleet import Instance
 from rhymeflow.core.group import ON_INSTANCE, Group, Member, State
+from rhymeflow.core.history import LengthHistory
 from rhymeflow.core.plan import Plan, Schedule
 from rhymeflow.core.queue import Queue
 from rhymeflow.core.staleness import StalenessBuffers
@@ -30,6 +31,7 @@ class Books:
             max_staleness=plan.max_staleness,
             num_batches=plan.num_batches,
         )
+        self.history = LengthHistory(plan.max_length)
         self.instances: dict[InstanceId, Instance] = {}
         self.names: set[InstanceId] = set()
         """Every instance that ever joined."""
@@ -115,6 +117,7 @@ class Books:
             member.version = instance.version
         member.state, member.instance = State.RUNNING, instance.name
         instance.assigned[trajectory] = group.prompt_tokens + member.length
+        instance.routed_at[trajectory] = instance.clock
         return True
 
     def put_back(self, trajectory: TrajectoryId, member: Member) -> None:
@@ -143,6 +146,7 @@ class Books:
     def end_group(self, serial: GroupId, ending: Ending, reason: str) -> Iterator[Command]:
         """End a group that holds no entry any more, without training on it."""
         group = self.groups.pop(serial)
+        self.history.close(serial)
         del self.prompts[serial]
         if not group.complete:
             self.num_incomplete -= 1

@@ -63,6 +63,20 @@ class Pull:
 
 
 @dataclass(frozen=True, slots=True)
+class Hurry:
+    """A token of these is worth `urgency` times one of the others when drafts are chosen.
+
+    It stands until the next `Hurry` to this instance, which may name none. What is sampled stays
+    the same.
+    """
+
+    instance: InstanceId
+    number: int
+    trajectories: tuple[TrajectoryId, ...]
+    urgency: float
+
+
+@dataclass(frozen=True, slots=True)
 class Evaluate:
     """Answer the held-out prompts on this instance, under the version it holds."""
 
@@ -105,5 +119,5 @@ class Finish:
     """The run is complete: save and stop."""
 
 
-InstanceCommand = Route | Interrupt | Abort | Pull | Evaluate
+InstanceCommand = Route | Interrupt | Abort | Pull | Hurry | Evaluate
 Command = InstanceCommand | Draw | Redraw | Conclude | Train | Drop | Finish

@@ -61,6 +61,9 @@ class Snapshot:
     """Routed to it but not decoded: no room yet, or preempted."""
     kv_tokens: int
     """Tokens in its KV cache."""
+    made: float
+    """Its clock: response tokens that one trajectory, decoded all the time since the instance
+    joined, would have by now."""
 
 
 @dataclass(frozen=True, slots=True)

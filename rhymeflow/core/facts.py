@@ -25,6 +25,7 @@ def on_drawn(books: Books, event: events.GroupDrawn) -> Consequences:
         books.asked_for -= 1
         retries = 0 if event.repeats is None else books.retries.pop(event.repeats)
         books.prompts[event.group] = (event.prompt_tokens, retries)
+        books.history.open(event.group, event.prompt, event.epoch)
         if event.repeats is None:
             books.queue.drawn.append(event.group)
         else:
@@ -63,7 +64,7 @@ def on_snapshot(books: Books, event: events.Snapshot) -> Consequences:
     """How an instance was."""
     instance = books.instances.get(event.instance)
     if instance is not None:
-        instance.reflect(event.number, event.waiting, event.kv_tokens)
+        instance.reflect(event.number, event.waiting, event.kv_tokens, event.made)
     yield from ()
 
 
@@ -119,6 +120,8 @@ def on_finished(books: Books, event: events.TrajectoryFinished) -> Consequences:
     tokens = books.groups[event.trajectory.group].prompt_tokens + event.length
     books.instances[event.instance].finished(event.trajectory, tokens)
     member.state, member.instance, member.length = State.FINISHED, None, event.length
+    if event.reason != "cut":
+        books.history.finished(event.trajectory, event.length)
     yield from ()
 
 
@@ -131,6 +134,7 @@ def on_rewarded(books: Books, event: events.TrajectoryRewarded) -> Consequences:
     if member.state is not State.FINISHED:
         return
     member.state, member.reward = State.REWARDED, event.reward
+    books.history.rewarded(event.trajectory, event.reward)
     group.num_rewarded += 1
     if group.num_rewarded == books.plan.num_generations:
         yield from books.abort_members(group)

@@ -29,6 +29,10 @@ class Instance:
     """Members RUNNING on it, with their tokens (prompt and response) when they were routed."""
     stopping: set[TrajectoryId] = field(default_factory=set)
     """Members STOPPING on it."""
+    clock: float = 0.0
+    """Response tokens that one decoded there all the time would have; see `Snapshot.made`."""
+    routed_at: dict[TrajectoryId, float] = field(default_factory=dict)
+    """By the clock, since when those assigned are decoded there."""
     evaluating: Version | None = None
     waiting: tuple[TrajectoryId, ...] = ()
     """Of those assigned, the ones not decoded when last seen."""
@@ -54,17 +58,28 @@ class Instance:
 
     def take(self, trajectories: tuple[TrajectoryId, ...]) -> int:
         """Take these off what is assigned; the number of the command that does it."""
+        for trajectory in trajectories:
+            self.routed_at.pop(trajectory, None)
         return self.next_number(-sum(self.assigned.pop(t) for t in trajectories))
+
+    def made_here(self, trajectory: TrajectoryId) -> int:
+        """About how many tokens a trajectory assigned to it has got there."""
+        return max(0, int(self.clock - self.routed_at.get(trajectory, self.clock)))
 
     def holds(self, version: Version) -> None:
         """It has pulled, and perhaps got a newer version than it was told to take."""
         self._view = None
         self.version = max(self.version, version)
 
-    def reflect(self, number: int, waiting: tuple[TrajectoryId, ...], kv_tokens: int) -> None:
+    def reflect(
+        self, number: int, waiting: tuple[TrajectoryId, ...], kv_tokens: int, made: float
+    ) -> None:
         """Take in a snapshot. One that came late or twice is older than what is known."""
         self._view = None
-        self._kv_seen, self.waiting = kv_tokens, waiting
+        self._kv_seen, self.waiting, self.clock = kv_tokens, waiting, made
+        for trajectory in waiting:  # not decoded: it makes nothing
+            if trajectory in self.routed_at:
+                self.routed_at[trajectory] = made
         while self._unreflected and self._unreflected[0][0] <= number:
             self._kv_unreflected -= self._unreflected.popleft()[1]
 
@@ -72,6 +87,7 @@ class Instance:
         """A trajectory of `tokens` tokens (prompt and response) has ended there."""
         self._view = None
         self.assigned.pop(trajectory, None)
+        self.routed_at.pop(trajectory, None)
         self.stopping.discard(trajectory)
         self._kv_seen = max(0, self._kv_seen - tokens)
 

@@ -44,6 +44,8 @@ class Plan:
     num_batches: int
     groups_per_batch: int
     num_generations: int
+    max_length: int
+    """Tokens at which a response ends whatever it says."""
     max_staleness: int
     eval_steps: int | None
     """Evaluate every so many versions (0: at the start and the end only); None: never."""

@@ -24,6 +24,7 @@ from rhymeflow.core.commands import (
 )
 from rhymeflow.core.facts import draw_again
 from rhymeflow.core.fleet import Instance
+from rhymeflow.core.forecast import Forecast
 from rhymeflow.core.group import Group, State
 from rhymeflow.core.strategies.view import FleetView, TrajectoryView
 from rhymeflow.core.types import GroupId, TrajectoryId, Version
@@ -95,6 +96,7 @@ def _train(books: Books) -> Iterator[Command]:
     members = []
     for serial in groups:
         members.append(books.groups.pop(serial).rewarded())
+        books.history.close(serial)
         del books.prompts[serial]
     yield Train(books.training, groups, tuple(members))
 
@@ -230,6 +232,7 @@ def _view(books: Books) -> FleetView:
         num_returning=sum(len(i.stopping) for i in books.instances.values()),
         admissible=admissible,
         weights=books.schedule.weights,
+        forecast=Forecast(books),
     )
 
 

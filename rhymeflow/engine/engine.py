@@ -73,6 +73,8 @@ class Engine:
         self.seed, self.instance, self.version = seed, instance, version
         self.max_length: int = config.max_position_embeddings
         self.tokens_made = 0
+        self.clock = 0.0
+        """Tokens that a response decoded in every iteration would have by now, on average."""
         """Tokens sampled since the engine exists."""
         self._model = model
         self._device = model.device
@@ -251,7 +253,9 @@ class Engine:
             if reason := sequence.request.finish_reason():
                 finished.append(Finished(sequence.request, reason))
                 done.append(sequence)
-        self.tokens_made += sum(map(len, made))
+        num_made = sum(map(len, made))
+        self.tokens_made += num_made
+        self.clock += num_made / len(made) if made else 0.0
         if self._drafting is not None:
             total = sum(item.num_new for item in work)
             self._drafting.observe([sequence for sequence, _ in ready], made, total)

@@ -76,7 +76,7 @@ class Instances:
                 raise AssertionError(f"unexpected message {message}")
 
     def _snapshot(self, name: InstanceId, status: messages.InstanceStatus) -> Iterator[Event]:
-        snapshot = Snapshot(name, status.number, status.waiting, status.kv_tokens)
+        snapshot = Snapshot(name, status.number, status.waiting, status.kv_tokens, status.made)
         if snapshot != self._snapshots[name]:  # one with nothing to do says the same for long
             self._snapshots[name] = snapshot
             yield snapshot

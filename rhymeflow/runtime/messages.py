@@ -186,6 +186,7 @@ class InstanceStatus(Message):
     running: int
     waiting: tuple[TrajectoryId, ...]
     kv_tokens: int
+    made: float
     tokens: int
     busy_seconds: float
     drafts: DraftStats

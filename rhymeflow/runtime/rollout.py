@@ -271,6 +271,7 @@ class Instance:
             engine.num_running,
             tuple(key for key in engine.waiting_ids() if isinstance(key, TrajectoryId)),
             engine.kv_tokens,
+            engine.clock,
             engine.tokens_made,
             self.busy_seconds,
             self.drafter.stats if self.drafter is not None else DraftStats(),

@@ -76,6 +76,10 @@ class Batch:
         """Tokens in the cache when so many iterations of the stretch under way are over."""
         return self._cached + (0 if self.chunks else self._num_decoding * iterations)
 
+    def clock(self, iterations: int) -> float:
+        """Tokens that one decoded all the time would have made by then."""
+        return float(self._iterations + iterations)
+
     def everything(self) -> list[Response]:
         """All that runs or waits, as of when it was last looked at."""
         return [place.response for place in self.running.values()] + list(self.waiting.values())

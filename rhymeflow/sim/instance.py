@@ -89,7 +89,9 @@ class Instance:
     def snapshot(self, now: float) -> Snapshot:
         """How it is."""
         waiting = tuple(self._batch.waiting)
-        return Snapshot(self.name, self.last_number, waiting, self.kv_tokens(now))
+        over = 0 if self._stretch is None else self._stretch.over(now)
+        kv_tokens, made = self._batch.kv_tokens(over), self._batch.clock(over)
+        return Snapshot(self.name, self.last_number, waiting, kv_tokens, made)
 
     def deliver(self, command: InstanceCommand, now: float) -> None:
         """Take a command, to be carried out after those before it, between two iterations."""

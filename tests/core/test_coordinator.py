@@ -205,7 +205,7 @@ def test_nothing_is_planned_twice():
     tell(mind)
     assert len(routes(tell(mind, GroupDrawn(0, 0, 0, 5), GroupDrawn(1, 1, 0, 5)))) == 4
     for _ in range(3):
-        assert tell(mind, Snapshot("a", 0, (), 0)) == [], "the snapshot reflects none of it yet"
+        assert tell(mind, Snapshot("a", 0, (), 0, 0.0)) == [], "it reflects none of it yet"
 
 
 def test_kv_tokens_are_those_seen_and_those_commanded_since():
@@ -214,9 +214,9 @@ def test_kv_tokens_are_those_seen_and_those_commanded_since():
     tell(mind, GroupDrawn(0, 0, 0, 5), GroupDrawn(1, 1, 0, 7))
     instance = mind.books.instances["a"]
     assert instance.kv_tokens == 2 * 5 + 2 * 7
-    tell(mind, Snapshot("a", 2, (), 13))
+    tell(mind, Snapshot("a", 2, (), 13, 0.0))
     assert instance.kv_tokens == 13 + 2 * 7, "commands 3 and 4 are not reflected"
-    tell(mind, Snapshot("a", 4, (), 30))
+    tell(mind, Snapshot("a", 4, (), 30, 0.0))
     assert instance.kv_tokens == 30
     tell(mind, done(0)[0])
     assert instance.kv_tokens == 30 - (5 + 2)

@@ -39,6 +39,8 @@ SCHEDULES: Mapping[str, Bundle] = {
     "bounded": Bundle("protocol", fewest_requests, drained, "drain", none, None),
     "partial": Bundle("protocol", fewest_requests, greedy, "keep", none, None),
     "staleflow": Bundle("protocol", waterfall, greedy, "spread", rebalance, 1.0),
+    "histopipe": Bundle("protocol", waterfall, greedy, "spread", rebalance, 1.0),
+    "rhymeflow": Bundle("protocol", waterfall, greedy, "spread", rebalance, 1.0),
 }
 """`synchronous` and `one_step` differ in their bound, 0 and 1: with it the protocol has entries for
 one batch at a time, or for the next one too."""

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from rhymeflow.core.cost import CostModel
-from rhymeflow.core.types import InstanceId, TrajectoryId, Version
+from rhymeflow.core.types import GroupId, InstanceId, TrajectoryId, Version
 
 
 class TrajectoryView(NamedTuple):
@@ -58,6 +58,26 @@ class Weights:
     throughput_ratio: float
 
 
+class Forecast(Protocol):
+    """What is foretold of lengths, in response tokens."""
+
+    @property
+    def skill(self) -> float:
+        """What predictions are worth: the share of the variance they explained lately, 0 to 1."""
+
+    def made(self, trajectory: TrajectoryId) -> int:
+        """Tokens it has, about."""
+
+    def final(self, trajectory: TrajectoryId) -> float:
+        """Tokens it is expected to have when it is complete."""
+
+    def remaining(self, trajectory: TrajectoryId) -> float:
+        """Tokens it is expected to need still, at least 1."""
+
+    def length(self, group: GroupId) -> float:
+        """Tokens that a response of this group, drawn or admitted, is expected to have."""
+
+
 @dataclass(frozen=True, slots=True)
 class FleetView:
     """Everything at one tick."""
@@ -76,6 +96,7 @@ class FleetView:
     admissible: frozenset[Version]
     """Versions at which a new group could be started now, among those that instances hold."""
     weights: Weights
+    forecast: Forecast
 
 
 class Assignment(NamedTuple):

@@ -52,6 +52,24 @@ def partial(group: int, version: int, tokens: int = 1000) -> TrajectoryView:
     return TrajectoryView(TrajectoryId(group, 0), version, version, tokens)
 
 
+class NoForecast:
+    """Knows nothing of lengths: every response is to have 1,000 tokens."""
+
+    skill = 0.0
+
+    def made(self, trajectory: TrajectoryId) -> int:
+        return 0
+
+    def final(self, trajectory: TrajectoryId) -> float:
+        return 1000.0
+
+    def remaining(self, trajectory: TrajectoryId) -> float:
+        return 1000.0
+
+    def length(self, group: int) -> float:
+        return 1000.0
+
+
 def fleet(
     instances: list[InstanceView],
     queue: list[TrajectoryView] | None = None,
@@ -70,6 +88,7 @@ def fleet(
         num_returning=num_returning,
         admissible=frozenset(admissible or ()),
         weights=replace(weights, **weighed),
+        forecast=NoForecast(),
     )
 
 

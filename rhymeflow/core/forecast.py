@@ -1,0 +1,45 @@
+"""What strategies are told of lengths to come: the history's expectation of what the books hold.
+
+Holds true: reads only; what it says of a trajectory is of this moment, its progress included. How
+far a running trajectory is, is known from when it was routed and by its instance's clock.
+"""
+
+from __future__ import annotations
+
+from rhymeflow.core.books import Books
+from rhymeflow.core.group import State
+from rhymeflow.core.types import GroupId, TrajectoryId
+
+
+class Forecast:
+    """Expected lengths, in response tokens."""
+
+    def __init__(self, books: Books) -> None:
+        self._books = books
+
+    @property
+    def skill(self) -> float:
+        """What predictions are worth, 0 to 1; see `LengthHistory.skill`."""
+        return self._books.history.skill
+
+    def made(self, trajectory: TrajectoryId) -> int:
+        """Tokens it has, about."""
+        member = self._books.member(trajectory)
+        if member is None:
+            return 0
+        if member.state is State.RUNNING and member.instance is not None:
+            return member.length + self._books.instances[member.instance].made_here(trajectory)
+        return member.length
+
+    def final(self, trajectory: TrajectoryId) -> float:
+        """Tokens it is expected to have when it is complete."""
+        return self._books.history.expected(trajectory.group, self.made(trajectory))
+
+    def remaining(self, trajectory: TrajectoryId) -> float:
+        """Tokens it is expected to need still, at least 1."""
+        made = self.made(trajectory)
+        return max(1.0, self._books.history.expected(trajectory.group, made) - made)
+
+    def length(self, group: GroupId) -> float:
+        """Tokens that a response of this group, drawn or admitted, is expected to have."""
+        return self._books.history.expected(group)
