@@ -286,6 +286,9 @@ class ScheduleConfig(Section):
     tier_2: bool = True
     """`histopipe`: long responses get more instances, by search over completion times. `False`:
     every instance gets as many prompts."""
+    growth: Annotated[float, Field(gt=1)] = 1.5
+    """`histopipe`: a response among the last of its instance is moved elsewhere, or put off to the
+    next step, when it has this many times the tokens that its prompt's history made expect."""
     urgency: Annotated[float, Field(ge=1)] = 1.0
     """What a token of a response that the next batch waits for is worth, in tokens of others, when
     drafts are chosen; 1: as much."""

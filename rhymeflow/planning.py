@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from rhymeflow import profiles
 from rhymeflow.config import Config, ScheduleConfig
-from rhymeflow.core.plan import Plan, Schedule
+from rhymeflow.core.plan import Admission, Plan, Schedule, Tiers
 from rhymeflow.core.strategies.schedules import MIGRATION, ROUTING, SCHEDULES, SYNC
 from rhymeflow.core.strategies.view import Weights
 from rhymeflow.errors import UserError, suggestion
@@ -53,14 +53,21 @@ def schedule(config: Config) -> Schedule:
     bundle = SCHEDULES[chosen.name]
     return Schedule(
         name=chosen.name,
-        admission=bundle.admission,
+        admission=_admission(chosen),
         routing=_piece("routing", chosen.routing, ROUTING, bundle.routing, "view"),
         sync=_piece("sync", chosen.sync, SYNC, bundle.sync, "instance, view"),
         on_pull=chosen.on_pull or bundle.on_pull,
         migration=_piece("migration", chosen.migration, MIGRATION, bundle.migration, "view"),
         max_under_way=_max_under_way(config),
-        weights=_weights(chosen),
+        weights=_weights(config),
+        tiers=Tiers(chosen.tier_1, chosen.tier_2) if bundle.lays_out else None,
     )
+
+
+def _admission(chosen: ScheduleConfig) -> Admission:
+    """Without tier 1 a step that is laid out waits for the one before."""
+    bundle = SCHEDULES[chosen.name]
+    return "lockstep" if bundle.lays_out and not chosen.tier_1 else bundle.admission
 
 
 def _max_under_way(config: Config) -> int:
@@ -71,7 +78,8 @@ def _max_under_way(config: Config) -> int:
     return max(1, math.ceil(pace * batch))
 
 
-def _weights(chosen: ScheduleConfig) -> Weights:
+def _weights(config: Config) -> Weights:
+    chosen = config.schedule
     return Weights(
         # Strategies weigh decoding only, which is the same however many devices train.
         cost=profiles.load(chosen.cost_model).cost(train_devices=1),
@@ -79,6 +87,8 @@ def _weights(chosen: ScheduleConfig) -> Weights:
         kv_headroom=chosen.kv_headroom,
         max_waiting=chosen.max_waiting,
         throughput_ratio=chosen.throughput_ratio,
+        growth=chosen.growth,
+        group_size=config.rollout.num_generations + chosen.extra_generations,
     )
 
 

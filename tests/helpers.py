@@ -44,7 +44,7 @@ from rhymeflow.core.events import (
     TrajectoryRewarded,
     VersionPublished,
 )
-from rhymeflow.core.plan import Plan, Schedule
+from rhymeflow.core.plan import Plan, Schedule, Tiers
 from rhymeflow.core.strategies.schedules import SCHEDULES
 from rhymeflow.core.strategies.view import Weights
 from rhymeflow.core.types import TrajectoryId
@@ -81,11 +81,20 @@ def a_plan(**changes: object) -> Plan:
 
 def a_schedule(name: str = "staleflow", **changes: object) -> Schedule:
     """A schedule by name, with its fields changed."""
-    weights = Weights(COST, routing_gain=0.25, kv_headroom=0.0, max_waiting=3, throughput_ratio=5.0)
+    weights = Weights(
+        COST,
+        routing_gain=0.25,
+        kv_headroom=0.0,
+        max_waiting=3,
+        throughput_ratio=5.0,
+        growth=1.5,
+        group_size=2,
+    )
     bundle = SCHEDULES[name]
     made = Schedule(
         name, bundle.admission, bundle.routing, bundle.sync, bundle.on_pull, bundle.migration,
         max_under_way=1000, weights=weights,
+        tiers=Tiers(alternate=True, balance=True) if bundle.lays_out else None,
     )  # fmt: skip
     return replace(made, **changes)  # type: ignore[arg-type]
 

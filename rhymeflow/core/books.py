@@ -14,6 +14,7 @@ from rhymeflow.core.commands import Abort, Command, Drop
 from rhymeflow.core.fleet import Instance
 from rhymeflow.core.group import ON_INSTANCE, Group, Member, State
 from rhymeflow.core.history import LengthHistory
+from rhymeflow.core.pipeline import Pipeline
 from rhymeflow.core.plan import Plan, Schedule
 from rhymeflow.core.queue import Queue
 from rhymeflow.core.staleness import StalenessBuffers
@@ -32,6 +33,7 @@ class Books:
             num_batches=plan.num_batches,
         )
         self.history = LengthHistory(plan.max_length)
+        self.pipeline = Pipeline()
         self.instances: dict[InstanceId, Instance] = {}
         self.names: set[InstanceId] = set()
         """Every instance that ever joined."""
@@ -147,6 +149,7 @@ class Books:
         """End a group that holds no entry any more, without training on it."""
         group = self.groups.pop(serial)
         self.history.close(serial)
+        self.pipeline.end(serial, len(group.members))
         del self.prompts[serial]
         if not group.complete:
             self.num_incomplete -= 1

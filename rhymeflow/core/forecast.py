@@ -40,6 +40,10 @@ class Forecast:
         made = self.made(trajectory)
         return max(1.0, self._books.history.expected(trajectory.group, made) - made)
 
+    def quantile(self, group: GroupId, q: float) -> float:
+        """The q-quantile of the lengths of a group's responses, none of which has begun."""
+        return self._books.history.quantile(group, q)
+
     def length(self, group: GroupId) -> float:
         """Tokens that a response of this group, drawn or admitted, is expected to have."""
         return self._books.history.expected(group)

@@ -6,7 +6,7 @@ Holds true: plain values and functions, no defaults (those are in the configurat
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from rhymeflow.core.strategies.view import Migrating, Routing, Sync, Weights
 from rhymeflow.core.types import Version
@@ -22,6 +22,15 @@ that lags takes in nothing new. `keep`: it goes on there under the new weights. 
 interrupted before, and routed anew."""
 
 
+class Tiers(NamedTuple):
+    """How steps are laid out; see `strategies/layout.py`."""
+
+    alternate: bool
+    """Tier 1: every other step in the opposite order."""
+    balance: bool
+    """Tier 2: completion times that grow linearly."""
+
+
 @dataclass(frozen=True, slots=True)
 class Schedule:
     """A named bundle of rules."""
@@ -35,6 +44,8 @@ class Schedule:
     max_under_way: int
     """Groups produced at a time."""
     weights: Weights
+    tiers: Tiers | None
+    """None: no layout; groups go wherever `routing` sends them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from rhymeflow.core.facts import draw_again
 from rhymeflow.core.fleet import Instance
 from rhymeflow.core.forecast import Forecast
 from rhymeflow.core.group import Group, State
+from rhymeflow.core.strategies.layout import Ranked, lay_out
 from rhymeflow.core.strategies.view import FleetView, TrajectoryView
 from rhymeflow.core.types import GroupId, TrajectoryId, Version
 
@@ -95,8 +96,10 @@ def _train(books: Books) -> Iterator[Command]:
     groups = books.buffers.consume()
     members = []
     for serial in groups:
-        members.append(books.groups.pop(serial).rewarded())
+        group = books.groups.pop(serial)
+        members.append(group.rewarded())
         books.history.close(serial)
+        books.pipeline.end(serial, len(group.members))
         del books.prompts[serial]
     yield Train(books.training, groups, tuple(members))
 
@@ -153,6 +156,7 @@ def _place(books: Books) -> Iterator[Command]:
     """Take away what is to move, and route what waits."""
     if len(books.instances) < 2 and not books.queue:
         return
+    _lay_out(books)
     view = _view(books)
     moves = list(_migrate(books, view))
     yield from moves
@@ -163,8 +167,41 @@ def _migrate(books: Books, view: FleetView) -> Iterator[Command]:
     for migration in tuple(books.schedule.migration(view)):
         instance = books.instances[migration.instance]
         there = tuple(t for t in migration.trajectories if t in instance.assigned)
-        if there:
-            yield _interrupt(books, instance, there)
+        if not there:
+            continue
+        if migration.to in books.instances:
+            for trajectory in there:
+                books.pipeline.move(trajectory, migration.to, later=migration.later)
+        yield _interrupt(books, instance, there)
+
+
+def _lay_out(books: Books) -> None:
+    """Lay out the next step once an instance is done with the last one."""
+    tiers, pipeline, instances = books.schedule.tiers, books.pipeline, books.instances
+    if tiers is None or not instances:
+        return
+    pipeline.settle(instances.keys())
+    to_come = [serial for serial in books.queue.drawn if serial not in pipeline]
+    size = books.plan.groups_per_batch + books.plan.extra_groups
+    for serial in [s for s in to_come if books.prompts[s][1]]:  # drawn again: it belongs to a step
+        pipeline.join(serial, instances)
+        to_come.remove(serial)
+    last = pipeline.num_steps - 1
+    steps = (pipeline.step([*i.assigned, *i.stopping]) for i in instances.values())
+    is_one_done = any(step is None or step > last for step in steps)
+    if not to_come or not is_one_done or len(to_come) < len(books.queue.drawn):
+        return
+    forecast = Forecast(books)
+    points = [(i + 0.5) / books.plan.num_generations for i in range(books.plan.num_generations)]
+    ranked = [
+        Ranked(s, books.prompts[s][0], tuple(sorted(forecast.quantile(s, q) for q in points)))
+        for s in to_come[:size]
+    ]
+    places = min(instance.capacity for instance in instances.values())
+    shares = lay_out(
+        ranked, len(instances), books.schedule.weights.cost, places, balance=tiers.balance
+    )
+    pipeline.lay_out(shares, list(instances), alternate=tiers.alternate)
 
 
 def _route(books: Books, view: FleetView) -> Iterator[Command]:
@@ -233,6 +270,7 @@ def _view(books: Books) -> FleetView:
         admissible=admissible,
         weights=books.schedule.weights,
         forecast=Forecast(books),
+        layout=None if books.schedule.tiers is None else books.pipeline,
     )
 
 

@@ -12,13 +12,22 @@ from typing import NamedTuple
 
 from rhymeflow.core.plan import Admission, OnPull
 from rhymeflow.core.strategies.migration import none, rebalance
+from rhymeflow.core.strategies.placing import laid_out, outliers
 from rhymeflow.core.strategies.routing import fewest_requests, waterfall
 from rhymeflow.core.strategies.sync import drained, greedy, status
 from rhymeflow.core.strategies.view import Migrating, Routing, Sync
 
-ROUTING: Mapping[str, Routing] = {"fewest_requests": fewest_requests, "waterfall": waterfall}
+ROUTING: Mapping[str, Routing] = {
+    "fewest_requests": fewest_requests,
+    "waterfall": waterfall,
+    "laid_out": laid_out,
+}
 SYNC: Mapping[str, Sync] = {"drained": drained, "greedy": greedy, "status": status}
-MIGRATION: Mapping[str, Migrating] = {"none": none, "rebalance": rebalance}
+MIGRATION: Mapping[str, Migrating] = {
+    "none": none,
+    "rebalance": rebalance,
+    "outliers": outliers,
+}
 
 
 class Bundle(NamedTuple):
@@ -31,6 +40,8 @@ class Bundle(NamedTuple):
     migration: Migrating
     pace: float | None
     """Batches' worth of groups produced at a time; None: as many as the bound allows."""
+    lays_out: bool = False
+    """Whether steps are laid out over the instances."""
 
 
 SCHEDULES: Mapping[str, Bundle] = {
@@ -39,7 +50,7 @@ SCHEDULES: Mapping[str, Bundle] = {
     "bounded": Bundle("protocol", fewest_requests, drained, "drain", none, None),
     "partial": Bundle("protocol", fewest_requests, greedy, "keep", none, None),
     "staleflow": Bundle("protocol", waterfall, greedy, "spread", rebalance, 1.0),
-    "histopipe": Bundle("protocol", waterfall, greedy, "spread", rebalance, 1.0),
+    "histopipe": Bundle("protocol", laid_out, drained, "keep", outliers, None, lays_out=True),
     "rhymeflow": Bundle("protocol", waterfall, greedy, "spread", rebalance, 1.0),
 }
 """`synchronous` and `one_step` differ in their bound, 0 and 1: with it the protocol has entries for

@@ -56,6 +56,9 @@ class Weights:
     kv_headroom: float
     max_waiting: int
     throughput_ratio: float
+    growth: float
+    group_size: int
+    """Trajectories of a group."""
 
 
 class Forecast(Protocol):
@@ -77,6 +80,25 @@ class Forecast(Protocol):
     def length(self, group: GroupId) -> float:
         """Tokens that a response of this group, drawn or admitted, is expected to have."""
 
+    def quantile(self, group: GroupId, q: float) -> float:
+        """The q-quantile of the lengths of a group's responses, none of which has begun."""
+
+
+class Layout(Protocol):
+    """Where a schedule that lays its steps out wants things to be (`core/pipeline.py`)."""
+
+    def place(self, trajectory: TrajectoryId) -> tuple[int, InstanceId] | None:
+        """Step and instance; None: its group is not laid out yet."""
+
+    def step(self, assigned: Iterable[TrajectoryId]) -> int | None:
+        """The earliest step that any of these belongs to; None: there are none."""
+
+    def has_moved(self, trajectory: TrajectoryId) -> bool:
+        """Whether it was taken away from where it was laid out."""
+
+    def share(self, instance: InstanceId) -> float:
+        """Groups' worth of responses that the last layout gave it."""
+
 
 @dataclass(frozen=True, slots=True)
 class FleetView:
@@ -97,6 +119,8 @@ class FleetView:
     """Versions at which a new group could be started now, among those that instances hold."""
     weights: Weights
     forecast: Forecast
+    layout: Layout | None
+    """None: the schedule lays nothing out."""
 
 
 class Assignment(NamedTuple):
@@ -111,6 +135,10 @@ class Migration(NamedTuple):
 
     instance: InstanceId
     trajectories: tuple[TrajectoryId, ...]
+    to: InstanceId | None = None
+    """Where the layout is to have them from now on; None: it stays as it is."""
+    later: bool = False
+    """In the step after theirs."""
 
 
 Routing = Callable[[FleetView], Iterable[Assignment]]

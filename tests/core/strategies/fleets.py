@@ -19,7 +19,15 @@ COST_14B = CostModel(
 )  # fmt: skip
 """StaleFlow's fit of a 14B model on one device, made up where the strategies do not look."""
 
-WEIGHTS = Weights(COST_14B, routing_gain=0.25, kv_headroom=0.0, max_waiting=3, throughput_ratio=5.0)
+WEIGHTS = Weights(
+    COST_14B,
+    routing_gain=0.25,
+    kv_headroom=0.0,
+    max_waiting=3,
+    throughput_ratio=5.0,
+    growth=1.5,
+    group_size=2,
+)
 
 
 def instance(
@@ -69,6 +77,9 @@ class NoForecast:
     def length(self, group: int) -> float:
         return 1000.0
 
+    def quantile(self, group: int, q: float) -> float:
+        return 1000.0
+
 
 def fleet(
     instances: list[InstanceView],
@@ -89,6 +100,7 @@ def fleet(
         admissible=frozenset(admissible or ()),
         weights=replace(weights, **weighed),
         forecast=NoForecast(),
+        layout=None,
     )
 
 

@@ -1,0 +1,36 @@
+"""How long an instance takes for responses of known lengths that it begins together.
+
+By the cost model (`cost.py`), summed: while n decode, an iteration costs max(k2, k3 n + c) + k4, and
+every response costs k1 for each of its tokens in the cache at each of its iterations. If there are
+more than can run at a time, all places are taken until only that many are left: the longest ones,
+as an instance that is told of long ones first has it. Pure arithmetic. Knows nothing of drafts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rhymeflow.core.cost import CostModel
+
+
+def seconds(cost: CostModel, lengths: Sequence[float], prompt_tokens: float, places: int) -> float:
+    """Seconds until responses of these lengths, each after so many prompt tokens, are complete.
+
+    `lengths`: in ascending order. `places`: most that run at a time.
+    """
+    if not lengths:
+        return 0.0
+    reading = sum(length * (prompt_tokens + length / 2) for length in lengths)
+    waves, last = lengths[:-places], lengths[-places:]
+    # What does not fit at first fills places that come free: all of them are taken meanwhile.
+    total = cost.k1 * reading + sum(waves) / places * _dense(cost, places)
+    done = 0.0
+    for index, length in enumerate(last):
+        total += (length - done) * _dense(cost, len(last) - index)
+        done = length
+    return total
+
+
+def _dense(cost: CostModel, n: int) -> float:
+    """Seconds of an iteration without reading the cache."""
+    return max(cost.k2, cost.k3 * n + cost.c) + cost.k4

@@ -1,0 +1,138 @@
+"""HistoPipe's layout of a step: which groups go to which instances (arXiv 2508.18588, HistoPipe).
+
+Groups are ranked by the length their responses are expected to have, and the ranking is cut into
+ranking groups of as many groups each. A ranking group gets some instances of its own, over which the
+members of its groups are dealt out. In even steps instances are given to ranking groups from short to
+long, in odd steps from long to short (tier 1, `core/pipeline.py`), so that who had long responses has
+short ones next, and begins them while others are still at this step. How many instances a ranking
+group gets is tier 2:
+
+- off: each as many;
+- on: as many as make completion times, by the cost model, grow linearly from the shortest ranking
+  group to the longest, `slope * high` to `high`. For each of some slopes the least `high` for which
+  there are enough instances is found by bisection. Two steps in a row take an instance about
+  `slope * high + high`, which is what the choice of the slope minimises.
+
+Holds true: every group is in one ranking group, every instance in one; a pure function. Knows nothing
+of what runs now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from rhymeflow.core import completion
+from rhymeflow.core.cost import CostModel
+from rhymeflow.core.types import GroupId
+
+RANKING_GROUPS = 8
+"""At most; as many as there are instances, if that is fewer."""
+SLOPES = (1.0, 0.85, 0.7, 0.55, 0.4, 0.25)
+"""The shortest completion time over the longest, as far as they are tried."""
+HALVINGS = 12
+"""Of the bisection: 2 to the power of minus this is what completion times are known to."""
+
+
+class Ranked(NamedTuple):
+    """A group, and what is expected of it."""
+
+    group: GroupId
+    prompt_tokens: int
+    lengths: tuple[float, ...]
+    """Tokens that its responses are expected to have, in ascending order."""
+
+    @property
+    def mean(self) -> float:
+        """Mean of these."""
+        return sum(self.lengths) / len(self.lengths)
+
+
+class Share(NamedTuple):
+    """A ranking group, and how many instances it gets."""
+
+    groups: tuple[GroupId, ...]
+    num_instances: int
+
+
+def lay_out(
+    groups: Sequence[Ranked], num_instances: int, cost: CostModel, places: int, *, balance: bool
+) -> list[Share]:
+    """Cut the groups into ranking groups, the shortest first, and give each its instances.
+
+    `places`: trajectories that an instance decodes at a time. `balance`: tier 2.
+    """
+    count = min(RANKING_GROUPS, num_instances, len(groups))
+    ranked = sorted(groups, key=lambda g: (g.mean, g.group))
+    cuts = [round(i * len(ranked) / count) for i in range(count + 1)]
+    parts = [ranked[a:b] for a, b in pairwise(cuts)]
+    numbers = _even(count, num_instances)
+    if balance:
+        numbers = _balanced(parts, num_instances, cost, places)
+    return [
+        Share(tuple(each.group for each in part), number)
+        for part, number in zip(parts, numbers, strict=True)
+    ]
+
+
+def completion_time(
+    part: Sequence[Ranked], num_instances: int, cost: CostModel, places: int
+) -> float:
+    """Seconds that so many instances take for these groups, their members dealt out by length."""
+    lengths = sorted((x for ranked in part for x in ranked.lengths), reverse=True)
+    prompt_tokens = sum(ranked.prompt_tokens for ranked in part) / len(part)
+    return completion.seconds(cost, lengths[::num_instances][::-1], prompt_tokens, places)
+
+
+def _even(count: int, num_instances: int) -> list[int]:
+    cuts = [round(i * num_instances / count) for i in range(count + 1)]
+    return [b - a for a, b in pairwise(cuts)]
+
+
+def _balanced(
+    parts: Sequence[Sequence[Ranked]], num_instances: int, cost: CostModel, places: int
+) -> list[int]:
+    """Instances for each part so that completion times grow linearly; see the docstring above."""
+    times = [
+        [completion_time(part, n, cost, places) for n in range(1, num_instances - len(parts) + 2)]
+        for part in parts
+    ]
+    best: tuple[float, list[int]] | None = None
+    for slope in SLOPES:
+        low, high = 0.0, max(each[0] for each in times) / slope  # one instance each will do
+        found = [1] * len(parts)
+        for _ in range(HALVINGS):
+            middle = (low + high) / 2
+            numbers = _enough(times, middle, slope)
+            if numbers is None or sum(numbers) > num_instances:
+                low = middle
+            else:
+                high, found = middle, numbers
+        if best is None or high * (1 + slope) < best[0]:
+            best = (high * (1 + slope), found)
+    assert best is not None
+    return _spread(times, best[1], num_instances)
+
+
+def _enough(times: Sequence[Sequence[float]], high: float, slope: float) -> list[int] | None:
+    """The fewest instances for each part to be complete by its time; None: there is no number."""
+    numbers = []
+    for index, of_part in enumerate(times):
+        rank = index / (len(times) - 1) if len(times) > 1 else 1.0
+        limit = high * (slope + (1 - slope) * rank)
+        number = next((n for n, seconds in enumerate(of_part, 1) if seconds <= limit), None)
+        if number is None:
+            return None
+        numbers.append(number)
+    return numbers
+
+
+def _spread(times: Sequence[Sequence[float]], numbers: list[int], num_instances: int) -> list[int]:
+    """Give the instances that are left to whom they gain most."""
+    numbers = list(numbers)
+    for _ in range(num_instances - sum(numbers)):
+        gains = [of_part[n - 1] - of_part[min(n, len(of_part) - 1)] for of_part, n in
+                 zip(times, numbers, strict=True)]  # fmt: skip
+        numbers[max(range(len(gains)), key=lambda i: (gains[i], i))] += 1
+    return numbers

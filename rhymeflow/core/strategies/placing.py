@@ -1,0 +1,116 @@
+"""HistoPipe's routing and migration: everything goes where its step's layout has it.
+
+Holds true: an assignment names an instance that accepts and holds at least the trajectory's
+`min_version`, within its capacity; an instance begins a step when nothing of an earlier one is left
+there. With a schedule that lays nothing out, `laid_out` is `fewest_requests`, and nothing moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from rhymeflow.core.strategies.routing import fewest_requests, fits, has_room
+from rhymeflow.core.strategies.view import (
+    Assignment,
+    FleetView,
+    InstanceView,
+    Layout,
+    Migration,
+    TrajectoryView,
+    Weights,
+)
+from rhymeflow.core.types import InstanceId
+
+LAST_SHARE = 0.1
+"""Of an instance's responses: those among the last of them may be outliers (RhymeRL)."""
+
+
+def laid_out(view: FleetView) -> list[Assignment]:
+    """Each to the place its layout says, once that instance has come to its step.
+
+    Of what may start on an instance the earliest step goes first, then what was begun before, then
+    the longest: what has no place at a time begins when the long ones are under way.
+    """
+    if view.layout is None:
+        return fewest_requests(view)
+    able = {x.name: x for x in view.instances if has_room(x) and not x.waiting}
+    waiting: dict[InstanceId, list[_Waiting]] = {}
+    for number, trajectory in enumerate(view.queue):
+        place = view.layout.place(trajectory.id)
+        if place is None or place[1] not in able:
+            continue
+        step, name = place
+        if able[name].version >= trajectory.min_version:
+            length = view.forecast.length(trajectory.id.group)
+            is_new = trajectory.version is None
+            waiting.setdefault(name, []).append((step, is_new, -length, number, trajectory))
+    proposals: list[Assignment] = []
+    for name, found in waiting.items():
+        found.sort()
+        proposals += _started(able[name], found, view.layout, view.weights)
+    return proposals
+
+
+_Waiting = tuple[int, bool, float, int, TrajectoryView]
+"""Step, whether it is new, minus the expected length, and its number in the queue."""
+
+
+def _started(
+    instance: InstanceView, found: Sequence[_Waiting], layout: Layout, weights: Weights
+) -> Iterator[Assignment]:
+    """What this instance begins now, of what waits for it in order."""
+    current = layout.step(instance.assigned)
+    if current is None:
+        current = found[0][0]
+    count, kv_tokens = len(instance.assigned), instance.kv_tokens
+    for step, *_, trajectory in found:
+        if step > current or count == instance.capacity:
+            return
+        if count and not fits(kv_tokens, trajectory.tokens, instance, weights):
+            return
+        count, kv_tokens = count + 1, kv_tokens + trajectory.tokens
+        yield Assignment(trajectory.id, instance.name)
+
+
+def outliers(view: FleetView) -> Iterator[Migration]:
+    """Take away what keeps an instance from its next share (RhymeRL, HistoPipe, tier 2).
+
+    An outlier is among the last tenth of its instance's share and has `growth` times the tokens that
+    its prompt's history made expect. It goes to an instance that has longer to go, of those that are
+    as fresh the one with the fewest responses; if there is none, it goes on where it is, with the
+    next step. Each is moved once.
+    """
+    if view.layout is None or view.forecast.skill <= 0:
+        return
+    counts = {x.name: len(x.assigned) for x in view.instances}
+    for instance in view.instances:
+        share = view.layout.share(instance.name)
+        if not share or len(instance.assigned) > LAST_SHARE * view.weights.group_size * share:
+            continue
+        for trajectory in instance.assigned:
+            if view.layout.place(trajectory) is None or view.layout.has_moved(trajectory):
+                continue
+            made = view.forecast.made(trajectory)
+            if made <= view.weights.growth * view.forecast.length(trajectory.group):
+                continue
+            target = _longer(view, counts, instance, view.forecast.remaining(trajectory))
+            if target is None:
+                yield Migration(instance.name, (trajectory,), instance.name, later=True)
+            else:
+                counts[target] += 1
+                yield Migration(instance.name, (trajectory,), target)
+
+
+def _longer(
+    view: FleetView, counts: Mapping[InstanceId, int], giver: InstanceView, remaining: float
+) -> InstanceId | None:
+    """The instance with the fewest responses, of those that go on for longer than this."""
+    able = []
+    for place, other in enumerate(view.instances):
+        if other.name == giver.name or not has_room(other) or other.version < giver.version:
+            continue
+        if len(other.assigned) <= len(giver.assigned):
+            continue  # it would be kept from its next share in turn
+        if any(view.forecast.remaining(trajectory) > remaining for trajectory in other.assigned):
+            able.append((counts[other.name], place, other.name))
+    return min(able)[-1] if able else None
