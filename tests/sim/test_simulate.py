@@ -57,6 +57,7 @@ def a_config(path: Path, **changes: object) -> Config:
         "rollout.max_running": 8,
         "learner.max_steps": STEPS,
         "learner.groups_per_batch": GROUPS,
+        "drafting.window": "off",
         "schedule.name": "synchronous",
         "schedule.cost_model": str(path / "profile.json"),
         "simulation.num_devices": 8,
