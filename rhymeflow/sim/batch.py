@@ -280,7 +280,8 @@ class Batch:
             place = Place(response)
             num_decoding = self._num_decoding
             margin = max(hardware.watermark, num_decoding) if self.running else 0
-            if self._cached + self._owed + place.todo + margin > hardware.kv_capacity:
+            taken = self._cached + self._owed + place.todo
+            if taken + margin > hardware.kv_capacity + ROUNDING:
                 return
             del self.waiting[trajectory]
             self.running[trajectory] = place
