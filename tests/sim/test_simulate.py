@@ -310,11 +310,17 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     ]  # fmt: skip
 
 
-def test_the_example_in_the_documentation(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_examples_in_the_documentation(capsys: pytest.CaptureFixture[str]) -> None:
     page = Path(__file__).parents[2] / "docs/simulator.md"
-    (example,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    example, drafts = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
     exec(example, {})
     throughput, idle, *staleness = capsys.readouterr().out.split()
     assert float(throughput) > 1000
     assert 0 <= float(idle) <= 1
     assert staleness[0] == "{0:"
+    exec(drafts, {})
+    rows = [[float(word) for word in line.split()] for line in capsys.readouterr().out.splitlines()]
+    for n, drafted, made, seconds, over in rows:
+        row = f"| {n:g} | {drafted:g} | {made:.2f} | {seconds * 1e3:.1f} ms"
+        (line,) = [line for line in page.read_text().splitlines() if line.startswith(row)]
+        assert line.endswith(f"| {over:.1f}x |")
