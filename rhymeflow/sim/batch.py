@@ -215,6 +215,7 @@ class Batch:
         seconds = cost.iteration(self._choose(), self._cached)
         growth = self._growth
         room = int((self.hardware.kv_capacity - self._cached + ROUNDING) // growth)
+        assert room >= 1, "the next iteration does not fit"
         iterations = min(room, *[lane.iterations() for lane in self._lanes if lane.count])
         if self._choice is not None and self._choice.until < self._cached + growth * iterations:
             iterations = ceil((self._choice.until - self._cached) / growth)

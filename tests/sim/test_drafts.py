@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rhymeflow import profiles
 from rhymeflow.core.cost import CostModel
-from rhymeflow.sim.drafts import BAND, CLASSES, Counts, Drafts, class_of, weights
+from rhymeflow.sim.drafts import BAND, CLASSES, Counts, Drafts, class_of
 from tests.sim.test_instance import COST
 
 H20 = profiles.load("qwen2.5-14b-h20")
@@ -26,6 +26,10 @@ def choosing(cost: CostModel, max_draft: int, acceptance: float = 0.7) -> Drafts
 def made(chance: float, drafted: int) -> float:
     """By one trajectory in an iteration, on average."""
     return (1 - chance ** (drafted + 1)) / (1 - chance)
+
+
+def weights(urgency: float) -> tuple[float, ...]:
+    return (1.0, 1.0, urgency, urgency)
 
 
 def rate(drafts: Drafts, counts: Counts, urgency: float, kv_tokens: float) -> float:

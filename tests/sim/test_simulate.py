@@ -121,7 +121,7 @@ def test_drafts_make_as_many_tokens_as_their_chances_say(tmp_path: Path) -> None
 
 
 def test_without_drafts_nothing_is_said_of_them(tmp_path: Path) -> None:
-    found = run(a_config(tmp_path), Repeated())
+    found = run(a_config(tmp_path, simulation__acceptance=0.95), Repeated())
     assert (found.tokens_per_iteration, found.drafted, found.accepted) == (1, 0, 0)
     assert "accepted" not in found.text()
     never = {"simulation__acceptance": 0, "simulation__first_acceptance": 0}
