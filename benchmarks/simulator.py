@@ -3,8 +3,8 @@
 Each round, for each schedule: `rhymeflow calibrate` measures the machine with the recipe, a real
 run follows, and the same configuration is simulated with that profile on the lengths and rewards
 that the run recorded. Nothing is fitted to the run. Workers are pinned to cores of their own, one
-thread each. Counted in both are all steps after the first, the end of the run included, where there
-is nothing left to run ahead for.
+thread each. Nothing is drafted in either. Counted in both are all steps after the first, the end of
+the run included, where there is nothing left to run ahead for.
 
 What the simulator cannot know is told as the local runtime has it: how long facts wait to be
 planned on and how often an instance says how it is are constants of `runtime`; a reward takes what
@@ -145,6 +145,7 @@ def configure(name: str, args: argparse.Namespace, run_dir: Path) -> Config:
         args.recipe,
         {
             **QUIET,
+            "drafting.window": "off",
             "schedule.name": name,
             "schedule.max_staleness": str(FIXED_BOUNDS.get(name, args.max_staleness)),
             "rollout.num_instances": str(args.instances),

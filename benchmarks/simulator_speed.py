@@ -50,6 +50,7 @@ def seconds(instances: int, schedule: str) -> float:
     config = settings.load(
         "cluster",
         {
+            "drafting.window": "off",
             "schedule.name": schedule,
             "learner.max_steps": "10",
             "learner.groups_per_batch": str(SIZES[instances][0]),

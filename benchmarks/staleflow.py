@@ -8,6 +8,7 @@ with the profiles in `rhymeflow/profiles`. Assumed, and fixed before anything wa
 - lengths are lognormal with mean 5,000 after the cut-off and sigma 0.99, with which, before it, the
   99th percentile is ten times the median (the skew that Laminar, arXiv 2510.12633, reports for
   reasoning); 65% of the variance is the prompt's (RhymeRL, arXiv 2508.18588);
+- nothing is drafted, as in the systems compared with;
 - costs: decoding as StaleFlow's authors fitted it; training, prefill and transfers derived from
   published hardware figures (docs/cost-model.md);
 - `synchronous` runs on all devices in turn (colocated, as the systems it stands for), changing over
@@ -182,6 +183,7 @@ def configure(cell: Cell, rollout_devices: int | None, steps: int) -> Config:
     return settings.load(
         "cluster",
         {
+            "drafting.window": "off",
             "schedule.max_staleness": str(cell.bound),
             "schedule.cost_model": MODELS[cell.model],
             "simulation.num_devices": str(cell.devices),

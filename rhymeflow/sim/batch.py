@@ -1,11 +1,14 @@
 """Continuous batching: who runs, who waits, what is in the cache, and what the next stretch is.
 
 - An iteration with n decoding trajectories and K tokens in the cache lasts as the cost model says;
-  each decoding trajectory gets one token.
+  each decoding trajectory gets one token, or with drafts as many as `drafts.py` says. Those that
+  get equally many are in one lane (`lane.py`). Where the cache has no room for as many, nothing is
+  drafted.
 - One that is admitted first takes in its prompt and what there is of its response, in chunks of at
   most `max_prefill_tokens` an iteration, each token adding `prefill_token` seconds; the iteration
   that completes this makes its next token. Such iterations are stretches of their own.
-- Between them n is constant, and all iterations up to the next end are one `Stretch`.
+- Between them n is constant, and all iterations up to the next end are one `Stretch`; with drafts
+  those up to the next end for which the choice of drafts is the same.
 - With `share_prompts`, of running members of a group one computes the prompt and the others copy
   it once it is there, for nothing (as the engine does); each holds it in the cache for itself.
 - In order of arrival what waits is admitted, up to `capacity`, while the cache has room for its
@@ -20,28 +23,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
-from heapq import heappop, heappush
+from math import ceil
 
 from rhymeflow.core.types import GroupId, TrajectoryId, Version
+from rhymeflow.sim.drafts import CLASSES, Choice, class_of
 from rhymeflow.sim.hardware import Hardware, Tally
+from rhymeflow.sim.lane import ROUNDING, Lane, Place
 from rhymeflow.sim.response import Response
 from rhymeflow.sim.stretch import Stretch
-
-
-class Place:
-    """A response among those that run."""
-
-    __slots__ = ("ends_at", "gone", "response", "todo", "untouched")
-
-    def __init__(self, response: Response) -> None:
-        self.response = response
-        self.todo = response.prompt_tokens + response.made
-        """Tokens to take in before it decodes."""
-        self.untouched = True
-        """Nothing of it is in the cache."""
-        self.ends_at = 0
-        """Once it decodes: the number of the iteration that makes its last token."""
-        self.gone = False
 
 
 class Batch:
@@ -63,22 +52,28 @@ class Batch:
         self._stretch: Stretch | None = None
         self._taking_in: list[Place] = []
         """Those of the running that do not decode yet."""
-        self._ends: list[tuple[int, int, Place]] = []
-        """Heap of (ends_at, serial, place) of those that decode, and of some that are gone."""
+        self._lanes = [Lane() for _ in range(CLASSES if hardware.drafts is not None else 1)]
+        """By class (`drafts.class_of`); without drafts there is but one."""
         self._serial = 0
-        self._iterations = 0
-        self._cached = 0
+        self._clock: float = 0
+        self._choice: Choice | None = None
+        """Drafts of the stretch under way; None: there are none at all."""
+        self._growth: float = 0
+        """Tokens that an iteration of the stretch under way makes of those that decode."""
+        self._hurried: frozenset[TrajectoryId] = frozenset()
+        self._urgency = 1.0
+        self._cached: float = 0
         """Tokens in the cache."""
         self._owed = 0
         """Tokens still to be taken in by those that run; their room is taken already."""
 
     def kv_tokens(self, iterations: int) -> int:
         """Tokens in the cache when so many iterations of the stretch under way are over."""
-        return self._cached + (0 if self.chunks else self._num_decoding * iterations)
+        return round(self._cached + (0 if self.chunks else self._growth * iterations))
 
     def clock(self, iterations: int) -> float:
         """Tokens that one decoded all the time would have made by then."""
-        return float(self._iterations + iterations)
+        return float(self._clock + self._pace * iterations)
 
     def everything(self) -> list[Response]:
         """All that runs or waits, as of when it was last looked at."""
@@ -113,17 +108,40 @@ class Batch:
             self._owed -= place.todo
             self._cached -= response.prompt_tokens + response.made - place.todo
         else:
-            response.made = response.length - (place.ends_at - self._iterations)
+            flow = place.look()
             # The newest token was sampled, but has not been through the model.
-            self._cached -= response.prompt_tokens + response.made - 1
+            self._cached -= response.prompt_tokens + flow - 1
+            self._leave_lane(place, flow)
         return response
+
+    def _leave_lane(self, place: Place, flow: float) -> None:
+        """It does not decode any more; a fraction of a token was not made."""
+        assert place.lane is not None
+        place.lane.count -= 1
+        self.tally.tokens_made += place.response.made - flow
 
     def store(self) -> None:
         """What is made of those that run is safe."""
         for place in self.running.values():
             if not place.todo:
-                place.response.made = place.response.length - (place.ends_at - self._iterations)
+                place.look()
             place.response.store()
+
+    def hurry(self, trajectories: Iterable[TrajectoryId], urgency: float) -> None:
+        """Tokens of these, here or to come, are worth `urgency`, those of all others 1."""
+        self._hurried, self._urgency = frozenset(trajectories), urgency
+        if self.hardware.drafts is None:
+            return
+        for trajectory, place in self.running.items():
+            lane = self._lane_of(place.response)
+            if not place.todo and place.lane is not lane:
+                assert place.lane is not None
+                place.gone = True
+                place.lane.count -= 1
+                fresh = Place(place.response)
+                fresh.todo, fresh.untouched = 0, False
+                self.running[trajectory] = fresh
+                self._enter(fresh, place.ends_at - place.lane.clock)
 
     def change_weights(self, version: Version) -> None:
         """What runs goes on under `version`, with its cache or by taking it all in again."""
@@ -151,18 +169,14 @@ class Batch:
         if not stretch.iterations:  # cut before it began
             self.chunks = []
             return []
-        tokens = self._num_decoding * stretch.iterations
-        self._iterations += stretch.iterations
-        self._cached += tokens
-        self.tally.tokens_made += tokens
+        self._pass(stretch.iterations)
         if self.chunks:
             self._take_in(version)
-        complete = []
-        while self._ends and self._ends[0][0] <= self._iterations:
-            place = heappop(self._ends)[2]
-            if not place.gone:
-                complete.append(self._vacate(self.running.pop(place.response.id)))
-        return complete
+        return [
+            self._vacate(self.running.pop(place.response.id))
+            for lane in self._lanes
+            for place in lane.complete()
+        ]
 
     # -- inside ------------------------------------------------------------------------------
 
@@ -170,37 +184,86 @@ class Batch:
     def _num_decoding(self) -> int:
         return len(self.running) - len(self._taking_in)
 
+    @property
+    def _pace(self) -> float:
+        """Tokens that one trajectory makes in an iteration of the stretch under way."""
+        if self._choice is None or not self._num_decoding:
+            return 1
+        return self._growth / self._num_decoding
+
+    def _pass(self, iterations: int) -> None:
+        """So many iterations are over."""
+        tokens = self._growth * iterations
+        self._clock += self._pace * iterations
+        self._cached += tokens
+        self.tally.tokens_made += tokens
+        for lane in self._lanes:
+            if lane.count:
+                lane.clock += lane.gain * iterations
+        if self._choice is not None:
+            num_decoding = self._num_decoding
+            self.tally.turns += num_decoding * iterations
+            self.tally.drafted += (self._choice.rows - num_decoding) * iterations
+            self.tally.accepted += (self._growth - num_decoding) * iterations
+
     def _next_stretch(self, now: float) -> Stretch:
-        cost, num_decoding = self.hardware.cost, self._num_decoding
+        cost = self.hardware.cost
         if self._taking_in:
             tokens = self._plan_chunks()
-            seconds = cost.iteration(num_decoding, self._cached) + cost.prefill_token * tokens
+            seconds = cost.iteration(self._choose(), self._cached) + cost.prefill_token * tokens
             return Stretch(now, seconds, 0.0, 1)
-        seconds = cost.iteration(num_decoding, self._cached)
-        room = (self.hardware.kv_capacity - self._cached) // num_decoding
-        iterations = min(self._next_end() - self._iterations, room)
-        return Stretch(now, seconds, cost.k1 * num_decoding, iterations)
+        seconds = cost.iteration(self._choose(), self._cached)
+        growth = self._growth
+        room = int((self.hardware.kv_capacity - self._cached + ROUNDING) // growth)
+        assert room >= 1, "the next iteration does not fit"
+        iterations = min(room, *[lane.iterations() for lane in self._lanes if lane.count])
+        if self._choice is not None and self._choice.until < self._cached + growth * iterations:
+            iterations = ceil((self._choice.until - self._cached) / growth)
+        return Stretch(now, seconds, cost.k1 * growth, iterations)
 
-    def _next_end(self) -> int:
-        while self._ends[0][2].gone:
-            heappop(self._ends)
-        return self._ends[0][0]
+    def _choose(self) -> int:
+        """Say how many tokens the next iterations draft and make; return the rows of each."""
+        drafts, num_decoding = self.hardware.drafts, self._num_decoding
+        self._choice, self._growth = None, num_decoding
+        if drafts is None or not num_decoding:
+            return num_decoding
+        a, b, c, d = self._lanes
+        counts = a.count, b.count, c.count, d.count
+        choice = drafts.choose(counts, self._urgency if c.count or d.count else 1.0, self._cached)
+        if self._cached + self._owed + choice.made > self.hardware.kv_capacity + ROUNDING:
+            choice = drafts.none(counts)
+        self._choice, self._growth = choice, choice.made
+        a.gain, b.gain, c.gain, d.gain = choice.gains
+        return choice.rows
+
+    def _lane_of(self, response: Response) -> Lane:
+        if self.hardware.drafts is None:
+            return self._lanes[0]
+        return self._lanes[class_of(response.known, response.id in self._hurried)]
+
+    def _enter(self, place: Place, remaining: float) -> None:
+        """It decodes."""
+        self._serial += 1
+        self._lane_of(place.response).enter(place, remaining, self._serial)
 
     def _take_in_all(self) -> None:
         """Nothing cached is valid any more."""
-        self._ends.clear()
         self._cached = self._owed = 0
         for key, place in self.running.items():
+            if not place.todo:
+                self._leave_lane(place, place.look())
             place.gone = True
             self.running[key] = fresh = Place(place.response)
             self._owed += fresh.todo
+        for lane in self._lanes:
+            lane.clear()
         self._taking_in = list(self.running.values())
 
     def _make_room(self) -> bool:
         """Preempt until the next iteration fits; return whether anything was preempted."""
         capacity = self.hardware.kv_capacity
         preempted = False
-        while self._cached + self._owed + self._num_decoding > capacity:
+        while self._cached + self._owed + self._num_decoding > capacity + ROUNDING:
             assert len(self.running) > 1, "the cache does not hold one response"
             trajectory, place = self.running.popitem()
             if place.todo:
@@ -218,7 +281,8 @@ class Batch:
             place = Place(response)
             num_decoding = self._num_decoding
             margin = max(hardware.watermark, num_decoding) if self.running else 0
-            if self._cached + self._owed + place.todo + margin > hardware.kv_capacity:
+            taken = self._cached + self._owed + place.todo
+            if taken + margin > hardware.kv_capacity + ROUNDING:
                 return
             del self.waiting[trajectory]
             self.running[trajectory] = place
@@ -287,9 +351,7 @@ class Batch:
                 completed = True
                 self.tally.tokens_made += 1
                 response.goes_on_under(version)
-                place.ends_at = self._iterations - 1 + response.length - response.made
-                self._serial += 1
-                heappush(self._ends, (place.ends_at, self._serial, place))
+                self._enter(place, response.length - response.made - 1)
         self.chunks = []
         if completed:
             self._taking_in = [place for place in self._taking_in if place.todo]

@@ -207,7 +207,7 @@ class Cluster:
     def _begin(self, trajectory: TrajectoryId, version: Version) -> None:
         row, epoch, tokens = self.ledger.prompt(trajectory.group)
         length = self.workload.length(row, epoch, trajectory.member)
-        response = Response(trajectory, tokens, length)
+        response = Response(trajectory, tokens, length, known=epoch > 0)
         response.routed_version = version
         self.ledger.admit(response)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rhymeflow.core.cost import CostModel
+from rhymeflow.sim.drafts import Drafts
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,8 @@ class Hardware:
     """A response of this length ends for reason `length`, a shorter one for `stop`."""
     share_prompts: bool
     keep_cache: bool
+    drafts: Drafts | None = None
+    """Who chooses drafts; None: there are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +61,19 @@ class Tally:
     preemptions: int = 0
     interrupts: int = 0
     """Responses that were stopped to be continued, here or elsewhere, or to be concluded."""
-    tokens_made: int = 0
+    tokens_made: float = 0
+    """With drafts, of responses that are still decoded a fraction is counted."""
     prompt_tokens: int = 0
     """Tokens taken in for responses that had not begun."""
     taken_in_again: int = 0
     """Tokens taken in for responses that had."""
+    turns: int = 0
+    """Iterations of each trajectory that decoded in them, summed; like what follows 0 without
+    drafts."""
+    drafted: int = 0
+    """Tokens."""
+    accepted: float = 0
+    """Those of them that were."""
 
     @property
     def busy(self) -> float:

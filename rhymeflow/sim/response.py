@@ -17,10 +17,12 @@ class Response:
         id: which one.
         prompt_tokens: of its prompt.
         length: tokens at which it will end, at least 1.
+        known: its prompt was answered in an earlier epoch.
     """
 
     __slots__ = (
         "id",
+        "known",
         "length",
         "made",
         "oldest_version",
@@ -30,11 +32,14 @@ class Response:
         "stored_oldest",
     )
 
-    def __init__(self, id: TrajectoryId, prompt_tokens: int, length: int) -> None:
+    def __init__(
+        self, id: TrajectoryId, prompt_tokens: int, length: int, *, known: bool = False
+    ) -> None:
         assert length >= 1
         self.id = id
         self.prompt_tokens = prompt_tokens
         self.length = length
+        self.known = known
         self.made = 0
         """Tokens of it; while an instance decodes it, as of when it was last looked at."""
         self.stored = 0

@@ -83,6 +83,12 @@ class Result:
     preemptions: int
     interrupts: int
     """Responses stopped in order to be moved, for a pull, or to be concluded."""
+    tokens_per_iteration: float
+    """That a trajectory makes while it decodes; 1 without drafts."""
+    drafted: int
+    """Tokens."""
+    accepted: int
+    """Those of them that were."""
     facts: int
     commands: int
     ticks: int
@@ -115,7 +121,8 @@ def result(cluster: Cluster, *, name: str, schedule: str, devices: str, skipped:
     measured = ledger.batches[skipped:]
     times = [0.0, *(step.time for step in steps)]
     tallies = [instance.tally for instance in cluster.everyone]
-    made = sum(tally.tokens_made for tally in tallies)
+    made = round(sum(tally.tokens_made for tally in tallies))
+    accepted = sum(tally.accepted for tally in tallies)
     trained = sum(batch.response_tokens for batch in ledger.batches)
     prompt_tokens = sum(batch.prompt_tokens for batch in measured)
     response_tokens = sum(batch.response_tokens for batch in measured)
@@ -147,6 +154,9 @@ def result(cluster: Cluster, *, name: str, schedule: str, devices: str, skipped:
         pulls=sum(tally.pulls for tally in tallies),
         preemptions=sum(tally.preemptions for tally in tallies),
         interrupts=sum(tally.interrupts for tally in tallies),
+        tokens_per_iteration=1 + accepted / max(1, sum(tally.turns for tally in tallies)),
+        drafted=sum(tally.drafted for tally in tallies),
+        accepted=round(accepted),
         facts=cluster.facts,
         commands=cluster.commands,
         ticks=cluster.ticks,
@@ -216,6 +226,10 @@ def _summary(r: Result) -> Table:
             f"{r.preemptions:,} preempted",
         ),
     ]
+    if r.drafted:
+        rate, each = r.accepted / r.drafted, r.tokens_per_iteration
+        drafts = f"{r.drafted:,} tokens, {rate:.1%} accepted; {each:.2f} tokens per iteration"
+        rows.append(("drafts", f"{drafts} and response"))
     title = f"{r.name}: rates and idle shares of steps {r.skipped + 1} to {r.steps}"
     table = Table(box=None, title=title, title_justify="left", show_header=False, pad_edge=False)
     for row in rows:

@@ -12,10 +12,12 @@ from pathlib import Path
 
 from rhymeflow import planning, profiles
 from rhymeflow.config import Config
+from rhymeflow.core.cost import CostModel
 from rhymeflow.errors import UserError
 from rhymeflow.profiles import Profile
 from rhymeflow.sim import picture, trace
 from rhymeflow.sim.cluster import Cluster
+from rhymeflow.sim.drafts import Drafts
 from rhymeflow.sim.hardware import Hardware, Outage, Pace
 from rhymeflow.sim.result import Result, counted, result
 from rhymeflow.sim.timeline import Timeline
@@ -122,8 +124,9 @@ def _hardware(config: Config, profile: Profile, train_devices: int, prompt: int)
             f"rollout.max_completion_length: {rollout.max_completion_length} and a prompt of "
             f"{prompt} tokens do not fit the KV cache of an instance, {kv_capacity} tokens"
         )
+    cost = profile.cost(train_devices)
     return Hardware(
-        cost=profile.cost(train_devices),
+        cost=cost,
         capacity=rollout.max_running,
         kv_capacity=kv_capacity,
         watermark=int(simulation.kv_watermark * kv_capacity),
@@ -131,4 +134,17 @@ def _hardware(config: Config, profile: Profile, train_devices: int, prompt: int)
         max_length=rollout.max_completion_length,
         share_prompts=simulation.share_prompts,
         keep_cache=rollout.kv_cache_on_pull == "keep",
+        drafts=_drafts(config, cost, kv_capacity),
+    )
+
+
+def _drafts(config: Config, cost: CostModel, kv_capacity: int) -> Drafts | None:
+    if config.drafting.window == "off":
+        return None
+    return Drafts(
+        cost,
+        acceptance=config.simulation.acceptance,
+        first_acceptance=config.simulation.first_acceptance,
+        max_draft=config.drafting.max_draft,
+        kv_capacity=kv_capacity,
     )

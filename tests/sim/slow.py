@@ -1,14 +1,15 @@
 """The oracle for `sim/batch.py` and `sim/instance.py`: one iteration after another.
 
 Written from the words at the heads of those files, with nothing of their bookkeeping: every
-sequence has its own count of cached tokens, and every sum is summed.
+sequence has its own count of cached tokens and of those it has made, and every sum is summed.
+Drafts are chosen anew for every iteration, by what is tested on its own (`test_drafts.py`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from rhymeflow.core.commands import Abort, InstanceCommand, Interrupt, Pull, Route
+from rhymeflow.core.commands import Abort, Hurry, InstanceCommand, Interrupt, Pull, Route
 from rhymeflow.core.events import Event, Pulled, TrajectoryFinished, TrajectoryInterrupted
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.sim.hardware import Hardware
@@ -19,12 +20,18 @@ class Sequence:
     id: TrajectoryId
     prompt: int
     length: int
-    made: int = 0
-    cached: int = 0
+    known: bool = False
+    flow: float = 0.0
+    """Made so far, fractions included."""
+    cached: float = 0
     oldest: int | None = None
 
     @property
-    def remaining(self) -> int:
+    def made(self) -> int:
+        return min(self.length, int(self.flow + 1e-6))
+
+    @property
+    def remaining(self) -> float:
         """Tokens of it that are not in the cache; 1: it decodes."""
         return self.prompt + self.made - self.cached
 
@@ -47,6 +54,8 @@ class SlowInstance:
     waiting: list[Sequence] = field(default_factory=list)
     facts: list[tuple[float, Event]] = field(default_factory=list)
     preemptions: int = 0
+    hurry: Hurry | None = None
+    clock: float = 0.0
 
     def run(self) -> SlowInstance:
         while self.commands or self.running or self.waiting:
@@ -72,6 +81,8 @@ class SlowInstance:
                                     trajectory, self.name, command.number, sequence.made
                                 )
                             )
+            case Hurry():
+                self.hurry = command
             case Pull():
                 self.version = max(v for at, v in self.published if at <= self.now)
                 self.now += self.hardware.cost.pull
@@ -80,14 +91,32 @@ class SlowInstance:
                         if not sequence.entering:
                             sequence.oldest = min(sequence.oldest, self.version)
                     else:
-                        sequence.cached, sequence.entering = 0, True
+                        self.forget(sequence)
                 self.report(Pulled(self.name, command.number, self.version))
 
     def leave(self, sequence: Sequence) -> None:
         for where in (self.running, self.waiting):
             if sequence in where:
                 where.remove(sequence)
-        sequence.cached, sequence.entering = 0, True
+        self.forget(sequence)
+
+    def forget(self, sequence: Sequence) -> None:
+        """Nothing of it is in the cache, nor is a fraction of a token."""
+        sequence.cached, sequence.entering, sequence.flow = 0, True, sequence.made
+
+    def gains(self, decoding: list[Sequence]) -> tuple[int, list[float]]:
+        """Rows of the iteration, and what each makes."""
+        drafts, named = self.hardware.drafts, self.hurry.trajectories if self.hurry else ()
+        classes = [s.known + 2 * (s.id in named) for s in decoding]
+        counts = tuple(classes.count(index) for index in range(4))
+        if drafts is None or not decoding:
+            return len(decoding), [1.0] * len(decoding)
+        urgency = self.hurry.urgency if self.hurry else 1.0
+        choice = drafts.choose(counts, urgency, sum(s.cached for s in self.running))
+        made = [choice.gains[index] for index in classes]
+        if self.taken() + sum(made) > self.hardware.kv_capacity + 1e-6:
+            return len(decoding), [1.0] * len(decoding)
+        return choice.rows, made
 
     def taken(self) -> int:
         """Room that is taken, or promised to those that are being taken in."""
@@ -96,7 +125,9 @@ class SlowInstance:
     def iterate(self) -> None:
         hardware = self.hardware
         preempted = False
-        while self.taken() + sum(not s.entering for s in self.running) > hardware.kv_capacity:
+        while (
+            self.taken() + sum(not s.entering for s in self.running) > hardware.kv_capacity + 1e-6
+        ):
             newest = self.running[-1]
             self.leave(newest)
             self.waiting.insert(0, newest)
@@ -106,7 +137,7 @@ class SlowInstance:
             head = self.waiting[0]
             margin = max(hardware.watermark, sum(not s.entering for s in self.running))
             if self.running and (
-                self.taken() + head.prompt + head.made + margin > hardware.kv_capacity
+                self.taken() + head.prompt + head.made + margin > hardware.kv_capacity + 1e-6
             ):
                 break
             self.running.append(self.waiting.pop(0))
@@ -122,15 +153,19 @@ class SlowInstance:
                 budget -= num_new
                 work.append((sequence, num_new))
         cached = sum(s.cached for s in self.running)
-        self.now += hardware.cost.iteration(len(decoding), cached)
+        rows, gains = self.gains(decoding)
+        self.clock += sum(gains) / len(gains) if gains else 1
+        self.now += hardware.cost.iteration(rows, cached)
         self.now += hardware.cost.prefill_token * (hardware.max_prefill_tokens - budget)
         for sequence, num_new in work:
             sequence.cached += num_new
-        for sequence in decoding:
-            sequence.cached += 1
-        ready = decoding + [s for s, _ in work if s.remaining == 0]
-        for sequence in ready:
-            sequence.made += 1
+        for sequence, gain in zip(decoding, gains, strict=True):
+            sequence.cached += gain
+            sequence.flow += gain
+        first = [s for s, _ in work if s.remaining == 0]
+        for sequence in first:
+            sequence.flow += 1
+        for sequence in decoding + first:
             sequence.entering = False
             old = self.version if sequence.oldest is None else sequence.oldest
             sequence.oldest = min(old, self.version)

@@ -19,6 +19,7 @@ from rhymeflow.core.commands import Drop, Train
 from rhymeflow.core.cost import CostModel
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.sim.cluster import Cluster
+from rhymeflow.sim.drafts import Drafts
 from rhymeflow.sim.hardware import Hardware, Outage, Pace
 from rhymeflow.sim.ledger import LawBroken, Ledger
 from rhymeflow.sim.response import Response
@@ -92,6 +93,14 @@ def a_cluster(seed: int, timeline: Timeline | None = None) -> Cluster:
         Outage(rng.uniform(0, 3), rng.randrange(num_instances), rng.choice([0.0, 0.01, 0.5]))
         for _ in range(rng.choice([0, 0, 1, 4]))
     ]
+    if rng.random() < 0.5:
+        hardware = replace(
+            hardware,
+            drafts=Drafts(
+                COST, acceptance=0.8, first_acceptance=0.3, max_draft=rng.choice([1, 8]),
+                kv_capacity=hardware.kv_capacity,
+            ),
+        )  # fmt: skip
     return Cluster(
         plan, a_schedule(name, **changes), hardware, Lengths(seed), pace,
         num_instances=num_instances, outages=outages, timeline=timeline,

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rhymeflow.core.commands import Abort, Interrupt, Pull, Route
+from rhymeflow.core.commands import Abort, Hurry, Interrupt, Pull, Route
 from rhymeflow.core.cost import CostModel
 from rhymeflow.core.events import Event, Snapshot
 from rhymeflow.core.types import TrajectoryId
+from rhymeflow.sim.drafts import Drafts
 from rhymeflow.sim.hardware import Hardware
 from rhymeflow.sim.instance import Instance
 from rhymeflow.sim.response import Response
@@ -91,11 +92,37 @@ def scenario(seed: int):
     return hardware, commands, lengths, prompts
 
 
+def with_drafts(seed: int):
+    """The same with drafts, and some of the trajectories hurried from time to time."""
+    hardware, commands, lengths, prompts = scenario(seed)
+    rng = random.Random(seed + 1)
+    hardware = replace(hardware, kv_capacity=rng.choice([105, 150, 100_000]))
+    hardware = replace(hardware, drafts=drafts(hardware, rng))
+    for number, (time, command) in enumerate(list(commands)):
+        if rng.random() < 0.15:
+            some = rng.sample(sorted(lengths), rng.randint(0, len(lengths)))
+            urgency = rng.choice([1.5, 4.0])
+            commands[number] = (time, Hurry("rollout-0", command.number, tuple(some), urgency))
+    return hardware, commands, lengths, prompts
+
+
+def drafts(hardware: Hardware, rng: random.Random) -> Drafts:
+    return Drafts(
+        hardware.cost,
+        acceptance=rng.choice([0.7, 0.93]),
+        first_acceptance=rng.choice([0.0, 0.3, 0.55]),
+        max_draft=rng.choice([1, 3, 16]),
+        kv_capacity=hardware.kv_capacity,
+    )
+
+
 def both(hardware, commands, lengths, prompts):
-    responses = {t: Response(t, prompts[t.group], n) for t, n in lengths.items()}
+    responses = {
+        t: Response(t, prompts[t.group], n, known=t.group % 2 == 1) for t, n in lengths.items()
+    }
     for response in responses.values():
         response.routed_version = 0
-    sequences = {t: Sequence(t, prompts[t.group], n) for t, n in lengths.items()}
+    sequences = {t: Sequence(t, prompts[t.group], n, t.group % 2 == 1) for t, n in lengths.items()}
     fast, facts, events = run_fast(hardware, commands, responses)
     published = [(at, c.version) for at, c in commands if isinstance(c, Pull)]
     slow = SlowInstance(hardware, "rollout-0", list(commands), sequences, published).run()
@@ -127,6 +154,19 @@ def test_equals_one_iteration_after_another(seed: int) -> None:
         assert responses[trajectory].oldest_version == sequence.oldest
 
 
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, 2**32))
+def test_equals_one_iteration_after_another_with_drafts(seed: int) -> None:
+    fast, facts, _, slow, responses = both(*with_drafts(seed))
+    assert_equal(fast, facts, slow)
+    for trajectory, sequence in slow.sequences.items():
+        assert responses[trajectory].made == sequence.made
+        assert responses[trajectory].oldest_version == sequence.oldest
+    assert fast._batch.clock(0) == pytest.approx(slow.clock)
+    made = sum(sequence.made for sequence in slow.sequences.values())
+    assert fast.tally.tokens_made == pytest.approx(made, abs=1e-6)
+
+
 def routes(*members: TrajectoryId) -> list:
     return [(0.0, Route("rollout-0", n, t)) for n, t in enumerate(members, start=1)]
 
@@ -137,6 +177,47 @@ def test_the_scenarios_have_what_is_hard_in_them() -> None:
     assert sum(tally.preemptions > 0 for tally in tallies) >= 10
     assert sum(tally.taken_in_again > 0 for tally in tallies) >= 20
     assert sum(tally.pulls > 1 for tally in tallies) >= 20
+    tallies = [both(*with_drafts(seed))[0].tally for seed in range(50)]
+    assert sum(tally.preemptions > 0 for tally in tallies) >= 10
+    assert sum(tally.accepted > 10 for tally in tallies) >= 30
+
+
+def hurried(*commands: tuple[float, tuple[int, ...]], urgency: float = 4.0):
+    """When two responses of 60 tokens are finished, and all there is to say of the instance.
+
+    Two more rows are computed for nothing, all others cost.
+    """
+    members = [TrajectoryId(group, 0) for group in (1, 3)]
+    hardware = replace(HARDWARE, cost=replace(COST, k3=2e-3, c=-2e-3), kv_capacity=10_000)
+    hardware = replace(
+        hardware,
+        drafts=Drafts(hardware.cost, acceptance=0.6, first_acceptance=0.3, max_draft=8,
+                      kv_capacity=hardware.kv_capacity),
+    )  # fmt: skip
+    orders = [(at, tuple(members[m] for m in some)) for at, some in commands]
+    script = sorted([(at, 0, named) for at, named in orders] + [(1e-3, 1, t) for t in members])
+    numbered = [
+        (at, Route("rollout-0", n, what) if kind else Hurry("rollout-0", n, what, urgency))
+        for n, (at, kind, what) in enumerate(script, start=1)
+    ]
+    fast, facts, *_ = both(hardware, numbered, dict.fromkeys(members, 60), [5] * 4)
+    return [time for time, _ in sorted(facts, key=lambda f: f[1].trajectory)], fast.tally
+
+
+def test_who_is_hurried_is_finished_earlier() -> None:
+    (first, second), alike = hurried()
+    assert first == second
+    (sooner, later), tally = hurried((0.0, (0,)))
+    assert sooner < first < later, "named before it came"
+    assert tally.tokens_made == pytest.approx(alike.tokens_made) == pytest.approx(120)
+    (half, _), _ = hurried((first / 2, (0,)))
+    assert sooner < half < first, "named on its way"
+    (again, other), _ = hurried((0.0, (0,)), (first / 2, (1,)))
+    assert sooner < again < later
+    assert sooner < other < later
+    assert hurried((0.0, (0,)), (0.01, ()))[0][0] < first, "for a while, and never again"
+    assert hurried((0.0, (0, 1)))[0] == pytest.approx([first, second]), "all alike"
+    assert hurried((0.0, (0,)), urgency=1.0)[0] == pytest.approx([first, second])
 
 
 def test_work_grows_with_trajectories_not_with_tokens() -> None:

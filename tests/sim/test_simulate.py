@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from math import ceil
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,7 @@ def a_config(path: Path, **changes: object) -> Config:
         "rollout.max_running": 8,
         "learner.max_steps": STEPS,
         "learner.groups_per_batch": GROUPS,
+        "drafting.window": "off",
         "schedule.name": "synchronous",
         "schedule.cost_model": str(path / "profile.json"),
         "simulation.num_devices": 8,
@@ -84,6 +86,49 @@ def rollout_seconds() -> float:
 def train_seconds() -> float:
     tokens = GROUPS * MEMBERS * (PROMPT + LENGTH)
     return PROFILE.train_step + PROFILE.train_token / 4 * tokens
+
+
+class Repeated(Constant):
+    """There are two prompts."""
+
+    def prompt(self, draw: int) -> Prompt:
+        return Prompt(draw % 2, draw // 2, PROMPT)
+
+
+def test_drafts_make_as_many_tokens_as_their_chances_say(tmp_path: Path) -> None:
+    """Where rows cost nothing all there may be are drafted; the first token comes of the prompt."""
+    profiles.save(dataclasses.replace(PROFILE, k2=0.1), tmp_path / "free.json")
+    config = a_config(
+        tmp_path, drafting__window="cost", drafting__max_draft=2, simulation__acceptance=0.5,
+        simulation__first_acceptance=0.2, schedule__cost_model=str(tmp_path / "free.json"),
+    )  # fmt: skip
+    found = run(config, Repeated())
+    in_first, later = ceil((LENGTH - 1) / 1.24), ceil((LENGTH - 1) / 1.75)
+    responses, turns = GROUPS * MEMBERS, in_first + (STEPS - 1) * later
+    assert found.drafted == 2 * responses * turns
+    assert found.accepted == round(responses * (0.24 * in_first + 0.75 * (STEPS - 1) * later))
+    assert found.tokens_per_iteration == pytest.approx(
+        (1.24 * in_first + 1.75 * (STEPS - 1) * later) / turns
+    )
+    assert found.tokens_made == STEPS * responses * LENGTH
+    n = responses // 2
+    seconds = 0.1 + PROFILE.k4 + PROFILE.prefill_token * n * PROMPT
+    for i in range(later):
+        seconds += PROFILE.k1 * n * (PROMPT + 1.75 * i) + 0.1 + PROFILE.k4
+    step = seconds + train_seconds() + PROFILE.push + PROFILE.pull
+    assert found.step_seconds[1:] == pytest.approx([step] * (STEPS - 1), rel=1e-6)
+    assert "accepted" in found.text()
+
+
+def test_without_drafts_nothing_is_said_of_them(tmp_path: Path) -> None:
+    found = run(a_config(tmp_path, simulation__acceptance=0.95), Repeated())
+    assert (found.tokens_per_iteration, found.drafted, found.accepted) == (1, 0, 0)
+    assert "accepted" not in found.text()
+    never = {"simulation__acceptance": 0, "simulation__first_acceptance": 0}
+    config = a_config(tmp_path, drafting__window="cost", **never)
+    again = run(config, Repeated())
+    assert again.drafted == 0
+    assert again.step_seconds == pytest.approx(found.step_seconds)
 
 
 class Decided(Constant):
@@ -265,11 +310,17 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     ]  # fmt: skip
 
 
-def test_the_example_in_the_documentation(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_examples_in_the_documentation(capsys: pytest.CaptureFixture[str]) -> None:
     page = Path(__file__).parents[2] / "docs/simulator.md"
-    (example,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    example, drafts = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
     exec(example, {})
     throughput, idle, *staleness = capsys.readouterr().out.split()
     assert float(throughput) > 1000
     assert 0 <= float(idle) <= 1
     assert staleness[0] == "{0:"
+    exec(drafts, {})
+    rows = [[float(word) for word in line.split()] for line in capsys.readouterr().out.splitlines()]
+    for n, drafted, made, seconds, over in rows:
+        row = f"| {n:g} | {drafted:g} | {made:.2f} | {seconds * 1e3:.1f} ms"
+        (line,) = [line for line in page.read_text().splitlines() if line.startswith(row)]
+        assert line.endswith(f"| {over:.1f}x |")
