@@ -15,7 +15,8 @@ from urllib.parse import quote
 
 from rhymeflow.errors import UserError
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
+"""Of the tables and of what events hold: a log that cannot be read is refused by its number."""
 
 # Blobs are little-endian: int32 tokens, float32 log-probabilities. `trajectories` holds what has
 # finished; `trained` is the batch a trajectory was trained on in. A member that its consumed group

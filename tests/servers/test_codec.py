@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import math
+import zlib
 from dataclasses import fields
 from typing import get_type_hints
 
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from rhymeflow.core.events import Evaluated, TrajectoryRewarded
 from rhymeflow.core.types import FinishReason, TrajectoryId
 from rhymeflow.servers import codec
+from rhymeflow.servers.schema import SCHEMA_VERSION
 
 NUMBERS = st.integers(0, 2**53)
 BY_TYPE = {
@@ -47,6 +49,15 @@ def test_every_event_comes_back_equal(kind):
         ]
 
     check()
+
+
+def test_what_events_hold_belongs_to_the_version_of_the_store():
+    """A log of other events is to be refused by its version, not by an error in the middle."""
+    shape = {name: [(f.name, str(f.type)) for f in fields(k)] for name, k in codec.KINDS.items()}
+    found = zlib.crc32(repr(sorted(shape.items())).encode())
+    assert (SCHEMA_VERSION, found) == (4, 72590496), (
+        "raise SCHEMA_VERSION, and write down the new sum"
+    )
 
 
 def test_body_names_its_fields():
