@@ -73,9 +73,9 @@ class Engine:
         self.seed, self.instance, self.version = seed, instance, version
         self.max_length: int = config.max_position_embeddings
         self.tokens_made = 0
+        """Tokens sampled since the engine exists."""
         self.clock = 0.0
         """Tokens that a response decoded in every iteration would have by now, on average."""
-        """Tokens sampled since the engine exists."""
         self._model = model
         self._device = model.device
         with torch.inference_mode():
@@ -93,6 +93,7 @@ class Engine:
             device=self._device,
         )
         self._sequences: dict[Hashable, Sequence] = {}
+        self._worth: dict[Hashable, float] = {}
         self._drafting: Drafting | None = None
         if drafter is not None:
             self.draft_with(drafter)
@@ -101,6 +102,15 @@ class Engine:
         """Draft from now on, also for what runs."""
         assert self._drafting is None, "there is a drafter already"
         self._drafting = Drafting(drafter, vocabulary=self._model.config.vocab_size)
+
+    def prefer(self, ids: Iterable[Hashable], weight: float) -> None:
+        """A token of these requests is worth `weight` (above 0) of the others' to the drafter.
+
+        It holds until the next call, also for those of them that are submitted later. What is
+        sampled stays the same.
+        """
+        assert weight > 0, weight
+        self._worth = {} if weight == 1 else dict.fromkeys(ids, weight)
 
     @property
     def has_work(self) -> bool:
@@ -162,7 +172,7 @@ class Engine:
         if not plan.work:
             return []
         if self._drafting is not None:
-            plan.work = self._drafting.propose(plan.work, self.kv_tokens)
+            plan.work = self._drafting.propose(plan.work, self.kv_tokens, self._worth)
         spans = place(plan, self._cache)
         cached = self._attention(spans)
         work = [plan.work[i] for i in cached.order]
@@ -255,7 +265,7 @@ class Engine:
                 done.append(sequence)
         num_made = sum(map(len, made))
         self.tokens_made += num_made
-        self.clock += num_made / len(made) if made else 0.0
+        self.clock += num_made / len(made)
         if self._drafting is not None:
             total = sum(item.num_new for item in work)
             self._drafting.observe([sequence for sequence, _ in ready], made, total)

@@ -35,6 +35,10 @@ class Asked:
     """Of them, how many were expected to be accepted."""
     made: int = 0
     """Tokens that came of sequences with a proposal, empty ones included."""
+    weights: NDArray[np.float64] | None = None
+    """What a token of each sequence is worth; None: 1."""
+    worth: float = 0.0
+    """Of the tokens that came, in tokens of a batch without weights."""
 
     @property
     def is_plain(self) -> bool:

@@ -141,19 +141,21 @@ class Drafter:
 
         `room`: most tokens that can be of use, one after another. `other_rows`: rows of the
         iteration that belong to sequences that do not decode yet. `kv_tokens`: tokens in the
-        cache. `weights`: what a token of each sequence is worth to the window `cost`; None: 1.
+        cache. `weights`: what a token of each sequence is worth to the window `cost`, above 0;
+        None: 1. The other windows make no difference between sequences.
         """
         started = self._clock()
         self._asked = asked = Asked(len(handles), other_rows, kv_tokens, 0.0)
+        asked.weights = None if weights is None else np.array(weights, float)
         drafts = [NONE] * len(handles)
-        if self._is_worth_it(len(handles)):
+        if self._is_worth_it(len(handles), hurried=weights is not None):
             self._tell()
             if self.timing.is_known:
                 asked.curve = self.timing.curve(len(handles), other_rows, kv_tokens)
                 asked.alone = asked.curve
                 if other_rows:
                     asked.alone = self.timing.curve(len(handles), 0, kv_tokens)
-            self._find(asked, np.array(handles, np.int64), np.array(room, np.int64), weights)
+            self._find(asked, np.array(handles, np.int64), np.array(room, np.int64))
             drafts = asked.drafts()
         asked.seconds = self._clock() - started
         return drafts
@@ -190,7 +192,7 @@ class Drafter:
         stats.seconds += spent
         self._settle(asked, seconds, spent)
 
-    def _is_worth_it(self, sequences: int) -> bool:
+    def _is_worth_it(self, sequences: int, *, hurried: bool) -> bool:
         """Whether to search in this iteration."""
         if self._purse is None:
             return True
@@ -199,16 +201,16 @@ class Drafter:
         if self._since_plain >= self._compared:
             self._compared = min(2 * self._compared, _COMPARED)
             return False
-        return self._purse.is_open(sequences)
+        return self._purse.is_open(sequences, hurried=hurried)
 
-    def _find(self, asked: Asked, handles: Ints, room: Ints, weights: list[float] | None) -> None:
+    def _find(self, asked: Asked, handles: Ints, room: Ints) -> None:
         """Search, and choose what of it is verified."""
         proposals = self._search.propose(handles, self._rule.most(handles, room))
         alone = 0.0 if asked.alone is None else asked.alone.at(asked.sequences)
         iteration = Iteration(
             asked.sequences + asked.other_rows,
             asked.curve,
-            None if weights is None else np.array(weights, float),
+            asked.weights,
             asked.alone,
             asked.sequences,
             self.timing.doubt,
@@ -238,8 +240,12 @@ class Drafter:
         self.chances.observe(tried, accepted)
         self._trust.verified(asked.expected, int(taken.sum()))
         self._trust.observe(proposals, rows, which, flat, offsets)
-        known = rows >= 0
-        asked.made = int(np.diff(offsets)[known].sum())
+        known, made = rows >= 0, np.diff(offsets)
+        asked.made = int(made[known].sum())
+        asked.worth = float(asked.made)
+        if asked.weights is not None:
+            share = asked.weights / asked.weights.sum()
+            asked.worth = asked.sequences * float((made[known] * share[rows[known]]).sum())
         self._rule.observe(which[known], lengths[rows[known]], taken[known])
         self.stats.drafted += int(lengths.sum())
         self.stats.accepted += int(taken.sum())
@@ -267,6 +273,8 @@ class Drafter:
         gained = (asked.made / asked.sequences - 1) * alone
         self.stats.saved_seconds += first + gained - seconds - spent
         if self._purse is not None:
+            # What tells whether trying pays is what the window aims at: tokens by their weight.
+            gained = (asked.worth / asked.sequences - 1) * alone
             saved = gained - self._drafts_took(asked) - spent
             self._purse.tried(asked.sequences, search=spent, saved=saved, plain=alone)
             if self._purse.is_empty and asked.is_plain:

@@ -14,7 +14,13 @@ powers of two to a bound, and what they lose stays below `_LAST_SHARE` of the ti
 stakes.
 
 A batch that has fallen to half since the last try is a reason to try at once: few rows make drafts
-cheap. That is rare.
+cheap. That is rare. So are sequences that are in a hurry, if there were none at the last try: what
+they gain counts for more. There is at most one such try to each other one, and if it loses, its
+pause comes on top of the one that it broke.
+
+**In a hurry** a token is worth what its sequence weighs, and a second what the batch makes in it,
+in tokens so weighed: seconds saved are seconds' worth. A purse that was filled so may hold more
+than was saved; once the hurry is over it holds a stake at most.
 
 Knows nothing of clocks: seconds are handed in.
 """
@@ -44,14 +50,27 @@ class Purse:
         self._share = _FIRST_SHARE
         self._tried_with = 0
         """Sequences at the last try."""
+        self._hurried = False
+        """Whether any sequence was in a hurry in the last iteration that was tried."""
+        self._has_hurried = False
+        """Whether any was in any iteration of the running or last try."""
+        self._plain = 0.0
+        """Seconds of the last iteration tried, without drafts."""
         self._search = 0.0
         """Seconds a search takes; falls at once and rises slowly."""
 
-    def is_open(self, sequences: int) -> bool:
-        """Whether to search for so many sequences now."""
+    def is_open(self, sequences: int, *, hurried: bool = False) -> bool:
+        """Whether to search for so many sequences now; `hurried`: some of them are in a hurry."""
         if self._held is None and self._pause > 0 and sequences <= self._tried_with // 2:
             self._pause, self._share = 0.0, _FIRST_SHARE
-        return self._held is not None or self._pause <= 0
+        if self._held is not None and self._hurried and not hurried:
+            self._held = min(self._held, self._stake(self._plain))
+        is_new = hurried and not self._has_hurried
+        is_open = self._held is not None or self._pause <= 0 or is_new
+        if is_open:
+            self._has_hurried = hurried or (self._held is not None and self._has_hurried)
+            self._hurried = hurried
+        return is_open
 
     @property
     def is_empty(self) -> bool:
@@ -83,13 +102,13 @@ class Purse:
         stake = self._stake(plain)
         if self._held is None:
             self._held, self._lost = stake, 0.0
-        self._tried_with = sequences
+        self._tried_with, self._plain = sequences, plain
         self._held = min(self._held + saved, stake + _LIMIT * plain)
         self._lost -= saved
         if self._held >= stake + plain:
-            self._share, self._lost = _FIRST_SHARE, 0.0
+            self._share, self._lost, self._pause = _FIRST_SHARE, 0.0, 0.0
         if self._held <= 0:
-            self._pause = max(self._lost, stake) / self._share
+            self._pause = max(self._pause, 0.0) + max(self._lost, stake) / self._share
             self._share = max(self._share / 2, _LAST_SHARE)
             self._held = None
 

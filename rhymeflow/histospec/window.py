@@ -17,6 +17,13 @@ the best of all choices is among the cuts of the nodes sorted by reach, and all 
 at: whatever the form of T, steps included. Weights multiply a sequence's tokens, which changes
 nothing in this. If the best is hardly better than none, it is none.
 
+**Weights make drafts worth more than they save.** Where a row costs as much as a token, a draft for
+a sequence of weight w is taken as soon as its chance is above 1 / w, and the batch as a whole gets
+slower by it. Of each iteration with drafts at most `MOST_LOSS` of the plain tokens a second may be
+lost so: only cuts that are expected to keep the rest are looked at. Without weights no cut that is
+better than none loses any. A weight counts as far as there are few who have it: where all weigh the
+same nothing is different, and a gain for one is still measured against the whole batch.
+
 **Prompts that are taken in** in the same iteration take their time whatever is drafted. So what a
 second is worth, in tokens, is found as if sequences ran alone, and the cut is the one whose tokens
 are worth most beyond the seconds that it adds. Without prompts this is the same cut.
@@ -42,6 +49,8 @@ LEAST_GAIN = 0.02
 """Gains below this share are less than times are known to, and are left alone."""
 SMALLEST = 2
 DOUBLING_LARGEST = 16
+MOST_LOSS = 0.1
+"""Share of the tokens a second that may be given up for what sequences of more weight gain."""
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -154,12 +163,17 @@ class Cost:
         if curve is None:
             return np.zeros(len(counts), np.int64)
         weights = np.ones(len(counts)) if iteration.weights is None else iteration.weights
-        worth = np.sort(_worth(reach, counts, weights))
+        worth = _worth(reach, counts, weights)
+        if iteration.weights is None:
+            worth = tokens = np.sort(worth)
+        else:  # in rising order; of nodes worth the same the first come last, to be taken first
+            order = np.argsort(worth[::-1], kind="stable")
+            worth, tokens = worth[::-1][order], _tokens(reach, counts)[::-1][order]
         alone, sequences = iteration.alone, iteration.sequences
         if alone is None:
             alone, sequences = curve, iteration.rows
         size = _best_size(
-            iteration.credit * worth, weights.sum(),
+            iteration.credit * worth, weights.sum(), iteration.credit * tokens, len(counts),
             iteration.rows, curve.rows, curve.seconds, sequences, alone.rows, alone.seconds,
             iteration.doubt, iteration.risk,
         )  # fmt: skip
@@ -181,22 +195,34 @@ def _worth(reach, counts, weights):
     return worth
 
 
+def _tokens(reach, counts):
+    """The chance of each node, float64 [sum(counts)], as `_worth` has them."""
+    return reach[np.arange(reach.shape[1]) < counts[:, None]].astype(np.float64)
+
+
 @njit(cache=True)
 def _best_size(
-    worth, tokens, rows, knots, seconds, sequences, alone_knots, alone_seconds, doubt, risk
-):
-    """How many nodes to take, given what the nodes are worth in rising order."""
+    worth, total, tokens, count, rows, knots, seconds, sequences, alone_knots, alone_seconds,
+    doubt, risk,
+):  # fmt: skip
+    """How many nodes to take, given what the nodes are worth in rising order.
+
+    `total`: what the batch makes without drafts. `tokens`, `count`: the same by number of tokens.
+    """
     first = at(float(rows), knots, seconds)
-    price = best = at(float(sequences), alone_knots, alone_seconds) / tokens
-    gained = 0.0
+    plain = at(float(sequences), alone_knots, alone_seconds)
+    price = best = plain / total
+    gained = made = 0.0
     is_fit = np.zeros(len(worth) + 1, np.bool_)
     for size in range(1, len(worth) + 1):
         gained += worth[len(worth) - size]
+        made += tokens[len(worth) - size]
         cost = at(float(rows + size), knots, seconds) - first
-        is_fit[size] = size == 1 or cost + doubt * size <= risk
+        keeps = count + made >= (1 - MOST_LOSS) * count * (1 + cost / plain)
+        is_fit[size] = keeps and (size == 1 or cost + doubt * size <= risk)
         if is_fit[size]:
             every = at(float(sequences + size), alone_knots, alone_seconds)
-            best = min(best, every / (tokens + gained))
+            best = min(best, every / (total + gained))
     chosen, most, gained = 0, 0.0, 0.0
     if best * (1 + LEAST_GAIN) >= price:
         return chosen

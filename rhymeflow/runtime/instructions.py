@@ -28,5 +28,7 @@ def message_for(
             return messages.Forget(number, trajectories)
         case commands.Pull(version=version):
             return messages.PullWeights(number, version)
+        case commands.Hurry(trajectories=trajectories, urgency=urgency):
+            return messages.Prefer(number, trajectories, urgency)
         case commands.Evaluate(version=version):
             return messages.Answer(number, version, evaluations.prompt_ids)

@@ -73,6 +73,17 @@ class PullWeights(Message):
     version: Version
 
 
+class Prefer(Message):
+    """Command `number`: when drafts are chosen, a token of these is worth `urgency` of the others'.
+
+    Until the next one. Those that are not here may come later.
+    """
+
+    number: int
+    trajectories: tuple[TrajectoryId, ...]
+    urgency: float
+
+
 class Answer(Message):
     """Command `number`: answer the held-out prompts, by row."""
 
@@ -250,10 +261,10 @@ class Failed(Message):
 
 
 _Any = (
-    Attach | Produce | Halt | Forget | PullWeights | Answer | TrainBatch | SaveCheckpoint | Feed
-    | Shutdown | Joined | Made | ResponseDone | Halted | WeightsPulled | Answered | InstanceStatus
-    | LearnerLoaded | LearnerUp | BatchTrained | CheckpointSaved | LearnerAlive | HistoryReady
-    | HistoryAlive | DraftFrom | Failed
+    Attach | Produce | Halt | Forget | PullWeights | Prefer | Answer | TrainBatch | SaveCheckpoint
+    | Feed | Shutdown | Joined | Made | ResponseDone | Halted | WeightsPulled | Answered
+    | InstanceStatus | LearnerLoaded | LearnerUp | BatchTrained | CheckpointSaved | LearnerAlive
+    | HistoryReady | HistoryAlive | DraftFrom | Failed
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

@@ -40,6 +40,7 @@ from rhymeflow.runtime.messages import (
     Joined,
     Made,
     Part,
+    Prefer,
     Produce,
     PullWeights,
     ResponseDone,
@@ -138,7 +139,7 @@ class Instance:
             wait = 0.0
 
     def _carry_out(self, message: object) -> None:
-        if isinstance(message, Produce | Halt | Forget | PullWeights | Answer):
+        if isinstance(message, Produce | Halt | Forget | PullWeights | Prefer | Answer):
             if message.number <= self.last_number:
                 return
             self.last_number = message.number
@@ -151,6 +152,9 @@ class Instance:
                 self._remove(message.trajectories)
             case PullWeights():
                 self._pull(message)
+            case Prefer(trajectories=trajectories, urgency=urgency):
+                # Held-out answers have ids of another kind: they are never among these.
+                self.engine.prefer(trajectories, urgency)
             case Answer():
                 for row, prompt_ids in enumerate(message.prompts):
                     key, noise = HeldOut(message.version, row), NoiseKey(row, EVALUATION_EPOCH, 0)

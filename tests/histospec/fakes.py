@@ -33,6 +33,8 @@ class World:
     plain: float = 0.0
     """What the same tokens would have taken without drafts, in the batches they were made in."""
     searches: int = 0
+    made: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """By handle, in a wave: iterations and tokens."""
     random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
 
 
@@ -96,11 +98,17 @@ def make(
 
 
 def run(
-    world: World, window: str, lengths: Sequence[int], *, max_draft: int = 16, monkeypatch
+    world: World,
+    window: str,
+    lengths: Sequence[int],
+    *,
+    max_draft: int = 16,
+    weights: Sequence[float] | None = None,
+    monkeypatch,
 ) -> drafter.Drafter:
     """Decode responses of these lengths, all at once; `world.now` is what it took."""
     it = make(world, window, sequences=len(lengths), max_draft=max_draft, monkeypatch=monkeypatch)
-    decode(world, it, lengths)
+    decode(world, it, lengths, weights)
     return it
 
 
@@ -139,19 +147,32 @@ def enter(
             it.end(handle)
 
 
-def decode(world: World, it: drafter.Drafter, lengths: Sequence[int]) -> None:
-    """One wave of responses, all begun at once."""
+def decode(
+    world: World,
+    it: drafter.Drafter,
+    lengths: Sequence[int],
+    weights: Sequence[float] | None = None,
+) -> None:
+    """One wave of responses, all begun at once. `weights`: what each one's tokens are worth."""
     left = {
         it.begin([index], [], sample=index, noise_epoch=0): length
         for index, length in enumerate(lengths)
     }
+    worth = None if weights is None else dict(zip(left, weights, strict=True))
     done = dict.fromkeys(left, 0)
     while left:
         handles = list(left)
         drafts = it.propose(
-            handles, [left[h] - 1 for h in handles], other_rows=0, kv_tokens=sum(done.values())
+            handles,
+            [left[h] - 1 for h in handles],
+            other_rows=0,
+            kv_tokens=sum(done.values()),
+            weights=None if worth is None else [worth[h] for h in handles],
         )
         made = verified(handles, drafts, done)
+        for handle, tokens in zip(handles, made, strict=True):
+            steps, tokens_made = world.made.get(handle, (0, 0))
+            world.made[handle] = steps + 1, tokens_made + len(tokens)
         rows = len(handles) + sum(len(draft.tokens) for draft in drafts)
         disturbed = disturbance(world)
         seconds = world.iteration(rows) * disturbed

@@ -96,3 +96,46 @@ def test_a_first_search_that_was_held_up_does_not_put_off_the_next() -> None:
     purse = Purse()
     purse.tried(8, search=0.5, saved=-0.5, plain=PLAIN)
     assert play(purse, 100, saved=0.002)[0] < 5
+
+
+def poor() -> Purse:
+    """One that has tried in vain for long, and rests."""
+    purse = Purse()
+    play(purse, 5000, saved=-0.0005)
+    while purse.is_open(8):
+        play(purse, 1, saved=-0.0005)
+    return purse
+
+
+def test_a_hurry_is_a_reason_to_try_at_once_but_only_once() -> None:
+    purse = poor()
+    assert purse.is_open(8, hurried=True)
+    for _ in range(20):
+        if purse.is_open(8, hurried=True):
+            purse.tried(8, search=0.0005, saved=-0.0005, plain=PLAIN)
+    assert not purse.is_open(8, hurried=True)
+    assert not purse.is_open(8)
+    assert not purse.is_open(8, hurried=True), "it came and went, and nothing was tried since"
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.booleans(), min_size=1, max_size=40), st.integers(1, 50))
+def test_hurries_that_come_and_go_cost_no_more(hurries: list[bool], length: int) -> None:
+    purse, loss, searches = Purse(), 0.0005, 0
+    for i in range(10_000):
+        if purse.is_open(8, hurried=hurries[i // length % len(hurries)]):
+            purse.tried(8, search=loss, saved=-loss, plain=PLAIN)
+            searches += 1
+        else:
+            purse.rested(PLAIN)
+    assert searches * loss < 0.01 * 10_000 * PLAIN + 8 * (3 * loss + 0.1 * PLAIN + loss)
+
+
+def test_what_a_hurry_brought_in_is_not_spent_once_it_is_over() -> None:
+    purse = Purse()
+    assert purse.is_open(8, hurried=True)
+    for _ in range(100):
+        purse.tried(8, search=0.0005, saved=0.002, plain=PLAIN)
+    assert purse.risk(PLAIN) > 4 * PLAIN
+    assert purse.is_open(8)
+    assert purse.risk(PLAIN) == pytest.approx(3 * 0.0005 + 0.1 * PLAIN)

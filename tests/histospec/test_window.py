@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rhymeflow.histospec.timing import Curve
-from rhymeflow.histospec.window import LEAST_GAIN, Iteration, make_rule
+from rhymeflow.histospec.window import LEAST_GAIN, MOST_LOSS, Iteration, make_rule
 
 HANDLES = np.array([0, 1])
 
@@ -70,18 +70,25 @@ def test_the_published_rules_verify_whatever_is_found(name: str) -> None:
     rule = make_rule(name, max_sequences=2, max_draft=16)
     reach, counts = table([[0.01, 0.001], [0.9]])
     assert rule.cut(reach, counts, Iteration(2, None)).tolist() == [2, 1]
+    weighted = Iteration(2, None, np.array([1.0, 9.0]))
+    assert rule.cut(reach, counts, weighted).tolist() == [2, 1]
 
 
 reaches = st.lists(st.floats(0, 1, width=32), max_size=3).map(lambda row: sorted(row)[::-1])
 sequences = st.lists(reaches, min_size=1, max_size=4)
 slopes = st.lists(st.floats(0, 1), min_size=1, max_size=5)
-weights = st.one_of(st.none(), st.lists(st.sampled_from([0.5, 1.0, 3.0]), min_size=4, max_size=4))
+weights = st.one_of(
+    st.none(), st.lists(st.sampled_from([0.5, 1.0, 3.0, 20.0]), min_size=4, max_size=4)
+)
 
 
 def check_against_all_choices(
     rows: list[list[float]], time: Curve, other: int, worth: list[float] | None
 ) -> None:
-    """The rule's choice makes as many tokens per second as the best of all, or is none."""
+    """The rule's choice makes as many tokens per second as the best of all, or is none.
+
+    Where that one gives up too much for weights: as the best cut by worth that does not.
+    """
     reach, counts = table(rows)
     value = np.ones(len(rows)) if worth is None else np.array(worth[: len(rows)])
     iteration = Iteration(len(rows) + other, time, None if worth is None else value)
@@ -94,13 +101,44 @@ def check_against_all_choices(
         )
         return tokens / time.at(iteration.rows + sum(chosen))
 
+    def kept(chosen: tuple[int, ...]) -> float:
+        """Tokens a second, unweighted, as a share of those without drafts."""
+        made = sum(
+            float(row[:size].sum(dtype=float)) for row, size in zip(reach, chosen, strict=True)
+        )
+        seconds = time.at(iteration.rows + sum(chosen)) / time.at(iteration.rows)
+        return (1 + made / len(rows)) / seconds
+
+    chosen, none = tuple(lengths.tolist()), (0,) * len(rows)
     assert (lengths <= counts).all()
-    best = max(map(rate, product(*[range(count + 1) for count in counts])))
-    none = rate((0,) * len(rows))
-    if best > none * (1 + LEAST_GAIN) * (1 + 1e-9):
-        assert rate(tuple(lengths.tolist())) == pytest.approx(best, rel=1e-9)
-    elif best < none * (1 + LEAST_GAIN) * (1 - 1e-9):
-        assert not lengths.any()
+    assert kept(chosen) >= 1 - MOST_LOSS - 1e-9
+    cuts = cuts_by_worth(reach, counts, value)
+    least, most = (
+        max(rate(cut) for cut in cuts if kept(cut) >= 1 - MOST_LOSS + margin or cut == none)
+        for margin in (1e-9, -1e-9)
+    )
+    if least > rate(none) * (1 + LEAST_GAIN) * (1 + 1e-9):
+        assert least * (1 - 1e-9) <= rate(chosen) <= most * (1 + 1e-9)
+    elif most < rate(none) * (1 + LEAST_GAIN) * (1 - 1e-9):
+        assert chosen == none
+    every = list(product(*[range(count + 1) for count in counts]))
+    best = max(map(rate, every))
+    if all(kept(c) >= 1 - MOST_LOSS + 1e-9 for c in every if rate(c) >= best * (1 - 1e-9)):
+        assert least == pytest.approx(best, rel=1e-9)
+    if worth is None:
+        assert kept(chosen) >= 1 - 1e-9
+
+
+def cuts_by_worth(
+    reach: np.ndarray, counts: np.ndarray, value: np.ndarray
+) -> list[tuple[int, ...]]:
+    """The nodes by what they are worth, cut anywhere."""
+    nodes = [(i, j) for i, count in enumerate(counts) for j in range(count)]
+    nodes.sort(key=lambda node: -float(reach[node]) * value[node[0]])
+    cuts = [(0,) * len(counts)]
+    for i, _ in nodes:
+        cuts.append(tuple(size + (k == i) for k, size in enumerate(cuts[-1])))
+    return cuts
 
 
 @settings(max_examples=150, deadline=None)
@@ -148,6 +186,42 @@ def test_weight_moves_drafts_to_who_is_waited_for() -> None:
     assert even.tolist() == [1, 1]
     uneven = rule.cut(reach, counts, Iteration(2, time, np.array([1.0, 2.0])))
     assert uneven.tolist() == [0, 2]
+
+
+def hurried_draft(weight: float, chance: float, hurried: int) -> tuple[int, float]:
+    """Where a row costs as much as a token: tokens drafted for those in a hurry, of 32; the share
+    of the tokens a second that is kept."""
+    reach, counts = table([[chance] * 3] * 32)
+    weights = np.ones(32)
+    weights[:hurried] = weight
+    rule = make_rule("cost", max_sequences=32, max_draft=16)
+    lengths = rule.cut(reach, counts, Iteration(32, curve([1, 200], [1, 200]), weights))
+    assert not lengths[hurried:].any()
+    drafted = int(lengths.sum())
+    return drafted, (1 + chance * drafted / 32) / (1 + drafted / 32)
+
+
+def test_a_draft_may_cost_others_time_if_it_is_worth_it() -> None:
+    assert hurried_draft(1.0, 0.5, 1) == (0, 1.0)
+    assert hurried_draft(1.5, 0.5, 1) == (0, 1.0)
+    drafted, kept = hurried_draft(4.0, 0.5, 1)
+    assert drafted == 3
+    assert 0.95 < kept < 1
+
+
+def test_however_much_they_weigh_only_so_much_is_lost_for_them() -> None:
+    drafted, kept = hurried_draft(1000.0, 0.6, 16)
+    assert 0 < drafted < 48
+    assert 1 - MOST_LOSS <= kept < 1 - MOST_LOSS + 0.03
+
+
+def test_weights_that_are_all_the_same_are_none() -> None:
+    reach, counts = table([[0.6, 0.4], [0.5, 0.1]])
+    rule = make_rule("cost", max_sequences=2, max_draft=16)
+    for seconds in ([1.0, 1.0, 1.3, 9.0], [1.0, 1.2, 1.4, 1.6], [1.0, 2.0, 3.0, 4.0]):
+        plain = Iteration(2, curve([2, 3, 4, 9], seconds))
+        same = plain._replace(weights=np.full(2, 5.0))
+        assert rule.cut(reach, counts, same).tolist() == rule.cut(reach, counts, plain).tolist()
 
 
 def test_prompts_that_are_taken_in_make_no_draft_cheaper() -> None:

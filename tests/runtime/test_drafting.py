@@ -14,8 +14,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from rhymeflow.core.commands import Hurry
+from rhymeflow.core.coordinator import Coordinator
+from rhymeflow.core.events import Tick
+from rhymeflow.core.types import TrajectoryId
 from rhymeflow.histospec.index import Index
 from rhymeflow.observe import metrics
+from rhymeflow.runtime import controller
 from rhymeflow.runtime.controller import Controller
 from rhymeflow.runtime.keeper import HistoryKeeper
 from rhymeflow.runtime.messages import LearnerUp
@@ -130,6 +135,34 @@ def test_trees_change_no_token_either(plain, tmp_path):
     assert texts(config) == plain
     tokens, steps, proposed = figures(config)
     assert proposed > tokens - steps > 0
+
+
+def test_hurry_changes_no_token_either(plain, tmp_path, monkeypatch):
+    """Every round of facts half of what runs is in a hurry, and some that are long gone."""
+    given: list[Hurry] = []
+
+    class Hurrying(Coordinator):
+        def handle(self, event, now):
+            commands = super().handle(event, now)
+            if isinstance(event, Tick):
+                for instance in self.books.instances.values():
+                    named = (*list(instance.assigned)[::2], TrajectoryId(0, 0))
+                    hurry = Hurry(instance.name, instance.next_number(), named, 4.0)
+                    given.append(hurry)
+                    commands.append(hurry)
+            return commands
+
+    monkeypatch.setattr(controller, "Coordinator", Hurrying)
+    config = config_for(tmp_path, window="cost")
+    train(config)
+    assert texts(config) == plain
+    assert len({len(hurry.trajectories) for hurry in given}) > 1
+    log = reader(config)
+    ((number,),) = log.query(
+        "SELECT MAX(json_extract(body, '$.number')) FROM events WHERE kind = 'Snapshot'"
+    )
+    log.close()
+    assert number > 0.5 * given[-1].number, "they are numbered like other commands"
 
 
 def test_the_figures_are_where_they_are_looked_for(drafted):

@@ -11,8 +11,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rhymeflow.core.types import TrajectoryId
+from rhymeflow.histospec.draft import NONE, DraftStats
 from rhymeflow.runtime import rollout
 from rhymeflow.runtime.messages import (
+    Answer,
+    Answered,
     Attach,
     Forget,
     Halt,
@@ -20,6 +23,7 @@ from rhymeflow.runtime.messages import (
     InstanceStatus,
     Joined,
     Made,
+    Prefer,
     Produce,
     PullWeights,
     ResponseDone,
@@ -91,7 +95,7 @@ class Store:
     def __init__(self):
         self.tokens, self.logprobs = defaultdict(list), defaultdict(list)
         self.versions, self.done = defaultdict(list), {}
-        self.statuses, self.halted, self.pulled = [], [], []
+        self.statuses, self.halted, self.pulled, self.answers = [], [], [], []
 
     def take(self, heard):
         for message in heard:
@@ -113,6 +117,8 @@ class Store:
                     self.halted.append((message.number, message.trajectory))
                 case InstanceStatus():
                     self.statuses.append(message)
+                case Answered():
+                    self.answers.append(message)
                 case WeightsPulled():
                     self.pulled.append((message.number, message.version))
                 case _:
@@ -255,3 +261,114 @@ def test_a_pull_ends_the_segment_and_keeps_what_runs(
     assert rows == [3] if kept == "keep" else rows[0] > cached
     for trajectory in IDS[::3]:
         assert store.versions[trajectory] == [0] * 6 + [1]
+
+
+class Listening:
+    """A drafter without drafts that remembers who was worth what, as (prompt, sample)."""
+
+    def __init__(self):
+        self.stats = DraftStats()
+        self.begun, self.heard = [], []
+
+    def begin(self, prompt_ids, tokens, *, sample, noise_epoch):
+        self.begun.append((tuple(prompt_ids), sample))
+        return len(self.begun) - 1
+
+    def end(self, handle):
+        pass
+
+    def propose(self, handles, room, *, other_rows, kv_tokens, weights=None):
+        if weights is None:
+            self.heard.append(None)
+        else:
+            names = [self.begun[handle] for handle in handles]
+            self.heard.append(dict(zip(names, weights, strict=True)))
+        return [NONE] * len(handles)
+
+    def observe(self, handles, made, *, rows, kv_tokens, seconds):
+        pass
+
+    def worth(self):
+        """What the last iteration was told, of those that are not worth 1."""
+        last = self.heard[-1]
+        return None if last is None else {name: w for name, w in last.items() if w != 1}
+
+
+@pytest.fixture
+def listened(config, parameters, monkeypatch):
+    """An instance that never stops by itself, and what its drafter hears."""
+    side, drafter = Side("rollout-0", config, parameters, monkeypatch, True), Listening()
+    side.instance.engine.draft_with(drafter)
+    side.instance.drafter = drafter
+    return side, drafter
+
+
+def name_of(trajectory):
+    return tuple(PROMPTS[trajectory.group]), trajectory.member
+
+
+def test_a_hurry_stands_until_the_next(listened):
+    side, drafter = listened
+    for trajectory in IDS[:3]:
+        side.produce(trajectory)
+    side.turns(2)
+    assert drafter.worth() is None
+    side.tell(Prefer, (IDS[1], IDS[8]), 4.0)
+    status = side.turns(2)[-1]
+    assert drafter.worth() == {name_of(IDS[1]): 4.0}, "the other is not here"
+    assert isinstance(status, InstanceStatus)
+    assert status.number == 4
+    side.tell(Halt, (IDS[0],))
+    side.produce(IDS[8])
+    side.turns(3)
+    assert drafter.worth() == {name_of(IDS[1]): 4.0, name_of(IDS[8]): 4.0}, "it came later"
+    side.tell(Prefer, (IDS[2],), 3)
+    side.tell(Forget, (IDS[1],))
+    side.turns(1)
+    assert drafter.worth() == {name_of(IDS[2]): 3.0}
+    side.tell(Prefer, (), 2.0)
+    side.turns(1)
+    assert drafter.worth() is None
+
+
+def test_a_hurry_delivered_twice_or_late_is_carried_out_once(listened):
+    side, drafter = listened
+    for trajectory in IDS[:3]:
+        side.produce(trajectory)
+    side.tell(Prefer, (IDS[0],), 2.0, number=4)
+    side.tell(Prefer, (IDS[1],), 2.0, number=5)
+    side.tell(Prefer, (IDS[0],), 2.0, number=4)
+    side.turns(2)
+    assert drafter.worth() == {name_of(IDS[1]): 2.0}
+
+
+def test_held_out_answers_are_never_in_a_hurry(listened):
+    side, drafter = listened
+    side.tell(Prefer, tuple(IDS), 5.0)
+    side.tell(Answer, 0, [list(prompt) for prompt in PROMPTS[:2]])
+    side.produce(IDS[8])
+    store = Store().take(side.turns(2))
+    assert drafter.worth() == {name_of(IDS[8]): 5.0}
+    assert len(drafter.heard[-1]) == 3
+    side.tell(Forget, (IDS[8],))
+    store.take(side.turns(1))
+    assert drafter.worth() is None
+    while len(store.answers) < 2:
+        store.take(side.turns(1))
+
+
+def test_a_hurry_changes_no_token(config, parameters, monkeypatch):
+    expected = undisturbed(config, parameters, monkeypatch)
+    side, store, chance = (
+        Side("rollout-1", config, parameters, monkeypatch),
+        Store(),
+        random.Random(0),
+    )
+    side.instance.engine.draft_with(Listening())
+    for trajectory in IDS:
+        side.produce(trajectory)
+    while len(store.done) < len(IDS):
+        side.tell(Prefer, tuple(chance.sample(IDS, 3)), chance.choice([1.0, 2.0, 8.0]))
+        store.take(side.turns(1))
+    assert store.tokens == expected.tokens
+    assert store.done == expected.done
