@@ -60,6 +60,7 @@ def schedule(config: Config) -> Schedule:
         migration=_piece("migration", chosen.migration, MIGRATION, bundle.migration, "view"),
         max_under_way=_max_under_way(config),
         weights=_weights(config),
+        hurrying=bundle.hurrying,
         tiers=Tiers(chosen.tier_1, chosen.tier_2) if bundle.lays_out else None,
     )
 
@@ -88,6 +89,7 @@ def _weights(config: Config) -> Weights:
         max_waiting=chosen.max_waiting,
         throughput_ratio=chosen.throughput_ratio,
         growth=chosen.growth,
+        urgency=chosen.urgency,
         group_size=config.rollout.num_generations + chosen.extra_generations,
     )
 

@@ -88,13 +88,14 @@ def a_schedule(name: str = "staleflow", **changes: object) -> Schedule:
         max_waiting=3,
         throughput_ratio=5.0,
         growth=1.5,
+        urgency=1.0,
         group_size=2,
     )
     bundle = SCHEDULES[name]
     made = Schedule(
         name, bundle.admission, bundle.routing, bundle.sync, bundle.on_pull, bundle.migration,
         max_under_way=1000, weights=weights,
-        tiers=Tiers(alternate=True, balance=True) if bundle.lays_out else None,
+        hurrying=bundle.hurrying, tiers=Tiers(alternate=True, balance=True) if bundle.lays_out else None,
     )  # fmt: skip
     return replace(made, **changes)  # type: ignore[arg-type]
 

@@ -33,6 +33,8 @@ class Instance:
     """Response tokens that one decoded there all the time would have; see `Snapshot.made`."""
     routed_at: dict[TrajectoryId, float] = field(default_factory=dict)
     """By the clock, since when those assigned are decoded there."""
+    hurried: frozenset[TrajectoryId] = frozenset()
+    """What it was last told to draft for before others."""
     evaluating: Version | None = None
     waiting: tuple[TrajectoryId, ...] = ()
     """Of those assigned, the ones not decoded when last seen."""
@@ -103,5 +105,6 @@ class Instance:
                 self.assigned,
                 tuple(t for t in self.waiting if t in self.assigned),
                 accepts,
+                self.hurried,
             )
         return self._view

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from rhymeflow.core.strategies.view import Migrating, Routing, Sync, Weights
+from rhymeflow.core.strategies.view import Hurrying, Migrating, Routing, Sync, Weights
 from rhymeflow.core.types import Version
 
 Admission = Literal["lockstep", "protocol"]
@@ -44,6 +44,7 @@ class Schedule:
     max_under_way: int
     """Groups produced at a time."""
     weights: Weights
+    hurrying: Hurrying
     tiers: Tiers | None
     """None: no layout; groups go wherever `routing` sends them."""
 

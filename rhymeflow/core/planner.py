@@ -17,6 +17,7 @@ from rhymeflow.core.commands import (
     Draw,
     Evaluate,
     Finish,
+    Hurry,
     Interrupt,
     Pull,
     Route,
@@ -45,6 +46,7 @@ def plan(books: Books) -> Iterator[Command]:
     yield from _pull(books, books.published)
     yield from _evaluate(books)
     yield from _place(books)
+    yield from _hurry(books)
     yield from _draw(books)
 
 
@@ -213,6 +215,20 @@ def _route(books: Books, view: FleetView) -> Iterator[Command]:
             continue
         number = instance.next_number(instance.assigned[trajectory])
         yield Route(name, number, trajectory)
+
+
+def _hurry(books: Books) -> Iterator[Command]:
+    """Tell instances whose tokens are worth more, where that has changed."""
+    urgency = books.schedule.weights.urgency
+    if urgency == 1.0:
+        return
+    preferred = {p.instance: p.trajectories for p in books.schedule.hurrying(_view(books))}
+    for name, instance in books.instances.items():
+        chosen = frozenset(preferred.get(name, ())) & instance.assigned.keys()
+        if chosen != instance.hurried & instance.assigned.keys():
+            instance.hurried = chosen
+            number = instance.next_number()
+            yield Hurry(name, number, tuple(sorted(chosen)), urgency)
 
 
 def _interrupt(

@@ -15,7 +15,8 @@ from rhymeflow.core.strategies.migration import none, rebalance
 from rhymeflow.core.strategies.placing import laid_out, outliers
 from rhymeflow.core.strategies.routing import fewest_requests, waterfall
 from rhymeflow.core.strategies.sync import drained, greedy, status
-from rhymeflow.core.strategies.view import Migrating, Routing, Sync
+from rhymeflow.core.strategies.hurrying import nobody, tails
+from rhymeflow.core.strategies.view import Hurrying, Migrating, Routing, Sync
 
 ROUTING: Mapping[str, Routing] = {
     "fewest_requests": fewest_requests,
@@ -29,6 +30,8 @@ MIGRATION: Mapping[str, Migrating] = {
     "outliers": outliers,
 }
 
+HURRYING: Mapping[str, Hurrying] = {"nobody": nobody, "tails": tails}
+
 
 class Bundle(NamedTuple):
     """The rules of a schedule."""
@@ -40,6 +43,7 @@ class Bundle(NamedTuple):
     migration: Migrating
     pace: float | None
     """Batches' worth of groups produced at a time; None: as many as the bound allows."""
+    hurrying: Hurrying = nobody
     lays_out: bool = False
     """Whether steps are laid out over the instances."""
 
@@ -51,7 +55,7 @@ SCHEDULES: Mapping[str, Bundle] = {
     "partial": Bundle("protocol", fewest_requests, greedy, "keep", none, None),
     "staleflow": Bundle("protocol", waterfall, greedy, "spread", rebalance, 1.0),
     "histopipe": Bundle("protocol", laid_out, drained, "keep", outliers, None, lays_out=True),
-    "rhymeflow": Bundle("protocol", waterfall, greedy, "spread", rebalance, 1.0),
+    "rhymeflow": Bundle("protocol", waterfall, greedy, "spread", rebalance, 1.0, tails),
 }
 """`synchronous` and `one_step` differ in their bound, 0 and 1: with it the protocol has entries for
 one batch at a time, or for the next one too."""

@@ -45,6 +45,8 @@ class InstanceView(NamedTuple):
     """Those of them that are not decoded: no room yet, or preempted."""
     accepts: bool
     """Whether anything may be routed to it now."""
+    hurried: frozenset[TrajectoryId]
+    """What it drafts for before others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,7 @@ class Weights:
     max_waiting: int
     throughput_ratio: float
     growth: float
+    urgency: float
     group_size: int
     """Trajectories of a group."""
 
@@ -140,6 +143,17 @@ class Migration(NamedTuple):
     later: bool = False
     """In the step after theirs."""
 
+
+class Preference(NamedTuple):
+    """Draft for these on this instance before others."""
+
+    instance: InstanceId
+    trajectories: tuple[TrajectoryId, ...]
+
+
+Hurrying = Callable[[FleetView], Iterable[Preference]]
+"""Whose tokens are worth more than others' where drafts are chosen; instances that are not named
+prefer none."""
 
 Routing = Callable[[FleetView], Iterable[Assignment]]
 """Which of what waits goes where, in the order it is to be done."""

@@ -26,6 +26,7 @@ WEIGHTS = Weights(
     max_waiting=3,
     throughput_ratio=5.0,
     growth=1.5,
+    urgency=1.0,
     group_size=2,
 )
 
