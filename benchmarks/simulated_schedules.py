@@ -15,8 +15,10 @@ every prompt was answered before. Fixed before anything was run:
   where it is fastest (benchmarks/simulated/splits.py);
 - `synchronous` is what was published of it: without drafts. `over synchronous, drafts` has them.
 
-Ratios are of trained tokens per second; `over staleflow` is at the same bound, both with drafts or
-both without, and `over histopipe` is at any bound above 0, that of `histopipe` being 1.
+Ratios are of trained tokens per second. `at most` is the ratio to `synchronous` that a schedule
+would have for which rollout took nothing and all devices trained all the time. `over staleflow` is
+at the same bound, both with drafts or both without, and `over histopipe` is at any bound above 0,
+that of `histopipe` being 1.
 """
 
 from __future__ import annotations
@@ -196,8 +198,10 @@ def case(cell: Cell, steps: int) -> splits.Case:
 def row(cell: Cell, found: Mapping[Cell, splits.Figures]) -> dict[str, Any]:
     """A table row, with the ratios to what it is compared with."""
     rate = found[cell]["tokens/s"]
+    in_turn = found[cell.other("synchronous", False)]
     ratios = {
-        "over synchronous": rate / found[cell.other("synchronous", False)]["tokens/s"],
+        "over synchronous": rate / in_turn["tokens/s"],
+        "at most": 1 / (1 - in_turn["idle learner"]),
         "over synchronous, drafts": rate / found[cell.other("synchronous", True)]["tokens/s"],
         **{f"over {other.schedule}": rate / found[other]["tokens/s"] for other in rivals(cell)},
     }
