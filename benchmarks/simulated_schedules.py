@@ -184,6 +184,9 @@ def case(cell: Cell, steps: int) -> splits.Case:
         "drafting.window": WINDOWS[cell.drafts],
         "learner.max_steps": str(steps + (UNCOUNTED if cell.bound else 0)),
         "simulation.skip_steps": str(EPOCH),
+        # Work grows with plans and snapshots; steps last minutes.
+        "simulation.tick_seconds": "1",
+        "simulation.snapshot_seconds": "10",
         "simulation.workload.mean_length": "5000",
         "simulation.workload.sigma": TAILS[cell.tail],
         "simulation.workload.prompt_tokens": "2048",
