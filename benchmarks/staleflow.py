@@ -13,7 +13,8 @@ with the profiles in `rhymeflow/profiles`. Assumed, and fixed before anything wa
   published hardware figures (docs/cost-model.md);
 - `synchronous` runs on all devices in turn (colocated, as the systems it stands for), changing over
   for nothing but the transfer of weights; all others split the devices, and each is shown at the
-  split where it is fastest: from 6/16 for rollout uphill in sixteenths.
+  split where it is fastest: from 6/16 for rollout uphill in sixteenths
+  (benchmarks/simulated/splits.py).
 
 Ratios are of trained tokens per second. The published ones are of other systems (verl 0.5 and
 others) on real devices: what is compared here is schedules, everything else being equal.
@@ -22,19 +23,14 @@ others) on real devices: what is compared here is schedules, everything else bei
 from __future__ import annotations
 
 import argparse
-import functools
-import multiprocessing
 import statistics
-import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks import harness
-from rhymeflow import settings
-from rhymeflow.config import FIXED_BOUNDS, Config
-from rhymeflow.sim.simulate import run as simulate
-from rhymeflow.sim.workload import workload
+from benchmarks.simulated import splits
+from rhymeflow.config import FIXED_BOUNDS
 
 MODELS = {"14b": "qwen2.5-14b-h20", "32b": "qwen2.5-32b-h20", "30b-a3b": "qwen3-30b-a3b-h20"}
 DEVICES = (64, 128)
@@ -45,6 +41,7 @@ SKIPPED = 4
 Overrides = dict[str, str]
 
 SCHEDULES = ("synchronous", "one_step", "bounded", "partial", "staleflow")
+SHOWN = ("rollout devices", "tokens/s", "idle rollout", "idle learner", "mean staleness", "wasted")
 
 LADDER: dict[str, Overrides] = {
     "bounded": {"schedule.name": "bounded"},
@@ -131,75 +128,31 @@ def notes(args: argparse.Namespace) -> str:
     )
 
 
-def find(cells: Sequence[Cell], args: argparse.Namespace) -> dict[Cell, dict[str, Any]]:
+def find(cells: Sequence[Cell], args: argparse.Namespace) -> dict[Cell, splits.Figures]:
     """The best figures of each cell."""
-    found = {}
-    with multiprocessing.get_context("spawn").Pool(args.jobs) as pool:
-        best = pool.imap(functools.partial(best_split, steps=args.steps), cells)
-        for number, (cell, figures) in enumerate(zip(cells, best, strict=True), 1):
-            found[cell] = figures
-            rate = f"{figures['tokens/s']:.0f} tokens/s"
-            print(f"  {number}/{len(cells)} {cell}: {rate}", file=sys.stderr, flush=True)
-    return found
+    cases = {cell: case(cell, args.steps) for cell in cells}
+    found = splits.best(list(cases.values()), args.jobs)
+    return {cell: found[one] for cell, one in cases.items()}
 
 
-def best_split(cell: Cell, steps: int) -> dict[str, Any]:
-    """Go uphill from 6/16 of the devices for rollout."""
-    if cell.name == "synchronous":
-        return measure(cell, None, steps)
-    known: dict[int, dict[str, Any]] = {}
-
-    def rate(sixteenths: int) -> float:
-        if not 1 <= sixteenths <= 15:
-            return 0.0
-        if sixteenths not in known:
-            known[sixteenths] = measure(cell, cell.devices * sixteenths // 16, steps)
-        return float(known[sixteenths]["tokens/s"])
-
-    best = 6
-    for direction in (1, -1):
-        while rate(best + direction) > rate(best):
-            best += direction
-    return known[best]
-
-
-def measure(cell: Cell, rollout_devices: int | None, steps: int) -> dict[str, Any]:
-    """Simulate one split; None: all devices in turn."""
-    config = configure(cell, rollout_devices, steps)
-    result = simulate(config, workload(config, None))
-    staleness = sum(age * count for age, count in result.staleness.items())
-    return {
-        "rollout devices": rollout_devices or cell.devices,
-        "tokens/s": round(result.throughput),
-        "idle rollout": round(result.idle_rollout, 3),
-        "idle learner": round(result.idle_learner, 3),
-        "mean staleness": round(staleness / sum(result.staleness.values()), 2),
-        "wasted": round(result.tokens_wasted / result.tokens_made, 3),
+def case(cell: Cell, steps: int) -> splits.Case:
+    """The published setting, under one schedule."""
+    overrides = {
+        "schedule.max_staleness": str(cell.bound),
+        "schedule.cost_model": MODELS[cell.model],
+        "simulation.skip_steps": str(SKIPPED),
+        "simulation.workload.mean_length": "5000",
+        "simulation.workload.sigma": "0.99",
+        "simulation.workload.prompt_tokens": str(cell.prompt_tokens),
+        "learner.max_steps": str(steps),
+        "drafting.window": "off",
+        **cell.overrides,
     }
+    colocated = cell.name == "synchronous"
+    return splits.case(cell.devices, overrides, colocated=colocated, parts=(16,))
 
 
-def configure(cell: Cell, rollout_devices: int | None, steps: int) -> Config:
-    """The published setting, under one schedule and split."""
-    return settings.load(
-        "cluster",
-        {
-            "drafting.window": "off",
-            "schedule.max_staleness": str(cell.bound),
-            "schedule.cost_model": MODELS[cell.model],
-            "simulation.num_devices": str(cell.devices),
-            "simulation.rollout_devices": str(rollout_devices) if rollout_devices else "null",
-            "simulation.colocated": "false" if rollout_devices else "true",
-            "simulation.skip_steps": str(SKIPPED),
-            "simulation.workload.mean_length": "5000",
-            "simulation.workload.sigma": "0.99",
-            "simulation.workload.prompt_tokens": str(cell.prompt_tokens),
-            "learner.max_steps": str(steps),
-            **cell.overrides,
-        },
-    )
-
-
-def row(cell: Cell, found: dict[Cell, dict[str, Any]]) -> dict[str, Any]:
+def row(cell: Cell, found: Mapping[Cell, splits.Figures]) -> dict[str, Any]:
     """A table row, with the ratios to the baselines in the same place."""
     rate = found[cell]["tokens/s"]
     over = {
@@ -214,7 +167,7 @@ def row(cell: Cell, found: dict[Cell, dict[str, Any]]) -> dict[str, Any]:
         "prompt": cell.prompt_tokens,
         "bound": cell.bound,
     }
-    return {**place, **found[cell], **over}
+    return {**place, **splits.shown(found[cell], *SHOWN), **over}
 
 
 def targets(rows: Sequence[dict[str, Any]]) -> list[harness.Target]:

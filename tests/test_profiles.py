@@ -27,6 +27,15 @@ PUBLISHED = {
     "qwen3-30b-a3b-h20": (0.0115108, 1.249e-4, 0.00979, 7.28e-8, 0.00087),
 }
 
+H800_FLOPS, H800_BYTES, H800_BANDWIDTH, H20_BANDWIDTH = 989e12, 80e9, 3.35e12, 4.0e12
+
+# the H20 fit taken; parameters, layers (8 KV heads of 128), devices
+DERIVED = {
+    "qwen3-8b-h800": ("qwen2.5-7b-h20", 8.19e9, 36, 1),
+    "qwen3-14b-h800": ("qwen2.5-14b-h20", 14.77e9, 40, 1),
+    "qwen2.5-32b-h800": ("qwen2.5-32b-h20", 32.76e9, 64, 2),
+}
+
 
 def written(tmp_path, **changes):
     values = dataclasses.asdict(profiles.load("demo-cpu")) | changes
@@ -45,7 +54,7 @@ def test_what_ships_loads_under_its_name_and_says_where_it_is_from(name):
 
 
 def test_the_published_models_are_there():
-    assert set(profiles.names()) == {*PUBLISHED, "demo-cpu"}
+    assert set(profiles.names()) == {*PUBLISHED, *DERIVED, "demo-cpu"}
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -80,6 +89,45 @@ def test_reading_cache_and_weights_is_not_faster_than_the_memory(name):
     _, active, layers, kv_heads, devices, _ = MODELS[name]
     assert profile.k1 > 2 * 2 * layers * kv_heads * 128 / (devices * 4e12)
     assert profile.k2 + profile.k4 > 2 * active / (devices * 4e12)
+
+
+@pytest.mark.parametrize("name", DERIVED)
+def test_the_h800_follows_from_the_h20_and_the_data_sheets(name):
+    profile = profiles.load(name)
+    base, parameters, layers, devices = DERIVED[name]
+    base_parameters, _, base_layers, base_heads, base_devices, _ = MODELS[base]
+    k2, _, _, k1, k4 = PUBLISHED[base]
+    kv_bytes = 2 * 2 * layers * 8 * 128
+    slower = H20_BANDWIDTH / H800_BANDWIDTH
+    assert profile.devices_per_instance == devices == base_devices
+    base_bytes = 2 * 2 * base_layers * base_heads * 128
+    assert profile.k1 == pytest.approx(k1 * kv_bytes / base_bytes * slower, rel=1e-3)
+    assert profile.k2 == pytest.approx(k2 * parameters / base_parameters * slower, rel=1e-3)
+    assert profile.k3 == pytest.approx(2 * parameters / (devices * H800_FLOPS * 0.5), rel=1e-3)
+    assert profile.k4 == k4
+    # The kink is where arithmetic takes as long as reading the weights at full bandwidth.
+    reading = 2 * parameters / (devices * H800_BANDWIDTH)
+    assert (profile.k2 - profile.c) / profile.k3 == pytest.approx(reading / profile.k3, rel=1e-3)
+    assert profile.prefill_token == profile.k3
+    assert profile.train_token == pytest.approx(8 * parameters / (H800_FLOPS * 0.4), rel=1e-3)
+    assert profile.measure_token == profile.train_token
+    assert profile.train_step == 0
+    assert profile.push == pytest.approx(4 * 2 * parameters / BYTES_32B, rel=1e-3)
+    assert profile.pull == pytest.approx(2 * 2 * parameters / BYTES_32B, rel=1e-3)
+    room = devices * 0.9 * H800_BYTES - 2 * parameters
+    assert profile.kv_capacity == pytest.approx(room / kv_bytes, rel=1e-3)
+    for said in (f"{kv_bytes}", f"{k1:g}", f"{k2:g}", f"{parameters / 1e9:.2f}e9", "Nothing here"):
+        assert said in profile.source
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if "a3b" not in name])
+def test_the_rule_for_the_kink_foretells_the_fits_of_the_h20(name):
+    """Within a quarter: what is derived for the H800 rests on it."""
+    profile = profiles.load(name)
+    parameters, _, _, _, devices, _ = MODELS[name]
+    kink = (profile.k2 - profile.c) / profile.k3
+    foretold = 2 * parameters / (devices * H20_BANDWIDTH) / profile.k3
+    assert kink == pytest.approx(foretold, rel=0.25)
 
 
 def test_training_is_shared_by_the_devices():

@@ -1,7 +1,8 @@
 """What a simulated run was like: figures, and how they are shown.
 
 Holds true: throughput, steps per second and idle shares are of the steps after the first
-`skip_steps`, everything else is of the whole run. A run that broke a law has no result.
+`skip_steps` and before the last `uncounted`, everything else is of the whole run. A run that broke
+a law has no result.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ class Result:
     steps: int
     skipped: int
     """Steps at the beginning that the rates and idle shares leave out."""
+    uncounted: int
+    """Steps at the end that they leave out."""
     seconds: float
     """Of the whole run."""
     step_seconds: tuple[float, ...]
@@ -113,12 +116,16 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def result(cluster: Cluster, *, name: str, schedule: str, devices: str, skipped: int) -> Result:
+def result(
+    cluster: Cluster, *, name: str, schedule: str, devices: str, skipped: int, uncounted: int = 0
+) -> Result:
     """The figures of a run that has come to its end."""
     ledger, steps, plan = cluster.ledger, cluster.steps, cluster.plan
+    counted_to = len(steps) - uncounted
     start = steps[skipped - 1] if skipped else Step(0, 0.0, 0.0, 0.0)
-    seconds = steps[-1].time - start.time
-    measured = ledger.batches[skipped:]
+    end = steps[counted_to - 1]
+    seconds = end.time - start.time
+    measured = ledger.batches[skipped:counted_to]
     times = [0.0, *(step.time for step in steps)]
     tallies = [instance.tally for instance in cluster.everyone]
     made = round(sum(tally.tokens_made for tally in tallies))
@@ -127,7 +134,7 @@ def result(cluster: Cluster, *, name: str, schedule: str, devices: str, skipped:
     prompt_tokens = sum(batch.prompt_tokens for batch in measured)
     response_tokens = sum(batch.response_tokens for batch in measured)
     responses = sum(batch.responses for batch in ledger.batches)
-    rollout_busy = steps[-1].rollout_busy - start.rollout_busy
+    rollout_busy = end.rollout_busy - start.rollout_busy
     return Result(
         name=name,
         schedule=schedule,
@@ -136,6 +143,7 @@ def result(cluster: Cluster, *, name: str, schedule: str, devices: str, skipped:
         devices=devices,
         steps=len(steps),
         skipped=skipped,
+        uncounted=uncounted,
         seconds=steps[-1].time,
         step_seconds=tuple(b - a for a, b in pairwise(times)),
         steps_per_second=len(measured) / seconds,
@@ -144,7 +152,7 @@ def result(cluster: Cluster, *, name: str, schedule: str, devices: str, skipped:
         trajectories_per_second=sum(batch.responses for batch in measured) / seconds,
         idle_rollout=1 - rollout_busy / (seconds * cluster.num_instances),
         idle_instances=tuple(i.idle_share(steps[-1].time) for i in cluster.everyone),
-        idle_learner=1 - (steps[-1].learner_busy - start.learner_busy) / seconds,
+        idle_learner=1 - (end.learner_busy - start.learner_busy) / seconds,
         staleness=dict(sorted(ledger.staleness.items())),
         quantiles=quantiles(ledger.fates),
         mean_length=trained / responses,
@@ -194,7 +202,7 @@ def _table(title: str, *headings: str) -> Table:
 
 
 def _summary(r: Result) -> Table:
-    measured = r.step_seconds[r.skipped :]
+    measured = r.step_seconds[r.skipped : r.steps - r.uncounted]
     rows: list[tuple[str, Any]] = [
         ("cluster", r.devices),
         ("schedule", f"{r.schedule}, staleness at most {r.max_staleness}"),
@@ -230,7 +238,7 @@ def _summary(r: Result) -> Table:
         rate, each = r.accepted / r.drafted, r.tokens_per_iteration
         drafts = f"{r.drafted:,} tokens, {rate:.1%} accepted; {each:.2f} tokens per iteration"
         rows.append(("drafts", f"{drafts} and response"))
-    title = f"{r.name}: rates and idle shares of steps {r.skipped + 1} to {r.steps}"
+    title = f"{r.name}: rates and idle shares of steps {r.skipped + 1} to {r.steps - r.uncounted}"
     table = Table(box=None, title=title, title_justify="left", show_header=False, pad_edge=False)
     for row in rows:
         table.add_row(*row)

@@ -56,17 +56,22 @@ def run(
     *,
     timeline: Timeline | None = None,
     outages: Sequence[Outage] = (),
+    uncounted: int = 0,
 ) -> Result:
     """Simulate a run on these lengths. Writes nothing.
+
+    `uncounted` steps at the end are left out of rates and idle shares: nothing runs ahead of the
+    last steps, so where they count, a run that ran ahead at the beginning gains by it.
 
     Raises:
         UserError: the configuration cannot be simulated.
         LawBroken: the run broke the staleness bound, or lost a group: a defect.
     """
     simulation = config.simulation
-    if simulation.skip_steps >= config.learner.max_steps:
+    if simulation.skip_steps + uncounted >= config.learner.max_steps:
+        also = f" and {uncounted} at the end" if uncounted else ""
         raise UserError(
-            f"simulation.skip_steps: {simulation.skip_steps} leaves nothing to measure of "
+            f"simulation.skip_steps: {simulation.skip_steps}{also} leaves nothing to measure of "
             f"learner.max_steps = {config.learner.max_steps}"
         )
     profile = profiles.load(simulation.profile or config.schedule.cost_model)
@@ -95,6 +100,7 @@ def run(
         devices=f"{counted(num_instances, 'instance')} of {profile.description}; trained on "
         f"{counted(train_devices, 'device')}",
         skipped=simulation.skip_steps,
+        uncounted=uncounted,
     )
 
 

@@ -1,0 +1,1 @@
+"""What the benchmarks of simulated clusters share: cases, and the search for their best split."""

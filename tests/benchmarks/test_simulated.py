@@ -1,0 +1,257 @@
+"""The benchmarks of simulated clusters: the search for a split, what is compared with what."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+
+import pytest
+
+from benchmarks import harness, histopipe, simulated_schedules, staleflow
+from benchmarks.simulated import splits
+from rhymeflow import profiles
+from rhymeflow.sim.simulate import run as simulate
+from rhymeflow.sim.workload import workload
+
+TINY = {
+    "schedule.name": "staleflow",
+    "schedule.cost_model": "qwen2.5-32b-h20",
+    "learner.groups_per_batch": "4",
+    "rollout.num_generations": "4",
+    "rollout.max_completion_length": "512",
+    "simulation.workload.mean_length": "128",
+    "learner.max_steps": "6",
+}
+
+
+@pytest.fixture
+def simulated(monkeypatch):
+    """Every case has figures of its own, without a simulation; the rate is by the settings."""
+
+    def figures(one):
+        told = dict(one.settings)
+        name = told["schedule.name"]
+        rate = {"synchronous": 100.0, "staleflow": 250.0, "histopipe": 200.0}.get(name, 300.0)
+        if told.get("schedule.tier_2") == "false":
+            rate = 150.0
+        if told["drafting.window"] != "off":
+            rate *= 1.5
+        return {
+            "rollout devices": one.devices // 2,
+            "tokens/s": rate,
+            "steps/s": 0.1,
+            "idle rollout": 0.2,
+            "idle in rollout": 0.1,
+            "idle learner": 0.3,
+            "idle devices": 0.25,
+            "rollout share": 0.85,
+            "mean staleness": 1.0,
+            "greatest staleness": 1,
+            "wasted": 0.0,
+            "interrupted": 0.04,
+            "push": 1.0,
+        }
+
+    monkeypatch.setattr(splits, "best", lambda cases, jobs: {one: figures(one) for one in cases})
+
+
+def arguments(module, *given):
+    parser = argparse.ArgumentParser()
+    harness.add_common_arguments(parser)
+    module.add_arguments(parser)
+    return parser.parse_args(given)
+
+
+# -- the search ------------------------------------------------------------------------------------
+
+
+def peak(one, at, tried, idle_learner=0.9, idle_rollout=0.1):
+    """Figures whose rate falls away from `at`."""
+
+    def measured(rollout):
+        tried.append(rollout)
+        return {
+            "tokens/s": 1000.0 - abs(rollout - at),
+            "steps/s": 0.01,
+            "push": 0.0,
+            "idle learner": idle_learner if rollout <= at else idle_rollout,
+            "idle rollout": idle_rollout if rollout <= at else idle_learner,
+        }
+
+    return splits.uphill(measured, one), tried
+
+
+@pytest.mark.parametrize("at", [2, 12, 24, 26, 38, 62])
+def test_the_peak_is_found_in_ever_finer_steps(at):
+    one = splits.case(64, {"schedule.cost_model": "qwen2.5-14b-h20"})
+    found, tried = peak(one, at, [])
+    assert found["tokens/s"] == 1000
+    assert len(set(tried)) == len(tried), "no split is measured twice"
+    assert len(tried) <= 5 + abs(at - 24) // 4
+
+
+def test_the_idle_side_says_where_to_go_first():
+    one = splits.case(64, {"schedule.cost_model": "qwen2.5-14b-h20"})
+    assert peak(one, 36, [])[1][1] == 28
+    assert peak(one, 12, [])[1][1] == 20
+
+
+def test_instances_are_whole_and_something_is_left_to_train_on():
+    one = splits.case(32, {"schedule.cost_model": "qwen2.5-32b-h20"})
+    for at in (2, 30):
+        tried = peak(one, at, [])[1]
+        assert all(rollout % 2 == 0 and 2 <= rollout < 32 for rollout in tried)
+        assert at in tried
+
+
+def test_a_way_that_the_learner_forbids_is_not_tried():
+    one = splits.case(64, {"schedule.cost_model": "qwen2.5-14b-h20"}, parts=[16])
+    tried = peak(one, 24, [], idle_learner=0.0)[1]
+    assert tried == [24, 20]
+
+
+def test_the_learners_limit_is_what_it_reaches():
+    """Busy 60 of 100 s, 10 of them for a push: a never idle one on half the devices takes 110 s."""
+    figures = {"tokens/s": 5.0, "steps/s": 0.01, "idle learner": 0.4, "push": 10.0}
+    assert splits.learner_limit(figures, 8, 4) == pytest.approx(500 / 110)
+
+
+def test_equal_cases_are_run_once_and_figures_are_the_simulations():
+    one = splits.case(8, TINY, uncounted=2)
+    found = splits.best([one, splits.case(8, dict(reversed(TINY.items())), uncounted=2)], jobs=1)
+    assert list(found) == [one]
+    config = splits.configure(one, found[one]["rollout devices"])
+    result = simulate(config, workload(config, None), uncounted=2)
+    assert found[one]["tokens/s"] == result.throughput
+    assert found[one]["idle in rollout"] == pytest.approx(result.idle_rollout)
+    rollout = found[one]["rollout devices"]
+    idle = rollout * result.idle_rollout + (8 - rollout) * result.idle_learner
+    assert found[one]["idle devices"] == pytest.approx(idle / 8)
+
+
+def test_in_turn_the_time_of_training_is_no_idle_rollout():
+    overrides = TINY | {"schedule.name": "synchronous"}
+    one = splits.case(8, overrides, colocated=True)
+    figures = splits.best_split(one)
+    busy = (1 - figures["idle in rollout"]) * figures["rollout share"]
+    assert busy == pytest.approx(1 - figures["idle rollout"])
+    assert figures["rollout devices"] == 8
+    assert figures["idle devices"] == pytest.approx(
+        figures["idle rollout"] + figures["idle learner"] - 1
+    )
+
+
+# -- what is simulated -----------------------------------------------------------------------------
+
+
+def configurations():
+    cells = [cell for cell in simulated_schedules.cells(arguments(simulated_schedules, "--full"))]
+    yield from (simulated_schedules.case(cell, 12) for cell in cells)
+    places = histopipe.places(arguments(histopipe))
+    yield from (histopipe.case(p, stage, 12) for p in places for stage in histopipe.STAGES)
+
+
+def test_all_that_may_be_asked_for_can_be_configured():
+    """Also where a schedule is told a bound, or how many steps are not counted."""
+    seen = {}
+    for one in configurations():
+        told = dict(one.settings)
+        key = (told["schedule.name"], told.get("schedule.max_staleness"), told["drafting.window"])
+        seen.setdefault((*key, one.devices > 256), one)
+    assert len(seen) > 40
+    for one in seen.values():
+        config = splits.configure(one, None if one.colocated else 2)
+        assert config.simulation.colocated == one.colocated
+        assert config.learner.max_steps - one.uncounted > config.simulation.skip_steps
+        groups = config.learner.groups_per_batch
+        assert config.simulation.workload.num_prompts == 4 * groups
+        assert config.simulation.skip_steps >= 4, "the first epoch has no history"
+
+
+def test_nothing_is_drafted_where_none_was_published(simulated):
+    cell = staleflow.Cell("schedules", "bounded", "14b", 64, 1, 2048, {"schedule.name": "bounded"})
+    one = staleflow.case(cell, 20)
+    assert (one.parts, one.colocated) == ((16,), False)
+    assert splits.configure(one, 24).drafting.window == "off"
+    assert staleflow.case(cell.baseline("synchronous"), 20).colocated
+
+
+# -- histopipe -------------------------------------------------------------------------------------
+
+
+def test_histopipe_reports_each_stage_and_the_published_place_is_the_target(simulated, capsys):
+    result = histopipe.run(arguments(histopipe, "--json"))
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["name"] == "histopipe"
+    assert len(result["rows"]) == len(histopipe.STAGES) * (3 * 2 * 3 + 1)
+    there = [r for r in result["rows"] if (r["model"], r["devices"]) == ("14b", 1024)]
+    assert {r["stage"]: r["over synchronous"] for r in there} == {
+        "synchronous": 1.0,
+        "synchronous, drafts": 1.5,
+        "pipeline": 1.5,
+        "+ two tiers": 2.0,
+        "+ drafts": 3.0,
+    }
+    assert [t["met"] for t in result["targets"]] == [True] * 5
+    assert "14b, 16K, 128 devices" in result["targets"][0]["name"]
+    assert result["targets"][-1]["value"] == pytest.approx(0.04)
+    assert "85% to 85%" in result["notes"]
+
+
+def test_histopipe_elsewhere_has_targets_too(simulated):
+    result = histopipe.run(arguments(histopipe, "--model", "8b", "--devices", "32"))
+    assert "mean" in result["targets"][0]["name"]
+    assert {r["length"] for r in result["rows"]} == {8192, 16384}
+
+
+def test_the_lengths_are_as_skewed_as_the_docstring_says():
+    place = histopipe.Place("14b", 16384, 128)
+    config = splits.configure(histopipe.case(place, "pipeline", 12), 64)
+    lengths = workload(config, None)._lengths
+    spread = math.log(lengths.at(1.5) / lengths.at(0)) / 1.5  # below the cut-off
+    assert math.exp(2.326 * spread) == pytest.approx(9, rel=0.05)
+    assert profiles.load(config.schedule.cost_model).name == "qwen3-14b-h800"
+
+
+# -- all schedules ---------------------------------------------------------------------------------
+
+
+def test_the_subset_compares_with_the_better_of_both_at_the_same_bound(simulated):
+    result = simulated_schedules.run(arguments(simulated_schedules))
+    rows = [r for r in result["rows"] if r["schedule"] == "rhymeflow"]
+    assert {r["bound"] for r in rows} == {0, 1, 3}
+    assert all(("over histopipe" in r) == (r["bound"] > 0) for r in rows)
+    assert {r["over staleflow"] for r in rows} == {1.2}
+    assert {r["over synchronous"] for r in rows if r["drafts"]} == {4.5}
+    assert {r["over synchronous, drafts"] for r in rows if r["drafts"]} == {3.0}
+    values = {t["name"]: (t["value"], t["met"]) for t in result["targets"]}
+    assert values["rhymeflow/synchronous without drafts, greatest"] == (4.5, True)
+    assert values["rhymeflow/best of staleflow and histopipe, mean"] == (1.2, True)
+    assert values["rhymeflow/either, least of all cells"] == (1.2, True)
+    assert "1.200 to 1.200" in result["notes"]
+    cells = [tuple(r[name] for name in simulated_schedules.Cell._fields) for r in result["rows"]]
+    assert len(set(cells)) == len(cells), "a baseline that is shown anyway has one row"
+
+
+def test_all_of_it_has_every_schedule_on_every_workload():
+    full = list(simulated_schedules.cells(arguments(simulated_schedules, "--full")))
+    assert len(full) == 3 * 2 * 2 * 3 * 2 * (3 + 4 * 4)
+    assert len(set(full)) == len(full)
+
+
+def test_without_rhymeflow_there_are_no_targets(simulated):
+    result = simulated_schedules.run(arguments(simulated_schedules, "--schedule", "bounded"))
+    assert result["targets"] == []
+    assert {r["schedule"] for r in result["rows"]} == {"bounded", "synchronous"}
+
+
+def test_the_last_steps_can_be_left_uncounted():
+    """What is counted ends with a version: time, tokens and idle shares are those up to it."""
+    one = splits.case(8, TINY)
+    config = splits.configure(one, 4)
+    whole, part = (simulate(config, workload(config, None), uncounted=n) for n in (0, 3))
+    assert whole.step_seconds == part.step_seconds
+    assert part.steps_per_second == pytest.approx(1 / part.step_seconds[2])
+    assert whole.steps_per_second == pytest.approx(4 / sum(whole.step_seconds[2:]))
+    assert "steps 3 to 3" in part.text()
+    assert "steps 3 to 6" in whole.text()
