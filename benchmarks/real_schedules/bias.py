@@ -141,6 +141,12 @@ def order(runs: Sequence[Run], num_epochs: int) -> Deviation:
     return Deviation(float(value), float(error))
 
 
+def out_of_order(runs: Sequence[Run], num_epochs: int) -> float:
+    """Share of the groups that were trained on in another batch than in order."""
+    moved = [group.batch != place for run in runs for group, place, _ in _in_order(run, num_epochs)]
+    return statistics.fmean(moved)
+
+
 def delays(runs: Sequence[Run], num_epochs: int) -> list[float]:
     """Mean steps that groups are trained on later than in order, by fifth of their length."""
     late = sorted(

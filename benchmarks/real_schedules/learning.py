@@ -155,11 +155,7 @@ def table(seen: Runs, args: argparse.Namespace) -> list[dict[str, Any]]:
         if baseline is not None:
             row |= ratio_row(ratios(goals, [runs.reached(r, args.goal) for r in seen[baseline]]))
             row |= bias_row(counts[side], counts[baseline])
-        worst = bias.order(found, args.epochs)
-        row["consumed less drawn, tokens"] = round(worst.value, 3)
-        row["its standard error"] = round(worst.error, 3)
-        late = bias.delays(found, args.epochs)
-        rows.append({**row, "delay by fifth, steps": " ".join(f"{each:.2f}" for each in late)})
+        rows.append({**row, **order_row(found, args.epochs)})
     return rows
 
 
@@ -215,6 +211,18 @@ def bias_row(ours: Mapping[bias.Key, Any], theirs: Mapping[bias.Key, Any]) -> di
         if ending == "consumed" or shares[:, at].any()
     }
     return {**row, "endings differ, standard errors": round(furthest(ours, theirs), 2)}
+
+
+def order_row(found: Sequence[Run], num_epochs: int) -> dict[str, Any]:
+    """How far the order of training is from that of drawing, and whether by length."""
+    deviation = bias.order(found, num_epochs)
+    late = bias.delays(found, num_epochs)
+    return {
+        "groups out of order": round(bias.out_of_order(found, num_epochs), 3),
+        "consumed less drawn, tokens": round(deviation.value, 3),
+        "its standard error": round(deviation.error, 3),
+        "delay by fifth, steps": " ".join(f"{each:.2f}" for each in late),
+    }
 
 
 def furthest(ours: Mapping[bias.Key, Any], theirs: Mapping[bias.Key, Any]) -> float:

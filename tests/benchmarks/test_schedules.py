@@ -195,6 +195,8 @@ def test_what_is_consumed_less_what_is_drawn_written_out() -> None:
     # After one batch: 10 and 20 were trained on, which are -10 and 0 from the means of their own
     # batches; 10 and 30 had been drawn. After two all was.
     assert bias.order(of(groups), 1).value == pytest.approx(-10 / 2 / 2)
+    assert bias.out_of_order(of(groups), 1) == 2 / 4
+    assert bias.delays(of(groups), 1) == [0, -1, 0, 1], "of four groups, none is in the third fifth"
 
 
 def test_overtaking_by_length_is_found_and_by_chance_is_not() -> None:
