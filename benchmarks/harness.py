@@ -62,12 +62,14 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_parts_argument(parser: argparse.ArgumentParser, parts: Iterable[str]) -> None:
-    """Add `--parts`, for `chosen_parts` to read; `parts` are all there are."""
+def add_parts_argument(
+    parser: argparse._ActionsContainer, parts: Iterable[str], default: str | None = None
+) -> None:
+    """Add `--parts`, for `chosen_parts` to read; `parts` are all there are, and the default."""
     parser.add_argument(
         "--parts",
-        default=",".join(parts),
-        help=f"comma-separated, of {', '.join(parts)} (default all)",
+        default=default or ",".join(parts),
+        help=f"comma-separated, of {', '.join(parts)} (default {default or 'all'})",
     )
 
 

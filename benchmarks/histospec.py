@@ -27,6 +27,8 @@ from benchmarks import harness
 from benchmarks.rollouts.recorded import Rollout, load
 
 PARTS = ("demo", "smollm2", "epochs", "windows", "rhyming", "long", "runs", "vllm")
+PICTURE = "drafting-by-epoch.png"
+"""What `runs` draws when it is recorded."""
 REQUESTS = {1: 4, 8: 32, 32: 64, 64: 64, 128: 128}
 """Responses that one measurement makes, by how many run at a time; of `long`, as many as run."""
 WARM_UP = 2
@@ -111,6 +113,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Measure the chosen parts and report them."""
+    from benchmarks.charts import drafting_by_epoch
     from benchmarks.peers import vllm_suffix
     from benchmarks.rollouts import real_runs
     from benchmarks.rollouts.policy import one_core
@@ -133,6 +136,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         rows += found[0]
         targets += found[1]
     name = harness.record_name("histospec", parts, PARTS)
+    if args.record and "runs" in parts:
+        drafting_by_epoch(real_runs.curves(rows), harness.RESULTS / PICTURE)
     return harness.report(name, rows, targets, args, NOTES)
 
 

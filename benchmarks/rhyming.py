@@ -12,7 +12,6 @@ import argparse
 import functools
 import json
 import math
-import os
 import shutil
 import sys
 import tempfile
@@ -25,12 +24,11 @@ import msgspec
 
 from benchmarks import harness
 from benchmarks.e2e import call
-from benchmarks.learning import curves, figures
+from benchmarks.learning import curves, figures, kept
 from benchmarks.learning.figures import MEASURES, Figures
 from benchmarks.learning.intervals import detectable, interval
 from rhymeflow import settings
 from rhymeflow.config import Config
-from rhymeflow.errors import UserError
 
 EVAL_STEPS = 8
 MARGIN = -0.05
@@ -72,13 +70,6 @@ SETTINGS = {
         {"data.size": "64", "learner.learning_rate": "5e-5"},
     ),
 }
-
-
-class Kept(msgspec.Struct, frozen=True):
-    """What stays of a run: how it was made, and what it said."""
-
-    overrides: dict[str, str]
-    figures: Figures
 
 
 Runs = dict[str, dict[float, list[Figures]]]
@@ -144,26 +135,11 @@ def measure(name: str, share: float, steps: int | None, folder: Path, seen: list
         "rollout.rhyming_noise": str(share),
         "run.seed": str(len(seen)),
     }
-    found = kept(run_dir, overrides)
+    found = kept.load(run_dir, overrides, Figures)
     if found is None:
         found = train(run_dir, overrides)
     seen.append(found)
     return figures.final(found)
-
-
-def kept(run_dir: Path, overrides: Mapping[str, str]) -> Figures | None:
-    """What a complete run said, `None` if there is none.
-
-    Raises:
-        UserError: it was made otherwise.
-    """
-    path = run_dir / "figures.json"
-    if not path.exists():
-        return None
-    record = msgspec.json.decode(path.read_bytes(), type=Kept)
-    if record.overrides != overrides:
-        raise UserError(f"{run_dir}: a run of other settings; --runs takes another directory")
-    return record.figures
 
 
 def train(run_dir: Path, overrides: Mapping[str, str]) -> Figures:
@@ -175,9 +151,7 @@ def train(run_dir: Path, overrides: Mapping[str, str]) -> Figures:
     path.write_text(settings.dump(config), encoding="utf-8")
     call([sys.executable, "-m", "rhymeflow", "train", str(path.resolve())], "rhyming")
     found = figures.read(run_dir, config)
-    fresh = run_dir / "figures.json.new"
-    fresh.write_bytes(msgspec.json.encode(Kept(dict(overrides), found)))
-    os.replace(fresh, run_dir / "figures.json")
+    kept.keep(run_dir, overrides, found)
     return found
 
 

@@ -1,153 +1,65 @@
-"""The schedules side by side in real runs: trained trajectories per second on one recipe.
+"""The schedules side by side: real runs of one recipe, or simulated clusters.
 
-All on equal cores, each worker pinned: the learner has the first core, the rollout instances have
-the others in turn (on two cores they share the second). So nobody wins by spreading over cores that
-another leaves idle, and what a schedule wins is overlap and order. Counted is the time from the end
-of the first step to the end of the last one counted; further steps follow, so that what ran ahead
-at the end weighs against what ran ahead at the beginning. The event log of each run is read for the
-greatest staleness of a trajectory trained on, and compared with the bound.
+    rhymeflow bench schedules                      trained trajectories per second
+    rhymeflow bench schedules --parts learning     time to a held-out reward; length bias
+    rhymeflow bench schedules --simulated          the same mind on simulated clusters
+
+With `--record`, each is a record of its own, and `schedules-side-by-side.png` is drawn anew from
+those that there are.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
 import json
-import os
-import statistics
-import sys
-import tempfile
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any
 
-from benchmarks import harness
-from benchmarks.e2e import QUIET, call, training_rows
-from rhymeflow import settings
-from rhymeflow.config import FIXED_BOUNDS, Config, ScheduleConfig
+from benchmarks import harness, simulated_schedules
+from benchmarks.charts import Bar, side_by_side
+from benchmarks.real_schedules import learning, throughput
+from benchmarks.real_schedules.sides import NAMES
 
-NAMES: tuple[str, ...] = get_args(ScheduleConfig.model_fields["name"].annotation)
-BOUNDS = (1, 3)
-FACTS = ("idle/rollout", "idle/learner", "staleness/mean", "coordination/share")
+PARTS = {"throughput": throughput, "learning": learning}
+PICTURE = "schedules-side-by-side.png"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this benchmark's options."""
-    parser.add_argument("--recipe", default="demo")
     parser.add_argument("--schedule", choices=NAMES, action="append", help="default: all of them")
-    parser.add_argument("--instances", type=int, default=2)
     parser.add_argument(
         "--bound",
         type=int,
         action="append",
-        help="of those that leave it open; default: 1, 3",
+        help="of those that leave it open; default: 1 and 3, for learning 1",
     )
-    parser.add_argument("--steps", type=int, default=10, help="steps counted after the first")
-    parser.add_argument("--repeats", type=int, default=3, help="rounds of one run each")
-
-
-class Side(NamedTuple):
-    """A schedule and its bound."""
-
-    schedule: str
-    bound: int
-
-    def __str__(self) -> str:
-        return f"{self.schedule}, bound {self.bound}"
+    parser.add_argument("--simulated", action="store_true", help="simulate, instead of real runs")
+    real = parser.add_argument_group("real runs")
+    harness.add_parts_argument(real, PARTS, default="throughput")
+    real.add_argument("--recipe", default="demo")
+    real.add_argument("--instances", type=int, default=2)
+    for part, module in PARTS.items():
+        module.add_arguments(parser.add_argument_group(f"part {part}"))
+    simulated_schedules.add_arguments(parser.add_argument_group("with --simulated"))
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Run the schedules in turn and report."""
-    sides = [
-        Side(name, bound)
-        for name in args.schedule or NAMES
-        for bound in ([FIXED_BOUNDS[name]] if name in FIXED_BOUNDS else args.bound or BOUNDS)
-    ]
-    seen: dict[Side, list[dict[str, float]]] = {side: [] for side in sides}
-    with tempfile.TemporaryDirectory(prefix="rhymeflow-schedules-") as folder:
-        measures = {
-            str(side): functools.partial(measure, side, args, Path(folder), seen[side])
-            for side in sides
-        }
-        values = harness.interleave(measures, args.repeats)
-    rows = []
-    for side in sides:
-        facts = {key: round(statistics.median(run[key] for run in seen[side]), 3) for key in FACTS}
-        greatest = max(run["staleness/max"] for run in seen[side])
-        row = harness.side_row(str(side), values[str(side)], "trajectories/s")
-        rows.append({**row, **facts, "greatest staleness": greatest})
-    return harness.report("schedules", rows, targets(values, rows), args, notes=notes(args))
+    """Measure what was asked for; the report of the last part."""
+    if args.simulated:
+        result = simulated_schedules.run(args)
+    else:
+        for part in harness.chosen_parts(args, PARTS):
+            result = PARTS[part].run(args)
+    if args.record:
+        draw_recorded()
+    return result
 
 
-def targets(values: dict[str, list[float]], rows: Sequence[dict[str, Any]]) -> list[harness.Target]:
-    """`staleflow` at its greatest bound against all others, and what coordination costs."""
-    ours = [side for side in values if side.startswith("staleflow")][-1:]
-    ratios = [
-        harness.Target(
-            f"schedules/{own}/{other}", harness.median_ratio(values[own], values[other]), 1.0
-        )
-        for own in ours
-        for other in values
-        if other != own
-    ]
-    cost = max(row["coordination/share"] for row in rows)
-    return [*ratios, harness.Target("coordination/share", cost, 0.01, at_most=True)]
-
-
-def notes(args: argparse.Namespace) -> str:
-    """How it was measured."""
-    learner, instances = cores(args.instances)
-    return (
-        f"{args.recipe}, {args.instances} rollout instances, medians of {args.repeats} interleaved "
-        f"runs of {args.steps} steps after the first. Cores: learner {learner}, instances "
-        f"{instances}, one thread each. The greatest staleness is read from the event log. "
-        "Coordination is the share of the time spent in the mind and in the trajectory server. "
-        "Shares are of all the time counted."
-    )
-
-
-def cores(num_instances: int) -> tuple[list[int], list[list[int]]]:
-    """The learner's core, and each instance's: all others in turn."""
-    first, *rest = sorted(os.sched_getaffinity(0))
-    assert rest, "one core is not enough to compare schedules on"
-    return [first], [[rest[index % len(rest)]] for index in range(num_instances)]
-
-
-def measure(
-    side: Side, args: argparse.Namespace, folder: Path, seen: list[dict[str, float]]
-) -> float:
-    """Train under one schedule; return trajectories per second."""
-    run_dir = folder / f"{side.schedule}-{side.bound}-{len(seen)}"
-    config = configure(side, args, run_dir)
-    path = run_dir.with_suffix(".yaml")
-    path.write_text(settings.dump(config), encoding="utf-8")
-    call([sys.executable, "-m", "rhymeflow", "train", str(path)], "schedules")
-    rows = training_rows(run_dir)
-    greatest = max(row["staleness/max"] for row in rows)
-    assert greatest <= side.bound, f"{side}: staleness {greatest}"
-    counted = rows[1 : 1 + args.steps]
-    seconds = sum(row["step_time"] for row in counted)
-    facts = {key: sum(row[key] * row["step_time"] for row in counted) / seconds for key in FACTS}
-    seen.append({**facts, "staleness/max": greatest})
-    batch = config.learner.groups_per_batch * config.rollout.num_generations
-    return len(counted) * batch / (counted[-1]["time"] - rows[0]["time"])
-
-
-def configure(side: Side, args: argparse.Namespace, run_dir: Path) -> Config:
-    """The recipe under one schedule."""
-    learner, instances = cores(args.instances)
-    return settings.load(
-        args.recipe,
-        {
-            **QUIET,
-            "schedule.name": side.schedule,
-            "schedule.max_staleness": str(side.bound),
-            "rollout.num_instances": str(args.instances),
-            "rollout.num_threads": "1",
-            "learner.num_threads": "1",
-            "rollout.cpus": json.dumps(instances),
-            "learner.cpus": json.dumps(learner),
-            "learner.max_steps": str(1 + args.steps + 1 + side.bound),
-            "run.output_dir": str(run_dir),
-        },
-    )
+def draw_recorded() -> None:
+    """Draw the records side by side, if there are any."""
+    bars: list[Bar] = []
+    for module in (simulated_schedules, learning):
+        path = harness.RESULTS / f"{module.RECORD}.json"
+        if path.exists():
+            bars += module.bars(json.loads(path.read_text(encoding="utf-8"))["rows"])
+    if bars:
+        side_by_side(bars, harness.RESULTS / PICTURE)

@@ -29,7 +29,7 @@ from typing import Any
 
 from benchmarks import harness
 from benchmarks.e2e import QUIET, call, training_rows
-from benchmarks.schedules import NAMES, cores
+from benchmarks.real_schedules.sides import NAMES, cores
 from rhymeflow import settings
 from rhymeflow.config import FIXED_BOUNDS, Config
 from rhymeflow.runtime.controller import ROUND_SECONDS

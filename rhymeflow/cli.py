@@ -179,13 +179,17 @@ def doctor(args: argparse.Namespace) -> int:
     return 0
 
 
+_NO_BENCHMARKS = ("harness", "simulated_schedules")
+"""Modules beside the benchmarks: what they share, and the other side of `schedules`."""
+
+
 def bench(arguments: list[str]) -> int:
     """Run `benchmarks/NAME.py`; without a name, list them."""
     benchmarks = _benchmarks()
     names = sorted(
         module.name
         for module in pkgutil.iter_modules(benchmarks.__path__)
-        if not module.ispkg and module.name != "harness"
+        if not module.ispkg and module.name not in _NO_BENCHMARKS
     )
     parser = _Parser(prog="rhymeflow bench", allow_abbrev=False)
     if not arguments or arguments[0].startswith("-"):

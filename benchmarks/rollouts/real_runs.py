@@ -11,12 +11,16 @@ import json
 import statistics
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from benchmarks import harness
+from benchmarks.charts import DraftingCurve
 from benchmarks.e2e import call, training_rows
 from rhymeflow import settings
+from rhymeflow.observe.summary import EVENTS
+from rhymeflow.servers.reader import TrajectoryReader
 
 EPOCH = 16
 """Steps of the demo recipe in one epoch."""
@@ -33,7 +37,8 @@ def measure(pairs: int, steps: int) -> tuple[list[dict[str, Any]], list[harness.
 
         def run(side: str) -> float:
             run_dir = Path(folder) / f"{side}-{len(seen[side])}"
-            seen[side].append(facts(train(side, steps, run_dir), steps))
+            train(side, steps, run_dir)
+            seen[side].append({**facts(run_dir, steps), **drafting(run_dir, steps)})
             return seen[side][-1]["steps/s"]
 
         values = harness.interleave(
@@ -76,12 +81,10 @@ def facts(run_dir: Path, steps: int) -> dict[str, Any]:
     rows = training_rows(run_dir)
     assert len(rows) == steps, f"{run_dir}: {len(rows)} steps"
     later = rows[EPOCH : steps - LAST]
-    busy = sum(row["step_time"] * (1 - row["idle/rollout"]) for row in later)
-    made = sum(row["step_time"] * row["rollout/tokens_per_s"] for row in later)
     found = {
         "steps/s": _rate(rows, 0, steps - LAST),
         "steps/s, later epochs": _rate(rows, EPOCH - 1, steps - LAST),
-        "rollout tokens/s, later epochs": made / busy,
+        "rollout tokens/s, later epochs": _rollout_speed(later),
         "idle/rollout": _mean(later, "idle/rollout"),
         "idle/learner": _mean(later, "idle/learner"),
         "reward by epoch": [_mean(rows[i : i + EPOCH], "reward") for i in range(0, steps, EPOCH)],
@@ -93,6 +96,49 @@ def facts(run_dir: Path, steps: int) -> dict[str, Any]:
     return found
 
 
+def drafting(run_dir: Path, steps: int) -> dict[str, list[float]]:
+    """Curves of complete epochs: of what was drawn in one, and of the steps that made its batches.
+
+    A rollout runs ahead of its step by the staleness bound at most, an epoch is many steps, and so
+    the speed of the one is taken for the speed of the other.
+    """
+    reader = TrajectoryReader(run_dir / EVENTS)
+    try:
+        made = reader.query(
+            "SELECT SUM(LENGTH(s.tokens)) / 4, SUM(s.steps), SUM(s.drafted)"
+            " FROM segments s JOIN groups g USING (group_id)"
+            " WHERE g.epoch < ? GROUP BY g.epoch ORDER BY g.epoch",
+            steps // EPOCH,
+        )
+    finally:
+        reader.close()
+    rows = training_rows(run_dir)[: steps - LAST]
+    epochs = [rows[i * EPOCH : (i + 1) * EPOCH] for i in range(steps // EPOCH)]
+    return {
+        "tokens/step by epoch": [tokens / passes for tokens, passes, _ in made],
+        "accepted by epoch": [(tokens - passes) / n for tokens, passes, n in made if n],
+        "rollout tokens/s by epoch": [_rollout_speed(epoch) for epoch in epochs],
+    }
+
+
+def curves(rows: Iterable[dict[str, Any]]) -> list[DraftingCurve]:
+    """What `charts.drafting_by_epoch` draws of a report's rows, those of other parts left out."""
+
+    def values(row: dict[str, Any], name: str) -> list[float]:
+        return [float(value) for value in row[name].split()]
+
+    return [
+        DraftingCurve(
+            label="without drafts" if row["window"] == "off" else "with drafts",
+            tokens_per_step=values(row, "tokens/step by epoch"),
+            accepted=values(row, "accepted by epoch"),
+            tokens_per_s=values(row, "rollout tokens/s by epoch"),
+        )
+        for row in rows
+        if "tokens/step by epoch" in row
+    ]
+
+
 def held_out(run_dir: Path) -> list[float]:
     """Held-out reward of every evaluation, in order."""
     lines = (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
@@ -102,6 +148,12 @@ def held_out(run_dir: Path) -> list[float]:
 def _rate(rows: list[dict[str, Any]], first: int, last: int) -> float:
     """Steps per second from the end of row `first` to the end of row `last - 1`."""
     return (last - 1 - first) / (rows[last - 1]["time"] - rows[first]["time"])
+
+
+def _rollout_speed(rows: list[dict[str, Any]]) -> float:
+    """Response tokens per second of the time in which the instance decoded."""
+    busy = sum(row["step_time"] * (1 - row["idle/rollout"]) for row in rows)
+    return sum(row["step_time"] * row["rollout/tokens_per_s"] for row in rows) / busy
 
 
 def _mean(rows: list[dict[str, Any]], name: str) -> float:
@@ -124,4 +176,4 @@ def _row(side: str, runs: list[dict[str, Any]], values: list[float]) -> dict[str
     return row
 
 
-__all__ = ["facts", "held_out", "measure", "train"]
+__all__ = ["curves", "drafting", "facts", "held_out", "measure", "train"]

@@ -34,16 +34,16 @@ Rgb = tuple[float, float, float]
 def draw(path: Path, timeline: Timeline, result: Result, num_rows: int) -> None:
     """Write a PNG of the learner and of `num_rows` instances, evenly chosen."""
     rows, end = timeline.sample(num_rows), timeline.end
-    unit, scale = next(((n, s) for above, n, s in _UNITS if end > above), ("seconds", 1.0))
+    unit, scale = unit_of(end)
     height = min(9.0, max(1.6, 0.16 * len(rows)))
     figure = Figure(figsize=(15, height + 4.2), layout="constrained")
     FigureCanvasAgg(figure)
     instances, learner, load = figure.subplots(
         3, 1, sharex=True, gridspec_kw={"height_ratios": [height, 0.5, 1.8]}
     )
-    colour = _colours(result.steps)
-    _rows(instances, rows, end, scale, colour)
-    _rows(learner, [timeline.learner], end, scale, colour)
+    colour = colours(result.steps)
+    draw_rows(instances, rows, end, scale, colour)
+    draw_rows(learner, [timeline.learner], end, scale, colour)
     learner.set_yticks([0.5], ["learner"])
     learner.set_xlabel("")
     _load(load, timeline.instances, end, scale)
@@ -54,10 +54,15 @@ def draw(path: Path, timeline: Timeline, result: Result, num_rows: int) -> None:
     figure.savefig(path, dpi=110)
 
 
+def unit_of(end: float) -> tuple[str, float]:
+    """The unit that so many seconds are shown in, and its seconds."""
+    return next(((name, scale) for above, name, scale in _UNITS if end > above), ("seconds", 1.0))
+
+
 # -- colours ---------------------------------------------------------------------------------------
 
 
-def _colours(num_versions: int) -> Callable[[Span], Rgb]:
+def colours(num_versions: int) -> Callable[[Span], Rgb]:
     """The colour of a span: by version, every other one lighter, so that neighbours differ."""
     ramp = matplotlib.colormaps["viridis"](np.linspace(0.08, 0.95, num_versions + 1))[:, :3]
     hsv = rgb_to_hsv(ramp)
@@ -77,15 +82,19 @@ def _colours(num_versions: int) -> Callable[[Span], Rgb]:
     return colour
 
 
-def _legend(figure: Figure, axes: Axes, steps: int, colour: Callable[[Span], Rgb]) -> None:
-    some = steps // 2
-    kinds = [
-        Patch(color=colour(Span("decode", 0, 0, some)), label="decode, train (by version)"),
-        Patch(color=colour(Span("prefill", 0, 0, some)), label="prefill"),
+def patches(version: int, colour: Callable[[Span], Rgb]) -> list[Patch]:
+    """What a legend shows: each kind of span, as it is under this version."""
+    return [
+        Patch(color=colour(Span("decode", 0, 0, version)), label="decode, train (by version)"),
+        Patch(color=colour(Span("prefill", 0, 0, version)), label="prefill"),
         Patch(color=_PULL, label="pull"),
         Patch(color=_PUSH, label="push"),
         Patch(facecolor=_IDLE, edgecolor="#bbbbbb", label="idle"),
     ]
+
+
+def _legend(figure: Figure, axes: Axes, steps: int, colour: Callable[[Span], Rgb]) -> None:
+    kinds = patches(steps // 2, colour)
     figure.legend(handles=kinds, loc="upper right", ncols=len(kinds), frameon=False, fontsize=9)
     shown = matplotlib.colors.ListedColormap(
         [colour(Span("decode", 0, 0, version)) for version in range(steps + 1)]
@@ -112,17 +121,18 @@ def _title(r: Result) -> str:
 # -- rows ------------------------------------------------------------------------------------------
 
 
-def _rows(
+def draw_rows(
     axes: Axes, rows: Sequence[Row], end: float, scale: float, colour: Callable[[Span], Rgb]
 ) -> None:
-    boxes, colours = [], []
+    """One bar for each row, from the top down, until `end`; `scale` seconds are one of the axis."""
+    boxes, fills = [], []
     for y, row in enumerate(rows):
         for span in row.with_idle(end):
             left, right = span.start / scale, span.end / scale
             low, high = y + 0.06, y + 0.94
             boxes.append([(left, low), (left, high), (right, high), (right, low)])
-            colours.append(colour(span))
-    axes.add_collection(PolyCollection(boxes, facecolors=colours, linewidths=0))
+            fills.append(colour(span))
+    axes.add_collection(PolyCollection(boxes, facecolors=fills, linewidths=0))
     axes.set_ylim(len(rows), 0)
     stride = -(-len(rows) // _ROW_LABELS)
     axes.set_yticks(

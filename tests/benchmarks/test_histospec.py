@@ -11,13 +11,16 @@ import pytest
 import torch
 
 from benchmarks import histospec
+from benchmarks.charts import drafting_by_epoch
 from benchmarks.histospec import Case, Comparison
 from benchmarks.peers import vllm_suffix
 from benchmarks.peers.vllm_driver import Made
 from benchmarks.rollouts import real_runs, record
 from benchmarks.rollouts.policy import Policy, drain, one_core
 from benchmarks.rollouts.recorded import Rollout, save
+from rhymeflow.core.types import TrajectoryId
 from rhymeflow.errors import UserError
+from rhymeflow.servers.trajectories import TrajectoryServer
 
 
 @pytest.fixture(scope="module")
@@ -124,6 +127,39 @@ def test_facts_of_a_run(tmp_path: Path) -> None:
     assert found["held out"] == [0.5, 0.75]
     assert found["reward by epoch"] == pytest.approx([0.425, 0.925])
     assert found["draft/tokens_per_step"] == 3.0
+
+
+def test_drafting_is_read_by_epoch_and_drawn_from_the_rows(tmp_path: Path) -> None:
+    """Two epochs of steps: 2 tokens an iteration in the second; half of what was drafted kept."""
+    server = TrajectoryServer(tmp_path / "events.db")
+    for group, (epoch, steps, drafted) in enumerate(((0, 6, 0), (1, 3, 6), (1, 3, 6), (2, 1, 5))):
+        server.put_group(group, row=0, epoch=epoch, prompt="?", prompt_tokens=[1], columns={})
+        server.put_segment(
+            TrajectoryId(group, 0), start=0, version=0, instance="rollout-0", steps=steps,
+            drafted=drafted, tokens=[7] * 6, logprobs=[-0.5] * 6,
+        )  # fmt: skip
+    server.commit()
+    server.close()
+    row = {"completions/mean_length": 3.0, "step_time": 2.0, "idle/rollout": 0.5}
+    lines = [{**row, "rollout/tokens_per_s": 100.0 * (1 + step // 16)} for step in range(32)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = real_runs.drafting(tmp_path, 32)
+    assert found == {
+        "tokens/step by epoch": [1.0, 2.0],
+        "accepted by epoch": [0.5],
+        "rollout tokens/s by epoch": [200.0, 400.0],
+    }
+    run = {"steps/s": 1.0, **found}
+    rows = [{"part": "demo"}, {"part": "runs", **real_runs._row("cost", [run, run], [1.0, 1.0])}]
+    (curve,) = real_runs.curves(rows)
+    assert (curve.label, curve.tokens_per_step, curve.accepted) == (
+        "with drafts",
+        [1.0, 2.0],
+        [0.5],
+    )
+    assert curve.tokens_per_s == [200.0, 400.0]
+    drafting_by_epoch([curve], tmp_path / "a.png")
+    assert (tmp_path / "a.png").stat().st_size > 1000
 
 
 class Fake:

@@ -105,13 +105,13 @@ def test_the_picture(tmp_path: Path, watched) -> None:
     image = matplotlib.image.imread(tmp_path / "timeline.png")
     assert image.shape[0] > 400
     assert image.shape[1] > 1000
-    colour = picture._colours(found.steps)
+    colour = picture.colours(found.steps)
     for span in (Span("decode", 0, 1, 1), Span("pull", 0, 1, 1), Span("idle", 0, 1, 1)):
         assert (np.abs(image[:, :, :3] - colour(span)).max(axis=2) < 0.02).sum() > 20, span
 
 
 def test_neighbouring_versions_differ() -> None:
-    colour = picture._colours(50)
+    colour = picture.colours(50)
     for version in range(50):
         a, b = (np.array(colour(Span("decode", 0, 1, version + i))) for i in (0, 1))
         assert np.abs(a - b).max() > 0.1

@@ -1,0 +1,73 @@
+"""Draws two simulated runs under one another on one time axis: the same steps, before and after."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from matplotlib.axes import Axes
+
+from benchmarks.charts import style
+from rhymeflow.sim import picture
+from rhymeflow.sim.timeline import Row, Timeline
+
+NUM_ROWS = 12
+"""Instances that are shown of each."""
+
+
+def before_and_after(
+    timeline_a: Timeline,
+    timeline_b: Timeline,
+    path: Path,
+    labels: tuple[str, str] = ("synchronous", "rhymeflow"),
+) -> None:
+    """Write the PNG.
+
+    Args:
+        timeline_a: shown above.
+        timeline_b: of the same work on the same devices, shown below.
+        path: the file.
+        labels: what stands above each; where devices take turns, an instance is idle while the
+            learner has its device, which is best said here.
+    """
+    end = max(timeline_a.end, timeline_b.end)
+    unit, scale = picture.unit_of(end)
+    ratio = timeline_a.end / timeline_b.end
+    steps = _steps(timeline_a)
+    made = style.figure(
+        5.4, f"The same {steps} steps on the same devices: {labels[1]} is {ratio:.1f} times as fast"
+    )
+    above, below = made.subplots(2, 1, sharex=True)
+    num_versions = max(_latest(timeline_a), _latest(timeline_b))
+    colour = picture.colours(num_versions)
+    for axes, timeline, label in zip((above, below), (timeline_a, timeline_b), labels, strict=True):
+        instances, seconds = timeline.sample(NUM_ROWS), timeline.end
+        picture.draw_rows(axes, [*instances, timeline.learner], seconds, scale, colour)
+        _name(axes, len(instances))
+        axes.set_title(
+            f"{label}: {steps} steps in {seconds / scale:.3g} {unit}",
+            fontsize=10, loc="left", color=style.INK,
+        )  # fmt: skip
+        axes.axvline(seconds / scale, color=style.INK, linewidth=0.9, linestyle=":")
+    below.set_xlim(0, 1.01 * end / scale)
+    below.set_xlabel(f"virtual time ({unit})", fontsize=9)
+    made.legend(
+        handles=picture.patches(num_versions // 2, colour), loc="outside lower center", ncols=5,
+        frameon=False, fontsize=9,
+    )  # fmt: skip
+    style.save(made, path)
+
+
+def _name(axes: Axes, num_instances: int) -> None:
+    """Names of the instances together, and of the learner."""
+    axes.set_yticks([num_instances / 2, num_instances + 0.5], ["instances", "learner"], fontsize=9)
+    axes.axhline(num_instances, color="white", linewidth=2)
+
+
+def _steps(timeline: Timeline) -> int:
+    """Steps that were trained."""
+    return len({span.version for span in timeline.learner.spans if span.kind == "train"})
+
+
+def _latest(timeline: Timeline) -> int:
+    rows: list[Row] = [timeline.learner, *timeline.instances]
+    return max(span.version for row in rows for span in row.spans)
