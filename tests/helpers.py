@@ -87,6 +87,7 @@ def a_schedule(name: str = "staleflow", **changes: object) -> Schedule:
         kv_headroom=0.0,
         max_waiting=3,
         throughput_ratio=5.0,
+        imbalance=1.5,
         growth=1.5,
         urgency=1.0,
         group_size=2,

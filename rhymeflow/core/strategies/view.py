@@ -58,10 +58,21 @@ class Weights:
     kv_headroom: float
     max_waiting: int
     throughput_ratio: float
+    imbalance: float
     growth: float
     urgency: float
     group_size: int
     """Trajectories of a group."""
+
+
+class Outlook(NamedTuple):
+    """What an instance has before it."""
+
+    reading: float
+    """Sum over its responses of remaining x (context + remaining / 2): tokens read from the cache,
+    in tokens squared, until they are complete."""
+    longest: float
+    """Tokens that the longest to last is expected to need still."""
 
 
 class Forecast(Protocol):
@@ -85,6 +96,9 @@ class Forecast(Protocol):
 
     def quantile(self, group: GroupId, q: float) -> float:
         """The q-quantile of the lengths of a group's responses, none of which has begun."""
+
+    def outlook(self, instance: InstanceId) -> Outlook:
+        """What this instance has before it."""
 
 
 class Layout(Protocol):

@@ -25,6 +25,7 @@ WEIGHTS = Weights(
     kv_headroom=0.0,
     max_waiting=3,
     throughput_ratio=5.0,
+    imbalance=1.5,
     growth=1.5,
     urgency=1.0,
     group_size=2,
@@ -77,6 +78,9 @@ class NoForecast:
 
     def length(self, group: int) -> float:
         return 1000.0
+
+    def outlook(self, instance: str) -> Outlook:
+        return Outlook(1e6, 1000.0)
 
     def quantile(self, group: int, q: float) -> float:
         return 1000.0
