@@ -95,6 +95,7 @@ def _show_run(run_dir: Path, reader: TrajectoryReader, console: Console) -> None
     if staleness:
         console.print(_histogram("Staleness of trained trajectories", "versions", staleness))
     _show_drafts(steps, reader, console)
+    _show_lengths(steps, console)
     quantiles = reader.query(_QUANTILES)
     if quantiles:
         console.print(_quantile_table(quantiles))
@@ -153,6 +154,28 @@ def _show_drafts(
         console.print(_draft_table(key, span, rows))
     saved = sum(row.get("draft/time_saved") or 0.0 for row in steps.values())
     console.print(Text(f"Time that drafts saved, as instances estimate it: {saved:.1f} s"))
+
+
+def _show_lengths(steps: dict[int, dict[str, Any]], console: Console) -> None:
+    """How well lengths were foretold, as of the last step that knows."""
+    rows = [row for row in steps.values() if "lengths/coverage" in row]
+    if not rows:
+        return
+    found = [
+        _number(rows[-1].get(f"lengths/{name}"), spec)
+        for name, spec in (
+            ("known", ".0%"),
+            ("rank_correlation", ".2f"),
+            ("coverage", ".0%"),
+            ("skill", ".2f"),
+        )
+    ]
+    console.print(
+        Text(
+            "Lengths foretold: {} from history, rank correlation {}, {} in the 80% interval, "
+            "skill {}".format(*found)
+        )
+    )
 
 
 def _draft_table(key: str, span: int, rows: list[tuple[Any, ...]]) -> Table:

@@ -188,7 +188,10 @@ class Controller:
                 self._events.append(VersionPublished(self._published))
                 self.report.end_step(
                     message,
-                    self.history.metrics(),
+                    {
+                        **self.history.metrics(),
+                        **self.mind.books.history.calibration().metrics(),
+                    },
                     mind=self._mind_seconds,
                     store=self.store.seconds,
                 )

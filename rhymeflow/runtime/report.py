@@ -47,7 +47,7 @@ class Report:
     ) -> None:
         """A version is made; `mind` and `store` are the seconds they took so far, in all.
 
-        `history`: metrics of the index.
+        `history`: metrics of the index, and of what was foretold of lengths.
         """
         now, version = self.now, message.version + 1
         pace = self.pace.end_step(

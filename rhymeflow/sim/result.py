@@ -92,6 +92,12 @@ class Result:
     """Tokens."""
     accepted: int
     """Those of them that were."""
+    rank_correlation: float | None
+    """Lengths predicted from history when a group was drawn, against the truth, at the end of the
+    run (Spearman's); None where no prompt came twice."""
+    coverage: float | None
+    """Share of responses that ended within the 80% interval predicted when their group was drawn,
+    at the end of the run; None after a few responses only."""
     facts: int
     commands: int
     ticks: int
@@ -135,6 +141,7 @@ def result(
     response_tokens = sum(batch.response_tokens for batch in measured)
     responses = sum(batch.responses for batch in ledger.batches)
     rollout_busy = end.rollout_busy - start.rollout_busy
+    lengths = cluster.mind.books.history.calibration()
     return Result(
         name=name,
         schedule=schedule,
@@ -165,6 +172,8 @@ def result(
         tokens_per_iteration=1 + accepted / max(1, sum(tally.turns for tally in tallies)),
         drafted=sum(tally.drafted for tally in tallies),
         accepted=round(accepted),
+        rank_correlation=lengths.rank_correlation,
+        coverage=lengths.coverage,
         facts=cluster.facts,
         commands=cluster.commands,
         ticks=cluster.ticks,
@@ -233,6 +242,11 @@ def _summary(r: Result) -> Table:
             f"{r.pulls:,} pulls, {r.interrupts:,} responses interrupted, "
             f"{r.preemptions:,} preempted",
         ),
+        (
+            "lengths",
+            f"foretold with rank correlation {_figure(r.rank_correlation)}; "
+            f"{_figure(r.coverage)} within the 80% interval",
+        ),
     ]
     if r.drafted:
         rate, each = r.accepted / r.drafted, r.tokens_per_iteration
@@ -270,6 +284,10 @@ def _endings(r: Result) -> Table:
 
 def _share(count: int, of: int) -> str:
     return f"{count / of:.1%}" if count else "–"
+
+
+def _figure(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"
 
 
 def _median(values: Sequence[float]) -> float:

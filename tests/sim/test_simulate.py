@@ -206,6 +206,19 @@ def test_redundancy_and_filtering_show_in_the_endings(tmp_path: Path) -> None:
         assert word in found.text()
 
 
+def test_how_well_lengths_were_foretold(tmp_path: Path) -> None:
+    once = a_config(tmp_path, simulation__workload__num_prompts=1000)
+    found = run(once, workload(once, None))
+    assert found.rank_correlation is None, "no prompt came twice"
+    assert "foretold with rank correlation –" in found.text()
+    again = a_config(tmp_path, simulation__workload__num_prompts=8, learner__max_steps=30)
+    found = run(again, workload(again, None))
+    assert found.rank_correlation is not None
+    assert 0.5 < found.rank_correlation != found.coverage
+    assert found.coverage == pytest.approx(0.8, abs=0.15)
+    assert f"foretold with rank correlation {found.rank_correlation:.2f}" in found.text()
+
+
 def test_the_result_can_be_read_by_programs(tmp_path: Path) -> None:
     found = simulate(a_config(tmp_path), output=tmp_path / "out")
     assert json.loads((tmp_path / "out/result.json").read_text()) == json.loads(found.json())

@@ -1,0 +1,150 @@
+"""How well lengths are foretold, on recorded rollouts of real runs.
+
+    python -m benchmarks.lengths [--runs DIR] [--recordings demo,...] [--shuffled]
+
+Recordings (`rollouts/record.py`) are told to a `LengthHistory` as a run would: the groups of a
+batch are opened, their responses finish in the order of their lengths, and they end together. By
+epoch: prediction at opening against the truth, how many ended within the 80% interval, and what
+skill was said to be at its end. Beside it how well the mean of a response's own siblings ranks it,
+which is what a perfect history of its prompt could do. Responses are short words of few lengths in
+`smollm2` (3 to 8 tokens), so more than 80% are within an interval that has whole numbers for ends.
+
+With `--shuffled`, each epoch's responses are given to other prompts than in the one before: what is
+foretold from history is then wrong, and skill has to be 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import harness
+from benchmarks.rollouts.recorded import Rollout, load
+from rhymeflow.core.hindsight import spearman
+from rhymeflow.core.history import LengthHistory
+from rhymeflow.core.types import TrajectoryId
+
+RECORDINGS = ("demo", "demo-0.6", "smollm2", "smollm2-long-1.0", "smollm2-long-0.6")
+LONGEST = {"demo": 448, "demo-0.6": 448, "smollm2": 8}
+"""Longest response of a recording; the others' is `LONG`."""
+LONG = 96
+GROUPS = {"demo": 16, "demo-0.6": 16, "smollm2": 16}
+"""Groups that run together: a training batch; 8 for the others, which have 32 prompts."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of this benchmark."""
+    parser.add_argument(
+        "--runs",
+        type=Path,
+        default=Path("runs/recorded"),
+        metavar="DIR",
+        help="recorded rollouts, made where they are missing (default runs/recorded)",
+    )
+    parser.add_argument("--recordings", default=",".join(RECORDINGS), help="default: all")
+    parser.add_argument("--shuffled", action="store_true", help="with histories of other prompts")
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Replay the recordings and report."""
+    from benchmarks.rollouts.record import recording
+
+    rows = []
+    for name in args.recordings.split(","):
+        rollouts = load(recording(name, args.runs)).batches(GROUPS.get(name, 8))
+        batches = shuffled(rollouts) if args.shuffled else rollouts
+        rows += replay(name, batches, LONGEST.get(name, LONG))
+    return harness.report("lengths", rows, [], args, NOTES)
+
+
+NOTES = (
+    "Rank correlations are Spearman's, of all responses of an epoch. us/response: all facts and "
+    "what is learned from them, processor time of one core."
+)
+
+
+def replay(name: str, batches: Sequence[list[Rollout]], longest: int) -> list[dict[str, Any]]:
+    """Tell a recording to a history; one row an epoch."""
+    history = LengthHistory(longest)
+    rows, seen, seconds = [], [], 0.0
+    for number, batch in enumerate(batches):
+        started = time.process_time()
+        for rollout in batch:
+            history.open(rollout.group, rollout.row, rollout.epoch)
+        seconds += time.process_time() - started
+        seen += [foretold(history, rollout) for rollout in batch]
+        started = time.process_time()
+        tell(history, batch)
+        seconds += time.process_time() - started
+        epoch = batch[0].epoch
+        if number + 1 == len(batches) or batches[number + 1][0].epoch != epoch:
+            rows.append({"recording": name, "epoch": epoch, **figures(seen)})
+            rows[-1] |= {"skill": round(history.skill, 3), "worth": round(history.worth, 2)}
+            rows[-1]["us/response"] = round(1e6 * seconds / len(seen), 1)
+            seen, seconds = [], 0.0
+    return rows
+
+
+def foretold(history: LengthHistory, rollout: Rollout) -> tuple[Rollout, float, bool]:
+    """A response, its expected length and whether the 80% interval has it."""
+    low, high = (history.quantile(rollout.group, q) for q in (0.1, 0.9))
+    covered = round(low) <= len(rollout.tokens) <= round(high)
+    return rollout, history.expected(rollout.group), covered
+
+
+def tell(history: LengthHistory, batch: Sequence[Rollout]) -> None:
+    """All of a batch finish, the short ones first, and are judged; then their groups end."""
+    for rollout in sorted(batch, key=lambda r: (len(r.tokens), r.group, r.sample)):
+        trajectory = TrajectoryId(rollout.group, rollout.sample)
+        history.finished(trajectory, len(rollout.tokens))
+        history.rewarded(trajectory, rollout.reward)
+    for group in dict.fromkeys(rollout.group for rollout in batch):
+        history.close(group)
+
+
+def figures(seen: Sequence[tuple[Rollout, float, bool]]) -> dict[str, Any]:
+    """Of an epoch's responses."""
+    lengths = [len(rollout.tokens) for rollout, *_ in seen]
+    siblings: dict[int, list[float]] = {}
+    for rollout, *_ in seen:
+        siblings.setdefault(rollout.group, []).append(math.log(len(rollout.tokens)))
+    others = []
+    for rollout, *_ in seen:
+        logs = siblings[rollout.group]
+        others.append((sum(logs) - math.log(len(rollout.tokens))) / max(1, len(logs) - 1))
+    correlation = spearman([expected for _, expected, _ in seen], lengths)
+    mean = sum(expected for _, expected, _ in seen) / sum(lengths)
+    return {
+        "responses": len(seen),
+        "rank correlation": _rounded(correlation),
+        "its siblings'": _rounded(spearman(others, lengths)),
+        "coverage": _rounded(sum(covered for *_, covered in seen) / len(seen)),
+        "expected / true mean": round(mean, 3),
+    }
+
+
+def shuffled(batches: Sequence[list[Rollout]]) -> list[list[Rollout]]:
+    """The same responses under prompts that are shuffled anew in each epoch."""
+    rows = sorted({rollout.row for batch in batches for rollout in batch})
+    renamed: dict[int, dict[int, int]] = {}
+    for epoch in sorted({rollout.epoch for batch in batches for rollout in batch}):
+        new = list(rows)
+        random.Random(epoch).shuffle(new)
+        renamed[epoch] = dict(zip(rows, new, strict=True))
+    return [[r._replace(row=renamed[r.epoch][r.row]) for r in batch] for batch in batches]
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    harness.add_common_arguments(parser)
+    add_arguments(parser)
+    run(parser.parse_args())
