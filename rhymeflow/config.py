@@ -280,9 +280,9 @@ class ScheduleConfig(Section):
     """With more than this many waiting on an instance, they are sent back to be routed anew."""
     throughput_ratio: Annotated[float, Field(gt=1)] = 5.0
     """An instance gives work away to one that has this many times less of it."""
-    imbalance: Annotated[float, Field(gt=1)] = 1.5
-    """`rhymeflow`: an instance gives away what is to last if it would be done this many times later
-    than one that nothing can fill."""
+    crowding: Annotated[float, Field(gt=1)] | None = None
+    """Sync rule `consolidated`: how many times slower than alone a response may be decoded among
+    those that the last instances of an old version take over. `None`: 1 + (bound + 1) / 8."""
     tier_1: bool = True
     """`histopipe`: a step's layout runs against the one before it, and an instance begins the next
     step while others are at this one. `False`: every step waits for the one before."""

@@ -88,7 +88,7 @@ def _weights(config: Config) -> Weights:
         kv_headroom=chosen.kv_headroom,
         max_waiting=chosen.max_waiting,
         throughput_ratio=chosen.throughput_ratio,
-        imbalance=chosen.imbalance,
+        crowding=chosen.crowding or 1 + (chosen.bound + 1) / 8,
         growth=chosen.growth,
         urgency=chosen.urgency,
         group_size=config.rollout.num_generations + chosen.extra_generations,

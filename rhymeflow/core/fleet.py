@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from rhymeflow.core.strategies.view import InstanceView, Outlook
+from rhymeflow.core.strategies.view import InstanceView
 from rhymeflow.core.types import InstanceId, TrajectoryId, Version
 
 
@@ -38,8 +38,6 @@ class Instance:
     evaluating: Version | None = None
     waiting: tuple[TrajectoryId, ...] = ()
     """Of those assigned, the ones not decoded when last seen."""
-    outlook: tuple[tuple[int, int, int], Outlook] | None = None
-    """What was last foretold of it, and of what state."""
     _kv_seen: int = 0
     _unreflected: deque[tuple[int, int]] = field(default_factory=deque)
     _kv_unreflected: int = 0

@@ -8,11 +8,7 @@ from __future__ import annotations
 
 from rhymeflow.core.books import Books
 from rhymeflow.core.group import State
-from rhymeflow.core.strategies.view import Outlook
-from rhymeflow.core.types import GroupId, InstanceId, TrajectoryId
-
-_STALE = 128
-"""Tokens made by each response of an instance after which its outlook is worked out anew."""
+from rhymeflow.core.types import GroupId, TrajectoryId
 
 
 class Forecast:
@@ -47,20 +43,6 @@ class Forecast:
     def quantile(self, group: GroupId, q: float) -> float:
         """The q-quantile of the lengths of a group's responses, none of which has begun."""
         return self._books.history.quantile(group, q)
-
-    def outlook(self, instance: InstanceId) -> Outlook:
-        """What this instance has before it. Worked out anew when something has changed there."""
-        there = self._books.instances[instance]
-        state = (there.commands, len(there.assigned), int(there.clock) // _STALE)
-        if there.outlook is None or there.outlook[0] != state:
-            reading = longest = 0.0
-            for trajectory, tokens in there.assigned.items():
-                made = there.made_here(trajectory)
-                remaining = self.remaining(trajectory)
-                reading += remaining * (tokens + made + remaining / 2)
-                longest = max(longest, remaining)
-            there.outlook = state, Outlook(reading, longest)
-        return there.outlook[1]
 
     def length(self, group: GroupId) -> float:
         """Tokens that a response of this group, drawn or admitted, is expected to have."""

@@ -286,8 +286,17 @@ def _view(books: Books) -> FleetView:
         admissible=admissible,
         weights=books.schedule.weights,
         forecast=Forecast(books),
+        gating=_gating(books),
         layout=None if books.schedule.tiers is None else books.pipeline,
     )
+
+
+def _gating(books: Books) -> frozenset[GroupId]:
+    """Groups whose batch is next, while nothing is trained on."""
+    buffers = books.buffers
+    if books.training is not None or buffers.first not in buffers.books():
+        return frozenset()
+    return frozenset(buffers.reserved_in(buffers.first))
 
 
 def min_version(books: Books, group: GroupId) -> Version:

@@ -1,13 +1,13 @@
-"""Whose drafts go first: what is expected to last longest on its instance."""
+"""Whose drafts go first, where `schedule.urgency` is above 1.
+
+Holds true: only what runs on an instance is preferred there. What is sampled does not depend on it.
+"""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 from rhymeflow.core.strategies.view import FleetView, Preference
-
-FACTOR = float(os.environ.get("FACTOR", "1.5"))
 
 
 def nobody(view: FleetView) -> tuple[Preference, ...]:
@@ -15,13 +15,11 @@ def nobody(view: FleetView) -> tuple[Preference, ...]:
     return ()
 
 
-def tails(view: FleetView) -> Iterator[Preference]:
-    """Those that have `TAIL` times the remaining tokens of their instance's mean."""
-    if view.forecast.skill <= 0:
+def gating(view: FleetView) -> Iterator[Preference]:
+    """What an idle learner waits for, on instances that have something else too."""
+    if not view.gating:
         return
     for instance in view.instances:
-        if len(instance.assigned) < 2:
-            continue
-        remaining = {t: view.forecast.remaining(t) for t in instance.assigned}
-        least = FACTOR * sum(remaining.values()) / len(remaining)
-        yield Preference(instance.name, tuple(t for t, r in remaining.items() if r > least))
+        chosen = tuple(t for t in instance.assigned if t.group in view.gating)
+        if 0 < len(chosen) < len(instance.assigned):
+            yield Preference(instance.name, chosen)

@@ -44,6 +44,40 @@ def rebalance(view: FleetView) -> tuple[Migration, ...]:
     return tuple(back)
 
 
+def lasting(view: FleetView) -> tuple[Migration, ...]:
+    """As `rebalance`, but what is about to end stays where it is.
+
+    A response is worth moving if it is expected to need at least `WORTH` times as long as taking it
+    in again takes. Of responses whose lengths nothing is known of (`skill` 0) all are moved.
+    """
+    migrations = rebalance(view)
+    if view.forecast.skill <= 0 or not migrations:
+        return migrations
+    by_name = {x.name: x for x in view.instances}
+    chosen = []
+    for migration in migrations:
+        giver = by_name[migration.instance]
+        kept = tuple(
+            t for t in migration.trajectories if t in giver.waiting or _is_to_last(t, giver, view)
+        )
+        if kept:
+            chosen.append(Migration(giver.name, kept))
+    return tuple(chosen)
+
+
+WORTH = 4.0
+"""What is to last must last so many times as long as it takes to be taken in again."""
+
+
+def _is_to_last(trajectory: TrajectoryId, giver: InstanceView, view: FleetView) -> bool:
+    cost = view.weights.cost
+    goes_on = view.forecast.remaining(trajectory) * cost.iteration(
+        _num_decoded(giver), giver.kv_tokens
+    )
+    tokens = giver.assigned[trajectory] + view.forecast.made(trajectory)
+    return goes_on > WORTH * cost.prefill_token * tokens
+
+
 def _shares(view: FleetView) -> Iterator[Migration]:
     starved: dict[Version, list[InstanceView]] = {}
     for instance in view.instances:

@@ -11,34 +11,32 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from rhymeflow.core.plan import Admission, OnPull
-from rhymeflow.core.strategies.migration import none, rebalance
+from rhymeflow.core.strategies.migration import lasting, none, rebalance
 from rhymeflow.core.strategies.placing import laid_out, outliers
 from rhymeflow.core.strategies.routing import fewest_requests, waterfall
-from rhymeflow.core.strategies.sync import drained, greedy, status
-from rhymeflow.core.strategies.foresight import foresight, selective, worthwhile
-from rhymeflow.core.strategies.hurrying import nobody, tails
+from rhymeflow.core.strategies.sync import consolidated, drained, greedy, status
+from rhymeflow.core.strategies.hurrying import gating, nobody
 from rhymeflow.core.strategies.view import Hurrying, Migrating, Routing, Sync
 
 ROUTING: Mapping[str, Routing] = {
     "fewest_requests": fewest_requests,
     "waterfall": waterfall,
     "laid_out": laid_out,
-    "foresight": foresight,
 }
 SYNC: Mapping[str, Sync] = {
     "drained": drained,
     "greedy": greedy,
     "status": status,
-    "worthwhile": worthwhile,
+    "consolidated": consolidated,
 }
 MIGRATION: Mapping[str, Migrating] = {
     "none": none,
     "rebalance": rebalance,
     "outliers": outliers,
-    "selective": selective,
+    "lasting": lasting,
 }
 
-HURRYING: Mapping[str, Hurrying] = {"nobody": nobody, "tails": tails}
+HURRYING: Mapping[str, Hurrying] = {"nobody": nobody, "gating": gating}
 
 
 class Bundle(NamedTuple):
@@ -63,7 +61,7 @@ SCHEDULES: Mapping[str, Bundle] = {
     "partial": Bundle("protocol", fewest_requests, greedy, "keep", none, None),
     "staleflow": Bundle("protocol", waterfall, greedy, "spread", rebalance, 1.0),
     "histopipe": Bundle("protocol", laid_out, drained, "keep", outliers, None, lays_out=True),
-    "rhymeflow": Bundle("protocol", foresight, worthwhile, "keep", selective, 1.0, tails),
+    "rhymeflow": Bundle("protocol", waterfall, consolidated, "spread", lasting, 1.5, gating),
 }
 """`synchronous` and `one_step` differ in their bound, 0 and 1: with it the protocol has entries for
 one batch at a time, or for the next one too."""

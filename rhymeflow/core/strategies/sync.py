@@ -6,8 +6,10 @@ that lags pull in the end, or the run stalls: its docstring says why it does.
 
 from __future__ import annotations
 
+from rhymeflow.core.cost import CostModel
 from rhymeflow.core.strategies.routing import has_room
 from rhymeflow.core.strategies.view import FleetView, InstanceView
+from rhymeflow.core.types import InstanceId
 
 
 def drained(instance: InstanceView, view: FleetView) -> bool:
@@ -46,3 +48,54 @@ def status(instance: InstanceView, view: FleetView) -> bool:
     if view.lowest_waiting is not None and has_room(instance):
         return view.lowest_waiting > instance.version
     return instance.version not in view.admissible
+
+
+def consolidated(instance: InstanceView, view: FleetView) -> bool:
+    """When its version is of no more use, and others can take over what it has.
+
+    As long as something may be started or gone on with at its version it does not pull: a pull makes
+    it take in again all that is cached, and at an old version long responses have the instance for
+    themselves. After that it could only run empty. So of all that are in this state, those with the
+    most stay, as many as it takes for nothing there to be decoded more than `crowding` times slower
+    than alone; the others pull at once, and what they had is routed to those that stay (`on_pull:
+    spread`; partial trajectories try the lowest version first). An empty one pulls.
+
+    Why it pulls in the end: one that stays can be given only what may run at its version, which is
+    finitely much (see `status`); it ends, and it pulls when it is empty.
+    """
+    if not instance.assigned:
+        return True
+    if instance.waiting or instance.version in view.admissible:
+        return False
+    if view.lowest_waiting is not None and has_room(instance):
+        return view.lowest_waiting > instance.version
+    if "stay" not in view.worked_out:
+        view.worked_out["stay"] = _stay(view)
+    return instance.name not in view.worked_out["stay"]
+
+
+def _stay(view: FleetView) -> frozenset[InstanceId]:
+    """Of the instances whose version is of no more use, those that keep it for the sake of all."""
+    idle = [
+        (-len(x.assigned), place, x)
+        for place, x in enumerate(view.instances)
+        if x.version < view.published and x.assigned and x.version not in view.admissible
+    ]
+    total = sum(len(x.assigned) for _, _, x in idle)
+    if not total:
+        return frozenset()
+    tokens = sum(x.kv_tokens for _, _, x in idle) / total
+    each = _company(view.weights.cost, tokens, view.weights.crowding)
+    return frozenset(x.name for _, _, x in sorted(idle)[: -(-total // each)])
+
+
+def _company(cost: CostModel, tokens: float, crowding: float) -> int:
+    """Most trajectories of so many tokens among which one is not slowed down by more than this."""
+    most, slowest = 1, crowding * cost.iteration(1, tokens)
+    while most < _MOST and cost.iteration(most + 1, (most + 1) * tokens) <= slowest:
+        most += 1
+    return most
+
+
+_MOST = 64
+"""Trajectories that are gathered on one instance at most."""

@@ -9,8 +9,8 @@ given so far is carried out (the speculative state), so a strategy never plans f
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
 
 from rhymeflow.core.cost import CostModel
 from rhymeflow.core.types import GroupId, InstanceId, TrajectoryId, Version
@@ -58,21 +58,11 @@ class Weights:
     kv_headroom: float
     max_waiting: int
     throughput_ratio: float
-    imbalance: float
+    crowding: float
     growth: float
     urgency: float
     group_size: int
     """Trajectories of a group."""
-
-
-class Outlook(NamedTuple):
-    """What an instance has before it."""
-
-    reading: float
-    """Sum over its responses of remaining x (context + remaining / 2): tokens read from the cache,
-    in tokens squared, until they are complete."""
-    longest: float
-    """Tokens that the longest to last is expected to need still."""
 
 
 class Forecast(Protocol):
@@ -96,9 +86,6 @@ class Forecast(Protocol):
 
     def quantile(self, group: GroupId, q: float) -> float:
         """The q-quantile of the lengths of a group's responses, none of which has begun."""
-
-    def outlook(self, instance: InstanceId) -> Outlook:
-        """What this instance has before it."""
 
 
 class Layout(Protocol):
@@ -136,8 +123,12 @@ class FleetView:
     """Versions at which a new group could be started now, among those that instances hold."""
     weights: Weights
     forecast: Forecast
+    gating: frozenset[GroupId]
+    """Groups that an idle learner waits for; empty while it trains."""
     layout: Layout | None
     """None: the schedule lays nothing out."""
+    worked_out: dict[str, Any] = field(default_factory=dict, compare=False)
+    """What strategies have worked out of this view, for the next question about it."""
 
 
 class Assignment(NamedTuple):

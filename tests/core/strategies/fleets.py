@@ -25,7 +25,7 @@ WEIGHTS = Weights(
     kv_headroom=0.0,
     max_waiting=3,
     throughput_ratio=5.0,
-    imbalance=1.5,
+    crowding=1.25,
     growth=1.5,
     urgency=1.0,
     group_size=2,
@@ -105,6 +105,7 @@ def fleet(
         admissible=frozenset(admissible or ()),
         weights=replace(weights, **weighed),
         forecast=NoForecast(),
+        gating=frozenset(),
         layout=None,
     )
 
