@@ -96,7 +96,8 @@ def a_schedule(name: str = "staleflow", **changes: object) -> Schedule:
     made = Schedule(
         name, bundle.admission, bundle.routing, bundle.sync, bundle.on_pull, bundle.migration,
         max_under_way=1000, weights=weights,
-        hurrying=bundle.hurrying, tiers=Tiers(alternate=True, balance=True) if bundle.lays_out else None,
+        hurrying=bundle.hurrying,
+        tiers=Tiers(alternate=True, balance=True) if bundle.lays_out else None,
     )  # fmt: skip
     return replace(made, **changes)  # type: ignore[arg-type]
 

@@ -57,6 +57,30 @@ def before_and_after(
     style.save(made, path)
 
 
+def part(timeline: Timeline, first: int, count: int) -> Timeline:
+    """Steps `first` to `first + count - 1` (from 0) alone, beginning at 0.
+
+    They begin and end when a version is published. Versions are counted from the lowest of them.
+    """
+    published = [span.end for span in timeline.learner.spans if span.kind == "push"]
+    start, end = (published[step - 1] if step else 0.0 for step in (first, first + count))
+    rows = [timeline.learner, *timeline.instances]
+    there = [span for row in rows for span in row.spans if start < span.end and span.start < end]
+    lowest = min(span.version for span in there)
+    found = Timeline()
+    found.learner, *found.instances = (_cut(row, start, end, lowest) for row in rows)
+    return found
+
+
+def _cut(row: Row, start: float, end: float, lowest: int) -> Row:
+    cut = Row(row.name, max(0.0, row.joined - start))
+    for span in row.spans:
+        left, right = max(span.start, start) - start, min(span.end, end) - start
+        if left < right:
+            cut.append(span.kind, left, right, span.version - lowest)
+    return cut
+
+
 def _name(axes: Axes, num_instances: int) -> None:
     """Names of the instances together, and of the learner."""
     axes.set_yticks([num_instances / 2, num_instances + 0.5], ["instances", "learner"], fontsize=9)

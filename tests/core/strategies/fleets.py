@@ -50,7 +50,7 @@ def instance(
     ids = tuple(assigned)[:waiting]
     kv_tokens = sum(lengths[waiting:])
     return InstanceView(
-        name, version, capacity, kv_capacity, kv_tokens, assigned, ids, accepts
+        name, version, capacity, kv_capacity, kv_tokens, assigned, ids, accepts, frozenset()
     )  # fmt: skip
 
 

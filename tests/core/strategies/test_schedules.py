@@ -10,7 +10,7 @@ import pytest
 from rhymeflow.config import ScheduleConfig
 from rhymeflow.core.plan import Admission, OnPull
 from rhymeflow.core.strategies.migration import rebalance
-from rhymeflow.core.strategies.schedules import MIGRATION, ROUTING, SCHEDULES, SYNC
+from rhymeflow.core.strategies.schedules import HURRYING, MIGRATION, ROUTING, SCHEDULES, SYNC
 from tests.helpers import FakeBody, a_plan, a_schedule
 
 
@@ -25,10 +25,11 @@ def test_bundles_are_made_of_named_rules() -> None:
         assert bundle.routing in ROUTING.values()
         assert bundle.sync in SYNC.values()
         assert bundle.migration in MIGRATION.values()
+        assert bundle.hurrying in HURRYING.values()
 
 
 def test_rules_bear_their_names() -> None:
-    for table in (ROUTING, SYNC, MIGRATION):
+    for table in (ROUTING, SYNC, MIGRATION, HURRYING):
         assert all(name == rule.__name__ for name, rule in table.items())
 
 
