@@ -11,7 +11,14 @@ from typing import Any
 import pytest
 
 from rhymeflow import planning, profiles
-from rhymeflow.config import FIXED_BOUNDS, Config, DataConfig, LearnerConfig, RolloutConfig, ScheduleConfig
+from rhymeflow.config import (
+    FIXED_BOUNDS,
+    Config,
+    DataConfig,
+    LearnerConfig,
+    RolloutConfig,
+    ScheduleConfig,
+)
 from rhymeflow.core.plan import Tiers
 from rhymeflow.core.strategies.routing import fewest_requests, waterfall
 from rhymeflow.core.strategies.schedules import SCHEDULES

@@ -26,7 +26,7 @@ def before_and_after(
         timeline_a: shown above.
         timeline_b: of the same work on the same devices, shown below.
         path: the file.
-        labels: what stands above each; where devices take turns, an instance is idle while the
+        labels: what stands above each, a name and after a comma what is to be said of it; where devices take turns, an instance is idle while the
             learner has its device, which is best said here.
     """
     end = max(timeline_a.end, timeline_b.end)
@@ -34,7 +34,9 @@ def before_and_after(
     ratio = timeline_a.end / timeline_b.end
     steps = _steps(timeline_a)
     made = style.figure(
-        5.4, f"The same {steps} steps on the same devices: {labels[1]} is {ratio:.1f} times as fast"
+        5.4,
+        f"The same {steps} steps on the same devices: {labels[1].partition(',')[0]} is {ratio:.1f} "
+        "times as fast",
     )
     above, below = made.subplots(2, 1, sharex=True)
     num_versions = max(_latest(timeline_a), _latest(timeline_b))

@@ -101,9 +101,7 @@ def cells(args: argparse.Namespace) -> Iterator[Cell]:
 def parts(args: argparse.Namespace) -> Iterable[Part]:
     """The default or all, in the places asked for."""
     asked = tuple(
-        (model, devices)
-        for model in args.model or MODELS
-        for devices in args.devices or DEVICES
+        (model, devices) for model in args.model or MODELS for devices in args.devices or DEVICES
     )
     if args.full:
         loads = tuple(

@@ -150,7 +150,11 @@ def configurations():
     full = cells.cells(arguments(schedules, "--full"))
     yield from (cells.case(cell, 12) for cell in full)
     places = histopipe.places(arguments(histopipe))
-    yield from (histopipe.case(p, stage, 12) for p in places for stage in histopipe.STAGES)
+    for stage in histopipe.STAGES:
+        yield from (histopipe.case(p, stage, 12) for p in places if p.devices != 1024)
+        (large,) = (p for p in places if p.devices == 1024)
+        assert histopipe.part(large) in places
+        yield histopipe.case(large, stage, 12, {"rollout devices": 112})
 
 
 def test_all_that_may_be_asked_for_can_be_configured():
@@ -197,6 +201,18 @@ def test_histopipe_reports_each_stage_and_the_published_place_is_the_target(simu
     assert "14b, 16K, 128 devices" in result["targets"][0]["name"]
     assert result["targets"][-1]["value"] == pytest.approx(0.04)
     assert "85% to 85%" in result["notes"]
+
+
+def test_a_thousand_devices_have_the_split_of_an_eighth():
+    large = histopipe.Place("14b", 16384, 1024)
+    one = histopipe.case(large, "+ drafts", 12, {"rollout devices": 112})
+    tried = []
+    splits.uphill(
+        lambda rollout: tried.append(rollout) or {"idle learner": 0, "idle rollout": 0}, one
+    )
+    assert tried == [896]
+    assert splits.configure(one, 896).learner.groups_per_batch == 1024
+    assert splits.configure(histopipe.case(histopipe.part(large), "+ drafts", 12), 112)
 
 
 def test_histopipe_elsewhere_has_targets_too(simulated):
