@@ -18,8 +18,8 @@ before. Fixed before anything was run:
 
 The published setting names 2,048 as the limit of a prompt. The prompts of DAPO-Math, the dataset it
 names, are mostly short, and what a step costs in prompts depends on their length; so prompts of 256
-tokens stand beside those of 2,048, in some cells of the default and in all of `--full`. The greatest
-ratio to `synchronous` is sought over both.
+tokens stand beside those of 2,048, in some cells of the default and in all of `--full`. The
+greatest ratio to `synchronous` is sought over both.
 
 The default finishes in less than ten minutes on two quiet cores: all schedules in one place, in the
 others `rhymeflow` and the two it is compared with (benchmarks/simulated/cells.py).
@@ -149,8 +149,9 @@ def notes(args: argparse.Namespace, rows: Sequence[Mapping[str, Any]]) -> str:
         else ""
     )
     return (
-        f"Simulated, {args.simulated_steps} counted steps less the first {EPOCH}. {spread}Each figure is at "
-        "the split (rollout devices of all) where the schedule is fastest. What is assumed stands "
+        f"Simulated, {args.simulated_steps} steps, of which the first {EPOCH} are not counted. "
+        f"{spread}Each figure is at the split (rollout devices of all) where the schedule is "
+        "fastest. What is assumed stands "
         "in benchmarks/simulated_schedules.py."
     )
 

@@ -21,7 +21,7 @@ from rhymeflow.config import (
 )
 from rhymeflow.core.plan import Tiers
 from rhymeflow.core.strategies.routing import fewest_requests, waterfall
-from rhymeflow.core.strategies.schedules import SCHEDULES
+from rhymeflow.core.strategies.schedules import ROUTING, SCHEDULES
 from rhymeflow.core.strategies.sync import drained, status
 from rhymeflow.errors import UserError
 from tests.core.strategies.fleets import fleet, instance, new
@@ -133,8 +133,8 @@ def test_functions_of_the_users(tmp_path: Path) -> None:
 
 def test_what_is_no_rule(tmp_path: Path) -> None:
     assert refused(routing="watrefall") == (
-        'schedule.routing: given "watrefall", allowed: fewest_requests, waterfall, laid_out, or a '
-        "function of your own, path/to/file.py:function or dotted; did you mean waterfall?"
+        f'schedule.routing: given "watrefall", allowed: {", ".join(ROUTING)}, or a function of '
+        "your own, path/to/file.py:function or dotted; did you mean waterfall?"
     )
     assert "schedule.sync: " in refused(sync="waterfall")
     assert "did you mean rebalance?" in refused(migration="rebalnce")

@@ -26,8 +26,9 @@ def before_and_after(
         timeline_a: shown above.
         timeline_b: of the same work on the same devices, shown below.
         path: the file.
-        labels: what stands above each, a name and after a comma what is to be said of it; where devices take turns, an instance is idle while the
-            learner has its device, which is best said here.
+        labels: what stands above each, a name and after a comma what is to be said of it; where
+            devices take turns, an instance is idle while the learner has its device, which is best
+            said here.
     """
     end = max(timeline_a.end, timeline_b.end)
     unit, scale = picture.unit_of(end)

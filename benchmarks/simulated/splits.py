@@ -1,8 +1,9 @@
 """Simulated cases, each at the split of devices between rollout and training where it is fastest.
 
 Holds true: equal cases are run once; whoever is compared is searched for in the same way, uphill
-from 6/16 of the devices for rollout, or from where they all say, in ever finer steps. A way up that the learner alone forbids
-is not tried. Knows nothing of schedules: a case is settings of recipe `cluster`.
+from 6/16 of the devices for rollout, or from where they all say, in ever finer steps. A way up that
+the learner alone forbids is not tried. Knows nothing of schedules: a case is settings of recipe
+`cluster`.
 
     cases = {name: case(64, {"schedule.name": name}) for name in ("bounded", "staleflow")}
     found = best(list(cases.values()), jobs=2)

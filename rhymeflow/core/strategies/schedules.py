@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from rhymeflow.core.plan import Admission, OnPull
+from rhymeflow.core.strategies.foresight import foresight, selective, worthwhile
+from rhymeflow.core.strategies.hurrying import nobody, tails
 from rhymeflow.core.strategies.migration import none, rebalance
 from rhymeflow.core.strategies.placing import laid_out, outliers
 from rhymeflow.core.strategies.routing import fewest_requests, waterfall
 from rhymeflow.core.strategies.sync import drained, greedy, status
-from rhymeflow.core.strategies.foresight import foresight, selective, worthwhile
-from rhymeflow.core.strategies.hurrying import nobody, tails
 from rhymeflow.core.strategies.view import Hurrying, Migrating, Routing, Sync
 
 ROUTING: Mapping[str, Routing] = {

@@ -10,7 +10,13 @@ from typing import Any
 from hypothesis import strategies as st
 
 from rhymeflow.core.cost import CostModel
-from rhymeflow.core.strategies.view import FleetView, InstanceView, TrajectoryView, Weights
+from rhymeflow.core.strategies.view import (
+    FleetView,
+    InstanceView,
+    Outlook,
+    TrajectoryView,
+    Weights,
+)
 from rhymeflow.core.types import TrajectoryId
 
 COST_14B = CostModel(
