@@ -12,8 +12,9 @@ before. Fixed before anything was run:
   correlation of 0.98 from epoch to epoch), shuffled (a correlation of 0: an epoch says nothing
   about the next) or none (the prompt explains nothing);
 - with drafts, they are accepted as `simulation.acceptance` says, whatever is known of lengths;
-- at a bound of 0 all devices take turns, as for `synchronous`; else each schedule has the split
-  where it is fastest (benchmarks/simulated/splits.py);
+- at a bound of 0 all devices take turns, as for `synchronous`; else each schedule has the split,
+  in sixteenths, where it is fastest (benchmarks/simulated/splits.py);
+- the mind plans once a second;
 - `synchronous` is what was published of it: without drafts. `over synchronous, drafts` has them.
 
 The published setting names 2,048 as the limit of a prompt. The prompts of DAPO-Math, the dataset it

@@ -75,10 +75,16 @@ _FEW = ("staleflow", "histopipe", OURS)
 _SMALL, _MIDDLE, _LARGE = ("14b", 64), ("14b", 128), ("30b-a3b", 128)
 SUBSET = (
     Part((_SMALL,), (Workload(),), NAMES, (0, 1, 2, 3)),
-    Part((_MIDDLE, _LARGE), (Workload(),), _FEW, (1, 3)),
-    Part((_SMALL, _LARGE), (Workload(prompt=256),), _FEW, (3,)),
-    Part((_SMALL,), (Workload(drafts=False), Workload("short")), _FEW, (1, 3)),
-    Part((_SMALL,), (Workload(history="shuffled"), Workload(history="none")), _FEW, (1, 3)),
+    Part((_LARGE,), (Workload(),), _FEW, (1, 3)),
+    Part((_MIDDLE,), (Workload(),), _FEW, (3,)),
+    Part((_LARGE,), (Workload(prompt=256),), _FEW, (3,)),
+    Part((_SMALL,), (Workload("short"),), _FEW, (1, 3)),
+    Part(
+        (_SMALL,),
+        (Workload(drafts=False), Workload(history="shuffled"), Workload(history="none")),
+        _FEW,
+        (3,),
+    ),
 )
 """The default: all schedules in one place, in others the new ones with their rivals."""
 
@@ -159,4 +165,6 @@ def case(cell: Cell, steps: int) -> splits.Case:
         "simulation.workload.num_prompts": str(BATCH * EPOCH),
         **HISTORIES[cell.history],
     }
-    return splits.case(cell.devices, overrides, colocated=colocated, uncounted=uncounted)
+    return splits.case(
+        cell.devices, overrides, colocated=colocated, uncounted=uncounted, parts=(16,)
+    )
