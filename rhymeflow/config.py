@@ -244,7 +244,7 @@ class ScheduleConfig(Section):
 
     name: Literal[
         "synchronous", "one_step", "bounded", "partial", "staleflow", "histopipe", "rhymeflow"
-    ] = "staleflow"
+    ] = "rhymeflow"
     """`synchronous`: rollout and training take turns. `one_step`: the next batch is produced while
     one is trained on, batch by batch. `bounded`: no batches; as many groups are under way as the
     bound allows, and an instance pulls when it has finished what it runs. `partial`: responses go

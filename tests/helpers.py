@@ -96,7 +96,8 @@ def a_schedule(name: str = "staleflow", **changes: object) -> Schedule:
     made = Schedule(
         name, bundle.admission, bundle.routing, bundle.sync, bundle.on_pull, bundle.migration,
         max_under_way=1000, weights=weights,
-        hurrying=bundle.hurrying, tiers=Tiers(alternate=True, balance=True) if bundle.lays_out else None,
+        hurrying=bundle.hurrying,
+        tiers=Tiers(alternate=True, balance=True) if bundle.lays_out else None,
     )  # fmt: skip
     return replace(made, **changes)  # type: ignore[arg-type]
 
@@ -111,6 +112,7 @@ class FakeInstance:
     running: dict[TrajectoryId, int] = field(default_factory=dict)
     evaluating: int | None = None
     last_number: int = 0
+    clock: float = 0.0
     told: int = 0
     """The version it will hold after all it was told, as far as the mind can know."""
     alive: bool = True
@@ -357,11 +359,12 @@ class FakeBody:
         waiting = tuple(list(instance.running)[instance.capacity :])
         kv_tokens = sum(5 + length for length in instance.running.values())
         number = instance.last_number
-        instance.outbox.append(Snapshot(instance.name, number, waiting, kv_tokens, 0.0))
+        instance.outbox.append(Snapshot(instance.name, number, waiting, kv_tokens, instance.clock))
 
     # -- what instances and the learner do -----------------------------------------------------
 
     def _go_on(self, instance: FakeInstance) -> None:
+        instance.clock += 1
         for trajectory in instance.running:
             instance.running[trajectory] = min(instance.running[trajectory] + 1, LONGEST)
         if self.random.random() < 0.3:

@@ -11,9 +11,17 @@ from typing import Any
 import pytest
 
 from rhymeflow import planning, profiles
-from rhymeflow.config import Config, DataConfig, LearnerConfig, RolloutConfig, ScheduleConfig
+from rhymeflow.config import (
+    FIXED_BOUNDS,
+    Config,
+    DataConfig,
+    LearnerConfig,
+    RolloutConfig,
+    ScheduleConfig,
+)
+from rhymeflow.core.plan import Tiers
 from rhymeflow.core.strategies.routing import fewest_requests, waterfall
-from rhymeflow.core.strategies.schedules import SCHEDULES
+from rhymeflow.core.strategies.schedules import ROUTING, SCHEDULES
 from rhymeflow.core.strategies.sync import drained, status
 from rhymeflow.errors import UserError
 from tests.core.strategies.fleets import fleet, instance, new
@@ -76,7 +84,18 @@ def test_the_bound_of_a_schedule(name: str, bound: int) -> None:
 def test_a_bundle_by_name(name: str) -> None:
     made, bundle = planning.schedule(rules(name=name)), SCHEDULES[name]
     assert made.name == name
-    assert all(getattr(made, piece) == getattr(bundle, piece) for piece in bundle._fields[:-1])
+    pieces = set(bundle._fields) - {"pace", "lays_out"}
+    assert all(getattr(made, piece) == getattr(bundle, piece) for piece in pieces)
+    assert (made.tiers is not None) == bundle.lays_out
+
+
+def test_tiers_are_histopipes_and_without_the_first_steps_wait_for_one_another() -> None:
+    assert planning.schedule(rules(name="histopipe")).tiers == Tiers(alternate=True, balance=True)
+    made = planning.schedule(rules(name="histopipe", tier_1=False, tier_2=False))
+    assert made.tiers == Tiers(alternate=False, balance=False)
+    assert made.admission == "lockstep"
+    made = planning.schedule(rules(name="staleflow", tier_1=False))
+    assert (made.tiers, made.admission) == (None, "protocol")
 
 
 def test_pieces_by_name() -> None:
@@ -114,8 +133,8 @@ def test_functions_of_the_users(tmp_path: Path) -> None:
 
 def test_what_is_no_rule(tmp_path: Path) -> None:
     assert refused(routing="watrefall") == (
-        'schedule.routing: given "watrefall", allowed: fewest_requests, waterfall, or a function '
-        "of your own, path/to/file.py:function or dotted; did you mean waterfall?"
+        f'schedule.routing: given "watrefall", allowed: {", ".join(ROUTING)}, or a function of '
+        "your own, path/to/file.py:function or dotted; did you mean waterfall?"
     )
     assert "schedule.sync: " in refused(sync="waterfall")
     assert "did you mean rebalance?" in refused(migration="rebalnce")
@@ -132,16 +151,19 @@ def test_what_is_no_rule(tmp_path: Path) -> None:
 PAGE = (Path(__file__).parent.parent / "docs" / "schedules.md").read_text(encoding="utf-8")
 
 
+COLUMNS = ("admission", "routing", "sync", "on_pull", "migration", "hurrying")
+
+
 def test_the_page_has_the_table_of_schedules() -> None:
     rows = [line.strip("| ").split(" | ") for line in PAGE.splitlines() if line.startswith("| `")]
     shown = {row[0].strip("`"): row[1:] for row in rows}
     for name, bundle in SCHEDULES.items():
         config = rules(name=name)
-        bound = str(config.schedule.bound) if name in ("synchronous", "one_step") else None
-        *pieces, pace = bundle
+        bound = str(config.schedule.bound) if name in FIXED_BOUNDS else "`max_staleness`"
+        pieces = [getattr(bundle, column) for column in COLUMNS]
         words = [piece if isinstance(piece, str) else piece.__name__ for piece in pieces]
-        words.append("–" if pace is None else str(pace))
-        assert shown[name] == [*words, bound or "`max_staleness`"]
+        pace = "–" if bundle.pace is None else str(bundle.pace)
+        assert shown[name] == [*words, "yes" if bundle.lays_out else "no", pace, bound]
 
 
 def test_pace_is_the_schedules_own_unless_it_is_given() -> None:

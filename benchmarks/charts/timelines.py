@@ -26,15 +26,18 @@ def before_and_after(
         timeline_a: shown above.
         timeline_b: of the same work on the same devices, shown below.
         path: the file.
-        labels: what stands above each; where devices take turns, an instance is idle while the
-            learner has its device, which is best said here.
+        labels: what stands above each, a name and after a comma what is to be said of it; where
+            devices take turns, an instance is idle while the learner has its device, which is best
+            said here.
     """
     end = max(timeline_a.end, timeline_b.end)
     unit, scale = picture.unit_of(end)
     ratio = timeline_a.end / timeline_b.end
     steps = _steps(timeline_a)
     made = style.figure(
-        5.4, f"The same {steps} steps on the same devices: {labels[1]} is {ratio:.1f} times as fast"
+        5.4,
+        f"The same {steps} steps on the same devices: {labels[1].partition(',')[0]} is {ratio:.1f} "
+        "times as fast",
     )
     above, below = made.subplots(2, 1, sharex=True)
     num_versions = max(_latest(timeline_a), _latest(timeline_b))
@@ -55,6 +58,30 @@ def before_and_after(
         frameon=False, fontsize=9,
     )  # fmt: skip
     style.save(made, path)
+
+
+def part(timeline: Timeline, first: int, count: int) -> Timeline:
+    """Steps `first` to `first + count - 1` (from 0) alone, beginning at 0.
+
+    They begin and end when a version is published. Versions are counted from the lowest of them.
+    """
+    published = [span.end for span in timeline.learner.spans if span.kind == "push"]
+    start, end = (published[step - 1] if step else 0.0 for step in (first, first + count))
+    rows = [timeline.learner, *timeline.instances]
+    there = [span for row in rows for span in row.spans if start < span.end and span.start < end]
+    lowest = min(span.version for span in there)
+    found = Timeline()
+    found.learner, *found.instances = (_cut(row, start, end, lowest) for row in rows)
+    return found
+
+
+def _cut(row: Row, start: float, end: float, lowest: int) -> Row:
+    cut = Row(row.name, max(0.0, row.joined - start))
+    for span in row.spans:
+        left, right = max(span.start, start) - start, min(span.end, end) - start
+        if left < right:
+            cut.append(span.kind, left, right, span.version - lowest)
+    return cut
 
 
 def _name(axes: Axes, num_instances: int) -> None:

@@ -1,8 +1,9 @@
 """Simulated cases, each at the split of devices between rollout and training where it is fastest.
 
 Holds true: equal cases are run once; whoever is compared is searched for in the same way, uphill
-from 6/16 of the devices for rollout, in ever finer steps. A way up that the learner alone forbids
-is not tried. Knows nothing of schedules: a case is settings of recipe `cluster`.
+from 6/16 of the devices for rollout, or from where they all say, in ever finer steps. A way up that
+the learner alone forbids is not tried. Knows nothing of schedules: a case is settings of recipe
+`cluster`.
 
     cases = {name: case(64, {"schedule.name": name}) for name in ("bounded", "staleflow")}
     found = best(list(cases.values()), jobs=2)
@@ -25,7 +26,7 @@ from rhymeflow.sim.workload import workload
 Figures = dict[str, Any]
 
 START = (6, 16)
-"""The share of devices that the search begins with."""
+"""The share of devices that the search begins with, unless a case says otherwise."""
 
 
 class Case(NamedTuple):
@@ -39,7 +40,10 @@ class Case(NamedTuple):
     uncounted: int
     """Steps at the end that are not counted."""
     parts: tuple[int, ...]
-    """The search goes by one of so many parts of the devices, then by one of so many."""
+    """The search goes by one of so many parts of the devices, then by one of so many; none: the
+    start is not left."""
+    start: tuple[int, int]
+    """Share of the devices that the search begins with."""
 
     def __str__(self) -> str:
         told = " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in self.settings)
@@ -53,9 +57,12 @@ def case(
     colocated: bool = False,
     uncounted: int = 0,
     parts: Iterable[int] = (16, 32),
+    start: tuple[int, int] = START,
 ) -> Case:
     """A case; `overrides` are settings of recipe `cluster`."""
-    return Case(devices, tuple(sorted(overrides.items())), colocated, uncounted, tuple(parts))
+    return Case(
+        devices, tuple(sorted(overrides.items())), colocated, uncounted, tuple(parts), start
+    )
 
 
 def best(cases: Sequence[Case], jobs: int) -> dict[Case, Figures]:
@@ -98,7 +105,7 @@ def uphill(measured: Callable[[int], Figures], one: Case) -> Figures:
                 return False
         return bool(at(rollout)["tokens/s"] > at(than)["tokens/s"])
 
-    here = max(each, one.devices * START[0] // START[1] // each * each)
+    here = max(each, one.devices * one.start[0] // one.start[1] // each * each)
     steps = [max(each, one.devices // parts // each * each) for parts in one.parts]
     for step in dict.fromkeys(steps):
         up_first = at(here)["idle learner"] >= at(here)["idle rollout"]

@@ -1,9 +1,10 @@
 """How long an instance takes for responses of known lengths that it begins together.
 
-By the cost model (`cost.py`), summed: while n decode, an iteration costs max(k2, k3 n + c) + k4, and
-every response costs k1 for each of its tokens in the cache at each of its iterations. If there are
-more than can run at a time, all places are taken until only that many are left: the longest ones,
-as an instance that is told of long ones first has it. Pure arithmetic. Knows nothing of drafts.
+By the cost model (`cost.py`), summed: while n decode, an iteration costs max(k2, k3 n + c) + k4,
+and every response costs k1 for each of its tokens in the cache at each of its iterations. If there
+are more than can run at a time, all places are taken until only that many are left: the longest
+ones, which then begin together. That lies between the longest first (less by up to a quarter) and
+the shortest first (more by some hundredths). Pure arithmetic. Knows nothing of drafts.
 """
 
 from __future__ import annotations

@@ -90,6 +90,7 @@ class LengthHistory:
         group = self._open.get(trajectory.group)
         if group is None or trajectory.member in group.lengths:
             return
+        self._settle()
         length = min(max(1, length), self.longest)
         group.lengths[trajectory.member] = length
         group.total += log(length)

@@ -8,8 +8,9 @@ import math
 
 import pytest
 
-from benchmarks import harness, histopipe, simulated_schedules, staleflow
-from benchmarks.simulated import splits
+from benchmarks import harness, histopipe, schedules, simulated_schedules, staleflow
+from benchmarks.charts import timelines
+from benchmarks.simulated import before_after, cells, splits
 from rhymeflow import profiles
 from rhymeflow.sim.simulate import run as simulate
 from rhymeflow.sim.workload import workload
@@ -57,7 +58,7 @@ def simulated(monkeypatch):
 
 
 def arguments(module, *given):
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(allow_abbrev=False)
     harness.add_common_arguments(parser)
     module.add_arguments(parser)
     return parser.parse_args(given)
@@ -146,10 +147,14 @@ def test_in_turn_the_time_of_training_is_no_idle_rollout():
 
 
 def configurations():
-    cells = [cell for cell in simulated_schedules.cells(arguments(simulated_schedules, "--full"))]
-    yield from (simulated_schedules.case(cell, 12) for cell in cells)
+    full = cells.cells(arguments(schedules, "--full"))
+    yield from (cells.case(cell, 12) for cell in full)
     places = histopipe.places(arguments(histopipe))
-    yield from (histopipe.case(p, stage, 12) for p in places for stage in histopipe.STAGES)
+    for stage in histopipe.STAGES:
+        yield from (histopipe.case(p, stage, 12) for p in places if p.devices != 1024)
+        (large,) = (p for p in places if p.devices == 1024)
+        assert histopipe.part(large) in places
+        yield histopipe.case(large, stage, 12, {"rollout devices": 112})
 
 
 def test_all_that_may_be_asked_for_can_be_configured():
@@ -198,6 +203,18 @@ def test_histopipe_reports_each_stage_and_the_published_place_is_the_target(simu
     assert "85% to 85%" in result["notes"]
 
 
+def test_a_thousand_devices_have_the_split_of_an_eighth():
+    large = histopipe.Place("14b", 16384, 1024)
+    one = histopipe.case(large, "+ drafts", 12, {"rollout devices": 112})
+    tried = []
+    splits.uphill(
+        lambda rollout: tried.append(rollout) or {"idle learner": 0, "idle rollout": 0}, one
+    )
+    assert tried == [896]
+    assert splits.configure(one, 896).learner.groups_per_batch == 1024
+    assert splits.configure(histopipe.case(histopipe.part(large), "+ drafts", 12), 112)
+
+
 def test_histopipe_elsewhere_has_targets_too(simulated):
     result = histopipe.run(arguments(histopipe, "--model", "8b", "--devices", "32"))
     assert "mean" in result["targets"][0]["name"]
@@ -217,9 +234,10 @@ def test_the_lengths_are_as_skewed_as_the_docstring_says():
 
 
 def test_the_subset_compares_with_the_better_of_both_at_the_same_bound(simulated):
-    result = simulated_schedules.run(arguments(simulated_schedules))
+    result = schedules.run(arguments(schedules, "--simulated"))
+    assert result["name"] == "schedules-simulated"
     rows = [r for r in result["rows"] if r["schedule"] == "rhymeflow"]
-    assert {r["bound"] for r in rows} == {0, 1, 3}
+    assert {r["bound"] for r in rows} == {0, 1, 2, 3}
     assert all(("over histopipe" in r) == (r["bound"] > 0) for r in rows)
     assert {r["over staleflow"] for r in rows} == {1.2}
     assert {r["over synchronous"] for r in rows if r["drafts"]} == {4.5}
@@ -229,20 +247,78 @@ def test_the_subset_compares_with_the_better_of_both_at_the_same_bound(simulated
     assert values["rhymeflow/best of staleflow and histopipe, mean"] == (1.2, True)
     assert values["rhymeflow/either, least of all cells"] == (1.2, True)
     assert "1.200 to 1.200" in result["notes"]
-    cells = [tuple(r[name] for name in simulated_schedules.Cell._fields) for r in result["rows"]]
-    assert len(set(cells)) == len(cells), "a baseline that is shown anyway has one row"
+    there = [cells.Cell(*(r[name] for name in cells.Cell._fields)) for r in result["rows"]]
+    assert len(set(there)) == len(there), "a baseline that is shown anyway has one row"
+    assert {cell.prompt for cell in there} == {256, 2048}
+    assert {cell.history for cell in there} == set(cells.HISTORIES)
+    assert {(cell.model, cell.devices) for cell in there} == {
+        ("14b", 64), ("14b", 128), ("30b-a3b", 128),
+    }  # fmt: skip
+    assert {cell.schedule for cell in there} == set(cells.NAMES)
 
 
 def test_all_of_it_has_every_schedule_on_every_workload():
-    full = list(simulated_schedules.cells(arguments(simulated_schedules, "--full")))
-    assert len(full) == 3 * 2 * 2 * 3 * 2 * (3 + 4 * 4)
+    full = list(cells.cells(arguments(schedules, "--full")))
+    assert len(full) == 3 * 2 * 2 * 2 * 3 * 2 * (3 + 4 * 4)
     assert len(set(full)) == len(full)
 
 
 def test_without_rhymeflow_there_are_no_targets(simulated):
-    result = simulated_schedules.run(arguments(simulated_schedules, "--schedule", "bounded"))
+    result = schedules.run(arguments(schedules, "--simulated", "--schedule", "bounded"))
     assert result["targets"] == []
     assert {r["schedule"] for r in result["rows"]} == {"bounded", "synchronous"}
+
+
+def test_models_devices_and_bounds_can_be_asked_for():
+    asked = ("--model", "32b", "--devices", "64", "--bound", "2", "--schedule", "partial")
+    found = list(cells.cells(arguments(schedules, *asked)))
+    assert {(c.model, c.devices, c.schedule, c.bound) for c in found} == {("32b", 64, "partial", 2)}
+    assert len({c[2:6] for c in found}) == len(found) > 4, "each workload of the default, once"
+
+
+def test_bars_are_means_over_the_places_with_all_schedules(simulated):
+    result = schedules.run(arguments(schedules, "--simulated"))
+    bars = simulated_schedules.bars(result["rows"])
+    assert {bar.schedule for bar in bars} == set(cells.NAMES)
+    assert {bar.schedule: bar.value for bar in bars}["rhymeflow"] == 3.0
+    rows = [
+        {"model": "a", "devices": devices, "prompt": 1, "tail": "long", "history": "informative",
+         "drafts": True, "schedule": "partial", "over synchronous, drafts": ratio}
+        for devices, ratio in ((1, 1.0), (1, 1.5), (2, 2.5))
+    ]  # fmt: skip
+    assert [bar.value for bar in simulated_schedules.bars(rows)] == [2.0]
+    assert simulated_schedules.bars([]) == []
+
+
+def test_a_record_has_its_pictures(simulated, monkeypatch, tmp_path):
+    monkeypatch.setattr(harness, "RESULTS", tmp_path)
+    drawn = []
+    monkeypatch.setattr(before_after, "draw", drawn.append)
+    schedules.run(arguments(schedules, "--simulated", "--record"))
+    assert drawn == [tmp_path / "timeline-before-after.png"]
+    names = {path.name for path in tmp_path.iterdir()}
+    assert {"schedules-simulated.json", "schedules-side-by-side.png"} <= names
+
+
+def test_before_and_after_do_the_same_steps_with_history(monkeypatch):
+    before, after = before_after.BEFORE, before_after.AFTER
+    assert before._replace(drafts=True, schedule="rhymeflow", bound=3) == after
+    assert before_after.FIRST > cells.EPOCH
+    monkeypatch.setattr(before_after, "case", lambda cell, steps: splits.case(
+        8, TINY | {"schedule.name": cell.schedule, "learner.max_steps": str(steps)},
+        colocated=cell.bound == 0,
+    ))  # fmt: skip
+    for cell in (before, after):
+        whole = before_after.timeline(cell)
+        cut = timelines.part(whole, before_after.FIRST, before_after.COUNT)
+        pushes = [span for span in whole.learner.spans if span.kind == "push"]
+        first, last = pushes[before_after.FIRST - 1].end, pushes[-1].end
+        assert cut.end == pytest.approx(last - first)
+        assert timelines._steps(cut) == before_after.COUNT
+        assert min(s.version for row in (cut.learner, *cut.instances) for s in row.spans) == 0
+        trained = sum(s.end - s.start for s in cut.learner.spans if s.kind == "train")
+        spans = [s for s in whole.learner.spans if s.kind == "train" and s.start >= first]
+        assert trained == pytest.approx(sum(s.end - s.start for s in spans))
 
 
 def test_the_last_steps_can_be_left_uncounted():

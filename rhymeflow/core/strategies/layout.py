@@ -1,11 +1,11 @@
 """HistoPipe's layout of a step: which groups go to which instances (arXiv 2508.18588, HistoPipe).
 
 Groups are ranked by the length their responses are expected to have, and the ranking is cut into
-ranking groups of as many groups each. A ranking group gets some instances of its own, over which the
-members of its groups are dealt out. In even steps instances are given to ranking groups from short to
-long, in odd steps from long to short (tier 1, `core/pipeline.py`), so that who had long responses has
-short ones next, and begins them while others are still at this step. How many instances a ranking
-group gets is tier 2:
+ranking groups of as many groups each. A ranking group gets some instances of its own, over which
+the members of its groups are dealt out. In even steps instances are given to ranking groups from
+short to long, in odd steps from long to short (tier 1, `core/pipeline.py`), so that who had long
+responses has short ones next, and begins them while others are still at this step. How many
+instances a ranking group gets is tier 2:
 
 - off: each as many;
 - on: as many as make completion times, by the cost model, grow linearly from the shortest ranking
@@ -13,8 +13,8 @@ group gets is tier 2:
   there are enough instances is found by bisection. Two steps in a row take an instance about
   `slope * high + high`, which is what the choice of the slope minimises.
 
-Holds true: every group is in one ranking group, every instance in one; a pure function. Knows nothing
-of what runs now.
+Holds true: every group is in one ranking group, every instance in one; a pure function. Knows
+nothing of what runs now.
 """
 
 from __future__ import annotations

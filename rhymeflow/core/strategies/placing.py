@@ -75,10 +75,10 @@ def _started(
 def outliers(view: FleetView) -> Iterator[Migration]:
     """Take away what keeps an instance from its next share (RhymeRL, HistoPipe, tier 2).
 
-    An outlier is among the last tenth of its instance's share and has `growth` times the tokens that
-    its prompt's history made expect. It goes to an instance that has longer to go, of those that are
-    as fresh the one with the fewest responses; if there is none, it goes on where it is, with the
-    next step. Each is moved once.
+    An outlier is among the last tenth of its instance's share and has `growth` times the tokens
+    that its prompt's history made expect. It goes to an instance that has longer to go, of those
+    that are as fresh the one with the fewest responses; if there is none, it goes on where it is,
+    with the next step. Each is moved once.
     """
     if view.layout is None or view.forecast.skill <= 0:
         return

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from rhymeflow.core.plan import Admission, OnPull
+from rhymeflow.core.strategies.hurrying import gating, nobody
 from rhymeflow.core.strategies.migration import lasting, none, rebalance
 from rhymeflow.core.strategies.placing import laid_out, outliers
 from rhymeflow.core.strategies.routing import fewest_requests, waterfall
 from rhymeflow.core.strategies.sync import consolidated, drained, greedy, status
-from rhymeflow.core.strategies.hurrying import gating, nobody
 from rhymeflow.core.strategies.view import Hurrying, Migrating, Routing, Sync
 
 ROUTING: Mapping[str, Routing] = {

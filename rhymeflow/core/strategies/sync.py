@@ -53,9 +53,9 @@ def status(instance: InstanceView, view: FleetView) -> bool:
 def consolidated(instance: InstanceView, view: FleetView) -> bool:
     """When its version is of no more use, and others can take over what it has.
 
-    As long as something may be started or gone on with at its version it does not pull: a pull makes
-    it take in again all that is cached, and at an old version long responses have the instance for
-    themselves. After that it could only run empty. So of all that are in this state, those with the
+    As long as something may be started or gone on with at its version it does not pull: a pull
+    makes it take in again all that is cached, and at an old version long responses have the
+    instance for themselves. After that it could only run empty. So of all that are in this state, those with the
     most stay, as many as it takes for nothing there to be decoded more than `crowding` times slower
     than alone; the others pull at once, and what they had is routed to those that stay (`on_pull:
     spread`; partial trajectories try the lowest version first). An empty one pulls.

@@ -10,7 +10,12 @@ from typing import Any
 from hypothesis import strategies as st
 
 from rhymeflow.core.cost import CostModel
-from rhymeflow.core.strategies.view import FleetView, InstanceView, TrajectoryView, Weights
+from rhymeflow.core.strategies.view import (
+    FleetView,
+    InstanceView,
+    TrajectoryView,
+    Weights,
+)
 from rhymeflow.core.types import TrajectoryId
 
 COST_14B = CostModel(
@@ -50,7 +55,7 @@ def instance(
     ids = tuple(assigned)[:waiting]
     kv_tokens = sum(lengths[waiting:])
     return InstanceView(
-        name, version, capacity, kv_capacity, kv_tokens, assigned, ids, accepts
+        name, version, capacity, kv_capacity, kv_tokens, assigned, ids, accepts, frozenset()
     )  # fmt: skip
 
 
@@ -78,9 +83,6 @@ class NoForecast:
 
     def length(self, group: int) -> float:
         return 1000.0
-
-    def outlook(self, instance: str) -> Outlook:
-        return Outlook(1e6, 1000.0)
 
     def quantile(self, group: int, q: float) -> float:
         return 1000.0

@@ -131,7 +131,7 @@ class Fleet:
 
     def migrate(self) -> int:
         count = 0
-        for name, trajectories in rebalance(self.view()):
+        for name, trajectories, *_ in rebalance(self.view()):
             assigned = dict(self.instances[name].assigned)
             for t in trajectories:
                 self.queue[t] = TrajectoryView(

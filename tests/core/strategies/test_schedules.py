@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import random
-from typing import get_args
+from dataclasses import replace
+from typing import Any, get_args
 
 import pytest
 
 from rhymeflow.config import ScheduleConfig
-from rhymeflow.core.plan import Admission, OnPull
+from rhymeflow.core.commands import Interrupt
+from rhymeflow.core.history import LengthHistory
+from rhymeflow.core.plan import Admission, OnPull, Tiers
 from rhymeflow.core.strategies.migration import rebalance
-from rhymeflow.core.strategies.schedules import MIGRATION, ROUTING, SCHEDULES, SYNC
+from rhymeflow.core.strategies.schedules import HURRYING, MIGRATION, ROUTING, SCHEDULES, SYNC
 from tests.helpers import FakeBody, a_plan, a_schedule
 
 
@@ -25,10 +28,11 @@ def test_bundles_are_made_of_named_rules() -> None:
         assert bundle.routing in ROUTING.values()
         assert bundle.sync in SYNC.values()
         assert bundle.migration in MIGRATION.values()
+        assert bundle.hurrying in HURRYING.values()
 
 
 def test_rules_bear_their_names() -> None:
-    for table in (ROUTING, SYNC, MIGRATION):
+    for table in (ROUTING, SYNC, MIGRATION, HURRYING):
         assert all(name == rule.__name__ for name, rule in table.items())
 
 
@@ -45,3 +49,61 @@ def test_any_mix_of_rules_comes_to_its_end(routing: str, sync: str, on_pull: str
         pick = random.Random(seed).randrange
         body = FakeBody(plan, mix, capacities=(2, 3), choose=pick, crashes=2, seed=seed).run()
         assert len(body.batches) == 5
+
+
+# -- laid out --------------------------------------------------------------------------------------
+
+PLANS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "extra": {"extra_groups": 1, "extra_generations": 1},
+    "filter": {"filter_zero_variance": True, "max_filtered": 4},
+    "retry": {"on_stuck": "retry", "groups_per_batch": 3},
+    "truncate": {"on_stuck": "truncate"},
+    "all": {"extra_groups": 2, "filter_zero_variance": True, "on_stuck": "retry"},
+}
+
+
+def laid_out_run(plan: str, seed: int, *, alternate: bool, balance: bool) -> FakeBody:
+    """A run of `histopipe`; without tier 1 steps wait for one another, as in `planning`."""
+    rules = a_schedule(
+        "histopipe",
+        tiers=Tiers(alternate, balance),
+        admission="protocol" if alternate else "lockstep",
+    )
+    # Of so large groups all that runs anywhere is the last tenth.
+    rules = replace(rules, weights=replace(rules.weights, growth=1.01, group_size=100))
+    pick = random.Random(seed).randrange
+    return FakeBody(
+        a_plan(num_batches=6, **PLANS[plan]), rules, capacities=(2, 3, 1), choose=pick,
+        failures=0.1 if plan != "plain" else 0.0, duplicates=0.1, crashes=2, seed=seed,
+    ).run()  # fmt: skip
+
+
+@pytest.mark.parametrize("balance", [False, True])
+@pytest.mark.parametrize("alternate", [False, True])
+@pytest.mark.parametrize("plan", PLANS)
+def test_laid_out_runs_come_to_their_end(plan: str, alternate: bool, balance: bool) -> None:
+    """In any order, with crashes; the fake body and the invariants check the laws on the way."""
+    for seed in range(12):
+        body = laid_out_run(plan, seed, alternate=alternate, balance=balance)
+        assert len(body.batches) == 6
+        assert max(body.staleness) <= 1
+        assert body.mind.books.pipeline.num_steps >= 6
+        known = body.mind.books.pipeline
+        ended = {group for batch in body.batches for group in batch} | set(body.dropped)
+        assert not any(group in known for group in ended), "what has ended is forgotten"
+
+
+def test_outliers_move_in_whole_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a history that expects less than there is: all that goes on is an outlier, once."""
+    monkeypatch.setattr(LengthHistory, "skill", property(lambda self: 0.5))
+    monkeypatch.setattr(
+        LengthHistory, "expected", lambda self, group, made=0: made + 1.0 if made else 1.0
+    )
+    number = 0
+    for seed in range(12):
+        body = laid_out_run("all", seed, alternate=True, balance=True)
+        taken = [t for c in body.commands if isinstance(c, Interrupt) for t in c.trajectories]
+        assert len(set(taken)) == len(taken), "once each"
+        number += len(taken)
+    assert number > 50

@@ -1,0 +1,226 @@
+"""HistoPipe's routing and migration, in fleets that are laid out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rhymeflow.core.strategies.placing import laid_out, outliers
+from rhymeflow.core.strategies.routing import fewest_requests
+from rhymeflow.core.strategies.view import FleetView, InstanceView, Migration, TrajectoryView
+from rhymeflow.core.types import TrajectoryId
+from tests.core.strategies.fleets import NoForecast, fleet, fleets, instance, new, partial, shown
+
+
+@dataclass
+class Foretold(NoForecast):
+    """What each trajectory has made, and each group is expected to come to."""
+
+    tokens: dict[TrajectoryId, int] = field(default_factory=dict)
+    expected: dict[int, float] = field(default_factory=dict)
+    skill: float = 0.5
+
+    def made(self, trajectory: TrajectoryId) -> int:
+        return self.tokens.get(trajectory, 0)
+
+    def final(self, trajectory: TrajectoryId) -> float:
+        return max(self.made(trajectory) + 1.0, self.length(trajectory.group))
+
+    def remaining(self, trajectory: TrajectoryId) -> float:
+        return self.final(trajectory) - self.made(trajectory)
+
+    def length(self, group: int) -> float:
+        return self.expected.get(group, 1000.0)
+
+
+@dataclass
+class Placed:
+    """A layout written down."""
+
+    places: dict[TrajectoryId, tuple[int, str]]
+    shares: dict[str, float] = field(default_factory=dict)
+    moved: set[TrajectoryId] = field(default_factory=set)
+
+    def place(self, trajectory: TrajectoryId) -> tuple[int, str] | None:
+        return self.places.get(trajectory)
+
+    def step(self, assigned: Iterable[TrajectoryId]) -> int | None:
+        return min((self.places[t][0] for t in assigned if t in self.places), default=None)
+
+    def has_moved(self, trajectory: TrajectoryId) -> bool:
+        return trajectory in self.moved
+
+    def share(self, name: str) -> float:
+        return self.shares.get(name, 0.0)
+
+
+def assigned(*steps: tuple[InstanceView, int]) -> dict[TrajectoryId, tuple[int, str]]:
+    """What runs on each of these instances is of this step."""
+    return {t: (step, there.name) for there, step in steps for t in there.assigned}
+
+
+def routed(view: FleetView) -> list[tuple[int, str]]:
+    return [(each.trajectory.group, each.instance) for each in laid_out(view)]
+
+
+def placed(
+    there: list[InstanceView],
+    queue: list[TrajectoryView],
+    layout: Placed,
+    forecast: Foretold | None = None,
+) -> FleetView:
+    return replace(fleet(there, queue), layout=layout, forecast=forecast or Foretold())
+
+
+# -- routing ---------------------------------------------------------------------------------------
+
+
+@given(view=fleets())
+def test_without_a_layout_it_is_fewest_requests(view: FleetView) -> None:
+    assert laid_out(view) == fewest_requests(view)
+    assert list(outliers(view)) == []
+
+
+@given(view=fleets(), data=st.data())
+def test_what_is_routed_may_be(view: FleetView, data: st.DataObject) -> None:
+    """Once each, to its place, on one that accepts it, in its step, with room."""
+    names = [each.name for each in view.instances] or ["nowhere"]
+    ids = [t.id for t in view.queue] + [t for x in view.instances for t in x.assigned]
+    drawn = st.tuples(st.integers(0, 2), st.sampled_from(names))
+    layout = Placed({t: data.draw(drawn) for t in ids if data.draw(st.booleans())})
+    view = replace(view, layout=layout)
+    before = shown(view)
+    answer = laid_out(view)
+    assert answer == laid_out(view)
+    assert shown(view) == before
+    assert len({each.trajectory for each in answer}) == len(answer)
+    waiting = {t.id: t for t in view.queue}
+    for there in view.instances:
+        got = [each.trajectory for each in answer if each.instance == there.name]
+        assert not got or (there.accepts and not there.waiting)
+        assert len(there.assigned) + len(got) <= max(there.capacity, len(there.assigned))
+        assert all(there.version >= waiting[t].min_version for t in got)
+        assert all(layout.places[t][1] == there.name for t in got)
+        now = layout.step(there.assigned)
+        steps = [layout.places[t][0] for t in got]
+        assert all(now is None or step <= now for step in steps), "an earlier step is left there"
+        assert steps == sorted(steps)
+        assert now is not None or len(set(steps)) <= 1
+        kept = len(there.assigned) + len(got) <= 1
+        full = there.kv_tokens + sum(waiting[t].tokens for t in got)
+        assert kept or not got or full <= there.kv_capacity
+
+
+def test_an_instance_begins_a_step_when_nothing_earlier_is_left() -> None:
+    busy, free = instance("busy", running=1), instance("free")
+    layout = Placed(
+        {TrajectoryId(0, 0): (1, "busy"), TrajectoryId(1, 0): (1, "free"), **assigned((busy, 0))}
+    )
+    queue = [new(0), new(1)]
+    assert routed(placed([busy, free], queue, layout)) == [(1, "free")]
+    layout.places |= assigned((busy, 1))
+    assert routed(placed([busy, free], queue, layout)) == [(0, "busy"), (1, "free")]
+    assert routed(placed([busy, free], [new(2)], layout)) == [], "not laid out yet"
+
+
+def test_the_earliest_step_first_then_what_was_begun_then_the_longest() -> None:
+    layout = Placed({TrajectoryId(g, 0): (1 if g == 9 else 0, "a") for g in range(1, 10)})
+    queue = [partial(5, 0), new(9), new(1), new(2), new(3)]
+    forecast = Foretold(expected={1: 500.0, 2: 2000.0, 3: 800.0})
+    there = instance("a")
+    assert [g for g, _ in routed(placed([there], queue, layout, forecast))] == [5, 2, 3, 1]
+    few = there._replace(capacity=2)
+    assert [g for g, _ in routed(placed([few], queue, layout, forecast))] == [5, 2]
+    small = there._replace(kv_capacity=3500)
+    assert [g for g, _ in routed(placed([small], queue, layout, forecast))] == [5, 2, 3]
+    tiny = there._replace(kv_capacity=10)
+    assert [g for g, _ in routed(placed([tiny], queue, layout, forecast))] == [5], "one, always"
+
+
+def test_nothing_goes_below_its_version_or_beside_what_waits() -> None:
+    layout = Placed({TrajectoryId(0, 0): (0, "a")})
+    queue = [new(0, min_version=1)]
+    assert routed(placed([instance("a", 0)], queue, layout)) == []
+    assert routed(placed([instance("a", 1)], queue, layout)) == [(0, "a")]
+    assert routed(placed([instance("a", 1, running=2, waiting=1)], queue, layout)) == []
+    assert routed(placed([instance("a", 1, accepts=False)], queue, layout)) == []
+
+
+# -- migration -------------------------------------------------------------------------------------
+
+
+def outlying(
+    there: list[InstanceView],
+    *,
+    share: float = 10.0,
+    made: int = 2000,
+    left: float = 1.0,
+    **layout: set[TrajectoryId],
+) -> list[Migration]:
+    """Shares are of groups of two; the first's have `made` tokens, all others `left` to go."""
+    tokens = dict.fromkeys(there[0].assigned, made)
+    expected = {t.group: left for x in there[1:] for t in x.assigned}
+    view = placed(
+        there,
+        [],
+        Placed(assigned(*((x, 0) for x in there)), {x.name: share for x in there}, **layout),
+        Foretold(tokens, expected),
+    )
+    return list(outliers(view))
+
+
+def test_an_outlier_goes_on_in_the_next_step_if_nobody_goes_on_for_longer() -> None:
+    there = instance("a", running=1)
+    (trajectory,) = there.assigned
+    (answer,) = outlying([there])
+    assert answer == Migration("a", (trajectory,), "a", later=True)
+    busy = instance("b", running=3)
+    assert outlying([there, busy]) == [answer], "the other is done as soon"
+
+
+def test_an_outlier_is_among_the_last_tenth_and_longer_than_was_foretold() -> None:
+    there = instance("a", running=2)
+    assert len(outlying([there])) == 2, "a tenth of ten groups of two"
+    assert outlying([there], share=9.9) == []
+    assert outlying([there], share=0.0) == [], "it was given none"
+    assert outlying([there], made=1500) == [], "growth times the expected"
+    assert len(outlying([there], made=1501)) == 2
+    (first, second) = there.assigned
+    assert [m.trajectories for m in outlying([there], moved={first})] == [(second,)], "once each"
+
+
+def test_nothing_is_an_outlier_where_nothing_is_foretold() -> None:
+    there = instance("a", running=1)
+    tokens = dict.fromkeys(there.assigned, 2000)
+    layout = Placed(assigned((there, 0)), {"a": 10.0})
+    for skill in (0.0, 0.1):
+        found = list(outliers(placed([there], [], layout, Foretold(tokens, {}, skill))))
+        assert len(found) == (skill > 0)
+    beyond = placed([there], [], Placed({}, {"a": 10.0}), Foretold(tokens))
+    assert list(outliers(beyond)) == [], "it is not laid out"
+
+
+def test_an_outlier_goes_to_one_that_is_fresh_enough_and_has_longer_to_go() -> None:
+    there = instance("a", 1, running=1)
+    (trajectory,) = there.assigned
+
+    def target(*others: InstanceView) -> tuple[str | None, bool]:
+        (answer,) = outlying([there, *others], left=5000.0)
+        assert answer.trajectories == (trajectory,)
+        return answer.to, answer.later
+
+    assert target(instance("b", 1, running=3)) == ("b", False)
+    assert target(instance("b", 2, running=3)) == ("b", False)
+    assert target(instance("b", 0, running=3)) == ("a", True), "of older weights"
+    assert target(instance("b", 1, running=1)) == ("a", True), "it would be kept in turn"
+    assert target(instance("b", 1, running=3, capacity=3)) == ("a", True), "full"
+    assert target(instance("b", 1, running=4), instance("c", 1, running=3)) == ("c", False)
+
+
+def test_outliers_are_spread_over_those_that_can_take_them() -> None:
+    there = instance("a", running=2)
+    others = [instance("b", running=4), instance("c", running=4)]
+    assert [m.to for m in outlying([there, *others], left=5000.0)] == ["b", "c"]
