@@ -266,8 +266,8 @@ class ScheduleConfig(Section):
     goes on with it there, `spread` routes it anew; `None` as the schedule has it."""
     pace: PositiveFloat | None = None
     """Batches' worth of groups produced at a time: fewer leave the machine to the groups that the
-    learner waits for, more fill it better. `None` as the schedule has it: 1 for `staleflow`, as
-    many as the bound allows for the others."""
+    learner waits for, more fill it better. `None` as the schedule has it: 1 for `staleflow`, 1.5
+    for `rhymeflow`, as many as the bound allows for the others."""
     cost_model: str = "demo-cpu"
     """What routing weighs with: a profile's name, or a file that `rhymeflow calibrate` wrote."""
     routing_gain: NonNegativeFloat = 0.0
@@ -278,8 +278,9 @@ class ScheduleConfig(Section):
     """Share of an instance's KV cache that `waterfall` leaves free, so that what runs can grow."""
     max_waiting: NonNegative = 3
     """With more than this many waiting on an instance, they are sent back to be routed anew."""
-    throughput_ratio: Annotated[float, Field(gt=1)] = 5.0
-    """An instance gives work away to one that has this many times less of it."""
+    throughput_ratio: Annotated[float, Field(gt=1)] | None = None
+    """An instance gives work away to one that has this many times less of it. `None` as the
+    schedule has it: 3 for `rhymeflow`, 5 (StaleFlow's) for the others."""
     crowding: Annotated[float, Field(gt=1)] | None = None
     """Sync rule `consolidated`: how many times slower than alone a response may be decoded among
     those that the last instances of an old version take over. `None`: 1 + (bound + 1) / 8."""

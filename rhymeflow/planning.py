@@ -87,7 +87,7 @@ def _weights(config: Config) -> Weights:
         routing_gain=chosen.routing_gain,
         kv_headroom=chosen.kv_headroom,
         max_waiting=chosen.max_waiting,
-        throughput_ratio=chosen.throughput_ratio,
+        throughput_ratio=chosen.throughput_ratio or SCHEDULES[chosen.name].throughput_ratio,
         crowding=chosen.crowding or 1 + (chosen.bound + 1) / 8,
         growth=chosen.growth,
         urgency=chosen.urgency,

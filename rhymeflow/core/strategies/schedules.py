@@ -52,6 +52,8 @@ class Bundle(NamedTuple):
     hurrying: Hurrying = nobody
     lays_out: bool = False
     """Whether steps are laid out over the instances."""
+    throughput_ratio: float = 5.0
+    """An instance gives work away to one that has this many times less of it."""
 
 
 SCHEDULES: Mapping[str, Bundle] = {
@@ -61,7 +63,9 @@ SCHEDULES: Mapping[str, Bundle] = {
     "partial": Bundle("protocol", fewest_requests, greedy, "keep", none, None),
     "staleflow": Bundle("protocol", waterfall, greedy, "spread", rebalance, 1.0),
     "histopipe": Bundle("protocol", laid_out, drained, "keep", outliers, None, lays_out=True),
-    "rhymeflow": Bundle("protocol", waterfall, consolidated, "spread", lasting, 1.5, gating),
+    "rhymeflow": Bundle(
+        "protocol", waterfall, consolidated, "spread", lasting, 1.5, gating, throughput_ratio=3.0
+    ),
 }
 """`synchronous` and `one_step` differ in their bound, 0 and 1: with it the protocol has entries for
 one batch at a time, or for the next one too."""

@@ -55,10 +55,11 @@ def consolidated(instance: InstanceView, view: FleetView) -> bool:
 
     As long as something may be started or gone on with at its version it does not pull: a pull
     makes it take in again all that is cached, and at an old version long responses have the
-    instance for themselves. After that it could only run empty. So of all that are in this state, those with the
-    most stay, as many as it takes for nothing there to be decoded more than `crowding` times slower
-    than alone; the others pull at once, and what they had is routed to those that stay (`on_pull:
-    spread`; partial trajectories try the lowest version first). An empty one pulls.
+    instance for themselves. After that it could only run empty. So of all that are in this state,
+    those with the most stay, as many as it takes for nothing there to be decoded more than
+    `crowding` times slower than alone; the others pull at once, and what they had is routed to
+    those that stay (`on_pull: spread`; partial trajectories try the lowest version first). An empty
+    one pulls.
 
     Why it pulls in the end: one that stays can be given only what may run at its version, which is
     finitely much (see `status`); it ends, and it pulls when it is empty.
@@ -67,8 +68,9 @@ def consolidated(instance: InstanceView, view: FleetView) -> bool:
         return True
     if instance.waiting or instance.version in view.admissible:
         return False
-    if view.lowest_waiting is not None and has_room(instance):
-        return view.lowest_waiting > instance.version
+    lowest = view.lowest_waiting
+    if lowest is not None and lowest <= instance.version and has_room(instance):
+        return False
     if "stay" not in view.worked_out:
         view.worked_out["stay"] = _stay(view)
     return instance.name not in view.worked_out["stay"]
