@@ -88,7 +88,8 @@ def _stay(view: FleetView) -> frozenset[InstanceId]:
         return frozenset()
     tokens = sum(x.kv_tokens for _, _, x in idle) / total
     each = _company(view.weights.cost, tokens, view.weights.crowding)
-    return frozenset(x.name for _, _, x in sorted(idle)[: -(-total // each)])
+    most = len(view.instances) - 1  # one is to be fresh
+    return frozenset(x.name for _, _, x in sorted(idle)[: min(most, -(-total // each))])
 
 
 def _company(cost: CostModel, tokens: float, crowding: float) -> int:
