@@ -84,9 +84,18 @@ def test_the_bound_of_a_schedule(name: str, bound: int) -> None:
 def test_a_bundle_by_name(name: str) -> None:
     made, bundle = planning.schedule(rules(name=name)), SCHEDULES[name]
     assert made.name == name
-    pieces = set(bundle._fields) - {"pace", "lays_out"}
+    pieces = set(bundle._fields) - {"pace", "lays_out", "throughput_ratio"}
     assert all(getattr(made, piece) == getattr(bundle, piece) for piece in pieces)
+    assert made.weights.throughput_ratio == bundle.throughput_ratio
     assert (made.tiers is not None) == bundle.lays_out
+
+
+def test_what_a_schedule_leaves_open_is_as_given() -> None:
+    made = planning.schedule(rules(name="rhymeflow", throughput_ratio=7.0, crowding=2.0))
+    assert (made.weights.throughput_ratio, made.weights.crowding) == (7.0, 2.0)
+    for bound, crowding in ((0, 1.125), (1, 1.25), (3, 1.5)):
+        made = planning.schedule(rules(name="rhymeflow", max_staleness=bound))
+        assert made.weights.crowding == crowding
 
 
 def test_tiers_are_histopipes_and_without_the_first_steps_wait_for_one_another() -> None:

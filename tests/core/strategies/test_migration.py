@@ -9,11 +9,19 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from rhymeflow.core.strategies.migration import none, rebalance
+from rhymeflow.core.strategies.migration import lasting, none, rebalance
 from rhymeflow.core.strategies.routing import fewest_requests, waterfall
 from rhymeflow.core.strategies.view import FleetView, InstanceView, TrajectoryView
 from rhymeflow.core.types import TrajectoryId
-from tests.core.strategies.fleets import WEIGHTS, fleet, fleets, instance, partial, shown
+from tests.core.strategies.fleets import (
+    WEIGHTS,
+    NoForecast,
+    fleet,
+    fleets,
+    instance,
+    partial,
+    shown,
+)
 
 
 def moved(view: FleetView) -> dict[str, int]:
@@ -179,3 +187,34 @@ def test_sharing_settles(view: FleetView, rule) -> None:
         there.route(rule)
     event(f"rounds: {len(moves) - 1}")
     assert moves[-1] == 0, moves
+
+
+class Foretold(NoForecast):
+    """Responses of odd groups are about to end, the others last."""
+
+    skill = 0.5
+
+    def remaining(self, trajectory: TrajectoryId) -> float:
+        return 1.0 if trajectory.group % 2 else 10_000.0
+
+
+def test_what_is_about_to_end_is_not_moved() -> None:
+    view = fleet([instance("giver", running=12), instance("taker")])
+    all_of_them = {t for m in rebalance(view) for t in m.trajectories}
+    assert any(t.group % 2 for t in all_of_them)
+    assert lasting(view) == rebalance(view), "nothing is known of lengths"
+    moved_now = {t for m in lasting(replace(view, forecast=Foretold())) for t in m.trajectories}
+    assert moved_now == {t for t in all_of_them if t.group % 2 == 0}
+
+
+def test_what_waits_in_vain_goes_back_however_short_it_is() -> None:
+    there = [instance("four", running=9, waiting=4), instance("room", running=2)]
+    view = replace(fleet(there, [partial(0, 0)]), forecast=Foretold())
+    assert lasting(view) == rebalance(view)
+
+
+@given(view=fleets())
+def test_lasting_moves_a_part_of_what_rebalance_moves(view: FleetView) -> None:
+    everything = {(m.instance, t) for m in rebalance(view) for t in m.trajectories}
+    view = replace(view, forecast=Foretold())
+    assert {(m.instance, t) for m in lasting(view) for t in m.trajectories} <= everything

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 
 from rhymeflow.core.strategies.schedules import SYNC
-from rhymeflow.core.strategies.sync import drained, greedy, status
+from rhymeflow.core.strategies.sync import consolidated, drained, greedy, status
 from rhymeflow.core.strategies.view import FleetView, InstanceView, TrajectoryView
 from tests.core.strategies.fleets import fleet, fleets, instance, new, partial, shown
 
@@ -63,3 +64,47 @@ def test_no_rule_holds_back_an_instance_with_nothing_on_it(rule, view: FleetView
         if rule is status and not each.waiting:
             assert rule(each, idle)
     assert shown(view) == before
+
+
+def lagging(*counts: int, fresh: int = 1, **changes: Any) -> FleetView:
+    """Instances of version 1 with so many responses of 1,000 tokens, and some of version 2."""
+    old = [instance(f"old-{i}", 1, running=count) for i, count in enumerate(counts)]
+    new_ones = [instance(f"new-{i}", 2, running=1) for i in range(fresh)]
+    return replace(fleet([*old, *new_ones], **changes), published=2)
+
+
+def pulling(view: FleetView) -> list[str]:
+    return [x.name for x in view.instances if x.version == 1 and consolidated(x, view)]
+
+
+def test_those_with_the_most_stay_and_take_over_what_the_others_have() -> None:
+    # 1,000 tokens cost 0.12 ms beside 14 ms: some thirty are not a quarter slower than one.
+    assert pulling(lagging(2, 7, 1, 3)) == ["old-0", "old-2", "old-3"]
+    assert pulling(lagging(2, 7, 1, 3, crowding=1.06)) == ["old-0", "old-2"], "eight at most"
+    assert pulling(lagging(2, 7, 1, 3, crowding=1.01)) == [], "two at most"
+
+
+@pytest.mark.parametrize(
+    ("queue", "admissible"),
+    [([partial(0, 1)], set()), ([new(0, min_version=1)], set()), ([], {1})],
+    ids=["partial", "new member", "new group"],
+)
+def test_none_pulls_while_its_version_is_of_use(
+    queue: list[TrajectoryView], admissible: set[int]
+) -> None:
+    assert pulling(lagging(2, 7, queue=queue, admissible=admissible)) == []
+
+
+def test_what_may_not_run_there_is_no_reason_to_stay() -> None:
+    assert pulling(lagging(2, 7, queue=[partial(0, 2)])) == ["old-0"]
+
+
+def test_not_all_of_a_fleet_stay() -> None:
+    """Else nothing new could begin until one has run empty."""
+    assert pulling(lagging(2, fresh=0)) == ["old-0"]
+    assert pulling(lagging(9, 8, 7, fresh=0, crowding=1.001)) == ["old-2"]
+
+
+def test_what_waits_there_is_decoded_first() -> None:
+    view = fleet([instance("a", 1, running=3, waiting=1), instance("b", 2)])
+    assert not consolidated(view.instances[0], view)
