@@ -251,16 +251,18 @@ class ScheduleConfig(Section):
     on across versions; an instance pulls whenever it lags. `staleflow`: responses also move between
     instances; routing by marginal throughput, migration, one batch's worth of groups at a time.
     `histopipe`: prompts are ranked by the lengths of their earlier responses and laid out over the
-    instances step by step, long beside short. `rhymeflow`: staleflow with predicted lengths."""
+    instances step by step, long beside short. `rhymeflow`: as `staleflow`, but what is left of an
+    old version is gathered on few instances, and what is about to end is not moved."""
     max_staleness: NonNegative | None = None
     """The bound: how many versions old a trajectory may be when trained on. `None`: 0 for
     `synchronous`, 1 for the others."""
     routing: str | None = None
-    """`fewest_requests` or `waterfall`; `None` as the schedule has it."""
+    """`fewest_requests`, `waterfall` or `laid_out`; `None` as the schedule has it."""
     sync: str | None = None
-    """When an instance pulls: `drained`, `greedy` or `status`; `None` as the schedule has it."""
+    """When an instance pulls: `drained`, `greedy`, `status` or `consolidated`; `None` as the
+    schedule has it."""
     migration: str | None = None
-    """`none` or `rebalance`; `None` as the schedule has it."""
+    """`none`, `rebalance`, `lasting` or `outliers`; `None` as the schedule has it."""
     on_pull: Literal["drain", "keep", "spread"] | None = None
     """What becomes of what runs on an instance that pulls: `drain` lets it finish first, `keep`
     goes on with it there, `spread` routes it anew; `None` as the schedule has it."""

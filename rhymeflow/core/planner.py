@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rhymeflow.core import overview
 from rhymeflow.core.books import Books
 from rhymeflow.core.commands import (
     Command,
@@ -28,8 +29,8 @@ from rhymeflow.core.fleet import Instance
 from rhymeflow.core.forecast import Forecast
 from rhymeflow.core.group import Group, State
 from rhymeflow.core.strategies.layout import Ranked, lay_out
-from rhymeflow.core.strategies.view import FleetView, TrajectoryView
-from rhymeflow.core.types import GroupId, TrajectoryId, Version
+from rhymeflow.core.strategies.view import FleetView
+from rhymeflow.core.types import TrajectoryId, Version
 
 
 def plan(books: Books) -> Iterator[Command]:
@@ -122,7 +123,7 @@ def _pull(books: Books, published: Version) -> Iterator[Command]:
     ]
     if not lagging:
         return
-    view = _view(books)
+    view = overview.view(books)
     by_name = {instance.name: instance for instance in view.instances}
     is_last = published == books.plan.num_batches  # nothing is left to wait for
     if books.schedule.on_pull == "drain":
@@ -159,10 +160,10 @@ def _place(books: Books) -> Iterator[Command]:
     if len(books.instances) < 2 and not books.queue:
         return
     _lay_out(books)
-    view = _view(books)
+    view = overview.view(books)
     moves = list(_migrate(books, view))
     yield from moves
-    yield from _route(books, _view(books) if moves else view)
+    yield from _route(books, overview.view(books) if moves else view)
 
 
 def _migrate(books: Books, view: FleetView) -> Iterator[Command]:
@@ -211,7 +212,7 @@ def _route(books: Books, view: FleetView) -> Iterator[Command]:
         return
     for trajectory, name in tuple(books.schedule.routing(view)):
         instance = books.instances[name]
-        if not _accepts(books, instance) or not books.start(trajectory, instance):
+        if not overview.accepts(books, instance) or not books.start(trajectory, instance):
             continue
         number = instance.next_number(instance.assigned[trajectory])
         yield Route(name, number, trajectory)
@@ -222,7 +223,7 @@ def _hurry(books: Books) -> Iterator[Command]:
     urgency = books.schedule.weights.urgency
     if urgency == 1.0:
         return
-    preferred = {p.instance: p.trajectories for p in books.schedule.hurrying(_view(books))}
+    preferred = {p.instance: p.trajectories for p in books.schedule.hurrying(overview.view(books))}
     for name, instance in books.instances.items():
         chosen = frozenset(preferred.get(name, ())) & instance.assigned.keys()
         if chosen != instance.hurried & instance.assigned.keys():
@@ -252,87 +253,3 @@ def _draw(books: Books) -> Iterator[Command]:
     if count > 0:
         books.asked_for += count
         yield Draw(count)
-
-
-# -- the view ------------------------------------------------------------------------------------
-
-
-def _accepts(books: Books, instance: Instance) -> bool:
-    """Under `drain`, an instance that lags takes in nothing new; in lockstep, of the next batch."""
-    schedule = books.schedule
-    if schedule.on_pull != "drain" or schedule.admission == "lockstep":
-        return True
-    assert books.published is not None
-    return instance.version >= books.published
-
-
-def _view(books: Books) -> FleetView:
-    assert books.published is not None
-    instances = tuple(i.view(accepts=_accepts(books, i)) for i in books.instances.values())
-    admissible: frozenset[Version] = frozenset()
-    if books.queue.drawn:
-        versions = {i.version for i in instances if i.accepts}
-        admissible = frozenset(v for v in versions if books.admits(v))
-    waiting = [min_version(books, group) for group in books.queue.new_groups()]
-    lowest = books.queue.lowest_version()
-    if lowest is not None:
-        waiting.append(lowest)
-    return FleetView(
-        published=books.published,
-        instances=instances,
-        queue=Waiting(books, admissible),
-        lowest_waiting=min(waiting, default=None),
-        num_returning=sum(len(i.stopping) for i in books.instances.values()),
-        admissible=admissible,
-        weights=books.schedule.weights,
-        forecast=Forecast(books),
-        gating=_gating(books),
-        layout=None if books.schedule.tiers is None else books.pipeline,
-    )
-
-
-def _gating(books: Books) -> frozenset[GroupId]:
-    """Groups whose batch is next, while nothing is trained on."""
-    buffers = books.buffers
-    if books.training is not None or buffers.first not in buffers.books():
-        return frozenset()
-    return frozenset(buffers.reserved_in(buffers.first))
-
-
-def min_version(books: Books, group: GroupId) -> Version:
-    """The lowest version at which a new member of an admitted group may start."""
-    place = books.buffers.place(group)
-    assert place is not None
-    return max(0, place - books.plan.max_staleness)
-
-
-class Waiting:
-    """What waits to be routed, read from the books while it is iterated over."""
-
-    def __init__(self, books: Books, admissible: frozenset[Version]) -> None:
-        self._books, self._admissible = books, admissible
-
-    def __iter__(self) -> Iterator[TrajectoryView]:
-        books = self._books
-        for version, trajectory in books.queue.partial():
-            group = books.groups[trajectory.group]
-            tokens = group.prompt_tokens + group.members[trajectory.member].length
-            yield TrajectoryView(trajectory, version, version, tokens)
-        for trajectory in books.queue.new():
-            tokens = books.groups[trajectory.group].prompt_tokens
-            yield TrajectoryView(trajectory, None, min_version(books, trajectory.group), tokens)
-        yield from self._not_admitted()
-
-    def _not_admitted(self) -> Iterator[TrajectoryView]:
-        if not self._admissible:
-            return
-        books, lowest = self._books, min(self._admissible)
-        room = books.buffers.num_empty()
-        if books.schedule.admission == "lockstep":
-            room = min(room, books.round_left)
-        room = min(room, books.schedule.max_under_way - books.num_incomplete)
-        size = books.plan.num_generations + books.plan.extra_generations
-        for _, serial in zip(range(room), books.queue.drawn, strict=False):
-            tokens, _ = books.prompts[serial]
-            for member in range(size):
-                yield TrajectoryView(TrajectoryId(serial, member), None, lowest, tokens)
