@@ -34,6 +34,11 @@ def laid_out(view: FleetView) -> list[Assignment]:
     if view.layout is None:
         return fewest_requests(view)
     able = {x.name: x for x in view.instances if has_room(x) and not x.waiting}
+    if view.lowest_waiting is None:  # all that waits is of the last step, or not laid out
+        steps = {name: view.layout.step(x.assigned) for name, x in able.items()}
+        able = {n: x for n, x in able.items() if steps[n] in (None, view.layout.num_steps - 1)}
+    if not able:
+        return []
     waiting: dict[InstanceId, list[_Waiting]] = {}
     for number, trajectory in enumerate(view.queue):
         place = view.layout.place(trajectory.id)

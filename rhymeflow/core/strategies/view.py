@@ -91,6 +91,10 @@ class Forecast(Protocol):
 class Layout(Protocol):
     """Where a schedule that lays its steps out wants things to be (`core/pipeline.py`)."""
 
+    @property
+    def num_steps(self) -> int:
+        """Steps laid out; groups that are not admitted belong to the last one."""
+
     def place(self, trajectory: TrajectoryId) -> tuple[int, InstanceId] | None:
         """Step and instance; None: its group is not laid out yet."""
 

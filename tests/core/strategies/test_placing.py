@@ -44,6 +44,10 @@ class Placed:
     shares: dict[str, float] = field(default_factory=dict)
     moved: set[TrajectoryId] = field(default_factory=set)
 
+    @property
+    def num_steps(self) -> int:
+        return 1 + max((step for step, _ in self.places.values()), default=-1)
+
     def place(self, trajectory: TrajectoryId) -> tuple[int, str] | None:
         return self.places.get(trajectory)
 
