@@ -160,7 +160,7 @@ def notes(args: argparse.Namespace, rows: Sequence[Mapping[str, Any]]) -> str:
 def bars(rows: Sequence[Mapping[str, Any]]) -> list[Bar]:
     """What `charts.side_by_side` shows of a record's rows: all schedules, all with drafts.
 
-    Of each the bound where it is fastest, the mean over the places where all schedules were run.
+    Of each the bound where it is fastest, in the places where all schedules were run.
     """
     compared = [
         r for r in rows if r["drafts"] and (r["tail"], r["history"]) == ("long", "informative")
@@ -171,8 +171,9 @@ def bars(rows: Sequence[Mapping[str, Any]]) -> list[Bar]:
         ratio = each["over synchronous, drafts"]
         place[each["schedule"]] = max(ratio, place.get(each["schedule"], 0.0))
     there = max(map(len, most.values()), default=0)
-    places = [place for place in most.values() if len(place) == there]
     return [
-        Bar("simulated: tokens per second", name, statistics.mean(place[name] for place in places))
-        for name in (places[0] if places else ())
+        Bar(f"{model} on {devices} devices, simulated", name, ratio)
+        for (model, devices, _), place in most.items()
+        if len(place) == there
+        for name, ratio in place.items()
     ]
