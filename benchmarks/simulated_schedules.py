@@ -172,7 +172,7 @@ def bars(rows: Sequence[Mapping[str, Any]]) -> list[Bar]:
         place[each["schedule"]] = max(ratio, place.get(each["schedule"], 0.0))
     shown = sorted(most.items(), key=lambda place: -len(place[1]))[:2]
     return [
-        Bar(f"{model} on {devices} devices, simulated", name, ratio)
+        Bar(f"simulated, {model} on {devices}: rate", name, ratio)
         for (model, devices, _), place in shown
         for name, ratio in place.items()
     ]

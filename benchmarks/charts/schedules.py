@@ -62,13 +62,14 @@ def _panel(axes: Axes, bars: Sequence[Bar]) -> None:
 
 
 def _title(panels: dict[str, list[Bar]]) -> str:
-    """What `rhymeflow` comes to, in each panel that has it."""
-    found = [
-        f"{bar.value:.1f} times ({name.partition(':')[0]})"
-        for name, bars in panels.items()
+    """What `rhymeflow` comes to, from the least panel that has it to the greatest."""
+    found = sorted(
+        f"{bar.value:.1f}"
+        for bars in panels.values()
         for bar in bars
         if bar.schedule == "rhymeflow"
-    ]
+    )
     if not found:
         return "Schedules side by side"
-    return f"rhymeflow is {' and '.join(found)} as fast as synchronous"
+    shown = dict.fromkeys([found[0], found[-1]])
+    return f"rhymeflow is {' to '.join(shown)} times as fast as synchronous"

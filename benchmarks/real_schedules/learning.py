@@ -284,7 +284,7 @@ def bars(rows: Sequence[Mapping[str, Any]]) -> list[Bar]:
     """What `charts.side_by_side` shows of a record's rows: how many times sooner, with drafts."""
     return [
         Bar(
-            panel="real: time to a held-out reward",
+            panel="real: time to a reward",
             schedule=row["side"].partition(",")[0],
             value=1 / row["ratio"],
             least=1 / row["ratio, greatest"],

@@ -287,11 +287,11 @@ def test_bars_are_of_the_fastest_bound_in_two_places(simulated):
         for devices, ratio in ((1, 1.0), (1, 1.5), (2, 2.5))
     ]  # fmt: skip
     found = {bar.panel: bar.value for bar in simulated_schedules.bars(rows)}
-    assert found == {"a on 1 devices, simulated": 1.5, "a on 2 devices, simulated": 2.5}
+    assert found == {"simulated, a on 1: rate": 1.5, "simulated, a on 2: rate": 2.5}
     rows.append({**rows[0], "devices": 3})
     rows += [{**row, "schedule": "bounded"} for row in rows if row["devices"] > 1]
     panels = {bar.panel for bar in simulated_schedules.bars(rows)}
-    assert panels == {"a on 2 devices, simulated", "a on 3 devices, simulated"}
+    assert panels == {"simulated, a on 2: rate", "simulated, a on 3: rate"}
     assert simulated_schedules.bars([]) == []
 
 
