@@ -25,8 +25,8 @@ from typing import Any
 
 from benchmarks import harness
 from benchmarks.rollouts.recorded import Rollout, load
-from rhymeflow.core.hindsight import spearman
 from rhymeflow.core.history import LengthHistory
+from rhymeflow.core.lengths.hindsight import spearman
 from rhymeflow.core.types import TrajectoryId
 
 RECORDINGS = ("demo", "demo-0.6", "smollm2", "smollm2-long-1.0", "smollm2-long-0.6")

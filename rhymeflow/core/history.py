@@ -20,14 +20,14 @@ from collections import deque
 from collections.abc import Sequence
 from math import exp, inf, log, sqrt
 
-from rhymeflow.core import siblings
-from rhymeflow.core.correction import Correction
-from rhymeflow.core.evidence import Evidence, Example
-from rhymeflow.core.hindsight import Calibration, Hindsight
-from rhymeflow.core.opened import OpenGroup
-from rhymeflow.core.outlook import NOBODY, Outlook, Past, Standing, marks
-from rhymeflow.core.prompts import ByReward, PromptLengths
-from rhymeflow.core.residuals import Residuals, exponential_points, normal_points, spread
+from rhymeflow.core.lengths import siblings
+from rhymeflow.core.lengths.correction import Correction
+from rhymeflow.core.lengths.evidence import Evidence, Example
+from rhymeflow.core.lengths.hindsight import Calibration, Hindsight
+from rhymeflow.core.lengths.opened import OpenGroup
+from rhymeflow.core.lengths.outlook import NOBODY, Outlook, Past, Standing, marks
+from rhymeflow.core.lengths.prompts import ByReward, PromptLengths
+from rhymeflow.core.lengths.residuals import Residuals, exponential_points, normal_points, spread
 from rhymeflow.core.types import GroupId, TrajectoryId
 
 _RECENT = 1024

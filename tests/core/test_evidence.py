@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from rhymeflow.core.evidence import Evidence, Example
+from rhymeflow.core.lengths.evidence import Evidence, Example
 
 
 def tell(evidence: Evidence, rng: random.Random, count: int, worth: float) -> list[float]:

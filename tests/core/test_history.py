@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rhymeflow.core.correction import Correction
-from rhymeflow.core.hindsight import spearman
 from rhymeflow.core.history import LengthHistory
-from rhymeflow.core.prompts import ByReward
+from rhymeflow.core.lengths.correction import Correction
+from rhymeflow.core.lengths.hindsight import spearman
+from rhymeflow.core.lengths.prompts import ByReward
 from rhymeflow.core.types import TrajectoryId
 from tests.core.lengths import LONGEST, Player, World, bimodal, lognormal, power_law
 

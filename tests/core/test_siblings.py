@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rhymeflow.core.hindsight import Hindsight, spearman
-from rhymeflow.core.residuals import Residuals, exponential_points
-from rhymeflow.core.siblings import level
+from rhymeflow.core.lengths.hindsight import Hindsight, spearman
+from rhymeflow.core.lengths.residuals import Residuals, exponential_points
+from rhymeflow.core.lengths.siblings import level
 
 
 def highest(prior, variance, noise, lengths, unfinished, floor) -> float:

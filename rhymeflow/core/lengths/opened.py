@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rhymeflow.core.outlook import Past, Standing
+from rhymeflow.core.lengths.outlook import Past, Standing
 
 
 class OpenGroup:

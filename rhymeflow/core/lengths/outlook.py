@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from math import exp, inf, log, sqrt
 from typing import NamedTuple
 
-from rhymeflow.core import siblings
-from rhymeflow.core.correction import Correction
-from rhymeflow.core.residuals import Residuals
+from rhymeflow.core.lengths import siblings
+from rhymeflow.core.lengths.correction import Correction
+from rhymeflow.core.lengths.residuals import Residuals
 
 _LOW, _HIGH = 0.1, 0.9
 _STEP = 1.6
