@@ -11,7 +11,7 @@ from rhymeflow.runtime.pace import Pace
 
 def status(tokens, busy, saved=0.0):
     drafts = DraftStats(saved_seconds=saved)
-    return InstanceStatus(1, 2, ((0, 1),), 10, tokens, busy, drafts)
+    return InstanceStatus(1, 2, ((0, 1),), 10, 5.0, tokens, busy, drafts)
 
 
 def part(count, steps, drafted):
