@@ -50,13 +50,7 @@ drafts pay."""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of this benchmark."""
-    parser.add_argument(
-        "--runs",
-        type=Path,
-        default=Path("runs/recorded"),
-        metavar="DIR",
-        help="recorded rollouts, made where they are missing (default runs/recorded)",
-    )
+    harness.add_runs_argument(parser)
     parser.add_argument("--recordings", default=",".join(RECORDINGS), help="default: all")
     harness.add_parts_argument(parser, PARTS)
     parser.add_argument("--repeats", type=int, default=3, help="of `speed` (default 3)")

@@ -62,6 +62,17 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_runs_argument(parser: argparse._ActionsContainer) -> None:
+    """Add `--runs`, where recorded rollouts are."""
+    parser.add_argument(
+        "--runs",
+        type=Path,
+        default=Path("runs/recorded"),
+        metavar="DIR",
+        help="recorded rollouts, made where they are missing (default runs/recorded)",
+    )
+
+
 def add_parts_argument(
     parser: argparse._ActionsContainer, parts: Iterable[str], default: str | None = None
 ) -> None:

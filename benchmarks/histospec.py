@@ -92,13 +92,7 @@ def _is_headline(case: Case) -> bool:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of this benchmark."""
-    parser.add_argument(
-        "--runs",
-        type=Path,
-        default=Path("runs/recorded"),
-        metavar="DIR",
-        help="recorded rollouts, made where they are missing (default runs/recorded)",
-    )
+    harness.add_runs_argument(parser)
     harness.add_parts_argument(parser, PARTS)
     parser.add_argument("--repeats", type=int, default=7, help="within one process (default 7)")
     parser.add_argument("--pairs", type=int, default=3, help="of real runs (default 3)")

@@ -20,7 +20,6 @@ import math
 import random
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from benchmarks import harness
@@ -39,13 +38,7 @@ GROUPS = {"demo": 16, "demo-0.6": 16, "smollm2": 16}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of this benchmark."""
-    parser.add_argument(
-        "--runs",
-        type=Path,
-        default=Path("runs/recorded"),
-        metavar="DIR",
-        help="recorded rollouts, made where they are missing (default runs/recorded)",
-    )
+    harness.add_runs_argument(parser)
     parser.add_argument("--recordings", default=",".join(RECORDINGS), help="default: all")
     parser.add_argument("--shuffled", action="store_true", help="with histories of other prompts")
 

@@ -24,14 +24,9 @@ def seconds(cost: CostModel, lengths: Sequence[float], prompt_tokens: float, pla
     reading = sum(length * (prompt_tokens + length / 2) for length in lengths)
     waves, last = lengths[:-places], lengths[-places:]
     # What does not fit at first fills places that come free: all of them are taken meanwhile.
-    total = cost.k1 * reading + sum(waves) / places * _dense(cost, places)
+    total = cost.k1 * reading + sum(waves) / places * cost.iteration(places, 0)
     done = 0.0
     for index, length in enumerate(last):
-        total += (length - done) * _dense(cost, len(last) - index)
+        total += (length - done) * cost.iteration(len(last) - index, 0)
         done = length
     return total
-
-
-def _dense(cost: CostModel, n: int) -> float:
-    """Seconds of an iteration without reading the cache."""
-    return max(cost.k2, cost.k3 * n + cost.c) + cost.k4

@@ -31,10 +31,6 @@ class Forecast:
             return member.length + self._books.instances[member.instance].made_here(trajectory)
         return member.length
 
-    def final(self, trajectory: TrajectoryId) -> float:
-        """Tokens it is expected to have when it is complete."""
-        return self._books.history.expected(trajectory.group, self.made(trajectory))
-
     def remaining(self, trajectory: TrajectoryId) -> float:
         """Tokens it is expected to need still, at least 1."""
         made = self.made(trajectory)

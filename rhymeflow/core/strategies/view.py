@@ -75,9 +75,6 @@ class Forecast(Protocol):
     def made(self, trajectory: TrajectoryId) -> int:
         """Tokens it has, about."""
 
-    def final(self, trajectory: TrajectoryId) -> float:
-        """Tokens it is expected to have when it is complete."""
-
     def remaining(self, trajectory: TrajectoryId) -> float:
         """Tokens it is expected to need still, at least 1."""
 
