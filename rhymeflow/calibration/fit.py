@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 _KINKS = 128
-"""Places of the kink that are tried."""
+"""Places of the kink that are tried, and again around the best of them."""
 
 
 class DecodeTiming(NamedTuple):
@@ -61,18 +61,23 @@ def fit_decode(timings: Sequence[DecodeTiming]) -> DecodeFit:
     """Fit one iteration's cost.
 
     With the kink at m the floor is k2 = k3 m + c, so the whole is linear in (k1, k3, c):
-    k1 K + k3 max(n, m) + c. Kinks from 0 to the largest n are tried, and the one that fits best
-    is taken. k4 cannot be told from k2 and c together, and is 0.
+    k1 K + k3 max(n, m) + c. Kinks from 0 to the largest n are tried, then kinks between the
+    neighbours of the best, and the one that fits best is taken. k4 cannot be told from k2 and c
+    together, and is 0.
     """
     assert timings, "nothing was measured"
     n, kv_tokens, seconds = (np.array(column, float) for column in zip(*timings, strict=True))
-    best, best_loss = DecodeFit(0, 0, 0, 0, 0), np.inf
-    for kink in np.linspace(0.0, n.max(), _KINKS):
-        columns = np.stack([kv_tokens, np.maximum(n, kink), np.ones_like(n)], axis=1)
-        (k1, k3, c), loss = nonnegative(columns, seconds)
-        if loss < best_loss * (1 - 1e-9):
-            best_loss = loss
-            best = DecodeFit(k1=k1, k2=k3 * float(kink) + c, k3=k3, c=c, k4=0.0)
+    best, best_kink, best_loss = DecodeFit(0, 0, 0, 0, 0), 0.0, np.inf
+    low, high = 0.0, float(n.max())
+    for _ in range(2):
+        kinks, step = np.linspace(low, high, _KINKS, retstep=True)
+        for kink in map(float, kinks):
+            columns = np.stack([kv_tokens, np.maximum(n, kink), np.ones_like(n)], axis=1)
+            (k1, k3, c), loss = nonnegative(columns, seconds)
+            if loss < best_loss * (1 - 1e-9):
+                best_kink, best_loss = kink, loss
+                best = DecodeFit(k1=k1, k2=k3 * kink + c, k3=k3, c=c, k4=0.0)
+        low, high = max(low, best_kink - float(step)), min(high, best_kink + float(step))
     return best
 
 

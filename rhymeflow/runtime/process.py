@@ -78,7 +78,8 @@ class Worker:
         theirs.close()  # so that the end of the child is the end of the pipe
         self.last_heard: float | None = None
         self._outbox: SimpleQueue[bytes | None] = SimpleQueue()
-        threading.Thread(target=self._deliver, daemon=True, name=f"to {name}").start()
+        self._delivery = threading.Thread(target=self._deliver, daemon=True, name=f"to {name}")
+        self._delivery.start()
 
     @property
     def pid(self) -> int:
@@ -147,6 +148,9 @@ class Worker:
             self._process.kill()
             self._process.join()
         self._outbox.put(None)
+        # Whoever comes next may get this descriptor's number, and what is still to be delivered
+        # must not reach them. It ends at once: nobody is there to read.
+        self._delivery.join()
         self.connection.close()
 
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
-from math import ceil
+from math import ceil, inf
 
 from rhymeflow.core.types import GroupId, TrajectoryId, Version
 from rhymeflow.sim.drafts import CLASSES, Choice, class_of
@@ -217,8 +217,9 @@ class Batch:
         room = int((self.hardware.kv_capacity - self._cached + ROUNDING) // growth)
         assert room >= 1, "the next iteration does not fit"
         iterations = min(room, *[lane.iterations() for lane in self._lanes if lane.count])
-        if self._choice is not None and self._choice.until < self._cached + growth * iterations:
-            iterations = ceil((self._choice.until - self._cached) / growth)
+        until = self._choice.until - ROUNDING if self._choice is not None else inf
+        if until < self._cached + growth * iterations:
+            iterations = ceil((until - self._cached) / growth)
         return Stretch(now, seconds, cost.k1 * growth, iterations)
 
     def _choose(self) -> int:

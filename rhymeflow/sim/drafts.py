@@ -29,6 +29,7 @@ from math import floor, inf
 from typing import NamedTuple
 
 from rhymeflow.core.cost import CostModel
+from rhymeflow.sim.lane import ROUNDING
 
 CLASSES = 4
 BAND = 0.1
@@ -55,7 +56,7 @@ class Choice(NamedTuple):
     made: float
     """Tokens that all of them make in an iteration."""
     until: float
-    """It holds while there are fewer tokens than this in the cache."""
+    """It holds while there are fewer tokens than this in the cache, by more than `ROUNDING`."""
 
 
 class Drafts:
@@ -89,7 +90,8 @@ class Drafts:
 
     def choose(self, counts: Counts, urgency: float, kv_tokens: float) -> Choice:
         """The best there is with so many trajectories and about so many tokens in the cache."""
-        band = bisect_right(self._edges, kv_tokens)
+        # A cache of just an edge's tokens is beyond it, however its sum of fractions was rounded.
+        band = bisect_right(self._edges, kv_tokens + ROUNDING)
         key = counts, urgency, band
         choice = self._chosen.get(key)
         if choice is None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import time
+from multiprocessing.connection import Connection
 
 import pytest
 
@@ -37,3 +39,21 @@ def test_cores_are_shared_out():
     cores = len(os.sched_getaffinity(0))
     assert share_of_cores(1) == cores
     assert share_of_cores(10 * cores) == 1
+
+
+def test_nothing_is_delivered_once_a_worker_is_stopped(tmp_path, monkeypatch):
+    """Its descriptor's number may be another's by then, who would be told to shut down."""
+    written = []
+
+    def slowly(self, message):
+        time.sleep(0.5)
+        assert not self.closed
+        written.append(message)
+
+    monkeypatch.setattr(Connection, "send_bytes", slowly)
+    worker = Worker("w", "tests.runtime.threads_entry", Config(), str(tmp_path), num_threads=1,
+                    cpus=None)  # fmt: skip
+    worker.stop(patience=0.0)
+    count = len(written)
+    time.sleep(1.0)
+    assert len(written) == count == 1

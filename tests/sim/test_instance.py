@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import inf
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rhymeflow.core.commands import Abort, Hurry, Interrupt, Pull, Route
@@ -154,8 +154,9 @@ def test_equals_one_iteration_after_another(seed: int) -> None:
         assert responses[trajectory].oldest_version == sequence.oldest
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300, deadline=None)
 @given(st.integers(0, 2**32))
+@example(42477)  # 70 tokens in the cache, summed to a little less: just on the edge of a band
 def test_equals_one_iteration_after_another_with_drafts(seed: int) -> None:
     fast, facts, _, slow, responses = both(*with_drafts(seed))
     assert_equal(fast, facts, slow)
@@ -165,13 +166,6 @@ def test_equals_one_iteration_after_another_with_drafts(seed: int) -> None:
     assert fast._batch.clock(0) == pytest.approx(slow.clock)
     made = sum(sequence.made for sequence in slow.sequences.values())
     assert fast.tally.tokens_made == pytest.approx(made, abs=1e-6)
-
-
-@pytest.mark.xfail(strict=True, reason="1 ms too early, one scenario in some thousands")
-def test_a_scenario_that_differs_by_a_millisecond() -> None:
-    """Known and not mended yet: 1.3317 s instead of 1.3327 s."""
-    fast, facts, _, slow, _ = both(*with_drafts(42477))
-    assert_equal(fast, facts, slow)
 
 
 def routes(*members: TrajectoryId) -> list:
