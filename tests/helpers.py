@@ -46,8 +46,8 @@ from rhymeflow.core.events import (
 )
 from rhymeflow.core.plan import Plan, Schedule, Tiers
 from rhymeflow.core.strategies.schedules import SCHEDULES
-from rhymeflow.core.strategies.view import Weights
 from rhymeflow.core.types import TrajectoryId
+from tests.core.strategies.fleets import WEIGHTS
 
 LONGEST = 6
 """Tokens of the longest response, less one."""
@@ -81,17 +81,7 @@ def a_plan(**changes: object) -> Plan:
 
 def a_schedule(name: str = "staleflow", **changes: object) -> Schedule:
     """A schedule by name, with its fields changed."""
-    weights = Weights(
-        COST,
-        routing_gain=0.25,
-        kv_headroom=0.0,
-        max_waiting=3,
-        throughput_ratio=5.0,
-        crowding=1.25,
-        growth=1.5,
-        urgency=1.0,
-        group_size=2,
-    )
+    weights = replace(WEIGHTS, cost=COST)
     bundle = SCHEDULES[name]
     made = Schedule(
         name, bundle.admission, bundle.routing, bundle.sync, bundle.on_pull, bundle.migration,

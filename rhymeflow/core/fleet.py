@@ -105,6 +105,5 @@ class Instance:
                 self.assigned,
                 tuple(t for t in self.waiting if t in self.assigned),
                 accepts,
-                self.hurried,
             )
         return self._view

@@ -45,8 +45,6 @@ class InstanceView(NamedTuple):
     """Those of them that are not decoded: no room yet, or preempted."""
     accepts: bool
     """Whether anything may be routed to it now."""
-    hurried: frozenset[TrajectoryId]
-    """What it drafts for before others."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,9 +54,7 @@ def instance(
     assigned = {TrajectoryId(base + i, 0): length for i, length in enumerate(lengths)}
     ids = tuple(assigned)[:waiting]
     kv_tokens = sum(lengths[waiting:])
-    return InstanceView(
-        name, version, capacity, kv_capacity, kv_tokens, assigned, ids, accepts, frozenset()
-    )  # fmt: skip
+    return InstanceView(name, version, capacity, kv_capacity, kv_tokens, assigned, ids, accepts)
 
 
 def new(group: int, tokens: int = 1000, *, min_version: int = 0) -> TrajectoryView:
@@ -74,9 +72,6 @@ class NoForecast:
 
     def made(self, trajectory: TrajectoryId) -> int:
         return 0
-
-    def final(self, trajectory: TrajectoryId) -> float:
-        return 1000.0
 
     def remaining(self, trajectory: TrajectoryId) -> float:
         return 1000.0
