@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--bound",
         type=int,
         action="append",
-        help="of those that leave it open; default: 1 and 3, for learning 1",
+        help="of those that leave it open; default: 1 and 3",
     )
     parser.add_argument("--simulated", action="store_true", help="simulate, instead of real runs")
     real = parser.add_argument_group("real runs")

@@ -1,10 +1,11 @@
-"""Draws held-out reward against seconds: a thin line a run, and a median line a side."""
+"""Draws held-out reward against seconds: a median line a side, and the runs of two of them."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from matplotlib.axes import Axes
@@ -18,6 +19,8 @@ class Curve(msgspec.Struct, frozen=True):
     side: str
     """As a legend calls it."""
     schedule: str
+    bound: int
+    """Lines are thicker where it is greater."""
     has_drafts: bool
     """Dashed without."""
     seed: int
@@ -36,12 +39,14 @@ def reward_by_seconds(
         goal: held-out reward.
         path: the file.
     """
-    made = style.figure(4.6, _title(seconds, goal))
+    made = style.figure(5.0, _title(seconds, goal))
     axes = made.subplots()
     order = sorted(seconds, key=lambda side: seconds[side])
     for rank, side in enumerate(order):
         found = [curve for curve in curves if curve.side == side]
-        _side(axes, found, f"{side}: {seconds[side]:.1f} s", len(order) - rank)
+        if side in (order[0], _base(seconds)):
+            _runs(axes, found)
+        _median(axes, found, f"{side}: {seconds[side]:.1f} s", len(order) - rank)
     axes.axhline(goal, color=style.FAINT, linewidth=0.9, linestyle=":", zorder=0)
     axes.annotate(
         f"{goal:g}", (0.01, goal), xycoords=("axes fraction", "data"), ha="left", va="bottom",
@@ -71,26 +76,35 @@ def median_curve(curves: Sequence[Curve]) -> list[tuple[float, float]]:
     ]
 
 
-def _side(axes: Axes, curves: Sequence[Curve], label: str, order: int) -> None:
-    colour = style.COLOURS[curves[0].schedule]
-    line = "-" if curves[0].has_drafts else (0, (4, 2))
-    for curve in curves:
-        if len(curves) > 1:
-            seconds, _, rewards = zip(*sorted(curve.points), strict=True)
-            axes.plot(seconds, rewards, color=colour, linewidth=0.6, alpha=0.35, linestyle=line)
+def _runs(axes: Axes, curves: Sequence[Curve]) -> None:
+    for curve in curves if len(curves) > 1 else ():
+        seconds, _, rewards = zip(*sorted(curve.points), strict=True)
+        axes.plot(seconds, rewards, linewidth=0.7, alpha=0.5, **_look(curve))
+
+
+def _median(axes: Axes, curves: Sequence[Curve], label: str, order: int) -> None:
     seconds, rewards = zip(*median_curve(curves), strict=True)
-    axes.plot(
-        seconds, rewards, color=colour, linewidth=2, linestyle=line, label=label, zorder=2 + order
-    )
+    width = 1.2 if curves[0].bound <= 1 else 2.4
+    axes.plot(seconds, rewards, linewidth=width, label=label, zorder=2 + order, **_look(curves[0]))
+
+
+def _look(curve: Curve) -> dict[str, Any]:
+    line = "-" if curve.has_drafts else (0, (4, 2))
+    return {"color": style.COLOURS[curve.schedule], "linestyle": line}
+
+
+def _base(seconds: Mapping[str, float]) -> str | None:
+    """`synchronous` with drafts, if it is there."""
+    return next((s for s in seconds if s.startswith("synchronous") and "no drafts" not in s), None)
 
 
 def _title(seconds: Mapping[str, float], goal: float) -> str:
     """The quickest side, and how it stands to `synchronous`."""
     best = min(seconds, key=lambda side: seconds[side])
-    base = next((s for s in seconds if s.startswith("synchronous") and "no drafts" not in s), best)
-    if base == best:
+    base = _base(seconds)
+    if base is None or base == best:
         return f"Held-out reward reaches {goal:g} first with {best}"
     return (
-        f"To a held-out reward of {goal:g}, {best.partition(',')[0]} is "
+        f"To a held-out reward of {goal:g}, {best.replace(', bound', ' at bound')} is "
         f"{seconds[base] / seconds[best]:.1f} times as fast as synchronous"
     )

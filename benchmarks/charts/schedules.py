@@ -28,13 +28,15 @@ def side_by_side(rows: Sequence[Bar], path: Path) -> None:
     """Write the PNG; no two bars of a panel are of one schedule."""
     panels = {row.panel: [other for other in rows if other.panel == row.panel] for row in rows}
     most = max(map(len, panels.values()))
-    made = style.figure(1.2 + 0.36 * most, _title(panels))
-    for axes, (name, bars) in zip(
-        made.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True
-    ):
+    columns = len(panels) if len(panels) <= 3 else 2
+    num_rows = -(-len(panels) // columns)
+    made = style.figure(0.4 + (0.8 + 0.36 * most) * num_rows, _title(panels))
+    places = list(made.subplots(num_rows, columns, squeeze=False).flat)
+    for axes, (name, bars) in zip(places, panels.items(), strict=False):
         axes.set_title(name, fontsize=10, loc="left", color=style.INK)
         _panel(axes, bars)
-
+    for axes in places[len(panels) :]:
+        axes.set_visible(False)
     style.save(made, path)
 
 

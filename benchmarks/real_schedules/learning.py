@@ -4,7 +4,8 @@ Runs of one recipe that differ in schedule, drafts and seed only, in turn, each 
 is evaluated every few versions, greedily, on the instances that also produce: so the evaluations
 cost every side the same work, and dilute what a schedule wins. A run goes on until an evaluation
 reaches the goal and the epochs are over that are judged for length bias (`bias.py`). All schedules
-draft as the recipe says; `synchronous` and `staleflow` run once more without drafts.
+draft as the recipe says; `synchronous` and `staleflow` run once more without drafts, at the least
+bound.
 
 Seconds count from when the run is ready (`runs.py`); those from the beginning of its log, loading
 included, stand beside them. Ratios are to `synchronous` with drafts and the same seed.
@@ -31,9 +32,10 @@ from benchmarks.real_schedules import bias, follow, runs
 from benchmarks.real_schedules.runs import Reached, Run
 from benchmarks.real_schedules.sides import NAMES, Side, cores, overrides, sides
 from rhymeflow import settings
-from rhymeflow.config import Config
+from rhymeflow.config import FIXED_BOUNDS, Config
 
 RECORD = "schedules-learning"
+BOUNDS = (1, 3)
 GOAL = 0.85
 TARGET = 0.5
 """Seconds of `rhymeflow` over those of `synchronous`."""
@@ -78,10 +80,10 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def sides_of(args: argparse.Namespace) -> list[Side]:
-    """Every schedule at its bound, and the references without drafts."""
+    """Every schedule at its bounds, and the references without drafts at the least of them."""
     names = args.schedule or NAMES
-    bounds = args.bound or [1]
-    bare = sides([name for name in names if name in REFERENCES], bounds)
+    bounds = args.bound or BOUNDS
+    bare = sides([name for name in names if name in REFERENCES], [min(bounds)])
     return sides(names, bounds) + [side._replace(has_drafts=False) for side in bare]
 
 
@@ -119,7 +121,7 @@ def least_steps(config: Config, args: argparse.Namespace) -> int:
     """The epochs that length bias is judged on, and what may be behind."""
     assert config.data.size is not None, f"{args.recipe} has no epochs"
     epoch = -(-config.data.size // config.learner.groups_per_batch)
-    return args.epochs * epoch + max(args.bound or [1]) + 2
+    return args.epochs * epoch + max(args.bound or BOUNDS) + 2
 
 
 def train(run_dir: Path, fields: Mapping[str, str], args: argparse.Namespace) -> Run:
@@ -163,7 +165,9 @@ def time_row(side: Side, found: Sequence[Run], goals: Sequence[Reached]) -> dict
     """Medians over seeds; a run that ended before the goal counts with all its time."""
     seconds = [goal.seconds for goal in goals]
     return {
-        "side": str(side),
+        "schedule": side.schedule,
+        "bound": side.bound,
+        "drafts": side.has_drafts,
         "reached": f"{sum(goal.is_goal for goal in goals)} of {len(goals)}",
         "seconds": round(statistics.median(seconds), 2),
         "least": round(min(seconds), 2),
@@ -281,17 +285,23 @@ def notes(args: argparse.Namespace) -> str:
 
 
 def bars(rows: Sequence[Mapping[str, Any]]) -> list[Bar]:
-    """What `charts.side_by_side` shows of a record's rows: how many times sooner, with drafts."""
+    """What `charts.side_by_side` shows of a record's rows: how many times sooner, with drafts.
+
+    A panel for each bound; schedules that have one of their own stand in all of them.
+    """
+    shown = [row for row in rows if "ratio" in row and row["drafts"]]
+    bounds = {row["bound"] for row in shown if row["schedule"] not in FIXED_BOUNDS}
     return [
         Bar(
-            panel="real: time to a reward",
-            schedule=row["side"].partition(",")[0],
+            panel=f"real, bound {bound}: time to a reward",
+            schedule=row["schedule"],
             value=1 / row["ratio"],
             least=1 / row["ratio, greatest"],
             greatest=1 / row["ratio, least"],
         )
-        for row in rows
-        if "ratio" in row and not row["side"].endswith("no drafts")
+        for bound in sorted(bounds)
+        for row in shown
+        if row["schedule"] in FIXED_BOUNDS or row["bound"] == bound
     ]
 
 
@@ -301,6 +311,7 @@ def curves(seen: Runs) -> list[Curve]:
         Curve(
             side=str(side),
             schedule=side.schedule,
+            bound=side.bound,
             has_drafts=side.has_drafts,
             seed=seed,
             points=[

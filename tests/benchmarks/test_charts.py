@@ -57,7 +57,7 @@ def test_drafting_by_epoch(tmp_path: Path) -> None:
 
 def curves() -> list[Curve]:
     return [
-        Curve(side, side.partition(",")[0], True, seed, [
+        Curve(side, side.partition(",")[0], seed, True, seed, [
             (0.0, 0, 0.4), (seconds / 2 + seed, 2, 0.7 + 0.01 * seed), (seconds, 4, 0.9),
             *([(seconds + 1, 6, 0.9)] if seed else []),
         ])
@@ -70,7 +70,7 @@ def test_reward_by_seconds(tmp_path: Path) -> None:
     charts.reward_by_seconds(curves(), SIDES, 0.85, tmp_path / "a.png")
     assert_drawn(tmp_path / "a.png")
     assert learning._title(SIDES, 0.85).startswith(
-        "To a held-out reward of 0.85, rhymeflow is 2.5 times as fast"
+        "To a held-out reward of 0.85, rhymeflow at bound 1 is 2.5 times as fast"
     )
     assert learning._title({"synchronous, bound 0": 3.0}, 0.85).endswith("synchronous, bound 0")
 

@@ -320,7 +320,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
 def test_sides_are_every_schedule_and_the_references_without_drafts(trained) -> None:
     found = [str(side) for side in learning.sides_of(arguments())]
     assert found[:2] == ["synchronous, bound 0", "one_step, bound 1"]
-    assert "rhymeflow, bound 1" in found
+    assert {"rhymeflow, bound 1", "rhymeflow, bound 3"} <= set(found)
     assert found[-2:] == ["synchronous, bound 0, no drafts", "staleflow, bound 1, no drafts"]
     assert sides(["bounded", "synchronous"], [1, 3]) == [
         Side("bounded", 1), Side("bounded", 3), Side("synchronous", 0),
@@ -329,11 +329,12 @@ def test_sides_are_every_schedule_and_the_references_without_drafts(trained) -> 
 
 def test_time_to_the_goal_is_paired_by_seed_and_judged(trained, tmp_path: Path) -> None:
     names = ("--schedule", "synchronous", "--schedule", "rhymeflow")
-    args = arguments("--parts", "learning", *names, "--seeds", "2", "--epochs", "1")
+    options = ("--seeds", "2", "--epochs", "1", "--bound", "1")
+    args = arguments("--parts", "learning", *names, *options)
     result = schedules.run(args)
     assert [fields["run.seed"] for fields in trained] == ["0"] * 3 + ["1"] * 3
-    rows = {row["side"]: row for row in result["rows"]}
-    ours, base = rows["rhymeflow, bound 1"], rows["synchronous, bound 0"]
+    base, ours, _ = result["rows"]
+    assert (ours["schedule"], ours["bound"], ours["drafts"]) == ("rhymeflow", 1, True)
     assert base["ratio"] == base["ratio, least"] == 1
     assert (ours["seconds"], ours["from start"], ours["published"]) == (3.9, 13.9, 3.4)
     assert (ours["steps to it"], ours["reached"]) == (4, "2 of 2")
@@ -350,12 +351,12 @@ def test_time_to_the_goal_is_paired_by_seed_and_judged(trained, tmp_path: Path) 
 
 def test_runs_differ_from_the_recipe_in_what_is_said(trained) -> None:
     args = arguments("--schedule", "staleflow", "--eval-steps", "3", "--max-steps", "5")
-    with_drafts, bare = learning.sides_of(args)
+    with_drafts, _, bare = learning.sides_of(args)
     fields = learning.fields_of(with_drafts, args, seed=4)
     config = learning.load("demo", fields)
     assert config.schedule.name == "staleflow"
     assert (config.run.eval_steps, config.run.eval_temperature, config.run.seed) == (3, 0, 4)
-    assert config.learner.max_steps == 2 * 16 + 3, "the epochs that are judged, at least"
+    assert config.learner.max_steps == 2 * 16 + 5, "the epochs that are judged, at least"
     assert (config.learner.cpus, config.rollout.cpus) == ((4,), ((5,), (5,)))
     other = learning.fields_of(bare, args, seed=4)
     assert other == {**fields, "drafting.window": "off"}
@@ -365,7 +366,7 @@ def test_a_run_goes_on_until_goal_and_epochs_are_there(tmp_path: Path, monkeypat
     enough = []
     monkeypatch.setattr(follow, "train", lambda path, run_dir, is_enough: enough.append(is_enough))
     monkeypatch.setattr(runs, "read", lambda run_dir, members: members)
-    args = arguments("--epochs", "1")
+    args = arguments("--epochs", "1", "--bound", "1")
     assert learning.train(tmp_path / "a", {"run.seed": "3"}, args) == 8
     assert settings.load(str(tmp_path / "a.yaml"), {}).run.seed == 3
     steps = {step: {"reward": 0.5} for step in range(1, 20)}
@@ -386,7 +387,7 @@ def test_kept_runs_are_not_made_again_and_records_are_drawn(
     number = len(trained)
     again = schedules.run(arguments(*kept, "--record"))
     assert again["rows"] == first["rows"]
-    assert len(trained) == number == 2 * 9
+    assert len(trained) == number == 2 * 13
     for name in ("schedules-learning.png", "schedules-side-by-side.png"):
         assert (tmp_path / "results" / name).read_bytes().startswith(b"\x89PNG")
     lines = (tmp_path / "results" / "schedules-learning-runs.jsonl").read_text().splitlines()
@@ -415,11 +416,14 @@ def test_a_goal_that_is_missed_is_in_the_targets_name(trained) -> None:
 
 def test_bars_are_of_schedules_as_they_draft() -> None:
     row = {"ratio": 0.5, "ratio, least": 0.4, "ratio, greatest": 0.8}
-    found = learning.bars(
-        [{"side": "rhymeflow, bound 1", **row}, {"side": "staleflow, bound 1, no drafts", **row}]
-    )
-    assert [(b.schedule, b.value, b.least, b.greatest) for b in found] == [
-        ("rhymeflow", 2.0, 1.25, 2.5)
+    sides = [("synchronous", 0, True), ("rhymeflow", 1, True), ("rhymeflow", 3, True)]
+    sides += [("staleflow", 1, False)]
+    rows = [{"schedule": s, "bound": b, "drafts": d, **row} for s, b, d in sides]
+    found = learning.bars(rows)
+    assert [(b.panel[:13], b.schedule, b.value, b.least, b.greatest) for b in found] == [
+        (f"real, bound {bound}", schedule, 2.0, 1.25, 2.5)
+        for bound in (1, 3)
+        for schedule in ("synchronous", "rhymeflow")
     ]
 
 
