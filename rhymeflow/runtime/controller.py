@@ -101,6 +101,8 @@ class Controller:
         train, held_out = load_prompts(config.data, config.run.seed)
         stream = PromptStream(train, config.run.seed, config.data.shuffle)
         held_out_ids = [encoder.encode(held_out[row]) for row in range(len(held_out))]
+        for row, ids in enumerate(held_out_ids):
+            self.store.put_held_out(row, prompt=held_out[row].prompt, prompt_tokens=ids)
         self.under_way = UnderWay(self.store, train, stream, encoder)
         self.evaluations = Evaluations(held_out, held_out_ids)
 

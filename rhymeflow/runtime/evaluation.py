@@ -31,7 +31,8 @@ class Evaluation:
     size: int
     version: Version | None = None
     """What they were answered under: `asked`, or a later one if that was overtaken."""
-    texts: dict[int, str] = field(default_factory=dict)
+    answers: dict[int, tuple[list[int], str]] = field(default_factory=dict)
+    """Tokens and text, by row."""
     rewards: dict[int, float] = field(default_factory=dict)
 
     @property
@@ -62,7 +63,7 @@ class Evaluations:
         """Take in an answer; return the name under which its reward is to come."""
         evaluation = self._under_way[instance, message.asked]
         evaluation.version = message.version
-        evaluation.texts[message.row] = text
+        evaluation.answers[message.row] = message.tokens, text
         return AnswerKey(instance, message.asked, message.row)
 
     def judged(self, key: AnswerKey, reward: float) -> Evaluation | None:

@@ -1,5 +1,7 @@
 """The history process: copies what the run has stored into the index that drafts come from.
 
+Held-out answers are among it: each evaluation is drafted by the one before.
+
 Holds true: nobody waits for it, and what it does changes no token (law 3): a run whose history is
 late, torn or gone drafts less. Its index is in shared memory that the controller owns; it is the
 only one that writes there, and begins by clearing what one before it may have left. What it knows
@@ -27,10 +29,10 @@ from rhymeflow.runtime.messages import (
     receive,
     send,
 )
-from rhymeflow.runtime.noise import epoch_of_noise
+from rhymeflow.runtime.noise import EVALUATION_EPOCH, epoch_of_noise
 from rhymeflow.servers.earlier import open_run
 from rhymeflow.servers.reader import TrajectoryReader
-from rhymeflow.servers.tail import NewSegment, Tail
+from rhymeflow.servers.tail import NewAnswer, NewSegment, Tail
 
 NICENESS = 10
 """Whoever samples or trains goes first, once drafting is compiled: instances wait for that."""
@@ -125,7 +127,7 @@ class Scribe:
         self._prompt = lru_cache(PROMPTS_REMEMBERED)(self._read_prompt)
 
     def write(self) -> int:
-        """Write what is new, at most `SEGMENTS_AT_ONCE`; return how many segments that was."""
+        """Write what is new, at most `SEGMENTS_AT_ONCE` segments and answers; return how many."""
         # A response that is judged by now has all its segments among those that are read next.
         self._judged += self._tail.rewards()
         segments = self._tail.segments(SEGMENTS_AT_ONCE)
@@ -136,7 +138,10 @@ class Scribe:
                 if judged.trajectory in self._open:
                     self._index.finish(self._open.pop(judged.trajectory), judged.reward)
             self._judged.clear()
-        return len(segments)
+        answers = self._tail.answers(SEGMENTS_AT_ONCE - len(segments))
+        for answer in answers:
+            self._enter(answer)
+        return len(segments) + len(answers)
 
     def _take(self, segment: NewSegment) -> None:
         trajectory = segment.trajectory
@@ -149,6 +154,17 @@ class Scribe:
         if segment.reward is not None and segment.start + len(segment.tokens) == segment.length:
             self._index.finish(response, segment.reward)
             del self._open[trajectory]
+
+    def _enter(self, answer: NewAnswer) -> None:
+        response = self._index.begin(
+            prompt_key(answer.prompt_ids),
+            answer.prompt_ids[-PROMPT_TAIL:],
+            sample=0,
+            noise_epoch=EVALUATION_EPOCH if self._aligned else -1,
+            version=answer.version - self._age,
+        )
+        self._index.extend(response, answer.tokens)
+        self._index.finish(response, answer.reward)
 
     def _begin(self, segment: NewSegment) -> int:
         group, member = segment.trajectory

@@ -81,9 +81,11 @@ class Judge:
         evaluation = self._evaluations.judged(key, outcome.reward)
         if evaluation is None:
             return
-        version, text = evaluation.version, evaluation.texts[key.row]
+        version, (tokens, text) = evaluation.version, evaluation.answers[key.row]
         assert version is not None
-        self._store.put_evaluation(version, key.row, text=text, reward=outcome.reward)
+        self._store.put_evaluation(
+            version, key.row, tokens=tokens, text=text, reward=outcome.reward
+        )
         if evaluation.is_complete:
             self._evaluated(version, evaluation.reward)
             yield Evaluated(key.instance, key.asked, evaluation.reward)

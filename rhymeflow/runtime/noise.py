@@ -8,6 +8,10 @@ from __future__ import annotations
 from rhymeflow.config import Config
 from rhymeflow.histospec.rhyme import noise_epoch
 
+EVALUATION_EPOCH = 2**31 - 1
+"""Noise of held-out answers is keyed by an epoch that training never reaches: the same in every
+evaluation, so that an answer is drafted by what it was before."""
+
 
 def epoch_of_noise(config: Config, epoch: int, member: int) -> int:
     """The epoch that keys the noise of a group's `member`, drawn in `epoch`."""

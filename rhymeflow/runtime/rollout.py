@@ -49,15 +49,12 @@ from rhymeflow.runtime.messages import (
     receive,
     send,
 )
-from rhymeflow.runtime.noise import epoch_of_noise
+from rhymeflow.runtime.noise import EVALUATION_EPOCH, epoch_of_noise
 from rhymeflow.servers.parameters import ParameterReader, Pulled, VersionUnavailable
 
 STATUS_SECONDS = 0.25
 """How often the instance says how it is and hands over what it has made, so that no more than this
 is lost with it; short against a step, long against an iteration."""
-
-EVALUATION_EPOCH = 2**31 - 1
-"""Noise of held-out answers is keyed by an epoch that training never reaches."""
 
 
 @dataclass(slots=True)

@@ -15,13 +15,14 @@ from urllib.parse import quote
 
 from rhymeflow.errors import UserError
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 """Of the tables and of what events hold: a log that cannot be read is refused by its number."""
 
 # Blobs are little-endian: int32 tokens, float32 log-probabilities. `trajectories` holds what has
 # finished; `trained` is the batch a trajectory was trained on in. A member that its consumed group
 # did not need (there were more than num_generations) counts as aborted. `steps` is the number of
 # iterations that made a segment's tokens, `drafted` of the tokens that were proposed in them.
+# `held_out` has the prompts that `evaluations` answers.
 _TABLES = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value);
 CREATE TABLE events (seq INTEGER PRIMARY KEY, time REAL NOT NULL, kind TEXT NOT NULL,
@@ -36,8 +37,9 @@ CREATE TABLE segments (group_id INTEGER NOT NULL, member INTEGER NOT NULL, start
 CREATE TABLE trajectories (group_id INTEGER NOT NULL, member INTEGER NOT NULL,
     length INTEGER NOT NULL, reason TEXT NOT NULL, text TEXT NOT NULL,
     reward REAL, components TEXT, trained INTEGER, PRIMARY KEY (group_id, member));
-CREATE TABLE evaluations (version INTEGER NOT NULL, row INTEGER NOT NULL, text TEXT NOT NULL,
-    reward REAL NOT NULL, PRIMARY KEY (version, row));
+CREATE TABLE held_out (row INTEGER PRIMARY KEY, prompt TEXT NOT NULL, prompt_tokens BLOB NOT NULL);
+CREATE TABLE evaluations (version INTEGER NOT NULL, row INTEGER NOT NULL, tokens BLOB NOT NULL,
+    text TEXT NOT NULL, reward REAL NOT NULL, PRIMARY KEY (version, row));
 CREATE VIEW responses AS
     SELECT s.group_id, s.member, SUM(LENGTH(s.tokens)) / 4 AS length,
         MIN(s.version) AS first_version, t.reason, t.reward, t.trained,

@@ -1,8 +1,9 @@
-"""Following a run's event store as it grows: new segments, and judgements as they come.
+"""Following a run's event store as it grows: new segments, judgements and held-out answers.
 
 Holds true: every segment from where the tail begins is given once, in the order in which they were
 stored, so those of one response follow one another; a judgement is given with the response's
-segments if it is there when they are read, and else once, later; each call costs by what is new.
+segments if it is there when they are read, and else once, later; held-out answers are stored whole
+and judged, and given once; each call costs by what is new.
 Segments are never taken out of a store, nor changed once they are told (`trajectories.put_segment`
 of one that grew would be missed; the runtime stores none before it is whole).
 """
@@ -22,8 +23,10 @@ from rhymeflow.servers.reader import TrajectoryReader
 _SEGMENTS = """SELECT s.rowid, group_id, member, start, version, tokens, length, reward
     FROM segments s LEFT JOIN trajectories USING (group_id, member)
     WHERE s.rowid > ? ORDER BY s.rowid LIMIT ?"""
+_ANSWERS = """SELECT e.rowid, row, version, prompt_tokens, tokens, reward
+    FROM evaluations e JOIN held_out USING (row) WHERE e.rowid > ? ORDER BY e.rowid LIMIT ?"""
 _BEFORE_LAST = """SELECT COALESCE(MAX(rowid), 0) FROM (SELECT rowid,
-    SUM(LENGTH(tokens) / 4) OVER (ORDER BY rowid DESC) AS total FROM segments) WHERE total > ?"""
+    SUM(LENGTH(tokens) / 4) OVER (ORDER BY rowid DESC) AS total FROM {}) WHERE total > ?"""
 _REWARDS = "SELECT kind, body FROM events WHERE seq > ? AND seq <= ? AND kind = ? ORDER BY seq"
 
 
@@ -48,14 +51,25 @@ class NewSegment(NamedTuple):
     reward: float | None
 
 
+class NewAnswer(NamedTuple):
+    """What was answered to held-out prompt number `row` under `version`; `tokens` is int32 [n]."""
+
+    row: int
+    version: Version
+    prompt_ids: list[int]
+    tokens: np.ndarray
+    reward: float
+
+
 class Tail:
-    """What one store says from a point on: from its last `num_tokens` tokens."""
+    """What one store says from a point on: its last `num_tokens` tokens, and as many of answers."""
 
     def __init__(self, reader: TrajectoryReader, *, num_tokens: int) -> None:
         self._reader = reader
         # Judgements first: what is judged before its segments are read comes with them.
         self._seq = self._last_event()
-        ((self._row,),) = reader.query(_BEFORE_LAST, num_tokens)
+        ((self._row,),) = reader.query(_BEFORE_LAST.format("segments"), num_tokens)
+        ((self._answer,),) = reader.query(_BEFORE_LAST.format("evaluations"), num_tokens)
 
     def segments(self, limit: int) -> list[NewSegment]:
         """The next segments, at most `limit`; none if there are none yet."""
@@ -72,6 +86,22 @@ class Tail:
                 reward,
             )
             for _, group, member, start, version, tokens, length, reward in rows
+        ]
+
+    def answers(self, limit: int) -> list[NewAnswer]:
+        """The next held-out answers, at most `limit`; none if there are none yet."""
+        rows = self._reader.query(_ANSWERS, self._answer, limit)
+        if rows:
+            self._answer = rows[-1][0]
+        return [
+            NewAnswer(
+                row,
+                version,
+                np.frombuffer(prompt, "<i4").tolist(),
+                np.frombuffer(tokens, "<i4"),
+                reward,
+            )
+            for _, row, version, prompt, tokens, reward in rows
         ]
 
     def rewards(self) -> list[TrajectoryRewarded]:

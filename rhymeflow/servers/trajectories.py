@@ -39,11 +39,12 @@ _REWARD = "UPDATE trajectories SET reward = ?, components = ? WHERE group_id = ?
 _TRAINED = "UPDATE trajectories SET trained = ? WHERE group_id = ? AND member = ?"
 _ENDING = """UPDATE groups SET ending = ?, ending_version = ?, ending_reason = ?
     WHERE group_id = ?"""
-_EVALUATION = """INSERT INTO evaluations VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE
-    SET text = excluded.text, reward = excluded.reward"""
+_HELD_OUT = "INSERT INTO held_out VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
+_EVALUATION = """INSERT INTO evaluations VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE
+    SET tokens = excluded.tokens, text = excluded.text, reward = excluded.reward"""
 _EVENT = "INSERT INTO events VALUES (?, ?, ?, ?)"
 
-_ORDER = (_GROUP, _SEGMENT, _FINISHED, _REWARD, _TRAINED, _ENDING, _EVALUATION, _EVENT)
+_ORDER = (_GROUP, _SEGMENT, _FINISHED, _REWARD, _TRAINED, _ENDING, _HELD_OUT, _EVALUATION, _EVENT)
 """In which rows of one transaction are written: what changes a row after what makes it."""
 
 _CHANGES_ONE = {_REWARD, _TRAINED, _ENDING}
@@ -114,7 +115,7 @@ class TrajectoryServer:
             group,
             row,
             epoch,
-            prompt if isinstance(prompt, str) else codec.to_json(prompt),
+            _prompt(prompt),
             _int32(prompt_tokens),
             codec.to_json(columns),
         )
@@ -191,9 +192,18 @@ class TrajectoryServer:
         self._put(_ENDING, ending, version, reason, group)
 
     @_counted
-    def put_evaluation(self, version: Version, row: int, *, text: str, reward: float) -> None:
+    def put_held_out(
+        self, row: int, *, prompt: str | list[dict[str, Any]], prompt_tokens: Sequence[int]
+    ) -> None:
+        """Store a held-out prompt; one that is there stays."""
+        self._put(_HELD_OUT, row, _prompt(prompt), _int32(prompt_tokens))
+
+    @_counted
+    def put_evaluation(
+        self, version: Version, row: int, *, tokens: Sequence[int], text: str, reward: float
+    ) -> None:
         """Store the answer to one held-out prompt under `version`, and its reward."""
-        self._put(_EVALUATION, version, row, text, float(reward))
+        self._put(_EVALUATION, version, row, _int32(tokens), text, float(reward))
 
     @_counted
     def commit(self, *, durable: bool = False) -> None:
@@ -243,6 +253,10 @@ class TrajectoryServer:
             assert statement not in _CHANGES_ONE or changed == len(rows), (
                 f"{statement}: {len(rows)} rows were to change, and {changed} did"
             )
+
+
+def _prompt(prompt: str | list[dict[str, Any]]) -> str:
+    return prompt if isinstance(prompt, str) else codec.to_json(prompt)
 
 
 def _int32(tokens: Sequence[int]) -> bytes:

@@ -13,10 +13,11 @@ from rhymeflow.histospec.handle import IndexHandle
 from rhymeflow.histospec.index import prompt_key
 from rhymeflow.runtime import history
 from rhymeflow.runtime.history import Scribe
+from rhymeflow.runtime.noise import EVALUATION_EPOCH
 from rhymeflow.servers.reader import TrajectoryReader
 from rhymeflow.servers.tail import Tail
 from rhymeflow.servers.trajectories import TrajectoryServer
-from tests.servers.stores import judge, prompt_of, put
+from tests.servers.stores import answer, judge, prompt_of, put
 
 
 class Book:
@@ -87,6 +88,44 @@ def test_of_a_run_with_other_noise_nothing_is_aligned_and_its_versions_are_older
     server.commit()
     scribe(book, reader, aligned=False, age=9).write()
     assert (book.begun[0]["noise_epoch"], book.begun[0]["version"]) == (-1, -3)
+
+
+def test_held_out_answers_are_entered_whole_under_the_noise_they_all_have(server, reader):
+    book, prompt_ids = Book(), list(range(20))
+    writing = scribe(book, reader)
+    put(server, TrajectoryId(0, 0), 0, [1])
+    answer(server, 5, prompt_ids, [7, 8], version=4, reward=0.5)
+    server.commit()
+    assert (writing.write(), writing.write()) == (2, 0)
+    about = {"prompt": prompt_key(prompt_ids), "tail": prompt_ids[-16:], "sample": 0}
+    assert book.begun[1:] == [{**about, "noise_epoch": EVALUATION_EPOCH, "version": 4}]
+    assert (book.texts, book.rewards) == ([[1], [7, 8]], {1: 0.5})
+    answer(server, 5, prompt_ids, [9], version=6, reward=1.0)
+    server.commit()
+    assert writing.write() == 1
+    assert (book.texts[2:], book.rewards[2]) == ([[9]], 1.0)
+
+
+def test_answers_wait_while_segments_fill_a_turn(server, reader, monkeypatch):
+    monkeypatch.setattr(history, "SEGMENTS_AT_ONCE", 2)
+    book = Book()
+    for group in range(3):
+        put(server, TrajectoryId(group, 0), 0, [group])
+        answer(server, group, [group], [10 + group], version=0, reward=0.0)
+    server.commit()
+    writing = scribe(book, reader)
+    assert [writing.write() for _ in range(4)] == [2, 2, 2, 0]
+    assert book.texts == [[0], [1], [2], [10], [11], [12]]
+
+
+def test_answers_of_a_run_with_other_noise_are_not_aligned(server, reader):
+    book = Book()
+    answer(server, 0, [1], [2], version=6, reward=0.0)
+    answer(server, 0, [1], [3], version=9, reward=0.0)
+    server.commit()
+    scribe(book, reader, num_tokens=1, aligned=False, age=9).write()
+    assert book.texts == [[3]], "the older one is beyond what is kept"
+    assert (book.begun[0]["noise_epoch"], book.begun[0]["version"]) == (-1, 0)
 
 
 def test_what_began_before_the_tail_is_left_out(server, reader):

@@ -42,6 +42,20 @@ def put(
     )
 
 
+def answer(
+    server: TrajectoryServer,
+    row: int,
+    prompt_ids: list[int],
+    tokens: list[int],
+    *,
+    version: int,
+    reward: float,
+) -> None:
+    """A held-out prompt and what was answered."""
+    server.put_held_out(row, prompt="p", prompt_tokens=prompt_ids)
+    server.put_evaluation(version, row, tokens=tokens, text="t", reward=reward)
+
+
 def judge(server: TrajectoryServer, trajectory: TrajectoryId, length: int, reward: float) -> None:
     """The response is complete and has its reward; other events stand in the log too."""
     server.put_finished(trajectory, length=length, reason="stop", text="t")

@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import sqlite3
+import struct
 import time
 from pathlib import Path
 
@@ -424,9 +425,14 @@ def test_time_in_the_server_is_counted(server):
 
 def test_an_evaluation_delivered_twice_counts_once(server, path):
     for _ in range(2):
-        server.put_evaluation(3, 7, text="42", reward=1.0)
+        server.put_held_out(7, prompt="6 * 7 =", prompt_tokens=[6, 7])
+        server.put_evaluation(3, 7, tokens=[4, 2], text="42", reward=1.0)
     server.commit()
-    assert TrajectoryReader(path).query("SELECT * FROM evaluations") == [(3, 7, "42", 1.0)]
+    reader = TrajectoryReader(path)
+    tokens = struct.pack("<2i", 4, 2)
+    assert reader.query("SELECT * FROM evaluations") == [(3, 7, tokens, "42", 1.0)]
+    prompts = [(7, "6 * 7 =", struct.pack("<2i", 6, 7))]
+    assert reader.query("SELECT * FROM held_out") == prompts
 
 
 # -- what is refused ------------------------------------------------------------------------------
@@ -464,7 +470,7 @@ def test_another_schema_version_is_refused(path, opened):
     connection = sqlite3.connect(path, isolation_level=None)
     connection.execute("UPDATE meta SET value = 99 WHERE key = 'schema_version'")
     connection.close()
-    with pytest.raises(UserError, match="schema version 99; this one reads version 4"):
+    with pytest.raises(UserError, match="schema version 99; this one reads version 5"):
         opened(path)
 
 
