@@ -1,9 +1,9 @@
 """Simulated cases, each at the split of devices between rollout and training where it is fastest.
 
 Holds true: equal cases are run once; whoever is compared is searched for in the same way, uphill
-from 6/16 of the devices for rollout, or from where they all say, in ever finer steps. A way up that
-the learner alone forbids is not tried. Knows nothing of schedules: a case is settings of recipe
-`cluster`.
+both ways from 6/16 of the devices for rollout, or from where they all say, in ever finer steps. A
+way up that the learner alone forbids is not tried. Knows nothing of schedules: a case is settings
+of recipe `cluster`.
 
     cases = {name: case(64, {"schedule.name": name}) for name in ("bounded", "staleflow")}
     found = best(list(cases.values()), jobs=2)
@@ -105,13 +105,15 @@ def uphill(measured: Callable[[int], Figures], one: Case) -> Figures:
                 return False
         return bool(at(rollout)["tokens/s"] > at(than)["tokens/s"])
 
+    def climbed(here: int, step: int) -> int:
+        while is_better(here + step, here):
+            here += step
+        return here
+
     here = max(each, one.devices * one.start[0] // one.start[1] // each * each)
     steps = [max(each, one.devices // parts // each * each) for parts in one.parts]
     for step in dict.fromkeys(steps):
-        up_first = at(here)["idle learner"] >= at(here)["idle rollout"]
-        for direction in (step, -step) if up_first else (-step, step):
-            while is_better(here + direction, here):
-                here += direction
+        here = max(climbed(here, -step), climbed(here, step), key=lambda n: at(n)["tokens/s"])
     return at(here)
 
 
