@@ -114,7 +114,7 @@ def test_instances_are_whole_and_something_is_left_to_train_on():
 def test_a_way_that_the_learner_forbids_is_not_tried():
     one = splits.case(64, {"schedule.cost_model": "qwen2.5-14b-h20"}, parts=[16])
     tried = peak(one, 24, [], idle_learner=0.0)[1]
-    assert tried == [24, 20]
+    assert sorted(tried) == [20, 24]
 
 
 def test_the_learners_limit_is_what_it_reaches():
