@@ -33,9 +33,11 @@ BOUND = 5
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this benchmark's options."""
-    parser.add_argument("--instances", type=int, default=1024)
-    parser.add_argument("--versions", type=int, default=6, help="batches to train on")
-    parser.add_argument("--finished", type=int, default=256, help="trajectories a round")
+    parser.add_argument("--instances", type=harness.positive, default=1024)
+    parser.add_argument("--versions", type=harness.positive, default=6, help="batches to train on")
+    parser.add_argument(
+        "--finished", type=harness.positive, default=256, help="trajectories a round"
+    )
     parser.add_argument("--schedule", default="staleflow")
 
 

@@ -53,7 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     harness.add_runs_argument(parser)
     parser.add_argument("--recordings", default=",".join(RECORDINGS), help="default: all")
     harness.add_parts_argument(parser, PARTS)
-    parser.add_argument("--repeats", type=int, default=3, help="of `speed` (default 3)")
+    parser.add_argument(
+        "--repeats", type=harness.positive, default=3, help="of `speed` (default 3)"
+    )
     parser.add_argument(
         "--arctic-python",
         type=harness.interpreter,

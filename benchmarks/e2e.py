@@ -65,9 +65,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--workload", choices=list(WORKLOADS), action="append", help="default: all of them"
     )
-    parser.add_argument("--repeats", type=int, help="pairs of runs (default: 5 demo, 3 smollm2)")
-    parser.add_argument("--steps", type=int, help="steps counted after the first")
-    parser.add_argument("--cores", type=int, default=2, help="both sides run on so many")
+    parser.add_argument(
+        "--repeats", type=harness.positive, help="pairs of runs (default: 5 demo, 3 smollm2)"
+    )
+    parser.add_argument("--steps", type=harness.positive, help="steps counted after the first")
+    parser.add_argument(
+        "--cores", type=harness.positive, default=2, help="both sides run on so many"
+    )
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from benchmarks.harness import (
     interleave,
     interpreter,
     median_ratio,
+    positive,
     report,
     side_row,
 )
@@ -77,8 +78,10 @@ def workload(count: int, vocabulary: int) -> Workload:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of this benchmark."""
-    parser.add_argument("--repeats", type=int, default=5, help="measurements per side (default 5)")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument(
+        "--repeats", type=positive, default=5, help="measurements per side (default 5)"
+    )
+    parser.add_argument("--threads", type=positive, default=len(os.sched_getaffinity(0)))
     add_parts_argument(parser, SIZES)
     parser.add_argument(
         "--vllm-python",

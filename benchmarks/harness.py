@@ -62,6 +62,33 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def positive(text: str) -> int:
+    """A whole number above 0, as an option's type."""
+    return _whole(text, 1)
+
+
+def not_negative(text: str) -> int:
+    """A whole number of 0 or more, as an option's type."""
+    return _whole(text, 0)
+
+
+def _whole(text: str, least: int) -> int:
+    if not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"given {text}, should be a whole number from {least} on")
+    return int(text)
+
+
+def share(text: str) -> float:
+    """A number above 0 and at most 1, as an option's type."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"given {text}, should be above 0 and at most 1")
+    return value
+
+
 def add_runs_argument(parser: argparse._ActionsContainer) -> None:
     """Add `--runs`, where recorded rollouts are."""
     parser.add_argument(

@@ -84,16 +84,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this benchmark's options."""
     parser.add_argument("--model", choices=list(MODELS), action="append", help="default: all")
     parser.add_argument(
-        "--length", type=int, action="append", help="longest response; default: 8192 and 16384"
+        "--length",
+        type=harness.positive,
+        action="append",
+        help="longest response; default: 8192 and 16384",
     )
     parser.add_argument(
         "--devices",
-        type=int,
+        type=harness.positive,
         action="append",
         help="default: 32, 64, 128, and 1,024 with the second model and the greatest length",
     )
-    parser.add_argument("--steps", type=int, default=12, help="the first four are not counted")
-    parser.add_argument("--jobs", type=int, default=2, help="cases at a time")
+    parser.add_argument(
+        "--steps", type=harness.positive, default=12, help="the first four are not counted"
+    )
+    parser.add_argument("--jobs", type=harness.positive, default=2, help="cases at a time")
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:

@@ -94,9 +94,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of this benchmark."""
     harness.add_runs_argument(parser)
     harness.add_parts_argument(parser, PARTS)
-    parser.add_argument("--repeats", type=int, default=7, help="within one process (default 7)")
-    parser.add_argument("--pairs", type=int, default=3, help="of real runs (default 3)")
-    parser.add_argument("--steps", type=int, default=48, help="of a real run (default 48)")
+    parser.add_argument(
+        "--repeats", type=harness.positive, default=7, help="within one process (default 7)"
+    )
+    parser.add_argument(
+        "--pairs", type=harness.positive, default=3, help="of real runs (default 3)"
+    )
+    parser.add_argument(
+        "--steps", type=harness.positive, default=48, help="of a real run (default 48)"
+    )
     parser.add_argument(
         "--vllm-python",
         type=harness.interpreter,

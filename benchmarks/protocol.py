@@ -18,7 +18,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.harness import Target, add_common_arguments, report
+from benchmarks.harness import Target, add_common_arguments, positive, report
 from rhymeflow.core.staleness import StalenessBuffers
 
 OPERATIONS = ("reserve", "tighten", "occupy", "release", "consume")
@@ -137,7 +137,7 @@ def measure(case: Case, operations: int) -> dict[str, Any]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of this benchmark."""
-    parser.add_argument("--operations", type=int, default=1_000_000, help="for each case")
+    parser.add_argument("--operations", type=positive, default=1_000_000, help="for each case")
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:

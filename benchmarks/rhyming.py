@@ -81,11 +81,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--shares", type=_shares, default="0,0.5,1", help="of rhyming noise (default: 0,0.5,1)"
     )
-    parser.add_argument("--seeds", type=int, default=3, help="runs of each share (default: 3)")
+    parser.add_argument(
+        "--seeds", type=harness.positive, default=3, help="runs of each share (default: 3)"
+    )
     parser.add_argument(
         "--setting", choices=list(SETTINGS), action="append", help="default: all of them"
     )
-    parser.add_argument("--steps", type=int, help="of each run (default: the setting's own)")
+    parser.add_argument(
+        "--steps", type=harness.positive, help="of each run (default: the setting's own)"
+    )
     parser.add_argument(
         "--runs", type=Path, metavar="DIR", help="keep runs here, and go on with those that are"
     )

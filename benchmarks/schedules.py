@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--schedule", choices=NAMES, action="append", help="default: all of them")
     parser.add_argument(
         "--bound",
-        type=int,
+        type=harness.not_negative,
         action="append",
         help="of those that leave it open; default: 1 and 3",
     )
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     real = parser.add_argument_group("real runs")
     harness.add_parts_argument(real, PARTS, default="throughput")
     real.add_argument("--recipe", default="demo")
-    real.add_argument("--instances", type=int, default=2)
+    real.add_argument("--instances", type=harness.positive, default=2)
     for part, module in PARTS.items():
         module.add_arguments(parser.add_argument_group(f"part {part}"))
     simulated_schedules.add_arguments(parser.add_argument_group("with --simulated"))

@@ -62,11 +62,14 @@ def add_arguments(parser: Any) -> None:
     """Add this side's options; `--schedule` and `--bound` are those of all."""
     parser.add_argument("--full", action="store_true", help="all models and workloads; a day")
     parser.add_argument("--model", choices=list(MODELS), action="append", help="of these only")
-    parser.add_argument("--devices", type=int, action="append", help="so many only")
+    parser.add_argument("--devices", type=harness.positive, action="append", help="so many only")
     parser.add_argument(
-        "--simulated-steps", type=int, default=12, help="the first four are not counted"
+        "--simulated-steps",
+        type=harness.positive,
+        default=12,
+        help="the first four are not counted",
     )
-    parser.add_argument("--jobs", type=int, default=2, help="cases at a time")
+    parser.add_argument("--jobs", type=harness.positive, default=2, help="cases at a time")
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:

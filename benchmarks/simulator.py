@@ -61,10 +61,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--schedule", choices=NAMES, action="append", help="default: staleflow and synchronous"
     )
-    parser.add_argument("--instances", type=int, default=1)
-    parser.add_argument("--max-staleness", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=20, help="of each run, the first included")
-    parser.add_argument("--repeats", type=int, default=3, help="rounds; medians are reported")
+    parser.add_argument("--instances", type=harness.positive, default=1)
+    parser.add_argument("--max-staleness", type=harness.not_negative, default=1)
+    parser.add_argument(
+        "--steps", type=harness.positive, default=20, help="of each run, the first included"
+    )
+    parser.add_argument(
+        "--repeats", type=harness.positive, default=3, help="rounds; medians are reported"
+    )
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:

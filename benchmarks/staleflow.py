@@ -71,10 +71,14 @@ LADDER: dict[str, Overrides] = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this benchmark's options."""
     parser.add_argument("--model", choices=list(MODELS), action="append", help="default: all")
-    parser.add_argument("--devices", type=int, action="append", help="default: 64 and 128")
-    parser.add_argument("--bound", type=int, action="append", help="default: 1, 2 and 3")
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--jobs", type=int, default=2, help="simulations at a time")
+    parser.add_argument(
+        "--devices", type=harness.positive, action="append", help="default: 64 and 128"
+    )
+    parser.add_argument(
+        "--bound", type=harness.not_negative, action="append", help="default: 1, 2 and 3"
+    )
+    parser.add_argument("--steps", type=harness.positive, default=20)
+    parser.add_argument("--jobs", type=harness.positive, default=2, help="simulations at a time")
 
 
 @dataclass(frozen=True)

@@ -48,13 +48,24 @@ Runs = dict[Side, list[Run]]
 
 def add_arguments(parser: Any) -> None:
     """Add this part's options."""
-    parser.add_argument("--seeds", type=int, default=3, help="runs of each side (default 3)")
-    parser.add_argument("--goal", type=float, default=GOAL, help="held-out reward (default 0.85)")
-    parser.add_argument("--eval-steps", type=int, default=2, help="between evaluations (default 2)")
     parser.add_argument(
-        "--epochs", type=int, default=2, help="that length bias is judged on (default 2)"
+        "--seeds", type=harness.positive, default=3, help="runs of each side (default 3)"
     )
-    parser.add_argument("--max-steps", type=int, default=96, help="without the goal (default 96)")
+    parser.add_argument(
+        "--goal", type=harness.share, default=GOAL, help="held-out reward (default 0.85)"
+    )
+    parser.add_argument(
+        "--eval-steps", type=harness.positive, default=2, help="between evaluations (default 2)"
+    )
+    parser.add_argument(
+        "--epochs",
+        type=harness.positive,
+        default=2,
+        help="that length bias is judged on (default 2)",
+    )
+    parser.add_argument(
+        "--max-steps", type=harness.positive, default=96, help="without the goal (default 96)"
+    )
     parser.add_argument(
         "--runs", type=Path, metavar="DIR", help="keep runs here, and go on with those that are"
     )

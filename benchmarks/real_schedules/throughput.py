@@ -29,8 +29,12 @@ FACTS = ("idle/rollout", "idle/learner", "staleness/mean", "coordination/share")
 
 def add_arguments(parser: Any) -> None:
     """Add this part's options."""
-    parser.add_argument("--steps", type=int, default=10, help="steps counted after the first")
-    parser.add_argument("--repeats", type=int, default=3, help="rounds of one run each")
+    parser.add_argument(
+        "--steps", type=harness.positive, default=10, help="steps counted after the first"
+    )
+    parser.add_argument(
+        "--repeats", type=harness.positive, default=3, help="rounds of one run each"
+    )
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:

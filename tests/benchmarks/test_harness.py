@@ -81,3 +81,18 @@ def test_the_python_of_another_environment_is_looked_at_before_anything_is_measu
     for wrong in (tmp_path, tmp_path / "nothing", tmp_path / "text"):
         with pytest.raises(argparse.ArgumentTypeError, match=f"{wrong}: there is no such program"):
             harness.interpreter(str(wrong))
+
+
+@pytest.mark.parametrize(
+    ("kind", "good", "bad"),
+    [
+        (harness.positive, ["1", "20"], ["0", "-1", "1.5", "x", ""]),
+        (harness.not_negative, ["0", "3"], ["-1", "x"]),
+        (harness.share, ["0.85", "1"], ["0", "1.1", "nan", "x"]),
+    ],
+)
+def test_numbers_that_make_no_sense_are_refused(kind, good, bad) -> None:
+    assert [kind(text) for text in good] == [float(text) for text in good]
+    for text in bad:
+        with pytest.raises(argparse.ArgumentTypeError, match=f"given {text}"):
+            kind(text)
