@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
+from math import inf
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from rhymeflow import profiles
 from rhymeflow.core.cost import CostModel
 from rhymeflow.sim.drafts import BAND, CLASSES, Counts, Drafts, class_of
+from rhymeflow.sim.lane import ROUNDING
 from tests.sim.test_instance import COST
 
 H20 = profiles.load("qwen2.5-14b-h20")
@@ -83,7 +85,9 @@ def test_it_is_near_the_best_in_all_of_a_band(counts, urgency, kv_tokens) -> Non
     assert ours >= rate(exact, counts, urgency, 0) * (1 - BAND / 10)
     until = drafts.choose(counts, urgency, kv_tokens).until
     assert until > kv_tokens
-    assert drafts.choose(counts, urgency, min(until - 1e-6, 1e9)).until == until
+    assert drafts.choose(counts, urgency, min(until - 2 * ROUNDING, 1e9)).until == until
+    if until < inf:
+        assert drafts.choose(counts, urgency, until - ROUNDING / 2).until > until
 
 
 def test_gains_are_those_of_the_drafts() -> None:
