@@ -30,12 +30,11 @@ from benchmarks.charts import Bar, Curve, reward_by_seconds
 from benchmarks.learning import kept
 from benchmarks.real_schedules import bias, follow, runs
 from benchmarks.real_schedules.runs import Reached, Run
-from benchmarks.real_schedules.sides import NAMES, Side, cores, overrides, sides
+from benchmarks.real_schedules.sides import BOUNDS, NAMES, Side, cores, overrides, sides
 from rhymeflow import settings
 from rhymeflow.config import FIXED_BOUNDS, Config
 
 RECORD = "schedules-learning"
-BOUNDS = (1, 3)
 GOAL = 0.85
 TARGET = 0.5
 """Seconds of `rhymeflow` over those of `synchronous`."""

@@ -14,6 +14,8 @@ from typing import NamedTuple, get_args
 
 from rhymeflow.config import FIXED_BOUNDS, ScheduleConfig
 
+BOUNDS = (1, 3)
+"""Of those that leave it open, unless told otherwise."""
 NAMES: tuple[str, ...] = get_args(ScheduleConfig.model_fields["name"].annotation)
 
 

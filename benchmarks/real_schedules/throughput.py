@@ -19,11 +19,10 @@ from typing import Any
 
 from benchmarks import harness
 from benchmarks.e2e import QUIET, call, training_rows
-from benchmarks.real_schedules.sides import NAMES, Side, cores, overrides, sides
+from benchmarks.real_schedules.sides import BOUNDS, NAMES, Side, cores, overrides, sides
 from rhymeflow import settings
 from rhymeflow.config import Config
 
-BOUNDS = (1, 3)
 FACTS = ("idle/rollout", "idle/learner", "staleness/mean", "coordination/share")
 
 
