@@ -1,9 +1,9 @@
-"""How long the mind takes to answer, with a large fleet.
+"""How long the coordinator takes to answer, with a large fleet.
 
-A driver that costs nothing to the mind reports facts as a cluster would: every trajectory of the
-fleet is in flight; each round a few hundred finish at random and are judged, the instances they
-ran on send snapshots, interrupts and pulls are answered at once, and a tick follows. Each call of
-`handle` is timed alone. Facts are many and small, ticks are few and plan for everybody, so each
+A driver that costs nothing to the coordinator reports events as a cluster would: every trajectory
+of the fleet is in flight; each round a few hundred finish at random and are judged, the instances
+they ran on send snapshots, interrupts and pulls are answered at once, and a tick follows. Each call
+of `handle` is timed alone. Events are many and small, ticks are few and plan for everybody, so each
 kind is shown. The longest ticks are those after a publication, when the schedule has every instance
 pull at the same moment: all that is in flight is interrupted in one tick and routed in the next.
 """
@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks import harness
-from rhymeflow import planning, settings
+from rhymeflow import build
+from rhymeflow.config.load import read_config
 from rhymeflow.core import commands as c
 from rhymeflow.core import events as e
 from rhymeflow.core.coordinator import Coordinator
@@ -42,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Drive the mind and report."""
+    """Drive the coordinator and report."""
     driver = Driver(args)
     driver.run()
     rows = [row(name, times) for name, times in driver.times.items()]
@@ -79,7 +80,7 @@ def row(name: str, times: list[float]) -> dict[str, Any]:
 
 @dataclass
 class Driver:
-    """Answers the mind's commands at once."""
+    """Answers the coordinator's commands at once."""
 
     args: argparse.Namespace
     times: dict[str, list[float]] = field(default_factory=dict)
@@ -90,7 +91,7 @@ class Driver:
         # Four batches run while a fifth's worth of entries may hold finished groups, so the fleet
         # stays full.
         self.size = self.args.instances * CAPACITY // NUM_GENERATIONS // (BOUND - 1)
-        config = settings.load(
+        config = read_config(
             "demo",
             {
                 "schedule.name": self.args.schedule,
@@ -103,7 +104,7 @@ class Driver:
                 "data.eval_size": "0",
             },
         )
-        self.mind = Coordinator(planning.plan(config), planning.schedule(config))
+        self.coordinator = Coordinator(build.plan(config), build.schedule(config))
         self.random = random.Random(0)
         self.groups: list[int] = []
         """Groups that have begun, oldest first; one of the older ones finishes next."""
@@ -120,7 +121,7 @@ class Driver:
     def run(self) -> None:
         """Fill the fleet, then go on until enough batches are trained on."""
         gc.collect()
-        gc.disable()  # the collector's pauses belong to whoever makes cycles; the mind makes none
+        gc.disable()  # its pauses belong to whoever makes cycles; the coordinator makes none
         self.tell([e.LearnerReady(0)])
         self.tell(
             e.InstanceJoined(f"rollout-{i}", 0, CAPACITY, 10**7) for i in range(self.args.instances)
@@ -138,7 +139,7 @@ class Driver:
     def round(self) -> None:
         """Some trajectories finish; the batch that is trained on is done two rounds later."""
         self.rounds += 1
-        facts: list[e.Event] = []
+        events: list[e.Event] = []
         touched = set()
         for _ in range(self.args.finished // NUM_GENERATIONS):
             index = self.random.randrange(len(self.groups) // 4)
@@ -149,30 +150,32 @@ class Driver:
             for trajectory in members:
                 name = self.where.pop(trajectory)
                 touched.add(name)
-                facts.append(e.TrajectoryFinished(trajectory, name, 1000, "stop"))
-                facts.append(e.TrajectoryRewarded(trajectory, self.random.random()))
+                events.append(e.TrajectoryFinished(trajectory, name, 1000, "stop"))
+                events.append(e.TrajectoryRewarded(trajectory, self.random.random()))
         self.least = min(self.least, len(self.where))
-        facts += [e.Snapshot(n, self.numbers.get(n, 0), (), 40_000, 0.0) for n in sorted(touched)]
+        events += [e.Snapshot(n, self.numbers.get(n, 0), (), 40_000, 0.0) for n in sorted(touched)]
         if self.training is not None and self.rounds % 2 == 0:
-            facts.append(e.VersionPublished(self.training + 1))
+            events.append(e.VersionPublished(self.training + 1))
             self.trained += 1
             self.training = None
-        self.tell(facts)
+        self.tell(events)
 
-    def tell(self, facts: Iterable[e.Event]) -> None:
-        """Report facts and a tick; answer until there is nothing to answer."""
+    def tell(self, events: Iterable[e.Event]) -> None:
+        """Report events and a tick; answer until there is nothing to answer."""
         while True:
             answers: list[e.Event] = []
-            for fact in [*facts, e.Tick()]:
+            for event in [*events, e.Tick()]:
                 started = time.perf_counter()
-                told = self.mind.handle(fact, 0.0)
-                self.times.setdefault(type(fact).__name__, []).append(time.perf_counter() - started)
+                told = self.coordinator.handle(event, 0.0)
+                self.times.setdefault(type(event).__name__, []).append(
+                    time.perf_counter() - started
+                )
                 self.num_commands += len(told)
                 for command in told:
                     answers += self.answer(command)
             if not answers:
                 return
-            facts = answers
+            events = answers
 
     def answer(self, command: c.Command) -> Iterable[e.Event]:  # noqa: C901 - a line a command
         """What a cluster would report that carries everything out at once."""

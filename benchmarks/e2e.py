@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import harness
-from rhymeflow import settings
 from rhymeflow.config import Config
+from rhymeflow.config.load import dump_config, read_config
 from rhymeflow.errors import UserError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -152,11 +152,11 @@ class Comparison:
 
     def _config(self, max_steps: int, more: dict[str, str] | None = None) -> Config:
         overrides = {**QUIET, **self.workload.overrides, "learner.max_steps": str(max_steps)}
-        return settings.load(self.workload.recipe, {**overrides, **(more or {})})
+        return read_config(self.workload.recipe, {**overrides, **(more or {})})
 
     def _write(self, max_steps: int, more: dict[str, str]) -> Path:
         path = self._fresh("config.yaml")
-        path.write_text(settings.dump(self._config(max_steps, more)), encoding="utf-8")
+        path.write_text(dump_config(self._config(max_steps, more)), encoding="utf-8")
         return path
 
     def _fresh(self, name: str) -> Path:

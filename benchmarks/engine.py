@@ -219,16 +219,16 @@ def demo_sides(requests: int, running: int) -> dict[str, Callable[[], float]]:
 
 
 def make_engine(model: Any, running: int) -> Any:
-    from rhymeflow.engine.engine import Engine
+    from rhymeflow.engine.native.engine import Engine
 
     return Engine(
-        model, seed=0, max_running=running, max_prefill_tokens=4096, instance="bench", version=0
+        model, seed=0, max_num_seqs=running, max_prefill_tokens=4096, instance="bench", version=0
     )
 
 
 def engine_speed(engine: Any, work: Workload) -> float:
     """Useful tokens per second of the native engine."""
-    from rhymeflow.engine.sequence import NoiseKey, Request, Sampling
+    from rhymeflow.engine.native.sequence import NoiseKey, Request, Sampling
 
     requests = [
         Request(i, prompt, NoiseKey(i, 0, 0), Sampling(1.0, 1.0, 0, length, frozenset()))

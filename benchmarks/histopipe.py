@@ -1,11 +1,11 @@
 """The setting RhymeRL was measured in, simulated: pipeline, two tiers, drafts, one after another.
 
-The mind is the one that drives real runs; the cluster around it is simulated (docs/simulator.md).
-Published (arXiv 2508.18588; 128 Hopper GPUs, Qwen3-8B, Qwen3-14B, Qwen2.5-32B, responses of up to
-8K and 16K tokens): over a synchronous system 1.43x with the pipeline, 1.56x with two tiers, 2.34x
-with drafts (14B, mathematics), 2.6x at most; rollout is 84 to 91% of a synchronous step and idle
-for more than 46% of its time; 2 to 6% of the responses are moved or put off. Their batch and their
-lengths are not published. Assumed, and fixed before schedules were compared:
+The coordinator is the one that drives real runs; the cluster around it is simulated
+(docs/simulator.md). Published (arXiv 2508.18588; 128 Hopper GPUs, Qwen3-8B, Qwen3-14B, Qwen2.5-32B,
+responses of up to 8K and 16K tokens): over a synchronous system 1.43x with the pipeline, 1.56x with
+two tiers, 2.34x with drafts (14B, mathematics), 2.6x at most; rollout is 84 to 91% of a synchronous
+step and idle for more than 46% of its time; 2 to 6% of the responses are moved or put off. Their
+batch and their lengths are not published. Assumed, and fixed before schedules were compared:
 
 - batch of 128 groups of 16, on 1,024 devices of 1,024 groups; prompts of 1,024 tokens;
 - lengths are lognormal with a mean of a quarter of the longest and sigma 0.95, with which, before

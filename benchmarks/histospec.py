@@ -246,7 +246,7 @@ class Comparison:
 
 
 class Side:
-    """An engine, and what it has made."""
+    """An engine, and what it has generated."""
 
     def __init__(self, engine: Any, drafter: Any) -> None:
         self.engine, self.drafter = engine, drafter

@@ -1,4 +1,4 @@
-"""How well lengths are foretold, on recorded rollouts of real runs.
+"""How well lengths are predicted, on recorded rollouts of real runs.
 
     python -m benchmarks.lengths [--runs DIR] [--recordings demo,...] [--shuffled]
 
@@ -10,7 +10,7 @@ which is what a perfect history of its prompt could do. Responses are short word
 `smollm2` (3 to 8 tokens), so more than 80% are within an interval that has whole numbers for ends.
 
 With `--shuffled`, each epoch's responses are given to other prompts than in the one before: what is
-foretold from history is then wrong, and skill has to be 0.
+predicted from history is then wrong, and skill has to be 0.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def replay(name: str, batches: Sequence[list[Rollout]], longest: int) -> list[di
         for rollout in batch:
             history.open(rollout.group, rollout.row, rollout.epoch)
         seconds += time.process_time() - started
-        seen += [foretold(history, rollout) for rollout in batch]
+        seen += [predicted(history, rollout) for rollout in batch]
         started = time.process_time()
         tell(history, batch)
         seconds += time.process_time() - started
@@ -83,7 +83,7 @@ def replay(name: str, batches: Sequence[list[Rollout]], longest: int) -> list[di
     return rows
 
 
-def foretold(history: LengthHistory, rollout: Rollout) -> tuple[Rollout, float, bool]:
+def predicted(history: LengthHistory, rollout: Rollout) -> tuple[Rollout, float, bool]:
     """A response, its expected length and whether the 80% interval has it."""
     low, high = (history.quantile(rollout.group, q) for q in (0.1, 0.9))
     covered = round(low) <= len(rollout.tokens) <= round(high)

@@ -27,8 +27,8 @@ from benchmarks.e2e import call
 from benchmarks.learning import curves, figures, kept
 from benchmarks.learning.figures import MEASURES, Figures
 from benchmarks.learning.intervals import detectable, interval
-from rhymeflow import settings
 from rhymeflow.config import Config
+from rhymeflow.config.load import dump_config, read_config
 
 EVAL_STEPS = 8
 MARGIN = -0.05
@@ -152,7 +152,7 @@ def train(run_dir: Path, overrides: Mapping[str, str]) -> Figures:
         shutil.rmtree(run_dir)
     config = configure({**overrides, "run.output_dir": str(run_dir.resolve())})
     path = run_dir.with_suffix(f"{run_dir.suffix}.yaml")
-    path.write_text(settings.dump(config), encoding="utf-8")
+    path.write_text(dump_config(config), encoding="utf-8")
     call([sys.executable, "-m", "rhymeflow", "train", str(path.resolve())], "rhyming")
     found = figures.read(run_dir, config)
     kept.keep(run_dir, overrides, found)
@@ -161,7 +161,7 @@ def train(run_dir: Path, overrides: Mapping[str, str]) -> Figures:
 
 def configure(overrides: Mapping[str, str]) -> Config:
     """The recipe with these fields; reading the runs needs that no member is left out."""
-    config = settings.load("demo", dict(overrides))
+    config = read_config("demo", dict(overrides))
     assert not config.schedule.extra_generations
     assert not config.schedule.filter_zero_variance
     return config

@@ -2,7 +2,7 @@
 
     rhymeflow bench schedules                      trained trajectories per second
     rhymeflow bench schedules --parts learning     time to a held-out reward; length bias
-    rhymeflow bench schedules --simulated          the same mind on simulated clusters
+    rhymeflow bench schedules --simulated          the same coordinator on simulated clusters
 
 With `--record`, each is a record of its own, and `schedules-side-by-side.png` is drawn anew from
 those that there are.

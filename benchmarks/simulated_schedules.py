@@ -14,7 +14,7 @@ before. Fixed before anything was run:
 - with drafts, they are accepted as `simulation.acceptance` says, whatever is known of lengths;
 - at a bound of 0 all devices take turns, as for `synchronous`; else each schedule has the split,
   in sixteenths, where it is fastest (benchmarks/simulated/splits.py);
-- the mind plans once a second;
+- the coordinator plans once a second;
 - `synchronous` is what was published of it: without drafts. `over synchronous, drafts` has them.
 
 The published setting names 2,048 as the limit of a prompt. The prompts of DAPO-Math, the dataset it

@@ -1,4 +1,4 @@
-"""How well the simulator foretells a real run: steps per second and idle shares.
+"""How well the simulator predicts a real run: steps per second and idle shares.
 
 Each round, for each schedule: `rhymeflow calibrate` measures the machine with the recipe, a real
 run follows, and the same configuration is simulated with that profile on the lengths and rewards
@@ -6,7 +6,7 @@ that the run recorded. Nothing is fitted to the run. Workers are pinned to cores
 thread each. Nothing is drafted in either. Counted in both are all steps after the first, the end of
 the run included, where there is nothing left to run ahead for.
 
-What the simulator cannot know is told as the local runtime has it: how long facts wait to be
+What the simulator cannot know is told as the local runtime has it: how long events wait to be
 planned on and how often an instance says how it is are constants of `runtime`; a reward takes what
 it took in the run, by its event log.
 """
@@ -30,13 +30,13 @@ from typing import Any
 from benchmarks import harness
 from benchmarks.e2e import QUIET, call, training_rows
 from benchmarks.real_schedules.sides import NAMES, cores
-from rhymeflow import settings
 from rhymeflow.config import FIXED_BOUNDS, Config
+from rhymeflow.config.load import dump_config, read_config
 from rhymeflow.runtime.controller import ROUND_SECONDS
-from rhymeflow.runtime.rollout import STATUS_SECONDS
-from rhymeflow.servers.reader import TrajectoryReader
 from rhymeflow.sim import simulate
 from rhymeflow.sim.workload import workload
+from rhymeflow.store.reader import TrajectoryReader
+from rhymeflow.workers.rollout import STATUS_SECONDS
 
 TOLERANCE = 0.1
 MESSAGE_SECONDS = 0.0005
@@ -112,7 +112,7 @@ def measure(
     run_dir = folder / f"{name}-{len(seen)}"
     config = configure(name, args, run_dir)
     path, profile = run_dir.with_suffix(".yaml"), run_dir.with_suffix(".json")
-    path.write_text(settings.dump(config), encoding="utf-8")
+    path.write_text(dump_config(config), encoding="utf-8")
     command = [sys.executable, "-m", "rhymeflow"]
     call([*command, "calibrate", str(path), "--output", str(profile)], "simulator")
     before, started = others_seconds(), time.perf_counter()
@@ -120,20 +120,20 @@ def measure(
     others.append((others_seconds() - before) / (time.perf_counter() - started))
     real = figures(training_rows(run_dir))
     found = simulate.run(as_it_ran(config, profile, run_dir), workload(config, run_dir))
-    foretold = Figures(found.steps_per_second, found.idle_rollout, found.idle_learner)
+    predicted = Figures(found.steps_per_second, found.idle_rollout, found.idle_learner)
     print(
-        f"    real {real}\n    simulated {foretold}\n    other programs: {others[-1]:.2f} cores",
+        f"    real {real}\n    simulated {predicted}\n    other programs: {others[-1]:.2f} cores",
         file=sys.stderr,
         flush=True,
     )
-    seen.append((real, foretold))
-    return foretold.steps_per_s / real.steps_per_s
+    seen.append((real, predicted))
+    return predicted.steps_per_s / real.steps_per_s
 
 
 def others_seconds() -> float:
     """Seconds of all cores that went to programs this one did not start, from some point on.
 
-    Means something only between two calls with no child under way.
+    Means something only between two calls with no child running.
     """
     with open("/proc/stat") as file:
         user, nice, system, _, _, irq, softirq, *_ = map(int, file.readline().split()[1:])
@@ -145,7 +145,7 @@ def others_seconds() -> float:
 def configure(name: str, args: argparse.Namespace, run_dir: Path) -> Config:
     """The recipe under one schedule."""
     learner, instances = cores(args.instances)
-    return settings.load(
+    return read_config(
         args.recipe,
         {
             **QUIET,
@@ -182,7 +182,7 @@ def as_it_ran(config: Config, profile: Path, run_dir: Path) -> Config:
         "tick_seconds": ROUND_SECONDS,
         "snapshot_seconds": STATUS_SECONDS,
         "command_seconds": MESSAGE_SECONDS,
-        "fact_seconds": MESSAGE_SECONDS,
+        "event_seconds": MESSAGE_SECONDS,
         "reward_seconds": reward_seconds(rows),
     }
     values = config.model_dump()
@@ -190,9 +190,9 @@ def as_it_ran(config: Config, profile: Path, run_dir: Path) -> Config:
 
 
 def reward_seconds(rows: Sequence[tuple[str, float, str]]) -> float:
-    """Median time from the fact that a response is finished to that of its reward, less a round.
+    """Median time from the event that a response is finished to that of its reward, less a round.
 
-    Both wait for the end of a round of facts, of which the simulation has its own.
+    Both wait for the end of a round of events, of which the simulation has its own.
     """
     finished: dict[str, float] = {}
     waits = []
@@ -223,9 +223,9 @@ def compared(name: str, pairs: Sequence[tuple[Figures, Figures]]) -> list[dict[s
     rows = []
     for figure in ("steps_per_s", "idle_rollout", "idle_learner"):
         real = [getattr(side, figure) for side, _ in pairs]
-        foretold = [getattr(side, figure) for _, side in pairs]
-        errors = [b - a for a, b in zip(real, foretold, strict=True)]
-        relative = [b / a - 1 for a, b in zip(real, foretold, strict=True) if a > 0]
+        predicted = [getattr(side, figure) for _, side in pairs]
+        errors = [b - a for a, b in zip(real, predicted, strict=True)]
+        relative = [b / a - 1 for a, b in zip(real, predicted, strict=True) if a > 0]
         rows.append(
             {
                 "schedule": name,
@@ -233,7 +233,7 @@ def compared(name: str, pairs: Sequence[tuple[Figures, Figures]]) -> list[dict[s
                 "real": round(statistics.median(real), 4),
                 "least": round(min(real), 4),
                 "greatest": round(max(real), 4),
-                "simulated": round(statistics.median(foretold), 4),
+                "simulated": round(statistics.median(predicted), 4),
                 "error": round(statistics.median(errors), 4),
                 "relative": round(statistics.median(relative), 4) if relative else None,
             }

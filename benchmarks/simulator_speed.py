@@ -13,7 +13,7 @@ import time
 from typing import Any
 
 from benchmarks import harness
-from rhymeflow import settings
+from rhymeflow.config.load import read_config
 from rhymeflow.sim.simulate import run as simulate
 from rhymeflow.sim.workload import workload
 
@@ -47,7 +47,7 @@ NOTES = """Processor time on one core for 10 versions, responses of 4,000 tokens
 def seconds(instances: int, schedule: str) -> float:
     """Simulate ten versions; return the processor's time."""
     started = time.process_time()
-    config = settings.load(
+    config = read_config(
         "cluster",
         {
             "drafting.window": "off",

@@ -1,7 +1,8 @@
 """The setting StaleFlow was measured in, simulated: every schedule at its own best split.
 
-The mind is the one that drives real runs; the cluster around it is simulated (docs/simulator.md)
-with the profiles in `rhymeflow/profiles`. Assumed, and fixed before anything was run:
+The coordinator is the one that drives real runs; the cluster around it is simulated
+(docs/simulator.md) with the profiles in `rhymeflow/profiles`. Assumed, and fixed before anything
+was run:
 
 - batch of 128 groups of 16, prompts of 2,048 tokens, responses of up to 20,480 (the setting of
   arXiv 2601.12784, evaluation);

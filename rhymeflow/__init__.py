@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rhymeflow.config import Config
+    from rhymeflow.config.load import read_config as load
     from rhymeflow.errors import UserError
     from rhymeflow.runtime.local import train
-    from rhymeflow.settings import load
     from rhymeflow.trainer import Trainer
 
 __version__ = version("rhymeflow")
@@ -25,7 +25,7 @@ _HOMES = {
     "Config": "rhymeflow.config",
     "Trainer": "rhymeflow.trainer",
     "UserError": "rhymeflow.errors",
-    "load": "rhymeflow.settings",
+    "load": "rhymeflow.config.load:read_config",
     "train": "rhymeflow.runtime.local",
 }
 
@@ -35,4 +35,5 @@ __all__ = ["Config", "Trainer", "UserError", "__version__", "load", "train"]
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'rhymeflow' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    module, _, attribute = _HOMES[name].partition(":")
+    return getattr(import_module(module), attribute or name)

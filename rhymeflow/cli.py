@@ -17,7 +17,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from rhymeflow import __version__, fields, settings
+from rhymeflow import __version__
+from rhymeflow.config import fields
+from rhymeflow.config.load import dump_config, list_recipes, read_config, split_overrides
 from rhymeflow.errors import UserError, suggestion
 
 
@@ -36,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _dispatch(arguments: list[str]) -> int:
     if arguments[:1] == ["bench"]:
         return bench(arguments[1:])
-    rest, overrides = settings.split_overrides(arguments)
+    rest, overrides = split_overrides(arguments)
     args, unknown = _parser().parse_known_args(rest)
     configures = args.command in (train, simulate, calibrate)
     if unknown or (overrides and not configures):
@@ -116,12 +118,12 @@ def _parser() -> argparse.ArgumentParser:
 
 def train(args: argparse.Namespace) -> int:
     """Train, or with `--dry-run` show what would be trained."""
-    config = settings.load(args.recipe, args.overrides)
+    config = read_config(args.recipe, args.overrides)
     if args.dry_run:
         from rhymeflow import sizes
 
         needs = sizes.describe(config)
-        print(settings.dump(config) + needs)
+        print(dump_config(config) + needs)
         return 0
     from rhymeflow.runtime import local
     from rhymeflow.runtime.process import WorkerDied
@@ -138,7 +140,7 @@ def simulate(args: argparse.Namespace) -> int:
     """Run a configuration on a simulated cluster, and draw what happened."""
     from rhymeflow.sim.simulate import simulate as run
 
-    config = settings.load(args.recipe, args.overrides)
+    config = read_config(args.recipe, args.overrides)
     print(run(config, output=args.output, workload=args.workload).text())
     return 0
 
@@ -147,7 +149,7 @@ def calibrate(args: argparse.Namespace) -> int:
     """Measure this machine and fit the cost model to it."""
     from rhymeflow.calibration.calibrate import calibrate as run
 
-    config = settings.load(args.recipe, args.overrides)
+    config = read_config(args.recipe, args.overrides)
     print(run(config, output=args.output).text())
     return 0
 
@@ -164,7 +166,7 @@ def inspect(args: argparse.Namespace) -> int:
 
 def recipes(args: argparse.Namespace) -> int:
     """List the ready configurations."""
-    found = settings.recipes()
+    found = list_recipes()
     width = max(map(len, found), default=0)
     for name, what in found.items():
         print(f"{name.ljust(width)}  {what}")

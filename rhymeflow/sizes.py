@@ -21,7 +21,7 @@ from rhymeflow.models.load import (
     resolve_device,
     resolve_dtype,
 )
-from rhymeflow.servers import earlier
+from rhymeflow.store import previous_run
 
 _MASTER = 4
 """Bytes of a float32: the learner's weights, gradients and AdamW moments."""
@@ -59,9 +59,9 @@ def describe(config: Config) -> str:
     """Return the estimate as lines that start with `#`, one a row, and a total.
 
     Raises:
-        UserError: the model, the data or the earlier run to draft from is not there.
+        UserError: the model, the data or the previous run to draft from is not there.
     """
-    earlier.check(config.drafting.history, "drafting.history")
+    previous_run.check(config.drafting.history, "drafting.history")
     model = shape(config)
     limit = config.data.max_prompt_length
     rows = estimate(config, model, longest_prompt(config) if limit is None else limit)
@@ -118,12 +118,12 @@ def estimate(config: Config, model: Model, prompt_length: int) -> list[Row]:
     kv_token = 2 * model.num_layers * model.num_kv_heads * model.head_size * model.bytes_per_value
     instances = "rollout" if rollout.num_instances == 1 else f"{rollout.num_instances} x rollout"
     rows = [
-        Row("parameter server", "weights, two slots in shared memory", 2 * weights),
+        Row("weight store", "weights, two slots in shared memory", 2 * weights),
         Row(instances, "weights", weights * rollout.num_instances),
         Row(
             instances,
-            f"KV cache, at most {rollout.max_running} x {length:,} tokens",
-            rollout.max_running * length * kv_token * rollout.num_instances,
+            f"KV cache, at most {rollout.max_num_seqs} x {length:,} tokens",
+            rollout.max_num_seqs * length * kv_token * rollout.num_instances,
         ),
         Row("learner", "master weights (float32)", masters),
         Row("learner", "gradients (float32)", masters),
@@ -153,7 +153,7 @@ def _drafting(config: Config, instances: str, max_length: int) -> list[Row]:
         max_draft=drafting.max_draft,
         shape=drafting.shape,
         ranking=drafting.ranking,
-        max_sequences=rollout.max_running,
+        max_sequences=rollout.max_num_seqs,
         max_length=max_length,
     )
     return [

@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rhymeflow import settings
 from rhymeflow.config import Config, RewardFunction
+from rhymeflow.config.load import build_config
 from rhymeflow.errors import UserError
-from rhymeflow.runtime import rundir
+from rhymeflow.runtime.run_dir import choose_run_dir
 
 if TYPE_CHECKING:
     from rhymeflow.observe.summary import Summary
@@ -64,7 +64,7 @@ class Trainer:
         if config is not None and args is not None:
             raise UserError("Trainer: config and args are two names of one thing; give one")
         self.config = _config(config if config is not None else args)
-        self.run_dir = rundir.choose(self.config)
+        self.run_dir = choose_run_dir(self.config)
         fields: dict[str, Any] = {"run.output_dir": str(self.run_dir)}
         if model is not None:
             fields["model.name"] = self._model_name(model, processing_class)
@@ -79,7 +79,7 @@ class Trainer:
             path, num_rows = self._dataset_path(eval_dataset, "eval")
             fields["data.eval_source"] = path
             fields["data.eval_size"] = num_rows or self.config.data.eval_size
-        self.config = settings.build(fields, self.config, where="Trainer")
+        self.config = build_config(fields, self.config, where="Trainer")
 
     def train(self) -> Summary:
         """Run to the end and return the summary; the run directory is `self.run_dir`."""
@@ -156,7 +156,7 @@ def _config(given: Config | Mapping[str, Any] | None) -> Config:
     if isinstance(given, Config):
         return given
     if isinstance(given, Mapping):
-        return settings.build(given, where="Trainer")
+        return build_config(given, where="Trainer")
     raise UserError(
         f"Trainer: config is a {type(given).__name__}; give a rhymeflow.Config or a mapping of "
         'fields, such as {"learning_rate": 1e-5}'

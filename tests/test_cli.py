@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from rhymeflow import cli, doctor, settings, sizes
+from rhymeflow import cli, doctor, sizes
 from rhymeflow.config import Config
+from rhymeflow.config.load import build_config, list_recipes, parse_config, read_config
 from rhymeflow.errors import UserError
 
 ROOT = Path(__file__).parent.parent
@@ -79,10 +80,10 @@ def test_dry_run_prints_a_file_that_loads_back(
 ) -> None:
     assert cli.main(["train", "demo", "--dry-run", "--learner.max_steps", "7"]) == 0
     text = capsys.readouterr().out
-    config = settings.loads(text)
-    assert config == settings.load("demo", {"learner.max_steps": "7"})
+    config = parse_config(text)
+    assert config == read_config("demo", {"learner.max_steps": "7"})
     assert "# memory:" in text
-    for process in ("rollout", "learner", "parameter server"):
+    for process in ("rollout", "learner", "weight store"):
         assert process in text
 
 
@@ -91,19 +92,19 @@ def test_a_schedule_is_chosen_by_its_name(
     option: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["train", "demo", "--dry-run", *option]) == 0
-    assert settings.loads(capsys.readouterr().out).schedule.name == "partial"
+    assert parse_config(capsys.readouterr().out).schedule.name == "partial"
 
 
 @pytest.mark.parametrize("name", ["synchronous", "one_step", "bounded", "partial", "staleflow"])
-@pytest.mark.parametrize("recipe", settings.recipes())
+@pytest.mark.parametrize("recipe", list_recipes())
 def test_every_recipe_runs_under_every_schedule(name: str, recipe: str) -> None:
-    assert settings.load(recipe, {"schedule.name": name}).schedule.name == name
+    assert read_config(recipe, {"schedule.name": name}).schedule.name == name
 
 
 def test_recipes_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["recipes"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == list(settings.recipes())
+    assert [line.split()[0] for line in lines] == list(list_recipes())
 
 
 def test_doctor_says_what_is_missing(
@@ -192,9 +193,9 @@ def test_sizes_are_counted_process_by_process() -> None:
         num_parameters=1000, num_layers=2, num_kv_heads=3, head_size=5, vocab_size=7,
         max_positions=100, bytes_per_value=2, name_of_dtype="bfloat16", device="cpu",
     )  # fmt: skip
-    config = settings.build(
+    config = build_config(
         {
-            "max_running": 4, "max_completion_length": 20,
+            "max_num_seqs": 4, "max_completion_length": 20,
             "num_instances": 2, "beta": 0.1, "logits_chunk_size": 11, "window": "off",
         },
         where="test",
@@ -202,7 +203,7 @@ def test_sizes_are_counted_process_by_process() -> None:
     found = {(row.process, row.what.split(",")[0].split(" (")[0]): row.num_bytes
              for row in sizes.estimate(config, model, 10)}  # fmt: skip
     assert found == {
-        ("parameter server", "weights"): 2 * 2000,
+        ("weight store", "weights"): 2 * 2000,
         ("2 x rollout", "weights"): 2 * 2000,
         ("2 x rollout", "KV cache"): 2 * 4 * 30 * (2 * 2 * 3 * 5) * 2,
         ("learner", "master weights"): 4000,
@@ -218,7 +219,7 @@ def test_what_drafts_come_from_is_counted_where_there_are_drafts() -> None:
     model = sizes.Model(1, 1, 1, 1, 1, 100, 4, "float32", "cpu")
 
     def rows_of(**given: Any) -> dict[tuple[str, str], int]:
-        config = settings.build(given, where="test")
+        config = build_config(given, where="test")
         return {(row.process, row.what): row.num_bytes for row in sizes.estimate(config, model, 10)}
 
     without = rows_of(window="off")
@@ -247,10 +248,10 @@ def test_the_longest_prompt_is_looked_up(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     monkeypatch.setattr(sizes, "load_tokenizer", lambda config: Tokenizer())
     fields = {"source": str(tmp_path / "rows.jsonl"), "eval_size": 1}
-    assert sizes.longest_prompt(settings.build(fields, where="test")) == 12
+    assert sizes.longest_prompt(build_config(fields, where="test")) == 12
     monkeypatch.setattr(sizes, "LOOKED_AT", 1)
     fields["eval_size"] = 0
-    assert sizes.longest_prompt(settings.build(fields, where="test")) == 3
+    assert sizes.longest_prompt(build_config(fields, where="test")) == 3
 
 
 @pytest.mark.parametrize("more", [[], ["--dry-run"]])

@@ -126,8 +126,8 @@ def test_the_rule_for_the_kink_foretells_the_fits_of_the_h20(name):
     profile = profiles.load(name)
     parameters, _, _, _, devices, _ = MODELS[name]
     kink = (profile.k2 - profile.c) / profile.k3
-    foretold = 2 * parameters / (devices * H20_BANDWIDTH) / profile.k3
-    assert kink == pytest.approx(foretold, rel=0.25)
+    predicted = 2 * parameters / (devices * H20_BANDWIDTH) / profile.k3
+    assert kink == pytest.approx(predicted, rel=0.25)
 
 
 def test_training_is_shared_by_the_devices():

@@ -1,4 +1,5 @@
-"""The house's import rules that layers cannot say: what is loaded, and what the mind may know."""
+"""The house's import rules that layers cannot say: what is loaded, and what the coordinator may
+know."""
 
 from __future__ import annotations
 
@@ -34,20 +35,20 @@ def loaded_by(statement: str) -> set[str]:
     return set(done.stdout.split())
 
 
-def modules_of(room: str) -> list[str]:
-    """Dotted names of a room's modules, or of one file."""
-    path = PACKAGE / room
+def modules_of(package: str) -> list[str]:
+    """Dotted names of a package's modules, or of one file."""
+    path = PACKAGE / package
     files = [path] if path.is_file() else sorted(path.rglob("*.py"))
     names = [".".join(file.relative_to(ROOT).with_suffix("").parts) for file in files]
-    assert names, f"there is no room {room}"
+    assert names, f"there is no package {package}"
     return [name.removesuffix(".__init__") for name in names]
 
 
 @pytest.mark.parametrize(
-    "room", ["__init__.py", "config.py", "settings.py", "trainer.py", "cli.py", "core", "data"]
+    "package", ["__init__.py", "config", "trainer.py", "cli.py", "core", "data"]
 )
-def test_importing_these_loads_nothing_heavy(room: str) -> None:
-    loaded = loaded_by("".join(f"import {name}\n" for name in modules_of(room)))
+def test_importing_these_loads_nothing_heavy(package: str) -> None:
+    loaded = loaded_by("".join(f"import {name}\n" for name in modules_of(package)))
     assert "rhymeflow" in loaded
     assert not loaded & HEAVY
 
@@ -57,7 +58,7 @@ def test_history_loads_no_torch() -> None:
     assert not loaded & (HEAVY - {"numpy"})
 
 
-def test_the_mind_needs_the_standard_library_only() -> None:
+def test_the_coordinator_needs_the_standard_library_only() -> None:
     modules = "".join(f"import {name}\n" for name in modules_of("core"))
     at_start = loaded_by("")  # site packages may load modules of their own at start
     third_party = loaded_by(modules) - at_start - set(sys.stdlib_module_names)
@@ -76,7 +77,7 @@ def imports_of(file: Path) -> set[str]:
     return found
 
 
-def test_the_mind_knows_no_clock_no_chance_no_world() -> None:
+def test_the_coordinator_knows_no_clock_no_chance_no_world() -> None:
     for file in (PACKAGE / "core").rglob("*.py"):
         for name in imports_of(file):
             top = name.partition(".")[0]
@@ -94,6 +95,6 @@ def test_the_public_names_are_there() -> None:
 
 
 @pytest.mark.parametrize("folder", sorted({file.parent for file in PACKAGE.rglob("*.py")}))
-def test_every_room_is_a_package(folder: Path) -> None:
-    """Without `__init__.py` an installer leaves the room out."""
+def test_every_folder_is_a_package(folder: Path) -> None:
+    """Without `__init__.py` an installer leaves the folder out."""
     assert (folder / "__init__.py").is_file()

@@ -7,7 +7,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 
 from benchmarks.charts import style
-from rhymeflow.sim import picture
+from rhymeflow.sim import plot
 from rhymeflow.sim.timeline import Row, Timeline
 
 NUM_ROWS = 12
@@ -31,7 +31,7 @@ def before_and_after(
             said here.
     """
     end = max(timeline_a.end, timeline_b.end)
-    unit, scale = picture.unit_of(end)
+    unit, scale = plot.unit_of(end)
     ratio = timeline_a.end / timeline_b.end
     steps = _steps(timeline_a)
     made = style.figure(
@@ -41,10 +41,10 @@ def before_and_after(
     )
     above, below = made.subplots(2, 1, sharex=True)
     num_versions = max(_latest(timeline_a), _latest(timeline_b))
-    colour = picture.colours(num_versions)
+    colour = plot.colours(num_versions)
     for axes, timeline, label in zip((above, below), (timeline_a, timeline_b), labels, strict=True):
         instances, seconds = timeline.sample(NUM_ROWS), timeline.end
-        picture.draw_rows(axes, [*instances, timeline.learner], seconds, scale, colour)
+        plot.draw_rows(axes, [*instances, timeline.learner], seconds, scale, colour)
         _name(axes, len(instances))
         axes.set_title(
             f"{label}: {steps} steps in {seconds / scale:.3g} {unit}",
@@ -54,7 +54,7 @@ def before_and_after(
     below.set_xlim(0, 1.01 * end / scale)
     below.set_xlabel(f"virtual time ({unit})", fontsize=9)
     made.legend(
-        handles=picture.patches(num_versions // 2, colour), loc="outside lower center", ncols=5,
+        handles=plot.patches(num_versions // 2, colour), loc="outside lower center", ncols=5,
         frameon=False, fontsize=9,
     )  # fmt: skip
     style.save(made, path)

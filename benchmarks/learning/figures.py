@@ -21,7 +21,7 @@ from benchmarks.learning.repeats import Common, Response
 from rhymeflow.config import Config
 from rhymeflow.histospec.rhyme import noise_epoch
 from rhymeflow.observe.summary import EVENTS, summarize
-from rhymeflow.servers.reader import TrajectoryReader
+from rhymeflow.store.reader import TrajectoryReader
 
 GOAL = 0.85
 """Held-out reward of `steps_to_goal`."""

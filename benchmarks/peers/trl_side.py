@@ -26,8 +26,8 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from rhymeflow import settings
 from rhymeflow.config import Config, RewardFunction
+from rhymeflow.config.load import read_config
 from rhymeflow.data.encode import PromptEncoder
 from rhymeflow.data.load import load_prompts
 from rhymeflow.data.prompts import PromptSource
@@ -70,7 +70,7 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
-    config = settings.load(str(args.config))
+    config = read_config(str(args.config))
     with tempfile.TemporaryDirectory() as folder:
         clock, trainer = build(config, folder, args)
         trainer.train()

@@ -8,7 +8,7 @@ compared between runs as they are. Two questions, both against chance:
 of the same prompt, epoch and member lies by length in the `synchronous` run of the same seed, which
 leaves none out. (By its own length an aborted or unfinished response would count as shorter than it
 is.) In each class the shares of endings are compared with those of `synchronous`. Only the first
-epochs count, and runs go on for `bound + 2` steps after them: whatever is under way when a run ends
+epochs count, and runs go on for `bound + 2` steps after them: whatever is in flight when a run ends
 is long, under any schedule, because the long ones take longest; what is *still* unfinished of an
 epoch that is over has been put off for good.
 

@@ -1,6 +1,6 @@
 """Starts a training run, looks at its metrics now and then, and stops it once they are enough.
 
-Holds true: a run that is stopped ends as Ctrl-C ends it, after the step under way, so that its
+Holds true: a run that is stopped ends as Ctrl-C ends it, after the current step, so that its
 directory is whole. Looking costs a small file's reading a second: the event log is left alone until
 the run is over.
 """

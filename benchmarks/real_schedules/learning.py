@@ -31,8 +31,8 @@ from benchmarks.learning import kept
 from benchmarks.real_schedules import bias, follow, runs
 from benchmarks.real_schedules.runs import Reached, Run
 from benchmarks.real_schedules.sides import BOUNDS, NAMES, Side, cores, overrides, sides
-from rhymeflow import settings
 from rhymeflow.config import FIXED_BOUNDS, Config
+from rhymeflow.config.load import dump_config, read_config
 
 RECORD = "schedules-learning"
 GOAL = 0.85
@@ -124,7 +124,7 @@ def fields_of(side: Side, args: argparse.Namespace, seed: int) -> dict[str, str]
 
 def load(recipe: str, fields: Mapping[str, str] | None = None) -> Config:
     """The recipe with these fields."""
-    return settings.load(recipe, dict(fields or {}))
+    return read_config(recipe, dict(fields or {}))
 
 
 def least_steps(config: Config, args: argparse.Namespace) -> int:
@@ -140,7 +140,7 @@ def train(run_dir: Path, fields: Mapping[str, str], args: argparse.Namespace) ->
         shutil.rmtree(run_dir)
     config = load(args.recipe, {**fields, "run.output_dir": str(run_dir.resolve())})
     path = run_dir.with_name(f"{run_dir.name}.yaml")
-    path.write_text(settings.dump(config), encoding="utf-8")
+    path.write_text(dump_config(config), encoding="utf-8")
     least = least_steps(config, args)
 
     def is_enough(rows: follow.Rows) -> bool:

@@ -3,7 +3,8 @@
 Holds true: seconds are those of the log, whose 0 is when the controller begins to load; a run is
 ready when the first response could be begun: a version is published and an instance has joined.
 Loading is over then, and nothing has been done yet that a schedule could win or lose by. An
-evaluation counts from when its result is known. Groups stand in the order in which they were drawn.
+evaluation counts from when its result is known. Groups stand in the order in which they were
+requested.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import msgspec
 
 from rhymeflow.core.events import Evaluated, InstanceJoined, LearnerReady, VersionPublished
 from rhymeflow.observe.summary import EVENTS
-from rhymeflow.servers.reader import TrajectoryReader
+from rhymeflow.store.reader import TrajectoryReader
 
 
 class Evaluation(msgspec.Struct, frozen=True):
@@ -106,7 +107,7 @@ def steps_per_second(run: Run) -> float:
 
 
 def _groups(reader: TrajectoryReader, num_members: int) -> list[Group]:
-    """Groups that were drawn; a member without tokens shares its group's fate."""
+    """Groups that were drawn; a member without tokens shares its group's ending."""
     members: dict[int, dict[int, tuple[Any, ...]]] = defaultdict(dict)
     for group, member, *facts in reader.query(
         "SELECT group_id, member, length, COALESCE(ending, 'unfinished'), trained FROM responses"

@@ -20,8 +20,8 @@ from typing import Any
 from benchmarks import harness
 from benchmarks.e2e import QUIET, call, training_rows
 from benchmarks.real_schedules.sides import BOUNDS, NAMES, Side, cores, overrides, sides
-from rhymeflow import settings
 from rhymeflow.config import Config
+from rhymeflow.config.load import dump_config, read_config
 
 FACTS = ("idle/rollout", "idle/learner", "staleness/mean", "coordination/share")
 
@@ -77,7 +77,7 @@ def notes(args: argparse.Namespace) -> str:
         f"{args.recipe}, {args.instances} rollout instances, medians of {args.repeats} interleaved "
         f"runs of {args.steps} steps after the first. Cores: learner {learner}, instances "
         f"{instances}, one thread each. The greatest staleness is read from the event log. "
-        "Coordination is the share of the time spent in the mind and in the trajectory server. "
+        "Coordination is the share of the time spent in the coordinator and in the store. "
         "Shares are of all the time counted."
     )
 
@@ -89,7 +89,7 @@ def measure(
     run_dir = folder / f"{side.schedule}-{side.bound}-{len(seen)}"
     config = configure(side, args, run_dir)
     path = run_dir.with_suffix(".yaml")
-    path.write_text(settings.dump(config), encoding="utf-8")
+    path.write_text(dump_config(config), encoding="utf-8")
     call([sys.executable, "-m", "rhymeflow", "train", str(path)], "schedules")
     rows = training_rows(run_dir)
     greatest = max(row["staleness/max"] for row in rows)
@@ -104,7 +104,7 @@ def measure(
 
 def configure(side: Side, args: argparse.Namespace, run_dir: Path) -> Config:
     """The recipe under one schedule."""
-    return settings.load(
+    return read_config(
         args.recipe,
         {
             **QUIET,

@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 from rhymeflow.config import Config
 from rhymeflow.data.encode import PromptEncoder
 from rhymeflow.data.load import load_prompts
-from rhymeflow.engine.engine import Engine
-from rhymeflow.engine.sequence import NoiseKey, Request, Sampling
+from rhymeflow.engine.native.engine import Engine
+from rhymeflow.engine.native.sequence import NoiseKey, Request, Sampling
 from rhymeflow.models.load import (
     load_model,
     load_tokenizer,
@@ -46,12 +46,12 @@ class Policy:
         self._source, _ = load_prompts(config.data, config.run.seed)
         self.prompts = [encoder.encode(self._source[row]) for row in range(len(self._source))]
 
-    def engine(self, max_running: int, **more: Any) -> Engine:
+    def engine(self, max_num_seqs: int, **more: Any) -> Engine:
         """A new engine over the model."""
         return Engine(
             self.model,
             seed=self.config.run.seed,
-            max_running=max_running,
+            max_num_seqs=max_num_seqs,
             max_prefill_tokens=self.config.rollout.max_prefill_tokens,
             instance="bench",
             version=0,

@@ -18,9 +18,9 @@ from typing import Any
 from benchmarks import harness
 from benchmarks.charts import DraftingCurve
 from benchmarks.e2e import call, training_rows
-from rhymeflow import settings
+from rhymeflow.config.load import dump_config, read_config
 from rhymeflow.observe.summary import EVENTS
-from rhymeflow.servers.reader import TrajectoryReader
+from rhymeflow.store.reader import TrajectoryReader
 
 EPOCH = 16
 """Steps of the demo recipe in one epoch."""
@@ -60,7 +60,7 @@ def measure(pairs: int, steps: int) -> tuple[list[dict[str, Any]], list[harness.
 
 def train(window: str, steps: int, run_dir: Path) -> Path:
     """Train the demo recipe; return its run directory."""
-    config = settings.load(
+    config = read_config(
         "demo",
         {
             "drafting.window": window,
@@ -71,7 +71,7 @@ def train(window: str, steps: int, run_dir: Path) -> Path:
         },
     )
     path = run_dir.with_suffix(".yaml")
-    path.write_text(settings.dump(config), encoding="utf-8")
+    path.write_text(dump_config(config), encoding="utf-8")
     call([sys.executable, "-m", "rhymeflow", "train", str(path)], "histospec")
     return run_dir
 

@@ -25,8 +25,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.rollouts.recorded import Rollout, save
-from rhymeflow import settings
 from rhymeflow.config import Config
+from rhymeflow.config.load import dump_config, parse_config, read_config
 from rhymeflow.errors import UserError
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -96,8 +96,8 @@ def checkpoint(name: str, folder: Path, step: int) -> Path | None:
 def configuration(recipe: str) -> Config:
     """The configuration of a recording: a recipe as it is run here, or `long`."""
     if recipe == "long":
-        return settings.loads(_LONG, {}, where="benchmarks/rollouts/record.py")
-    return settings.load(recipe, {**PLAIN, **RUNS[recipe]})
+        return parse_config(_LONG, {}, where="benchmarks/rollouts/record.py")
+    return read_config(recipe, {**PLAIN, **RUNS[recipe]})
 
 
 _LONG = f"""
@@ -113,9 +113,9 @@ reward: {{ functions: [{{ function: reasoning_gym }}] }}
 def _run(name: str, folder: Path) -> list[Rollout]:
     """Train the recipe, read what it produced."""
     run_dir = folder / name
-    config = settings.load(name, {**PLAIN, **RUNS[name], "run.output_dir": str(run_dir)})
+    config = read_config(name, {**PLAIN, **RUNS[name], "run.output_dir": str(run_dir)})
     path = folder / f"{name}.yaml"
-    path.write_text(settings.dump(config), encoding="utf-8")
+    path.write_text(dump_config(config), encoding="utf-8")
     command = [sys.executable, "-m", "rhymeflow", "train", str(path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -162,7 +162,7 @@ def _sampled(name: str, folder: Path) -> list[Rollout]:
         policy.load(checkpoint(how.run, folder, step))
         noise_epoch = 0 if how.rhymes else epoch
         requests = policy.requests(range(len(policy.prompts)), noise_epoch, how.temperature)
-        drain(policy.engine(policy.config.rollout.max_running), requests)
+        drain(policy.engine(policy.config.rollout.max_num_seqs), requests)
         for request, reward in zip(requests, policy.rewards(requests), strict=True):
             row, _, sample = request.noise_key
             group = epoch * len(policy.prompts) + row

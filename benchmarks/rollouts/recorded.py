@@ -1,6 +1,6 @@
 """Rollouts of a run, as flat arrays in one `.npz` file, in the order they were produced.
 
-Holds true: responses of one group stand together; groups come in the order they were drawn; a
+Holds true: responses of one group stand together; groups come in the order they were requested; a
 rollout's `tokens` are all of the response, its stop token included. Imports numpy only, so that
 other systems' sides read it too.
 

@@ -17,8 +17,9 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from rhymeflow import profiles, settings
+from rhymeflow import profiles
 from rhymeflow.config import Config
+from rhymeflow.config.load import read_config
 from rhymeflow.sim.result import Result
 from rhymeflow.sim.simulate import run as simulate
 from rhymeflow.sim.workload import workload
@@ -139,7 +140,7 @@ def measure(one: Case, rollout_devices: int | None) -> Figures:
 
 def configure(one: Case, rollout_devices: int | None) -> Config:
     """Recipe `cluster` with the case's settings, on this split."""
-    return settings.load(
+    return read_config(
         "cluster",
         {
             "simulation.num_devices": str(one.devices),
@@ -173,7 +174,7 @@ def figures_of(result: Result, one: Case, rollout_devices: int | None, push: flo
         "rollout share": share,
         "mean staleness": staleness / responses,
         "greatest staleness": max(result.staleness),
-        "wasted": result.tokens_wasted / result.tokens_made,
+        "wasted": result.tokens_wasted / result.tokens_generated,
         "interrupted": result.interrupts / responses,
         "push": push,
     }

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rhymeflow import profiles
-from rhymeflow.calibration.engine import EngineBench, EngineTimings, Intake
+from rhymeflow.calibration.engine import EngineBench, EngineTimings, Prefill
 from rhymeflow.calibration.fit import (
     DecodeFit,
     DecodeTiming,
@@ -180,9 +180,9 @@ def fitted(
     return Calibration(profile, rows, waited, None)
 
 
-def fit_prefill(intakes: Sequence[Intake], decode: DecodeFit) -> float:
-    """Seconds per token taken in: all of the time, less that of the iterations as such, over all of
-    the tokens. So the total is right, whatever single ones are.
+def fit_prefill(intakes: Sequence[Prefill], decode: DecodeFit) -> float:
+    """Seconds per token prefilled: all of the time, less that of the iterations as such, over all
+    of the tokens. So the total is right, whatever single ones are.
     """
     seconds = sum(_beyond_decoding(intake, decode) for intake in intakes)
     return max(0.0, seconds) / sum(intake.tokens for intake in intakes)
@@ -194,7 +194,7 @@ def fit_still(timings: Sequence[TrainTiming], train: LineFit) -> LineFit:
     return LineFit(max(0.0, seconds) / sum(timing.tokens for timing in timings), train.fixed)
 
 
-def _beyond_decoding(intake: Intake, decode: DecodeFit) -> float:
+def _beyond_decoding(intake: Prefill, decode: DecodeFit) -> float:
     return intake.seconds - sum(decode.seconds(n, held) for n, held in intake.iterations)
 
 
@@ -203,7 +203,7 @@ def _decode_errors(fit: DecodeFit, timings: Sequence[DecodeTiming]) -> Errors:
     return errors(predicted, [timing.seconds for timing in timings])
 
 
-def _prefill_errors(each: float, intakes: Sequence[Intake], decode: DecodeFit) -> Errors:
+def _prefill_errors(each: float, intakes: Sequence[Prefill], decode: DecodeFit) -> Errors:
     """Of the whole time until all decode, as a simulation would have it."""
     predicted = [
         each * intake.tokens + intake.seconds - _beyond_decoding(intake, decode)

@@ -1,10 +1,10 @@
-"""Timings of the run's engine: decode iterations, tokens taken in, pulls.
+"""Timings of the run's engine: decode iterations, tokens prefilled, pulls.
 
 Holds true: what is timed is `Engine.step()` with the run's model, precision, sampling and prompts,
-in states that a run goes through. A state is `max_running` responses at one length, as after a
+in states that a run goes through. A state is `max_num_seqs` responses at one length, as after a
 start in step, or spread from nothing to a length, many short and few long, as when they start one
 by one; from there some are taken away, as when they end. States come in another order in each pass,
-with other prompts and other lengths: a run never takes in the same shapes again, and libraries
+with other prompts and other lengths: a run never prefills the same shapes twice, and libraries
 prepare for each new one. Knows nothing of fits.
 """
 
@@ -21,12 +21,12 @@ from rhymeflow.calibration.fit import DecodeTiming
 from rhymeflow.config import Config
 from rhymeflow.data.encode import PromptEncoder
 from rhymeflow.data.load import load_prompts
-from rhymeflow.engine.engine import Engine
-from rhymeflow.engine.noise import NoiseKey
-from rhymeflow.engine.sequence import Request, Sampling
+from rhymeflow.engine.native.engine import Engine
+from rhymeflow.engine.native.noise import NoiseKey
+from rhymeflow.engine.native.sequence import Request, Sampling
 from rhymeflow.models.load import load_model, load_tokenizer, resolve_device, resolve_dtype
-from rhymeflow.servers.layout import layout_of
-from rhymeflow.servers.parameters import ParameterReader, ParameterServer
+from rhymeflow.weights.manifest import manifest_of
+from rhymeflow.weights.shared_memory import SharedMemoryWeightReader, SharedMemoryWeightStore
 
 PASSES = 3
 """Times each state is measured; the median counts."""
@@ -38,7 +38,7 @@ PULLS = 5
 
 SKEW = 3
 """Spread responses are at the longest times u ** SKEW, u uniform: the mean is a quarter of the
-longest, as it is of responses under way whose lengths are about exponential."""
+longest, as it is of responses in flight whose lengths are about exponential."""
 
 
 class State(NamedTuple):
@@ -62,8 +62,8 @@ STATES = (
 )
 
 
-class Intake(NamedTuple):
-    """Tokens taken in until all responses decode; those that are ready decode in the meantime."""
+class Prefill(NamedTuple):
+    """Tokens prefilled until all responses decode; those that are ready decode in the meantime."""
 
     tokens: int
     """Prompts, once for a group, and what there is of the responses."""
@@ -77,7 +77,7 @@ class EngineTimings(NamedTuple):
 
     decode: list[DecodeTiming]
     held_out: list[DecodeTiming]
-    intakes: list[Intake]
+    intakes: list[Prefill]
     pulls: list[float]
     kv_capacity: int
     """Tokens that the instance holds at most."""
@@ -97,27 +97,27 @@ class EngineBench:
         self.engine = Engine(
             self.model,
             seed=self.seed,
-            max_running=self.rollout.max_running,
+            max_num_seqs=self.rollout.max_num_seqs,
             max_prefill_tokens=self.rollout.max_prefill_tokens,
             instance="calibrate",
             version=0,
         )
         prompts, _ = load_prompts(config.data, self.seed)
         encoder = PromptEncoder(load_tokenizer(config.model), config.data)
-        self.num_groups = -(-self.rollout.max_running // self.rollout.num_generations)
+        self.num_groups = -(-self.rollout.max_num_seqs // self.rollout.num_generations)
         num_prompts = min(len(prompts), self.num_groups * len(STATES) * (1 + PASSES))
         self.prompts = [encoder.encode(prompts[i]) for i in range(num_prompts)]
         self._descents = 0
-        self.sizes = _descent(self.rollout.max_running)
+        self.sizes = _descent(self.rollout.max_num_seqs)
         longest = max(map(len, self.prompts))
         room = self.engine.max_length - longest
         self.steps = max(1, min(STEPS, room // (2 * len(self.sizes))))
-        # The room that the engine itself needs to take a state in and to go through the sizes.
+        # The room that the engine itself needs to prefill a state and to go through the sizes.
         self.longest = max(
             0, min(self.rollout.max_completion_length, room - self.steps * len(self.sizes) - 32)
         )
         limit = self.rollout.max_kv_tokens
-        most = self.rollout.max_running * (longest + self.rollout.max_completion_length)
+        most = self.rollout.max_num_seqs * (longest + self.rollout.max_completion_length)
         self.kv_capacity = most if limit is None else limit
 
     def measure(self) -> EngineTimings:
@@ -131,8 +131,8 @@ class EngineBench:
             order = list(STATES)
             random.Random(number).shuffle(order)
             for state in order:
-                intake, timings = self._descend(state)
-                intakes.append(intake)
+                prefill, timings = self._descend(state)
+                intakes.append(prefill)
                 for timing in timings:
                     decode[state][timing.n].append(timing)
         points = {
@@ -157,10 +157,10 @@ class EngineBench:
         """Go through a state, untimed."""
         self._descend(STATES[-1])
 
-    def _descend(self, state: State) -> tuple[Intake, list[DecodeTiming]]:
+    def _descend(self, state: State) -> tuple[Prefill, list[DecodeTiming]]:
         """Bring the engine into a state, then time its iterations with fewer and fewer."""
         chance = random.Random(self._descents)
-        intake = self._take_in(list(self._requests(state, chance)))
+        prefill = self._prefill(list(self._requests(state, chance)))
         self._descents += 1
         timings = []
         for size in self.sizes:
@@ -171,13 +171,13 @@ class EngineBench:
             middle = kv_tokens + size * self.steps // 2
             timings.append(DecodeTiming(size, middle, statistics.median(seconds)))
         self.engine.interrupt()
-        return intake, timings
+        return prefill, timings
 
     def _requests(self, state: State, chance: random.Random) -> Iterator[Request]:
         vocabulary = self.model.config.vocab_size
         first, spread = self._descents * self.num_groups, state.longest - state.shortest
         jitter = chance.uniform(0.95, 1.05)
-        for i in range(self.rollout.max_running):
+        for i in range(self.rollout.max_num_seqs):
             group, member = divmod(i, self.rollout.num_generations)
             prompt = self.prompts[(first + group) % len(self.prompts)]
             share = state.shortest + spread * chance.random() ** SKEW
@@ -193,7 +193,7 @@ class EngineBench:
             key = NoiseKey(group, 0, member)
             yield Request(i, prompt, key, sampling, tokens, [0.0] * length)
 
-    def _take_in(self, requests: list[Request]) -> Intake:
+    def _prefill(self, requests: list[Request]) -> Prefill:
         """Submit requests and iterate until all of them decode."""
         for request in requests:
             self.engine.submit(request)
@@ -201,26 +201,28 @@ class EngineBench:
         started, iterations, decoding = clock.now(), [], 0
         while decoding < len(requests):
             iterations.append((decoding, self.engine.kv_tokens))
-            before = self.engine.tokens_made
+            before = self.engine.tokens_generated
             self.engine.step()
-            decoding = self.engine.tokens_made - before
+            decoding = self.engine.tokens_generated - before
         seconds = clock.now() - started
-        return Intake(tokens, seconds, tuple(iterations))
+        return Prefill(tokens, seconds, tuple(iterations))
 
     def _pulls(self) -> list[float]:
         """Pull as an instance does: copy, prove, lay out anew."""
         weights = dict(self.model.named_parameters())
-        server = ParameterServer.create(layout_of({k: v.detach() for k, v in weights.items()}))
+        store = SharedMemoryWeightStore.create(
+            manifest_of({k: v.detach() for k, v in weights.items()})
+        )
         try:
-            reader = ParameterReader(server.handle)
+            reader = SharedMemoryWeightReader(store.handle)
             seconds = []
             for version in range(1 + PULLS):
-                server.push(version, {k: v.detach() for k, v in weights.items()})
+                store.push(version, {k: v.detach() for k, v in weights.items()})
                 started = clock.now()
                 self.engine.set_version(reader.pull(weights).version, keep_cache=False)
                 seconds.append(clock.now() - started)
         finally:
-            server.close()
+            store.close()
         return seconds[1:]
 
 
@@ -250,4 +252,4 @@ def _timed(call: Callable[[], object]) -> float:
     return clock.now() - started
 
 
-__all__ = ["EngineBench", "EngineTimings", "Intake"]
+__all__ = ["EngineBench", "EngineTimings", "Prefill"]

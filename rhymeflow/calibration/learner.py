@@ -18,11 +18,11 @@ from rhymeflow.calibration import clock
 from rhymeflow.config import Config
 from rhymeflow.data.encode import PromptEncoder
 from rhymeflow.data.load import load_prompts
-from rhymeflow.learner.learner import Learner
 from rhymeflow.learner.sample import Sample
+from rhymeflow.learner.single import Learner
 from rhymeflow.models.load import load_model, load_tokenizer, resolve_device, resolve_dtype
-from rhymeflow.servers.layout import layout_of
-from rhymeflow.servers.parameters import ParameterServer
+from rhymeflow.weights.manifest import manifest_of
+from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
 
 PASSES = 3
 """Times each size of a batch is trained on; the median counts."""
@@ -150,15 +150,15 @@ def _batch(
 
 def _pushes(learner: Learner) -> list[float]:
     weights = learner.weights()
-    server = ParameterServer.create(layout_of(weights))
+    store = SharedMemoryWeightStore.create(manifest_of(weights))
     try:
         seconds = []
         for version in range(2 + PUSHES):
             started = clock.now()
-            server.push(version, weights)
+            store.push(version, weights)
             seconds.append(clock.now() - started)
     finally:
-        server.close()
+        store.close()
     return seconds[2:]  # the first two touch the memory of the two slots for the first time
 
 

@@ -1,4 +1,4 @@
-"""The order in which prompts are drawn.
+"""The order in which prompts are requested.
 
 Holds true: `at(serial)` is a pure function of (number of prompts, seed, shuffle, serial), so a run
 is resumed by one integer; each epoch draws every row exactly once; the order is made of hashes

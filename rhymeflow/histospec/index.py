@@ -28,7 +28,7 @@ import numpy as np
 from rhymeflow.histospec import kernels, memory
 from rhymeflow.histospec.handle import IndexHandle
 from rhymeflow.histospec.memory import Arrays
-from rhymeflow.servers import shared
+from rhymeflow.utils import shared_memory
 
 
 def prompt_key(prompt_ids: Sequence[int]) -> int:
@@ -44,15 +44,15 @@ class Index:
     shorter than a block of 26). The process that made a shared one frees it by `close`.
     """
 
-    def __init__(self, *, max_tokens: int, max_responses: int, shared: bool = False) -> None:
+    def __init__(self, *, max_tokens: int, max_responses: int, shared_memory: bool = False) -> None:
         num_blocks, num_heads = memory.sizes(max_tokens, max_responses)
         self.handle: IndexHandle | None = None
-        if shared:
+        if shared_memory:
             self.handle, arrays = memory.create(num_blocks, num_heads, max_responses)
         else:
             arrays = memory.private(num_blocks, num_heads, max_responses)
         arrays.header[: kernels.NUM_TOKENS] = 1  # 0 is no block and no response
-        self._take(arrays, owns=shared)
+        self._take(arrays, owns=shared_memory)
 
     @classmethod
     def attach(cls, handle: IndexHandle, *, writable: bool = False) -> Index:
@@ -76,7 +76,7 @@ class Index:
         """Free the memory, if this process made it; others that mapped it keep it till they end."""
         if self._owns:
             self._owns = False
-            shared.free(self.handle.name)
+            shared_memory.free(self.handle.name)
 
     def clear(self) -> None:
         """Forget everything; also what a writer that died may have left half done."""

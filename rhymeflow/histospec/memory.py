@@ -18,7 +18,7 @@ import numpy as np
 
 from rhymeflow.histospec import kernels
 from rhymeflow.histospec.handle import IndexHandle
-from rhymeflow.servers import shared
+from rhymeflow.utils import shared_memory
 
 
 class Arrays(NamedTuple):
@@ -61,9 +61,9 @@ def create(num_blocks: int, num_heads: int, max_responses: int) -> tuple[IndexHa
     Raises:
         UserError: the machine's shared memory is too small.
     """
-    name = shared.new_name("rhymeflow-history")
+    name = shared_memory.new_name("rhymeflow-history")
     handle = IndexHandle(name, num_blocks, num_heads, max_responses)
-    buffer = shared.create(
+    buffer = shared_memory.create(
         name,
         _num_bytes(handle),
         what="the history index",
@@ -79,7 +79,7 @@ def attach(handle: IndexHandle, *, writable: bool) -> Arrays:
     Raises:
         FileNotFoundError: the creator is gone.
     """
-    return _carve(handle, shared.attach(handle.name, writable=writable))
+    return _carve(handle, shared_memory.attach(handle.name, writable=writable))
 
 
 def readable(arrays: Arrays) -> Arrays:
@@ -109,14 +109,14 @@ def _carve(handle: IndexHandle, buffer: mmap.mmap) -> Arrays:
     for shape, dtype in _shapes(handle.num_blocks, handle.num_heads, handle.max_responses):
         count = int(np.prod(shape))
         arrays.append(np.frombuffer(buffer, dtype, count, start).reshape(shape))
-        start += shared.whole_lines(count * np.dtype(dtype).itemsize)
+        start += shared_memory.whole_lines(count * np.dtype(dtype).itemsize)
     return Arrays(*arrays)
 
 
 def _num_bytes(handle: IndexHandle) -> int:
     shapes = _shapes(handle.num_blocks, handle.num_heads, handle.max_responses)
     return sum(
-        shared.whole_lines(int(np.prod(shape)) * np.dtype(dtype).itemsize)
+        shared_memory.whole_lines(int(np.prod(shape)) * np.dtype(dtype).itemsize)
         for shape, dtype in shapes
     )
 

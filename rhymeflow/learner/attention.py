@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 SLACK = 0.125
-"""A rectangle takes in sequences down to this share shorter than its longest: between 0.05 and 0.25
+"""A rectangle holds sequences down to this share shorter than its longest: between 0.05 and 0.25
 the time differs by less than its spread, and one call per sequence takes twice as long."""
 
 MIN_SLACK = 16

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rhymeflow.config import LearnerConfig, RolloutConfig
-from rhymeflow.learner.losses import TokenFacts, sample_weights
+from rhymeflow.learner.algorithms.losses import TokenInputs, sample_weights
 from rhymeflow.learner.packing import PackedRow, pack
 from rhymeflow.learner.sample import Sample
 
@@ -25,7 +25,7 @@ class MicroBatch:
     """One packed row and what is known of its response tokens."""
 
     row: PackedRow
-    facts: TokenFacts
+    inputs: TokenInputs
     needs_grad: bool
     """False: the gradient is exactly 0, the row is only measured."""
 
@@ -55,7 +55,7 @@ def split(
         still = [i for i in counted if i not in set(moving)]
         steps.append(
             [
-                MicroBatch(row, _facts(batch, row, advantage_N, weight_N, device), needs_grad)
+                MicroBatch(row, _inputs(batch, row, advantage_N, weight_N, device), needs_grad)
                 for chosen, needs_grad in ((moving, True), (still, False))
                 for row in pack(batch, chosen, learner.max_tokens_per_microbatch)
             ]
@@ -78,19 +78,19 @@ def _by_whole_groups(batch: Sequence[Sample], num_minibatches: int) -> list[list
     return [[i for g in share for i in members[g]] for share in shares]
 
 
-def _facts(
+def _inputs(
     batch: Sequence[Sample],
     row: PackedRow,
     advantage_N: np.ndarray,
     weight_N: np.ndarray,
     device: torch.device,
-) -> TokenFacts:
+) -> TokenInputs:
     def per_token(value_N: np.ndarray) -> Tensor:
         value_R = np.repeat(value_N[list(row.members)], row.lengths)
         return torch.from_numpy(value_R.astype(np.float32)).to(device)
 
     behaviour_R = np.concatenate([batch[i].logprobs for i in row.members]).astype(np.float32)
-    return TokenFacts(
+    return TokenInputs(
         advantage_R=per_token(advantage_N),
         weight_R=per_token(weight_N),
         behaviour_R=torch.from_numpy(behaviour_R).to(device),

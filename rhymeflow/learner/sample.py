@@ -1,7 +1,7 @@
 """One finished trajectory as the learner sees it.
 
 Holds true: `completion_ids`, `logprobs` and `versions` are equally long and not empty. Knows
-nothing of servers, engines or the staleness protocol; imports no torch.
+nothing of stores, engines or the staleness protocol; imports no torch.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ class Sample:
     prompt_ids: list[int]
     """Tokens of the prompt, at least one."""
     completion_ids: list[int]
-    """Tokens of the response, the stop token included where the policy made one."""
+    """Tokens of the response, the stop token included where the policy generated one."""
     logprobs: list[float]
     """The behaviour policy's log-probability of each response token, in nats."""
     versions: list[int]
-    """The version of the weights that made each response token."""
+    """The version of the weights that generated each response token."""
     reward: float
     """The weighted sum of the reward functions."""
     truncated: bool

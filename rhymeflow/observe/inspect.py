@@ -20,7 +20,7 @@ from rhymeflow.core.types import TrajectoryId
 from rhymeflow.errors import UserError
 from rhymeflow.observe import metrics
 from rhymeflow.observe.summary import EVENTS
-from rhymeflow.servers.reader import TrajectoryDetails, TrajectoryReader
+from rhymeflow.store.reader import TrajectoryDetails, TrajectoryReader
 
 _MAX_STEP_ROWS = 40
 _NUM_QUANTILES = 5
@@ -54,7 +54,7 @@ GROUP BY quantile ORDER BY quantile
 """
 
 
-# Per value of {key}: responses, tokens, iterations that made them, drafted tokens.
+# Per value of {key}: responses, tokens, iterations that generated them, drafted tokens.
 _DRAFTS = """
 SELECT {key}, COUNT(DISTINCT group_id || '.' || member), SUM(LENGTH(tokens) / 4), SUM(steps),
     SUM(drafted)
@@ -157,7 +157,7 @@ def _show_drafts(
 
 
 def _show_lengths(steps: dict[int, dict[str, Any]], console: Console) -> None:
-    """How well lengths were foretold, as of the last step that knows."""
+    """How well lengths were predicted, as of the last step that knows."""
     rows = [row for row in steps.values() if "lengths/coverage" in row]
     if not rows:
         return
@@ -172,7 +172,7 @@ def _show_lengths(steps: dict[int, dict[str, Any]], console: Console) -> None:
     ]
     console.print(
         Text(
-            "Lengths foretold: {} from history, rank correlation {}, {} in the 80% interval, "
+            "Lengths predicted: {} from history, rank correlation {}, {} in the 80% interval, "
             "skill {}".format(*found)
         )
     )

@@ -27,7 +27,7 @@ class Tracker(Protocol):
     """Somewhere else that metrics go."""
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take in one row."""
+        """Write one row."""
         ...
 
     def close(self) -> None:
@@ -78,7 +78,7 @@ class TensorBoard:
         self._writer = module.SummaryWriter(str(run_dir / "tensorboard"))
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take in one row."""
+        """Write one row."""
         for name, value in metrics.items():
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
@@ -98,7 +98,7 @@ class WeightsAndBiases:
         self._run.define_metric("*", step_metric="step")
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take in one row."""
+        """Write one row."""
         self._run.log({"step": step, **metrics})
 
     def close(self) -> None:
@@ -114,7 +114,7 @@ class Trackio:
         self._module.init(project=PROJECT, name=name, config=dict(config))
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take in one row."""
+        """Write one row."""
         self._module.log(dict(metrics), step=step)
 
     def close(self) -> None:

@@ -29,7 +29,7 @@ class ProgressState:
     num_steps: int
     max_staleness: int
     step: int = 0
-    """Optimizer versions made so far."""
+    """Optimizer versions published so far."""
     elapsed: float = 0.0
     """Since the run began, loading included."""
     first_step_at: float | None = None
@@ -94,7 +94,7 @@ class Progress:
             self._live.stop()
 
     def update(self, state: ProgressState) -> None:
-        """Show `state`, unless it was shown a moment ago and no step has been made since."""
+        """Show `state`, unless it was shown a moment ago and no step has ended since."""
         self._latest = state
         is_new_step = state.step != self._shown_step
         if self._live is None:

@@ -20,7 +20,7 @@ from rhymeflow.core.events import Evaluated, VersionPublished
 from rhymeflow.core.types import Version
 from rhymeflow.observe import metrics
 from rhymeflow.observe.progress import clock, sparkline
-from rhymeflow.servers.reader import Recorded, TrajectoryReader
+from rhymeflow.store.reader import Recorded, TrajectoryReader
 
 FILE = "summary.json"
 EVENTS = "events.db"
@@ -31,7 +31,7 @@ class Drafts:
     """What drafting came to, held-out answers not counted but in the time."""
 
     tokens_per_step: float
-    """Tokens made for each iteration that made any; 1 without drafts."""
+    """Tokens generated for each iteration that generated any; 1 without drafts."""
     acceptance_rate: float
     """Share of the drafted tokens that were accepted."""
     time_saved: float
@@ -43,7 +43,7 @@ class Summary:
     """A run in numbers. `None` is what the run never came to."""
 
     steps: int
-    """Optimizer versions made."""
+    """Optimizer versions published."""
     seconds: float
     """From the run's beginning to its last event."""
     trajectories: int
@@ -65,7 +65,7 @@ class Summary:
     staleness: dict[int, int]
     """Trajectories trained on, by how many versions old their first token was."""
     endings: dict[str, int]
-    """Groups by how they ended; `unfinished` were under way when the run ended."""
+    """Groups by how they ended; `unfinished` were in flight when the run ended."""
     idle: dict[str, float]
     """Share of the time that instances and learner stood idle, mean over steps."""
     drafts: Drafts | None

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rhymeflow.config.fields import brief
 from rhymeflow.core.cost import CostModel
 from rhymeflow.errors import UserError, suggestion
-from rhymeflow.fields import brief
 
 _SHIPPED = Path(__file__).parent
 _TEXTS = ("name", "description", "source")
@@ -40,7 +40,7 @@ class Profile:
     c: float
     k4: float
     prefill_token: float
-    """Per token that an instance takes in."""
+    """Per token that an instance prefills."""
     train_token: float
     """Device-seconds per token trained on: with d devices it takes a d-th of it."""
     measure_token: float

@@ -171,7 +171,7 @@ class RewardExecutor:
         return min(deadlines, default=None)
 
     def poll(self, now: float) -> list[Outcome]:
-        """Take in answers, end calls that are overdue, send what is queued. Never waits.
+        """Receive answers, end calls that are overdue, send what is queued. Never waits.
 
         Raises:
             UserError: workers end again and again without answering a call.

@@ -16,9 +16,9 @@ from typing import Any
 from rhymeflow.config import RewardFunction
 from rhymeflow.data.generators import task_module
 from rhymeflow.errors import UserError, nearest
-from rhymeflow.imported import described, function_of, imported
 from rhymeflow.reward.builtin import BUILT_IN
 from rhymeflow.reward.messages import RewardRequest
+from rhymeflow.utils.imported import described, function_of, imported
 
 GIVEN = ("prompts", "completions", "completion_ids")
 

@@ -16,7 +16,6 @@ import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from rhymeflow import output
 from rhymeflow.config import RewardConfig
 from rhymeflow.errors import UserError
 from rhymeflow.reward.functions import Judge, NoReward
@@ -32,6 +31,7 @@ from rhymeflow.reward.messages import (
     decode_work,
     encode,
 )
+from rhymeflow.utils import output
 
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 

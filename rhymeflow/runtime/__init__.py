@@ -1,1 +1,1 @@
-"""The real bodies: what carries out the mind's commands on machines."""
+"""The runtimes: what carries out the coordinator's commands on machines."""

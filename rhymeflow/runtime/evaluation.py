@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from rhymeflow.core.types import InstanceId, Version
 from rhymeflow.data.prompts import PromptSource
-from rhymeflow.runtime.messages import Answered
+from rhymeflow.workers.messages import Answered
 
 
 class AnswerKey(NamedTuple):
@@ -48,35 +48,35 @@ class Evaluation:
 
 
 class Evaluations:
-    """Evaluations under way, of these held-out prompts."""
+    """Evaluations in flight, of these held-out prompts."""
 
     def __init__(self, prompts: PromptSource, prompt_ids: list[list[int]]) -> None:
         self.prompts, self.prompt_ids = prompts, prompt_ids
-        self._under_way: dict[tuple[InstanceId, Version], Evaluation] = {}
+        self._in_flight: dict[tuple[InstanceId, Version], Evaluation] = {}
 
     def begin(self, instance: InstanceId, asked: Version) -> None:
         """`instance` is told to answer under version `asked`."""
         evaluation = Evaluation(instance, asked, len(self.prompts))
-        self._under_way[instance, asked] = evaluation
+        self._in_flight[instance, asked] = evaluation
 
     def answered(self, instance: InstanceId, message: Answered, text: str) -> AnswerKey:
-        """Take in an answer; return the name under which its reward is to come."""
-        evaluation = self._under_way[instance, message.asked]
+        """Receive an answer; return the name under which its reward is to come."""
+        evaluation = self._in_flight[instance, message.asked]
         evaluation.version = message.version
         evaluation.answers[message.row] = message.tokens, text
         return AnswerKey(instance, message.asked, message.row)
 
     def judged(self, key: AnswerKey, reward: float) -> Evaluation | None:
-        """Take in a reward; return the evaluation it is part of, if that is still under way."""
-        evaluation = self._under_way.get((key.instance, key.asked))
+        """Receive a reward; return the evaluation it is part of, if that is still in flight."""
+        evaluation = self._in_flight.get((key.instance, key.asked))
         if evaluation is not None:
             evaluation.rewards[key.row] = reward
             if evaluation.is_complete:
-                del self._under_way[key.instance, key.asked]
+                del self._in_flight[key.instance, key.asked]
         return evaluation
 
     def leave(self, instance: InstanceId) -> None:
         """An instance is gone, and with it what it was to answer."""
-        self._under_way = {
-            key: evaluation for key, evaluation in self._under_way.items() if key[0] != instance
+        self._in_flight = {
+            key: evaluation for key, evaluation in self._in_flight.items() if key[0] != instance
         }

@@ -1,7 +1,8 @@
-"""What rollout instances say, as facts for the mind; the data that comes with it is stored first.
+"""What rollout instances say, as events for the coordinator; the data that comes with it is stored
+first.
 
-Holds true: facts are in the order in which the instance made them; what is heard of a response that
-is over is no fact. Knows nothing of processes or connections.
+Holds true: events are in the order in which the instance reported them; what is heard of a response
+that is over is no event. Knows nothing of processes or connections.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from rhymeflow.core.events import (
     TrajectoryInterrupted,
 )
 from rhymeflow.core.types import InstanceId
-from rhymeflow.runtime import messages
 from rhymeflow.runtime.evaluation import Evaluations
-from rhymeflow.runtime.judging import Judge
-from rhymeflow.runtime.pace import Pace
-from rhymeflow.runtime.underway import UnderWay
+from rhymeflow.runtime.in_flight import InFlight
+from rhymeflow.runtime.rewards import RewardDispatcher
+from rhymeflow.runtime.throughput import Throughput
+from rhymeflow.workers import messages
 
 
 class Instances:
@@ -33,59 +34,59 @@ class Instances:
     def __init__(
         self,
         rollout: RolloutConfig,
-        under_way: UnderWay,
+        in_flight: InFlight,
         evaluations: Evaluations,
-        judge: Judge,
-        pace: Pace,
+        dispatcher: RewardDispatcher,
+        throughput: Throughput,
     ) -> None:
-        self._rollout, self._under_way = rollout, under_way
-        self._evaluations, self._judge, self._pace = evaluations, judge, pace
+        self._rollout, self._in_flight = rollout, in_flight
+        self._evaluations, self._dispatcher, self._throughput = evaluations, dispatcher, throughput
         self._snapshots: dict[InstanceId, Snapshot | None] = {}
 
-    def facts(self, name: InstanceId, message: Any) -> Iterator[Event]:
-        """Take in one message of instance `name`."""
+    def events(self, name: InstanceId, message: Any) -> Iterator[Event]:
+        """Receive one message of instance `name`."""
         match message:
             case messages.Joined():
                 rollout = self._rollout
-                kv_capacity = rollout.max_kv_tokens or rollout.max_running * message.max_length
+                kv_capacity = rollout.max_kv_tokens or rollout.max_num_seqs * message.max_length
                 self._snapshots[name] = None
-                yield InstanceJoined(name, message.version, rollout.max_running, kv_capacity)
-            case messages.Made():
+                yield InstanceJoined(name, message.version, rollout.max_num_seqs, kv_capacity)
+            case messages.TokensGenerated():
                 for part in message.parts:
-                    self._under_way.take(name, part)
-                    self._pace.made(part)
-            case messages.ResponseDone(trajectory=trajectory):
-                if trajectory in self._under_way:
-                    length = self._judge.finished(trajectory, message.reason)
+                    self._in_flight.take(name, part)
+                    self._throughput.generated(part)
+            case messages.TrajectoryFinished(trajectory=trajectory):
+                if trajectory in self._in_flight:
+                    length = self._dispatcher.finished(trajectory, message.reason)
                     assert length == message.length, (message, length)
                     yield TrajectoryFinished(trajectory, name, length, message.reason)
-            case messages.Halted(trajectory=trajectory):
-                if trajectory in self._under_way:
-                    length = self._under_way.seal(trajectory)
+            case messages.TrajectoryInterrupted(trajectory=trajectory):
+                if trajectory in self._in_flight:
+                    length = self._in_flight.seal(trajectory)
                     assert length == message.length, (message, length)
                     yield TrajectoryInterrupted(trajectory, name, message.number, length)
-            case messages.WeightsPulled():
-                self._pace.pull_seconds.append(message.seconds)
+            case messages.Pulled():
+                self._throughput.pull_seconds.append(message.seconds)
                 yield Pulled(name, message.number, message.version)
             case messages.Answered():
-                self._judge.answered(name, message)
+                self._dispatcher.answered(name, message)
             case messages.InstanceStatus():
-                self._pace.statuses[name] = message
+                self._throughput.statuses[name] = message
                 yield from self._snapshot(name, message)
             case _:
                 raise AssertionError(f"unexpected message {message}")
 
     def _snapshot(self, name: InstanceId, status: messages.InstanceStatus) -> Iterator[Event]:
-        snapshot = Snapshot(name, status.number, status.waiting, status.kv_tokens, status.made)
+        snapshot = Snapshot(name, status.number, status.waiting, status.kv_tokens, status.clock)
         if snapshot != self._snapshots[name]:  # one with nothing to do says the same for long
             self._snapshots[name] = snapshot
             yield snapshot
 
     def leave(self, name: InstanceId, reason: str) -> Iterator[Event]:
-        """An instance is gone: keep the tokens it has sent; a fact only if it had joined."""
-        self._under_way.seal_all(name)
+        """An instance is gone: keep the tokens it has sent; an event only if it had joined."""
+        self._in_flight.seal_all(name)
         self._evaluations.leave(name)
-        self._pace.leave(name)
+        self._throughput.leave(name)
         if name in self._snapshots:
             del self._snapshots[name]
             yield InstanceLeft(name, reason)

@@ -22,11 +22,11 @@ from rhymeflow.observe import summary
 from rhymeflow.observe.metrics import MetricsWriter
 from rhymeflow.observe.progress import Progress
 from rhymeflow.observe.summary import Summary
-from rhymeflow.runtime import rundir
 from rhymeflow.runtime.controller import Controller
-from rhymeflow.runtime.report import Report
+from rhymeflow.runtime.reporting import Reporter
+from rhymeflow.runtime.run_dir import create_run_dir
 from rhymeflow.runtime.workers import Workers
-from rhymeflow.servers import earlier
+from rhymeflow.store import previous_run
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """What people and what clusters stop a run with."""
@@ -45,8 +45,8 @@ def train(
         WorkerDied: a worker process ended, hangs, or has a defect.
     """
     console = console or Console()
-    earlier.check(config.drafting.history, "drafting.history")
-    path = rundir.create(config, run_dir)
+    previous_run.check(config.drafting.history, "drafting.history")
+    path = create_run_dir(config, run_dir)
     metrics = MetricsWriter(
         path,
         report_to=config.run.report_to,
@@ -55,7 +55,7 @@ def train(
     )
     try:
         with Workers(config, path) as workers, Progress(console) as progress:
-            controller = Controller(config, path, workers, Report(config, metrics, progress))
+            controller = Controller(config, path, workers, Reporter(config, metrics, progress))
             with controller, interruptible(controller):
                 controller.run()
     finally:

@@ -20,10 +20,10 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from rhymeflow import output
 from rhymeflow.config import Config
 from rhymeflow.errors import UserError
-from rhymeflow.runtime.messages import Failed, Message, Shutdown, encode, receive, send
+from rhymeflow.utils import output
+from rhymeflow.workers.messages import Failed, Message, Shutdown, encode, receive, send
 
 
 class WorkerDied(RuntimeError):  # noqa: N818 - it is what happened

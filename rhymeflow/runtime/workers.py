@@ -35,7 +35,7 @@ class Workers:
     def __enter__(self) -> Workers:
         learner = self._config.learner
         self.learner = self._start(
-            "learner", "rhymeflow.runtime.learner", learner.num_threads, learner.cpus
+            "learner", "rhymeflow.workers.learner", learner.num_threads, learner.cpus
         )
         for index in range(self._config.rollout.num_instances):
             self._start_instance(index, 0)
@@ -78,13 +78,13 @@ class Workers:
     def _start_history(self) -> None:
         name = f"history.{self._num_histories}" if self._num_histories else "history"
         self._num_histories += 1
-        self.history = self._start(name, "rhymeflow.runtime.history", 1, None)
+        self.history = self._start(name, "rhymeflow.workers.history", 1, None)
 
     def _start_instance(self, index: int, replaced: int) -> Worker:
         rollout = self._config.rollout
         name = f"rollout-{index}.{replaced}" if replaced else f"rollout-{index}"
         cpus = rollout.cpus[index] if rollout.cpus else None
-        worker = self._start(name, "rhymeflow.runtime.rollout", rollout.num_threads, cpus)
+        worker = self._start(name, "rhymeflow.workers.rollout", rollout.num_threads, cpus)
         self.instances[name], self._places[name] = worker, (index, replaced)
         return worker
 

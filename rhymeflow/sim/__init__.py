@@ -1,1 +1,1 @@
-"""The simulated body: the same mind, on a cluster of formulas in virtual time."""
+"""The simulated runtime: the same coordinator, on a cluster of formulas in virtual time."""

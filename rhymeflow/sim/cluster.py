@@ -1,17 +1,18 @@
-"""The simulated body: carries out the mind's commands in virtual time and reports what happened.
+"""The simulated runtime: carries out the coordinator's commands in virtual time and reports what
+happened.
 
 One heap holds all that is to come, ordered by (time, kind, the order it was entered), so that what
-happens at one instant has a fixed order: the world moves, commands arrive, facts arrive, instances
-are looked at, the mind plans. Nothing is random.
+happens at one instant has a fixed order: the world moves, commands arrive, events arrive, instances
+are looked at, the coordinator plans. Nothing is random.
 
-Modelled: commands and facts take `command_seconds` and `fact_seconds`; facts of one sender arrive
-in order. A response is judged `reward_seconds` after it is finished. The learner trains for
+Modelled: commands and events take `command_seconds` and `event_seconds`; events of one sender
+arrive in order. A response is judged `reward_seconds` after it is finished. The learner trains for
 `train_step` and `train_token` for each token of prompts and responses (`measure_token` in groups
 whose rewards are all equal), then pushes; it begins nothing else meanwhile, and the version can be
 pulled when the push is over. Held-out evaluation is left out.
 
 Holds true: the same coordinator that drives real runs decides everything; the laws are checked by
-the ledger on what the world did. Knows no strategy.
+the audit on what the world did. Knows no strategy.
 """
 
 from __future__ import annotations
@@ -47,14 +48,14 @@ from rhymeflow.core.events import (
 )
 from rhymeflow.core.plan import Plan, Schedule
 from rhymeflow.core.types import GroupId, InstanceId, TrajectoryId, Version
-from rhymeflow.sim.hardware import Hardware, Outage, Pace
+from rhymeflow.sim.audit import Audit, Step
+from rhymeflow.sim.hardware import Hardware, Latencies, Outage
 from rhymeflow.sim.instance import Instance
-from rhymeflow.sim.ledger import Ledger, Step
 from rhymeflow.sim.response import Response
 from rhymeflow.sim.timeline import Timeline
 from rhymeflow.sim.workload import Prompt, Workload
 
-_WORLD, _COMMAND, _FACT, _LOOK, _PLAN = range(5)
+_WORLD, _COMMAND, _EVENT, _LOOK, _PLAN = range(5)
 """What comes first of what happens at one instant."""
 
 
@@ -66,7 +67,7 @@ class Cluster:
         schedule: its rules.
         hardware: of the instances; its cost model is the learner's too.
         workload: prompts, lengths and rewards.
-        pace: of everything else.
+        latencies: of everything else.
         num_instances: at the beginning, which is second 0.
         outages: instances that leave.
         timeline: where what happens is written; None: nowhere.
@@ -78,16 +79,21 @@ class Cluster:
         schedule: Schedule,
         hardware: Hardware,
         workload: Workload,
-        pace: Pace,
+        latencies: Latencies,
         *,
         num_instances: int,
         outages: Sequence[Outage] = (),
         timeline: Timeline | None = None,
     ) -> None:
         assert plan.eval_steps is None, "held-out evaluation is not simulated"
-        self.plan, self.hardware, self.workload, self.pace = plan, hardware, workload, pace
-        self.mind = Coordinator(plan, schedule)
-        self.ledger = Ledger(
+        self.plan, self.hardware, self.workload, self.latencies = (
+            plan,
+            hardware,
+            workload,
+            latencies,
+        )
+        self.coordinator = Coordinator(plan, schedule)
+        self.audit = Audit(
             num_generations=plan.num_generations,
             groups_per_batch=plan.groups_per_batch,
             max_staleness=plan.max_staleness,
@@ -97,7 +103,7 @@ class Cluster:
         self.steps: list[Step] = []
         self.everyone: list[Instance] = []
         """Instances that ever were, in the order they joined."""
-        self.commands = self.facts = self.ticks = 0
+        self.commands = self.events = self.ticks = 0
         self.num_instances = num_instances
         self._timeline = timeline
         self._heap: list[tuple[float, int, int, Callable[[Any], None], Any]] = []
@@ -105,10 +111,10 @@ class Cluster:
         self._names: list[InstanceId] = []
         self._instances: dict[InstanceId, Instance] = {}
         self._told: dict[InstanceId, Version] = {}
-        """What the mind takes each instance to hold: it was told so, or it told it to."""
-        self._draws = self._groups = 0
+        """What the coordinator takes each instance to hold: it was told so, or it told it to."""
+        self._requests = self._groups = 0
         self._tick_due = self._look_due = False
-        self._last_tick = -pace.tick_seconds
+        self._last_tick = -latencies.tick_seconds
         self._learner_busy = 0.0
         self._finished = False
         self._report([LearnerReady(0)])
@@ -118,7 +124,7 @@ class Cluster:
             self._at(outage.at, _WORLD, self._leave, outage)
 
     def run(self) -> None:
-        """Go on until the mind says `Finish`.
+        """Go on until the coordinator says `Finish`.
 
         Raises:
             LawBroken: the run broke the bound, or lost a group.
@@ -128,7 +134,7 @@ class Cluster:
             assert heap, f"nothing can happen at {self.now} s, and the run is not finished"
             self.now, _, _, action, argument = heappop(heap)
             action(argument)
-        self.ledger.close(self.plan.num_batches)
+        self.audit.close(self.plan.num_batches)
 
     # -- virtual time ------------------------------------------------------------------------
 
@@ -138,30 +144,30 @@ class Cluster:
         self._serial += 1
         heappush(self._heap, (time, kind, self._serial, action, argument))
 
-    def _report(self, facts: list[Event], seconds: float | None = None) -> None:
-        """The mind hears of these, `fact_seconds` from now."""
-        delay = self.pace.fact_seconds if seconds is None else seconds
-        self._at(self.now + delay, _FACT, self._hear, facts)
+    def _report(self, events: list[Event], seconds: float | None = None) -> None:
+        """The coordinator hears of these, `event_seconds` from now."""
+        delay = self.latencies.event_seconds if seconds is None else seconds
+        self._at(self.now + delay, _EVENT, self._hear, events)
 
-    # -- the mind ----------------------------------------------------------------------------
+    # -- the coordinator ---------------------------------------------------------------------
 
-    def _hear(self, facts: list[Event]) -> None:
-        handle = self.mind.handle
-        for fact in facts:
-            if isinstance(fact, Pulled | InstanceJoined):
-                self._told[fact.instance] = max(self._told.get(fact.instance, 0), fact.version)
-            if commands := handle(fact, self.now):
+    def _hear(self, events: list[Event]) -> None:
+        handle = self.coordinator.handle
+        for event in events:
+            if isinstance(event, Pulled | InstanceJoined):
+                self._told[event.instance] = max(self._told.get(event.instance, 0), event.version)
+            if commands := handle(event, self.now):
                 self._obey(commands)
-        self.facts += len(facts)
+        self.events += len(events)
         if not self._tick_due:
             self._tick_due = True
-            time = max(self.now, self._last_tick + self.pace.tick_seconds)
+            time = max(self.now, self._last_tick + self.latencies.tick_seconds)
             self._at(time, _PLAN, self._tick)
 
     def _tick(self, _: None) -> None:
         self._tick_due, self._last_tick = False, self.now
         self.ticks += 1
-        self._obey(self.mind.handle(Tick(), self.now))
+        self._obey(self.coordinator.handle(Tick(), self.now))
 
     def _obey(self, commands: list[Command]) -> None:
         self.commands += len(commands)
@@ -169,54 +175,58 @@ class Cluster:
         for command in commands:
             match command:
                 case Route(instance=name, trajectory=trajectory):
-                    if trajectory not in self.ledger.responses:
+                    if trajectory not in self.audit.responses:
                         self._begin(trajectory, self._told[name])
                     to_instances.append(command)
                 case Pull(instance=name, version=version):
                     self._told[name] = max(self._told[name], version)
                     to_instances.append(command)
                 case Draw(count):
-                    self._report([self._draw() for _ in range(count)], 0.0)
+                    self._report([self._request() for _ in range(count)], 0.0)
                 case Redraw(group):
-                    self._report([self._drawn(self.ledger.prompt(group), group)], 0.0)
+                    self._report([self._requested(self.audit.prompt(group), group)], 0.0)
                 case Conclude(trajectory):
-                    self.ledger.complete(trajectory)
-                    self._judge([trajectory], self.pace.reward_seconds)
+                    self.audit.complete(trajectory)
+                    self._score([trajectory], self.latencies.reward_seconds)
                 case Train():
-                    self._at(self.now + self.pace.command_seconds, _COMMAND, self._train, command)
+                    self._at(
+                        self.now + self.latencies.command_seconds, _COMMAND, self._train, command
+                    )
                 case Drop():
-                    self.ledger.drop(command)
+                    self.audit.drop(command)
                 case Finish():
                     self._finished = True
                 case _:
                     to_instances.append(command)
         if to_instances:
-            self._at(self.now + self.pace.command_seconds, _COMMAND, self._deliver, to_instances)
+            self._at(
+                self.now + self.latencies.command_seconds, _COMMAND, self._deliver, to_instances
+            )
 
     # -- prompts and rewards -----------------------------------------------------------------
 
-    def _draw(self) -> GroupDrawn:
-        self._draws += 1
-        return self._drawn(self.workload.prompt(self._draws - 1), None)
+    def _request(self) -> GroupDrawn:
+        self._requests += 1
+        return self._requested(self.workload.prompt(self._requests - 1), None)
 
-    def _drawn(self, prompt: Prompt, repeats: GroupId | None) -> GroupDrawn:
+    def _requested(self, prompt: Prompt, repeats: GroupId | None) -> GroupDrawn:
         group, self._groups = self._groups, self._groups + 1
-        self.ledger.draw(group, prompt)
+        self.audit.request(group, prompt)
         return GroupDrawn(group, prompt.row, prompt.epoch, prompt.tokens, repeats)
 
     def _begin(self, trajectory: TrajectoryId, version: Version) -> None:
-        row, epoch, tokens = self.ledger.prompt(trajectory.group)
+        row, epoch, tokens = self.audit.prompt(trajectory.group)
         length = self.workload.length(row, epoch, trajectory.member)
         response = Response(trajectory, tokens, length, known=epoch > 0)
         response.routed_version = version
-        self.ledger.admit(response)
+        self.audit.admit(response)
 
-    def _judge(self, trajectories: list[TrajectoryId], seconds: float) -> None:
+    def _score(self, trajectories: list[TrajectoryId], seconds: float) -> None:
         rewarded: list[Event] = []
         for trajectory in trajectories:
-            row, epoch, _ = self.ledger.prompt(trajectory.group)
+            row, epoch, _ = self.audit.prompt(trajectory.group)
             reward = self.workload.reward(row, epoch, trajectory.member)
-            self.ledger.judge(trajectory, reward)
+            self.audit.reward(trajectory, reward)
             rewarded.append(TrajectoryRewarded(trajectory, reward))
         self._report(rewarded, seconds)
 
@@ -233,29 +243,29 @@ class Cluster:
             self._at(instance.next, _WORLD, self._advance, instance)
         if not self._look_due:
             self._look_due = True
-            self._at(self.now + self.pace.snapshot_seconds, _LOOK, self._look)
+            self._at(self.now + self.latencies.snapshot_seconds, _LOOK, self._look)
 
     def _advance(self, instance: Instance) -> None:
         if instance.next != self.now:
             return  # it was told something meanwhile, which changed what comes next
-        facts = instance.advance(self.now)
+        events = instance.advance(self.now)
         if instance.busy:
             self._at(instance.next, _WORLD, self._advance, instance)
-        if not facts:
+        if not events:
             return
-        self._report(facts)
-        done = [fact.trajectory for fact in facts if isinstance(fact, TrajectoryFinished)]
+        self._report(events)
+        done = [event.trajectory for event in events if isinstance(event, TrajectoryFinished)]
         if done:
             for trajectory in done:
-                self.ledger.complete(trajectory)
-            self._judge(done, self.pace.fact_seconds + self.pace.reward_seconds)
+                self.audit.complete(trajectory)
+            self._score(done, self.latencies.event_seconds + self.latencies.reward_seconds)
 
     def _look(self, _: None) -> None:
         """Busy instances say how they are; with none, until there is one."""
         busy = [instance for instance in self._instances.values() if instance.busy]
         self._look_due = bool(busy)
         if busy:
-            self._at(self.now + self.pace.snapshot_seconds, _LOOK, self._look)
+            self._at(self.now + self.latencies.snapshot_seconds, _LOOK, self._look)
             self._report([i.snapshot(self.now) for i in busy if not i.pulling])
 
     def _join(self, index: int) -> None:
@@ -269,7 +279,7 @@ class Cluster:
             self.hardware,
             version=self.published,
             now=self.now,
-            find=self.ledger.responses.__getitem__,
+            find=self.audit.responses.__getitem__,
             published=lambda: self.published,
             timeline=self._timeline,
         )
@@ -290,7 +300,7 @@ class Cluster:
     # -- the learner -------------------------------------------------------------------------
 
     def _train(self, command: Train) -> None:
-        batch = self.ledger.train(command)
+        batch = self.audit.train(command)
         cost = self.hardware.cost
         moving = batch.prompt_tokens + batch.response_tokens - batch.still_tokens
         tokens_seconds = cost.train_token * moving + cost.measure_token * batch.still_tokens

@@ -3,8 +3,8 @@
 A drafted token is accepted with one chance, given that those before it were. So a trajectory with d
 of them makes (1 - a^(d+1)) / (1 - a) tokens in an iteration on average, and the node at depth k of
 its draft is reached with a^k. There are `CLASSES` of trajectories that are alike: the prompt was
-answered in an earlier epoch or not, and the mind has hurried it or not. Tokens of those it has
-hurried are worth more.
+answered in an earlier epoch or not, and the coordinator has hurried it or not. Tokens of those it
+has hurried are worth more.
 
 An iteration of n trajectories and D drafted tokens reads the cache once for each trajectory and
 computes n + D rows: `k1 K + max(k2, k3 (n + D) + c) + k4` seconds. As in the rule `Cost`
@@ -29,7 +29,7 @@ from math import floor, inf
 from typing import NamedTuple
 
 from rhymeflow.core.cost import CostModel
-from rhymeflow.sim.lane import ROUNDING
+from rhymeflow.sim.decode_batch import ROUNDING
 
 CLASSES = 4
 BAND = 0.1
@@ -53,7 +53,7 @@ class Choice(NamedTuple):
     """Tokens that one makes, by class."""
     rows: int
     """Computed in an iteration: one for each trajectory, and the drafted tokens."""
-    made: float
+    generated: float
     """Tokens that all of them make in an iteration."""
     until: float
     """It holds while there are fewer tokens than this in the cache, by more than `ROUNDING`."""
@@ -151,7 +151,7 @@ class Drafts:
     ) -> Choice:
         drafts, gains, reach = [0.0] * CLASSES, [1.0] * CLASSES, list(self.chances)
         rows = sum(counts)
-        made, left = float(rows), size
+        generated, left = float(rows), size
         for _, index in levels:
             taken = min(left, counts[index])
             if not taken:
@@ -159,9 +159,9 @@ class Drafts:
             left -= taken
             drafts[index] += taken / counts[index]
             gains[index] += reach[index] * taken / counts[index]
-            made += reach[index] * taken
+            generated += reach[index] * taken
             reach[index] *= self.chances[index]
-        return Choice(tuple(drafts), tuple(gains), rows + size, made, until)
+        return Choice(tuple(drafts), tuple(gains), rows + size, generated, until)
 
 
 def weights(urgency: float) -> tuple[float, ...]:

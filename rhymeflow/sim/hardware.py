@@ -20,7 +20,7 @@ class Hardware:
     watermark: int
     """Tokens of the cache that an admission leaves free."""
     max_prefill_tokens: int
-    """Tokens that one iteration takes in."""
+    """Tokens that one iteration prefills."""
     max_length: int
     """A response of this length ends for reason `length`, a shorter one for `stop`."""
     share_prompts: bool
@@ -30,13 +30,13 @@ class Hardware:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class Latencies:
     """How quick everything around instances and learner is, in seconds; see `SimulationConfig`."""
 
     tick_seconds: float
     snapshot_seconds: float
     command_seconds: float
-    fact_seconds: float
+    event_seconds: float
     reward_seconds: float
 
 
@@ -61,12 +61,12 @@ class Tally:
     preemptions: int = 0
     interrupts: int = 0
     """Responses that were stopped to be continued, here or elsewhere, or to be concluded."""
-    tokens_made: float = 0
+    tokens_generated: float = 0
     """With drafts, of responses that are still decoded a fraction is counted."""
     prompt_tokens: int = 0
-    """Tokens taken in for responses that had not begun."""
-    taken_in_again: int = 0
-    """Tokens taken in for responses that had."""
+    """Tokens prefilled for responses that had not begun."""
+    recomputed: int = 0
+    """Tokens prefilled for responses that had."""
     turns: int = 0
     """Iterations of each trajectory that decoded in them, summed; like what follows 0 without
     drafts."""

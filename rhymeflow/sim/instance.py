@@ -4,8 +4,8 @@ It runs what the engine runs (`batch.py`), iteration by iteration in effect, but
 Commands are carried out between iterations, in order. A pull takes `cost.pull` seconds in which
 nothing else happens.
 
-Holds true: every token of a response was made under the version the instance held. Knows nothing of
-groups, the learner, rewards or the mind.
+Holds true: every token of a response was generated under the version the instance held. Knows
+nothing of groups, the learner, rewards or the coordinator.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from rhymeflow.core.events import (
     TrajectoryInterrupted,
 )
 from rhymeflow.core.types import FinishReason, InstanceId, TrajectoryId, Version
-from rhymeflow.sim.batch import Batch
+from rhymeflow.sim.continuous_batching import ContinuousBatch
+from rhymeflow.sim.decode_span import DecodeSpan
 from rhymeflow.sim.hardware import Hardware, Tally
 from rhymeflow.sim.response import Response
-from rhymeflow.sim.stretch import Stretch
 from rhymeflow.sim.timeline import Kind, Timeline
 
 
@@ -65,10 +65,10 @@ class Instance:
         self.last_number = 0
         self.tally = Tally()
         self.joined, self.left = now, inf
-        self._batch = Batch(hardware, self.tally)
+        self._batch = ContinuousBatch(hardware, self.tally)
         self._find, self._published, self._timeline = find, published, timeline
         self._inbox: deque[InstanceCommand] = deque()
-        self._stretch: Stretch | None = None
+        self._decode_span: DecodeSpan | None = None
         self._pulling: tuple[Pull, Version] | None = None
         self._since = now
 
@@ -84,44 +84,46 @@ class Instance:
 
     def kv_tokens(self, now: float) -> int:
         """Tokens in its cache."""
-        return self._batch.kv_tokens(0 if self._stretch is None else self._stretch.over(now))
+        return self._batch.kv_tokens(
+            0 if self._decode_span is None else self._decode_span.over(now)
+        )
 
     def snapshot(self, now: float) -> Snapshot:
         """How it is."""
         waiting = tuple(self._batch.waiting)
-        over = 0 if self._stretch is None else self._stretch.over(now)
-        kv_tokens, made = self._batch.kv_tokens(over), self._batch.clock(over)
-        return Snapshot(self.name, self.last_number, waiting, kv_tokens, made)
+        over = 0 if self._decode_span is None else self._decode_span.over(now)
+        kv_tokens, generated = self._batch.kv_tokens(over), self._batch.clock(over)
+        return Snapshot(self.name, self.last_number, waiting, kv_tokens, generated)
 
     def deliver(self, command: InstanceCommand, now: float) -> None:
         """Take a command, to be carried out after those before it, between two iterations."""
         assert command.instance == self.name
         self._inbox.append(command)
-        if self._stretch is not None:
-            self._stretch.cut(now)
-            self.next = self._stretch.end
+        if self._decode_span is not None:
+            self._decode_span.cut(now)
+            self.next = self._decode_span.end
         elif self._pulling is None:
             self.next = now
 
     def advance(self, now: float) -> list[Event]:
-        """Do what is due at `now` == `next`; return the facts, in order."""
+        """Do what is due at `now` == `next`; return the events, in order."""
         assert now == self.next, (now, self.next)
-        facts: list[Event] = []
+        events: list[Event] = []
         changed = bool(self._inbox or self._batch.waiting or self._pulling)
         if self._pulling is not None:
-            facts.append(self._end_pull(now))
-        elif self._stretch is not None:
-            self._end_stretch(now, facts)
-        self._obey(now, facts)
+            events.append(self._end_pull(now))
+        elif self._decode_span is not None:
+            self._end_decode_span(now, events)
+        self._obey(now, events)
         if self._pulling is None:
             self._begin(now)
             if changed or self._batch.waiting:
-                facts.append(self.snapshot(now))
-        return facts
+                events.append(self.snapshot(now))
+        return events
 
     def busy_seconds(self, now: float) -> float:
         """Seconds in which it did anything, what it is about at `now` included."""
-        under_way = self._stretch is not None or self._pulling is not None
+        under_way = self._decode_span is not None or self._pulling is not None
         return self.tally.busy + (now - self._since if under_way else 0.0)
 
     def idle_share(self, now: float) -> float:
@@ -133,9 +135,9 @@ class Instance:
         """Be gone; return what was here, as far as it was stored."""
         if self._pulling is not None:
             self.tally.pull += now - self._since
-        elif self._stretch is not None:
+        elif self._decode_span is not None:
             self.tally.decode += now - self._since
-        self._stretch = self._pulling = None
+        self._decode_span = self._pulling = None
         self.next, self.left = inf, now
         if self._timeline is not None:
             self._timeline.leave(self.index, now)
@@ -146,7 +148,7 @@ class Instance:
 
     # -- commands ----------------------------------------------------------------------------
 
-    def _obey(self, now: float, facts: list[Event]) -> None:
+    def _obey(self, now: float, events: list[Event]) -> None:
         while self._inbox and self._pulling is None:
             command = self._inbox.popleft()
             assert command.number > self.last_number, f"{command} after {self.last_number}"
@@ -158,8 +160,10 @@ class Instance:
                     for response in self._batch.stop(trajectories):
                         response.store()
                         self.tally.interrupts += 1
-                        facts.append(
-                            TrajectoryInterrupted(response.id, self.name, number, response.made)
+                        events.append(
+                            TrajectoryInterrupted(
+                                response.id, self.name, number, response.generated
+                            )
                         )
                 case Abort(trajectories=trajectories):
                     self._batch.stop(trajectories)
@@ -191,26 +195,26 @@ class Instance:
     # -- iterations --------------------------------------------------------------------------
 
     def _begin(self, now: float) -> None:
-        self._stretch = self._batch.begin(now)
+        self._decode_span = self._batch.begin(now)
         self._since = now
-        self.next = inf if self._stretch is None else self._stretch.end
+        self.next = inf if self._decode_span is None else self._decode_span.end
         if self._timeline is not None:
             running, kv_tokens = len(self._batch.running), self._batch.kv_tokens(0)
             self._timeline.load(self.index, now, running, kv_tokens)
 
-    def _end_stretch(self, now: float, facts: list[Event]) -> None:
-        takes_in = bool(self._batch.chunks)
-        self._stretch = None
-        if takes_in:
+    def _end_decode_span(self, now: float, events: list[Event]) -> None:
+        is_prefill = bool(self._batch.chunks)
+        self._decode_span = None
+        if is_prefill:
             self.tally.prefill += now - self._since
         else:
             self.tally.decode += now - self._since
         if self._timeline is not None and now > self._since:
-            kind: Kind = "prefill" if takes_in else "decode"
+            kind: Kind = "prefill" if is_prefill else "decode"
             self._timeline.span(self.index, kind, self._since, now, self.version)
         for response in self._batch.end(self.version):
             response.store()
             reason: FinishReason = (
                 "length" if response.length >= self.hardware.max_length else "stop"
             )
-            facts.append(TrajectoryFinished(response.id, self.name, response.length, reason))
+            events.append(TrajectoryFinished(response.id, self.name, response.length, reason))

@@ -1,8 +1,9 @@
-"""One simulated response: how long it will be, how far it is, under which versions it was made.
+"""One simulated response: how long it will be, how far it is, under which versions it was
+generated.
 
-Holds true: no token of it was made under a version below the one it was routed for; what is stored
-survives an instance. This is the view from outside the mind, by which the staleness of what is
-trained on is measured.
+Holds true: no token of it was generated under a version below the one it was routed for; what is
+stored survives an instance. This is the view from outside the coordinator, by which the staleness
+of what is trained on is measured.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ class Response:
     """
 
     __slots__ = (
+        "generated",
         "id",
         "known",
         "length",
-        "made",
         "oldest_version",
         "prompt_tokens",
         "routed_version",
@@ -40,28 +41,28 @@ class Response:
         self.prompt_tokens = prompt_tokens
         self.length = length
         self.known = known
-        self.made = 0
+        self.generated = 0
         """Tokens of it; while an instance decodes it, as of when it was last looked at."""
         self.stored = 0
-        """Tokens that the trajectory server has."""
+        """Tokens that the trajectory store has."""
         self.routed_version: Version | None = None
         """V_traj: the version its instance was to hold when it was first routed."""
         self.oldest_version: Version | None = None
-        """The least version a token of it was made under; None: it has none."""
+        """The least version a token of it was generated under; None: it has none."""
         self.stored_oldest: Version | None = None
         """The same of what is stored."""
 
     def goes_on_under(self, version: Version) -> None:
-        """A token of it is made under `version`."""
+        """A token of it is generated under `version`."""
         assert self.routed_version is not None
         assert version >= self.routed_version, f"{self.id}: {version} under {self.routed_version}"
         if self.oldest_version is None or version < self.oldest_version:
             self.oldest_version = version
 
     def store(self) -> None:
-        """All that is made of it is safe."""
-        self.stored, self.stored_oldest = self.made, self.oldest_version
+        """All that is generated of it is safe."""
+        self.stored, self.stored_oldest = self.generated, self.oldest_version
 
     def lose(self) -> None:
         """Its instance is gone: what was not stored never was."""
-        self.made, self.oldest_version = self.stored, self.stored_oldest
+        self.generated, self.oldest_version = self.stored, self.stored_oldest

@@ -20,8 +20,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from rhymeflow.sim.audit import Outcome, Step
 from rhymeflow.sim.cluster import Cluster
-from rhymeflow.sim.ledger import Fate, Step
 
 _NUM_QUANTILES = 5
 _WIDTH = 100
@@ -76,11 +76,11 @@ class Result:
     quantiles: tuple[Quantile, ...]
     mean_length: float
     """Of trained responses."""
-    tokens_made: int
+    tokens_generated: int
     """Of responses, trained on or not."""
     tokens_wasted: int
     """Those of them that were not trained on."""
-    tokens_taken_in_again: int
+    tokens_recomputed: int
     """Of responses that had begun, after pulls, moves and preemptions."""
     pulls: int
     preemptions: int
@@ -93,12 +93,12 @@ class Result:
     accepted: int
     """Those of them that were."""
     rank_correlation: float | None
-    """Lengths predicted from history when a group was drawn, against the truth, at the end of the
-    run (Spearman's); None where no prompt came twice."""
+    """Lengths predicted from history when a group was requested, against the truth, at the end of
+    the run (Spearman's); None where no prompt came twice."""
     coverage: float | None
-    """Share of responses that ended within the 80% interval predicted when their group was drawn,
-    at the end of the run; None after a few responses only."""
-    facts: int
+    """Share of responses that ended within the 80% interval predicted when their group was
+    requested, at the end of the run; None after a few responses only."""
+    events: int
     commands: int
     ticks: int
 
@@ -126,22 +126,22 @@ def result(
     cluster: Cluster, *, name: str, schedule: str, devices: str, skipped: int, uncounted: int = 0
 ) -> Result:
     """The figures of a run that has come to its end."""
-    ledger, steps, plan = cluster.ledger, cluster.steps, cluster.plan
+    audit, steps, plan = cluster.audit, cluster.steps, cluster.plan
     counted_to = len(steps) - uncounted
     start = steps[skipped - 1] if skipped else Step(0, 0.0, 0.0, 0.0)
     end = steps[counted_to - 1]
     seconds = end.time - start.time
-    measured = ledger.batches[skipped:counted_to]
+    measured = audit.batches[skipped:counted_to]
     times = [0.0, *(step.time for step in steps)]
     tallies = [instance.tally for instance in cluster.everyone]
-    made = round(sum(tally.tokens_made for tally in tallies))
+    generated = round(sum(tally.tokens_generated for tally in tallies))
     accepted = sum(tally.accepted for tally in tallies)
-    trained = sum(batch.response_tokens for batch in ledger.batches)
+    trained = sum(batch.response_tokens for batch in audit.batches)
     prompt_tokens = sum(batch.prompt_tokens for batch in measured)
     response_tokens = sum(batch.response_tokens for batch in measured)
-    responses = sum(batch.responses for batch in ledger.batches)
+    responses = sum(batch.responses for batch in audit.batches)
     rollout_busy = end.rollout_busy - start.rollout_busy
-    lengths = cluster.mind.books.history.calibration()
+    lengths = cluster.coordinator.books.history.calibration()
     return Result(
         name=name,
         schedule=schedule,
@@ -160,12 +160,12 @@ def result(
         idle_rollout=1 - rollout_busy / (seconds * cluster.num_instances),
         idle_instances=tuple(i.idle_share(steps[-1].time) for i in cluster.everyone),
         idle_learner=1 - (end.learner_busy - start.learner_busy) / seconds,
-        staleness=dict(sorted(ledger.staleness.items())),
-        quantiles=quantiles(ledger.fates),
+        staleness=dict(sorted(audit.staleness.items())),
+        quantiles=quantiles(audit.outcomes),
         mean_length=trained / responses,
-        tokens_made=made,
-        tokens_wasted=made - trained,
-        tokens_taken_in_again=sum(tally.taken_in_again for tally in tallies),
+        tokens_generated=generated,
+        tokens_wasted=generated - trained,
+        tokens_recomputed=sum(tally.recomputed for tally in tallies),
         pulls=sum(tally.pulls for tally in tallies),
         preemptions=sum(tally.preemptions for tally in tallies),
         interrupts=sum(tally.interrupts for tally in tallies),
@@ -174,15 +174,15 @@ def result(
         accepted=round(accepted),
         rank_correlation=lengths.rank_correlation,
         coverage=lengths.coverage,
-        facts=cluster.facts,
+        events=cluster.events,
         commands=cluster.commands,
         ticks=cluster.ticks,
     )
 
 
-def quantiles(fates: Sequence[Fate]) -> tuple[Quantile, ...]:
+def quantiles(outcomes: Sequence[Outcome]) -> tuple[Quantile, ...]:
     """Cut the responses, sorted by length, into parts of equal numbers."""
-    ordered = sorted(fates, key=lambda fate: fate.length)
+    ordered = sorted(outcomes, key=lambda outcome: outcome.length)
     cuts = [round(i * len(ordered) / _NUM_QUANTILES) for i in range(_NUM_QUANTILES + 1)]
     parts = [ordered[a:b] for a, b in pairwise(cuts) if a < b]
     return tuple(
@@ -190,14 +190,14 @@ def quantiles(fates: Sequence[Fate]) -> tuple[Quantile, ...]:
             part[0].length,
             part[-1].length,
             len(part),
-            dict(sorted(Counter(_label(fate) for fate in part).items())),
+            dict(sorted(Counter(_label(outcome) for outcome in part).items())),
         )
         for part in parts
     )
 
 
-def _label(fate: Fate) -> str:
-    return f"aborted: {fate.reason}" if fate.ending == "aborted" else fate.ending
+def _label(outcome: Outcome) -> str:
+    return f"aborted: {outcome.reason}" if outcome.ending == "aborted" else outcome.ending
 
 
 # -- for people ------------------------------------------------------------------------------------
@@ -233,9 +233,9 @@ def _summary(r: Result) -> Table:
             f"learner {r.idle_learner:.1%}",
         ),
         (
-            "tokens made",
-            f"{r.tokens_made:,}, {r.tokens_wasted / max(1, r.tokens_made):.2%} of them not "
-            f"trained on; {r.tokens_taken_in_again:,} taken in again",
+            "tokens generated",
+            f"{r.tokens_generated:,}, {r.tokens_wasted / max(1, r.tokens_generated):.2%} of them "
+            f"not trained on; {r.tokens_recomputed:,} recomputed",
         ),
         (
             "instances",
@@ -244,7 +244,7 @@ def _summary(r: Result) -> Table:
         ),
         (
             "lengths",
-            f"foretold with rank correlation {_figure(r.rank_correlation)}; "
+            f"predicted with rank correlation {_figure(r.rank_correlation)}; "
             f"{_figure(r.coverage)} within the 80% interval",
         ),
     ]

@@ -1,7 +1,8 @@
 """`rhymeflow simulate`: a configuration on a simulated cluster.
 
-Holds true: the mind is told what it would be told in a real run of this configuration (`planning`),
-but for held-out evaluation, which is left out. Two calls with equal arguments have equal results.
+Holds true: the coordinator is told what it would be told in a real run of this configuration
+(`build`), but for held-out evaluation, which is left out. Two calls with equal arguments have equal
+results.
 """
 
 from __future__ import annotations
@@ -10,15 +11,15 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from rhymeflow import planning, profiles
+from rhymeflow import build, profiles
 from rhymeflow.config import Config
 from rhymeflow.core.cost import CostModel
 from rhymeflow.errors import UserError
 from rhymeflow.profiles import Profile
-from rhymeflow.sim import picture, trace
+from rhymeflow.sim import plot, trace
 from rhymeflow.sim.cluster import Cluster
 from rhymeflow.sim.drafts import Drafts
-from rhymeflow.sim.hardware import Hardware, Outage, Pace
+from rhymeflow.sim.hardware import Hardware, Latencies, Outage
 from rhymeflow.sim.result import Result, counted, result
 from rhymeflow.sim.timeline import Timeline
 from rhymeflow.sim.workload import Workload
@@ -44,7 +45,7 @@ def simulate(config: Config, *, output: Path | None = None, workload: Path | Non
         directory.mkdir(parents=True, exist_ok=True)
         (directory / "result.json").write_text(found.json() + "\n")
         trace.write(directory / "trace.json", timeline, config.simulation.timeline_rows)
-        picture.draw(directory / "timeline.png", timeline, found, config.simulation.timeline_rows)
+        plot.draw(directory / "timeline.png", timeline, found, config.simulation.timeline_rows)
     except OSError as error:
         raise UserError(f"{directory}: cannot be written to: {error.strerror}") from None
     return found
@@ -77,15 +78,15 @@ def run(
     profile = profiles.load(simulation.profile or config.schedule.cost_model)
     num_instances, train_devices = _devices(config, profile)
     cluster = Cluster(
-        dataclasses.replace(planning.plan(config), eval_steps=None),
-        planning.schedule(config),
+        dataclasses.replace(build.plan(config), eval_steps=None),
+        build.schedule(config),
         _hardware(config, profile, train_devices, workload.longest_prompt),
         workload,
-        Pace(
+        Latencies(
             tick_seconds=simulation.tick_seconds,
             snapshot_seconds=simulation.snapshot_seconds,
             command_seconds=simulation.command_seconds,
-            fact_seconds=simulation.fact_seconds,
+            event_seconds=simulation.event_seconds,
             reward_seconds=simulation.reward_seconds,
         ),
         num_instances=num_instances,
@@ -133,7 +134,7 @@ def _hardware(config: Config, profile: Profile, train_devices: int, prompt: int)
     cost = profile.cost(train_devices)
     return Hardware(
         cost=cost,
-        capacity=rollout.max_running,
+        capacity=rollout.max_num_seqs,
         kv_capacity=kv_capacity,
         watermark=int(simulation.kv_watermark * kv_capacity),
         max_prefill_tokens=rollout.max_prefill_tokens,

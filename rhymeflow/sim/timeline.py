@@ -17,7 +17,7 @@ Kind = Literal["decode", "prefill", "pull", "train", "push", "idle"]
 
 @dataclass(slots=True)
 class Span:
-    """A stretch of time in which a row did one thing under one version."""
+    """An interval of time in which a row did one thing under one version."""
 
     kind: Kind
     start: float

@@ -16,8 +16,8 @@ import xxhash
 
 from rhymeflow.config import Config
 from rhymeflow.errors import UserError
-from rhymeflow.servers.reader import TrajectoryReader
 from rhymeflow.sim.lengths import Lengths
+from rhymeflow.store.reader import TrajectoryReader
 
 _INVERSE = NormalDist().inv_cdf
 

@@ -10,7 +10,7 @@ import pytest
 from benchmarks import charts
 from benchmarks.charts import Bar, Curve, DraftingCurve, drafting, learning, style, timelines
 from benchmarks.charts import schedules as bars
-from rhymeflow import settings
+from rhymeflow.config.load import build_config
 from rhymeflow.sim.simulate import run
 from rhymeflow.sim.timeline import Timeline
 from rhymeflow.sim.workload import workload
@@ -83,7 +83,7 @@ def test_the_median_curve_is_of_versions_that_all_runs_have() -> None:
 def test_before_and_after(tmp_path: Path) -> None:
     found = []
     for schedule in ("synchronous", "staleflow"):
-        config = settings.build(
+        config = build_config(
             {
                 "schedule.name": schedule,
                 "rollout.num_instances": 3,

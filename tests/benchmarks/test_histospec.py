@@ -20,7 +20,7 @@ from benchmarks.rollouts.policy import Policy, drain, one_core
 from benchmarks.rollouts.recorded import Rollout, save
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.errors import UserError
-from rhymeflow.servers.trajectories import TrajectoryServer
+from rhymeflow.store.writer import SqliteTrajectoryStore
 
 
 @pytest.fixture(scope="module")
@@ -131,15 +131,15 @@ def test_facts_of_a_run(tmp_path: Path) -> None:
 
 def test_drafting_is_read_by_epoch_and_drawn_from_the_rows(tmp_path: Path) -> None:
     """Two epochs of steps: 2 tokens an iteration in the second; half of what was drafted kept."""
-    server = TrajectoryServer(tmp_path / "events.db")
+    store = SqliteTrajectoryStore(tmp_path / "events.db")
     for group, (epoch, steps, drafted) in enumerate(((0, 6, 0), (1, 3, 6), (1, 3, 6), (2, 1, 5))):
-        server.put_group(group, row=0, epoch=epoch, prompt="?", prompt_tokens=[1], columns={})
-        server.put_segment(
+        store.put_group(group, row=0, epoch=epoch, prompt="?", prompt_tokens=[1], columns={})
+        store.put_segment(
             TrajectoryId(group, 0), start=0, version=0, instance="rollout-0", steps=steps,
             drafted=drafted, tokens=[7] * 6, logprobs=[-0.5] * 6,
         )  # fmt: skip
-    server.commit()
-    server.close()
+    store.commit()
+    store.close()
     row = {"completions/mean_length": 3.0, "step_time": 2.0, "idle/rollout": 0.5}
     lines = [{**row, "rollout/tokens_per_s": 100.0 * (1 + step // 16)} for step in range(32)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -20,12 +20,12 @@ from benchmarks.learning import figures, repeats
 from benchmarks.learning.figures import Figures
 from benchmarks.learning.intervals import detectable, distribution, interval, quantile
 from benchmarks.learning.repeats import Common, Response
-from rhymeflow import settings
+from rhymeflow.config.load import read_config
 from rhymeflow.core.events import Evaluated, VersionPublished
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.errors import UserError
 from rhymeflow.observe.metrics import MetricsWriter
-from rhymeflow.servers.trajectories import TrajectoryServer
+from rhymeflow.store.writer import SqliteTrajectoryStore
 
 # -- statistics ------------------------------------------------------------------------------------
 
@@ -184,7 +184,7 @@ def test_measures_of_a_curve():
 
 def test_a_run_is_read_from_its_directory(tmp_path):
     """Two prompts, two epochs, two members of which the first rhymes, one segment or two."""
-    config = settings.load(
+    config = read_config(
         "demo",
         {
             "data.size": "2",
@@ -194,14 +194,14 @@ def test_a_run_is_read_from_its_directory(tmp_path):
             "learner.max_steps": "4",
         },
     )
-    server = TrajectoryServer(tmp_path / "events.db")
-    server.record(0.0, [Evaluated("rollout-0", 0, 0.25)])
+    store = SqliteTrajectoryStore(tmp_path / "events.db")
+    store.record(0.0, [Evaluated("rollout-0", 0, 0.25)])
     for step in range(4):
-        put_group(server, step, row=step % 2, epoch=step // 2)
-        server.record(1.0 + step, [VersionPublished(step + 1)])
-    server.record(9.0, [Evaluated("rollout-0", 4, 0.75)])
-    server.commit()
-    server.close()
+        put_group(store, step, row=step % 2, epoch=step // 2)
+        store.record(1.0 + step, [VersionPublished(step + 1)])
+    store.record(9.0, [Evaluated("rollout-0", 4, 0.75)])
+    store.commit()
+    store.close()
     writer = MetricsWriter(tmp_path, report_to=(), name="run", config={})
     for step in range(4):
         row = {"reward": 0.1 * step, "entropy": 0.2, "completions/mean_length": 3.0}
@@ -219,14 +219,14 @@ def test_a_run_is_read_from_its_directory(tmp_path):
     assert found.distinct == 6 / 8
 
 
-def put_group(server: TrajectoryServer, group: int, *, row: int, epoch: int) -> None:
-    server.put_group(
+def put_group(store: SqliteTrajectoryStore, group: int, *, row: int, epoch: int) -> None:
+    store.put_group(
         group, row=row, epoch=epoch, prompt="?", prompt_tokens=[1], columns={"answer": "1"}
     )
     for member, text in enumerate(([4, 5, 1], [4, 5, 10 + epoch])):
         trajectory = TrajectoryId(group, member)
         for start, end in ((0, 2), (2, 3)) if epoch else ((0, 3),):
-            server.put_segment(
+            store.put_segment(
                 trajectory,
                 start=start,
                 version=group,
@@ -236,9 +236,9 @@ def put_group(server: TrajectoryServer, group: int, *, row: int, epoch: int) -> 
                 tokens=text[start:end],
                 logprobs=[-0.5] * (end - start),
             )
-        server.put_finished(trajectory, length=3, reason="stop", text="?")
-        server.put_reward(trajectory, reward=1.0 - member, components={})
-    server.put_consumed(group, version=group, members=(0, 1))
+        store.put_finished(trajectory, length=3, reason="stop", text="?")
+        store.put_reward(trajectory, reward=1.0 - member, components={})
+    store.put_consumed(group, version=group, members=(0, 1))
 
 
 # -- the benchmark ---------------------------------------------------------------------------------
@@ -254,7 +254,7 @@ def trained(monkeypatch):
         return curve(0.3, 0.5 + gain, 0.6 + gain)
 
     def call(command, name) -> None:
-        config = settings.load(command[-1], {})
+        config = read_config(command[-1], {})
         made.append(Path(config.run.output_dir))
         made[-1].mkdir()
 
@@ -310,7 +310,7 @@ def test_a_run_of_other_settings_is_refused(trained, tmp_path):
 def test_runs_differ_in_share_and_seed_only(trained, tmp_path):
     rhyming.run(arguments(tmp_path, "--seeds", "2", "--shares", "0,0.25"))
     configs = [
-        settings.load(str(path), {}).model_dump() for path in (tmp_path / "runs").glob("*.yaml")
+        read_config(str(path), {}).model_dump() for path in (tmp_path / "runs").glob("*.yaml")
     ]
     assert len(configs) == 4
     found = set()

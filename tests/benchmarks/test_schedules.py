@@ -17,11 +17,11 @@ from benchmarks.charts import Bar
 from benchmarks.real_schedules import bias, follow, learning, runs
 from benchmarks.real_schedules.runs import Evaluation, Group, Reached, Run
 from benchmarks.real_schedules.sides import Side, sides
-from rhymeflow import settings
+from rhymeflow.config.load import read_config
 from rhymeflow.core.events import Evaluated, InstanceJoined, LearnerReady, VersionPublished
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.errors import UserError
-from rhymeflow.servers.trajectories import TrajectoryServer
+from rhymeflow.store.writer import SqliteTrajectoryStore
 
 BATCH = 4
 """Groups, of two members each, in made-up runs."""
@@ -30,22 +30,22 @@ BATCH = 4
 
 
 def test_a_run_is_read_from_its_log(tmp_path: Path) -> None:
-    server = TrajectoryServer(tmp_path / "events.db")
-    server.record(5.0, [LearnerReady(0)])
-    server.record(7.5, [InstanceJoined("rollout-0", 0, 8, 100)])
-    server.record(8.0, [InstanceJoined("rollout-1", 0, 8, 100)])
+    store = SqliteTrajectoryStore(tmp_path / "events.db")
+    store.record(5.0, [LearnerReady(0)])
+    store.record(7.5, [InstanceJoined("rollout-0", 0, 8, 100)])
+    store.record(8.0, [InstanceJoined("rollout-1", 0, 8, 100)])
     for group, row in enumerate((3, 1, 2)):
-        server.put_group(group, row=row, epoch=0, prompt="?", prompt_tokens=[1], columns={})
-    put(server, 0, 0, 3)
-    put(server, 0, 1, 5)
-    put(server, 0, 2, 2, is_finished=False)  # surplus
-    put(server, 1, 0, 4, is_finished=False)
-    server.put_consumed(0, version=0, members=(0, 1))
-    server.record(9.0, [VersionPublished(1)])
-    server.record(9.5, [Evaluated("rollout-0", 1, 0.5)])
-    server.put_ending(2, "aborted", version=1, reason="stuck")
-    server.commit()
-    server.close()
+        store.put_group(group, row=row, epoch=0, prompt="?", prompt_tokens=[1], columns={})
+    put(store, 0, 0, 3)
+    put(store, 0, 1, 5)
+    put(store, 0, 2, 2, is_finished=False)  # surplus
+    put(store, 1, 0, 4, is_finished=False)
+    store.put_consumed(0, version=0, members=(0, 1))
+    store.record(9.0, [VersionPublished(1)])
+    store.record(9.5, [Evaluated("rollout-0", 1, 0.5)])
+    store.put_ending(2, "aborted", version=1, reason="stuck")
+    store.commit()
+    store.close()
     found = runs.read(tmp_path, 3)
     assert (found.ready, found.published, found.staleness) == (7.5, [9.0], 0)
     assert found.evaluations == [Evaluation(9.5, 1, 0.5)]
@@ -56,15 +56,15 @@ def test_a_run_is_read_from_its_log(tmp_path: Path) -> None:
     ]
 
 
-def put(server: TrajectoryServer, group: int, member: int, length: int, *, is_finished=True):
+def put(store: SqliteTrajectoryStore, group: int, member: int, length: int, *, is_finished=True):
     trajectory = TrajectoryId(group, member)
-    server.put_segment(
+    store.put_segment(
         trajectory, start=0, version=0, instance="rollout-0", steps=length, drafted=0,
         tokens=[7] * length, logprobs=[-0.5] * length,
     )  # fmt: skip
     if is_finished:
-        server.put_finished(trajectory, length=length, reason="stop", text="?")
-        server.put_reward(trajectory, reward=1.0, components={})
+        store.put_finished(trajectory, length=length, reason="stop", text="?")
+        store.put_reward(trajectory, reward=1.0, components={})
 
 
 def made_up(*rewards: float, pace: float = 1.0, groups=(), staleness: int = 0) -> Run:
@@ -368,7 +368,7 @@ def test_a_run_goes_on_until_goal_and_epochs_are_there(tmp_path: Path, monkeypat
     monkeypatch.setattr(runs, "read", lambda run_dir, members: members)
     args = arguments("--epochs", "1", "--bound", "1")
     assert learning.train(tmp_path / "a", {"run.seed": "3"}, args) == 8
-    assert settings.load(str(tmp_path / "a.yaml"), {}).run.seed == 3
+    assert read_config(str(tmp_path / "a.yaml"), {}).run.seed == 3
     steps = {step: {"reward": 0.5} for step in range(1, 20)}
     (is_enough,) = enough
     assert not is_enough({})

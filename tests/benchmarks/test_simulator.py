@@ -19,7 +19,7 @@ from benchmarks.simulator import (
     reward_seconds,
     targets_of,
 )
-from rhymeflow import settings
+from rhymeflow.config.load import read_config
 from rhymeflow.runtime.controller import ROUND_SECONDS
 
 ARGS = argparse.Namespace(recipe="demo", instances=1, max_staleness=2, steps=7, repeats=1)
@@ -78,7 +78,7 @@ def test_the_simulation_is_of_the_run_at_the_local_pace(
     monkeypatch.setattr(simulator.TrajectoryReader, "__init__", lambda self, path: None)
     monkeypatch.setattr(simulator.TrajectoryReader, "query", lambda self, sql: [])
     monkeypatch.setattr(simulator.TrajectoryReader, "close", lambda self: None)
-    config = settings.load("demo", {"rollout.num_instances": "3"})
+    config = read_config("demo", {"rollout.num_instances": "3"})
     found = simulator.as_it_ran(config, tmp_path / "p.json", tmp_path)
     assert found.simulation.tick_seconds == ROUND_SECONDS
     assert found.simulation.reward_seconds == 0.5

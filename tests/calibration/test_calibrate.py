@@ -6,7 +6,7 @@ import pytest
 
 from rhymeflow import profiles
 from rhymeflow.calibration.calibrate import calibrate, fit_prefill, fit_still, fitted, workers
-from rhymeflow.calibration.engine import EngineBench, EngineTimings, Intake, State
+from rhymeflow.calibration.engine import EngineBench, EngineTimings, Prefill, State
 from rhymeflow.calibration.fit import DecodeFit, DecodeTiming, LineFit
 from rhymeflow.calibration.learner import SIZES, LearnerBench, LearnerTimings, TrainTiming, _batch
 from rhymeflow.cli import main
@@ -65,14 +65,14 @@ def made(intakes=(), noise=0.0):
 
 
 def intake(tokens, each, iterations=((0, 0), (4, 100))):
-    return Intake(tokens, each * tokens + sum(FIT.seconds(*i) for i in iterations), iterations)
+    return Prefill(tokens, each * tokens + sum(FIT.seconds(*i) for i in iterations), iterations)
 
 
 def test_prefill_is_what_is_left_when_iterations_are_taken_off():
     assert fit_prefill([intake(100, 2e-4)], FIT) == pytest.approx(2e-4)
     total = fit_prefill([intake(100, 2e-4), intake(300, 4e-4)], FIT)
     assert total == pytest.approx(3.5e-4)
-    assert fit_prefill([Intake(100, 1e-6, ((0, 0),))], FIT) == 0
+    assert fit_prefill([Prefill(100, 1e-6, ((0, 0),))], FIT) == 0
 
 
 def test_what_moves_nothing_costs_no_less_than_nothing():
@@ -116,19 +116,19 @@ def test_errors_are_reported_as_they_are(tmp_path):
 
 def test_states_are_those_that_were_asked_for(tmp_path):
     bench = EngineBench(tiny_config(tmp_path).model_dump_json())
-    taken_in, found = bench._descend(State(0.5, 0.5))
+    prefilled, found = bench._descend(State(0.5, 0.5))
     assert [timing.n for timing in found] == bench.sizes == [8, 6, 4, 3, 2, 1]
-    assert taken_in.iterations[0] == (0, 0)
+    assert prefilled.iterations[0] == (0, 0)
     assert not bench.engine.has_work
     prompts = sum(len(prompt) for prompt in bench.prompts[:3])
-    assert (taken_in.tokens - prompts) / 8 == pytest.approx(0.5 * bench.longest, abs=1)
+    assert (prefilled.tokens - prompts) / 8 == pytest.approx(0.5 * bench.longest, abs=1)
     for timing in found:
         length = timing.kv_tokens / timing.n
         assert 6 <= length <= 6 + 12 + bench.steps * len(bench.sizes) + 4
 
 
 def test_spread_responses_are_mostly_short_and_no_state_is_taken_in_twice(tmp_path):
-    config = tiny_config(tmp_path, rollout={"max_running": 256, "num_generations": 4})
+    config = tiny_config(tmp_path, rollout={"max_num_seqs": 256, "num_generations": 4})
     bench = EngineBench(config.model_dump_json())
     bench.longest = 1000
     once, again = ([], [])

@@ -44,14 +44,14 @@ class FakeDrafter:
         self.pending = (set(handles), other_rows, kv_tokens)
         return drafts
 
-    def observe(self, handles, made, *, rows, kv_tokens, seconds):
+    def observe(self, handles, generated, *, rows, kv_tokens, seconds):
         assert seconds > 0
-        if self.pending is not None:  # else all that is here is being taken in again
+        if self.pending is not None:  # else all that is here is being recomputed
             assert self.pending[0] <= set(handles)
             assert self.pending[2] == kv_tokens
             self.pending = None
         self.rows.append(rows)
-        for handle, tokens in zip(handles, made, strict=True):
+        for handle, tokens in zip(handles, generated, strict=True):
             assert tokens
             self.steps += 1
             self.texts[handle][0].extend(tokens)

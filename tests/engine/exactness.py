@@ -9,7 +9,7 @@ from tests.engine.drafters import FakeDrafter
 from tests.engine.models import make_engine, make_requests, run, sampling, tiny_model
 
 LENGTHS = (3, 3, 17, 1, 40, 9, 225, 2, 2, 60)
-"""Two prompts come twice, one is a single token, and the longest outgrows its first shelf."""
+"""Two prompts come twice, one is a single token, and the longest outgrows its first size class."""
 
 HOWS = {
     "greedy": {"temperature": 0.0},

@@ -5,9 +5,9 @@ import math
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from rhymeflow.engine import noise
-from rhymeflow.engine.engine import Engine
-from rhymeflow.engine.sequence import NoiseKey, Request, Sampling
+from rhymeflow.engine.native import noise
+from rhymeflow.engine.native.engine import Engine
+from rhymeflow.engine.native.sequence import NoiseKey, Request, Sampling
 from rhymeflow.models import attention
 
 VOCABULARY = 150
@@ -48,11 +48,13 @@ def make_requests(lengths, how=None):
     return requests
 
 
-def make_engine(model, max_running=8, max_prefill_tokens=64, instance="a", version=0, drafter=None):
+def make_engine(
+    model, max_num_seqs=8, max_prefill_tokens=64, instance="a", version=0, drafter=None
+):
     return Engine(
         model,
         seed=SEED,
-        max_running=max_running,
+        max_num_seqs=max_num_seqs,
         max_prefill_tokens=max_prefill_tokens,
         instance=instance,
         version=version,

@@ -2,7 +2,7 @@
 
 import itertools
 
-from rhymeflow.engine.sequence import Segment
+from rhymeflow.engine.native.sequence import Segment
 from tests.engine.drafters import FakeDrafter
 from tests.engine.models import make_engine
 
@@ -46,11 +46,11 @@ class Moves:
         return self.reasons
 
     def segments(self, request):
-        """By the direct rule: a segment where a stay elsewhere made something."""
+        """By the direct rule: a segment where a stay elsewhere generated something."""
         stays = [*self.stays[request.id], (len(request.tokens), None)]
-        made = [
+        generated = [
             (start, name) for (start, name), (end, _) in itertools.pairwise(stays) if end > start
         ]
-        found = [Segment(start, 0, name) for start, name in made]
+        found = [Segment(start, 0, name) for start, name in generated]
         same = [i for i in range(1, len(found)) if found[i].instance == found[i - 1].instance]
         return [segment for i, segment in enumerate(found) if i not in same]

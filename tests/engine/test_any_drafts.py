@@ -10,7 +10,7 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rhymeflow.engine.sequence import Request
+from rhymeflow.engine.native.sequence import Request
 from rhymeflow.histospec.draft import Draft
 from tests.engine.exactness import HOWS, model_of
 from tests.engine.models import VOCABULARY, make_engine, make_requests, run, sampling
@@ -46,23 +46,23 @@ def scripted(scripts):
     turns = itertools.cycle(scripts)
 
     def draft(answer, at, room, rng):
-        made, depth = Draft([], []), {-1: 0}
+        generated, depth = Draft([], []), {-1: 0}
         for node, (back, kind) in enumerate(next(turns)):
             parent = max(-1, node - 1 - back)
             depth[node] = depth[parent] + 1
             place = at + depth[node] - 1
             known = answer[place] if place < len(answer) else 0
             token = {"right": known, "wrong": (known + 1 + node) % VOCABULARY}
-            made.tokens.append(token.get(kind, VOCABULARY if kind == "none" else -1))
-            made.parents.append(parent)
-        return made
+            generated.tokens.append(token.get(kind, VOCABULARY if kind == "none" else -1))
+            generated.parents.append(parent)
+        return generated
 
     return draft
 
 
 @settings(max_examples=40, deadline=None)
 @given(scripts, st.lists(wanted, min_size=1, max_size=6, unique_by=lambda w: w[0]), moves_made)
-def test_any_drafts_any_requests_any_moves(scripts, mix, made):
+def test_any_drafts_any_requests_any_moves(scripts, mix, generated):
     requests, expected = [], {}
     for which, how, most, stops in mix:
         whole = whole_answers(how)[which]
@@ -79,7 +79,7 @@ def test_any_drafts_any_requests_any_moves(scripts, mix, made):
     moves = Moves(model_of("float32"), scripted(scripts), answers, max_prefill_tokens=11)
     for request in requests:
         moves.submit(request, "a")
-    for steps, chosen in made:
+    for steps, chosen in generated:
         for _ in range(steps):
             moves.step()
         present = {request.id for request in requests}

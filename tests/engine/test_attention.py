@@ -5,8 +5,8 @@ import random
 import pytest
 import torch
 
-from rhymeflow.engine import engine as engine_module
-from rhymeflow.engine.sampler import sample
+from rhymeflow.engine.native import engine as engine_module
+from rhymeflow.engine.native.sampler import sample
 from rhymeflow.histospec.draft import Draft
 from tests.engine.drafters import FakeDrafter
 from tests.engine.models import VOCABULARY, make_engine, make_requests, sampling, tiny_model
@@ -37,7 +37,7 @@ def test_logits_of_a_tree_are_those_of_its_paths(sizes, kind, monkeypatch):
     by_prompt = {(tuple(r.prompt_ids), r.noise_key.sample): len(r.prompt_ids) for r in requests}
     drafter = FakeDrafter(lambda length, at, room, rng: trees[length], by_prompt)
     engine = make_engine(
-        tiny_model(kind).double(), max_prefill_tokens=10**4, drafter=drafter, max_running=4
+        tiny_model(kind).double(), max_prefill_tokens=10**4, drafter=drafter, max_num_seqs=4
     )
     for request in requests:
         engine.submit(request)

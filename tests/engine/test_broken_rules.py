@@ -5,33 +5,33 @@ The rules are put in where the engine looks for them; drafts are half right, all
 
 import pytest
 
-from rhymeflow.engine import engine as engine_module
-from rhymeflow.engine.cache import KVCache
-from rhymeflow.engine.sampler import Draws, sample
-from rhymeflow.engine.verify import accepted
+from rhymeflow.engine.native import engine as engine_module
+from rhymeflow.engine.native.cache import KVCache
+from rhymeflow.engine.native.sampler import Draws, sample
+from rhymeflow.engine.native.verify import accepted
 from tests.engine.drafters import noisy, right, tree
 from tests.engine.exactness import assert_same, drafted, undrafted
 
 
-def always_the_first(draft, drawn):
+def always_the_first(draft, sampled):
     """The draft's first token is taken for the target's."""
     if draft.tokens:
-        drawn[0] = draft.tokens[0]
-    return accepted(draft, drawn)
+        sampled[0] = draft.tokens[0]
+    return accepted(draft, sampled)
 
 
-def after_a_rejection(draft, drawn):
+def after_a_rejection(draft, sampled):
     """A wrong token is passed over, and those behind it may still be accepted."""
     return [
         node
         for node, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True))
-        if token == drawn[parent + 1]
+        if token == sampled[parent + 1]
     ]
 
 
-def one_too_many(draft, drawn):
-    """The token that the target has drawn instead is not asked for at the last node."""
-    path = accepted(draft, drawn)
+def one_too_many(draft, sampled):
+    """The token that the target has sampled instead is not asked for at the last node."""
+    path = accepted(draft, sampled)
     deeper = [n for n, parent in enumerate(draft.parents) if parent == (path or [-1])[-1]]
     return path + deeper[:1]
 
@@ -48,12 +48,12 @@ def likely_enough(patch):
         rows.extend(logits_RV.topk(2).indices.tolist())
         return sample(logits_RV, draws)
 
-    def rule(draft, drawn):
-        likeliest = [rows.pop(0) for _ in drawn]
+    def rule(draft, sampled):
+        likeliest = [rows.pop(0) for _ in sampled]
         for token, parent in zip(draft.tokens, draft.parents, strict=True):
             if token in likeliest[parent + 1]:
-                drawn[parent + 1] = token
-        return accepted(draft, drawn)
+                sampled[parent + 1] = token
+        return accepted(draft, sampled)
 
     patch.setattr(engine_module, "sample", remembered)
     patch.setattr(engine_module, "accepted", rule)

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rhymeflow.engine.cache import FIRST_CAPACITY, KVCache, capacity_for
+from rhymeflow.engine.native.cache import FIRST_CAPACITY, KVCache, capacity_for
 
 CPU = torch.device("cpu")
 actions = st.lists(
@@ -13,7 +13,7 @@ actions = st.lists(
 
 
 def write(slot, start, end, value):
-    slot.shelf.kv[:, :, slot.index, :, start:end] = value
+    slot.size_class.kv[:, :, slot.index, :, start:end] = value
 
 
 @settings(max_examples=60, deadline=None)
@@ -39,11 +39,11 @@ def test_contents_stay_with_their_slots(actions, lengths):
         else:
             cache.release(kept.pop(chosen)[0])
         for slot, tokens in kept.values():
-            held = slot.shelf.kv[0, 1, slot.index, 1, : len(tokens), 0]
+            held = slot.size_class.kv[0, 1, slot.index, 1, : len(tokens), 0]
             assert held.tolist() == tokens
-            assert slot.shelf.slots[slot.index] is slot
-            assert torch.isfinite(slot.shelf.kv).all()
-        assert sum(len(shelf.slots) for shelf in cache.shelves.values()) == len(kept)
+            assert slot.size_class.slots[slot.index] is slot
+            assert torch.isfinite(slot.size_class.kv).all()
+        assert sum(len(size_class.slots) for size_class in cache.size_classes.values()) == len(kept)
 
 
 def test_capacities_double():
@@ -62,9 +62,9 @@ def test_gather_moves_the_chosen_tokens_together(start, chosen):
     cache = KVCache(num_layers=2, num_kv_heads=2, head_dim=3, dtype=torch.float32, device=CPU)
     other, slot = cache.reserve(None, 80), cache.reserve(None, 80)
     torch.manual_seed(start)
-    slot.shelf.kv.copy_(torch.randn_like(slot.shelf.kv))
-    before, places = slot.shelf.kv.clone(), [start + place for place in sorted(chosen)]
+    slot.size_class.kv.copy_(torch.randn_like(slot.size_class.kv))
+    before, places = slot.size_class.kv.clone(), [start + place for place in sorted(chosen)]
     cache.gather(slot, start, places)
     expected = before[:, :, slot.index, :, [*range(start), *places]]
-    assert torch.equal(slot.shelf.kv[:, :, slot.index, :, : start + len(places)], expected)
-    assert torch.equal(slot.shelf.kv[:, :, other.index], before[:, :, other.index])
+    assert torch.equal(slot.size_class.kv[:, :, slot.index, :, : start + len(places)], expected)
+    assert torch.equal(slot.size_class.kv[:, :, other.index], before[:, :, other.index])

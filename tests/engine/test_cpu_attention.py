@@ -1,15 +1,16 @@
-"""The compiled attention against the formula in float64: ragged spans, trees, shelves, threads."""
+"""The compiled attention against the formula in float64: ragged spans, trees, size classes,
+threads."""
 
 import random
 
 import pytest
 import torch
 
-from rhymeflow.engine import cpu_attention
-from rhymeflow.engine.attention import ancestors_of, attention_for
-from rhymeflow.engine.cache import KVCache
-from rhymeflow.engine.cpu_attention import CpuAttention
-from rhymeflow.engine.parts import Span
+from rhymeflow.engine.native import cpu_attention
+from rhymeflow.engine.native.attention import ancestors_of, attention_for
+from rhymeflow.engine.native.cache import KVCache
+from rhymeflow.engine.native.cpu_attention import CpuAttention
+from rhymeflow.engine.native.packing import Span
 
 HEADS, KV_HEADS, DIM, SCALE = 6, 2, 16, 0.3
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 1e-2}
@@ -21,7 +22,7 @@ MIXED: list[Case] = [
     (5, 1, None),
     (40, 9, None),
     (0, 70, None),  # a prompt, in several blocks of rows
-    (300, 3, None),  # on a larger shelf
+    (300, 3, None),  # on a larger size class
     (17, 6, [-1, 0, 0, 1, 3]),
     (2, 12, [-1, -1, 0, 1, 1]),  # a tree behind tokens of a prompt
     (255, 1, None),
@@ -41,11 +42,11 @@ class Filled:
             Span(self.cache.reserve(None, cached + new), cached, new, parents)
             for cached, new, parents in cases
         ]
-        for shelf in self.cache.shelves.values():
+        for size_class in self.cache.size_classes.values():
             # Beyond what is cached there is rubbish, and none of it may be seen.
-            shelf.kv.fill_(torch.nan)
+            size_class.kv.fill_(torch.nan)
         for span in self.spans:
-            kv = span.slot.shelf.kv[:, :, span.slot.index, :, : span.cached]
+            kv = span.slot.size_class.kv[:, :, span.slot.index, :, : span.cached]
             kv.copy_(torch.randn(kv.shape))
         tokens = sum(span.num_new for span in self.spans)
         self.q = torch.randn(tokens, HEADS, DIM).to(dtype)
@@ -53,15 +54,15 @@ class Filled:
         self.v = torch.randn(tokens, KV_HEADS, DIM).to(dtype)
 
     def attend(self, attention, layer=1, unused=3):
-        made = attention(self.spans)
+        generated = attention(self.spans)
         rows = [slice(None)] * len(self.spans)
         start = 0
-        for i in made.order:
+        for i in generated.order:
             rows[i] = slice(start, start + self.spans[i].num_new)
             start = rows[i].stop
-        assert list(made.order) == list(range(len(self.spans)))
+        assert list(generated.order) == list(range(len(self.spans)))
         more = [torch.cat([x, x[:1].repeat(unused, 1, 1)]) for x in (self.q, self.k, self.v)]
-        out = made.attend(layer, *(x.transpose(0, 1) for x in more), SCALE)
+        out = generated.attend(layer, *(x.transpose(0, 1) for x in more), SCALE)
         assert out.dtype == self.q.dtype
         assert not out[start:].any()
         return [out[part] for part in rows]
@@ -71,7 +72,7 @@ class Filled:
         for span in self.spans:
             part = slice(start, start + span.num_new)
             start = part.stop
-            held = span.slot.shelf.kv[layer, :, span.slot.index, :, : span.cached].double()
+            held = span.slot.size_class.kv[layer, :, span.slot.index, :, : span.cached].double()
             keys, values = (
                 torch.cat([old, new[part].double().transpose(0, 1)], 1).repeat_interleave(
                     HEADS // KV_HEADS, 0
@@ -116,7 +117,9 @@ def test_new_keys_and_values_are_in_the_cache(dtype):
     filled.attend(CpuAttention(dtype, DIM).over)
     start = 0
     for span in filled.spans:
-        held = span.slot.shelf.kv[1, :, span.slot.index, :, span.cached :][:, :, : span.num_new]
+        held = span.slot.size_class.kv[1, :, span.slot.index, :, span.cached :][
+            :, :, : span.num_new
+        ]
         for got, row in zip(held, (filled.k, filled.v), strict=True):
             assert torch.equal(got.transpose(0, 1), row[start : start + span.num_new])
         start += span.num_new

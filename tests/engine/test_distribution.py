@@ -19,7 +19,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from rhymeflow.engine.sequence import NoiseKey, Request
+from rhymeflow.engine.native.sequence import NoiseKey, Request
 from rhymeflow.models import attention
 from tests.engine.drafters import FakeDrafter, noisy
 from tests.engine.models import make_engine, run, sampling
@@ -66,9 +66,9 @@ def requests(count=RESPONSES):
 
 @functools.cache
 def undrafted(dtype):
-    made = requests()
-    run(make_engine(small_model().to(DTYPES[dtype]), max_running=500), made)
-    return [request.tokens for request in made]
+    generated = requests()
+    run(make_engine(small_model().to(DTYPES[dtype]), max_num_seqs=500), generated)
+    return [request.tokens for request in generated]
 
 
 class OwnPast(FakeDrafter):
@@ -82,17 +82,17 @@ class OwnPast(FakeDrafter):
 
 def drafted(dtype):
     """From an earlier making of the same, half of each draft's tokens at random."""
-    made = requests()
+    generated = requests()
     drafter = OwnPast(noisy(0.5, TOKENS, VOCABULARY), undrafted(dtype))
-    run(make_engine(small_model().to(DTYPES[dtype]), max_running=500, drafter=drafter), made)
-    assert sum(request.drafted for request in made) > RESPONSES
-    assert sum(request.steps for request in made) < 2.2 * RESPONSES
-    return [request.tokens for request in made]
+    run(make_engine(small_model().to(DTYPES[dtype]), max_num_seqs=500, drafter=drafter), generated)
+    assert sum(request.drafted for request in generated) > RESPONSES
+    assert sum(request.steps for request in generated) < 2.2 * RESPONSES
+    return [request.tokens for request in generated]
 
 
-def statistic(made, dtype):
+def statistic(generated, dtype):
     counts = dict.fromkeys(OUTCOMES, 0)
-    for tokens in made:
+    for tokens in generated:
         counts[tuple(tokens)] += 1
     return chi_square(list(counts.values()), probabilities(dtype))
 
@@ -109,10 +109,10 @@ def test_undrafted_follows_the_softmax(dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_drafted_follows_the_softmax(dtype):
-    made = drafted(dtype)
-    assert statistic(made, dtype) < LIMIT
+    generated = drafted(dtype)
+    assert statistic(generated, dtype) < LIMIT
     if dtype == "float32":
-        assert made == undrafted(dtype)
+        assert generated == undrafted(dtype)
 
 
 def test_accepting_what_is_likely_enough_is_noticed(monkeypatch):

@@ -10,7 +10,7 @@ import itertools
 import pytest
 import torch
 
-from rhymeflow.engine.sequence import Segment
+from rhymeflow.engine.native.sequence import Segment
 from tests.engine.drafters import DRAFTS, FakeDrafter
 from tests.engine.exactness import (
     DTYPES,
@@ -121,7 +121,7 @@ def test_new_weights_for_many_that_are_drafted_from_old_ones(dtype, keep_cache):
     model, versions = tiny_model().to(DTYPES[dtype]), similar_versions(dtype)
     answers = answers_of(undrafted("plain", dtype)[0])
     drafter = FakeDrafter(DRAFTS["right tree"], answers)
-    engine = make_engine(model, max_running=16, max_prefill_tokens=512, drafter=drafter)
+    engine = make_engine(model, max_num_seqs=16, max_prefill_tokens=512, drafter=drafter)
     requests = requests_of("plain")
     late = [request for request in requests if request.id in (1, 8)]
     for request in requests:
@@ -175,5 +175,7 @@ def test_a_pull_of_the_same_weights_changes_the_version_only(drafts, dtype, keep
         assert request.logprobs == pytest.approx(other.logprobs, abs=2e-5)
         steps = list(itertools.pairwise([*lengths[request.id], len(request.tokens)]))
         assert request.steps == sum(end > start for start, end in steps)
-        made = {i // 3: start for i, (start, end) in reversed([*enumerate(steps)]) if end > start}
-        assert request.segments == [Segment(made[v], v, "a") for v in sorted(made)]
+        generated = {
+            i // 3: start for i, (start, end) in reversed([*enumerate(steps)]) if end > start
+        }
+        assert request.segments == [Segment(generated[v], v, "a") for v in sorted(generated)]

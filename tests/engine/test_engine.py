@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import DynamicCache
 
-from rhymeflow.engine.sequence import Segment
+from rhymeflow.engine.native.sequence import Segment
 from rhymeflow.errors import UserError
 from tests.engine.models import (
     make_engine,
@@ -21,7 +21,7 @@ from tests.engine.models import (
 
 KINDS = ("llama", "qwen2")
 LENGTHS = (3, 3, 17, 1, 40, 9, 245, 2)
-"""The longest outgrows its first shelf of the cache (256 tokens) while it runs."""
+"""The longest outgrows its first size class of the cache (256 tokens) while it runs."""
 
 HOWS = {
     "plain": sampling(),
@@ -44,7 +44,7 @@ def assert_same(requests, others, tolerance=1e-5):
         assert one.logprobs == pytest.approx(other.logprobs, abs=tolerance)
 
 
-def made_by(model, lengths=LENGTHS, how=None, **options):
+def generated_by(model, lengths=LENGTHS, how=None, **options):
     requests = make_requests(lengths, how)
     run(make_engine(model, **options), requests)
     return requests
@@ -73,11 +73,11 @@ def test_different_sampling_in_one_batch(kind):
 
 
 @pytest.mark.parametrize(
-    "options", [{"max_running": 1}, {"max_running": 3}, {"max_prefill_tokens": 5}]
+    "options", [{"max_num_seqs": 1}, {"max_num_seqs": 3}, {"max_prefill_tokens": 5}]
 )
 def test_alone_and_in_any_batch(kind, options):
     model = tiny_model(kind)
-    assert_same(made_by(model), made_by(model, **options))
+    assert_same(generated_by(model), generated_by(model, **options))
 
 
 def test_arriving_while_others_run(kind):
@@ -88,7 +88,7 @@ def test_arriving_while_others_run(kind):
         for _ in range(5 * i):
             engine.step()
     run(engine, [])
-    assert_same(requests, made_by(model))
+    assert_same(requests, generated_by(model))
 
 
 @pytest.mark.parametrize("steps", [0, 1, 7, 12])
@@ -105,11 +105,11 @@ def test_interrupted_and_continued_elsewhere(kind, steps):
     assert first.kv_tokens == 0
     for request in partial:
         assert len(request.tokens) == len(request.logprobs) <= steps
-    run(make_engine(model, instance="b", max_running=5), partial[::-1])
-    assert_same(requests, made_by(model))
+    run(make_engine(model, instance="b", max_num_seqs=5), partial[::-1])
+    assert_same(requests, generated_by(model))
     for request in requests:
-        made = [segment.instance for segment in request.segments]
-        assert made in (["a", "b"], ["b"])
+        generated = [segment.instance for segment in request.segments]
+        assert generated in (["a", "b"], ["b"])
         assert request.segments[0].start == 0
 
 
@@ -120,9 +120,9 @@ def test_interrupted_and_continued_elsewhere(kind, steps):
     )
 )
 def test_moved_between_two_engines_any_number_of_times(moves):
-    """Law 3. Only the tokens move along, as they do through the trajectory server."""
+    """Law 3. Only the tokens move along, as they do through the trajectory store."""
     model, lengths = MOVED
-    engines = [make_engine(model, max_running=3), make_engine(model, max_prefill_tokens=7)]
+    engines = [make_engine(model, max_num_seqs=3), make_engine(model, max_prefill_tokens=7)]
     at = dict.fromkeys(range(len(lengths)), 0)
     done = {}
     for request in make_requests(lengths):
@@ -157,12 +157,12 @@ MOVED = (tiny_model(), (3, 3, 17, 40, 9))
 
 @functools.cache
 def uninterrupted():
-    return made_by(*MOVED)
+    return generated_by(*MOVED)
 
 
 def test_interrupting_some_leaves_the_others_alone(kind):
     model = tiny_model(kind)
-    requests, engine = make_requests(LENGTHS), make_engine(model, max_running=4)
+    requests, engine = make_requests(LENGTHS), make_engine(model, max_num_seqs=4)
     for request in requests:
         engine.submit(request)
     for _ in range(6):
@@ -171,7 +171,7 @@ def test_interrupting_some_leaves_the_others_alone(kind):
     assert [request.id for request in taken] == [1, 2, 6]
     assert engine.request_ids() == [0, 3, 4, 5, 7]
     run(engine, taken)
-    assert_same(requests, made_by(model))
+    assert_same(requests, generated_by(model))
 
 
 def test_continuing_where_it_was_makes_no_new_segment():
@@ -183,7 +183,7 @@ def test_continuing_where_it_was_makes_no_new_segment():
     engine.submit(engine.interrupt()[0])
     run(engine, [])
     assert request.segments == [Segment(0, 0, "a")]
-    assert_same([request], made_by(model, [4]))
+    assert_same([request], generated_by(model, [4]))
 
 
 def test_new_weights_while_running(kind):
@@ -218,7 +218,7 @@ def test_new_weights_while_running(kind):
 def test_new_weights_with_the_old_cache(kind, steps):
     """The direct formula: the old model's keys and values up to the change, the new model's after.
 
-    After two steps the longest prompt is still being taken in.
+    After two steps the longest prompt is still being prefilled.
     """
     model, old, new = tiny_model(kind), tiny_model(kind, "sdpa"), tiny_model(kind, "sdpa", seed=1)
     requests, engine = make_requests(LENGTHS), make_engine(model)
@@ -236,11 +236,13 @@ def test_new_weights_with_the_old_cache(kind, steps):
     [late] = make_requests([LENGTHS[0]])  # shares a prompt, but nothing that is out of date
     late.id = "late"
     run(engine, [late])
-    for request, made in zip(requests, before, strict=True):
-        assert request.tokens[: len(made)] == made
-        assert [s.version for s in request.segments] == ([0, 3] if made else [3])
+    for request, generated in zip(requests, before, strict=True):
+        assert request.tokens[: len(generated)] == generated
+        assert [s.version for s in request.segments] == ([0, 3] if generated else [3])
         logprobs = mixed_logprobs(old, new, request, cached[request.id])
-        assert request.logprobs[len(made) :] == pytest.approx(logprobs[len(made) :], abs=1e-4)
+        assert request.logprobs[len(generated) :] == pytest.approx(
+            logprobs[len(generated) :], abs=1e-4
+        )
     assert late.logprobs == pytest.approx(mixed_logprobs(old, new, late, 0), abs=1e-4)
     assert late.logprobs != pytest.approx(mixed_logprobs(old, new, late, 2), abs=1e-4)
 
@@ -275,7 +277,7 @@ def test_the_model_is_untouched_between_steps():
 
 def test_stop_token_ends_and_is_part_of_the_response():
     model = tiny_model()
-    [free] = made_by(model, [6])
+    [free] = generated_by(model, [6])
     stop = free.tokens[10]
     first = free.tokens.index(stop)
     [request] = make_requests([6], sampling(stop=[stop, 10_000]))
@@ -285,7 +287,7 @@ def test_stop_token_ends_and_is_part_of_the_response():
 
 def test_stop_token_at_the_last_place_counts_as_stop():
     model = tiny_model()
-    [free] = made_by(model, [6], sampling(max_new_tokens=4))
+    [free] = generated_by(model, [6], sampling(max_new_tokens=4))
     assert free.tokens.index(free.tokens[3]) == 3
     [request] = make_requests([6], sampling(max_new_tokens=4, stop=[free.tokens[3]]))
     assert run(make_engine(model), [request]) == {0: "stop"}
@@ -324,7 +326,7 @@ def test_one_prompt_of_many_is_computed_once():
 
 def test_counts():
     requests, engine = make_requests([5, 6, 7], sampling(max_new_tokens=4)), None
-    engine = make_engine(tiny_model(), max_running=2)
+    engine = make_engine(tiny_model(), max_num_seqs=2)
     for request in requests:
         engine.submit(request)
     assert (engine.num_running, engine.num_waiting, engine.kv_tokens) == (0, 3, 0)
@@ -333,12 +335,12 @@ def test_counts():
     assert engine.waiting_ids() == [2]
     run(engine, [])
     assert (engine.num_running, engine.num_waiting, engine.kv_tokens) == (0, 0, 0)
-    assert engine.tokens_made == 12
+    assert engine.tokens_generated == 12
     assert engine.step() == []
 
 
 def test_the_clock_is_what_one_decoded_all_the_time_would_have():
-    engine = make_engine(tiny_model(), max_running=2, max_prefill_tokens=10)
+    engine = make_engine(tiny_model(), max_num_seqs=2, max_prefill_tokens=10)
     requests = make_requests([3, 25, 4], sampling(max_new_tokens=12))
     first, long, waits = requests
     for request in requests:
@@ -347,7 +349,9 @@ def test_the_clock_is_what_one_decoded_all_the_time_would_have():
         engine.step()
         assert engine.clock == len(first.tokens) + (len(waits.tokens) > 0)
     assert len(first.tokens) == 12
-    assert len(long.tokens) == 11, "its prompt took two iterations more, in which it made nothing"
+    assert len(long.tokens) == 11, (
+        "its prompt took two iterations more, in which it generated nothing"
+    )
     run(engine, [])
     assert engine.clock == 24
     engine.submit(make_requests([45], sampling(max_new_tokens=1))[0])
@@ -362,8 +366,8 @@ def test_the_clock_is_what_one_decoded_all_the_time_would_have():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_cuda_everything_is_the_same():
     model = tiny_model().to("cuda")
-    batch, alone = made_by(model), made_by(model, max_running=1)
-    chunked = made_by(model, max_prefill_tokens=5)
+    batch, alone = generated_by(model), generated_by(model, max_num_seqs=1)
+    chunked = generated_by(model, max_prefill_tokens=5)
     plain = tiny_model("llama", "sdpa").to("cuda")
     for one, other, third in zip(batch, alone, chunked, strict=True):
         assert one.tokens == other.tokens == third.tokens
@@ -371,5 +375,5 @@ def test_on_cuda_everything_is_the_same():
         assert one.tokens == tokens
         assert one.logprobs == pytest.approx(logprobs, abs=1e-4)
     # bfloat16: rounding decides, so only that it runs and that probabilities are sensible
-    for request in made_by(model.bfloat16()):
+    for request in generated_by(model.bfloat16()):
         assert max(request.logprobs) <= 0

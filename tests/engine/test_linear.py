@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from rhymeflow.engine.linear import PackedLinears
+from rhymeflow.engine.native.linear import PackedLinears
 
 
 class Block(nn.Module):

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rhymeflow.engine import noise
-from rhymeflow.engine.sequence import NoiseKey
+from rhymeflow.engine.native import noise
+from rhymeflow.engine.native.sequence import NoiseKey
 
 CPU = torch.device("cpu")
 
@@ -91,10 +91,10 @@ def test_tokens_follow_the_softmax(vocabulary):
     once in about 500."""
     rows = 200_000
     x = torch.linspace(0, 3, vocabulary)
-    drawn = torch.cat(
+    sampled = torch.cat(
         [noise.draw(x.expand(20_000, -1), keys) for keys in keys_of(rows).split(20_000)]
     )
-    counts = drawn.bincount(minlength=vocabulary).tolist()
+    counts = sampled.bincount(minlength=vocabulary).tolist()
     assert chi_square(counts, x.double().softmax(0).tolist()) < upper_limit(vocabulary - 1)
 
 

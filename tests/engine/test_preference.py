@@ -26,7 +26,7 @@ def test_the_drafter_hears_of_weights_only_where_there_are_any():
     engine.prefer(["gone", 1], 4.0)
     for _ in range(3):
         engine.step()
-    assert drafter.weights == [[1.0, 4.0, 1.0]] * 2, "the first iteration takes in prompts"
+    assert drafter.weights == [[1.0, 4.0, 1.0]] * 2, "the first iteration prefills prompts"
     engine.prefer([0], 3.0)
     engine.step()
     assert drafter.weights[-1] == [3.0, 1.0, 1.0], "the last call holds, and no other"
@@ -80,8 +80,8 @@ def test_with_drafts_the_clock_is_the_mean_of_those_decoded():
     while engine.has_work:
         before = [len(request.tokens) for request in requests]
         engine.step()
-        made = [len(r.tokens) - n for r, n in zip(requests, before, strict=True)]
-        decoded = [count for count in made if count]
+        generated = [len(r.tokens) - n for r, n in zip(requests, before, strict=True)]
+        decoded = [count for count in generated if count]
         clock += sum(decoded) / len(decoded)
         assert engine.clock == pytest.approx(clock)
     steps = max(request.steps for request in requests[:3])

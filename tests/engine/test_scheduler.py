@@ -6,8 +6,8 @@ import sys
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rhymeflow.engine.scheduler import Scheduler
-from rhymeflow.engine.sequence import NoiseKey, Request, Sampling, Segment, Sequence
+from rhymeflow.engine.native.scheduler import Scheduler
+from rhymeflow.engine.native.sequence import NoiseKey, Request, Sampling, Segment, Sequence
 
 SEGMENT = Segment(0, 0, "a")
 
@@ -23,8 +23,8 @@ jobs = st.lists(st.tuples(prompts, st.integers(1, 12), st.integers(0, 20)), max_
 
 
 @given(jobs, st.integers(1, 5), st.integers(1, 25), st.sets(st.integers(0, 60), max_size=4))
-def test_everything_finishes_within_limits(jobs, max_running, max_prefill_tokens, new_weights):
-    scheduler = Scheduler(max_running=max_running, max_prefill_tokens=max_prefill_tokens)
+def test_everything_finishes_within_limits(jobs, max_num_seqs, max_prefill_tokens, new_weights):
+    scheduler = Scheduler(max_num_seqs=max_num_seqs, max_prefill_tokens=max_prefill_tokens)
     arrivals = sorted(enumerate(jobs), key=lambda job: job[1][2])
     todo = [(when, make_sequence(i, prompt, new)) for i, (prompt, new, when) in arrivals]
     expected, started, in_cache, step = len(todo), [], {}, 0
@@ -59,11 +59,11 @@ def test_everything_finishes_within_limits(jobs, max_running, max_prefill_tokens
 
 def check_plan(scheduler, plan, ready, before, in_cache):
     running = scheduler.running
-    assert len(running) <= scheduler.max_running
-    assert len(running) == scheduler.max_running or not scheduler.waiting
+    assert len(running) <= scheduler.max_num_seqs
+    assert len(running) == scheduler.max_num_seqs or not scheduler.waiting
     if running:
         assert plan.work
-    for share in plan.shares:
+    for share in plan.prefix_copies:
         assert share.donor.prompt == share.sequence.prompt
         assert before[share.sequence] == 0
         assert share.length < len(share.sequence.prompt)
@@ -86,7 +86,7 @@ def check_plan(scheduler, plan, ready, before, in_cache):
 
 
 def test_removing_waiting_and_running():
-    scheduler = Scheduler(max_running=1, max_prefill_tokens=8)
+    scheduler = Scheduler(max_num_seqs=1, max_prefill_tokens=8)
     sequences = [make_sequence(i, (i, i), 3) for i in range(4)]
     for sequence in sequences:
         scheduler.submit(sequence)
@@ -97,5 +97,5 @@ def test_removing_waiting_and_running():
 
 
 def test_scheduler_imports_no_torch():
-    code = "import sys, rhymeflow.engine.scheduler; sys.exit('torch' in sys.modules)"
+    code = "import sys, rhymeflow.engine.native.scheduler; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rhymeflow.engine.sequence import Segment
+from rhymeflow.engine.native.sequence import Segment
 from tests.engine.drafters import DRAFTS, FakeDrafter, line, right
 from tests.engine.exactness import (
     DTYPES,
@@ -27,7 +27,7 @@ def test_drafted_equals_undrafted(drafts, how, dtype):
     assert_same(requests, expected)
     assert not drafter.texts
     assert sum(request.drafted for request in requests) > 0 or drafts == "none"
-    # the iteration that takes in the last of a prompt makes a token too, and has no handle
+    # the iteration that prefills the last of a prompt samples a token too, and has no handle
     undecided = sum(request.steps for request in requests) - drafter.steps
     assert 0 < undecided <= len(requests)
 
@@ -47,7 +47,7 @@ def test_right_drafts_take_as_few_iterations_as_can_be(size):
     iterations; a prompt that is copied or a single token is ready at once: ceil(n / (k + 1)).
     """
     requests, _, _ = drafted(
-        right(size), "plain", "float32", max_prefill_tokens=512, max_running=16
+        right(size), "plain", "float32", max_prefill_tokens=512, max_num_seqs=16
     )
     prompts = set()
     for request in requests:
@@ -78,7 +78,7 @@ def test_iterations_of_one_response(size):
         iterations += 1
     assert request.tokens == expected.tokens
     assert iterations == request.steps == 1 + -(-40 // (size + 1))
-    assert engine.tokens_made == 41
+    assert engine.tokens_generated == 41
 
 
 def test_wrong_drafts_take_as_many_iterations_as_none():
@@ -102,9 +102,9 @@ def test_stop_token_inside_a_draft(stop_at):
     told = []
 
     class Listener(FakeDrafter):
-        def observe(self, handles, made, **rest):
-            super().observe(handles, made, **rest)
-            told.extend(made)
+        def observe(self, handles, generated, **rest):
+            super().observe(handles, generated, **rest)
+            told.extend(generated)
 
     drafter = Listener(right(20), answers_of([free]))
     engine = make_engine(MODEL, drafter=drafter)
@@ -113,7 +113,7 @@ def test_stop_token_inside_a_draft(stop_at):
     assert request.logprobs == pytest.approx(free.logprobs[: stop_at + 1], abs=1e-5)
     assert told == [request.tokens[1:]]
     assert (request.steps, request.drafted) == (2, 20)
-    assert engine.tokens_made == stop_at + 1
+    assert engine.tokens_generated == stop_at + 1
     assert engine.kv_tokens == 0
 
 

@@ -3,7 +3,7 @@
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rhymeflow.engine.verify import accepted, depths
+from rhymeflow.engine.native.verify import accepted, depths
 from rhymeflow.histospec.draft import NONE, Draft
 
 TOKENS = st.integers(0, 3)
@@ -20,12 +20,12 @@ def path_to(parents, node):
     return [] if node < 0 else [*path_to(parents, parents[node]), node]
 
 
-def slow_accepted(draft, drawn):
-    """Walk from the sequence's last token: to the first child that is the token drawn, if any."""
+def slow_accepted(draft, sampled):
+    """Walk from the sequence's last token: to the first child that is the token sampled, if any."""
     at, path = -1, []
     while True:
         children = [node for node, parent in enumerate(draft.parents) if parent == at]
-        right = [node for node in children if draft.tokens[node] == drawn[at + 1]]
+        right = [node for node in children if draft.tokens[node] == sampled[at + 1]]
         if not right:
             return path
         at = right[0]
@@ -34,23 +34,23 @@ def slow_accepted(draft, drawn):
 
 @given(trees(), st.lists(TOKENS, min_size=13, max_size=13))
 @example(Draft([1, 1, 2, 2], [-1, -1, 1, 0]), [1, 2, 2, 0, 0])
-def test_accepted_is_the_walk_along_the_drawn_tokens(draft, drawn):
-    drawn = drawn[: 1 + len(draft.tokens)]
-    path = accepted(draft, drawn)
-    assert path == slow_accepted(draft, drawn)
-    # what it is for: the accepted tokens are those drawn, one after another
-    made = [drawn[row] for row in [0, *(node + 1 for node in path)]]
-    assert [draft.tokens[node] for node in path] == made[:-1]
+def test_accepted_is_the_walk_along_the_drawn_tokens(draft, sampled):
+    sampled = sampled[: 1 + len(draft.tokens)]
+    path = accepted(draft, sampled)
+    assert path == slow_accepted(draft, sampled)
+    # what it is for: the accepted tokens are those sampled, one after another
+    generated = [sampled[row] for row in [0, *(node + 1 for node in path)]]
+    assert [draft.tokens[node] for node in path] == generated[:-1]
     assert path == path_to(draft.parents, path[-1] if path else -1)
 
 
 @given(st.lists(TOKENS, max_size=12), st.lists(TOKENS, min_size=13, max_size=13))
-def test_of_a_line_the_common_beginning_is_accepted(tokens, drawn):
+def test_of_a_line_the_common_beginning_is_accepted(tokens, sampled):
     draft = Draft(tokens, list(range(-1, len(tokens) - 1)))
     common = 0
-    while common < len(tokens) and tokens[common] == drawn[common]:
+    while common < len(tokens) and tokens[common] == sampled[common]:
         common += 1
-    assert accepted(draft, drawn[: 1 + len(tokens)]) == list(range(common))
+    assert accepted(draft, sampled[: 1 + len(tokens)]) == list(range(common))
 
 
 def test_nothing_drafted_nothing_accepted():

@@ -15,7 +15,7 @@ from rhymeflow.errors import UserError
 from rhymeflow.histospec import cells, kernels, memory
 from rhymeflow.histospec.index import Index, IndexHandle, prompt_key
 from rhymeflow.histospec.search import Search
-from rhymeflow.servers import shared
+from rhymeflow.utils import shared_memory
 
 PROMPT = [3, 1, 4, 1, 5]
 CHANCES = np.full(cells.NUM_CELLS, 0.5, np.float32)
@@ -94,23 +94,23 @@ def test_takes_less_than_a_sixth_of_the_published_memory():
 
 
 def test_shared_memory_is_freed_by_its_owner_alone():
-    index = Index(max_tokens=1000, max_responses=8, shared=True)
+    index = Index(max_tokens=1000, max_responses=8, shared_memory=True)
     Index.attach(index.handle).close()
-    assert shared.path_of(index.handle.name).exists()
+    assert shared_memory.path_of(index.handle.name).exists()
     index.close()
-    assert not shared.path_of(index.handle.name).exists()
+    assert not shared_memory.path_of(index.handle.name).exists()
     with pytest.raises(FileNotFoundError):
         Index.attach(index.handle)
 
 
 def test_too_little_shared_memory_is_said_in_one_line():
     with pytest.raises(UserError, match=r"no room for the history index .* drafting.history_tok"):
-        Index(max_tokens=1 << 40, max_responses=8, shared=True)
-    assert not list(shared.path_of("").glob(f"rhymeflow-history-{os.getpid()}-*"))
+        Index(max_tokens=1 << 40, max_responses=8, shared_memory=True)
+    assert not list(shared_memory.path_of("").glob(f"rhymeflow-history-{os.getpid()}-*"))
 
 
 def test_a_reader_cannot_write():
-    index = Index(max_tokens=1000, max_responses=8, shared=True)
+    index = Index(max_tokens=1000, max_responses=8, shared_memory=True)
     reader = Index.attach(index.handle)
     with pytest.raises(ValueError, match="read-only"):
         reader.readable.words[0] = 1
@@ -125,14 +125,14 @@ def fill(handle: IndexHandle) -> None:
 
 
 def test_what_another_process_writes_is_drafted_here():
-    index = Index(max_tokens=1000, max_responses=8, shared=True)
+    index = Index(max_tokens=1000, max_responses=8, shared_memory=True)
     try:
         writer = multiprocessing.get_context("spawn").Process(target=fill, args=(index.handle,))
         writer.start()
         writer.join()
         assert writer.exitcode == 0
         assert drafted(Index.attach(index.handle), [30]) == [31, 32, 33]
-        assert shared.path_of(index.handle.name).exists(), (
+        assert shared_memory.path_of(index.handle.name).exists(), (
             "a writer that ends takes nothing with it"
         )
     finally:
@@ -157,7 +157,7 @@ def hammer(handle: IndexHandle, stop) -> None:
 
 
 def test_readers_of_text_that_is_overwritten_propose_tokens_and_end():
-    index = Index(max_tokens=400, max_responses=16, shared=True)
+    index = Index(max_tokens=400, max_responses=16, shared_memory=True)
     context = multiprocessing.get_context("spawn")
     stop = context.Event()
     writer = context.Process(target=hammer, args=(index.handle, stop))
@@ -216,7 +216,7 @@ def test_a_package_that_cannot_be_written_is_compiled_into_the_users_cache(tmp_p
     """The package is copied without its cache, and write-protected where that binds this user."""
     source = os.path.dirname(os.path.dirname(memory.__file__))
     package = tmp_path / "site" / "rhymeflow"
-    for name in ("__init__.py", "errors.py", "prefetch.py", "histospec", "servers"):
+    for name in ("__init__.py", "errors.py", "utils", "histospec"):
         (package).mkdir(parents=True, exist_ok=True)
         subprocess.run(["cp", "-r", f"{source}/{name}", package], check=True)
     cache = package / "histospec" / "__pycache__"

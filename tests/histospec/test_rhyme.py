@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rhymeflow.engine import noise
-from rhymeflow.engine.noise import NoiseKey
+from rhymeflow.engine.native import noise
+from rhymeflow.engine.native.noise import NoiseKey
 from rhymeflow.histospec.rhyme import noise_epoch
 
 sizes = st.integers(1, 64)

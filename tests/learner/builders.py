@@ -10,8 +10,8 @@ from transformers.models.llama.modeling_llama import LlamaForCausalLM
 from transformers.models.qwen2.modeling_qwen2 import Qwen2ForCausalLM
 
 from rhymeflow.config import LearnerConfig, RolloutConfig
-from rhymeflow.learner.learner import Learner
 from rhymeflow.learner.sample import Sample
+from rhymeflow.learner.single import Learner
 from rhymeflow.models import attention
 
 VOCAB = 23

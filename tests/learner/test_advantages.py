@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trl.trainer.utils import nanstd
 
-from rhymeflow.learner.advantages import group_advantages
+from rhymeflow.learner.algorithms.advantages import group_advantages
 
 REWARDS = st.floats(-5, 5, allow_nan=False, width=32)
 

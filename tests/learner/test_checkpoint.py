@@ -7,7 +7,7 @@ from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from rhymeflow.errors import UserError
-from rhymeflow.learner.learner import Learner
+from rhymeflow.learner.single import Learner
 from tests.learner.builders import (
     learner_config,
     made_up_batch,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from rhymeflow.learner.losses import (
-    TokenFacts,
+from rhymeflow.learner.algorithms.losses import (
+    TokenInputs,
     diagnose,
     mismatch,
     off_policy_weight,
@@ -18,7 +18,7 @@ from rhymeflow.learner.losses import (
 from tests.learner.builders import learner_config
 
 LOSS_TYPES = ["grpo", "bnpo", "dr_grpo", "dapo"]
-CORRECTIONS = ["none", "truncate", "decoupled"]
+CORRECTIONS = ["none", "tis", "decoupled"]
 MAX_LENGTH = 12
 MEAN_TOKENS = 17.0
 
@@ -66,7 +66,7 @@ def _slow_token(s: Sequence, t: int, correction: str, beta: float, low: float, h
         ratio * advantage if ratio * advantage < clipped * advantage else clipped * advantage
     )
     u = math.exp(s.proximal[t] - s.behaviour[t])
-    if correction == "truncate":
+    if correction == "tis":
         objective = objective * (u if u < 2.0 else 2.0)
     if correction == "decoupled":
         objective = objective * (u if u <= 2.0 else 0.0)
@@ -93,7 +93,7 @@ def _slow_loss(sequences: list[Sequence], loss_type: str, correction: str, beta:
     return total
 
 
-def _facts(sequences: list[Sequence], loss_type: str) -> TokenFacts:
+def _inputs(sequences: list[Sequence], loss_type: str) -> TokenInputs:
     weights = sample_weights(
         loss_type,
         [len(s.policy) for s in sequences],
@@ -104,7 +104,7 @@ def _facts(sequences: list[Sequence], loss_type: str) -> TokenFacts:
     def flat(per_token: list[list[float]]) -> torch.Tensor:
         return torch.tensor([x for xs in per_token for x in xs], dtype=torch.float64)
 
-    return TokenFacts(
+    return TokenInputs(
         advantage_R=flat([[s.advantage] * len(s.policy) for s in sequences]),
         weight_R=flat([[w] * len(s.policy) for s, w in zip(sequences, weights, strict=True)]),
         behaviour_R=flat([s.behaviour for s in sequences]),
@@ -125,8 +125,8 @@ def test_equals_the_slow_formula(loss_type: str, correction: str, beta: float):
         slow_gradient = torch.stack(torch.autograd.grad(slow, leaves))
 
         logprob = torch.stack([x.detach() for x in leaves]).requires_grad_()
-        facts = _facts(sequences, loss_type)
-        fast = (token_losses(logprob, facts, config) * facts.weight_R).sum()
+        inputs = _inputs(sequences, loss_type)
+        fast = (token_losses(logprob, inputs, config) * inputs.weight_R).sum()
         fast.backward()
         torch.testing.assert_close(fast, slow, rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(logprob.grad, slow_gradient, rtol=1e-10, atol=1e-12)
@@ -136,42 +136,42 @@ def test_equals_the_slow_formula(loss_type: str, correction: str, beta: float):
 def test_any_split_of_the_tokens_has_the_same_loss(correction: str):
     config = learner_config(off_policy_correction=correction, beta=0.1)
     sequences = _sequences(1)
-    facts = _facts(sequences, "grpo")
+    inputs = _inputs(sequences, "grpo")
     logprob = torch.stack([x.detach() for s in sequences for x in s.policy])
-    whole = (token_losses(logprob, facts, config) * facts.weight_R).sum()
+    whole = (token_losses(logprob, inputs, config) * inputs.weight_R).sum()
     parts = [slice(0, 5), slice(5, 6), slice(6, None)]
     total = sum(
-        (token_losses(logprob[p], facts[p], config) * facts[p].weight_R).sum() for p in parts
+        (token_losses(logprob[p], inputs[p], config) * inputs[p].weight_R).sum() for p in parts
     )
     torch.testing.assert_close(total, whole)
 
 
-@pytest.mark.parametrize("correction", ["truncate", "decoupled"])
+@pytest.mark.parametrize("correction", ["tis", "decoupled"])
 def test_without_proximal_log_probabilities_the_policy_is_its_own(correction: str):
     """One optimizer step per batch: ratio 1, nothing clipped, the weight still applies."""
     config = learner_config(off_policy_correction=correction)
     sequences = _sequences(2)
     logprob = torch.stack([x.detach() for s in sequences for x in s.policy]).requires_grad_()
-    facts = _facts(sequences, "dapo").with_(proximal_R=None)
-    token_losses(logprob, facts, config).sum().backward()
-    weight = off_policy_weight(logprob.detach() - facts.behaviour_R, config)
-    torch.testing.assert_close(logprob.grad, -weight * facts.advantage_R)
-    sums = diagnose(logprob.detach(), torch.zeros_like(logprob), facts, config)
+    inputs = _inputs(sequences, "dapo").with_(proximal_R=None)
+    token_losses(logprob, inputs, config).sum().backward()
+    weight = off_policy_weight(logprob.detach() - inputs.behaviour_R, config)
+    torch.testing.assert_close(logprob.grad, -weight * inputs.advantage_R)
+    sums = diagnose(logprob.detach(), torch.zeros_like(logprob), inputs, config)
     assert float(sums["clip_ratio/region_mean"]) == 0.0
 
 
 def test_the_two_corrections_differ_past_the_cap_only():
     log_u = torch.tensor([-1.0, 0.0, math.log(1.99), math.log(2.01), 5.0])
-    truncate = off_policy_weight(log_u, learner_config(off_policy_correction="truncate"))
+    tis = off_policy_weight(log_u, learner_config(off_policy_correction="tis"))
     decoupled = off_policy_weight(log_u, learner_config(off_policy_correction="decoupled"))
-    torch.testing.assert_close(truncate, torch.tensor([math.exp(-1), 1.0, 1.99, 2.0, 2.0]))
+    torch.testing.assert_close(tis, torch.tensor([math.exp(-1), 1.0, 1.99, 2.0, 2.0]))
     torch.testing.assert_close(decoupled, torch.tensor([math.exp(-1), 1.0, 1.99, 0.0, 0.0]))
 
 
 def test_epsilon_high_none_is_epsilon():
-    facts = TokenFacts(*(torch.tensor(x) for x in ([1.0], [1.0], [0.0])))
+    inputs = TokenInputs(*(torch.tensor(x) for x in ([1.0], [1.0], [0.0])))
     config = learner_config(epsilon=0.1, epsilon_high=None, off_policy_correction="none")
-    loss = token_losses(torch.tensor([math.log(1.15)]), facts, config)
+    loss = token_losses(torch.tensor([math.log(1.15)]), inputs, config)
     torch.testing.assert_close(loss, torch.tensor([-1.1]))
 
 

@@ -17,10 +17,10 @@ from transformers.models.llama.modeling_llama import LlamaForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import add_fused_lm_head
 
-from rhymeflow.learner.advantages import group_advantages
-from rhymeflow.learner.learner import Learner
+from rhymeflow.learner.algorithms.advantages import group_advantages
 from rhymeflow.learner.packing import pack
 from rhymeflow.learner.sample import Sample
+from rhymeflow.learner.single import Learner
 from rhymeflow.models import attention
 from tests.learner.builders import (
     VOCAB,
@@ -101,7 +101,7 @@ def _per_token_logps(trainer: GRPOTrainer, model, inputs) -> torch.Tensor:
 
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("beta", [0.0, 0.2])
-@pytest.mark.parametrize("correction", ["none", "truncate", "decoupled"])
+@pytest.mark.parametrize("correction", ["none", "tis", "decoupled"])
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
 def test_loss_gradient_and_metrics(loss_type: str, correction: str, beta: float, masked: bool):
     """One step on a batch from another policy; TRL's inputs are padded, ours packed.
@@ -123,7 +123,7 @@ def test_loss_gradient_and_metrics(loss_type: str, correction: str, beta: float,
         inputs["old_per_token_logps"] = behaviour
     else:
         u = (policy - behaviour).exp()
-        weight = u.clamp(max=2.0) if correction == "truncate" else u.masked_fill(u > 2.0, 0.0)
+        weight = u.clamp(max=2.0) if correction == "tis" else u.masked_fill(u > 2.0, 0.0)
         inputs |= {"old_per_token_logps": policy, "importance_sampling_ratio": weight}
     if beta:
         inputs["ref_per_token_logps"] = _per_token_logps(trainer, reference, inputs)

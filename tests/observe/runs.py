@@ -7,7 +7,7 @@ from pathlib import Path
 from rhymeflow.core.events import Evaluated, VersionPublished
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.observe.metrics import MetricsWriter
-from rhymeflow.servers.trajectories import TrajectoryServer
+from rhymeflow.store.writer import SqliteTrajectoryStore
 
 
 def make_run(run_dir: Path, num_steps: int = 4) -> Path:
@@ -16,20 +16,20 @@ def make_run(run_dir: Path, num_steps: int = 4) -> Path:
     Lengths: member 0 takes 10 + group tokens, member 1 takes 100 + group and is cut. From version 1
     on as many tokens were drafted as were made, in half the iterations.
     """
-    server = TrajectoryServer(run_dir / "events.db")
-    server.record(0.5, [Evaluated("rollout-0", 0, 0.25)])
+    store = SqliteTrajectoryStore(run_dir / "events.db")
+    store.record(0.5, [Evaluated("rollout-0", 0, 0.25)])
     for step in range(num_steps):
         for group in (2 * step, 2 * step + 1):
-            _put_group(server, group, max(step - 1, 0), step)
-            server.put_consumed(group, version=step, members=(0, 1))
-        server.record(10.0 * (step + 1), [VersionPublished(step + 1)])
-        server.commit()
-    _put_group(server, 2 * num_steps, 0, 0)
-    server.put_ending(2 * num_steps, "aborted", version=1, reason="reward failed: boom")
-    _put_group(server, 2 * num_steps + 1, num_steps, num_steps)
-    server.record(10.0 * num_steps + 1, [Evaluated("rollout-0", num_steps, 0.75)])
-    server.commit()
-    server.close()
+            _put_group(store, group, max(step - 1, 0), step)
+            store.put_consumed(group, version=step, members=(0, 1))
+        store.record(10.0 * (step + 1), [VersionPublished(step + 1)])
+        store.commit()
+    _put_group(store, 2 * num_steps, 0, 0)
+    store.put_ending(2 * num_steps, "aborted", version=1, reason="reward failed: boom")
+    _put_group(store, 2 * num_steps + 1, num_steps, num_steps)
+    store.record(10.0 * num_steps + 1, [Evaluated("rollout-0", num_steps, 0.75)])
+    store.commit()
+    store.close()
 
     writer = MetricsWriter(run_dir, report_to=(), name="run", config={})
     writer.write(0, 0.5, {"eval/reward": 0.25})
@@ -59,8 +59,8 @@ def make_run(run_dir: Path, num_steps: int = 4) -> Path:
     return run_dir
 
 
-def _put_group(server: TrajectoryServer, group: int, first: int, last: int) -> None:
-    server.put_group(
+def _put_group(store: SqliteTrajectoryStore, group: int, first: int, last: int) -> None:
+    store.put_group(
         group,
         row=group,
         epoch=0,
@@ -71,7 +71,7 @@ def _put_group(server: TrajectoryServer, group: int, first: int, last: int) -> N
     for member, version, length in ((0, first, 10 + group), (1, last, 100 + group)):
         trajectory = TrajectoryId(group, member)
         for start, end, made_under in ((0, 5, version), (5, length, last)):
-            server.put_segment(
+            store.put_segment(
                 trajectory,
                 start=start,
                 version=made_under,
@@ -81,10 +81,10 @@ def _put_group(server: TrajectoryServer, group: int, first: int, last: int) -> N
                 tokens=[7] * (end - start),
                 logprobs=[-0.5] * (end - start),
             )
-        server.put_finished(
+        store.put_finished(
             trajectory,
             length=length,
             reason="length" if member else "stop",
             text=f"[/red] it is {group}",
         )
-        server.put_reward(trajectory, reward=1.0 - member, components={"exact": 1.0 - member})
+        store.put_reward(trajectory, reward=1.0 - member, components={"exact": 1.0 - member})

@@ -10,7 +10,7 @@ from rich.console import Console
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.errors import UserError
 from rhymeflow.observe.inspect import inspect
-from rhymeflow.servers.trajectories import TrajectoryServer
+from rhymeflow.store.writer import SqliteTrajectoryStore
 from tests.observe.runs import make_run
 
 
@@ -71,7 +71,7 @@ def test_how_well_lengths_were_foretold(tmp_path):
         (tmp_path / name).mkdir()
         make_run(tmp_path / name, num_steps=steps)
     assert (
-        "Lengths foretold: 75% from history, rank correlation -, 80% in the 80% interval, "
+        "Lengths predicted: 75% from history, rank correlation -, 80% in the 80% interval, "
         "skill 0.62"
     ) in shown(tmp_path / "short")
     said = "rank correlation 0.88, 81% in"
@@ -80,7 +80,7 @@ def test_how_well_lengths_were_foretold(tmp_path):
 
 def test_a_run_that_foretold_nothing_does_not_speak_of_it(tmp_path):
     make_run(tmp_path, num_steps=0)
-    assert "foretold" not in shown(tmp_path)
+    assert "predicted" not in shown(tmp_path)
 
 
 def test_many_versions_are_put_together(tmp_path):
@@ -104,12 +104,12 @@ def test_lengths_and_endings_by_quantile(tmp_path):
 
 def test_members_that_were_not_needed_count_with_the_length_they_came_to(tmp_path):
     """Leaving out what was stopped would hide that it is the long ones that are."""
-    server = TrajectoryServer(tmp_path / "events.db")
-    server.put_group(0, row=0, epoch=0, prompt="p", prompt_tokens=[1], columns={})
+    store = SqliteTrajectoryStore(tmp_path / "events.db")
+    store.put_group(0, row=0, epoch=0, prompt="p", prompt_tokens=[1], columns={})
     for member, length in enumerate((3, 4, 5, 6, 60)):
         where = TrajectoryId(0, member)
         tokens = range(length)
-        server.put_segment(
+        store.put_segment(
             where,
             start=0,
             version=0,
@@ -120,11 +120,11 @@ def test_members_that_were_not_needed_count_with_the_length_they_came_to(tmp_pat
             logprobs=[-1.0] * length,
         )
         if member < 4:
-            server.put_finished(where, length=length, reason="cut" if member else "stop", text="")
-            server.put_reward(where, reward=1.0, components={})
-    server.put_consumed(0, version=0, members=(0, 1, 2))
-    server.commit()
-    server.close()
+            store.put_finished(where, length=length, reason="cut" if member else "stop", text="")
+            store.put_reward(where, reward=1.0, components={})
+    store.put_consumed(0, version=0, members=(0, 1, 2))
+    store.commit()
+    store.close()
     rows = cells(shown(tmp_path))
     assert ["3-3", "1", "1.000", "0.0%", "100.0%", "0.0%", "0.0%", "0.0%"] in rows
     assert ["6-6", "1", "1.000", "100.0%", "0.0%", "0.0%", "100.0%", "0.0%"] in rows

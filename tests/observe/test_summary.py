@@ -10,7 +10,7 @@ from rich.console import Console
 
 from rhymeflow.errors import UserError
 from rhymeflow.observe import summary
-from rhymeflow.servers.trajectories import TrajectoryServer
+from rhymeflow.store.writer import SqliteTrajectoryStore
 from tests.observe.runs import make_run
 
 
@@ -40,7 +40,7 @@ def test_summary_of_a_run(tmp_path):
 
 
 def test_summary_of_a_run_that_did_nothing(tmp_path):
-    TrajectoryServer(tmp_path / "events.db").close()
+    SqliteTrajectoryStore(tmp_path / "events.db").close()
     found = summary.write(tmp_path)
     assert (found.steps, found.trained_tokens, found.staleness_max) == (0, 0, None)
     assert found.eval_reward_before is found.eval_reward_after is None

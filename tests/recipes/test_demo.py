@@ -9,8 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rhymeflow import recipes, settings
+from rhymeflow import recipes
 from rhymeflow.config import ModelConfig
+from rhymeflow.config.load import read_config
 from rhymeflow.models.load import load_config, load_model, load_tokenizer, stop_token_ids
 from rhymeflow.recipes.demo import task, warm_start
 
@@ -81,7 +82,7 @@ def test_problems_are_distinct_and_depend_on_the_seed_alone():
 
 
 def test_lengths_have_a_long_tail_within_the_recipes_limits():
-    config = settings.load("demo")
+    config = read_config("demo")
     problems = task.problems(4000, 0)
     solutions = [task.solution(task.read_prompt(problem["prompt"])) for problem in problems]
     lengths = sorted(len(solution) + 1 for solution in solutions)  # a token a character, and <eos>

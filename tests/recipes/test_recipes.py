@@ -4,26 +4,27 @@ import importlib.util
 
 import pytest
 
-from rhymeflow import recipes, settings
+from rhymeflow import recipes
+from rhymeflow.config.load import list_recipes, read_config
 from rhymeflow.data.load import load_prompts
 from rhymeflow.errors import UserError
 
 
-@pytest.mark.parametrize("name", sorted(settings.recipes()))
+@pytest.mark.parametrize("name", sorted(list_recipes()))
 def test_recipe_is_valid_and_named_after_its_file(name):
-    assert settings.load(name).name == name
-    assert settings.recipes()[name], "the first line says what the recipe is"
+    assert read_config(name).name == name
+    assert list_recipes()[name], "the first line says what the recipe is"
 
 
 def test_demo_and_smollm2_are_there():
-    assert {"demo", "smollm2"} <= settings.recipes().keys()
+    assert {"demo", "smollm2"} <= list_recipes().keys()
 
 
 @pytest.mark.parametrize("name", ["demo", "smollm2"])
 def test_held_out_problems_are_not_trained_on(name):
     if name == "smollm2":
         pytest.importorskip("reasoning_gym")
-    config = settings.load(name)
+    config = read_config(name)
     train, held_out = load_prompts(config.data, config.run.seed)
     assert (len(train), len(held_out)) == (config.data.size, config.data.eval_size)
     seen = {train[row].prompt for row in range(len(train))}
@@ -34,7 +35,7 @@ def test_held_out_problems_are_not_trained_on(name):
 def test_smollm2_prompts_and_responses_are_short():
     from rhymeflow.models.source import locate
 
-    config = settings.load("smollm2")
+    config = read_config("smollm2")
     assert locate(config.model).gguf_path.is_file()
     assert config.rollout.max_completion_length <= 64
 

@@ -17,9 +17,9 @@ import pytest
 from rhymeflow.runtime import process
 
 LOADED = [
-    "rhymeflow.runtime.learner",
-    "rhymeflow.runtime.rollout",
-    "rhymeflow.runtime.history",
+    "rhymeflow.workers.learner",
+    "rhymeflow.workers.rollout",
+    "rhymeflow.workers.history",
     "transformers.models.llama.modeling_llama",
 ]
 

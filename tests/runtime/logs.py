@@ -7,14 +7,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from rhymeflow import planning
+from rhymeflow import build
 from rhymeflow.config import Config
 from rhymeflow.core.commands import Command, Pull, Route, Train
 from rhymeflow.core.coordinator import Coordinator
 from rhymeflow.core.events import Event, GroupDrawn, InstanceJoined, Pulled
 from rhymeflow.observe.summary import Summary
 from rhymeflow.runtime import local
-from rhymeflow.servers.reader import TrajectoryReader
+from rhymeflow.store.reader import TrajectoryReader
 
 
 def train(config: Config, console: Console | None = None) -> Summary:
@@ -26,10 +26,10 @@ def reader(config: Config) -> TrajectoryReader:
 
 
 def replay(config: Config) -> list[tuple[Event, list[Command]]]:
-    """Each event of the log, and what a fresh mind commands upon it."""
-    mind = Coordinator(planning.plan(config), planning.schedule(config))
+    """Each event of the log, and what a fresh coordinator commands upon it."""
+    coordinator = Coordinator(build.plan(config), build.schedule(config))
     log = reader(config)
-    found = [(r.event, mind.handle(r.event, r.time)) for r in log.events()]
+    found = [(r.event, coordinator.handle(r.event, r.time)) for r in log.events()]
     log.close()
     return found
 
@@ -42,7 +42,7 @@ def check_bound(config: Config) -> None:
     steps = replay(config)
     commands = [command for _, caused in steps for command in caused]
     # What an instance was to hold when it was given a response for the first time. It holds that
-    # or what is newer by then; if it dies before, no token is made there.
+    # or what is newer by then; if it dies before, no token is generated there.
     pulls = {(c.instance, c.number): c.version for c in commands if isinstance(c, Pull)}
     for event in (e for e, _ in steps if isinstance(e, Pulled)):
         assert event.version >= pulls[event.instance, event.number]

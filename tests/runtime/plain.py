@@ -1,6 +1,6 @@
 """The plain synchronous loop that the runtime must equal at staleness 0: generate, judge, step.
 
-One process, one sequence at a time, no cache, no packing, no servers; transformers and torch only,
+One process, one sequence at a time, no cache, no packing, no store; transformers and torch only,
 but for the prompt order, the prompt encoding and the sampling noise, which are definitions.
 """
 
@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from rhymeflow.config import Config
 from rhymeflow.data.load import load_prompts
 from rhymeflow.data.stream import PromptStream
-from rhymeflow.engine import noise
-from rhymeflow.engine.sequence import NoiseKey
+from rhymeflow.engine.native import noise
+from rhymeflow.engine.native.sequence import NoiseKey
 from tests.runtime.tiny import even_digits
 
 

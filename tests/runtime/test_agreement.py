@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from rhymeflow.config import RolloutConfig
-from rhymeflow.engine.engine import Engine
-from rhymeflow.engine.sequence import NoiseKey, Request, Sampling
+from rhymeflow.engine.native.engine import Engine
+from rhymeflow.engine.native.sequence import NoiseKey, Request, Sampling
 from rhymeflow.learner.logprobs import TokenScorer
 from rhymeflow.learner.packing import pack
 from rhymeflow.learner.sample import Sample
@@ -31,7 +31,7 @@ def test_the_learner_scores_what_the_engine_sampled_alike(kind, how):
     model = tiny_model(kind)
     rollout = RolloutConfig(max_completion_length=40, **how)
     sampling = Sampling(rollout.temperature, rollout.top_p, rollout.top_k, 40, frozenset({3}))
-    engine = Engine(model, seed=1, max_running=5, max_prefill_tokens=64, instance="a", version=0)
+    engine = Engine(model, seed=1, max_num_seqs=5, max_prefill_tokens=64, instance="a", version=0)
     for i in range(12):
         prompt = [(7 * i + j) % 150 for j in range(1 + 3 * (i % 4))]
         engine.submit(Request(i, prompt, NoiseKey(i, 0, 0), sampling))

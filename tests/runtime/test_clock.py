@@ -31,7 +31,7 @@ def errors(draft, *, every=1):
     run(make_engine(model), answered)
     answers = {(tuple(r.prompt_ids), r.noise_key.sample): r.tokens for r in answered}
     drafter = None if draft is None else FakeDrafter(draft, answers)
-    engine = make_engine(model, max_running=4, max_prefill_tokens=400, drafter=drafter)
+    engine = make_engine(model, max_num_seqs=4, max_prefill_tokens=400, drafter=drafter)
     seen, left = Instance("a", 0, 4, 10_000), list(reversed(requests_of()))
     found, iterations = [], 0
     running = {}

@@ -22,8 +22,8 @@ from rhymeflow.histospec.index import Index
 from rhymeflow.observe import metrics
 from rhymeflow.runtime import controller
 from rhymeflow.runtime.controller import Controller
-from rhymeflow.runtime.keeper import HistoryKeeper
-from rhymeflow.runtime.messages import LearnerUp
+from rhymeflow.runtime.history_index import HistoryIndex
+from rhymeflow.workers.messages import LearnerUp
 from tests.runtime.logs import reader, train
 from tests.runtime.tiny import save_prompts, tiny_config
 
@@ -72,7 +72,7 @@ def num_stored(config) -> int:
 
 
 def figures(config, where: str = "TRUE") -> tuple[int, int, int]:
-    """Tokens, the iterations that made them, and drafted tokens."""
+    """Tokens, the iterations that generated them, and drafted tokens."""
     log = reader(config)
     (found,) = log.query(
         "SELECT SUM(LENGTH(tokens) / 4), SUM(steps), SUM(drafted)"
@@ -115,7 +115,7 @@ def drafted(tmp_path_factory):
 def told(monkeypatch):
     """What the index holds once all of the run is written, for which the end is held up."""
     told = {}
-    close = HistoryKeeper.close
+    close = HistoryIndex.close
 
     def wait_and_close(self):
         if self.handle is None:  # it does not draft
@@ -124,14 +124,14 @@ def told(monkeypatch):
         index = Index.attach(self.handle)
 
         def is_written():
-            self.take_in(0.0, 1e9)
+            self.receive(0.0, 1e9)
             return index.num_responses >= stored
 
         wait_for(is_written)
         told["responses"], told["stored"] = index.num_responses, stored
         close(self)
 
-    monkeypatch.setattr(HistoryKeeper, "close", wait_and_close)
+    monkeypatch.setattr(HistoryIndex, "close", wait_and_close)
     return told
 
 
@@ -152,7 +152,7 @@ def test_trees_change_no_token_either(plain, tmp_path):
 
 
 def test_hurry_changes_no_token_either(plain, tmp_path, monkeypatch):
-    """Every round of facts half of what runs is in a hurry, and some that are long gone."""
+    """Every round of events half of what runs is in a hurry, and some that are long gone."""
     given: list[Hurry] = []
 
     class Hurrying(Coordinator):
@@ -202,7 +202,7 @@ def test_history_that_is_killed_costs_no_token(plain, tmp_path, monkeypatch, tol
             worker = self.workers.history
 
             def is_heard():
-                self.history.take_in(self.report.now, 1e9)
+                self.history.receive(self.report.now, 1e9)
                 return worker.last_heard is not None
 
             wait_for(is_heard)

@@ -11,13 +11,13 @@ from rhymeflow.config import Config
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.histospec.handle import IndexHandle
 from rhymeflow.histospec.index import prompt_key
-from rhymeflow.runtime import history
-from rhymeflow.runtime.history import Scribe
-from rhymeflow.runtime.noise import EVALUATION_EPOCH
-from rhymeflow.servers.reader import TrajectoryReader
-from rhymeflow.servers.tail import Tail
-from rhymeflow.servers.trajectories import TrajectoryServer
-from tests.servers.stores import answer, judge, prompt_of, put
+from rhymeflow.store.follow import Follower
+from rhymeflow.store.reader import TrajectoryReader
+from rhymeflow.store.writer import SqliteTrajectoryStore
+from rhymeflow.workers import history
+from rhymeflow.workers.history import Scribe
+from rhymeflow.workers.noise import EVALUATION_EPOCH
+from tests.store.stores import answer, judge, prompt_of, put
 
 
 class Book:
@@ -44,30 +44,30 @@ class Book:
 
 
 @pytest.fixture
-def server(tmp_path: Path):
-    server = TrajectoryServer(tmp_path / "events.db")
-    yield server
-    server.close()
+def store(tmp_path: Path):
+    store = SqliteTrajectoryStore(tmp_path / "events.db")
+    yield store
+    store.close()
 
 
 @pytest.fixture
-def reader(server: TrajectoryServer):
-    reader = TrajectoryReader(server.path)
+def reader(store: SqliteTrajectoryStore):
+    reader = TrajectoryReader(store.path)
     yield reader
     reader.close()
 
 
 def scribe(book, reader, config=None, num_tokens=10**9, **about):
-    return Scribe(book, Tail(reader, num_tokens=num_tokens), config or Config(), **about)
+    return Scribe(book, Follower(reader, num_tokens=num_tokens), config or Config(), **about)
 
 
-def test_a_response_is_entered_with_what_drafts_are_chosen_by(server, reader):
+def test_a_response_is_entered_with_what_drafts_are_chosen_by(store, reader):
     book, config = Book(), Config(rollout={"num_generations": 4, "rhyming_noise": 0.5})
     writing = scribe(book, reader, config)
-    put(server, TrajectoryId(3, 1), 0, [1, 2], version=6, epoch=2)
-    put(server, TrajectoryId(3, 2), 0, [3], version=7, epoch=2)
-    put(server, TrajectoryId(3, 1), 2, [4], version=8, epoch=2)
-    server.commit()
+    put(store, TrajectoryId(3, 1), 0, [1, 2], version=6, epoch=2)
+    put(store, TrajectoryId(3, 2), 0, [3], version=7, epoch=2)
+    put(store, TrajectoryId(3, 1), 2, [4], version=8, epoch=2)
+    store.commit()
     assert writing.write() == 3
     key, tail = prompt_key(prompt_of(3)), prompt_of(3)[-16:]
     assert book.begun == [
@@ -76,95 +76,95 @@ def test_a_response_is_entered_with_what_drafts_are_chosen_by(server, reader):
     ], "half of the members rhyme"
     assert book.texts == [[1, 2, 4], [3]]
     assert book.rewards == {}
-    judge(server, TrajectoryId(3, 1), 3, 0.75)
-    server.commit()
+    judge(store, TrajectoryId(3, 1), 3, 0.75)
+    store.commit()
     writing.write()
     assert book.rewards == {0: 0.75}
 
 
-def test_of_a_run_with_other_noise_nothing_is_aligned_and_its_versions_are_older(server, reader):
+def test_of_a_run_with_other_noise_nothing_is_aligned_and_its_versions_are_older(store, reader):
     book = Book()
-    put(server, TrajectoryId(0, 0), 0, [1], version=6)
-    server.commit()
+    put(store, TrajectoryId(0, 0), 0, [1], version=6)
+    store.commit()
     scribe(book, reader, aligned=False, age=9).write()
     assert (book.begun[0]["noise_epoch"], book.begun[0]["version"]) == (-1, -3)
 
 
-def test_held_out_answers_are_entered_whole_under_the_noise_they_all_have(server, reader):
+def test_held_out_answers_are_entered_whole_under_the_noise_they_all_have(store, reader):
     book, prompt_ids = Book(), list(range(20))
     writing = scribe(book, reader)
-    put(server, TrajectoryId(0, 0), 0, [1])
-    answer(server, 5, prompt_ids, [7, 8], version=4, reward=0.5)
-    server.commit()
+    put(store, TrajectoryId(0, 0), 0, [1])
+    answer(store, 5, prompt_ids, [7, 8], version=4, reward=0.5)
+    store.commit()
     assert (writing.write(), writing.write()) == (2, 0)
     about = {"prompt": prompt_key(prompt_ids), "tail": prompt_ids[-16:], "sample": 0}
     assert book.begun[1:] == [{**about, "noise_epoch": EVALUATION_EPOCH, "version": 4}]
     assert (book.texts, book.rewards) == ([[1], [7, 8]], {1: 0.5})
-    answer(server, 5, prompt_ids, [9], version=6, reward=1.0)
-    server.commit()
+    answer(store, 5, prompt_ids, [9], version=6, reward=1.0)
+    store.commit()
     assert writing.write() == 1
     assert (book.texts[2:], book.rewards[2]) == ([[9]], 1.0)
 
 
-def test_answers_wait_while_segments_fill_a_turn(server, reader, monkeypatch):
+def test_answers_wait_while_segments_fill_a_turn(store, reader, monkeypatch):
     monkeypatch.setattr(history, "SEGMENTS_AT_ONCE", 2)
     book = Book()
     for group in range(3):
-        put(server, TrajectoryId(group, 0), 0, [group])
-        answer(server, group, [group], [10 + group], version=0, reward=0.0)
-    server.commit()
+        put(store, TrajectoryId(group, 0), 0, [group])
+        answer(store, group, [group], [10 + group], version=0, reward=0.0)
+    store.commit()
     writing = scribe(book, reader)
     assert [writing.write() for _ in range(4)] == [2, 2, 2, 0]
     assert book.texts == [[0], [1], [2], [10], [11], [12]]
 
 
-def test_answers_of_a_run_with_other_noise_are_not_aligned(server, reader):
+def test_answers_of_a_run_with_other_noise_are_not_aligned(store, reader):
     book = Book()
-    answer(server, 0, [1], [2], version=6, reward=0.0)
-    answer(server, 0, [1], [3], version=9, reward=0.0)
-    server.commit()
+    answer(store, 0, [1], [2], version=6, reward=0.0)
+    answer(store, 0, [1], [3], version=9, reward=0.0)
+    store.commit()
     scribe(book, reader, num_tokens=1, aligned=False, age=9).write()
     assert book.texts == [[3]], "the older one is beyond what is kept"
     assert (book.begun[0]["noise_epoch"], book.begun[0]["version"]) == (-1, 0)
 
 
-def test_what_began_before_the_tail_is_left_out(server, reader):
+def test_what_began_before_the_tail_is_left_out(store, reader):
     book = Book()
-    put(server, TrajectoryId(0, 0), 0, [1, 2])
-    put(server, TrajectoryId(1, 0), 0, [3])
-    put(server, TrajectoryId(0, 0), 2, [4])
-    server.commit()
+    put(store, TrajectoryId(0, 0), 0, [1, 2])
+    put(store, TrajectoryId(1, 0), 0, [3])
+    put(store, TrajectoryId(0, 0), 2, [4])
+    store.commit()
     scribe(book, reader, num_tokens=2).write()
     assert book.texts == [[3]]
 
 
-def test_what_is_never_judged_is_not_remembered_for_ever(server, reader):
+def test_what_is_never_judged_is_not_remembered_for_ever(store, reader):
     book = Book(max_responses=3)
     writing = scribe(book, reader)
     for group in range(8):
-        put(server, TrajectoryId(group, 0), 0, [group])
-    server.commit()
+        put(store, TrajectoryId(group, 0), 0, [group])
+    store.commit()
     writing.write()
     assert len(writing._open) == 3
-    judge(server, TrajectoryId(0, 0), 1, 1.0)
-    judge(server, TrajectoryId(7, 0), 1, 1.0)
-    server.commit()
+    judge(store, TrajectoryId(0, 0), 1, 1.0)
+    judge(store, TrajectoryId(7, 0), 1, 1.0)
+    store.commit()
     writing.write()
     assert book.rewards == {7: 1.0}
 
 
-def test_what_is_stored_and_judged_while_it_reads_is_not_lost(server, reader):
+def test_what_is_stored_and_judged_while_it_reads_is_not_lost(store, reader):
     book, trajectory = Book(), TrajectoryId(0, 0)
-    put(server, trajectory, 0, [1, 2])
-    server.commit()
-    tail = Tail(reader, num_tokens=10**9)
+    put(store, trajectory, 0, [1, 2])
+    store.commit()
+    tail = Follower(reader, num_tokens=10**9)
     read = tail.segments
 
     def read_before_the_rest_is_stored(limit):
         found = read(limit)
-        put(server, trajectory, 2, [3])
-        judge(server, trajectory, 3, 0.5)
-        server.commit()
+        put(store, trajectory, 2, [3])
+        judge(store, trajectory, 3, 0.5)
+        store.commit()
         return found
 
     tail.segments = read_before_the_rest_is_stored
@@ -178,7 +178,7 @@ def test_what_is_stored_and_judged_while_it_reads_is_not_lost(server, reader):
 
 @pytest.mark.parametrize("at_once", [1, 3, 100])
 def test_however_store_and_scribe_take_turns_all_of_it_is_written(
-    server, reader, monkeypatch, at_once
+    store, reader, monkeypatch, at_once
 ):
     monkeypatch.setattr(history, "SEGMENTS_AT_ONCE", at_once)
     chance, book = random.Random(at_once), Book()
@@ -187,15 +187,15 @@ def test_however_store_and_scribe_take_turns_all_of_it_is_written(
     for _ in range(300):
         trajectory = chance.choice(list(lengths))
         if lengths[trajectory] < 10:
-            put(server, trajectory, lengths[trajectory], [lengths[trajectory]] * 2)
+            put(store, trajectory, lengths[trajectory], [lengths[trajectory]] * 2)
             lengths[trajectory] += 2
             if lengths[trajectory] == 10:
-                judge(server, trajectory, 10, float(trajectory.group))
+                judge(store, trajectory, 10, float(trajectory.group))
         if chance.random() < 0.3:
-            server.commit()
+            store.commit()
         if chance.random() < 0.3:
             writing.write()
-    server.commit()
+    store.commit()
     while writing.write():
         pass
     assert book.texts == [[n // 2 * 2 for n in range(10)]] * len(lengths)

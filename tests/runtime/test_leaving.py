@@ -27,7 +27,7 @@ def config_for(tmp_path, instances, window="off", **run):
     save_prompts(tmp_path / "prompts.jsonl")
     return tiny_config(
         tmp_path,
-        rollout={"num_instances": instances, "max_running": 4, "max_completion_length": 400},
+        rollout={"num_instances": instances, "max_num_seqs": 4, "max_completion_length": 400},
         learner={"max_steps": STEPS, "groups_per_batch": 4},
         run={"eval_steps": 0, **run},
         drafting={"window": window},
@@ -51,7 +51,7 @@ def strike(monkeypatch, number, victim, *, times=1, at_version=1):
     def is_half_way(self, name):
         return any(
             segment.instance == name and segment.start + len(segment.tokens) < 200
-            for group in self.under_way._groups.values()
+            for group in self.in_flight._groups.values()
             for segment in group.open.values()
         )
 

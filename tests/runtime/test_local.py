@@ -20,7 +20,7 @@ from rhymeflow.errors import UserError
 from rhymeflow.observe import metrics
 from rhymeflow.runtime.controller import Controller
 from rhymeflow.runtime.process import WorkerDied
-from rhymeflow.servers.reader import TrajectoryReader
+from rhymeflow.store.reader import TrajectoryReader
 from tests.runtime import plain
 from tests.runtime.logs import reader, replay, train
 from tests.runtime.tiny import tiny_config
@@ -68,9 +68,10 @@ def test_staleness_0_equals_the_plain_loop_loss_by_loss(synchronous):
 
 
 def canonical_log(config) -> list[str]:
-    """Facts of the log between two versions, in an order that does not depend on timing.
+    """Events of the log between two versions, in an order that does not depend on timing.
 
-    Evaluations overlap with what follows them, so they are left out, as is when the mind planned.
+    Evaluations overlap with what follows them, so they are left out, as is when the coordinator
+    planned.
     """
     reader = TrajectoryReader(Path(config.run.output_dir) / "events.db")
     log, since = [], []
@@ -105,7 +106,7 @@ def test_thirty_asynchronous_steps_on_two_instances_never_break_the_bound(tmp_pa
     config = tiny_config(
         tmp_path,
         learner={"max_steps": 30, "groups_per_batch": 4},
-        rollout={"num_instances": 2, "max_running": 5},
+        rollout={"num_instances": 2, "max_num_seqs": 5},
         run={"eval_steps": 7, "save_steps": 20},
     )
     summary = train(config)
@@ -120,7 +121,7 @@ def test_thirty_asynchronous_steps_on_two_instances_never_break_the_bound(tmp_pa
     spans = reader.query(
         "SELECT group_id, member FROM segments GROUP BY 1, 2 HAVING COUNT(DISTINCT version) > 1"
     )
-    assert spans, "no response was made under more than one version"
+    assert spans, "no response was generated under more than one version"
     details = reader.details(TrajectoryId(*spans[0][:2]))
     versions = [segment.version for segment in details.segments]
     assert versions == sorted(versions)
@@ -152,7 +153,7 @@ def test_the_run_directory_is_complete(synchronous):
         "params/push_s",
         "params/pull_s",
         "endings/consumed",
-        "coordination/mind_s",
+        "coordination/coordinator_s",
         "coordination/store_s",
         "coordination/share",
         "coordination/cpu_share",

@@ -18,7 +18,7 @@ def two_epochs(directory, *, extra: int = 0) -> dict[tuple[int, int], list[bytes
     """
     config = tiny_config(
         directory,
-        rollout={"num_generations": 4, "rhyming_noise": 0.5, "max_running": 12},
+        rollout={"num_generations": 4, "rhyming_noise": 0.5, "max_num_seqs": 12},
         learner={"max_steps": 2 * NUM_ROWS // 2, "learning_rate": 1e-12},
         schedule={"name": "synchronous", "max_staleness": None, "extra_generations": extra},
         run={"eval_steps": 0},

@@ -12,27 +12,9 @@ from transformers import AutoModelForCausalLM
 
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.histospec.draft import NONE, DraftStats
-from rhymeflow.runtime import rollout
-from rhymeflow.runtime.messages import (
-    Answer,
-    Answered,
-    Attach,
-    Forget,
-    Halt,
-    Halted,
-    InstanceStatus,
-    Joined,
-    Made,
-    Prefer,
-    Produce,
-    PullWeights,
-    ResponseDone,
-    WeightsPulled,
-    receive,
-    send,
-)
-from rhymeflow.servers.layout import layout_of
-from rhymeflow.servers.parameters import ParameterServer
+from rhymeflow.weights.manifest import manifest_of
+from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
+from rhymeflow.workers import messages, rollout
 from tests.runtime.tiny import tiny_config
 
 PROMPTS = ([2, 3, 12, 5], [4, 12, 4], [9, 8, 7, 6, 12, 2])
@@ -41,7 +23,7 @@ IDS = [TrajectoryId(group, member) for group in range(len(PROMPTS)) for member i
 
 @pytest.fixture
 def config(tmp_path):
-    return tiny_config(tmp_path, rollout={"max_running": 4, "max_completion_length": 40})
+    return tiny_config(tmp_path, rollout={"max_num_seqs": 4, "max_completion_length": 40})
 
 
 @pytest.fixture
@@ -51,10 +33,10 @@ def weights(config):
 
 @pytest.fixture
 def parameters(weights):
-    server = ParameterServer.create(layout_of(weights))
-    server.push(0, weights)
-    yield server
-    server.close()
+    store = SharedMemoryWeightStore.create(manifest_of(weights))
+    store.push(0, weights)
+    yield store
+    store.close()
 
 
 class Side:
@@ -63,9 +45,9 @@ class Side:
     def __init__(self, name, config, parameters, monkeypatch, never_stops=False):
         monkeypatch.setattr(rollout, "STATUS_SECONDS", 0.0)  # in every turn
         self.ours, theirs = multiprocessing.Pipe()
-        send(self.ours, Attach(parameters.handle))
+        messages.send(self.ours, messages.ConnectWeights(parameters.handle))
         self.instance = rollout.Instance(theirs, name, config)
-        assert isinstance(receive(self.ours), Joined)
+        assert isinstance(messages.receive(self.ours), messages.Joined)
         if never_stops:
             self.instance.stop_tokens = frozenset()
         self.number = 0
@@ -73,11 +55,11 @@ class Side:
     def tell(self, kind, *values, number=None):
         if number is None:
             self.number = number = self.number + 1
-        send(self.ours, kind(number, *values))
+        messages.send(self.ours, kind(number, *values))
 
     def produce(self, trajectory, tokens=()):
         prompt = trajectory.group
-        self.tell(Produce, trajectory, prompt, 0, list(PROMPTS[prompt]), list(tokens))
+        self.tell(messages.Route, trajectory, prompt, 0, list(PROMPTS[prompt]), list(tokens))
 
     def turns(self, count):
         """Run some turns; return what was said."""
@@ -85,12 +67,12 @@ class Side:
         for _ in range(count):
             self.instance.turn()
             while self.ours.poll():
-                heard.append(receive(self.ours))
+                heard.append(messages.receive(self.ours))
         return heard
 
 
 class Store:
-    """What the trajectory server would hold."""
+    """What the trajectory store would hold."""
 
     def __init__(self):
         self.tokens, self.logprobs = defaultdict(list), defaultdict(list)
@@ -100,7 +82,7 @@ class Store:
     def take(self, heard):
         for message in heard:
             match message:
-                case Made():
+                case messages.TokensGenerated():
                     for part in message.parts:
                         key = part.trajectory
                         assert part.start == len(self.tokens[key]), "parts follow one another"
@@ -108,18 +90,18 @@ class Store:
                         self.tokens[key] += part.tokens
                         self.logprobs[key] += part.logprobs
                         self.versions[key] += [part.version] * len(part.tokens)
-                case ResponseDone():
+                case messages.TrajectoryFinished():
                     assert message.length == len(self.tokens[message.trajectory])
                     assert message.trajectory not in self.done
                     self.done[message.trajectory] = message.reason
-                case Halted():
+                case messages.TrajectoryInterrupted():
                     assert message.length == len(self.tokens[message.trajectory])
                     self.halted.append((message.number, message.trajectory))
-                case InstanceStatus():
+                case messages.InstanceStatus():
                     self.statuses.append(message)
-                case Answered():
+                case messages.Answered():
                     self.answers.append(message)
-                case WeightsPulled():
+                case messages.Pulled():
                     self.pulled.append((message.number, message.version))
                 case _:
                     raise AssertionError(message)
@@ -148,12 +130,12 @@ def test_moved_between_instances_any_number_of_times(config, parameters, monkeyp
         while len(store.done) < len(IDS):
             moving = [t for t in IDS if t not in store.done and chance.random() < 0.4]
             for origin, side in enumerate(sides):
-                side.tell(Halt, tuple(t for t in moving if at[t] == origin))
+                side.tell(messages.Interrupt, tuple(t for t in moving if at[t] == origin))
                 # Those that finish before they hear of it are passed over.
                 heard = side.turns(1)
                 store.take(heard)
                 for message in heard:
-                    if isinstance(message, Halted):
+                    if isinstance(message, messages.TrajectoryInterrupted):
                         at[message.trajectory] = 1 - origin
                         tokens = store.tokens[message.trajectory]
                         sides[1 - origin].produce(message.trajectory, tokens)
@@ -172,9 +154,9 @@ def test_a_command_delivered_twice_is_carried_out_once(config, parameters, monke
     for number in (1, 2, 1, 2):
         trajectory = IDS[number]
         prompt = list(PROMPTS[trajectory.group])
-        side.tell(Produce, trajectory, trajectory.group, 0, prompt, [], number=number)
-    side.tell(Halt, (IDS[1],), number=3)
-    side.tell(Halt, (IDS[2],), number=3)
+        side.tell(messages.Route, trajectory, trajectory.group, 0, prompt, [], number=number)
+    side.tell(messages.Interrupt, (IDS[1],), number=3)
+    side.tell(messages.Interrupt, (IDS[2],), number=3)
     store.take(side.turns(1))
     assert store.halted == [(3, IDS[1])]
     assert store.statuses[-1].number == 3
@@ -184,8 +166,8 @@ def test_a_command_delivered_twice_is_carried_out_once(config, parameters, monke
 
 def test_what_is_not_there_is_passed_over(config, parameters, monkeypatch):
     side, store = Side("rollout-0", config, parameters, monkeypatch), Store()
-    side.tell(Halt, tuple(IDS))
-    side.tell(Forget, tuple(IDS))
+    side.tell(messages.Interrupt, tuple(IDS))
+    side.tell(messages.Abort, tuple(IDS))
     store.take(side.turns(1))
     assert store.halted == []
     assert store.statuses[-1].number == 2
@@ -196,7 +178,7 @@ def test_what_is_forgotten_is_not_heard_of_again(config, parameters, monkeypatch
     for trajectory in IDS[:3]:
         side.produce(trajectory)
     store.take(side.turns(2))
-    side.tell(Forget, (IDS[0],))
+    side.tell(messages.Abort, (IDS[0],))
     while len(store.done) < 2:
         store.take(side.turns(1))
     assert set(store.done) == {IDS[1], IDS[2]}
@@ -213,7 +195,7 @@ def test_a_response_that_is_complete_already_is_only_said_to_be(config, paramete
         side.produce(trajectory, expected.tokens[trajectory])
     store.take(side.turns(1))
     assert store.done == expected.done
-    assert not store.versions, "nothing was made"
+    assert not store.versions, "nothing was generated"
 
 
 def test_a_status_says_what_waits_and_comes_after_the_tokens(config, parameters, monkeypatch):
@@ -233,7 +215,7 @@ def test_a_pull_ends_the_segment_and_keeps_what_runs(
 ):
     config = tiny_config(
         tmp_path,
-        rollout={"max_running": 4, "max_completion_length": 40, "kv_cache_on_pull": kept},
+        rollout={"max_num_seqs": 4, "max_completion_length": 40, "kv_cache_on_pull": kept},
     )
     side, store = Side("rollout-0", config, parameters, monkeypatch, True), Store()
     for trajectory in IDS[::3]:
@@ -249,8 +231,8 @@ def test_a_pull_ends_the_segment_and_keeps_what_runs(
     monkeypatch.setattr(rollout, "STATUS_SECONDS", 3600.0)
     assert side.turns(2) == []
     monkeypatch.setattr(rollout, "STATUS_SECONDS", 0.0)
-    side.tell(PullWeights, 1)
-    send(side.ours, PullWeights(side.number, 1))  # twice
+    side.tell(messages.Pull, 1)
+    messages.send(side.ours, messages.Pull(side.number, 1))  # twice
     rows = []
     hook = side.instance.model.model.register_forward_pre_hook(
         lambda module, args, kwargs: rows.append(kwargs["input_ids"].shape[1]), with_kwargs=True
@@ -313,20 +295,20 @@ def test_a_hurry_stands_until_the_next(listened):
         side.produce(trajectory)
     side.turns(2)
     assert drafter.worth() is None
-    side.tell(Prefer, (IDS[1], IDS[8]), 4.0)
+    side.tell(messages.Prefer, (IDS[1], IDS[8]), 4.0)
     status = side.turns(2)[-1]
     assert drafter.worth() == {name_of(IDS[1]): 4.0}, "the other is not here"
-    assert isinstance(status, InstanceStatus)
+    assert isinstance(status, messages.InstanceStatus)
     assert status.number == 4
-    side.tell(Halt, (IDS[0],))
+    side.tell(messages.Interrupt, (IDS[0],))
     side.produce(IDS[8])
     side.turns(3)
     assert drafter.worth() == {name_of(IDS[1]): 4.0, name_of(IDS[8]): 4.0}, "it came later"
-    side.tell(Prefer, (IDS[2],), 3)
-    side.tell(Forget, (IDS[1],))
+    side.tell(messages.Prefer, (IDS[2],), 3)
+    side.tell(messages.Abort, (IDS[1],))
     side.turns(1)
     assert drafter.worth() == {name_of(IDS[2]): 3.0}
-    side.tell(Prefer, (), 2.0)
+    side.tell(messages.Prefer, (), 2.0)
     side.turns(1)
     assert drafter.worth() is None
 
@@ -335,22 +317,22 @@ def test_a_hurry_delivered_twice_or_late_is_carried_out_once(listened):
     side, drafter = listened
     for trajectory in IDS[:3]:
         side.produce(trajectory)
-    side.tell(Prefer, (IDS[0],), 2.0, number=4)
-    side.tell(Prefer, (IDS[1],), 2.0, number=5)
-    side.tell(Prefer, (IDS[0],), 2.0, number=4)
+    side.tell(messages.Prefer, (IDS[0],), 2.0, number=4)
+    side.tell(messages.Prefer, (IDS[1],), 2.0, number=5)
+    side.tell(messages.Prefer, (IDS[0],), 2.0, number=4)
     side.turns(2)
     assert drafter.worth() == {name_of(IDS[1]): 2.0}
 
 
 def test_held_out_answers_are_never_in_a_hurry(listened):
     side, drafter = listened
-    side.tell(Prefer, tuple(IDS), 5.0)
-    side.tell(Answer, 0, [list(prompt) for prompt in PROMPTS[:2]])
+    side.tell(messages.Prefer, tuple(IDS), 5.0)
+    side.tell(messages.Evaluate, 0, [list(prompt) for prompt in PROMPTS[:2]])
     side.produce(IDS[8])
     store = Store().take(side.turns(2))
     assert drafter.worth() == {name_of(IDS[8]): 5.0}
     assert len(drafter.heard[-1]) == 3
-    side.tell(Forget, (IDS[8],))
+    side.tell(messages.Abort, (IDS[8],))
     store.take(side.turns(1))
     assert drafter.worth() is None
     while len(store.answers) < 2:
@@ -368,7 +350,7 @@ def test_a_hurry_changes_no_token(config, parameters, monkeypatch):
     for trajectory in IDS:
         side.produce(trajectory)
     while len(store.done) < len(IDS):
-        side.tell(Prefer, tuple(chance.sample(IDS, 3)), chance.choice([1.0, 2.0, 8.0]))
+        side.tell(messages.Prefer, tuple(chance.sample(IDS, 3)), chance.choice([1.0, 2.0, 8.0]))
         store.take(side.turns(1))
     assert store.tokens == expected.tokens
     assert store.done == expected.done

@@ -47,7 +47,7 @@ def test_it_trains_within_its_bound_and_the_log_gives_the_same_commands(
     monkeypatch.setattr(controller, "Coordinator", Recorded)
     config = tiny_config(
         tmp_path,
-        rollout={"num_instances": 2, "max_running": 5, "max_completion_length": 60},
+        rollout={"num_instances": 2, "max_num_seqs": 5, "max_completion_length": 60},
         learner={"max_steps": 6, "groups_per_batch": 3},
         schedule=schedule,
         drafting={"window": "cost" if schedule is EVERYTHING else "off"},

@@ -74,7 +74,7 @@ def tiny_config(directory: Path, **sections: dict[str, Any]) -> Config:
         "rollout": {
             "num_generations": 3,
             "max_completion_length": 12,
-            "max_running": 8,
+            "max_num_seqs": 8,
             "num_threads": 1,
         },
         "drafting": {"window": "off", "history_tokens": 100_000},

@@ -27,21 +27,21 @@ class Sequence:
     oldest: int | None = None
 
     @property
-    def made(self) -> int:
+    def generated(self) -> int:
         return min(self.length, int(self.flow + 1e-6))
 
     @property
     def remaining(self) -> float:
         """Tokens of it that are not in the cache; 1: it decodes."""
-        return self.prompt + self.made - self.cached
+        return self.prompt + self.generated - self.cached
 
     entering: bool = True
-    """Since it was admitted, or since a pull, it has made no token."""
+    """Since it was admitted, or since a pull, it has generated no token."""
 
 
 @dataclass
 class SlowInstance:
-    """Runs a list of (time, command), given beforehand; `facts` has (time, fact)."""
+    """Runs a list of (time, command), given beforehand; `reported` has (time, event)."""
 
     hardware: Hardware
     name: str
@@ -52,7 +52,7 @@ class SlowInstance:
     now: float = 0.0
     running: list[Sequence] = field(default_factory=list)
     waiting: list[Sequence] = field(default_factory=list)
-    facts: list[tuple[float, Event]] = field(default_factory=list)
+    reported: list[tuple[float, Event]] = field(default_factory=list)
     preemptions: int = 0
     hurry: Hurry | None = None
     clock: float = 0.0
@@ -78,7 +78,7 @@ class SlowInstance:
                         if isinstance(command, Interrupt):
                             self.report(
                                 TrajectoryInterrupted(
-                                    trajectory, self.name, command.number, sequence.made
+                                    trajectory, self.name, command.number, sequence.generated
                                 )
                             )
             case Hurry():
@@ -102,7 +102,7 @@ class SlowInstance:
 
     def forget(self, sequence: Sequence) -> None:
         """Nothing of it is in the cache, nor is a fraction of a token."""
-        sequence.cached, sequence.entering, sequence.flow = 0, True, sequence.made
+        sequence.cached, sequence.entering, sequence.flow = 0, True, sequence.generated
 
     def gains(self, decoding: list[Sequence]) -> tuple[int, list[float]]:
         """Rows of the iteration, and what each makes."""
@@ -113,14 +113,14 @@ class SlowInstance:
             return len(decoding), [1.0] * len(decoding)
         urgency = self.hurry.urgency if self.hurry else 1.0
         choice = drafts.choose(counts, urgency, sum(s.cached for s in self.running))
-        made = [choice.gains[index] for index in classes]
-        if self.taken() + sum(made) > self.hardware.kv_capacity + 1e-6:
+        generated = [choice.gains[index] for index in classes]
+        if self.taken() + sum(generated) > self.hardware.kv_capacity + 1e-6:
             return len(decoding), [1.0] * len(decoding)
-        return choice.rows, made
+        return choice.rows, generated
 
     def taken(self) -> int:
-        """Room that is taken, or promised to those that are being taken in."""
-        return sum(s.prompt + s.made if s.entering else s.cached for s in self.running)
+        """Room that is taken, or promised to those that are being prefilled."""
+        return sum(s.prompt + s.generated if s.entering else s.cached for s in self.running)
 
     def iterate(self) -> None:
         hardware = self.hardware
@@ -137,7 +137,7 @@ class SlowInstance:
             head = self.waiting[0]
             margin = max(hardware.watermark, sum(not s.entering for s in self.running))
             if self.running and (
-                self.taken() + head.prompt + head.made + margin > hardware.kv_capacity + 1e-6
+                self.taken() + head.prompt + head.generated + margin > hardware.kv_capacity + 1e-6
             ):
                 break
             self.running.append(self.waiting.pop(0))
@@ -169,7 +169,7 @@ class SlowInstance:
             sequence.entering = False
             old = self.version if sequence.oldest is None else sequence.oldest
             sequence.oldest = min(old, self.version)
-        for sequence in [s for s in self.running if s.made == s.length and not s.entering]:
+        for sequence in [s for s in self.running if s.generated == s.length and not s.entering]:
             self.running.remove(sequence)
             reason = "length" if sequence.length >= hardware.max_length else "stop"
             self.report(TrajectoryFinished(sequence.id, self.name, sequence.length, reason))
@@ -190,5 +190,5 @@ class SlowInstance:
                 makers.add(sequence.id.group)
         return held
 
-    def report(self, fact: Event) -> None:
-        self.facts.append((self.now, fact))
+    def report(self, event: Event) -> None:
+        self.reported.append((self.now, event))

@@ -18,10 +18,10 @@ from rhymeflow.core import invariants
 from rhymeflow.core.commands import Drop, Train
 from rhymeflow.core.cost import CostModel
 from rhymeflow.core.types import TrajectoryId
+from rhymeflow.sim.audit import Audit, InvariantViolation
 from rhymeflow.sim.cluster import Cluster
 from rhymeflow.sim.drafts import Drafts
-from rhymeflow.sim.hardware import Hardware, Outage, Pace
-from rhymeflow.sim.ledger import LawBroken, Ledger
+from rhymeflow.sim.hardware import Hardware, Latencies, Outage
 from rhymeflow.sim.response import Response
 from rhymeflow.sim.timeline import Timeline
 from rhymeflow.sim.workload import Prompt, uniform
@@ -81,11 +81,11 @@ def a_cluster(seed: int, timeline: Timeline | None = None) -> Cluster:
         keep_cache=rng.random() < 0.5,
     )
     latencies = [0.0, 1e-3, 0.2]
-    pace = Pace(
+    latencies = Latencies(
         tick_seconds=rng.choice([1e-4, 0.03]),
         snapshot_seconds=rng.choice([0.01, 0.3]),
         command_seconds=rng.choice(latencies),
-        fact_seconds=rng.choice(latencies),
+        event_seconds=rng.choice(latencies),
         reward_seconds=rng.choice(latencies),
     )
     num_instances = rng.randint(1, 4)
@@ -102,15 +102,15 @@ def a_cluster(seed: int, timeline: Timeline | None = None) -> Cluster:
             ),
         )  # fmt: skip
     return Cluster(
-        plan, a_schedule(name, **changes), hardware, Lengths(seed), pace,
+        plan, a_schedule(name, **changes), hardware, Lengths(seed), latencies,
         num_instances=num_instances, outages=outages, timeline=timeline,
     )  # fmt: skip
 
 
 def story(cluster: Cluster) -> tuple:
     return (
-        cluster.steps, cluster.facts, cluster.commands, cluster.ticks, cluster.ledger.fates,
-        cluster.ledger.batches, cluster.ledger.staleness, [i.tally for i in cluster.everyone],
+        cluster.steps, cluster.events, cluster.commands, cluster.ticks, cluster.audit.outcomes,
+        cluster.audit.batches, cluster.audit.staleness, [i.tally for i in cluster.everyone],
     )  # fmt: skip
 
 
@@ -119,13 +119,13 @@ def story(cluster: Cluster) -> tuple:
 def test_every_run_ends_and_keeps_the_laws(seed: int) -> None:
     cluster = a_cluster(seed)
     cluster.run()
-    invariants.check(cluster.mind.books)
-    assert sum(cluster.ledger.staleness.values()) == (
+    invariants.check(cluster.coordinator.books)
+    assert sum(cluster.audit.staleness.values()) == (
         cluster.plan.num_batches * cluster.plan.groups_per_batch * cluster.plan.num_generations
     )
-    ends = [fate.ending for fate in cluster.ledger.fates]
-    assert ends.count("consumed") == sum(cluster.ledger.staleness.values())
-    assert len(ends) == len(cluster.ledger.responses)
+    ends = [outcome.ending for outcome in cluster.audit.outcomes]
+    assert ends.count("consumed") == sum(cluster.audit.staleness.values())
+    assert len(ends) == len(cluster.audit.responses)
 
 
 @settings(max_examples=50, deadline=None)
@@ -151,10 +151,12 @@ def test_the_random_runs_have_what_is_hard_in_them() -> None:
     assert sum(tally.preemptions > 0 for tally in tallies) >= 10
     assert sum(tally.interrupts > 0 for tally in tallies) >= 20
     assert sum(len(cluster.everyone) > cluster.num_instances for cluster in runs) >= 20
-    fates = {(fate.ending, fate.reason) for cluster in runs for fate in cluster.ledger.fates}
-    assert {ending for ending, _ in fates} == {"consumed", "filtered", "aborted"}
-    assert len(fates) >= 5
-    assert max(max(cluster.ledger.staleness) for cluster in runs) >= 2
+    outcomes = {
+        (outcome.ending, outcome.reason) for cluster in runs for outcome in cluster.audit.outcomes
+    }
+    assert {ending for ending, _ in outcomes} == {"consumed", "filtered", "aborted"}
+    assert len(outcomes) >= 5
+    assert max(max(cluster.audit.staleness) for cluster in runs) >= 2
 
 
 def test_the_mind_plans_no_more_often_than_it_is_to() -> None:
@@ -170,19 +172,19 @@ def test_the_mind_plans_no_more_often_than_it_is_to() -> None:
 # -- the ledger sees it ----------------------------------------------------------------------------
 
 
-def a_ledger(versions: tuple[int, ...], batches: int = 0) -> Ledger:
+def a_ledger(versions: tuple[int, ...], batches: int = 0) -> Audit:
     """Of groups of one response each, complete, begun under these versions; bound 1."""
-    ledger = Ledger(num_generations=1, groups_per_batch=len(versions), max_staleness=1)
-    ledger.batches += [None] * batches
+    audit = Audit(num_generations=1, groups_per_batch=len(versions), max_staleness=1)
+    audit.batches += [None] * batches
     for group, version in enumerate(versions):
         response = Response(TrajectoryId(group, 0), 5, 3)
         response.routed_version = response.oldest_version = version
-        response.made = 3
-        ledger.draw(group, Prompt(group, 0, 5))
-        ledger.admit(response)
-        ledger.complete(response.id)
-        ledger.judge(response.id, 1.0)
-    return ledger
+        response.generated = 3
+        audit.request(group, Prompt(group, 0, 5))
+        audit.admit(response)
+        audit.complete(response.id)
+        audit.reward(response.id, 1.0)
+    return audit
 
 
 def a_batch(version: int, *groups: int) -> Train:
@@ -190,61 +192,61 @@ def a_batch(version: int, *groups: int) -> Train:
 
 
 def test_a_batch_within_the_bound() -> None:
-    ledger = a_ledger((2, 1), batches=2)
-    batch = ledger.train(a_batch(2, 0, 1))
+    audit = a_ledger((2, 1), batches=2)
+    batch = audit.train(a_batch(2, 0, 1))
     assert (batch.responses, batch.response_tokens, batch.prompt_tokens) == (2, 6, 10)
-    assert ledger.staleness == {0: 1, 1: 1}
-    ledger.close(3)
+    assert audit.staleness == {0: 1, 1: 1}
+    audit.close(3)
 
 
 def test_groups_whose_trained_rewards_are_equal_move_nothing() -> None:
-    ledger = Ledger(num_generations=2, groups_per_batch=2, max_staleness=0)
+    audit = Audit(num_generations=2, groups_per_batch=2, max_staleness=0)
     for group, rewards in enumerate(((0.0, 1.0), (1.0, 1.0, 0.0))):
-        ledger.draw(group, Prompt(group, 0, 5))
+        audit.request(group, Prompt(group, 0, 5))
         for member, reward in enumerate(rewards):
             response = Response(TrajectoryId(group, member), 5, 10 * group + 3)
             response.routed_version = response.oldest_version = 0
-            response.made = response.length
-            ledger.admit(response)
-            ledger.complete(response.id)
-            ledger.judge(response.id, reward)
-    batch = ledger.train(Train(0, (0, 1), ((0, 1), (0, 1))))  # the third is surplus
+            response.generated = response.length
+            audit.admit(response)
+            audit.complete(response.id)
+            audit.reward(response.id, reward)
+    batch = audit.train(Train(0, (0, 1), ((0, 1), (0, 1))))  # the third is surplus
     assert (batch.prompt_tokens, batch.response_tokens) == (20, 32)
     assert batch.still_tokens == 2 * (5 + 13)
 
 
 @pytest.mark.parametrize("version", [0, 3])
 def test_a_token_too_old_or_too_new(version: int) -> None:
-    ledger = a_ledger((2, version), batches=2)
-    with pytest.raises(LawBroken, match="versions old in batch 2"):
-        ledger.train(a_batch(2, 0, 1))
+    audit = a_ledger((2, version), batches=2)
+    with pytest.raises(InvariantViolation, match="versions old in batch 2"):
+        audit.train(a_batch(2, 0, 1))
 
 
 def test_an_ending_that_comes_twice_or_never() -> None:
-    ledger = a_ledger((0,))
-    with pytest.raises(LawBroken, match="did not end"):
-        ledger.close(0)
-    ledger.drop(Drop(0, "aborted", "why not"))
-    with pytest.raises(LawBroken, match="ended twice"):
-        ledger.train(a_batch(0, 0))
-    with pytest.raises(LawBroken, match="has ended"):
-        ledger.admit(Response(TrajectoryId(0, 1), 5, 3))
+    audit = a_ledger((0,))
+    with pytest.raises(InvariantViolation, match="did not end"):
+        audit.close(0)
+    audit.drop(Drop(0, "aborted", "why not"))
+    with pytest.raises(InvariantViolation, match="ended twice"):
+        audit.train(a_batch(0, 0))
+    with pytest.raises(InvariantViolation, match="has ended"):
+        audit.admit(Response(TrajectoryId(0, 1), 5, 3))
 
 
 def test_what_was_not_complete_is_not_trained_on() -> None:
-    ledger = a_ledger((0,))
-    ledger.admit(Response(TrajectoryId(1, 0), 5, 3))
-    with pytest.raises(LawBroken, match="not complete"):
-        ledger.train(a_batch(0, 1))
-    with pytest.raises(LawBroken, match="size"):
-        ledger.train(Train(0, (), ()))
+    audit = a_ledger((0,))
+    audit.admit(Response(TrajectoryId(1, 0), 5, 3))
+    with pytest.raises(InvariantViolation, match="not complete"):
+        audit.train(a_batch(0, 1))
+    with pytest.raises(InvariantViolation, match="size"):
+        audit.train(Train(0, (), ()))
 
 
 def test_a_member_that_was_not_needed_is_counted() -> None:
-    ledger = a_ledger((0,))
-    ledger.admit(Response(TrajectoryId(0, 1), 5, 30))
-    ledger.train(a_batch(0, 0))
-    assert [(f.ending, f.length) for f in ledger.fates] == [("consumed", 3), ("aborted", 30)]
+    audit = a_ledger((0,))
+    audit.admit(Response(TrajectoryId(0, 1), 5, 30))
+    audit.train(a_batch(0, 0))
+    assert [(f.ending, f.length) for f in audit.outcomes] == [("consumed", 3), ("aborted", 30)]
 
 
 def test_a_response_never_goes_back_behind_its_version() -> None:
@@ -264,8 +266,8 @@ def replace_version(response: Response, version: int) -> Response:
 def test_a_mind_that_breaks_the_bound_is_found_out() -> None:
     """The coordinator is told of a bound of 3; the ledger holds the run to 0."""
     cluster = a_cluster_of_partial()
-    cluster.ledger._max_staleness = 0
-    with pytest.raises(LawBroken, match="the bound is 0"):
+    cluster.audit._max_staleness = 0
+    with pytest.raises(InvariantViolation, match="the bound is 0"):
         cluster.run()
 
 
@@ -274,5 +276,5 @@ def a_cluster_of_partial(tick_seconds: float = 1e-3) -> Cluster:
     plan = a_plan(num_batches=6, max_staleness=3)
     return Cluster(
         plan, a_schedule("partial"), replace(cluster.hardware, kv_capacity=1000), Lengths(0),
-        Pace(tick_seconds, 0.1, 1e-3, 1e-3, 1e-3), num_instances=2,
+        Latencies(tick_seconds, 0.1, 1e-3, 1e-3, 1e-3), num_instances=2,
     )  # fmt: skip

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from rhymeflow import profiles
 from rhymeflow.core.cost import CostModel
+from rhymeflow.sim.decode_batch import ROUNDING
 from rhymeflow.sim.drafts import BAND, CLASSES, Counts, Drafts, class_of
-from rhymeflow.sim.lane import ROUNDING
 from tests.sim.test_instance import COST
 
 H20 = profiles.load("qwen2.5-14b-h20")
@@ -25,7 +25,7 @@ def choosing(cost: CostModel, max_draft: int, acceptance: float = 0.7) -> Drafts
     )
 
 
-def made(chance: float, drafted: int) -> float:
+def generated(chance: float, drafted: int) -> float:
     """By one trajectory in an iteration, on average."""
     return (1 - chance ** (drafted + 1)) / (1 - chance)
 
@@ -57,7 +57,7 @@ def test_nothing_is_better_of_all_drafts_of_each_trajectory(cost, classes, urgen
     counts = tuple(classes.count(index) for index in range(CLASSES))
     best = max(
         sum(
-            weights(urgency)[index] * made(drafts.chances[index], d)
+            weights(urgency)[index] * generated(drafts.chances[index], d)
             for index, d in zip(classes, drafted, strict=True)
         )
         / cost.iteration(len(classes) + sum(drafted), 0)
@@ -72,7 +72,7 @@ def test_nothing_is_better_of_all_drafts_of_each_class(cost, counts, urgency) ->
     drafts = choosing(cost, 3)
     for drafted in product(range(4), repeat=CLASSES):
         classes = list(zip(counts, weights(urgency), drafts.chances, drafted, strict=True))
-        tokens = sum(n * weight * made(chance, d) for n, weight, chance, d in classes)
+        tokens = sum(n * weight * generated(chance, d) for n, weight, chance, d in classes)
         seconds = cost.iteration(sum(n * (1 + d) for n, _, _, d in classes), 0)
         assert tokens / seconds <= rate(drafts, counts, urgency, 0) * (1 + 1e-12)
 
@@ -93,8 +93,8 @@ def test_it_is_near_the_best_in_all_of_a_band(counts, urgency, kv_tokens) -> Non
 def test_gains_are_those_of_the_drafts() -> None:
     choice = choosing(replace(COST, k3=0.0), 5).choose((2, 3, 0, 0), 1.0, 100)
     assert choice.drafts == pytest.approx((5, 5, 0, 0))
-    assert choice.gains == pytest.approx((made(0.3, 5), made(0.7, 5), 1, 1))
-    assert choice.made == pytest.approx(2 * made(0.3, 5) + 3 * made(0.7, 5))
+    assert choice.gains == pytest.approx((generated(0.3, 5), generated(0.7, 5), 1, 1))
+    assert choice.generated == pytest.approx(2 * generated(0.3, 5) + 3 * generated(0.7, 5))
     assert choice.rows == 5 + 25
     none = choosing(COST, 5).none((2, 3, 0, 0))
     assert none[:4] == ((0,) * 4, (1,) * 4, 5, 5)

@@ -14,11 +14,11 @@ from rhymeflow.core.commands import Abort, Hurry, Interrupt, Pull, Route
 from rhymeflow.core.cost import CostModel
 from rhymeflow.core.events import Event, Snapshot
 from rhymeflow.core.types import TrajectoryId
+from rhymeflow.sim.decode_span import DecodeSpan
 from rhymeflow.sim.drafts import Drafts
 from rhymeflow.sim.hardware import Hardware
 from rhymeflow.sim.instance import Instance
 from rhymeflow.sim.response import Response
-from rhymeflow.sim.stretch import Stretch
 from tests.sim.slow import Sequence, SlowInstance
 
 COST = CostModel(
@@ -32,13 +32,13 @@ HARDWARE = Hardware(
 
 
 def run_fast(hardware, commands, responses):
-    """Drive the instance as the cluster does; return (time, fact) without the snapshots."""
+    """Drive the instance as the cluster does; return (time, event) without the snapshots."""
     published = [0]
     instance = Instance(
         "rollout-0", 0, hardware, version=0, now=0.0,
         find=responses.__getitem__, published=lambda: published[0],
     )  # fmt: skip
-    facts: list[tuple[float, Event]] = []
+    reported: list[tuple[float, Event]] = []
     events = 0
     queue = list(commands)
     while queue or instance.next < inf:
@@ -49,13 +49,13 @@ def run_fast(hardware, commands, responses):
             instance.deliver(command, time)
             continue
         now = instance.next
-        facts += [(now, fact) for fact in instance.advance(now)]
+        reported += [(now, event) for event in instance.advance(now)]
         events += 1
         assert 0 <= instance.kv_tokens(now) <= hardware.kv_capacity
     assert not instance._batch.everything()
-    assert instance.kv_tokens(facts[-1][0]) == 0
+    assert instance.kv_tokens(reported[-1][0]) == 0
     assert instance._batch._owed == 0
-    return instance, [f for f in facts if not isinstance(f[1], Snapshot)], events
+    return instance, [f for f in reported if not isinstance(f[1], Snapshot)], events
 
 
 def scenario(seed: int):
@@ -123,19 +123,19 @@ def both(hardware, commands, lengths, prompts):
     for response in responses.values():
         response.routed_version = 0
     sequences = {t: Sequence(t, prompts[t.group], n, t.group % 2 == 1) for t, n in lengths.items()}
-    fast, facts, events = run_fast(hardware, commands, responses)
+    fast, reported, events = run_fast(hardware, commands, responses)
     published = [(at, c.version) for at, c in commands if isinstance(c, Pull)]
     slow = SlowInstance(hardware, "rollout-0", list(commands), sequences, published).run()
-    return fast, facts, events, slow, responses
+    return fast, reported, events, slow, responses
 
 
-def assert_equal(fast: Instance, facts, slow: SlowInstance) -> None:
-    """Equal facts at equal times; those of one iteration's end may come in any order."""
-    assert len(facts) == len(slow.facts)
-    for (time, fact), (slow_time, slow_fact) in zip(
-        sorted(facts, key=_key), sorted(slow.facts, key=_key), strict=True
+def assert_equal(fast: Instance, reported, slow: SlowInstance) -> None:
+    """Equal events at equal times; those of one iteration's end may come in any order."""
+    assert len(reported) == len(slow.reported)
+    for (time, event), (slow_time, slow_event) in zip(
+        sorted(reported, key=_key), sorted(slow.reported, key=_key), strict=True
     ):
-        assert fact == slow_fact
+        assert event == slow_event
         assert time == pytest.approx(slow_time, rel=1e-9, abs=1e-9)
     assert fast.tally.preemptions == slow.preemptions
 
@@ -147,26 +147,26 @@ def _key(pair: tuple[float, Event]) -> tuple[float, str]:
 @settings(max_examples=300, deadline=None)
 @given(st.integers(0, 2**32))
 def test_equals_one_iteration_after_another(seed: int) -> None:
-    fast, facts, _, slow, responses = both(*scenario(seed))
-    assert_equal(fast, facts, slow)
+    fast, reported, _, slow, responses = both(*scenario(seed))
+    assert_equal(fast, reported, slow)
     for trajectory, sequence in slow.sequences.items():
-        assert responses[trajectory].made == sequence.made
+        assert responses[trajectory].generated == sequence.generated
         assert responses[trajectory].oldest_version == sequence.oldest
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.integers(0, 2**32))
 @example(42477)  # 70 tokens in the cache, summed to a little less: just on the edge of a band
-@example(42696)  # a stretch that ends there
+@example(42696)  # a decode span that ends there
 def test_equals_one_iteration_after_another_with_drafts(seed: int) -> None:
-    fast, facts, _, slow, responses = both(*with_drafts(seed))
-    assert_equal(fast, facts, slow)
+    fast, reported, _, slow, responses = both(*with_drafts(seed))
+    assert_equal(fast, reported, slow)
     for trajectory, sequence in slow.sequences.items():
-        assert responses[trajectory].made == sequence.made
+        assert responses[trajectory].generated == sequence.generated
         assert responses[trajectory].oldest_version == sequence.oldest
     assert fast._batch.clock(0) == pytest.approx(slow.clock)
-    made = sum(sequence.made for sequence in slow.sequences.values())
-    assert fast.tally.tokens_made == pytest.approx(made, abs=1e-6)
+    generated = sum(sequence.generated for sequence in slow.sequences.values())
+    assert fast.tally.tokens_generated == pytest.approx(generated, abs=1e-6)
 
 
 def routes(*members: TrajectoryId) -> list:
@@ -174,10 +174,10 @@ def routes(*members: TrajectoryId) -> list:
 
 
 def test_the_scenarios_have_what_is_hard_in_them() -> None:
-    """Preemption, taking in again and interrupted trajectories are not rare in the test above."""
+    """Preemption, recomputing and interrupted trajectories are not rare in the test above."""
     tallies = [both(*scenario(seed))[0].tally for seed in range(50)]
     assert sum(tally.preemptions > 0 for tally in tallies) >= 10
-    assert sum(tally.taken_in_again > 0 for tally in tallies) >= 20
+    assert sum(tally.recomputed > 0 for tally in tallies) >= 20
     assert sum(tally.pulls > 1 for tally in tallies) >= 20
     tallies = [both(*with_drafts(seed))[0].tally for seed in range(50)]
     assert sum(tally.preemptions > 0 for tally in tallies) >= 10
@@ -202,8 +202,8 @@ def hurried(*commands: tuple[float, tuple[int, ...]], urgency: float = 4.0):
         (at, Route("rollout-0", n, what) if kind else Hurry("rollout-0", n, what, urgency))
         for n, (at, kind, what) in enumerate(script, start=1)
     ]
-    fast, facts, *_ = both(hardware, numbered, dict.fromkeys(members, 60), [5] * 4)
-    return [time for time, _ in sorted(facts, key=lambda f: f[1].trajectory)], fast.tally
+    fast, reported, *_ = both(hardware, numbered, dict.fromkeys(members, 60), [5] * 4)
+    return [time for time, _ in sorted(reported, key=lambda f: f[1].trajectory)], fast.tally
 
 
 def test_who_is_hurried_is_finished_earlier() -> None:
@@ -211,7 +211,7 @@ def test_who_is_hurried_is_finished_earlier() -> None:
     assert first == second
     (sooner, later), tally = hurried((0.0, (0,)))
     assert sooner < first < later, "named before it came"
-    assert tally.tokens_made == pytest.approx(alike.tokens_made) == pytest.approx(120)
+    assert tally.tokens_generated == pytest.approx(alike.tokens_generated) == pytest.approx(120)
     (half, _), _ = hurried((first / 2, (0,)))
     assert sooner < half < first, "named on its way"
     (again, other), _ = hurried((0.0, (0,)), (first / 2, (1,)))
@@ -229,13 +229,13 @@ def test_work_grows_with_trajectories_not_with_tokens() -> None:
     responses = {t: Response(t, 10, n) for t, n in lengths.items()}
     for response in responses.values():
         response.routed_version = 0
-    instance, facts, events = run_fast(hardware, routes(*members), responses)
+    instance, reported, events = run_fast(hardware, routes(*members), responses)
     assert events < 12
-    assert instance.tally.tokens_made == sum(lengths.values())
+    assert instance.tally.tokens_generated == sum(lengths.values())
     # All four begin within an iteration of one another, so this is nearly one arithmetic series.
     n, steps = 4, 1_000_000
     seconds = steps * COST.iteration(n, 40) + COST.k1 * n * steps * (steps - 1) / 2
-    assert facts[0][0] == pytest.approx(seconds, rel=1e-5)
+    assert reported[0][0] == pytest.approx(seconds, rel=1e-5)
 
 
 def test_a_group_s_prompt_is_computed_once_where_it_is_shared() -> None:
@@ -269,7 +269,7 @@ def test_a_crash_leaves_what_was_stored() -> None:
     instance.deliver(Interrupt("rollout-0", 3, ()), 0.2)
     instance.advance(instance.next)
     assert instance.crash(0.25) == [response]
-    assert response.made == 0, "it began after the pull, and nothing was stored since"
+    assert response.generated == 0, "it began after the pull, and nothing was stored since"
     assert response.oldest_version is None
     assert instance.next == inf
 
@@ -277,7 +277,7 @@ def test_a_crash_leaves_what_was_stored() -> None:
 def test_what_was_interrupted_survives_the_next_instance() -> None:
     response = Response(TrajectoryId(0, 0), 10, 60)
     response.routed_version = 0
-    made = []
+    generated = []
     for name in ("rollout-0", "rollout-1"):
         instance = Instance(
             name, 0, HARDWARE, version=0, now=0.0, find=lambda _: response, published=lambda: 0,
@@ -286,12 +286,12 @@ def test_what_was_interrupted_survives_the_next_instance() -> None:
         while instance.next < 0.2:
             instance.advance(instance.next)
         instance.deliver(Interrupt(name, 2, (response.id,) if name == "rollout-0" else ()), 0.2)
-        facts = instance.advance(instance.next)
-        made.append(response.made)
-    assert made[0] > 5
-    assert facts[0].number == 2, "it still runs on the second, which is gone now"
+        reported = instance.advance(instance.next)
+        generated.append(response.generated)
+    assert generated[0] > 5
+    assert reported[0].number == 2, "it still runs on the second, which is gone now"
     instance.crash(0.3)
-    assert response.made == made[0]
+    assert response.generated == generated[0]
     assert response.oldest_version == 0
 
 
@@ -302,18 +302,18 @@ def test_what_was_interrupted_survives_the_next_instance() -> None:
     st.floats(1e-6, 1.0), st.floats(0.0, 1e-3), st.integers(1, 100_000), st.floats(0.0, 1.0)
 )  # fmt: skip
 def test_a_stretch_is_inverted_to_the_iteration(first, growth, iterations, share) -> None:
-    stretch = Stretch(3.0, first, growth, iterations)
-    now = 3.0 + share * (stretch.end - 3.0)
-    over = stretch.over(now)
-    assert stretch.after(over) <= now
-    assert over == iterations or now < stretch.after(over + 1)
-    stretch.cut(now)
-    assert stretch.end >= now
-    assert stretch.iterations - over in (0, 1)
+    decode_span = DecodeSpan(3.0, first, growth, iterations)
+    now = 3.0 + share * (decode_span.end - 3.0)
+    over = decode_span.over(now)
+    assert decode_span.after(over) <= now
+    assert over == iterations or now < decode_span.after(over + 1)
+    decode_span.cut(now)
+    assert decode_span.end >= now
+    assert decode_span.iterations - over in (0, 1)
 
 
 def test_a_stretch_is_the_sum_of_its_iterations() -> None:
     cost, n, tokens = COST, 7, 1000
-    stretch = Stretch(0.0, cost.iteration(n, tokens), cost.k1 * n, 5000)
+    decode_span = DecodeSpan(0.0, cost.iteration(n, tokens), cost.k1 * n, 5000)
     total = sum(cost.iteration(n, tokens + n * j) for j in range(5000))
-    assert stretch.end == pytest.approx(total, rel=1e-12)
+    assert decode_span.end == pytest.approx(total, rel=1e-12)

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from rhymeflow import profiles, settings
+from rhymeflow import profiles
 from rhymeflow.cli import main
 from rhymeflow.config import Config
+from rhymeflow.config.load import build_config
 from rhymeflow.errors import UserError
 from rhymeflow.profiles import Profile
 from rhymeflow.sim import simulate as subject
-from rhymeflow.sim.ledger import Fate
+from rhymeflow.sim.audit import Outcome
 from rhymeflow.sim.result import quantiles
 from rhymeflow.sim.simulate import run, simulate
 from rhymeflow.sim.workload import Prompt, Recorded, workload
@@ -55,7 +56,7 @@ def a_config(path: Path, **changes: object) -> Config:
     fields: dict[str, object] = {
         "rollout.num_generations": MEMBERS,
         "rollout.max_completion_length": 100,
-        "rollout.max_running": 8,
+        "rollout.max_num_seqs": 8,
         "learner.max_steps": STEPS,
         "learner.groups_per_batch": GROUPS,
         "drafting.window": "off",
@@ -66,19 +67,19 @@ def a_config(path: Path, **changes: object) -> Config:
         "simulation.share_prompts": False,
         "simulation.tick_seconds": 1e-9,
         "simulation.command_seconds": 0.0,
-        "simulation.fact_seconds": 0.0,
+        "simulation.event_seconds": 0.0,
         "simulation.reward_seconds": 0.0,
     }
     fields.update({name.replace("__", "."): value for name, value in changes.items()})
-    return settings.build(fields, where="test")
+    return build_config(fields, where="test")
 
 
 def rollout_seconds() -> float:
     """Both instances get half of the responses; they run in step."""
     n = GROUPS * MEMBERS // 2
     seconds = PROFILE.k2 + PROFILE.k4 + PROFILE.prefill_token * n * PROMPT
-    for made in range(1, LENGTH):
-        kv_tokens = n * (PROMPT + made - 1)
+    for generated in range(1, LENGTH):
+        kv_tokens = n * (PROMPT + generated - 1)
         seconds += PROFILE.k1 * kv_tokens + PROFILE.k3 * n + PROFILE.k4
     return seconds
 
@@ -110,7 +111,7 @@ def test_drafts_make_as_many_tokens_as_their_chances_say(tmp_path: Path) -> None
     assert found.tokens_per_iteration == pytest.approx(
         (1.24 * in_first + 1.75 * (STEPS - 1) * later) / turns
     )
-    assert found.tokens_made == STEPS * responses * LENGTH
+    assert found.tokens_generated == STEPS * responses * LENGTH
     n = responses // 2
     seconds = 0.1 + PROFILE.k4 + PROFILE.prefill_token * n * PROMPT
     for i in range(later):
@@ -160,7 +161,7 @@ def test_synchronous_steps_are_the_sum_of_their_parts(tmp_path: Path) -> None:
     whole = STEPS * rollout_seconds() + (STEPS - 1) * PROFILE.pull
     assert found.idle_instances == pytest.approx([1 - whole / found.seconds] * 2)
     assert found.staleness == {0: STEPS * responses}
-    assert (found.tokens_made, found.tokens_wasted) == (STEPS * responses * LENGTH, 0)
+    assert (found.tokens_generated, found.tokens_wasted) == (STEPS * responses * LENGTH, 0)
     assert (found.pulls, found.preemptions, found.interrupts) == (2 * (STEPS - 1), 0, 0)
 
 
@@ -180,16 +181,16 @@ def test_twice_the_same_to_the_byte(tmp_path: Path) -> None:
         simulate(config, output=tmp_path / name)
     for file in ("result.json", "trace.json", "timeline.png"):
         assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
-    other = settings.build({"run.seed": 1}, over=config, where="test")
+    other = build_config({"run.seed": 1}, over=config, where="test")
     assert simulate(other, output=tmp_path / "c").json() != (tmp_path / "a/result.json").read_text()
 
 
 def test_schedules_are_compared_on_the_same_lengths(tmp_path: Path) -> None:
-    made = set()
+    generated = set()
     for name in ("synchronous", "one_step", "bounded", "partial", "staleflow"):
         config = a_config(tmp_path, schedule__name=name)
-        made.add(run(config, workload(config, None)).tokens_made)
-    assert len(made) == 1
+        generated.add(run(config, workload(config, None)).tokens_generated)
+    assert len(generated) == 1
 
 
 def test_redundancy_and_filtering_show_in_the_endings(tmp_path: Path) -> None:
@@ -210,13 +211,13 @@ def test_how_well_lengths_were_foretold(tmp_path: Path) -> None:
     once = a_config(tmp_path, simulation__workload__num_prompts=1000)
     found = run(once, workload(once, None))
     assert found.rank_correlation is None, "no prompt came twice"
-    assert "foretold with rank correlation –" in found.text()
+    assert "predicted with rank correlation –" in found.text()
     again = a_config(tmp_path, simulation__workload__num_prompts=8, learner__max_steps=30)
     found = run(again, workload(again, None))
     assert found.rank_correlation is not None
     assert 0.5 < found.rank_correlation != found.coverage
     assert found.coverage == pytest.approx(0.8, abs=0.15)
-    assert f"foretold with rank correlation {found.rank_correlation:.2f}" in found.text()
+    assert f"predicted with rank correlation {found.rank_correlation:.2f}" in found.text()
 
 
 def test_the_result_can_be_read_by_programs(tmp_path: Path) -> None:
@@ -227,12 +228,14 @@ def test_the_result_can_be_read_by_programs(tmp_path: Path) -> None:
 
 
 def test_quantiles_hold_every_response_once() -> None:
-    fates = [Fate(length, "consumed", "") for length in range(1, 13)] + [Fate(99, "aborted", "x")]
-    found = quantiles(fates)
+    outcomes = [Outcome(length, "consumed", "") for length in range(1, 13)] + [
+        Outcome(99, "aborted", "x")
+    ]
+    found = quantiles(outcomes)
     assert [q.responses for q in found] == [3, 2, 3, 2, 3]
     assert [(q.shortest, q.longest) for q in found][-1] == (11, 99)
     assert found[-1].endings == {"aborted: x": 1, "consumed": 2}
-    assert [q.responses for q in quantiles(fates[:2])] == [1, 1]
+    assert [q.responses for q in quantiles(outcomes[:2])] == [1, 1]
 
 
 # -- where lengths come from -----------------------------------------------------------------------
@@ -251,15 +254,15 @@ def test_lengths_as_a_run_recorded_them(tmp_path: Path) -> None:
     assert recorded.length(3, 7, 5) in (13, 103), "another response to the same prompt"
     assert recorded.length(77, 0, 0) in {10 + g for g in range(10)} | {100 + g for g in range(10)}
     assert Recorded(run_dir, a_config(tmp_path)).length(3, 0, 1) == 100, "no longer than allowed"
-    config = settings.build({"rollout.num_generations": 2}, over=config, where="test")
+    config = build_config({"rollout.num_generations": 2}, over=config, where="test")
     found = simulate(config, output=tmp_path / "out", workload=run_dir)
     assert found.quantiles[0].shortest == 10
 
 
 def test_a_run_without_responses(tmp_path: Path) -> None:
-    from rhymeflow.servers.trajectories import TrajectoryServer
+    from rhymeflow.store.writer import SqliteTrajectoryStore
 
-    TrajectoryServer(tmp_path / "events.db").close()
+    SqliteTrajectoryStore(tmp_path / "events.db").close()
     with pytest.raises(UserError, match="no response was finished"):
         workload(a_config(tmp_path), tmp_path)
     with pytest.raises(UserError, match="no such file"):
@@ -333,7 +336,7 @@ def test_the_examples_in_the_documentation(capsys: pytest.CaptureFixture[str]) -
     assert staleness[0] == "{0:"
     exec(drafts, {})
     rows = [[float(word) for word in line.split()] for line in capsys.readouterr().out.splitlines()]
-    for n, drafted, made, seconds, over in rows:
-        row = f"| {n:g} | {drafted:g} | {made:.2f} | {seconds * 1e3:.1f} ms"
+    for n, drafted, generated, seconds, over in rows:
+        row = f"| {n:g} | {drafted:g} | {generated:.2f} | {seconds * 1e3:.1f} ms"
         (line,) = [line for line in page.read_text().splitlines() if line.startswith(row)]
         assert line.endswith(f"| {over:.1f}x |")

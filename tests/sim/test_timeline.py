@@ -10,8 +10,8 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from rhymeflow import settings
-from rhymeflow.sim import picture, trace
+from rhymeflow.config.load import build_config
+from rhymeflow.sim import plot, trace
 from rhymeflow.sim.hardware import Outage
 from rhymeflow.sim.result import Result
 from rhymeflow.sim.simulate import run
@@ -22,7 +22,7 @@ from rhymeflow.sim.workload import workload
 @pytest.fixture(scope="module")
 def watched() -> tuple[Timeline, Result]:
     """Three instances, one of which is away for a while, and a learner."""
-    config = settings.build(
+    config = build_config(
         {
             "rollout.num_instances": 3,
             "rollout.max_completion_length": 100,
@@ -101,17 +101,17 @@ def test_of_many_rows_evenly_chosen_ones_are_shown(tmp_path: Path) -> None:
 
 def test_the_picture(tmp_path: Path, watched) -> None:
     timeline, found = watched
-    picture.draw(tmp_path / "timeline.png", timeline, found, 64)
+    plot.draw(tmp_path / "timeline.png", timeline, found, 64)
     image = matplotlib.image.imread(tmp_path / "timeline.png")
     assert image.shape[0] > 400
     assert image.shape[1] > 1000
-    colour = picture.colours(found.steps)
+    colour = plot.colours(found.steps)
     for span in (Span("decode", 0, 1, 1), Span("pull", 0, 1, 1), Span("idle", 0, 1, 1)):
         assert (np.abs(image[:, :, :3] - colour(span)).max(axis=2) < 0.02).sum() > 20, span
 
 
 def test_neighbouring_versions_differ() -> None:
-    colour = picture.colours(50)
+    colour = plot.colours(50)
     for version in range(50):
         a, b = (np.array(colour(Span("decode", 0, 1, version + i))) for i in (0, 1))
         assert np.abs(a - b).max() > 0.1

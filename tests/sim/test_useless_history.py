@@ -1,10 +1,10 @@
-"""Where history foretells nothing, rhymeflow loses nothing to staleflow, which does not ask it."""
+"""Where history predicts nothing, rhymeflow loses nothing to staleflow, which does not ask it."""
 
 from __future__ import annotations
 
 import pytest
 
-from rhymeflow import settings
+from rhymeflow.config.load import read_config
 from rhymeflow.sim.result import Result
 from rhymeflow.sim.simulate import run
 from rhymeflow.sim.workload import workload
@@ -18,7 +18,7 @@ HISTORIES = {
 
 
 def simulated(schedule: str, bound: int, history: str) -> Result:
-    config = settings.load(
+    config = read_config(
         "cluster",
         {
             "schedule.name": schedule,

@@ -7,8 +7,8 @@ import statistics
 import numpy as np
 import pytest
 
-from rhymeflow import settings
 from rhymeflow.config import Config
+from rhymeflow.config.load import build_config
 from rhymeflow.errors import UserError
 from rhymeflow.sim.workload import Synthetic, uniform
 
@@ -18,7 +18,7 @@ KINDS = ("lognormal", "bimodal", "power_law")
 def a_config(**workload: object) -> Config:
     fields = {f"simulation.workload.{name}": value for name, value in workload.items()}
     given = {"rollout.max_completion_length": 20_000, **fields}
-    return settings.build(given, where="test")
+    return build_config(given, where="test")
 
 
 def table(workload: Synthetic, prompts: int, members: int, epoch: int = 0) -> np.ndarray:
@@ -72,7 +72,7 @@ def test_a_length_depends_on_its_name_and_the_seed_only() -> None:
     backwards = [one.length(3, 1, m) for m in reversed(range(16))]
     assert [two.length(3, 1, m) for m in range(16)] == backwards[::-1]
     assert len({one.length(3, e, 0) for e in range(8)}) > 1
-    other = Synthetic(settings.build({"run.seed": 1}, over=a_config(), where="test"))
+    other = Synthetic(build_config({"run.seed": 1}, over=a_config(), where="test"))
     assert [other.length(3, 1, m) for m in range(16)] != backwards[::-1]
     assert one.length(3, 1, 5) == 1270, "a change here changes every recorded result"
 

@@ -1,0 +1,33 @@
+"""The configuration of a run: a section a file, each field documented where it stands.
+
+Importing it loads neither torch nor YAML: `load` reads files, `fields` says what is wrong with one.
+"""
+
+from rhymeflow.config.config import Config
+from rhymeflow.config.data import DataConfig
+from rhymeflow.config.drafting import DraftingConfig
+from rhymeflow.config.learner import LearnerConfig
+from rhymeflow.config.model import ModelConfig
+from rhymeflow.config.reward import RewardConfig, RewardFunction
+from rhymeflow.config.rollout import RolloutConfig
+from rhymeflow.config.run import RunConfig
+from rhymeflow.config.schedule import FIXED_BOUNDS, ScheduleConfig
+from rhymeflow.config.section import Section
+from rhymeflow.config.simulation import SimulationConfig, WorkloadConfig
+
+__all__ = [
+    "FIXED_BOUNDS",
+    "Config",
+    "DataConfig",
+    "DraftingConfig",
+    "LearnerConfig",
+    "ModelConfig",
+    "RewardConfig",
+    "RewardFunction",
+    "RolloutConfig",
+    "RunConfig",
+    "ScheduleConfig",
+    "Section",
+    "SimulationConfig",
+    "WorkloadConfig",
+]

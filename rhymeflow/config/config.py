@@ -1,0 +1,57 @@
+"""A whole configuration, and what its sections must agree on."""
+
+from __future__ import annotations
+
+from pydantic import model_validator
+
+from rhymeflow.config.data import DataConfig
+from rhymeflow.config.drafting import DraftingConfig
+from rhymeflow.config.learner import LearnerConfig
+from rhymeflow.config.model import ModelConfig
+from rhymeflow.config.reward import RewardConfig
+from rhymeflow.config.rollout import RolloutConfig
+from rhymeflow.config.run import RunConfig
+from rhymeflow.config.schedule import ScheduleConfig
+from rhymeflow.config.section import Section
+from rhymeflow.config.simulation import SimulationConfig
+
+
+class Config(Section):
+    """A run."""
+
+    name: str = "run"
+    """Used in the run directory's name."""
+    model: ModelConfig = ModelConfig()
+    data: DataConfig = DataConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    drafting: DraftingConfig = DraftingConfig()
+    reward: RewardConfig = RewardConfig()
+    learner: LearnerConfig = LearnerConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    simulation: SimulationConfig = SimulationConfig()
+    run: RunConfig = RunConfig()
+
+    @model_validator(mode="after")
+    def _parts_fit_together(self) -> Config:
+        rollout, learner = self.rollout, self.learner
+        if rollout.cpus is not None and len(rollout.cpus) != rollout.num_instances:
+            raise ValueError(
+                f"rollout.cpus names {len(rollout.cpus)} sets of cores for "
+                f"rollout.num_instances = {rollout.num_instances}"
+            )
+        if learner.groups_per_batch % learner.num_minibatches:
+            raise ValueError(
+                f"learner.num_minibatches = {learner.num_minibatches} does not divide "
+                f"learner.groups_per_batch = {learner.groups_per_batch}"
+            )
+        if self.simulation.colocated and self.schedule.bound > 0:
+            raise ValueError(
+                f"simulation.colocated: with schedule.max_staleness = {self.schedule.bound} "
+                "rollout and training go on at the same time, and need devices of their own"
+            )
+        if rollout.num_generations == 1 and learner.scale_rewards == "group":
+            raise ValueError(
+                "rollout.num_generations = 1 leaves no group to compare with: "
+                "every advantage would be 0"
+            )
+        return self

@@ -1,0 +1,37 @@
+"""Section `data`: prompts to train on and to hold out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rhymeflow.config.section import NonNegative, Positive, Section
+
+
+class DataConfig(Section):
+    """Prompts to train on and to hold out."""
+
+    source: str = "recipe:demo"
+    """A JSONL or Parquet file, a directory saved by Hugging Face `datasets`, `reasoning_gym:NAME`,
+    or `recipe:NAME` (the task of a recipe)."""
+    options: dict[str, Any] = {}
+    """Passed on to a task generator, such as `{min_terms: 2}` for reasoning_gym's `chain_sum`."""
+    size: Positive | None = None
+    """Number of training prompts; `None` takes all of a file. Generators need a number."""
+    eval_source: str | None = None
+    """Held-out prompts. `None`: a generator makes further, distinct problems; a file gives its last
+    `eval_size` rows, which are then not trained on."""
+    eval_size: NonNegative = 64
+    """Number of held-out prompts; 0 switches evaluation off."""
+    prompt_column: str = "prompt"
+    """Column that holds the prompt: a string or a list of chat messages."""
+    system_prompt: str | None = None
+    """Put before every prompt as a system message (chat models only)."""
+    assistant_prefix: str | None = None
+    """Put after every prompt as the beginning of the answer. Part of the prompt: rewards see what
+    the policy adds to it."""
+    max_prompt_length: Positive | None = None
+    """Longest prompt in tokens; a longer one is refused with its row, never cut silently."""
+    shuffle: bool = True
+    """A new order each epoch, from the run's seed."""
+    chat_template: bool | None = None
+    """Whether string prompts are wrapped as a user message. `None`: if the tokenizer has one."""

@@ -1,0 +1,73 @@
+"""Section `learner`: training."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from rhymeflow.config.section import NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section
+
+
+class LearnerConfig(Section):
+    """Training."""
+
+    max_steps: Positive = 100
+    """Optimizer versions to produce; the run ends after this many batches."""
+    groups_per_batch: Positive = 16
+    """Groups (prompts) consumed per step; times `num_generations` trajectories."""
+    learning_rate: PositiveFloat = 1e-6
+    """Peak learning rate of AdamW."""
+    lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
+    """Shape of the learning rate after the warm-up."""
+    warmup_steps: NonNegative = 0
+    """Steps of linear warm-up from 0."""
+    adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """AdamW's first moment decay."""
+    adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
+    """AdamW's second moment decay."""
+    adam_epsilon: PositiveFloat = 1e-8
+    """AdamW's denominator floor."""
+    weight_decay: NonNegativeFloat = 0.0
+    """AdamW's decoupled weight decay."""
+    max_grad_norm: PositiveFloat | None = 1.0
+    """Clip the gradient to this norm; `None` does not clip."""
+    num_iterations: Positive = 1
+    """Optimizer passes over each batch (GRPO's mu)."""
+    num_minibatches: Positive = 1
+    """Optimizer steps each pass splits the batch into, by whole groups."""
+    loss_type: Literal["grpo", "bnpo", "dr_grpo", "dapo"] = "dapo"
+    """Normalisation, TRL's names, exact for an optimizer step however it is cut into micro-batches:
+    `grpo` mean over each response, then over responses; `bnpo` over the step's tokens; `dapo` over
+    the mean tokens of the batch's steps (the same as `bnpo` with one minibatch); `dr_grpo` over
+    responses times `max_completion_length`."""
+    scale_rewards: Literal["group", "batch", "none"] = "group"
+    """What the advantage's standard deviation is taken over."""
+    epsilon: PositiveFloat = 0.2
+    """Lower clip of the probability ratio."""
+    epsilon_high: PositiveFloat | None = 0.28
+    """Upper clip (clip-higher, DAPO); `None` takes `epsilon`."""
+    beta: NonNegativeFloat = 0.0
+    """Weight of the KL to the reference (the model the run started from), estimated per token by
+    k3 times the probability ratio as in TRL; 0 keeps no reference."""
+    off_policy_correction: Literal["none", "tis", "decoupled"] = "tis"
+    """What is done about the behaviour policy mu, which sampled a token, not being the policy that
+    is trained. `tis` and `decoupled` clip around pi_prox, the learner's policy before the batch's
+    first optimizer step, and weigh each token's clipped objective by u = pi_prox / mu, a constant.
+    `tis` (token-level truncated importance sampling): the weight is min(u, cap). `decoupled`
+    (decoupled PPO as AReaL runs it): the weight is u, and 0 where u is past the cap. `none`: no
+    weight, and the clip is around mu itself. The KL term is not weighted."""
+    importance_sampling_cap: PositiveFloat = 2.0
+    """Cap of u. StaleFlow is paired with truncation at 2."""
+    mask_truncated_completions: bool = False
+    """Leave responses that hit the length limit out of the loss (DAPO's overlong filtering)."""
+    max_tokens_per_microbatch: Positive = 8192
+    """Packed tokens per forward and backward; gradients accumulate over the batch."""
+    logits_chunk_size: Positive = 1024
+    """Rows of the head's output that exist at one time."""
+    gradient_checkpointing: bool = False
+    """Recompute layers in the backward pass: less memory, about a third more time."""
+    num_threads: Positive | None = None
+    """Threads; `None` shares the machine's cores between the workers."""
+    cpus: tuple[NonNegative, ...] | None = None
+    """Cores to pin the learner to; `None` pins nothing."""

@@ -1,0 +1,163 @@
+"""Reads a recipe or a YAML file plus command-line overrides into a `Config`, and writes it back.
+
+Holds true: every mistake is one `UserError` line with the field's path, where it stands, what was
+given, what is allowed and the nearest existing name; `parse_config(dump_config(config)) == config`.
+Knows nothing of torch or of what the fields mean.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rhymeflow.config import Config, fields, yaml
+from rhymeflow.errors import UserError, suggestion
+
+RECIPES = Path(__file__).parent.parent / "recipes"
+"""The folder of ready configurations, one `NAME.yaml` each."""
+
+SHORT = {"schedule": "schedule.name", "history": "drafting.history"}
+"""Options that stand for a field."""
+
+Overrides = Mapping[str, str]
+"""Field paths with their values as YAML text, such as `{"learner.learning_rate": "1e-5"}`."""
+
+
+def list_recipes() -> dict[str, str]:
+    """Return the ready configurations: name and the first comment line of its file."""
+    found = {}
+    for path in sorted(RECIPES.glob("*.yaml")):
+        first = path.read_text(encoding="utf-8").partition("\n")[0]
+        found[path.stem] = first.lstrip("# ").strip() if first.startswith("#") else ""
+    return found
+
+
+def read_config(recipe_or_file: str, overrides: Overrides | None = None) -> Config:
+    """Read a recipe by name, or a YAML file, with `overrides` put over it.
+
+    Raises `UserError` for a name or file that is not there, broken YAML, and each wrong field.
+    """
+    path = _locate(recipe_or_file)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read: {error}") from None
+    return parse_config(text, overrides, where=str(path))
+
+
+def parse_config(text: str, overrides: Overrides | None = None, *, where: str = "<text>") -> Config:
+    """Read YAML text, with `overrides` put over it; `where` names the text in messages."""
+    node = yaml.compose(text, where)
+    values = yaml.construct(node, where) if node is not None else {}
+    if not isinstance(values, dict):
+        raise UserError(f"{where}: should be a mapping of sections, such as `learner:`")
+    # A section whose every line is commented out reads as null, and means its defaults. Through
+    # JSON and back, so that an override of a value does not change its aliases.
+    values = json.loads(json.dumps({key: v for key, v in values.items() if v is not None}))
+    source = fields.Source(where, node, frozenset(overrides or ()))
+    for name, value in (overrides or {}).items():
+        _override(values, name, value)
+    return fields.validate(values, source)
+
+
+def build_config(given: Mapping[str, Any], over: Config | None = None, *, where: str) -> Config:
+    """Put fields by name over a configuration.
+
+    A name is a path, `learner.beta`, or its last part where only one field is so called, `beta`.
+    Raises `UserError`, in which `where` names the mapping.
+    """
+    values = (over or Config()).model_dump(mode="json")
+    for name, value in given.items():
+        path = name if "." in name else fields.only_path(name, where)
+        *parents, last = path.split(".")
+        at = values
+        for parent in parents:
+            at = at.setdefault(parent, {})
+        at[last] = value
+    return fields.validate(values, fields.Source(where, None, frozenset()))
+
+
+def dump_config(config: Config) -> str:
+    """Write a configuration, every field of it, as YAML that loads back equal."""
+    return yaml.write(config.model_dump(mode="json"))
+
+
+def split_overrides(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Part `--section.field VALUE` and `--section.field=VALUE` from the other arguments.
+
+    `--schedule NAME` is `--schedule.name NAME`, `--history DIR` is `--drafting.history DIR`.
+
+    Raises `UserError` for a field given twice or without a value.
+    """
+    rest: list[str] = []
+    overrides: dict[str, str] = {}
+    remaining = iter(arguments)
+    for argument in remaining:
+        name, equals, value = argument.removeprefix("--").partition("=")
+        name = SHORT.get(name, name)
+        if not argument.startswith("--") or not fields.is_field_like(name):
+            rest.append(argument)
+            continue
+        if not equals:
+            following = next(remaining, None)
+            if following is None or following.startswith("--"):
+                raise UserError(f"--{name}: needs a value")
+            value = following
+        if name in overrides:
+            raise UserError(f"--{name}: given twice")
+        overrides[name] = value
+    return rest, overrides
+
+
+# -- finding the file -----------------------------------------------------------------------------
+
+
+def _locate(recipe_or_file: str) -> Path:
+    path = RECIPES / f"{recipe_or_file}.yaml"
+    if re.fullmatch(r"[\w-]+", recipe_or_file) and path.is_file():
+        return path
+    path = Path(recipe_or_file).expanduser()
+    if path.exists() and not path.is_dir():
+        return path
+    if path.is_dir():
+        raise UserError(f"{recipe_or_file}: is a directory; a recipe's name or a YAML file is due")
+    names = list_recipes()
+    raise UserError(
+        f"{recipe_or_file}: there is no such recipe or file"
+        f"{suggestion(recipe_or_file, names)} (recipes: {', '.join(names) or 'none'})"
+    )
+
+
+# -- overrides ------------------------------------------------------------------------------------
+
+
+def _override(values: dict[str, Any], name: str, text: str) -> None:
+    """Put one value into the nested `values`; a number walks into a list."""
+    where = f"--{name}"
+    *parents, last = name.split(".")
+    at: Any = values
+    for parent in parents:
+        at = at.setdefault(parent, {}) if isinstance(at, dict) else at[_index(at, parent, where)]
+    if isinstance(at, dict):
+        at[last] = _value(text, name)
+    else:
+        at[_index(at, last, where)] = _value(text, name)
+
+
+def _index(at: Any, part: str, where: str) -> int:
+    if not isinstance(at, list):
+        raise UserError(f"{where}: {fields.brief(at)} has no part {part!r}")
+    if not part.isdigit() or int(part) >= len(at):
+        raise UserError(f"{where}: {part!r} is not an index into a list of {len(at)}")
+    return int(part)
+
+
+def _value(text: str, name: str) -> Any:
+    """Read an override's text; a field that takes text gets it as it was typed, but for `null`."""
+    if fields.takes_text(name) and text != "null":
+        return text
+    node = yaml.compose(text, f"--{name}")
+    return yaml.construct(node, f"--{name}") if node is not None else None

@@ -1,0 +1,37 @@
+"""Section `reward`: how trajectories are scored."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from rhymeflow.config.section import NonNegative, Positive, PositiveFloat, Section
+
+
+class RewardFunction(Section):
+    """One reward function and its weight in the sum."""
+
+    function: str
+    """`path/to/file.py:function`, a dotted name, or a built-in: `exact_match`, `math_verify`,
+    `regex`, `reasoning_gym`, `recipe:NAME`."""
+    weight: float = 1.0
+    """Factor in the weighted sum."""
+    options: dict[str, Any] = {}
+    """Keyword arguments bound before the call, such as `{pattern: ...}` for `regex`."""
+
+
+class RewardConfig(Section):
+    """How a trajectory is judged."""
+
+    functions: tuple[RewardFunction, ...] = (RewardFunction(function="exact_match"),)
+    """The weighted sum of these is the reward."""
+    num_workers: Positive = 1
+    """Worker processes."""
+    timeout: PositiveFloat = 60.0
+    """Seconds one call may take before its worker is killed and the call counts as failed."""
+    start_timeout: PositiveFloat = 120.0
+    """Seconds a worker may take to import the functions."""
+    retries: NonNegative = 1
+    """Further tries after a call that raised, hung, or returned something that is no reward."""
+    on_failure: Literal["stop", "drop"] = "stop"
+    """After the last try: stop the run and show the error, or drop the group, counted under
+    `endings/aborted`. A failure never becomes a reward."""

@@ -1,0 +1,45 @@
+"""Section `rollout`: generation."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from rhymeflow.config.section import Fraction, NonNegative, NonNegativeFloat, Positive, Section
+
+
+class RolloutConfig(Section):
+    """Generation."""
+
+    num_generations: Positive = 8
+    """Trajectories per prompt (a group)."""
+    max_completion_length: Positive = 512
+    """Longest response in tokens; one that reaches it ends with reason `length`."""
+    temperature: NonNegativeFloat = 1.0
+    """0 is greedy."""
+    top_p: Fraction = 1.0
+    """Nucleus sampling; 1 is off."""
+    top_k: NonNegative = 0
+    """Sample among the k likeliest; 0 is off."""
+    rhyming_noise: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of a group's responses whose sampling noise is that of the same response in every
+    epoch. They are exact samples under weights that have not learnt from that noise, and drafted
+    from history far better; the price is less fresh exploration (docs/drafting.md)."""
+    num_instances: Positive = 1
+    """Rollout instances, each a process of its own."""
+    max_num_seqs: Positive = 64
+    """Trajectories that one instance decodes at a time."""
+    max_prefill_tokens: Positive = 4096
+    """Prompt tokens that one iteration may prefill."""
+    kv_cache_on_pull: Literal["recompute", "keep"] = "recompute"
+    """What becomes of the KV cache of a response that goes on under new weights: `recompute`
+    computes it anew; `keep` goes on with the old keys and values, which costs nothing and makes its
+    log-probabilities belong to no one version."""
+    max_kv_tokens: Positive | None = None
+    """Tokens in the KV cache of one instance beyond which nothing more is routed to it; `None`: as
+    many as `max_num_seqs` of the longest responses need."""
+    num_threads: Positive | None = None
+    """Threads of each instance; `None` shares the machine's cores between the workers."""
+    cpus: tuple[tuple[NonNegative, ...], ...] | None = None
+    """Cores each instance is pinned to, one tuple an instance; `None` pins nothing."""

@@ -1,0 +1,30 @@
+"""Section `run`: the run as a whole."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from rhymeflow.config.section import NonNegative, NonNegativeFloat, PositiveFloat, Section
+
+
+class RunConfig(Section):
+    """The run as a whole."""
+
+    seed: NonNegative = 0
+    """Seeds data order, sampling noise and generators."""
+    output_dir: str | None = None
+    """The run directory; `None` makes `runs/NAME-DATE-TIME`."""
+    eval_steps: NonNegative = 10
+    """Evaluate on held-out prompts every so many versions, and at the start and the end; 0: only
+    at the start and the end."""
+    eval_temperature: NonNegativeFloat = 0.0
+    """Temperature of held-out evaluation; 0 is greedy."""
+    save_steps: NonNegative = 0
+    """Checkpoint every so many steps, and at the end; 0: only at the end."""
+    report_to: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ("tensorboard",)
+    """Where metrics go besides `metrics.jsonl`."""
+    worker_timeout: PositiveFloat = 300.0
+    """Seconds a worker may be silent before it counts as hung."""
+    instance_restarts: NonNegative = 3
+    """Rollout instances, in all, that may die or hang and are replaced, while their responses go on
+    elsewhere; one more, or the learner, stops the run. An error in one stops it at once."""

@@ -1,0 +1,97 @@
+"""Section `simulation`: the cluster and the workload of `rhymeflow simulate`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from rhymeflow.config.section import NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section
+
+
+class WorkloadConfig(Section):
+    """How long the responses of a simulated run are. `--workload RUN_DIR` takes them from a run.
+
+    Lengths follow `kind`, cut off at `rollout.max_completion_length`; each prompt has its own
+    level, so that what it did before says something about what it will do.
+    """
+
+    kind: Literal["lognormal", "bimodal", "power_law"] = "lognormal"
+    """`bimodal`: short responses and long ones, both lognormal; `power_law`: many short, and a tail
+    that falls as a power of the length."""
+    mean_length: PositiveFloat | None = None
+    """Mean tokens of a response, after the cut-off; `None`: a quarter of
+    `rollout.max_completion_length`."""
+    sigma: PositiveFloat = 0.8
+    """Standard deviation of the logarithm, of each mode where there are two."""
+    long_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """`bimodal`: share of responses in the long mode."""
+    long_ratio: Annotated[float, Field(gt=1)] = 6.0
+    """`bimodal`: how many times the short mode's median the long mode's is."""
+    tail_exponent: PositiveFloat = 1.5
+    """`power_law`: a response is longer than x with probability x to the power of minus this."""
+    prompt_tokens: Positive = 128
+    """Tokens of each prompt."""
+    num_prompts: Positive = 10_000
+    """Prompts of an epoch."""
+    prompt_variance_share: Annotated[float, Field(ge=0, le=1)] = 0.65
+    """Share of the variance of lengths that the prompt explains within an epoch. 0.65 is what
+    RhymeRL's authors report."""
+    epoch_correlation: Annotated[float, Field(ge=0, le=1)] = 0.98
+    """Correlation of a prompt's level between one epoch and the next; below 1 it drifts."""
+    decided_share: Annotated[float, Field(ge=0, le=1)] = 0.2
+    """Share of prompts whose responses all get the same reward."""
+
+
+class SimulationConfig(Section):
+    """The cluster that `rhymeflow simulate` runs a configuration on, in virtual time."""
+
+    profile: str | None = None
+    """How fast the cluster is: a profile's name or file; `None`: that of `schedule.cost_model`,
+    so that routing weighs with the truth."""
+    num_devices: Positive | None = None
+    """Devices in all. `None`: `rollout.num_instances` instances, and one device to train on."""
+    rollout_devices: Positive | None = None
+    """Those of them that instances run on, the rest trains; `None` takes half."""
+    colocated: bool = False
+    """All devices produce, then all of them train, in turn. Only where the schedule's bound is 0:
+    else the two would go on at the same time on the same devices."""
+    workload: WorkloadConfig = WorkloadConfig()
+    skip_steps: NonNegative = 1
+    """Steps at the beginning that throughput and idle shares leave out."""
+    acceptance: Annotated[float, Field(ge=0, lt=1)] = 0.7
+    """Chance that a drafted token is accepted, given that those before it were, for a prompt that
+    was answered in an earlier epoch. RhymeRL's authors report 65% to 79% of drafted tokens. Drafts
+    follow `drafting.window` (`off`: none, else as many as pay) and `drafting.max_draft`."""
+    first_acceptance: Annotated[float, Field(ge=0, lt=1)] = 0.3
+    """The same for a prompt that was not answered before: drafts come from siblings only."""
+    share_prompts: bool = True
+    """Of running members of a group one computes the prompt and the others copy it, as the engine
+    does; `False` charges each of them."""
+    kv_watermark: Annotated[float, Field(ge=0, lt=1)] = 0.01
+    """Share of the KV cache that an admission leaves free, so that what runs can grow."""
+    tick_seconds: PositiveFloat = 0.01
+    """The coordinator plans at most this often, and only when something has happened."""
+    snapshot_seconds: PositiveFloat = 0.25
+    """How often a busy instance says how it is, besides after commands."""
+    command_seconds: NonNegativeFloat = 0.001
+    """From the coordinator to an instance or the learner."""
+    event_seconds: NonNegativeFloat = 0.001
+    """From an instance or the learner to the coordinator."""
+    reward_seconds: NonNegativeFloat = 0.01
+    """For judging a response; any number are judged at a time."""
+    timeline_rows: Positive = 64
+    """Instances that the timeline shows; of more, evenly chosen ones."""
+
+    @model_validator(mode="after")
+    def _devices_fit(self) -> SimulationConfig:
+        if self.colocated and (self.num_devices is None or self.rollout_devices is not None):
+            raise ValueError("colocated takes num_devices, all of them, and no rollout_devices")
+        if self.rollout_devices is not None and (
+            self.num_devices is None or self.rollout_devices >= self.num_devices
+        ):
+            raise ValueError(
+                f"rollout_devices = {self.rollout_devices} leaves nothing to train on of "
+                f"num_devices = {self.num_devices}"
+            )
+        return self

@@ -1,0 +1,1 @@
+"""The engine written here: exact, for CPUs and for the study of drafts."""

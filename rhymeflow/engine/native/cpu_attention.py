@@ -1,0 +1,160 @@
+"""Attention of one engine iteration on a CPU, by the compiled kernel.
+
+The row is in the order of the spans and nothing in it is padded. With more than one thread of
+torch's the spans are dealt out to as many threads, which the kernel lets run at once.
+
+Holds true: what it returns for a token does not depend on the number of threads or on what else is
+in the row. Knows nothing of requests or scheduling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rhymeflow.engine.native import kernels
+from rhymeflow.engine.native.cache import SizeClass
+from rhymeflow.engine.native.gemm import ROWS
+from rhymeflow.engine.native.packing import Span
+
+DTYPES = (torch.float32, torch.bfloat16)
+_SMALL = 50_000
+"""Products of a row and a cached token worth a thread of their own."""
+
+
+class CpuAttention:
+    """Makes the `attention.Attending` of each iteration; compiles the kernel, or loads it."""
+
+    def __init__(self, dtype: torch.dtype, head_dim: int) -> None:
+        self._threads: ThreadPoolExecutor | None = None
+        self._rooms: list[tuple[np.ndarray, ...]] = []
+        self._longest = 0
+        self._head_dim = head_dim
+        size_class = SizeClass(ROWS, torch.zeros(1, 2, 1, 1, ROWS, head_dim, dtype=dtype))
+        row_1TD = torch.zeros(1, 1, head_dim, dtype=dtype)
+        once = self.over([Span(size_class.add(1), 0, 1)])
+        once.attend(0, row_1TD, row_1TD, row_1TD, 1.0)
+
+    @staticmethod
+    def serves(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
+        """Whether the kernel can attend in such a cache."""
+        return device.type == "cpu" and dtype in DTYPES and head_dim % ROWS == 0
+
+    def over(self, spans: list[Span]) -> _Iteration:
+        """The attention of an iteration whose row is these spans, one after another."""
+        size_classes: dict[int, tuple[SizeClass, list[int]]] = {}
+        for i, span in enumerate(spans):
+            size_classes.setdefault(span.slot.size_class.capacity, (span.slot.size_class, []))[
+                1
+            ].append(i)
+        rows_S5, parents = _described(spans)
+        size_S = rows_S5[:, 3] * (rows_S5[:, 2] + rows_S5[:, 3])
+        most = min(torch.get_num_threads(), 1 + int(size_S.sum()) // _SMALL)
+        self._prepare(max(size_classes), most)
+        calls = []
+        for size_class, members in size_classes.values():
+            chosen_S5 = rows_S5[members]
+            for part in _dealt(chosen_S5, size_S[members], most):
+                calls.append((size_class, chosen_S5[part]))
+        threads = self._threads if most > 1 else None
+        return _Iteration(len(spans), calls, parents, self._rooms[:most], threads)
+
+    def _prepare(self, longest: int, threads: int) -> None:
+        """Working memory and threads."""
+        if longest > self._longest:
+            self._rooms, self._longest = [], longest
+        while len(self._rooms) < threads:
+            self._rooms.append(kernels.scratch(self._longest, self._head_dim))
+        if threads > 1 and self._threads is None:
+            self._threads = ThreadPoolExecutor(torch.get_num_threads(), "attention")
+
+
+class _Iteration:
+    """An `attention.Attending`: one iteration's."""
+
+    def __init__(
+        self,
+        count: int,
+        calls: list[tuple[SizeClass, np.ndarray]],
+        parents: np.ndarray,
+        rooms: list[tuple[np.ndarray, ...]],
+        threads: ThreadPoolExecutor | None,
+    ) -> None:
+        self.order = range(count)
+        self._end = sum(int(rows_S5[:, 3].sum()) for _, rows_S5 in calls)
+        self._calls, self._parents, self._rooms, self._threads = calls, parents, rooms, threads
+
+    def attend(
+        self, layer: int, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, scale: float
+    ) -> Tensor:
+        """See `models.attention.Attention`; returns [T, H, D]."""
+        heads, tokens, dim = q_HTD.shape
+        out_THD = torch.empty(tokens, heads, dim)
+        out_THD[self._end :] = 0
+        sizes = (heads, k_GTD.shape[0], dim)
+        q, out = _flat(q_HTD.transpose(0, 1).float()), _flat(out_THD)
+        k, v = _flat(k_GTD.transpose(0, 1)), _flat(v_GTD.transpose(0, 1))
+
+        def call(size_class: SizeClass, rows_S5: np.ndarray, room: tuple[np.ndarray, ...]) -> None:
+            keys, values = _flat(size_class.flat_keys[layer]), _flat(size_class.flat_values[layer])
+            kernels.attend(
+                q, k, v, keys, values, out, np.float32(scale), size_class.capacity, sizes, rows_S5,
+                self._parents, room,
+            )  # fmt: skip
+
+        self._run(call)
+        return out_THD.to(q_HTD.dtype)
+
+    def _run(self, call: Callable[..., None]) -> None:
+        if self._threads is None:
+            for size_class, rows_S5 in self._calls:
+                call(size_class, rows_S5, self._rooms[0])
+            return
+        # A room at a time: a thread's calls go one after another.
+        count = len(self._rooms)
+        jobs = [self._calls[i::count] for i in range(count)]
+
+        def several(i: int) -> None:
+            for size_class, rows_S5 in jobs[i]:
+                call(size_class, rows_S5, self._rooms[i])
+
+        list(self._threads.map(several, range(count)))
+
+
+def _flat(x: Tensor) -> np.ndarray:
+    """All elements in a row; bfloat16 as its bits."""
+    x = x.reshape(-1)
+    return (x.view(torch.uint16) if x.dtype == torch.bfloat16 else x).numpy()
+
+
+def _described(spans: list[Span]) -> tuple[np.ndarray, np.ndarray]:
+    """Spans and trees as `kernels.attend` takes them."""
+    parents: list[int] = []
+    rows, start = [], 0
+    for span in spans:
+        tree = -1
+        if span.parents:
+            tree = len(parents)
+            parents += [len(span.parents), *span.parents]
+        rows.append((start, span.slot.index, span.cached, span.num_new, tree))
+        start += span.num_new
+    return np.array(rows, np.int64), np.array(parents or [0], np.int64)
+
+
+def _dealt(rows_S5: np.ndarray, size_S: np.ndarray, count: int) -> Iterator[slice]:
+    """At most `count` pieces of about equal size."""
+    if count == 1:
+        yield slice(None)
+        return
+    upto_S = size_S.cumsum()
+    cuts = np.searchsorted(upto_S, upto_S[-1] * np.arange(1, count) / count) + 1
+    for first, last in zip([0, *cuts], [*cuts, len(rows_S5)], strict=True):
+        if first < last:
+            yield slice(first, last)
+
+
+__all__ = ["CpuAttention"]

@@ -1,0 +1,321 @@
+"""The rollout engine: schedule, run, postprocess.
+
+    engine = Engine(model, seed=0, max_num_seqs=64, max_prefill_tokens=4096,
+                    instance="rollout-0", version=0)
+    engine.submit(request)
+    while engine.has_work:
+        for request, reason in engine.step(): ...
+
+Holds true:
+- between two calls nothing is half done, so a response can be interrupted, moved or abandoned after
+  any token, and new weights can come in;
+- a response's tokens do not depend on what else runs, on interruptions or on moves, as far as the
+  logits do not (float rounding apart): noise is by counter, see `noise.py`;
+- nothing that is in the cache is computed again; a prompt that several running sequences have is
+  computed once.
+
+With a `drafter`, tokens that it proposes are run together with the token they follow, and those
+that the model samples itself are kept (`verify.py`); the others are taken back by lowering
+`Sequence.cached`, at no cost. On CUDA the same code runs as it stands, kernel by kernel: there are
+no CUDA graphs. Knows nothing of groups, batches, staleness, processes or stores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from rhymeflow.engine.native import noise
+from rhymeflow.engine.native.attention import attention_for
+from rhymeflow.engine.native.cache import KVCache
+from rhymeflow.engine.native.drafting import Drafter, Drafting
+from rhymeflow.engine.native.linear import PackedLinears
+from rhymeflow.engine.native.lm_head import LMHead
+from rhymeflow.engine.native.packing import place
+from rhymeflow.engine.native.sampler import Draws, sample
+from rhymeflow.engine.native.scheduler import Scheduler, Work
+from rhymeflow.engine.native.sequence import Finished, Request, Segment, Sequence
+from rhymeflow.engine.native.verify import accepted, depths
+from rhymeflow.errors import UserError
+from rhymeflow.histospec.draft import Draft
+from rhymeflow.models import attention
+
+PAD_ROWS = 8
+"""More rows than this are rounded up to a multiple of it: with drafts their number differs from
+iteration to iteration, and oneDNN prepares each product of a new shape. It gains little: in two
+noisy comparisons the lower quartile of iterations with drafts of 0 to 8 tokens was 3 to 8% less at
+128 sequences, the least was equal, and at 32 there was no clear difference."""
+
+
+class Engine:
+    """Continuous batching over one model.
+
+    `model` was loaded with `attn_implementation=models.attention.NAME` and is in evaluation mode.
+    `seed` is the run's. `instance` and `version` go into the segments of what is generated.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        seed: int,
+        max_num_seqs: int,
+        max_prefill_tokens: int,
+        instance: str,
+        version: int,
+        drafter: Drafter | None = None,
+    ) -> None:
+        config = model.config
+        assert config._attn_implementation == attention.NAME, config._attn_implementation
+        self.seed, self.instance, self.version = seed, instance, version
+        self.max_length: int = config.max_position_embeddings
+        self.tokens_generated = 0
+        """Tokens sampled since the engine exists."""
+        self.clock = 0.0
+        """Tokens that a response decoded in every iteration would have by now, on average."""
+        self._model = model
+        self._device = model.device
+        with torch.inference_mode():
+            self._lm_head = LMHead(model)
+            self._linears = PackedLinears(model.base_model)
+        self._scheduler = Scheduler(
+            max_num_seqs=max_num_seqs, max_prefill_tokens=max_prefill_tokens
+        )
+        head_dim = getattr(config, "head_dim", None)
+        head_dim = head_dim or config.hidden_size // config.num_attention_heads
+        self._attention = attention_for(self._device, model.dtype, head_dim)
+        self._cache = KVCache(
+            num_layers=config.num_hidden_layers,
+            num_kv_heads=config.num_key_value_heads,
+            head_dim=head_dim,
+            dtype=model.dtype,
+            device=self._device,
+        )
+        self._sequences: dict[Hashable, Sequence] = {}
+        self._worth: dict[Hashable, float] = {}
+        self._drafting: Drafting | None = None
+        if drafter is not None:
+            self.draft_with(drafter)
+
+    def draft_with(self, drafter: Drafter) -> None:
+        """Draft from now on, also for what runs."""
+        assert self._drafting is None, "there is a drafter already"
+        self._drafting = Drafting(drafter, vocabulary=self._model.config.vocab_size)
+
+    def prefer(self, ids: Iterable[Hashable], weight: float) -> None:
+        """A token of these requests is worth `weight` (above 0) of the others' to the drafter.
+
+        It holds until the next call, also for those of them that are submitted later. What is
+        sampled stays the same.
+        """
+        assert weight > 0, weight
+        self._worth = {} if weight == 1 else dict.fromkeys(ids, weight)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether anything runs or waits."""
+        return bool(self._sequences)
+
+    @property
+    def num_running(self) -> int:
+        """Sequences that hold a place among `max_num_seqs`."""
+        return len(self._scheduler.running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences in the queue."""
+        return len(self._scheduler.waiting)
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens in the cache."""
+        return sum(sequence.cached for sequence in self._scheduler.running)
+
+    def waiting_ids(self) -> list[Hashable]:
+        """Ids of the requests in the queue, in its order."""
+        return [sequence.request.id for sequence in self._scheduler.waiting]
+
+    def request_ids(self) -> list[Hashable]:
+        """Ids of all requests that run or wait, in the order they were submitted."""
+        return list(self._sequences)
+
+    def submit(self, request: Request) -> None:
+        """Queue a request, new or interrupted. `UserError` if the model cannot hold it."""
+        assert request.id not in self._sequences, f"request {request.id} is here already"
+        assert len(request.logprobs) <= len(request.tokens)
+        longest = len(request.prompt_ids) + request.sampling.max_new_tokens
+        if longest > self.max_length:
+            raise UserError(
+                f"request {request.id}: {len(request.prompt_ids)} prompt tokens and up to "
+                f"{request.sampling.max_new_tokens} new ones are more than the model's "
+                f"max_position_embeddings = {self.max_length}"
+            )
+        if not request.prompt_ids:
+            raise UserError(f"request {request.id}: the prompt is empty")
+        sequence = Sequence(
+            request,
+            noise.stream(self.seed, request.noise_key),
+            [*request.prompt_ids, *request.tokens],
+            tuple(request.prompt_ids),
+        )
+        assert request.finish_reason() is None, f"request {request.id} is complete"
+        self._sequences[request.id] = sequence
+        self._scheduler.submit(sequence)
+
+    @torch.inference_mode()
+    def step(self) -> list[Finished]:
+        """Run one iteration; return what it completed."""
+        if self._drafting is not None:
+            self._drafting.start()
+        plan = self._scheduler.plan()
+        if not plan.work:
+            return []
+        if self._drafting is not None:
+            plan.work = self._drafting.propose(plan.work, self.kv_tokens, self._worth)
+        spans = place(plan, self._cache)
+        cached = self._attention(spans)
+        work = [plan.work[i] for i in cached.order]
+        hidden_TD = self._run(work, cached)
+        self._scheduler.advance(work)
+        return self._postprocess(work, hidden_TD)
+
+    @torch.inference_mode()
+    def interrupt(self, ids: Iterable[Hashable] | None = None) -> list[Request]:
+        """Stop requests (all of them, for None) and return them as far as they have come.
+
+        Ids that are not here are passed over: what they name may just have finished.
+        """
+        chosen = list(self._sequences) if ids is None else ids
+        found = [self._sequences[key] for key in chosen if key in self._sequences]
+        self._forget(found)
+        return [sequence.request for sequence in found]
+
+    @torch.inference_mode()
+    def set_version(self, version: int, *, keep_cache: bool) -> None:
+        """The model's weights were changed, in place, to `version`.
+
+        What runs goes on under them: with its keys and values computed anew, or (`keep_cache`)
+        with those of the old weights, which no sequence started from now on is given.
+        """
+        self.version = version
+        self._lm_head.refresh()
+        self._linears.refresh()
+        for sequence in self._scheduler.running:
+            if not keep_cache:
+                sequence.cached = 0
+            sequence.is_mixed = sequence.cached > 0
+
+    def _run(self, work: list[Work], cached: attention.Attention) -> Tensor:
+        """Run the body of the model over the packed row; return hidden states.
+
+        [T, D], and some rows more that belong to nobody.
+        """
+        ids: list[int] = []
+        positions: list[int] = []
+        for sequence, num_new, draft in work:
+            end = sequence.cached + num_new - len(draft.tokens)
+            ids += sequence.ids[sequence.cached : end]
+            ids += draft.tokens
+            positions += range(sequence.cached, end)
+            if draft.tokens:
+                positions += [end - 1 + depth for depth in depths(draft.parents)]
+        unused = _padded(len(ids)) - len(ids)
+        ids += [0] * unused
+        positions += [0] * unused
+        ids_1T = torch.tensor([ids], device=self._device)
+        positions_1T = torch.tensor([positions], device=self._device)
+        with self._linears, attention.attending(cached):
+            return self._model.base_model(
+                input_ids=ids_1T, position_ids=positions_1T, use_cache=False
+            ).last_hidden_state[0]
+
+    def _postprocess(self, work: list[Work], hidden_TD: Tensor) -> list[Finished]:
+        """Sample where a sequence's last token was run and at its draft; end what is complete."""
+        rows: list[int] = []
+        draws: list[Draws] = []
+        ready: list[tuple[Sequence, Draft]] = []
+        end = 0
+        for sequence, num_new, draft in work:
+            end += num_new
+            size = len(draft.tokens)
+            if sequence.remaining + size == 0:
+                rows += range(end - 1 - size, end)
+                how, start = sequence.request.sampling, len(sequence.request.tokens)
+                positions = [start]
+                if size:
+                    positions += [start + depth for depth in depths(draft.parents)]
+                draws.append(Draws(how, sequence.stream, positions))
+                ready.append((sequence, draft))
+        if not ready:
+            return []
+        num_rows = len(rows)
+        if num_rows < end:
+            rows += rows[-1:] * (_padded(num_rows) - num_rows)
+            hidden_TD = hidden_TD[rows]
+        logits_RV = self._lm_head.logits(hidden_TD)
+        tokens, logprobs = sample(logits_RV[:num_rows], draws)
+        finished, done, generated, first = [], [], [], 0
+        for sequence, draft in ready:
+            end = first + 1 + len(draft.tokens)
+            generated.append(self._take(sequence, draft, tokens[first:end], logprobs[first:end]))
+            first = end
+            if reason := sequence.request.finish_reason():
+                finished.append(Finished(sequence.request, reason))
+                done.append(sequence)
+        num_generated = sum(map(len, generated))
+        self.tokens_generated += num_generated
+        self.clock += num_generated / len(generated)
+        if self._drafting is not None:
+            total = sum(item.num_new for item in work)
+            self._drafting.observe([sequence for sequence, _ in ready], generated, total)
+        self._forget(done)
+        return finished
+
+    def _take(
+        self, sequence: Sequence, draft: Draft, sampled: list[int], logprobs: list[float]
+    ) -> list[int]:
+        """Append what was sampled along the accepted path, up to a stop token; return it."""
+        request = sequence.request
+        request.steps += 1
+        request.drafted += len(draft.tokens)
+        segment = Segment(len(request.tokens), self.version, self.instance)
+        path = accepted(draft, sampled)
+        if not path:
+            sequence.cached = len(sequence.ids)
+            sequence.extend(sampled[:1], logprobs[:1], segment)
+            return sampled[:1]
+        rows = [0, *(node + 1 for node in path)]
+        tokens = [sampled[row] for row in rows]
+        for i, token in enumerate(tokens):
+            if token in request.sampling.stop_token_ids:
+                del tokens[i + 1 :], rows[i + 1 :], path[i:]
+                break
+        known = len(sequence.ids)
+        if path and path[-1] >= len(path):
+            self._cache.gather(sequence.slot, known, [known + node for node in path])
+        sequence.extend(tokens, [logprobs[row] for row in rows], segment)
+        sequence.cached = known + len(path)
+        return tokens
+
+    def _forget(self, sequences: list[Sequence]) -> None:
+        if not sequences:
+            return
+        if self._drafting is not None:
+            self._drafting.end(sequences)
+        self._scheduler.remove(sequences)
+        for sequence in sequences:
+            del self._sequences[sequence.request.id]
+            if sequence.slot is not None:
+                self._cache.release(sequence.slot)
+                sequence.slot = None
+
+
+def _padded(rows: int) -> int:
+    """Rows that are run for this many: more than a few are rounded up, so that shapes repeat."""
+    return rows if rows <= PAD_ROWS else -(-rows // PAD_ROWS) * PAD_ROWS
+
+
+__all__ = ["Engine"]

@@ -1,0 +1,126 @@
+"""Which tokens run in the next iteration.
+
+Holds true, and the tests say so:
+- requests start in the order they came; a started one runs until it is finished or interrupted;
+- at most `max_num_seqs` run at a time;
+- one iteration prefills at most `max_prefill_tokens` tokens of sequences that are not yet ready to
+  decode, in chunks; each sequence that is ready decodes in every iteration;
+- of running sequences with one prompt a single one computes it; the others copy it once it is
+  there (a group's trajectories have one prompt, so this divides the work by `num_generations`);
+  what was computed under older weights is not copied;
+- every iteration runs at least one token while there is work.
+
+Knows nothing of tensors, models or why a request ends.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from rhymeflow.engine.native.sequence import Sequence
+from rhymeflow.histospec.draft import NONE, Draft
+
+
+class Work(NamedTuple):
+    """Run the next `num_new` tokens of the sequence that are not cached; the last are its draft."""
+
+    sequence: Sequence
+    num_new: int
+    draft: Draft = NONE
+
+
+class PrefixCopy(NamedTuple):
+    """Copy the first `length` cached tokens of `donor`, which begins with the same prompt."""
+
+    donor: Sequence
+    sequence: Sequence
+    length: int
+
+
+@dataclass(slots=True)
+class Plan:
+    """One iteration: first the copies, then the work."""
+
+    prefix_copies: list[PrefixCopy] = field(default_factory=list)
+    work: list[Work] = field(default_factory=list)
+
+
+class Scheduler:
+    """The engine's queue and its running sequences."""
+
+    def __init__(self, *, max_num_seqs: int, max_prefill_tokens: int) -> None:
+        assert max_num_seqs > 0
+        assert max_prefill_tokens > 0
+        self.max_num_seqs = max_num_seqs
+        self.max_prefill_tokens = max_prefill_tokens
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+
+    def submit(self, sequence: Sequence) -> None:
+        """Put a sequence at the end of the queue."""
+        self.waiting.append(sequence)
+
+    def plan(self) -> Plan:
+        """Admit what there is room for and say what runs now.
+
+        A copy counts as done: the sequence's `cached` is raised here. Work does not; whoever runs
+        it calls `advance`.
+        """
+        while self.waiting and len(self.running) < self.max_num_seqs:
+            self.running.append(self.waiting.popleft())
+        plan = Plan()
+        unready = [sequence for sequence in self.running if sequence.remaining > 1]
+        held = self._share(unready, plan) if unready else set()
+        budget = self.max_prefill_tokens
+        for sequence in self.running:
+            if sequence in held:
+                continue
+            num_new = sequence.remaining
+            if num_new > 1:
+                num_new = min(num_new, budget)
+                budget -= num_new
+            if num_new:
+                plan.work.append(Work(sequence, num_new))
+        return plan
+
+    def advance(self, work: Iterable[Work]) -> None:
+        """The work was run: its tokens are in the cache, drafts included."""
+        for sequence, num_new, _draft in work:
+            sequence.cached += num_new
+
+    def remove(self, sequences: Iterable[Sequence]) -> None:
+        """Forget sequences that are finished or interrupted, waiting or running."""
+        gone = set(sequences)
+        self.running = [sequence for sequence in self.running if sequence not in gone]
+        if not gone.isdisjoint(self.waiting):
+            self.waiting = deque(sequence for sequence in self.waiting if sequence not in gone)
+
+    def _share(self, unready: list[Sequence], plan: Plan) -> set[Sequence]:
+        """Plan copies of prompts that are in the cache; return who waits for one in the making."""
+        donors: dict[tuple[int, ...], Sequence] = {}
+        for sequence in self.running:
+            if sequence.cached >= len(sequence.prompt) - 1 and not sequence.is_mixed:
+                donors.setdefault(sequence.prompt, sequence)
+        makers: set[tuple[int, ...]] = set()
+        held = set()
+        # One that has begun goes on before one that has not, so nobody waits for a sequence that
+        # itself waits.
+        for sequence in sorted(unready, key=lambda sequence: sequence.cached == 0):
+            length = len(sequence.prompt) - 1
+            if sequence.cached >= length or length == 0:
+                continue
+            donor = donors.get(sequence.prompt)
+            if donor is not None and sequence.cached == 0:
+                plan.prefix_copies.append(PrefixCopy(donor, sequence, length))
+                sequence.cached = length
+            elif sequence.prompt in makers and sequence.cached == 0:
+                held.add(sequence)
+            elif not sequence.is_mixed:
+                makers.add(sequence.prompt)
+        return held
+
+
+__all__ = ["Plan", "PrefixCopy", "Scheduler", "Work"]

@@ -1,0 +1,1 @@
+"""What is trained towards: advantages and losses, one file each."""

@@ -1,0 +1,180 @@
+"""The objective, token by token.
+
+For each response token, with ratio r = pi / pi_prox and advantage A, the loss is
+
+    - w * min(r * A, clip(r, 1 - epsilon, 1 + epsilon_high) * A)  +  beta * r * k3
+
+pi is the policy being trained, pi_prox the policy that the clip keeps it close to, mu the behaviour
+policy that sampled the token, and w what `off_policy_correction` makes of u = pi_prox / mu:
+
+    none       pi_prox is mu itself, w = 1: plain PPO clipping around whatever sampled the token
+    tis        pi_prox is the learner's policy when the step began, w = min(u, cap): token-level
+               truncated importance sampling (TIS)
+    decoupled  the same pi_prox, w = u where u <= cap and 0 elsewhere: decoupled PPO
+
+Holds true: u is a constant, no gradient runs through it; with one optimizer step per batch pi_prox
+is pi without gradient, so r is 1, nothing is clipped and no second forward pass is needed; each
+loss type is a constant per sample (`sample_weights`) times a sum over tokens, so a batch split into
+micro-batches in any way has the same loss and gradient. Knows nothing of models or packing.
+
+Sources: clip-higher, DAPO (arXiv 2503.14476, section 3.1). Decoupled objective: Hilton et al.
+(arXiv 2110.00641, section 2) with the paper's recomputed pi_prox of AReaL (arXiv 2505.24298,
+section 5.2); neither has the cap, it is AReaL's released code that drops tokens past it. Cap 2.0
+with truncation is what StaleFlow is paired with (arXiv 2601.12784). k3: the estimator
+exp(d) - d - 1 of the KL divergence, d = log pi_ref - log pi (GRPO, arXiv 2402.03300, equation 4);
+the factor r, whose gradient counts even where its value is 1, makes the gradient that of
+KL(pi || pi_ref) (DeepSeek-V3.2, arXiv 2512.02556; TRL's default).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from rhymeflow.config import LearnerConfig
+
+
+@dataclass(frozen=True)
+class TokenInputs:
+    """What is known of R response tokens before their gradient is taken; float32 [R] each."""
+
+    advantage_R: Tensor
+    weight_R: Tensor
+    """Factor of the token's loss in the sum, from `sample_weights`."""
+    behaviour_R: Tensor
+    """log mu."""
+    proximal_R: Tensor | None = None
+    """log pi_prox; `None`: it is the policy itself, without gradient."""
+    reference_R: Tensor | None = None
+    """log pi_ref, if there is a reference."""
+
+    def __getitem__(self, chunk: slice) -> TokenInputs:
+        return TokenInputs(
+            *(None if x is None else x[chunk] for x in vars(self).values())  # type: ignore[arg-type]
+        )
+
+    def with_(self, **known: Tensor | None) -> TokenInputs:
+        """A copy that knows more."""
+        return replace(self, **known)  # type: ignore[arg-type]
+
+
+def sample_weights(
+    loss_type: Literal["grpo", "bnpo", "dr_grpo", "dapo"],
+    lengths: Sequence[int],
+    *,
+    max_completion_length: int,
+    mean_tokens: float,
+) -> list[float]:
+    """Factor of every token's loss, for each sample of one optimizer step.
+
+    `lengths` counts each sample's tokens in the loss (0 for a masked one, which still counts as a
+    sample, as in TRL). `mean_tokens` is the number of tokens of the whole batch over the number of
+    optimizer steps it is split into; it is `dapo`'s denominator and with a single step equal to
+    `bnpo`'s, the tokens of this step.
+    """
+    if loss_type == "grpo":
+        return [1 / (len(lengths) * max(n, 1)) for n in lengths]
+    denominators = {
+        "bnpo": max(sum(lengths), 1),
+        "dapo": max(mean_tokens, 1),
+        "dr_grpo": len(lengths) * max_completion_length,
+    }
+    return [1 / denominators[loss_type]] * len(lengths)
+
+
+def token_losses(logprob_R: Tensor, inputs: TokenInputs, config: LearnerConfig) -> Tensor:
+    """The loss of each token, [R], not yet weighted; gradient runs through `logprob_R` only."""
+    low, high = clip_range(config)
+    ratio_R = _ratio(logprob_R, inputs, config)
+    advantage_R = inputs.advantage_R
+    loss_R = -torch.min(ratio_R * advantage_R, ratio_R.clamp(low, high) * advantage_R)
+    if config.off_policy_correction != "none":
+        loss_R = loss_R * off_policy_weight(
+            _proximal(logprob_R, inputs) - inputs.behaviour_R, config
+        )
+    if config.beta > 0.0:
+        loss_R = loss_R + config.beta * reference_kl(logprob_R, inputs, config)
+    return loss_R
+
+
+def clip_range(config: LearnerConfig) -> tuple[float, float]:
+    """Least and greatest ratio that still carries gradient."""
+    high = config.epsilon if config.epsilon_high is None else config.epsilon_high
+    return 1.0 - config.epsilon, 1.0 + high
+
+
+def off_policy_weight(log_u_R: Tensor, config: LearnerConfig) -> Tensor:
+    """w of the module's docstring, from log(pi_prox / mu)."""
+    u_R = log_u_R.exp()
+    cap = config.importance_sampling_cap
+    if config.off_policy_correction == "decoupled":
+        return torch.where(u_R <= cap, u_R, 0.0)
+    return u_R.clamp(max=cap)
+
+
+def reference_kl(logprob_R: Tensor, inputs: TokenInputs, config: LearnerConfig) -> Tensor:
+    """r * k3, the estimate of KL(pi || pi_ref) from each token, never negative."""
+    assert inputs.reference_R is not None, "no reference log-probabilities"
+    return _ratio(logprob_R, inputs, config) * _k3(inputs.reference_R - logprob_R)
+
+
+def diagnosis_names(config: LearnerConfig) -> tuple[str, ...]:
+    """What `diagnose` returns, under the names of the metrics."""
+    clips = ("clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean")
+    return ("loss", "entropy", *clips, *(("kl",) if config.beta > 0.0 else ()))
+
+
+def diagnose(
+    logprob_R: Tensor, entropy_R: Tensor, inputs: TokenInputs, config: LearnerConfig
+) -> dict[str, Tensor]:
+    """Sums over the tokens by metric name, no gradient; `loss` is weighted."""
+    low, high = clip_range(config)
+    ratio_R, advantage_R = _ratio(logprob_R, inputs, config), inputs.advantage_R
+    is_low_R = (ratio_R < low) & (advantage_R < 0)
+    is_high_R = (ratio_R > high) & (advantage_R > 0)
+    sums = {
+        "loss": (token_losses(logprob_R, inputs, config) * inputs.weight_R).sum(),
+        "entropy": entropy_R.sum(),
+        "clip_ratio/low_mean": is_low_R.sum(),
+        "clip_ratio/high_mean": is_high_R.sum(),
+        "clip_ratio/region_mean": (is_low_R | is_high_R).sum(),
+    }
+    if config.beta > 0.0:
+        sums["kl"] = reference_kl(logprob_R, inputs, config).sum()
+    return sums
+
+
+def mismatch(logprob_R: Tensor, behaviour_R: Tensor) -> tuple[Tensor, Tensor]:
+    """Sum of the k3 estimates of KL(mu || pi), and the greatest pi / mu."""
+    log_u_R = logprob_R - behaviour_R
+    return _k3(log_u_R).sum(), log_u_R.max().exp()
+
+
+def _proximal(logprob_R: Tensor, inputs: TokenInputs) -> Tensor:
+    return logprob_R.detach() if inputs.proximal_R is None else inputs.proximal_R
+
+
+def _ratio(logprob_R: Tensor, inputs: TokenInputs, config: LearnerConfig) -> Tensor:
+    is_plain = config.off_policy_correction == "none"
+    return (logprob_R - (inputs.behaviour_R if is_plain else _proximal(logprob_R, inputs))).exp()
+
+
+def _k3(d_R: Tensor) -> Tensor:
+    return d_R.exp() - d_R - 1.0
+
+
+__all__ = [
+    "TokenInputs",
+    "clip_range",
+    "diagnose",
+    "diagnosis_names",
+    "mismatch",
+    "off_policy_weight",
+    "reference_kl",
+    "sample_weights",
+    "token_losses",
+]

@@ -1,0 +1,35 @@
+"""A command of the coordinator as the message that carries it to an instance, with the data it
+needs.
+
+Holds true: a response is sent with all that is stored of it, whoever generated it. Decides nothing.
+"""
+
+from __future__ import annotations
+
+from rhymeflow.core import commands
+from rhymeflow.runtime.evaluation import Evaluations
+from rhymeflow.runtime.in_flight import InFlight
+from rhymeflow.workers import messages
+
+
+def message_for(
+    command: commands.InstanceCommand, in_flight: InFlight, evaluations: Evaluations
+) -> messages.Message:
+    """Return what the instance is to be told."""
+    number = command.number
+    match command:
+        case commands.Route(trajectory=trajectory):
+            group, tokens = in_flight[trajectory.group], in_flight.tokens(trajectory)
+            return messages.Route(
+                number, trajectory, group.prompt.row, group.epoch, group.prompt_ids, tokens
+            )
+        case commands.Interrupt(trajectories=trajectories):
+            return messages.Interrupt(number, trajectories)
+        case commands.Abort(trajectories=trajectories):
+            return messages.Abort(number, trajectories)
+        case commands.Pull(version=version):
+            return messages.Pull(number, version)
+        case commands.Hurry(trajectories=trajectories, urgency=urgency):
+            return messages.Prefer(number, trajectories, urgency)
+        case commands.Evaluate(version=version):
+            return messages.Evaluate(number, version, evaluations.prompt_ids)

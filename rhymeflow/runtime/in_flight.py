@@ -1,0 +1,195 @@
+"""Groups in flight: their prompts, and the tokens of their responses that are not stored yet.
+
+Tokens come in small parts, several times a second for each response, so that little is lost with an
+instance. They are put together here and stored when a segment ends: a new version, another
+instance, an interruption, the end.
+
+Holds true: what is asked about a response is asked after its tokens are stored; a segment is stored
+once; what has ended, or was aborted, is passed over when something late is heard of it. Knows
+nothing of processes or rewards.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+
+from rhymeflow.core.events import GroupDrawn
+from rhymeflow.core.types import GroupId, InstanceId, TrajectoryId, Version
+from rhymeflow.data.encode import PromptEncoder
+from rhymeflow.data.prompts import Prompt, PromptSource
+from rhymeflow.data.stream import PromptStream
+from rhymeflow.store.writer import SqliteTrajectoryStore
+from rhymeflow.workers.messages import Part
+
+
+@dataclass(slots=True)
+class Segment:
+    """Tokens generated on one instance under one version, so far."""
+
+    instance: InstanceId
+    version: Version
+    start: int
+    steps: int
+    drafted: int
+    tokens: list[int]
+    logprobs: list[float]
+
+
+@dataclass(slots=True)
+class Group:
+    """What was requested, and how far its members are."""
+
+    epoch: int
+    prompt: Prompt
+    prompt_ids: list[int]
+    open: dict[int, Segment] = field(default_factory=dict)
+    """Of each member that is being produced, the segment that is not stored yet."""
+    stored: dict[int, array[int]] = field(default_factory=dict)
+    """Of each member that there is anything of, the tokens that are stored."""
+    aborted: set[int] = field(default_factory=set)
+
+
+class InFlight:
+    """Groups from the moment they are requested to their end.
+
+    `source` holds the prompts by row; `stream` gives them in the order they are requested.
+    """
+
+    def __init__(
+        self,
+        store: SqliteTrajectoryStore,
+        source: PromptSource,
+        stream: PromptStream,
+        encoder: PromptEncoder,
+    ) -> None:
+        self._store, self._source, self._stream, self._encoder = store, source, stream, encoder
+        self._groups: dict[GroupId, Group] = {}
+        self._next_group_id: GroupId = 0
+        self._position = 0  # in the stream; a prompt that is requested again takes none
+
+    def __getitem__(self, group: GroupId) -> Group:
+        return self._groups[group]
+
+    def __contains__(self, trajectory: TrajectoryId) -> bool:
+        """Whether anything is still to be done about this response."""
+        group = self._groups.get(trajectory.group)
+        return group is not None and trajectory.member not in group.aborted
+
+    # -- groups ------------------------------------------------------------------------------
+
+    def request(self) -> GroupDrawn:
+        """Take the next prompt and store it as a new group."""
+        epoch, prompt = self._stream.at(self._position)
+        self._position += 1
+        return self._add(epoch, prompt, None)
+
+    def request_again(self, group: GroupId) -> GroupDrawn:
+        """Take the prompt of an ended group once more, as a new group.
+
+        Its noise is that of the same row and epoch, so the policy as it was would answer as it did
+        before: requesting it again does not favour prompts' shorter answers.
+        """
+        row, epoch = self._store.origin(group)
+        return self._add(epoch, self._source[row], group)
+
+    def _add(self, epoch: int, prompt: Prompt, repeats: GroupId | None) -> GroupDrawn:
+        group_id = self._next_group_id
+        self._next_group_id += 1
+        ids = self._encoder.encode(prompt)
+        self._groups[group_id] = Group(epoch, prompt, ids)
+        self._store.put_group(
+            group_id,
+            row=prompt.row,
+            epoch=epoch,
+            prompt=prompt.prompt,
+            prompt_tokens=ids,
+            columns=prompt.columns,
+        )
+        return GroupDrawn(group_id, prompt.row, epoch, len(ids), repeats)
+
+    def end(self, group: GroupId) -> None:
+        """The group has ended; what there is of it is stored."""
+        for member in list(self._groups[group].open):
+            self.seal(TrajectoryId(group, member))
+        del self._groups[group]
+
+    # -- responses ---------------------------------------------------------------------------
+
+    def take(self, instance: InstanceId, part: Part) -> None:
+        """Receive a part of a response."""
+        if part.trajectory not in self:
+            return
+        open_segments, member = self._groups[part.trajectory.group].open, part.trajectory.member
+        segment = open_segments.get(member)
+        if segment is not None and segment.version != part.version:
+            self.seal(part.trajectory)
+            segment = None
+        if segment is None:
+            assert part.start == self._num_stored(part.trajectory), (instance, part)
+            open_segments[member] = Segment(
+                instance,
+                part.version,
+                part.start,
+                part.steps,
+                part.drafted,
+                part.tokens,
+                part.logprobs,
+            )
+            return
+        assert segment.instance == instance, (segment.instance, instance, part.trajectory)
+        assert part.start == segment.start + len(segment.tokens), (instance, part)
+        segment.steps += part.steps
+        segment.drafted += part.drafted
+        segment.tokens += part.tokens
+        segment.logprobs += part.logprobs
+
+    def seal(self, trajectory: TrajectoryId) -> int:
+        """Store what is not stored of a response; return how many tokens it has."""
+        group = self._groups[trajectory.group]
+        segment = group.open.pop(trajectory.member, None)
+        if segment is not None:
+            self._store.put_segment(
+                trajectory,
+                start=segment.start,
+                version=segment.version,
+                instance=segment.instance,
+                steps=segment.steps,
+                drafted=segment.drafted,
+                tokens=segment.tokens,
+                logprobs=segment.logprobs,
+            )
+            group.stored.setdefault(trajectory.member, array("i")).extend(segment.tokens)
+        return self._num_stored(trajectory)
+
+    def complete(self, trajectory: TrajectoryId) -> list[int]:
+        """Store what is not stored of a response; return all its tokens."""
+        self.seal(trajectory)
+        return self.tokens(trajectory)
+
+    def seal_all(self, instance: InstanceId | None = None) -> None:
+        """Store what there is of every response, or of those of one instance."""
+        chosen = [
+            TrajectoryId(group_id, member)
+            for group_id, group in self._groups.items()
+            for member, segment in group.open.items()
+            if instance in (None, segment.instance)
+        ]
+        for trajectory in chosen:
+            self.seal(trajectory)
+
+    def tokens(self, trajectory: TrajectoryId) -> list[int]:
+        """The response so far, all of it stored."""
+        group = self._groups[trajectory.group]
+        assert trajectory.member not in group.open, f"{trajectory} is being produced"
+        stored = group.stored.get(trajectory.member)
+        return [] if stored is None else stored.tolist()
+
+    def abort(self, trajectory: TrajectoryId) -> None:
+        """Nothing more is wanted of this response; what there is of it is stored."""
+        if trajectory in self:
+            self.seal(trajectory)
+            self._groups[trajectory.group].aborted.add(trajectory.member)
+
+    def _num_stored(self, trajectory: TrajectoryId) -> int:
+        return len(self._groups[trajectory.group].stored.get(trajectory.member, ()))

@@ -1,0 +1,109 @@
+"""What the user is told of a run while it goes on: metrics, step by step, and the live display.
+
+Holds true: a row of metrics is written for each version, and one for each evaluation. Decides
+nothing.
+"""
+
+from __future__ import annotations
+
+import time
+
+from rhymeflow.config import Config
+from rhymeflow.core.types import Version
+from rhymeflow.observe.metrics import MetricsWriter
+from rhymeflow.observe.progress import Progress, ProgressState
+from rhymeflow.runtime.throughput import Throughput
+from rhymeflow.workers.messages import BatchTrained
+
+
+class Reporter:
+    """Collects numbers; writes and shows them."""
+
+    def __init__(self, config: Config, metrics: MetricsWriter, progress: Progress) -> None:
+        self._metrics, self._progress = metrics, progress
+        self._started = time.monotonic()
+        has_drafts = config.drafting.window != "off"
+        self.throughput = Throughput(since=0.0, has_drafts=has_drafts)
+        self.endings = {"consumed": 0, "filtered": 0, "aborted": 0}
+        """Groups that ended, so far."""
+        self._state = ProgressState(
+            config.name, config.learner.max_steps, config.schedule.bound, has_drafts=has_drafts
+        )
+        self._trained_tokens = 0.0
+
+    @property
+    def now(self) -> float:
+        """Seconds since the run began."""
+        return time.monotonic() - self._started
+
+    def begin_training(self) -> None:
+        """Everything is loaded."""
+        self._state.first_step_at = self.now
+        self.throughput.begin(self.now, {"cpu": time.process_time()})
+        self.say("training")
+
+    def end_step(
+        self, message: BatchTrained, history: dict[str, float], *, coordinator: float, store: float
+    ) -> None:
+        """A version is published; `coordinator` and `store` are the seconds they took so far, in
+        all.
+
+        `history`: metrics of the index, and of what was predicted of lengths.
+        """
+        now, version = self.now, message.version + 1
+        throughput = self.throughput.end_step(
+            now,
+            learner_seconds=message.train_seconds + message.push_seconds,
+            coordination_seconds={
+                "coordinator": coordinator,
+                "store": store,
+                "cpu": time.process_time(),
+            },
+        )
+        metrics = {
+            **message.metrics,
+            **throughput,
+            **history,
+            "params/push_s": message.push_seconds,
+            **{f"endings/{name}": float(count) for name, count in self.endings.items()},
+        }
+        self._metrics.write(version, now, metrics)
+        state = self._state
+        state.step = version
+        state.rewards.append(metrics["reward"])
+        tokens = metrics["num_tokens"]
+        state.trained_tokens_per_s = (tokens - self._trained_tokens) / metrics["step_time"]
+        self._trained_tokens = tokens
+        state.staleness_mean = metrics["staleness/mean"]
+        state.staleness_max = int(metrics["staleness/max"])
+        state.rollout_tokens_per_s = metrics["rollout/tokens_per_s"]
+        state.tokens_per_step = metrics.get("draft/tokens_per_step", state.tokens_per_step)
+        state.acceptance_rate = metrics.get("draft/acceptance_rate", state.acceptance_rate)
+        state.time_saved_share = metrics.get("draft/time_saved_share", state.time_saved_share)
+        state.idle_rollout = metrics["idle/rollout"]
+        state.idle_learner = metrics["idle/learner"]
+
+    def evaluated(self, version: Version, reward: float) -> None:
+        """Held-out prompts were answered under `version`."""
+        self._state.eval_rewards.append(reward)
+        self._metrics.write(version, self.now, {"eval/reward": reward})
+
+    def warn(self, message: str) -> None:
+        """Say something that the user should know of also when it is over."""
+        self._progress.warn(message)
+        self.say(message)
+
+    def say(self, message: str) -> None:
+        """Say what is going on."""
+        self._state.message = message
+        self.show()
+
+    def show(self) -> None:
+        """Bring the display up to date."""
+        self._state.elapsed = self.now
+        if self._state.first_step_at is not None:
+            self._state.running, self._state.waiting = (
+                self.throughput.running,
+                self.throughput.waiting,
+            )
+        self._progress.update(self._state)

@@ -1,0 +1,47 @@
+"""The run directory: where it is, and what is in it from the first moment.
+
+config.yaml     the resolved configuration
+events.db       every event and every token (SQLite)
+metrics.jsonl   one row a step
+summary.json    what it came to
+checkpoints/    step-N/, Hugging Face format plus the optimizer's state
+tensorboard/    the same metrics, if asked for
+"""
+
+from __future__ import annotations
+
+import time
+from itertools import count
+from pathlib import Path
+
+from rhymeflow.config import Config
+from rhymeflow.config.load import dump_config
+from rhymeflow.errors import UserError
+
+RUNS = Path("runs")
+
+
+def create_run_dir(config: Config, run_dir: Path | None = None) -> Path:
+    """Make the run's directory with its `config.yaml`; return its path.
+
+    Raises:
+        UserError: the directory that was asked for holds a run already, or cannot be made.
+    """
+    path = run_dir or choose_run_dir(config)
+    if (path / "events.db").exists():
+        raise UserError(f"run.output_dir: {path} holds a run already")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        (path / "config.yaml").write_text(dump_config(config))
+    except OSError as error:
+        raise UserError(f"run.output_dir: {path} cannot be written: {error}") from error
+    return path
+
+
+def choose_run_dir(config: Config) -> Path:
+    """Return the directory that was asked for, or one under `runs/` that is not there yet."""
+    if config.run.output_dir is not None:
+        return Path(config.run.output_dir)
+    stem = f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    candidates = (RUNS / (stem if n == 0 else f"{stem}-{n}") for n in count())
+    return next(path for path in candidates if not path.exists())

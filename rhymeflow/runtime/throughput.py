@@ -1,0 +1,140 @@
+"""Rates and shares between two steps, from the totals that workers report.
+
+Holds true: every share is of the time since the last step ended; what an instance did counts also
+when it is gone; pure arithmetic, time is an argument. Knows nothing of processes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from rhymeflow.core.types import InstanceId
+from rhymeflow.workers.messages import InstanceStatus, Part
+
+
+@dataclass(slots=True)
+class Generated:
+    """What was generated of training responses in a step.
+
+    Held-out answers are drafted too, but not counted here: greedy ones repeat more.
+    """
+
+    tokens: int = 0
+    steps: int = 0
+    drafted: int = 0
+
+
+@dataclass
+class Throughput:
+    """How fast the run goes."""
+
+    since: float
+    """When the current step's account began."""
+    has_drafts: bool = False
+    """Whether the run drafts."""
+    statuses: dict[InstanceId, InstanceStatus] = field(default_factory=dict)
+    pull_seconds: list[float] = field(default_factory=list)
+    _tokens: int = 0
+    _busy: float = 0.0
+    _coordination: dict[str, float] = field(default_factory=dict)
+    _left: list[InstanceStatus] = field(default_factory=list)
+    _generated: Generated = field(default_factory=Generated)
+    _saved: float = 0.0
+
+    @property
+    def running(self) -> int:
+        """Trajectories being decoded, on all instances."""
+        return sum(status.running for status in self.statuses.values())
+
+    @property
+    def waiting(self) -> int:
+        """Trajectories routed but not being decoded, on all instances."""
+        return sum(len(status.waiting) for status in self.statuses.values())
+
+    def leave(self, instance: InstanceId) -> None:
+        """An instance is gone; what it did stays counted."""
+        if instance in self.statuses:
+            self._left.append(self.statuses.pop(instance))
+
+    def generated(self, part: Part) -> None:
+        """Part of a training response was generated."""
+        self._generated.tokens += len(part.tokens)
+        self._generated.steps += part.steps
+        self._generated.drafted += part.drafted
+
+    def rollout_tokens_per_s(self, now: float) -> float:
+        """Tokens generated per second since the step's account began, on all instances."""
+        return (self._tokens_generated() - self._tokens) / max(now - self.since, 1e-9)
+
+    def begin(self, now: float, coordination_seconds: dict[str, float]) -> None:
+        """Open the first account; what was spent before is in none."""
+        self.since, self._coordination = now, coordination_seconds
+
+    def end_step(
+        self, now: float, *, learner_seconds: float, coordination_seconds: dict[str, float]
+    ) -> dict[str, float]:
+        """Close the account; return its metrics and open the next.
+
+        `coordination_seconds` are totals by part; `cpu`, all the controller computes, includes the
+        others.
+        """
+        seconds = max(now - self.since, 1e-9)
+        busy = sum(status.busy_seconds for status in self._all())
+        instances = max(len(self.statuses), 1)
+        metrics = {
+            "step_time": seconds,
+            "rollout/tokens_per_s": self.rollout_tokens_per_s(now),
+            "idle/rollout": _share(1 - (busy - self._busy) / instances / seconds),
+            "idle/learner": _share(1 - learner_seconds / seconds),
+        }
+        metrics |= self._end_coordination(seconds, coordination_seconds)
+        metrics |= self._end_drafts(busy - self._busy)
+        if self.pull_seconds:
+            metrics["params/pull_s"] = sum(self.pull_seconds) / len(self.pull_seconds)
+        self.pull_seconds = []
+        self._tokens = self._tokens_generated()
+        self._busy, self.since = busy, now
+        return metrics
+
+    def _end_drafts(self, busy_seconds: float) -> dict[str, float]:
+        """Figures of drafting; a share of nothing is left out.
+
+        Time is of all that instances did in `busy_seconds`, held-out answers included.
+        """
+        generated, self._generated = self._generated, Generated()
+        if not self.has_drafts:
+            return {}
+        total = sum(status.drafts.saved_seconds for status in self._all())
+        saved, self._saved = total - self._saved, total
+        metrics = {"draft/time_saved": saved}
+        if generated.steps:
+            metrics["draft/tokens_per_step"] = generated.tokens / generated.steps
+        if generated.drafted:
+            # Each iteration makes one token without any draft.
+            metrics["draft/acceptance_rate"] = (
+                generated.tokens - generated.steps
+            ) / generated.drafted
+        if busy_seconds + saved > 0:
+            metrics["draft/time_saved_share"] = saved / (busy_seconds + saved)
+        return metrics
+
+    def _end_coordination(self, seconds: float, totals: dict[str, float]) -> dict[str, float]:
+        since = {part: total - self._coordination.get(part, 0.0) for part, total in totals.items()}
+        self._coordination = totals
+        cpu = since.pop("cpu")
+        return {
+            **{f"coordination/{part}_s": spent for part, spent in since.items()},
+            "coordination/share": sum(since.values()) / seconds,
+            "coordination/cpu_share": cpu / seconds,
+        }
+
+    def _all(self) -> list[InstanceStatus]:
+        return [*self._left, *self.statuses.values()]
+
+    def _tokens_generated(self) -> int:
+        return sum(status.tokens for status in self._all())
+
+
+def _share(value: float) -> float:
+    # Statuses arrive a moment after what they count, so a share can be a little off either end.
+    return min(max(value, 0.0), 1.0)

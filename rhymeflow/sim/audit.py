@@ -1,0 +1,177 @@
+"""What became of every group and response, kept outside the coordinator; the laws are checked on
+it.
+
+Holds true: a run whose audit closes has kept laws 1 and 2: no batch held a token older than the
+bound allows, no group ended twice or was trained on twice, every group that was admitted ended. It
+rests on what instances did (the version they held when they generated a token), not on the
+coordinator's state.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from rhymeflow.core.commands import Drop, Train
+from rhymeflow.core.types import GroupId, TrajectoryId, Version
+from rhymeflow.sim.response import Response
+from rhymeflow.sim.workload import Prompt
+
+NOT_NEEDED = "its group did not need it"
+"""Why a member of a consumed group was not trained on: there were more than `num_generations`."""
+
+
+class InvariantViolation(AssertionError):  # noqa: N818 - it is what happened
+    """The run did what it must never do. A defect of the coordinator, or of the simulator."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How one response ended."""
+
+    length: int
+    """As long as it would have become."""
+    ending: str
+    """`consumed`, `filtered` or `aborted`."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one step trained on."""
+
+    version: Version
+    responses: int
+    response_tokens: int
+    prompt_tokens: int
+    still_tokens: int
+    """Of both, those of groups whose trained responses have all the same reward."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The state of the run when a version was published."""
+
+    version: Version
+    time: float
+    rollout_busy: float
+    """Seconds in which instances did anything, all of them together, since the beginning."""
+    learner_busy: float
+
+
+class Audit:
+    """The record of one simulated run."""
+
+    def __init__(self, *, num_generations: int, groups_per_batch: int, max_staleness: int) -> None:
+        self.responses: dict[TrajectoryId, Response] = {}
+        """All that were ever routed."""
+        self.outcomes: list[Outcome] = []
+        self.batches: list[Batch] = []
+        self.staleness: Counter[int] = Counter()
+        """Trained responses by the age of their oldest token, in versions."""
+        self._num_generations, self._groups_per_batch = num_generations, groups_per_batch
+        self._max_staleness = max_staleness
+        self._prompts: dict[GroupId, Prompt] = {}
+        self._members: dict[GroupId, list[Response]] = {}
+        """Those of groups that were admitted and have not ended."""
+        self._complete: set[TrajectoryId] = set()
+        self._rewards: dict[TrajectoryId, float] = {}
+        self._ended: set[GroupId] = set()
+
+    def request(self, group: GroupId, prompt: Prompt) -> None:
+        """A prompt was requested from the data, as this group."""
+        assert group not in self._prompts
+        self._prompts[group] = prompt
+
+    def prompt(self, group: GroupId) -> Prompt:
+        """What the group's prompt is."""
+        return self._prompts[group]
+
+    def admit(self, response: Response) -> None:
+        """A response is routed for the first time."""
+        if response.id.group in self._ended:
+            raise InvariantViolation(f"{response.id} is begun, but its group has ended")
+        self.responses[response.id] = response
+        self._members.setdefault(response.id.group, []).append(response)
+
+    def complete(self, trajectory: TrajectoryId) -> None:
+        """A response is finished, or concluded."""
+        if trajectory in self._complete:
+            raise InvariantViolation(f"{trajectory} was completed twice")
+        self._complete.add(trajectory)
+
+    def reward(self, trajectory: TrajectoryId, reward: float) -> None:
+        """A complete response has its reward."""
+        self._rewards[trajectory] = reward
+
+    def train(self, command: Train) -> Batch:
+        """Check the batch, and enter it."""
+        trained = [
+            [self._trained(command.version, TrajectoryId(group, member)) for member in members]
+            for group, members in zip(command.groups, command.members, strict=True)
+        ]
+        if command.version != len(self.batches):
+            raise InvariantViolation(
+                f"batch {command.version} follows batch {len(self.batches) - 1}"
+            )
+        if len(command.groups) != self._groups_per_batch or any(
+            len(set(members)) != self._num_generations for members in command.members
+        ):
+            raise InvariantViolation(
+                f"batch {command.version} is not of the size that was asked for"
+            )
+        for group, members in zip(command.groups, command.members, strict=True):
+            for response in self._end(group):
+                used = response.id.member in members
+                self._enter(response, "consumed" if used else "aborted", "" if used else NOT_NEEDED)
+        chosen = [response for group in trained for response in group]
+        prompt_tokens = sum(response.prompt_tokens for response in chosen)
+        generated = sum(response.generated for response in chosen)
+        still = sum(
+            response.prompt_tokens + response.generated
+            for group in trained
+            if len({self._rewards[response.id] for response in group}) == 1
+            for response in group
+        )
+        batch = Batch(command.version, len(chosen), generated, prompt_tokens, still)
+        self.batches.append(batch)
+        return batch
+
+    def drop(self, command: Drop) -> None:
+        """A group ended without being trained on."""
+        for response in self._end(command.group):
+            self._enter(response, command.ending, command.reason)
+
+    def close(self, num_batches: int) -> None:
+        """The run is over: every group that was admitted has ended."""
+        if self._members:
+            raise InvariantViolation(
+                f"groups {sorted(self._members)[:10]} were admitted and did not end"
+            )
+        if len(self.batches) != num_batches:
+            raise InvariantViolation(
+                f"{len(self.batches)} of {num_batches} batches were trained on"
+            )
+
+    def _trained(self, version: Version, trajectory: TrajectoryId) -> Response:
+        if trajectory not in self._complete:
+            raise InvariantViolation(f"{trajectory} is trained on and is not complete")
+        response = self.responses[trajectory]
+        assert response.oldest_version is not None
+        age = version - response.oldest_version
+        if not 0 <= age <= self._max_staleness:
+            raise InvariantViolation(
+                f"{trajectory} is {age} versions old in batch {version}; "
+                f"the bound is {self._max_staleness}"
+            )
+        self.staleness[age] += 1
+        return response
+
+    def _end(self, group: GroupId) -> list[Response]:
+        if group in self._ended:
+            raise InvariantViolation(f"group {group} ended twice")
+        self._ended.add(group)
+        return self._members.pop(group, [])
+
+    def _enter(self, response: Response, ending: str, reason: str) -> None:
+        self.outcomes.append(Outcome(response.length, ending, reason))

@@ -1,0 +1,128 @@
+"""Following a run's event store as it grows: new segments, judgements and held-out answers.
+
+Holds true: every segment from where following begins is given once, in the order in which they were
+stored, so those of one response follow one another; a judgement is given with the response's
+segments if it is there when they are read, and else once, later; held-out answers are stored whole
+and judged, and given once; each call costs by what is new.
+Segments are never taken out of a store, nor changed once they are told (`trajectories.put_segment`
+of one that grew would be missed; the runtime stores none before it is whole).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from rhymeflow.core.events import TrajectoryRewarded
+from rhymeflow.core.types import GroupId, TrajectoryId, Version
+from rhymeflow.store import codec
+from rhymeflow.store.reader import TrajectoryReader
+
+# SQLite numbers the rows of a table upwards, so a number says what is new.
+_SEGMENTS = """SELECT s.rowid, group_id, member, start, version, tokens, length, reward
+    FROM segments s LEFT JOIN trajectories USING (group_id, member)
+    WHERE s.rowid > ? ORDER BY s.rowid LIMIT ?"""
+_ANSWERS = """SELECT e.rowid, row, version, prompt_tokens, tokens, reward
+    FROM evaluations e JOIN held_out USING (row) WHERE e.rowid > ? ORDER BY e.rowid LIMIT ?"""
+_BEFORE_LAST = """SELECT COALESCE(MAX(rowid), 0) FROM (SELECT rowid,
+    SUM(LENGTH(tokens) / 4) OVER (ORDER BY rowid DESC) AS total FROM {}) WHERE total > ?"""
+_REWARDS = "SELECT kind, body FROM events WHERE seq > ? AND seq <= ? AND kind = ? ORDER BY seq"
+
+
+class GroupPrompt(NamedTuple):
+    """A group's prompt, and the epoch it was requested in."""
+
+    epoch: int
+    prompt_ids: list[int]
+
+
+class NewSegment(NamedTuple):
+    """Tokens from position `start` on; `tokens` is int32 [n].
+
+    `length` and `reward` are of the whole response, where it is finished and judged.
+    """
+
+    trajectory: TrajectoryId
+    start: int
+    version: Version
+    tokens: np.ndarray
+    length: int | None
+    reward: float | None
+
+
+class NewAnswer(NamedTuple):
+    """What was answered to held-out prompt number `row` under `version`; `tokens` is int32 [n]."""
+
+    row: int
+    version: Version
+    prompt_ids: list[int]
+    tokens: np.ndarray
+    reward: float
+
+
+class Follower:
+    """What one store says from a point on: its last `num_tokens` tokens, and as many of answers."""
+
+    def __init__(self, reader: TrajectoryReader, *, num_tokens: int) -> None:
+        self._reader = reader
+        # Judgements first: what is judged before its segments are read comes with them.
+        self._seq = self._last_event()
+        ((self._row,),) = reader.query(_BEFORE_LAST.format("segments"), num_tokens)
+        ((self._answer,),) = reader.query(_BEFORE_LAST.format("evaluations"), num_tokens)
+
+    def segments(self, limit: int) -> list[NewSegment]:
+        """The next segments, at most `limit`; none if there are none yet."""
+        rows = self._reader.query(_SEGMENTS, self._row, limit)
+        if rows:
+            self._row = rows[-1][0]
+        return [
+            NewSegment(
+                TrajectoryId(group, member),
+                start,
+                version,
+                np.frombuffer(tokens, "<i4"),
+                length,
+                reward,
+            )
+            for _, group, member, start, version, tokens, length, reward in rows
+        ]
+
+    def answers(self, limit: int) -> list[NewAnswer]:
+        """The next held-out answers, at most `limit`; none if there are none yet."""
+        rows = self._reader.query(_ANSWERS, self._answer, limit)
+        if rows:
+            self._answer = rows[-1][0]
+        return [
+            NewAnswer(
+                row,
+                version,
+                np.frombuffer(prompt, "<i4").tolist(),
+                np.frombuffer(tokens, "<i4"),
+                reward,
+            )
+            for _, row, version, prompt, tokens, reward in rows
+        ]
+
+    def rewards(self) -> list[TrajectoryRewarded]:
+        """Judgements since this was last asked."""
+        before, self._seq = self._seq, self._last_event()
+        kind = TrajectoryRewarded.__name__
+        rows = self._reader.query(_REWARDS, before, self._seq, kind)
+        return [codec.decode(kind, body) for kind, body in rows]  # type: ignore[misc]
+
+    def prompt(self, group: GroupId) -> GroupPrompt:
+        """The prompt of a group that a segment is stored of."""
+        ((epoch, prompt),) = self._reader.query(
+            "SELECT epoch, prompt_tokens FROM groups WHERE group_id = ?", group
+        )
+        return GroupPrompt(epoch, np.frombuffer(prompt, "<i4").tolist())
+
+    def last_version(self) -> Version:
+        """The greatest version that tokens are stored of; 0 if there are none."""
+        ((version,),) = self._reader.query("SELECT COALESCE(MAX(version), 0) FROM segments")
+        return version
+
+    def _last_event(self) -> int:
+        ((seq,),) = self._reader.query("SELECT COALESCE(MAX(seq), 0) FROM events")
+        return seq

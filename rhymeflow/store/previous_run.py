@@ -1,0 +1,48 @@
+"""A previous run, by its directory: its store and the configuration it ran with.
+
+Holds true: what is opened here is a run that this Rhymeflow can read, or the user is told what it
+is not. Changes nothing in it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from rhymeflow.config import Config
+from rhymeflow.config.load import read_config
+from rhymeflow.errors import UserError
+from rhymeflow.store.reader import TrajectoryReader
+
+
+class PreviousRun(NamedTuple):
+    """A run that may be over."""
+
+    config: Config
+    reader: TrajectoryReader
+
+
+def open_run(run_dir: str, field: str) -> PreviousRun:
+    """Open the run in `run_dir`, which the configuration's `field` names.
+
+    Raises:
+        UserError: there is no run, or another Rhymeflow wrote it.
+    """
+    path = Path(run_dir)
+    if not path.is_dir():
+        raise UserError(f"{field}: {path}: no such directory")
+    for name in ("events.db", "config.yaml"):
+        if not (path / name).is_file():
+            raise UserError(f"{field}: {path}: is not a run directory, it has no {name}")
+    try:
+        return PreviousRun(
+            read_config(str(path / "config.yaml")), TrajectoryReader(path / "events.db")
+        )
+    except UserError as error:
+        raise UserError(f"{field}: {error}") from None
+
+
+def check(run_dir: str | None, field: str) -> None:
+    """Raise `UserError` unless there is such a run (or `None` is asked for)."""
+    if run_dir is not None:
+        open_run(run_dir, field).reader.close()

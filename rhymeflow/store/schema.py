@@ -1,0 +1,142 @@
+"""The tables of `events.db`, their version, and how the file is opened.
+
+Holds true: a file that opens has exactly this schema; one writer at a time has it open for writing
+(the operating system's lock ends with the process that holds it); a reader never writes. Knows
+nothing of what the tables mean to the coordinator.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+from pathlib import Path
+from urllib.parse import quote
+
+from rhymeflow.errors import UserError
+
+SCHEMA_VERSION = 5
+"""Of the tables and of what events hold: a log that cannot be read is refused by its number."""
+
+# Blobs are little-endian: int32 tokens, float32 log-probabilities. `trajectories` holds what has
+# finished; `trained` is the batch a trajectory was trained on in. A member that its consumed group
+# did not need (there were more than num_generations) counts as aborted. `steps` is the number of
+# iterations that generated a segment's tokens, `drafted` of the tokens that were proposed in them.
+# `held_out` has the prompts that `evaluations` answers.
+_TABLES = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value);
+CREATE TABLE events (seq INTEGER PRIMARY KEY, time REAL NOT NULL, kind TEXT NOT NULL,
+    body TEXT NOT NULL);
+CREATE TABLE groups (group_id INTEGER PRIMARY KEY, row INTEGER NOT NULL, epoch INTEGER NOT NULL,
+    prompt TEXT NOT NULL, prompt_tokens BLOB NOT NULL, columns TEXT NOT NULL,
+    ending TEXT, ending_version INTEGER, ending_reason TEXT);
+CREATE TABLE segments (group_id INTEGER NOT NULL, member INTEGER NOT NULL, start INTEGER NOT NULL,
+    version INTEGER NOT NULL, instance TEXT NOT NULL, steps INTEGER NOT NULL,
+    drafted INTEGER NOT NULL, tokens BLOB NOT NULL, logprobs BLOB NOT NULL,
+    PRIMARY KEY (group_id, member, start));
+CREATE TABLE trajectories (group_id INTEGER NOT NULL, member INTEGER NOT NULL,
+    length INTEGER NOT NULL, reason TEXT NOT NULL, text TEXT NOT NULL,
+    reward REAL, components TEXT, trained INTEGER, PRIMARY KEY (group_id, member));
+CREATE TABLE held_out (row INTEGER PRIMARY KEY, prompt TEXT NOT NULL, prompt_tokens BLOB NOT NULL);
+CREATE TABLE evaluations (version INTEGER NOT NULL, row INTEGER NOT NULL, tokens BLOB NOT NULL,
+    text TEXT NOT NULL, reward REAL NOT NULL, PRIMARY KEY (version, row));
+CREATE VIEW responses AS
+    SELECT s.group_id, s.member, SUM(LENGTH(s.tokens)) / 4 AS length,
+        MIN(s.version) AS first_version, t.reason, t.reward, t.trained,
+        CASE WHEN t.trained IS NOT NULL THEN 'consumed' WHEN g.ending = 'consumed' THEN 'aborted'
+            ELSE g.ending END AS ending
+    FROM segments s JOIN groups g USING (group_id) LEFT JOIN trajectories t USING (group_id, member)
+    GROUP BY s.group_id, s.member;
+CREATE VIEW trained AS
+    SELECT group_id, member, trained AS version, first_version,
+        trained - first_version AS staleness, length, reason, reward
+    FROM responses WHERE trained IS NOT NULL;
+"""
+
+
+def open_for_writing(path: Path) -> tuple[sqlite3.Connection, int]:
+    """Open or create the store; return the connection and the descriptor that holds the lock.
+
+    The lock is on the directory, so that no second controller works in one run directory.
+
+    Raises:
+        UserError: no such directory, another process writes here, or the file is not ours.
+    """
+    lock = _lock_directory(path.parent)
+    try:
+        connection = sqlite3.connect(path, isolation_level=None)
+        try:
+            if not connection.execute("SELECT 1 FROM sqlite_master").fetchone():
+                _create(connection)
+            check_version(connection, path)
+            connection.execute("PRAGMA synchronous = NORMAL")
+        except sqlite3.DatabaseError as error:
+            connection.close()
+            raise UserError(f"{path}: cannot be opened as an event store: {error}") from error
+        except UserError:
+            connection.close()
+            raise
+    except BaseException:
+        os.close(lock)
+        raise
+    return connection, lock
+
+
+def _lock_directory(directory: Path) -> int:
+    if not directory.is_dir():
+        raise UserError(f"{directory}: no such directory")
+    descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise UserError(f"{directory}: another process is writing to this run") from error
+    return descriptor
+
+
+def _create(connection: sqlite3.Connection) -> None:
+    # The journal mode stays with the file. The tables come in one transaction, so that a crash
+    # leaves all of them or an empty file, which the next opening fills.
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.executescript(
+        f"BEGIN; {_TABLES} INSERT INTO meta VALUES ('schema_version', {SCHEMA_VERSION}); COMMIT;"
+    )
+
+
+def open_for_reading(path: Path) -> sqlite3.Connection:
+    """Open the store read-only; works while the writer writes.
+
+    Raises:
+        UserError: no such file, or not a store of this schema.
+    """
+    if not path.is_file():
+        raise UserError(f"{path}: no such file")
+    uri = f"file:{quote(str(path.resolve()))}?mode=ro"
+    # Reading a WAL database makes a lock file beside it. In a directory that cannot be written
+    # (an archived run) there is no writer either, and SQLite may read without locks.
+    if not os.access(path.parent, os.W_OK) and not Path(f"{path}-wal").exists():
+        uri += "&immutable=1"
+    connection = sqlite3.connect(uri, uri=True, isolation_level=None)
+    try:
+        check_version(connection, path)
+    except sqlite3.DatabaseError as error:
+        connection.close()
+        raise UserError(f"{path}: cannot be opened as an event store: {error}") from error
+    except UserError:
+        connection.close()
+        raise
+    return connection
+
+
+def check_version(connection: sqlite3.Connection, path: Path) -> None:
+    """Raise `UserError` if the file's schema is not the one this code reads and writes."""
+    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+    if "meta" not in tables or "events" not in tables:
+        raise UserError(f"{path}: is a database, but not an event store of Rhymeflow")
+    row = connection.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()
+    found = row[0] if row else None
+    if found != SCHEMA_VERSION:
+        raise UserError(
+            f"{path}: was written by another Rhymeflow (schema version {found}; this one reads "
+            f"version {SCHEMA_VERSION})"
+        )

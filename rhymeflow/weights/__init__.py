@@ -1,0 +1,1 @@
+"""Model weights by version: from the learner to the rollout instances, proved on arrival."""

@@ -1,0 +1,1 @@
+"""What runs in child processes: a rollout instance, the learner, history; and their messages."""

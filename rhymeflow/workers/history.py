@@ -1,0 +1,185 @@
+"""The history process: copies what the run has stored into the index that drafts come from.
+
+Held-out answers are among it: each evaluation is drafted by the one before.
+
+Holds true: nobody waits for it, and what it does changes no token (law 3): a run whose history is
+late, torn or gone drafts less. Its index is in shared memory that the controller owns; it is the
+only one that writes there, and begins by clearing what one before it may have left. What it knows
+is in the store, so a successor knows it again. Loads no torch. Knows nothing of how drafts are
+found, or of the rest of the run.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import lru_cache
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from rhymeflow.config import Config
+from rhymeflow.core.events import TrajectoryRewarded
+from rhymeflow.core.types import GroupId, TrajectoryId, Version
+from rhymeflow.histospec.index import Index, prompt_key
+from rhymeflow.store.follow import Follower, NewAnswer, NewSegment
+from rhymeflow.store.previous_run import open_run
+from rhymeflow.store.reader import TrajectoryReader
+from rhymeflow.workers import messages
+from rhymeflow.workers.drafting import rehearse
+from rhymeflow.workers.noise import EVALUATION_EPOCH, epoch_of_noise
+
+NICENESS = 10
+"""Whoever samples or trains goes first, once drafting is compiled: instances wait for that."""
+
+POLL_SECONDS = 0.25
+"""How soon the store is looked at again after something new; responses take longer than that."""
+
+IDLE_SECONDS = 1.0
+"""How seldom it is when there is nothing, and at most the time between two signs of life."""
+
+SEGMENTS_AT_ONCE = 256
+"""Between two looks at what the controller says."""
+
+PROMPT_TAIL = 16
+"""Tokens of the prompt that a match may begin in."""
+
+PROMPTS_REMEMBERED = 1024
+"""Groups whose prompt is not read again for each of their segments."""
+
+
+def main(connection: Connection, name: str, config: Config, run_dir: str) -> None:
+    """Serve the run until told to end."""
+    rehearse(config)
+    os.nice(NICENESS)
+    History(connection, config, Path(run_dir)).serve()
+
+
+class History:
+    """The index, and what is written to it: a previous run's responses, then this run's."""
+
+    def __init__(self, connection: Connection, config: Config, run_dir: Path) -> None:
+        self.connection = connection
+        start = messages.receive(connection)  # when the store is there
+        assert isinstance(start, messages.IndexHistory), start
+        self.index = Index.attach(start.index, writable=True)
+        self.index.clear()
+        messages.send(connection, messages.HistoryReady())
+        self._scribes = []
+        if config.drafting.history is not None:
+            self._scribes.append(_previous_run(self.index, config))
+        reader = TrajectoryReader(run_dir / "events.db")
+        follower = Follower(reader, num_tokens=config.drafting.history_tokens)
+        self._scribes.append(Scribe(self.index, follower, config))
+
+    def serve(self) -> None:
+        """Write what is new, until `Shutdown`."""
+        wait = 0.0
+        while not self.connection.poll(wait):
+            count = self._scribes[0].write()
+            if count < SEGMENTS_AT_ONCE and len(self._scribes) > 1:
+                del self._scribes[0]  # the previous run has no more
+            elif count == SEGMENTS_AT_ONCE:
+                wait = 0.0
+            elif count:
+                wait = POLL_SECONDS
+            else:
+                wait = min(max(2 * wait, POLL_SECONDS), IDLE_SECONDS)
+            messages.send(self.connection, messages.HistoryAlive())
+        message = messages.receive(self.connection)
+        assert isinstance(message, messages.Shutdown), message
+
+
+def _previous_run(index: Index, config: Config) -> Scribe:
+    """The scribe of the run that the history is to begin with.
+
+    Its noise is this run's noise where both have the same seed and number their prompts alike;
+    else its responses are aligned with none.
+    """
+    assert config.drafting.history is not None
+    previous, reader = open_run(config.drafting.history, "drafting.history")
+    follower = Follower(reader, num_tokens=config.drafting.history_tokens)
+    is_same_noise = (previous.run.seed, previous.data) == (config.run.seed, config.data)
+    # Its last version is where this run may have begun, and is older than all of this run's.
+    return Scribe(index, follower, previous, aligned=is_same_noise, age=follower.last_version())
+
+
+class Scribe:
+    """Writes what one run's store says to the index.
+
+    `config` is that run's. `aligned`: its responses were sampled with the noise that this run's
+    have. `age` is taken from its versions.
+    """
+
+    def __init__(
+        self,
+        index: Index,
+        follower: Follower,
+        config: Config,
+        *,
+        aligned: bool = True,
+        age: Version = 0,
+    ) -> None:
+        self._index, self._follower, self._config = index, follower, config
+        self._aligned, self._age = aligned, age
+        self._open: dict[TrajectoryId, int] = {}
+        """Responses that are not judged yet, by their number in the index."""
+        self._judged: list[TrajectoryRewarded] = []
+        self._prompt = lru_cache(PROMPTS_REMEMBERED)(self._read_prompt)
+
+    def write(self) -> int:
+        """Write what is new, at most `SEGMENTS_AT_ONCE` segments and answers; return how many."""
+        # A response that is judged by now has all its segments among those that are read next.
+        self._judged += self._follower.rewards()
+        segments = self._follower.segments(SEGMENTS_AT_ONCE)
+        for segment in segments:
+            self._take(segment)
+        if len(segments) < SEGMENTS_AT_ONCE:
+            for judged in self._judged:
+                if judged.trajectory in self._open:
+                    self._index.finish(self._open.pop(judged.trajectory), judged.reward)
+            self._judged.clear()
+        answers = self._follower.answers(SEGMENTS_AT_ONCE - len(segments))
+        for answer in answers:
+            self._enter(answer)
+        return len(segments) + len(answers)
+
+    def _take(self, segment: NewSegment) -> None:
+        trajectory = segment.trajectory
+        if segment.start == 0:
+            self._open[trajectory] = self._begin(segment)
+        elif trajectory not in self._open:
+            return  # its beginning is older than what is kept
+        response = self._open[trajectory]
+        self._index.extend(response, segment.tokens)
+        if segment.reward is not None and segment.start + len(segment.tokens) == segment.length:
+            self._index.finish(response, segment.reward)
+            del self._open[trajectory]
+
+    def _enter(self, answer: NewAnswer) -> None:
+        response = self._index.begin(
+            prompt_key(answer.prompt_ids),
+            answer.prompt_ids[-PROMPT_TAIL:],
+            sample=0,
+            noise_epoch=EVALUATION_EPOCH if self._aligned else -1,
+            version=answer.version - self._age,
+        )
+        self._index.extend(response, answer.tokens)
+        self._index.finish(response, answer.reward)
+
+    def _begin(self, segment: NewSegment) -> int:
+        group, member = segment.trajectory
+        epoch, key, tail = self._prompt(group)
+        if len(self._open) >= self._index.handle.max_responses:
+            # Never judged: its group was left out. Newer ones have taken its place in the index.
+            del self._open[next(iter(self._open))]
+        return self._index.begin(
+            key,
+            tail,
+            sample=member,
+            noise_epoch=epoch_of_noise(self._config, epoch, member) if self._aligned else -1,
+            version=segment.version - self._age,
+        )
+
+    def _read_prompt(self, group: GroupId) -> tuple[int, int, list[int]]:
+        """The epoch a group was requested in, what stands for its prompt, and the prompt's end."""
+        epoch, prompt_ids = self._follower.prompt(group)
+        return epoch, prompt_key(prompt_ids), prompt_ids[-PROMPT_TAIL:]

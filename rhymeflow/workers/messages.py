@@ -1,0 +1,309 @@
+"""What the controller and its workers say to each other: typed, msgpack, no pickle.
+
+Holds true: one duplex connection a worker, messages in order. Commands go out; what comes back
+brings the data that the trajectory store keeps, and the controller makes events of it.
+"""
+
+from __future__ import annotations
+
+from multiprocessing.connection import Connection
+from typing import Any
+
+import msgspec
+
+from rhymeflow.core.types import FinishReason, GroupId, TrajectoryId, Version
+from rhymeflow.histospec.draft import DraftStats
+from rhymeflow.histospec.handle import IndexHandle
+from rhymeflow.weights.manifest import TensorSpec
+from rhymeflow.weights.slots import SharedMemoryWeightHandle
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Base of all messages."""
+
+
+# -- controller -> all ---------------------------------------------------------------------------
+
+
+class ConnectWeights(Message):
+    """Where the weight store is. An instance takes the weights and joins."""
+
+    handle: SharedMemoryWeightHandle
+
+
+class Shutdown(Message):
+    """End."""
+
+
+# -- controller -> rollout instance ---------------------------------------------------------------
+
+
+class Route(Message):
+    """Command `number`: produce this response to prompt row `prompt`, requested in `epoch`.
+
+    It goes on after `tokens`, which were generated before, here or elsewhere.
+    """
+
+    number: int
+    trajectory: TrajectoryId
+    prompt: int
+    epoch: int
+    prompt_ids: list[int]
+    tokens: list[int]
+
+
+class Interrupt(Message):
+    """Command `number`: stop these and report each that is here as `TrajectoryInterrupted`."""
+
+    number: int
+    trajectories: tuple[TrajectoryId, ...]
+
+
+class Abort(Message):
+    """Command `number`: stop these; nothing more is asked about them."""
+
+    number: int
+    trajectories: tuple[TrajectoryId, ...]
+
+
+class Pull(Message):
+    """Command `number`: take `version`, or what is newer by now, and go on under it."""
+
+    number: int
+    version: Version
+
+
+class Prefer(Message):
+    """Command `number`: when drafts are chosen, a token of these is worth `urgency` of the others'.
+
+    Until the next one. Those that are not here may come later.
+    """
+
+    number: int
+    trajectories: tuple[TrajectoryId, ...]
+    urgency: float
+
+
+class Evaluate(Message):
+    """Command `number`: answer the held-out prompts, by row."""
+
+    number: int
+    version: Version
+    prompts: list[list[int]]
+
+
+class UseDrafter(Message):
+    """Draft from this index from now on."""
+
+    index: IndexHandle
+
+
+# -- controller -> learner ------------------------------------------------------------------------
+
+
+class TrainBatch(Message):
+    """Train on batch `version`, read from the trajectory store, and push `version + 1`."""
+
+    version: Version
+    groups: tuple[GroupId, ...]
+    members: tuple[tuple[int, ...], ...]
+    """For each group, the members to train on."""
+    save: bool
+
+
+class SaveCheckpoint(Message):
+    """Write a checkpoint of the version that the learner holds."""
+
+
+# -- controller -> history ------------------------------------------------------------------------
+
+
+class IndexHistory(Message):
+    """The store is there: write what it says to this index."""
+
+    index: IndexHandle
+
+
+# -- rollout instance -> controller ---------------------------------------------------------------
+
+
+class Joined(Message):
+    """Ready to produce under `version`."""
+
+    version: Version
+    max_length: int
+    """Most tokens that a prompt and the response to it can have together."""
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True):
+    """Tokens of a response from position `start` on, all generated under `version`.
+
+    It took `steps` iterations, in which `drafted` tokens were proposed and verified.
+    """
+
+    trajectory: TrajectoryId
+    start: int
+    version: Version
+    steps: int
+    drafted: int
+    tokens: list[int]
+    logprobs: list[float]
+
+
+class TokensGenerated(Message):
+    """What was generated since the last of these: each response's parts follow one another."""
+
+    parts: list[Part]
+
+
+class TrajectoryFinished(Message):
+    """The response is complete; its parts have been sent."""
+
+    trajectory: TrajectoryId
+    length: int
+    reason: FinishReason
+
+
+class TrajectoryInterrupted(Message):
+    """By command `number` the response was stopped; its parts have been sent."""
+
+    number: int
+    trajectory: TrajectoryId
+    length: int
+
+
+class Pulled(Message):
+    """Command `number` is carried out: `version` is held, its checksum proved."""
+
+    number: int
+    version: Version
+    seconds: float
+
+
+class Answered(Message):
+    """The answer to held-out prompt `row` of evaluation `asked`, generated under `version`."""
+
+    asked: Version
+    version: Version
+    row: int
+    tokens: list[int]
+    reason: FinishReason
+
+
+class InstanceStatus(Message):
+    """How the instance is after command `number`; a sign of life. Totals count from its start."""
+
+    number: int
+    running: int
+    waiting: tuple[TrajectoryId, ...]
+    kv_tokens: int
+    clock: float
+    tokens: int
+    busy_seconds: float
+    drafts: DraftStats
+
+
+# -- learner -> controller ------------------------------------------------------------------------
+
+
+class LearnerLoaded(Message):
+    """The model is loaded; its parameters want this room in the weight store."""
+
+    manifest: tuple[TensorSpec, ...]
+    num_parameters: int
+
+
+class LearnerUp(Message):
+    """The weight store holds `version`."""
+
+    version: Version
+
+
+class BatchTrained(Message):
+    """Batch `version` is trained on and `version + 1` published."""
+
+    version: Version
+    metrics: dict[str, float]
+    train_seconds: float
+    push_seconds: float
+
+
+class CheckpointSaved(Message):
+    """A checkpoint of `version` lies in `path`."""
+
+    version: Version
+    path: str
+
+
+class LearnerAlive(Message):
+    """A sign of life."""
+
+
+# -- history -> controller ------------------------------------------------------------------------
+
+
+class HistoryReady(Message):
+    """What drafting runs is compiled; the index is being filled."""
+
+
+class HistoryAlive(Message):
+    """A sign of life."""
+
+
+# -- worker -> controller -------------------------------------------------------------------------
+
+
+class Failed(Message):
+    """The worker ends: `user_error` is a line for the user, else `error` is a traceback."""
+
+    error: str
+    user_error: bool
+
+
+_Any = (
+    ConnectWeights
+    | Route
+    | Interrupt
+    | Abort
+    | Pull
+    | Prefer
+    | Evaluate
+    | TrainBatch
+    | SaveCheckpoint
+    | IndexHistory
+    | Shutdown
+    | Joined
+    | TokensGenerated
+    | TrajectoryFinished
+    | TrajectoryInterrupted
+    | Pulled
+    | Answered
+    | InstanceStatus
+    | LearnerLoaded
+    | LearnerUp
+    | BatchTrained
+    | CheckpointSaved
+    | LearnerAlive
+    | HistoryReady
+    | HistoryAlive
+    | UseDrafter
+    | Failed
+)
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(_Any)
+
+
+def encode(message: Message) -> bytes:
+    """Return the message as `receive` reads it."""
+    return _encoder.encode(message)
+
+
+def send(connection: Connection, message: Message) -> None:
+    """Send one message; raises `BrokenPipeError` if the other end is gone."""
+    connection.send_bytes(encode(message))
+
+
+def receive(connection: Connection) -> Any:
+    """Receive one message; raises `EOFError` if the other end is gone."""
+    return _decoder.decode(connection.recv_bytes())

@@ -1,0 +1,274 @@
+"""A rollout instance: an engine in a process of its own, carrying out numbered commands.
+
+Holds true: commands are carried out in order, one delivered twice once; a command that names what
+is not here passes it over; between two iterations of the engine nothing is half done; whatever is
+reported of a response, its tokens were sent before; after a pull the checksum of the weights is
+proved before a token is generated under them (law 5). Knows nothing of batches, staleness or
+rewards.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+
+from rhymeflow.config import Config
+from rhymeflow.core.types import TrajectoryId, Version
+from rhymeflow.engine.native.engine import Engine
+from rhymeflow.engine.native.noise import NoiseKey
+from rhymeflow.engine.native.sequence import Finished, Request, Sampling
+from rhymeflow.histospec.draft import DraftStats
+from rhymeflow.histospec.drafter import Drafter
+from rhymeflow.models.load import (
+    empty_model,
+    load_tokenizer,
+    resolve_device,
+    resolve_dtype,
+    stop_token_ids,
+)
+from rhymeflow.weights.shared_memory import Pulled, SharedMemoryWeightReader, VersionUnavailable
+from rhymeflow.workers import messages
+from rhymeflow.workers.drafting import drafter
+from rhymeflow.workers.noise import EVALUATION_EPOCH, epoch_of_noise
+
+STATUS_SECONDS = 0.25
+"""How often the instance says how it is and hands over what it has generated, so that no more than
+this is lost with it; short against a step, long against an iteration."""
+
+
+@dataclass(slots=True)
+class Sent:
+    """What the controller has been sent of a response."""
+
+    tokens: int
+    steps: int = 0
+    drafted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """Names the answer to a held-out prompt: the version it was asked for, and its row."""
+
+    asked: Version
+    row: int
+
+
+def main(connection: Connection, name: str, config: Config, run_dir: str) -> None:
+    """Join the run and serve it until told to end."""
+    Instance(connection, name, config).serve()
+
+
+class Instance:
+    """The engine, its weights and its connection."""
+
+    def __init__(self, connection: Connection, name: str, config: Config) -> None:
+        self.connection, self.name, self.config = connection, name, config
+        device = resolve_device(config.model)
+        self.model = empty_model(
+            config.model, dtype=resolve_dtype(config.model, device), device=device
+        )
+        self.stop_tokens = stop_token_ids(self.model, load_tokenizer(config.model))
+        connect = messages.receive(connection)
+        assert isinstance(connect, messages.ConnectWeights), connect
+        self.weights = SharedMemoryWeightReader(connect.handle)
+        pulled = self._take(None)
+        self.drafter: Drafter | None = None
+        self.engine = Engine(
+            self.model,
+            seed=config.run.seed,
+            max_num_seqs=config.rollout.max_num_seqs,
+            max_prefill_tokens=config.rollout.max_prefill_tokens,
+            instance=name,
+            version=pulled.version,
+        )
+        self.requests: dict[TrajectoryId | HeldOut, Request] = {}
+        """What the engine has."""
+        self._sent: dict[TrajectoryId, Sent] = {}
+        """Of each response here."""
+        self.last_number = 0
+        self.busy_seconds = 0.0
+        self._last_status = 0.0
+        self._ending = False
+        messages.send(connection, messages.Joined(pulled.version, self.engine.max_length))
+
+    def serve(self) -> None:
+        """Carry out commands and iterate, until `Shutdown`."""
+        while not self._ending:
+            self.turn()
+
+    def turn(self) -> None:
+        """Carry out what has arrived, run one iteration if there is anything to run, report."""
+        self._listen()
+        if self.engine.has_work:
+            started = time.perf_counter()
+            self._report(self.engine.step())
+            self.busy_seconds += time.perf_counter() - started
+        self._report_status()
+
+    def _listen(self) -> None:
+        """Carry out what has arrived; with nothing to do, wait a little for more."""
+        wait = 0.0 if self.engine.has_work else STATUS_SECONDS
+        while self.connection.poll(wait):
+            self._carry_out(messages.receive(self.connection))
+            if self._ending:
+                return
+            wait = 0.0
+
+    def _carry_out(self, message: object) -> None:
+        if isinstance(
+            message,
+            messages.Route
+            | messages.Interrupt
+            | messages.Abort
+            | messages.Pull
+            | messages.Prefer
+            | messages.Evaluate,
+        ):
+            if message.number <= self.last_number:
+                return
+            self.last_number = message.number
+        match message:
+            case messages.Route():
+                self._route(message)
+            case messages.Interrupt():
+                self._interrupt(message)
+            case messages.Abort():
+                self._remove(message.trajectories)
+            case messages.Pull():
+                self._pull(message)
+            case messages.Prefer(trajectories=trajectories, urgency=urgency):
+                # Held-out answers have ids of another kind: they are never among these.
+                self.engine.prefer(trajectories, urgency)
+            case messages.Evaluate():
+                for row, prompt_ids in enumerate(message.prompts):
+                    key, noise = HeldOut(message.version, row), NoiseKey(row, EVALUATION_EPOCH, 0)
+                    how = self._sampling(self.config.run.eval_temperature)
+                    self._submit(Request(key, prompt_ids, noise, how))
+            case messages.UseDrafter():
+                self.drafter = drafter(self.config, message.index, self.engine.max_length)
+                self.engine.draft_with(self.drafter)
+            case messages.Shutdown():
+                self._ending = True
+            case _:
+                raise AssertionError(f"unexpected message {message}")
+
+    def _route(self, message: messages.Route) -> None:
+        trajectory, tokens = message.trajectory, message.tokens
+        epoch = epoch_of_noise(self.config, message.epoch, trajectory.member)
+        noise = NoiseKey(message.prompt, epoch, trajectory.member)
+        how = self._sampling(self.config.rollout.temperature)
+        request = Request(trajectory, message.prompt_ids, noise, how, tokens)
+        if reason := request.finish_reason():
+            # Its last token was sent by an instance that died before it could say so.
+            messages.send(
+                self.connection, messages.TrajectoryFinished(trajectory, len(tokens), reason)
+            )
+            return
+        self._sent[trajectory] = Sent(len(tokens))
+        self._submit(request)
+
+    def _sampling(self, temperature: float) -> Sampling:
+        rollout = self.config.rollout
+        return Sampling(
+            temperature=temperature,
+            top_p=rollout.top_p,
+            top_k=rollout.top_k,
+            max_new_tokens=rollout.max_completion_length,
+            stop_token_ids=self.stop_tokens,
+        )
+
+    def _submit(self, request: Request) -> None:
+        self.requests[request.id] = request
+        self.engine.submit(request)
+
+    def _interrupt(self, message: messages.Interrupt) -> None:
+        stopped = [self.requests[t] for t in message.trajectories if t in self.requests]
+        self._hand_over(stopped)
+        self._remove(message.trajectories)
+        for request in stopped:
+            done = messages.TrajectoryInterrupted(message.number, request.id, len(request.tokens))
+            messages.send(self.connection, done)
+
+    def _remove(self, trajectories: Iterable[TrajectoryId]) -> None:
+        for request in self.engine.interrupt(trajectories):
+            del self.requests[request.id], self._sent[request.id]
+
+    def _pull(self, message: messages.Pull) -> None:
+        started = time.perf_counter()
+        self._hand_over(self.requests.values())  # what is generated so far is of the old version
+        pulled = self._take(message.version)
+        keep = self.config.rollout.kv_cache_on_pull == "keep"
+        self.engine.set_version(pulled.version, keep_cache=keep)
+        seconds = time.perf_counter() - started
+        messages.send(self.connection, messages.Pulled(message.number, pulled.version, seconds))
+
+    def _take(self, version: Version | None) -> Pulled:
+        """Copy `version` into the model, or the newest if it is gone (or None was asked for)."""
+        into = dict(self.model.named_parameters())
+        try:
+            return self.weights.pull(into, version)
+        except VersionUnavailable:
+            pulled = self.weights.pull(into)
+            assert version is not None
+            assert pulled.version > version, "a version is published before it is pulled"
+            return pulled
+
+    def _report(self, finished: list[Finished]) -> None:
+        self._hand_over(request for request, _ in finished)
+        for request, reason in finished:
+            del self.requests[request.id]
+            if isinstance(request.id, TrajectoryId):
+                del self._sent[request.id]
+                messages.send(
+                    self.connection,
+                    messages.TrajectoryFinished(request.id, len(request.tokens), reason),
+                )
+            else:
+                answer = messages.Answered(
+                    request.id.asked, self.engine.version, request.id.row, request.tokens, reason
+                )
+                messages.send(self.connection, answer)
+
+    def _hand_over(self, requests: Iterable[Request]) -> None:
+        """Send what was generated of these responses since it was last sent."""
+        parts = []
+        for request in requests:
+            if not isinstance(request.id, TrajectoryId):
+                continue
+            sent, end = self._sent[request.id], len(request.tokens)
+            start = sent.tokens
+            if start < end:
+                part = messages.Part(
+                    request.id,
+                    start,
+                    self.engine.version,
+                    request.steps - sent.steps,
+                    request.drafted - sent.drafted,
+                    request.tokens[start:],
+                    request.logprobs[start - end :],
+                )
+                parts.append(part)
+                self._sent[request.id] = Sent(end, request.steps, request.drafted)
+        if parts:
+            messages.send(self.connection, messages.TokensGenerated(parts))
+
+    def _report_status(self) -> None:
+        now = time.perf_counter()
+        if now - self._last_status < STATUS_SECONDS:
+            return
+        self._last_status = now
+        self._hand_over(self.requests.values())
+        engine = self.engine
+        status = messages.InstanceStatus(
+            self.last_number,
+            engine.num_running,
+            tuple(key for key in engine.waiting_ids() if isinstance(key, TrajectoryId)),
+            engine.kv_tokens,
+            engine.clock,
+            engine.tokens_generated,
+            self.busy_seconds,
+            self.drafter.stats if self.drafter is not None else DraftStats(),
+        )
+        messages.send(self.connection, status)

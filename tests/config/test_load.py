@@ -1,0 +1,249 @@
+"""Settings: what is read, what is written back, and each mistake's message."""
+
+# ruff: noqa: E501 (the table of mistakes reads best with one a line)
+from __future__ import annotations
+
+import types
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import pytest
+from annotated_types import Ge, Gt, Le, Lt
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from rhymeflow.config import Config, Section, fields, load
+from rhymeflow.config.load import (
+    build_config,
+    dump_config,
+    list_recipes,
+    parse_config,
+    read_config,
+    split_overrides,
+)
+from rhymeflow.errors import UserError
+
+# -- round trip -----------------------------------------------------------------------------------
+
+TEXTS = st.one_of(
+    st.text(st.characters(exclude_categories=["Cs"]), max_size=12),
+    st.sampled_from(
+        ["1e-5", "null", "~", "", "yes", "on", "0x1", "1_0", "2026-01-01", "- a", "#", ": "]
+    ),
+)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def values_of(annotation: Any, limits: tuple[Any, ...] = ()) -> st.SearchStrategy[Any]:
+    """Valid values of a field's type."""
+    origin, args = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return values_of(
+            args[0], limits + tuple(args[1].metadata if hasattr(args[1], "metadata") else args[1:])
+        )
+    if origin in (Union, types.UnionType):
+        return st.one_of([values_of(arg, limits) for arg in args])
+    if origin is Literal:
+        return st.sampled_from(args)
+    if origin is tuple:
+        return st.lists(values_of(args[0]), max_size=3).map(tuple)
+    if origin is dict:
+        return st.dictionaries(TEXTS, JSON, max_size=3)
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return sections(annotation)
+    if annotation is type(None):
+        return st.none()
+    simple = {str: TEXTS, bool: st.booleans()}
+    if annotation in simple:
+        return simple[annotation]
+    least = max(
+        [x.gt for x in limits if isinstance(x, Gt)] + [x.ge for x in limits if isinstance(x, Ge)],
+        default=-9,
+    )
+    most = min(
+        [x.lt for x in limits if isinstance(x, Lt)] + [x.le for x in limits if isinstance(x, Le)],
+        default=10**9,
+    )
+    exclusive = any(isinstance(x, Gt) for x in limits)
+    if annotation is int:
+        return st.integers(least + exclusive, most)
+    assert annotation is float, annotation
+    return st.floats(
+        least, most, exclude_min=exclusive, exclude_max=any(isinstance(x, Lt) for x in limits)
+    )
+
+
+def sections(section: type[Section]) -> st.SearchStrategy[Any]:
+    parts = {n: values_of(f.annotation, tuple(f.metadata)) for n, f in section.model_fields.items()}
+    return st.fixed_dictionaries({}, optional=parts)
+
+
+@given(sections(Config))
+@example({"name": "\x85"})
+@example({"data": {"options": {"": float("inf"), "a": [-float("inf")]}}})
+@example({"name": "a\u2028b \u2029"})
+def test_what_is_written_reads_back_equal(values: dict[str, Any]) -> None:
+    try:
+        config = Config(**values)
+    except ValidationError:
+        assume(False)
+    assert parse_config(dump_config(config)) == config
+
+
+def test_every_field_is_written() -> None:
+    text = dump_config(Config())
+    for path in fields.field_paths():
+        assert f"{path.rpartition('.')[2]}:" in text
+
+
+@given(TEXTS.filter(lambda text: text != "null"))
+def test_a_text_field_gets_an_override_as_it_was_typed(text: str) -> None:
+    assert parse_config("", {"data.system_prompt": text}).data.system_prompt == text
+
+
+# -- reading --------------------------------------------------------------------------------------
+
+
+def test_overrides_go_over_the_file() -> None:
+    text = "learner: {beta: 0.1, learning_rate: 1e-4}\ndata: {options: {a: 1}}"
+    config = parse_config(
+        text, {"learner.beta": "0.5", "data.options.b": "[1, x]", "rollout.cpus": "[[1]]"}
+    )
+    assert (config.learner.beta, config.learner.learning_rate) == (0.5, 1e-4)
+    assert config.data.options == {"a": 1, "b": [1, "x"]}
+    assert config.rollout.cpus == ((1,),)
+
+
+def test_an_override_walks_into_a_list() -> None:
+    text = "reward: {functions: [{function: a.b}, {function: c.d}]}"
+    config = parse_config(text, {"reward.functions.1.weight": "2"})
+    assert [function.weight for function in config.reward.functions] == [1.0, 2.0]
+
+
+def test_an_override_does_not_change_an_alias() -> None:
+    text = "data: {options: &o {a: 1}}\nreward: {functions: [{function: f.g, options: *o}]}"
+    config = parse_config(text, {"data.options.a": "2"})
+    assert config.reward.functions[0].options == {"a": 1}
+
+
+def test_an_empty_section_means_its_defaults() -> None:
+    assert parse_config("learner:\n  # beta: 1\n") == Config()
+
+
+def test_null_takes_text_away() -> None:
+    text = "data: {system_prompt: hello}"
+    assert parse_config(text, {"data.system_prompt": "null"}).data.system_prompt is None
+
+
+@pytest.mark.parametrize("text", ["on", "no", "y", "2026-01-01", "1_000", "012:30"])
+def test_words_stay_words(text: str) -> None:
+    assert parse_config(f"name: {text}").name == text
+
+
+def test_split_overrides() -> None:
+    arguments = ["demo", "--learner.beta", "-1", "--dry-run", "--name=x", "--rollout.cpus=[[0]]"]
+    rest, overrides = split_overrides(arguments)
+    assert rest == ["demo", "--dry-run"]
+    assert overrides == {"learner.beta": "-1", "name": "x", "rollout.cpus": "[[0]]"}
+
+
+# -- mistakes -------------------------------------------------------------------------------------
+
+MISTAKES = {
+    # file text, overrides, what the message must hold
+    "unknown field": ("learner:\n  learning_rte: 3", {}, ["f.yaml:2: learner.learning_rte", "given 3", "did you mean learner.learning_rate?"]),
+    "field of another section": ("learner: {num_generations: 3}", {}, ["f.yaml:1: ", "did you mean rollout.num_generations?"]),
+    "unknown section": ("", {"learnr.beta": "1"}, ["--learnr.beta: ", "did you mean learner?"]),
+    "field without its section": ("beta: 1", {}, ["f.yaml:1: beta", "did you mean learner.beta?"]),
+    "wrong choice": ("", {"learner.loss_type": "grop"}, ['--learner.loss_type: given "grop"', "allowed: grpo, bnpo, dr_grpo, dapo", "did you mean grpo?"]),
+    "out of range": ("rollout:\n\n  top_p: 1.5", {}, ["f.yaml:3: rollout.top_p: given 1.5", "less than or equal to 1"]),
+    "not a number": ("", {"learner.max_steps": "many"}, ['--learner.max_steps: given "many"', "an integer"]),
+    "true is no number": ("", {"learner.max_steps": "true"}, ["--learner.max_steps: given true", "an integer"]),
+    "half an integer": ("", {"learner.max_steps": "1.5"}, ["given 1.5", "an integer"]),
+    "not a section": ("learner: 3", {}, ["f.yaml:1: learner: given 3", "a mapping of fields"]),
+    "not a mapping": ("- 1", {}, ["f.yaml", "a mapping of sections"]),
+    "in a list": ("run:\n  report_to:\n  - tensorbord", {}, ["f.yaml:3: run.report_to.0", "did you mean tensorboard?"]),
+    "missing": ("reward: {functions: [{weight: 2}]}", {}, ["reward.functions.0.function: is missing"]),
+    "no such index": ("reward: {functions: [{function: a.b}]}", {"reward.functions.3.weight": "1"}, ["--reward.functions.3.weight", "a list of 1"]),
+    "below a scalar": ("", {"learner.beta": "1", "learner.beta.x": "2"}, ["--learner.beta.x"]),
+    "fields that do not fit": ("", {"rollout.cpus": "[[0], [1]]"}, ["rollout.cpus names 2 sets", "rollout.num_instances = 1"]),
+    "two mistakes": ("", {"learner.beta": "-1", "run.seed": "x"}, ["--learner.beta: given -1", "; ", '--run.seed: given "x"']),
+    "syntax": ("learner:\n  beta: [1", {}, ["f.yaml:2:", "expected"]),
+    "tab": ("learner:\n\tbeta: 1", {}, ["f.yaml:2:1: "]),
+    "key twice": ("learner:\n  beta: 1\n  beta: 2", {}, ["f.yaml:3:3: 'beta' stands twice"]),
+    "key is no name": ("data: {options: {1: 2}}", {}, ["f.yaml:1:18: the key 1 is not a name"]),
+    "foreign tag": ("name: !!python/name:os.system", {}, ["f.yaml:1:7: "]),
+    "two documents": ("name: a\n---\nname: b", {}, ["f.yaml:2:1: "]),
+    "an alias of itself": ("data: {options: &a {x: *a}}", {}, ["f.yaml:1:"]),
+    "no YAML in an override": ("", {"learner.beta": "[1"}, ["--learner.beta:1:"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "overrides", "parts"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_is_one_clear_line(
+    text: str, overrides: dict[str, str], parts: list[str]
+) -> None:
+    with pytest.raises(UserError) as error:
+        parse_config(text, overrides, where="f.yaml")
+    message = str(error.value)
+    assert "\n" not in message
+    for part in parts:
+        assert part in message
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["--learner.beta"], "--learner.beta: needs a value"),
+        (["--learner.beta", "--dry-run"], "--learner.beta: needs a value"),
+        (["--learner.beta", "1", "--learner.beta=2"], "--learner.beta: given twice"),
+    ],
+)
+def test_a_mistaken_override_is_named(arguments: list[str], part: str) -> None:
+    with pytest.raises(UserError, match=part):
+        split_overrides(arguments)
+
+
+def test_files_that_cannot_be_read(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipes = tmp_path / "recipes"
+    recipes.mkdir()
+    (recipes / "demo.yaml").write_text("# A demonstration.\nname: demo\n")
+    monkeypatch.setattr(load, "RECIPES", recipes)
+    assert list_recipes() == {"demo": "A demonstration."}
+    assert read_config("demo").name == "demo"
+    with pytest.raises(UserError, match=r"dmo: .*did you mean demo\? \(recipes: demo\)"):
+        read_config("dmo")
+    with pytest.raises(UserError, match="is a directory"):
+        read_config(str(tmp_path))
+    (tmp_path / "latin.yaml").write_bytes(b"name: \xff")
+    with pytest.raises(UserError, match=r"latin\.yaml: cannot be read"):
+        read_config(str(tmp_path / "latin.yaml"))
+
+
+def test_every_recipe_is_valid_and_described() -> None:
+    for name, what in list_recipes().items():
+        assert read_config(name).name == name
+        assert what, f"{name}.yaml should begin with a comment that says what it is"
+
+
+def test_build_takes_last_names() -> None:
+    config = build_config({"learning_rate": 1e-3, "rollout.num_threads": 2}, where="T")
+    assert (config.learner.learning_rate, config.rollout.num_threads) == (1e-3, 2)
+
+
+@pytest.mark.parametrize(
+    ("given", "part"),
+    [
+        ({"learning_rte": 1}, "did you mean learner.learning_rate"),
+        ({"num_threads": 1}, "could be rollout.num_threads or learner.num_threads"),
+        ({"beta": -1}, "T: learner.beta: given -1"),
+        ({"beta": object()}, "T: .*not JSON serializable"),
+    ],
+)
+def test_build_names_mistakes(given: dict[str, Any], part: str) -> None:
+    with pytest.raises(UserError, match=part):
+        build_config(given, where="T")

@@ -1,0 +1,238 @@
+import random
+
+import pytest
+import torch
+
+from rhymeflow.errors import UserError
+from rhymeflow.learner.minibatch import split
+from rhymeflow.learner.packing import pack
+from rhymeflow.learner.sample import Sample
+from tests.learner.builders import (
+    close,
+    gradients,
+    learner_config,
+    made_up_batch,
+    rollout_config,
+    tiny_learner,
+    tiny_model,
+)
+
+VARIANTS = [
+    {"loss_type": "grpo", "off_policy_correction": "none"},
+    {"loss_type": "bnpo", "off_policy_correction": "tis", "beta": 0.1},
+    {"loss_type": "dr_grpo", "off_policy_correction": "decoupled"},
+    {"loss_type": "dapo", "mask_truncated_completions": True},
+]
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_micro_batches_do_not_matter(variant: dict):
+    batch = made_up_batch()
+    whole, expected = gradients(tiny_learner(**variant), batch)
+    assert any(float(g.abs().max()) > 0 for g in whole.values())
+    for max_tokens in (1, 33, 100):
+        learner = tiny_learner(max_tokens_per_microbatch=max_tokens, **variant)
+        parts, metrics = gradients(learner, batch)
+        close(parts, whole, 2e-4)
+        for name in expected.keys() - {"step_time"}:
+            assert metrics[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-6), name
+
+
+def test_a_sample_alone_has_the_same_gradient_as_in_the_batch():
+    """Gradients of parts add up to the gradient of the whole: nothing leaks between sequences."""
+    batch = made_up_batch()
+    whole, _ = gradients(tiny_learner(loss_type="dr_grpo"), batch)
+    halves = [
+        gradients(tiny_learner(loss_type="dr_grpo"), part)[0] for part in (batch[:8], batch[8:])
+    ]
+    close({n: (halves[0][n] + halves[1][n]) / 2 for n in whole}, whole, 2e-4)
+
+
+def test_samples_without_advantage_are_measured_but_not_differentiated():
+    batch = made_up_batch()
+    (micros,) = split(
+        batch,
+        torch.tensor([0.0 if s.group == 1 else 1.0 for s in batch]).numpy(),
+        learner_config(),
+        rollout_config(),
+        torch.device("cpu"),
+    )
+    assert [(m.needs_grad, len(m.row.members)) for m in micros] == [(True, 12), (False, 4)]
+    (micros,) = split(
+        batch,
+        torch.zeros(16).numpy(),
+        learner_config(beta=0.1),
+        rollout_config(),
+        torch.device("cpu"),
+    )
+    assert [m.needs_grad for m in micros] == [True]
+
+
+def test_a_batch_that_teaches_nothing_has_gradient_zero():
+    batch = [s for s in made_up_batch() if s.group == 1]
+    grads, metrics = gradients(tiny_learner(), batch)
+    assert all(float(g.abs().max()) == 0.0 for g in grads.values())
+    assert metrics["loss"] == 0.0
+    assert metrics["frac_reward_zero_std"] == 1.0
+    assert metrics["entropy"] > 0.0
+
+
+def test_a_batch_masked_whole_trains_on_nothing():
+    batch = [
+        Sample(s.group, s.prompt_ids, s.completion_ids, s.logprobs, s.versions, s.reward, True)
+        for s in made_up_batch()
+    ]
+    learner = tiny_learner(mask_truncated_completions=True, num_minibatches=2)
+    metrics = learner.train(batch, 0)
+    assert metrics["loss"] == metrics["grad_norm"] == metrics["entropy"] == 0.0
+    assert metrics["completions/clipped_ratio"] == 1.0
+
+
+def test_masked_samples_count_in_the_baseline_but_not_in_the_loss():
+    batch = made_up_batch()
+    masked, metrics = gradients(tiny_learner(mask_truncated_completions=True), batch)
+    unmasked, _ = gradients(tiny_learner(), batch)
+    assert any(not torch.allclose(masked[n], unmasked[n]) for n in masked)
+    changed = [
+        Sample(
+            s.group,
+            s.prompt_ids,
+            [3] * len(s.logprobs) if s.truncated else s.completion_ids,
+            s.logprobs,
+            s.versions,
+            s.reward,
+            s.truncated,
+        )
+        for s in batch
+    ]
+    again, _ = gradients(tiny_learner(mask_truncated_completions=True), changed)
+    close(again, masked, 1e-6)
+    assert metrics["completions/clipped_ratio"] > 0
+
+
+def test_minibatches_split_by_whole_groups_and_dapo_normalises_over_the_batch():
+    batch = made_up_batch()
+    args = (torch.ones(16).numpy(), learner_config(num_minibatches=2), rollout_config())
+    steps = split(batch, *args, torch.device("cpu"))
+    groups = [{batch[i].group for m in step for i in m.row.members} for step in steps]
+    assert groups == [{0, 1}, {2, 3}]
+    tokens = sum(len(s.completion_ids) for s in batch)
+    for step in steps:
+        assert step[0].inputs.weight_R[0] == pytest.approx(2 / tokens)
+
+
+def test_several_steps_per_batch_clip_around_the_policy_at_the_start():
+    learner = tiny_learner(num_iterations=3, num_minibatches=2, learning_rate=0.02)
+    metrics = learner.train(made_up_batch(), 0)
+    assert metrics["clip_ratio/region_mean"] > 0.0
+    assert metrics["clip_ratio/region_mean"] == pytest.approx(
+        metrics["clip_ratio/low_mean"] + metrics["clip_ratio/high_mean"]
+    )
+    assert learner.version == 1
+    once = tiny_learner(learning_rate=0.02).train(made_up_batch(), 0)
+    assert once["clip_ratio/region_mean"] == 0.0
+    # Mismatch is that of the policy when the step began, however many steps follow.
+    assert metrics["off_policy/mismatch_kl"] == pytest.approx(once["off_policy/mismatch_kl"])
+
+
+def test_the_policy_scored_for_itself_has_no_mismatch():
+    learner = tiny_learner()
+    batch = made_up_batch()
+    (micros,) = split(
+        batch, torch.ones(16).numpy(), learner_config(), rollout_config(), torch.device("cpu")
+    )
+    logprob, _ = learner._policy.score(micros[0].row)
+    scores = iter(logprob.tolist())
+    own = [
+        Sample(
+            s.group,
+            s.prompt_ids,
+            s.completion_ids,
+            [next(scores) for _ in s.completion_ids],
+            s.versions,
+            s.reward,
+            s.truncated,
+        )
+        for s in batch
+    ]
+    metrics = learner.train(own, 0)
+    assert abs(metrics["off_policy/mismatch_kl"]) < 1e-9
+    assert metrics["off_policy/max_ratio"] == pytest.approx(1.0, abs=1e-5)
+
+
+def test_kl_to_the_reference_starts_at_zero_and_pulls_back():
+    learner = tiny_learner(beta=10.0, learning_rate=5e-3, max_grad_norm=None)
+    batch = made_up_batch()
+    kls = [learner.train(batch, step)["kl"] for step in range(6)]
+    assert abs(kls[0]) < 1e-6
+    assert kls[1] > 1e-3
+    free = tiny_learner(beta=1e-6, learning_rate=5e-3, max_grad_norm=None)
+    assert [free.train(batch, step)["kl"] for step in range(6)][-1] > kls[-1]
+    assert tiny_learner()._reference is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_recomputed_layers_have_the_same_gradient(dtype: torch.dtype):
+    batch = made_up_batch()
+    kept, _ = gradients(tiny_learner(dtype=dtype), batch)
+    learner = tiny_learner(dtype=dtype, gradient_checkpointing=True)
+    calls = []
+    learner.model.model.layers[0].input_layernorm.register_forward_hook(lambda *_: calls.append(1))
+    again, _ = gradients(learner, batch)
+    close(again, kept, 1e-6)
+    assert len(calls) == 3  # forward, its recomputation, and the rows that are only measured
+
+
+def test_bfloat16_gradient_is_near_float32():
+    batch = made_up_batch()
+    exact, _ = gradients(tiny_learner(), batch)
+    rounded, _ = gradients(tiny_learner(dtype=torch.bfloat16), batch)
+    a = torch.cat([g.flatten() for g in exact.values()])
+    b = torch.cat([g.flatten() for g in rounded.values()])
+    assert float(torch.cosine_similarity(a, b, dim=0)) > 0.99
+
+
+def test_weights_are_the_compute_precision_with_tied_ones_once():
+    learner = tiny_learner(dtype=torch.bfloat16)
+    weights = learner.weights()
+    assert {w.dtype for w in weights.values()} == {torch.bfloat16}
+    assert "lm_head.weight" not in weights
+    before = {n: w.clone() for n, w in weights.items()}
+    learner.train(made_up_batch(), 0)
+    assert any(not torch.equal(before[n], w) for n, w in learner.weights().items())
+
+
+def test_a_loss_that_is_not_finite_stops_the_run():
+    batch = made_up_batch()
+    batch[0].logprobs[0] = float("nan")
+    learner = tiny_learner()
+    before = {n: w.clone() for n, w in learner.weights().items()}
+    with pytest.raises(UserError, match="gradient is not finite"):
+        learner.train(batch, 0)
+    assert learner.version == 0
+    assert all(torch.equal(before[n], w) for n, w in learner.weights().items())
+
+
+@pytest.mark.parametrize("correction", ["none", "tis", "decoupled"])
+def test_reward_rises_on_a_bandit(correction: str):
+    """One prompt, answers of one token; token 5 is paid. From 1 in 23 to nearly always."""
+    learner = tiny_learner(
+        model=tiny_model(seed=3), learning_rate=1e-2, off_policy_correction=correction
+    )
+    rng = random.Random(0)
+    rewards = []
+    for step in range(25):
+        with torch.no_grad():
+            # The policy's distribution after [4].
+            one = [Sample(0, [4], [t], [0.0], [0], 0.0, False) for t in range(23)]
+            (row,) = pack(one, range(23), 1000)
+            log_p, _ = learner._policy.score(row)
+        batch = []
+        for group in range(4):
+            tokens = rng.choices(range(23), weights=log_p.exp().tolist(), k=16)
+            for t in tokens:
+                reward = float(t == 5)
+                batch.append(Sample(group, [4], [t], [float(log_p[t])], [step], reward, False))
+        rewards.append(learner.train(batch, step)["reward"])
+    assert rewards[0] < 0.5
+    assert rewards[-1] > 0.9

@@ -1,0 +1,122 @@
+"""Groups in flight: parts become segments, and what is over is passed over."""
+
+from __future__ import annotations
+
+import pytest
+
+from rhymeflow.core.events import GroupDrawn
+from rhymeflow.core.types import TrajectoryId
+from rhymeflow.data.prompts import Prompt
+from rhymeflow.data.stream import PromptStream
+from rhymeflow.runtime.in_flight import InFlight
+from rhymeflow.store.writer import SqliteTrajectoryStore
+from rhymeflow.workers.messages import Part
+
+SOURCE = [Prompt(row, "ab" * (row + 1), {"answer": row}) for row in range(3)]
+FIRST = TrajectoryId(0, 0)
+
+
+class Letters:
+    def encode(self, prompt: Prompt) -> list[int]:
+        return [ord(letter) for letter in prompt.prompt]
+
+
+@pytest.fixture
+def store(tmp_path):
+    store = SqliteTrajectoryStore(tmp_path / "events.db")
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def in_flight(store):
+    stream = PromptStream(SOURCE, seed=0, shuffle=False)
+    return InFlight(store, SOURCE, stream, Letters())
+
+
+def part(start, count, version=0, trajectory=FIRST):
+    tokens = list(range(start, start + count))
+    return Part(trajectory, start, version, 1, 2, tokens, [-float(token) for token in tokens])
+
+
+def segments(store, trajectory=FIRST, columns="start, length(tokens) / 4, version, instance"):
+    store.commit()
+    return store._connection.execute(
+        f"SELECT {columns} FROM segments WHERE group_id = ? AND member = ? ORDER BY start",
+        trajectory,
+    ).fetchall()
+
+
+def test_a_prompt_requested_again_is_a_new_group_of_its_row_and_epoch(in_flight):
+    requested = [in_flight.request() for _ in range(4)]
+    assert requested[1] == GroupDrawn(1, 1, 0, 4)
+    assert requested[3] == GroupDrawn(3, 0, 1, 2), "the second epoch"
+    in_flight.end(1)
+    assert in_flight.request_again(1) == GroupDrawn(4, 1, 0, 4, repeats=1)
+    assert in_flight.request() == GroupDrawn(5, 1, 1, 4), "it took no place in the order of prompts"
+    assert in_flight[4].prompt == in_flight[5].prompt == SOURCE[1]
+
+
+def test_parts_become_one_segment_for_each_version_and_instance(in_flight, store):
+    in_flight.request()
+    in_flight.take("a", part(0, 2))
+    in_flight.take("a", part(2, 3))
+    assert segments(store) == []
+    in_flight.take("a", part(5, 1, version=1))
+    assert segments(store) == [(0, 5, 0, "a")]
+    assert segments(store, columns="steps, drafted") == [(2, 4)], "the sum of its parts"
+    assert in_flight.seal(FIRST) == 6
+    in_flight.take("b", part(6, 2, version=1))
+    in_flight.seal_all("a")
+    assert len(segments(store)) == 2
+    in_flight.seal_all("b")
+    assert segments(store) == [(0, 5, 0, "a"), (5, 1, 1, "a"), (6, 2, 1, "b")]
+    assert in_flight.tokens(FIRST) == list(range(8))
+    assert in_flight.seal(FIRST) == 8
+    assert in_flight.seal(TrajectoryId(0, 1)) == 0
+    assert in_flight.tokens(TrajectoryId(0, 1)) == []
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_a_complete_response_is_stored_and_returned_whole(in_flight, store, moved):
+    in_flight.request()
+    in_flight.take("a", part(0, 3))
+    if moved:
+        in_flight.seal(FIRST)
+        in_flight.take("b", part(3, 2))
+    else:
+        in_flight.take("a", part(3, 2))
+    assert in_flight.complete(FIRST) == list(range(5))
+    assert sum(count for _, count, _, _ in segments(store)) == 5
+    assert in_flight.complete(FIRST) == list(range(5))
+
+
+def test_a_gap_is_a_defect(in_flight):
+    in_flight.request()
+    in_flight.take("a", part(0, 2))
+    with pytest.raises(AssertionError):
+        in_flight.take("a", part(3, 1))
+    in_flight.seal(FIRST)
+    with pytest.raises(AssertionError):
+        in_flight.take("b", part(3, 1))
+
+
+def test_what_is_aborted_or_over_is_passed_over_and_what_there_was_is_stored(in_flight, store):
+    in_flight.request()
+    in_flight.take("a", part(0, 2))
+    in_flight.abort(FIRST)
+    assert FIRST not in in_flight
+    assert segments(store) == [(0, 2, 0, "a")]
+    in_flight.take("a", part(2, 2))
+    in_flight.abort(FIRST)  # twice
+    other = TrajectoryId(0, 1)
+    assert other in in_flight
+    in_flight.take("a", part(0, 4, trajectory=other))
+    in_flight.end(0)
+    assert segments(store, other) == [(0, 4, 0, "a")]
+    in_flight.take("a", part(4, 2, trajectory=other))
+    in_flight.abort(other)
+    assert other not in in_flight
+    assert segments(store) == [(0, 2, 0, "a")]
+    in_flight.seal_all()
+    assert segments(store) == [(0, 2, 0, "a")]

@@ -1,0 +1,81 @@
+"""Shares of a step's time, also with instances that come and go."""
+
+from __future__ import annotations
+
+import pytest
+
+from rhymeflow.histospec.draft import DraftStats
+from rhymeflow.runtime.throughput import Throughput
+from rhymeflow.workers.messages import InstanceStatus, Part
+
+
+def status(tokens, busy, saved=0.0):
+    drafts = DraftStats(saved_seconds=saved)
+    return InstanceStatus(1, 2, ((0, 1),), 10, 5.0, tokens, busy, drafts)
+
+
+def part(count, steps, drafted):
+    return Part((0, 1), 0, 0, steps, drafted, [7] * count, [0.0] * count)
+
+
+def end(throughput, now, **spent):
+    return throughput.end_step(
+        now,
+        learner_seconds=1.0,
+        coordination_seconds={"coordinator": 0.0, "store": 0.0, "cpu": 0.0, **spent},
+    )
+
+
+def test_coordination_is_counted_by_step():
+    throughput = Throughput(since=0.0)
+    throughput.begin(10.0, {"cpu": 5.0})
+    row = end(throughput, 14.0, coordinator=0.1, store=0.3, cpu=6.0)
+    assert row["coordination/coordinator_s"] == pytest.approx(0.1)
+    assert row["coordination/store_s"] == pytest.approx(0.3)
+    assert row["coordination/share"] == pytest.approx(0.1)
+    assert row["coordination/cpu_share"] == pytest.approx(0.25), "loading is in no step"
+    row = end(throughput, 16.0, coordinator=0.2, store=0.3, cpu=6.5)
+    assert row["coordination/coordinator_s"] == pytest.approx(0.1)
+    assert row["coordination/share"] == pytest.approx(0.05)
+    assert row["coordination/cpu_share"] == pytest.approx(0.25)
+
+
+def test_what_an_instance_did_counts_when_it_is_gone():
+    throughput = Throughput(since=0.0)
+    throughput.statuses["a"], throughput.statuses["b"] = status(100, 1.0), status(50, 1.0)
+    assert (throughput.running, throughput.waiting) == (4, 2)
+    assert end(throughput, 2.0)["rollout/tokens_per_s"] == 75.0
+    throughput.statuses["a"] = status(140, 2.0)
+    throughput.leave("a")
+    throughput.leave("never heard of")
+    assert (throughput.running, throughput.waiting) == (2, 1)
+    throughput.statuses["a.1"] = status(20, 0.5)
+    row = end(throughput, 4.0)
+    assert row["rollout/tokens_per_s"] == 30.0
+    assert row["idle/rollout"] == pytest.approx(1 - 1.5 / 2 / 2)
+
+
+def test_drafts_are_counted_by_step_and_by_what_they_are_shares_of():
+    throughput = Throughput(since=0.0, has_drafts=True)
+    throughput.statuses["a"], throughput.statuses["b"] = status(10, 1.0, 0.5), status(10, 2.0, 0.5)
+    for generated in (part(6, 2, 8), part(4, 3, 2)):
+        throughput.generated(generated)
+    row = end(throughput, 4.0)
+    assert row["draft/tokens_per_step"] == 2.0
+    assert row["draft/acceptance_rate"] == 0.5
+    assert row["draft/time_saved"] == 1.0
+    assert row["draft/time_saved_share"] == 0.25, "4 seconds without drafts"
+    throughput.leave("b")
+    throughput.statuses["a"] = status(20, 3.0, 0.0)
+    throughput.generated(part(3, 3, 0))
+    row = end(throughput, 8.0)
+    assert row["draft/tokens_per_step"] == 1.0
+    assert "draft/acceptance_rate" not in row, "a share of nothing"
+    assert row["draft/time_saved"] == -0.5, "drafts that cost more than they save say so"
+    assert row["draft/time_saved_share"] == pytest.approx(-0.5 / 1.5)
+
+
+def test_a_run_without_drafts_says_nothing_of_them():
+    throughput = Throughput(since=0.0)
+    throughput.generated(part(3, 3, 0))
+    assert not any(name.startswith("draft/") for name in end(throughput, 1.0))

@@ -1,0 +1,493 @@
+"""The event store: order, whole ticks, idempotence, one writer and many readers."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+import random
+import signal
+import sqlite3
+import struct
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rhymeflow.core.events import GroupDrawn, TrajectoryRewarded, VersionPublished
+from rhymeflow.core.types import TrajectoryId
+from rhymeflow.errors import UserError
+from rhymeflow.store.reader import IncompleteBatch, TrajectoryReader
+from rhymeflow.store.writer import SqliteTrajectoryStore
+
+SPAWN = multiprocessing.get_context("spawn")
+EVENTS_PER_TICK = 7
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "events.db"
+
+
+@pytest.fixture
+def store(path: Path):
+    store = SqliteTrajectoryStore(path)
+    yield store
+    store.close()
+
+
+def put_group(store: SqliteTrajectoryStore, group: int, prompt_tokens=(5, 6)) -> None:
+    store.put_group(
+        group,
+        row=group + 100,
+        epoch=0,
+        prompt=f"prompt {group}",
+        prompt_tokens=prompt_tokens,
+        columns={"answer": group},
+    )
+
+
+def put_trajectory(store: SqliteTrajectoryStore, group: int, member: int, length: int = 4) -> None:
+    """Store one whole response: two segments, under versions 0 and 1."""
+    trajectory = TrajectoryId(group, member)
+    tokens = [group * 1000 + member * 100 + i for i in range(length)]
+    for start, end, version in ((0, length // 2, 0), (length // 2, length, 1)):
+        store.put_segment(
+            trajectory,
+            start=start,
+            version=version,
+            instance=f"rollout-{version}",
+            steps=2,
+            drafted=3,
+            tokens=tokens[start:end],
+            logprobs=[-0.25 * i for i in range(start, end)],
+        )
+    store.put_finished(trajectory, length=length, reason="stop", text="text")
+    store.put_reward(trajectory, reward=0.5, components={"f": 0.5})
+
+
+# -- events ---------------------------------------------------------------------------------------
+
+
+def test_events_come_back_in_order_with_their_times(store, path):
+    events = [GroupDrawn(i, i, 0, 3) for i in range(5)]
+    store.record(1.5, events[:2])
+    store.commit()
+    store.record(2.5, events[2:])
+    store.commit()
+    found = list(TrajectoryReader(path).events())
+    assert [r.event for r in found] == events
+    assert [r.time for r in found] == [1.5, 1.5, 2.5, 2.5, 2.5]
+    assert [r.seq for r in found] == [1, 2, 3, 4, 5]
+
+
+def test_a_reopened_store_goes_on_numbering(path):
+    for version in (1, 2):
+        store = SqliteTrajectoryStore(path)
+        store.record(0.0, [VersionPublished(version)])
+        store.commit()
+        store.close()
+    assert [r.seq for r in TrajectoryReader(path).events()] == [1, 2]
+
+
+def test_sql_reads_into_the_bodies(store, path):
+    store.record(0.0, [TrajectoryRewarded(TrajectoryId(1, m), m / 4) for m in range(3)])
+    store.commit()
+    rows = sqlite3.connect(path).execute(
+        "SELECT AVG(json_extract(body, '$.reward')) FROM events WHERE kind = 'TrajectoryRewarded'"
+    )
+    assert rows.fetchone() == (0.25,)
+
+
+def test_a_tick_shows_whole_or_not_at_all(store, path):
+    reader = TrajectoryReader(path)
+    store.record(0.0, [VersionPublished(1)])
+    put_group(store, 0)
+    assert not list(reader.events())
+    assert reader.query("SELECT * FROM groups") == []
+    store.commit()
+    assert len(list(reader.events())) == 1
+    assert len(reader.query("SELECT * FROM groups")) == 1
+
+
+def test_what_was_not_committed_is_gone_after_closing(path):
+    store = SqliteTrajectoryStore(path)
+    store.record(0.0, [VersionPublished(1)])
+    store.commit()
+    store.record(0.0, [VersionPublished(2)])
+    store.close()
+    assert [r.event for r in TrajectoryReader(path).events()] == [VersionPublished(1)]
+
+
+def test_a_durable_commit_marks_how_far_the_disk_is(store, path):
+    store.record(0.0, [VersionPublished(1), VersionPublished(2)])
+    store.commit(durable=True)
+    found = TrajectoryReader(path).query("SELECT value FROM meta WHERE key = 'durable_seq'")
+    assert found == [(2,)]
+    assert store._connection.execute("PRAGMA synchronous").fetchone() == (1,)  # NORMAL again
+
+
+# -- crashes --------------------------------------------------------------------------------------
+
+
+def write_ticks(path: Path, acknowledged) -> None:
+    store = SqliteTrajectoryStore(path)
+    for tick in itertools.count():
+        for part in range(EVENTS_PER_TICK):
+            store.record(float(tick), [GroupDrawn(tick * EVENTS_PER_TICK + part, 0, 0, 1)])
+            put_group(store, tick * EVENTS_PER_TICK + part)
+        store.commit(durable=tick % 10 == 0)
+        acknowledged.send(tick)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_killed_writer_leaves_every_committed_tick_and_no_half(path, seed):
+    ours, theirs = SPAWN.Pipe(duplex=False)
+    writer = SPAWN.Process(target=write_ticks, args=(path, theirs))
+    writer.start()
+    theirs.close()
+    assert ours.poll(30)
+    time.sleep(random.Random(seed).uniform(0.01, 0.15))
+    os.kill(writer.pid, signal.SIGKILL)
+    writer.join()
+    last = -1
+    while ours.poll():
+        try:
+            last = ours.recv()
+        except EOFError:
+            break
+    store = SqliteTrajectoryStore(path)  # the dead writer's lock is gone
+    store.close()
+    reader = TrajectoryReader(path)
+    events = [r.event.group for r in reader.events()]
+    groups = [group for (group,) in reader.query("SELECT group_id FROM groups ORDER BY group_id")]
+    assert last >= 0
+    assert len(events) >= (last + 1) * EVENTS_PER_TICK
+    assert len(events) % EVENTS_PER_TICK == 0
+    assert events == list(range(len(events)))
+    assert groups == events
+
+
+def read_while_written(path: Path, report) -> None:
+    reader = TrajectoryReader(path)
+    report.send("up")
+    last = 0
+    while last < 150 * 5:
+        seqs = [r.seq for r in reader.events()]
+        assert seqs == list(range(1, len(seqs) + 1)), "a hole in the log"
+        assert len(seqs) % 5 == 0, "a half tick"
+        assert len(seqs) >= last, "the log shrank"
+        groups = [
+            g for (g,) in reader.query("SELECT group_id FROM groups WHERE ending_reason = 'x'")
+        ]
+        for record in reader.batch(groups, [(0, 1)] * len(groups)):
+            assert len(record.completion_ids) == 4
+        if last == 0 < len(seqs):
+            report.send("growing")
+        last = len(seqs)
+    report.send("whole")
+
+
+def test_a_reader_in_another_process_sees_whole_ticks_while_they_are_written(store, path):
+    store.commit()
+    ours, theirs = SPAWN.Pipe(duplex=False)
+    reader = SPAWN.Process(target=read_while_written, args=(path, theirs))
+    reader.start()
+    assert ours.recv() == "up"
+    for tick in range(150):
+        if tick == 75:
+            assert ours.poll(60)
+            assert ours.recv() == "growing"
+        store.record(float(tick), [VersionPublished(tick)] * 5)
+        put_group(store, tick)
+        put_trajectory(store, tick, 0)
+        put_trajectory(store, tick, 1)
+        store.put_ending(tick, "filtered", version=0, reason="x")
+        store.commit()
+        time.sleep(0.001)
+    assert ours.poll(60)
+    assert ours.recv() == "whole"
+    reader.join()
+    assert reader.exitcode == 0
+
+
+# -- batches --------------------------------------------------------------------------------------
+
+
+def test_batch_in_the_order_asked_for(store, path):
+    for group in (3, 1, 2):
+        put_group(store, group, prompt_tokens=[group, group + 1])
+        for member in (1, 0):
+            put_trajectory(store, group, member)
+    store.commit()
+    batch = TrajectoryReader(path).batch([2, 3], [(1,), (0, 1)])
+    assert [(r.group, r.member) for r in batch] == [(2, 1), (3, 0), (3, 1)]
+    record = batch[2]
+    assert record.prompt_ids == [3, 4]
+    assert record.completion_ids == [3100, 3101, 3102, 3103]
+    assert record.logprobs == [0.0, -0.25, -0.5, -0.75]
+    assert record.versions == [0, 0, 1, 1]
+    assert (record.reward, record.reason) == (0.5, "stop")
+
+
+def test_logprobs_come_back_to_the_bit(store, path):
+    logprobs = np.random.default_rng(0).normal(size=50).astype(np.float32)
+    trajectory = TrajectoryId(0, 0)
+    put_group(store, 0)
+    store.put_segment(
+        trajectory,
+        start=0,
+        version=0,
+        instance="r",
+        steps=20,
+        drafted=40,
+        tokens=range(50),
+        logprobs=logprobs,
+    )
+    store.put_finished(trajectory, length=50, reason="length", text="")
+    store.put_reward(trajectory, reward=1.0, components={})
+    store.commit()
+    (record,) = TrajectoryReader(path).batch([0], [(0,)])
+    assert record.logprobs == logprobs.tolist()
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ("DELETE FROM groups", "group 0: its prompt is not stored"),
+        ("DELETE FROM trajectories WHERE member = 1", "0.1: has not finished"),
+        ("UPDATE trajectories SET reward = NULL WHERE member = 1", "0.1: has no reward"),
+        ("DELETE FROM segments WHERE start = 0 AND member = 1", "next segment starts at 2"),
+        ("DELETE FROM segments WHERE start = 2 AND member = 1", "2 tokens are stored of 4"),
+    ],
+)
+def test_an_incomplete_batch_says_what_is_missing(store, path, damage, message):
+    put_group(store, 0)
+    put_trajectory(store, 0, 0)
+    put_trajectory(store, 0, 1)
+    store.commit()
+    assert len(TrajectoryReader(path).batch([0], [(0, 1)])) == 2
+    sqlite3.connect(path, isolation_level=None).execute(damage)
+    with pytest.raises(IncompleteBatch, match=message):
+        TrajectoryReader(path).batch([0], [(0, 1)])
+
+
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40
+)
+@given(st.data())
+def test_segments_delivered_again_in_any_order_are_stored_once(tmp_path, data):
+    """Deliveries are prefixes of segments that grow; the last, whole ones are always among them."""
+    directory = tmp_path / str(len(list(tmp_path.iterdir())))
+    directory.mkdir()
+    lengths = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))
+    bounds = list(itertools.accumulate(lengths, initial=0))
+    whole = [(i, a, b) for i, (a, b) in enumerate(itertools.pairwise(bounds))]
+    partial = data.draw(st.lists(st.sampled_from(whole), max_size=6))
+    partial = [(i, a, data.draw(st.integers(a, b))) for i, a, b in partial]
+    deliveries = data.draw(st.permutations(whole + partial))
+
+    store = SqliteTrajectoryStore(directory / "events.db")
+    put_group(store, 0)
+    trajectory = TrajectoryId(0, 0)
+    for version, start, end in deliveries:
+        store.put_segment(
+            trajectory,
+            start=start,
+            version=version,
+            instance="r",
+            steps=2,
+            drafted=3,
+            tokens=range(start, end),
+            logprobs=[-float(i) for i in range(start, end)],
+        )
+    store.put_finished(trajectory, length=bounds[-1], reason="stop", text="")
+    store.put_finished(trajectory, length=bounds[-1], reason="stop", text="")
+    store.put_reward(trajectory, reward=1.0, components={})
+    store.put_finished(trajectory, length=bounds[-1], reason="stop", text="")  # late: reward stays
+    store.commit()
+    reader = TrajectoryReader(directory / "events.db")
+    (record,) = reader.batch([0], [(0,)])
+    assert record.completion_ids == list(range(bounds[-1]))
+    assert record.logprobs == [-float(i) for i in range(bounds[-1])]
+    assert record.versions == [v for v, a, b in whole for _ in range(a, b)]
+    assert reader.query("SELECT COUNT(*) FROM segments") == [(len(whole),)]
+    reader.close()
+    store.close()
+
+
+def test_details_of_a_response_on_its_way_and_of_one_that_ended(store, path):
+    put_group(store, 0)
+    store.put_segment(
+        TrajectoryId(0, 0),
+        start=0,
+        version=4,
+        instance="r",
+        steps=1,
+        drafted=0,
+        tokens=[1],
+        logprobs=[-1.0],
+    )
+    put_trajectory(store, 0, 1)
+    store.commit()
+    reader = TrajectoryReader(path)
+    on_its_way = reader.details(TrajectoryId(0, 0))
+    assert [s.version for s in on_its_way.segments] == [4]
+    assert (on_its_way.length, on_its_way.reward, on_its_way.ending) == (None, None, None)
+    store.put_ending(0, "aborted", version=3, reason="reward failed")
+    store.commit()
+    ended = reader.details(TrajectoryId(0, 1))
+    assert (ended.row, ended.columns, ended.prompt) == (100, {"answer": 0}, "prompt 0")
+    assert (ended.text, ended.reward, ended.components) == ("text", 0.5, {"f": 0.5})
+    assert (ended.ending, ended.ending_version) == ("aborted", 3)
+    assert ended.ending_reason == "reward failed"
+    assert reader.details(TrajectoryId(0, 2)) is None
+    assert reader.details(TrajectoryId(9, 0)) is None
+
+
+def test_staleness_by_sql(store, path):
+    put_group(store, 0)
+    put_trajectory(store, 0, 0)
+    store.put_consumed(0, version=2, members=[0])
+    store.commit()
+    found = TrajectoryReader(path).query("SELECT version, first_version, staleness FROM trained")
+    assert found == [(2, 0, 2)]
+
+
+def test_members_that_a_consumed_group_did_not_need_count_as_aborted(store, path):
+    for group in (0, 1, 2):
+        put_group(store, group)
+        put_trajectory(store, group, 0)
+        put_trajectory(store, group, 1)
+        store.put_segment(
+            TrajectoryId(group, 2),
+            start=0,
+            version=5,
+            instance="r",
+            steps=1,
+            drafted=0,
+            tokens=[1],
+            logprobs=[-1.0],
+        )
+    store.put_consumed(0, version=3, members=[1])
+    store.put_ending(1, "filtered", version=3, reason="all rewards are equal")
+    store.commit()
+    reader = TrajectoryReader(path)
+    rows = reader.query("SELECT group_id, member, length, trained, ending FROM responses")
+    assert rows == [
+        (0, 0, 4, None, "aborted"),
+        (0, 1, 4, 3, "consumed"),
+        (0, 2, 1, None, "aborted"),
+        *[(1, member, length, None, "filtered") for member, length in ((0, 4), (1, 4), (2, 1))],
+        *[(2, member, length, None, None) for member, length in ((0, 4), (1, 4), (2, 1))],
+    ]
+    assert reader.query("SELECT group_id, member FROM trained") == [(0, 1)]
+    assert [reader.details(TrajectoryId(0, m)).trained for m in range(3)] == [None, 3, None]
+
+
+def test_a_group_is_found_again_by_its_number(store):
+    put_group(store, 4)
+    assert store.origin(4) == (104, 0)
+
+
+@pytest.mark.parametrize(
+    "put",
+    [
+        lambda store: store.put_reward(TrajectoryId(0, 7), reward=1.0, components={}),
+        lambda store: store.put_consumed(0, version=0, members=[0, 7]),
+        lambda store: store.put_ending(7, "aborted", version=0, reason="why"),
+    ],
+    ids=["a reward", "trained on", "an ending"],
+)
+def test_what_is_not_there_has_no_reward_and_no_ending(store, put):
+    put_group(store, 0)
+    put_trajectory(store, 0, 0)
+    put(store)
+    with pytest.raises(AssertionError, match="were to change"):
+        store.commit()
+
+
+def test_what_is_not_committed_is_read_by_its_writer(store, path):
+    put_group(store, 0)
+    put_trajectory(store, 0, 0)
+    assert store.origin(0) == (100, 0)
+    assert TrajectoryReader(path).query("SELECT * FROM segments") == []
+
+
+def test_time_in_the_server_is_counted(store):
+    before = store.seconds
+    store.record(0.0, [VersionPublished(1)] * 1000)
+    assert 0 < store.seconds - before < 10
+
+
+def test_an_evaluation_delivered_twice_counts_once(store, path):
+    for _ in range(2):
+        store.put_held_out(7, prompt="6 * 7 =", prompt_tokens=[6, 7])
+        store.put_evaluation(3, 7, tokens=[4, 2], text="42", reward=1.0)
+    store.commit()
+    reader = TrajectoryReader(path)
+    tokens = struct.pack("<2i", 4, 2)
+    assert reader.query("SELECT * FROM evaluations") == [(3, 7, tokens, "42", 1.0)]
+    prompts = [(7, "6 * 7 =", struct.pack("<2i", 6, 7))]
+    assert reader.query("SELECT * FROM held_out") == prompts
+
+
+# -- what is refused ------------------------------------------------------------------------------
+
+
+def test_a_second_writer_is_refused(store, path):
+    with pytest.raises(UserError, match="another process is writing to this run"):
+        SqliteTrajectoryStore(path)
+
+
+def test_a_reader_cannot_write(store, path):
+    with pytest.raises(sqlite3.OperationalError, match="readonly"):
+        TrajectoryReader(path).query("DELETE FROM events")
+
+
+@pytest.mark.parametrize("opened", [SqliteTrajectoryStore, TrajectoryReader])
+def test_other_files_are_refused(path, opened):
+    path.write_text("not a database, but long enough to look like a file of some kind" * 20)
+    with pytest.raises(UserError, match=r"events\.db: cannot be opened as an event store"):
+        opened(path)
+
+
+@pytest.mark.parametrize("opened", [SqliteTrajectoryStore, TrajectoryReader])
+def test_other_databases_are_refused(path, opened):
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE birds (name)")
+    connection.close()
+    with pytest.raises(UserError, match="not an event store of Rhymeflow"):
+        opened(path)
+
+
+@pytest.mark.parametrize("opened", [SqliteTrajectoryStore, TrajectoryReader])
+def test_another_schema_version_is_refused(path, opened):
+    SqliteTrajectoryStore(path).close()
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute("UPDATE meta SET value = 99 WHERE key = 'schema_version'")
+    connection.close()
+    with pytest.raises(UserError, match="schema version 99; this one reads version 5"):
+        opened(path)
+
+
+def test_missing_places_are_named(tmp_path):
+    with pytest.raises(UserError, match="nowhere: no such directory"):
+        SqliteTrajectoryStore(tmp_path / "nowhere" / "events.db")
+    with pytest.raises(UserError, match="no such file"):
+        TrajectoryReader(tmp_path / "events.db")
+
+
+def test_an_archive_that_cannot_be_written_is_read(path, monkeypatch):
+    store = SqliteTrajectoryStore(path)
+    store.record(0.0, [VersionPublished(1)])
+    store.commit()
+    store.close()
+    assert sorted(p.name for p in path.parent.iterdir()) == ["events.db"]
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    reader = TrajectoryReader(path)
+    assert [r.event for r in reader.events()] == [VersionPublished(1)]
+    assert sorted(p.name for p in path.parent.iterdir()) == ["events.db"]

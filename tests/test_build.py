@@ -1,0 +1,198 @@
+"""From the configuration to the coordinator's plan and rules."""
+
+from __future__ import annotations
+
+import random
+import re
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rhymeflow import build, profiles
+from rhymeflow.config import (
+    FIXED_BOUNDS,
+    Config,
+    DataConfig,
+    LearnerConfig,
+    RolloutConfig,
+    ScheduleConfig,
+)
+from rhymeflow.core.plan import Tiers
+from rhymeflow.core.strategies.routing import fewest_requests, waterfall
+from rhymeflow.core.strategies.schedules import ROUTING, SCHEDULES
+from rhymeflow.core.strategies.sync import drained, status
+from rhymeflow.errors import UserError
+from tests.core.strategies.fleets import fleet, instance, new
+from tests.helpers import FakeBody, a_plan
+
+
+def rules(**values: Any) -> Config:
+    return Config(schedule=ScheduleConfig(**values))
+
+
+def refused(**values: Any) -> str:
+    with pytest.raises(UserError) as error:
+        build.schedule(rules(**values))
+    return str(error.value)
+
+
+# -- the plan -------------------------------------------------------------------------------------
+
+
+def test_every_number_arrives() -> None:
+    config = Config(
+        learner=LearnerConfig(max_steps=7, groups_per_batch=6),
+        rollout=RolloutConfig(num_generations=5),
+        schedule=ScheduleConfig(
+            max_staleness=3, extra_groups=2, extra_generations=1, filter_zero_variance=True,
+            max_filtered_batches=9, on_stuck="retry", stuck_threshold=8, max_retries=4,
+        ),
+    )  # fmt: skip
+    made = build.plan(config)
+    assert {field.name: getattr(made, field.name) for field in fields(made)} == {
+        "num_batches": 7,
+        "groups_per_batch": 6,
+        "num_generations": 5,
+        "max_length": 512,
+        "max_staleness": 3,
+        "eval_steps": config.run.eval_steps,
+        "extra_groups": 2,
+        "extra_generations": 1,
+        "filter_zero_variance": True,
+        "max_filtered": 54,
+        "on_stuck": "retry",
+        "stuck_threshold": 8,
+        "max_retries": 4,
+    }
+
+
+def test_nothing_held_out_is_no_evaluation() -> None:
+    assert build.plan(Config(data=DataConfig(eval_size=0))).eval_steps is None
+
+
+@pytest.mark.parametrize(("name", "bound"), [("synchronous", 0), ("one_step", 1), ("partial", 1)])
+def test_the_bound_of_a_schedule(name: str, bound: int) -> None:
+    assert build.plan(rules(name=name)).max_staleness == bound
+
+
+# -- the rules ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_bundle_by_name(name: str) -> None:
+    made, bundle = build.schedule(rules(name=name)), SCHEDULES[name]
+    assert made.name == name
+    pieces = set(bundle._fields) - {"pace", "lays_out", "throughput_ratio"}
+    assert all(getattr(made, piece) == getattr(bundle, piece) for piece in pieces)
+    assert made.weights.throughput_ratio == bundle.throughput_ratio
+    assert (made.tiers is not None) == bundle.lays_out
+
+
+def test_what_a_schedule_leaves_open_is_as_given() -> None:
+    made = build.schedule(rules(name="rhymeflow", throughput_ratio=7.0, crowding=2.0))
+    assert (made.weights.throughput_ratio, made.weights.crowding) == (7.0, 2.0)
+    for bound, crowding in ((0, 1.125), (1, 1.25), (3, 1.5)):
+        made = build.schedule(rules(name="rhymeflow", max_staleness=bound))
+        assert made.weights.crowding == crowding
+
+
+def test_tiers_are_histopipes_and_without_the_first_steps_wait_for_one_another() -> None:
+    assert build.schedule(rules(name="histopipe")).tiers == Tiers(alternate=True, balance=True)
+    made = build.schedule(rules(name="histopipe", tier_1=False, tier_2=False))
+    assert made.tiers == Tiers(alternate=False, balance=False)
+    assert made.admission == "lockstep"
+    made = build.schedule(rules(name="staleflow", tier_1=False))
+    assert (made.tiers, made.admission) == (None, "protocol")
+
+
+def test_pieces_by_name() -> None:
+    made = build.schedule(rules(routing="fewest_requests", sync="status", migration="none"))
+    assert (made.routing, made.sync) == (fewest_requests, status)
+    assert made.on_pull == "spread"
+    made = build.schedule(rules(name="bounded", routing="waterfall", on_pull="keep"))
+    assert (made.routing, made.sync, made.on_pull) == (waterfall, drained, "keep")
+
+
+def test_weights() -> None:
+    chosen = rules(
+        cost_model="qwen2.5-14b-h20", routing_gain=0.5, max_waiting=7, throughput_ratio=2.5
+    )
+    weights = build.schedule(chosen).weights
+    assert weights.cost == profiles.load("qwen2.5-14b-h20").cost(1)
+    assert (weights.routing_gain, weights.max_waiting, weights.throughput_ratio) == (0.5, 7, 2.5)
+
+
+def first_come(view, key=None):
+    return []
+
+
+def no_arguments():
+    return []
+
+
+def test_functions_of_the_users(tmp_path: Path) -> None:
+    made = build.schedule(rules(routing="tests.test_build.first_come"))
+    assert made.routing is first_come
+    path = tmp_path / "my_rules.py"
+    path.write_text("def never(instance, view):\n    return False\n")
+    assert build.schedule(rules(sync=f"{path}:never")).sync(None, None) is False
+
+
+def test_what_is_no_rule(tmp_path: Path) -> None:
+    assert refused(routing="watrefall") == (
+        f'schedule.routing: given "watrefall", allowed: {", ".join(ROUTING)}, or a function of '
+        "your own, path/to/file.py:function or dotted; did you mean waterfall?"
+    )
+    assert "schedule.sync: " in refused(sync="waterfall")
+    assert "did you mean rebalance?" in refused(migration="rebalnce")
+    assert refused(sync="no/such.py:f").startswith("schedule.sync: no/such.py:f: there is no file")
+    message = refused(migration="tests.test_build.no_arguments")
+    assert message.startswith("schedule.migration: tests.test_build.no_arguments: cannot be")
+    assert "f(view)" in message
+    assert "there is no 'first_com'" in refused(routing="tests.test_build.first_com")
+    assert "did you mean" in refused(cost_model="demo-cpo")
+
+
+# -- docs/schedules.md ----------------------------------------------------------------------------
+
+PAGE = (Path(__file__).parent.parent / "docs" / "schedules.md").read_text(encoding="utf-8")
+
+
+COLUMNS = ("admission", "routing", "sync", "on_pull", "migration", "hurrying")
+
+
+def test_the_page_has_the_table_of_schedules() -> None:
+    rows = [line.strip("| ").split(" | ") for line in PAGE.splitlines() if line.startswith("| `")]
+    shown = {row[0].strip("`"): row[1:] for row in rows}
+    for name, bundle in SCHEDULES.items():
+        config = rules(name=name)
+        bound = str(config.schedule.bound) if name in FIXED_BOUNDS else "`max_staleness`"
+        pieces = [getattr(bundle, column) for column in COLUMNS]
+        words = [piece if isinstance(piece, str) else piece.__name__ for piece in pieces]
+        pace = "–" if bundle.pace is None else str(bundle.pace)
+        assert shown[name] == [*words, "yes" if bundle.lays_out else "no", pace, bound]
+
+
+def test_pace_is_the_schedules_own_unless_it_is_given() -> None:
+    def under_way(**rules_: Any) -> int:
+        return build.schedule(rules(**rules_)).max_under_way
+
+    batch = rules().learner.groups_per_batch
+    assert under_way(name="staleflow", max_staleness=3) == batch
+    assert under_way(name="partial", max_staleness=3) == 4 * batch
+    assert under_way(name="partial", max_staleness=3, pace=1.5, extra_groups=2) == (batch + 2) * 1.5
+
+
+def test_the_rule_on_the_page_carries_a_run(tmp_path: Path) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+    path = tmp_path / "least_tokens.py"
+    path.write_text(code)
+    made = build.schedule(rules(routing=f"{path}:route"))
+    there = [instance("a", running=2), instance("b", running=1), instance("c", accepts=False)]
+    proposals = list(made.routing(fleet(there, [new(i) for i in range(3)])))
+    assert [p.instance for p in proposals] == ["b", "a", "b"]
+    pick = random.Random(0).randrange
+    body = FakeBody(a_plan(num_batches=5), made, capacities=(3, 5), choose=pick, crashes=1).run()
+    assert len(body.batches) == 5
