@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rhymeflow.config import Config
     from rhymeflow.config.load import read_config as load
     from rhymeflow.errors import UserError
-    from rhymeflow.runtime.local import train
+    from rhymeflow.runtime.train import train
     from rhymeflow.trainer import Trainer
 
 __version__ = version("rhymeflow")
@@ -26,7 +26,7 @@ _HOMES = {
     "Trainer": "rhymeflow.trainer",
     "UserError": "rhymeflow.errors",
     "load": "rhymeflow.config.load:read_config",
-    "train": "rhymeflow.runtime.local",
+    "train": "rhymeflow.runtime.train",
 }
 
 __all__ = ["Config", "Trainer", "UserError", "__version__", "load", "train"]

@@ -125,11 +125,11 @@ def train(args: argparse.Namespace) -> int:
         needs = sizes.describe(config)
         print(dump_config(config) + needs)
         return 0
-    from rhymeflow.runtime import local
-    from rhymeflow.runtime.process import WorkerDied
+    from rhymeflow.runtime.supervisor import WorkerDied
+    from rhymeflow.runtime.train import train
 
     try:
-        local.train(config)
+        train(config)
     except WorkerDied as error:  # a traceback of the controller would say nothing about it
         print(f"rhymeflow: {error}", file=sys.stderr)
         return 1

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from rhymeflow.config import Config, RewardFunction
 from rhymeflow.config.load import build_config
 from rhymeflow.errors import UserError
-from rhymeflow.runtime.run_dir import choose_run_dir
+from rhymeflow.runtime import run_dir
 
 if TYPE_CHECKING:
     from rhymeflow.observe.summary import Summary
@@ -64,7 +64,7 @@ class Trainer:
         if config is not None and args is not None:
             raise UserError("Trainer: config and args are two names of one thing; give one")
         self.config = _config(config if config is not None else args)
-        self.run_dir = choose_run_dir(self.config)
+        self.run_dir = run_dir.choose_run_dir(self.config)
         fields: dict[str, Any] = {"run.output_dir": str(self.run_dir)}
         if model is not None:
             fields["model.name"] = self._model_name(model, processing_class)
@@ -83,9 +83,9 @@ class Trainer:
 
     def train(self) -> Summary:
         """Run to the end and return the summary; the run directory is `self.run_dir`."""
-        from rhymeflow.runtime import local
+        from rhymeflow.runtime.train import train
 
-        return local.train(self.config)
+        return train(self.config)
 
     def _model_name(self, model: Any, processing_class: Any) -> str:
         if isinstance(model, str | os.PathLike):

@@ -1,5 +1,4 @@
-"""A command of the coordinator as the message that carries it to an instance, with the data it
-needs.
+"""A command of the coordinator as the message that carries it, with the data an instance needs.
 
 Holds true: a response is sent with all that is stored of it, whoever generated it. Decides nothing.
 """
@@ -29,7 +28,6 @@ def message_for(
             return messages.Abort(number, trajectories)
         case commands.Pull(version=version):
             return messages.Pull(number, version)
-        case commands.Hurry(trajectories=trajectories, urgency=urgency):
-            return messages.Prefer(number, trajectories, urgency)
         case commands.Evaluate(version=version):
             return messages.Evaluate(number, version, evaluations.prompt_ids)
+    raise AssertionError(f"unexpected command {command}")

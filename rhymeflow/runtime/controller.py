@@ -1,20 +1,21 @@
-"""The controller: turns what workers report into events, and the commands upon them into messages.
+"""The controller: makes events of what workers say, and messages of the coordinator's commands.
 
-Each turn of the loop receives everything that has arrived, appends it to the log (events and
+Each turn of the loop receives everything that has arrived, appends it to the store (events and
 tokens), and only then lets the coordinator act on it. A `Tick` ends each round of events.
 Transactions span some turns: a controller that is killed takes the end of its log with it, but
 never a part from the middle, and its workers end with it, so nothing goes on that had been caused
-by what is lost. What others read (a batch, a version) is committed before they are told. Nothing
-here decides what the coordinator should: there is no rule about versions, buffers or loads. Knows
-no torch beyond what the tokenizer brings.
+by what is lost. What others read (a batch, a version) is committed before they are told.
+
+Holds true: nothing here decides what the coordinator should: there is no rule about versions,
+buffers or loads. Tokens pass through to the store; text, rewards and weights are made elsewhere.
+Knows no processes, no shared memory, no database and no torch: a runtime, a store, a learner group
+and an index are handed to it.
 """
 
 from __future__ import annotations
 
 import time
-from functools import partial
-from multiprocessing.connection import wait
-from pathlib import Path
+from collections.abc import Iterable
 from typing import Any
 
 from rhymeflow import build
@@ -23,22 +24,18 @@ from rhymeflow.core import commands
 from rhymeflow.core.coordinator import Coordinator
 from rhymeflow.core.events import Event, LearnerReady, Tick, VersionPublished
 from rhymeflow.core.types import InstanceId, Version
-from rhymeflow.data.encode import PromptEncoder
-from rhymeflow.data.load import load_prompts
-from rhymeflow.data.stream import PromptStream
-from rhymeflow.models.load import load_tokenizer
-from rhymeflow.reward.executor import RewardExecutor
+from rhymeflow.data.run_prompts import RunPrompts
+from rhymeflow.learner.base import Batch, LearnerGroup
+from rhymeflow.runtime.base import News, Received, WorkerLost
 from rhymeflow.runtime.commands import message_for
 from rhymeflow.runtime.evaluation import Evaluations
 from rhymeflow.runtime.history_index import HistoryIndex
 from rhymeflow.runtime.in_flight import InFlight
 from rhymeflow.runtime.instances import Instances
-from rhymeflow.runtime.process import Worker, WorkerLost
 from rhymeflow.runtime.reporting import Reporter
-from rhymeflow.runtime.rewards import RewardDispatcher
-from rhymeflow.runtime.workers import Workers
-from rhymeflow.store.writer import SqliteTrajectoryStore
-from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
+from rhymeflow.runtime.rewards import Rewards
+from rhymeflow.runtime.supervisor import Supervisor, WorkerDied
+from rhymeflow.store.base import TrajectoryStore
 from rhymeflow.workers import messages
 
 TICK_SECONDS = 0.1
@@ -56,177 +53,162 @@ so few large ones cost less than many small ones."""
 
 
 class Controller:
-    """Owns the coordinator, the stores and the rewards; talks to the workers."""
+    """Carries a run from its first prompt to its last version.
 
-    def __init__(self, config: Config, run_dir: Path, workers: Workers, report: Reporter) -> None:
-        self.config, self.workers, self.report = config, workers, report
+    `supervisor` has started the workers, which may still be loading.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        supervisor: Supervisor,
+        store: TrajectoryStore,
+        learner: LearnerGroup,
+        history: HistoryIndex,
+        prompts: RunPrompts,
+        reporter: Reporter,
+    ) -> None:
+        self.config, self.supervisor, self.store = config, supervisor, store
+        self.learner, self.history, self.reporter = learner, history, reporter
+        self.coordinator = Coordinator(build.plan(config), build.schedule(config))
+        self.in_flight = InFlight(store, prompts)
+        self.evaluations = Evaluations(prompts.held_out, prompts.held_out_ids)
+        self.rewards = Rewards(
+            lambda message: supervisor.rewards.send(message),
+            store,
+            self.in_flight,
+            self.evaluations,
+            on_failure=config.reward.on_failure,
+            evaluated=reporter.evaluated,
+        )
+        self.instances = Instances(
+            config.rollout, self.in_flight, self.evaluations, self.rewards, reporter.throughput
+        )
         self.stop_asked = False
         self.checkpoint: str | None = None
-        self.coordinator = Coordinator(build.plan(config), build.schedule(config))
-        report.say("loading the model, the data and the reward functions")
-        self.store = SqliteTrajectoryStore(run_dir / "events.db")
-        self.rewards = RewardExecutor(config.reward, run_dir / "logs" / "reward.log")
-        self.history = HistoryIndex(config.drafting, workers, report.warn)
-        self.weight_store: SharedMemoryWeightStore | None = None
-        self._connect_weights: messages.ConnectWeights | None = (
-            None  # once there is a version to pull
-        )
+        self._weights: messages.ConnectWeights | None = None  # once there is a version to pull
         self._published: Version = 0
-        self._training = False
+        self._trained: messages.BatchTrained | None = None  # and not published yet
         self._events: list[Event] = []
         self._pulling: set[InstanceId] = set()
         self._coordinator_seconds = 0.0
         self._round_began = self._committed_at = 0.0
-        self._saving = False
-        self._finished = False
-
-    def __enter__(self) -> Controller:
-        try:
-            self._load()
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.rewards.close()
-        self.store.close()
-        self.history.close()
-        if self.weight_store is not None:
-            self.weight_store.close()
-
-    def _load(self) -> None:
-        """What takes a while; the workers load meanwhile."""
-        config = self.config
-        self.history.start()
-        tokenizer = load_tokenizer(config.model)
-        encoder = PromptEncoder(tokenizer, config.data)
-        train, held_out = load_prompts(config.data, config.run.seed)
-        stream = PromptStream(train, config.run.seed, config.data.shuffle)
-        held_out_ids = [encoder.encode(held_out[row]) for row in range(len(held_out))]
-        for row, ids in enumerate(held_out_ids):
-            self.store.put_held_out(row, prompt=held_out[row].prompt, prompt_tokens=ids)
-        self.in_flight = InFlight(self.store, train, stream, encoder)
-        self.evaluations = Evaluations(held_out, held_out_ids)
-
-        self.dispatcher = RewardDispatcher(
-            self.rewards,
-            self.store,
-            self.in_flight,
-            self.evaluations,
-            text_of=partial(tokenizer.decode, skip_special_tokens=True),
-            on_failure=config.reward.on_failure,
-            evaluated=self.report.evaluated,
-        )
-        self.instances = Instances(
-            config.rollout,
-            self.in_flight,
-            self.evaluations,
-            self.dispatcher,
-            self.report.throughput,
-        )
-        self.rewards.start()
+        self._training = self._saving = self._finished = False
+        for row, ids in enumerate(prompts.held_out_ids):
+            store.put_held_out(row, prompt=prompts.held_out[row].prompt, prompt_tokens=ids)
 
     def run(self) -> None:
         """Go on until the coordinator says `Finish`, or the user wants to stop."""
+        self.history.start()
         try:
             while not (self._finished and not self._saving):
-                self._wait()
-                self._receive()
+                self._receive(self._wait())
                 self._tick()
-                self.report.show()
+                self.reporter.show()
                 if self.stop_asked and not self._finished and not self._training:
                     self._stop_early()
         finally:  # whatever ends it, the log says how far it came
             self.in_flight.seal_all()
-            self.store.record(self.report.now, self._events)
+            self.store.record(self.reporter.now, self._events)
             self.store.commit()
 
     # -- receiving ---------------------------------------------------------------------------
 
-    def _wait(self) -> None:
+    def _wait(self) -> list[News]:
         """Wait for news, and then a little, for more to come with it."""
-        deadline = self.rewards.next_deadline()
-        patience = TICK_SECONDS
-        if deadline is not None:
-            patience = min(patience, deadline - self.report.now)
-        learner = self.workers.learner.connection
-        connections = [worker.connection for worker in self.workers.all()]
-        news = wait([*connections, *self.rewards.connections()], timeout=max(patience, 0.0))
-        rest = self._round_began + ROUND_SECONDS - self.report.now
-        if news and learner not in news and not self._pulling and rest > 0:
-            wait([learner], timeout=rest)
-        self._round_began = self.report.now
+        learner = self.supervisor.learner.name
+        news = self.supervisor.wait(TICK_SECONDS)
+        rest = self._round_began + ROUND_SECONDS - self.reporter.now
+        is_urgent = self._pulling or any(item.worker == learner for item in news)
+        if news and not is_urgent and rest > 0:
+            news += self.supervisor.wait(rest, for_any_of=[learner])
+        self._round_began = self.reporter.now
+        return news
 
-    def _receive(self) -> None:
-        now, limit = self.report.now, self.config.run.worker_timeout
-        for message in self.workers.learner.messages(now):
-            self._from_learner(message)
-        self.workers.learner.check(now, limit)
-        for name, worker in tuple(self.workers.instances.items()):
-            try:
-                for message in worker.messages(now):
-                    self._events += self.instances.events(name, message)
-                    if isinstance(message, messages.Pulled):
-                        self._pulling.discard(name)
-                worker.check(now, limit)
-            except WorkerLost as loss:
-                self._lose(name, loss)
-        was_ready = self.history.is_ready
-        self.history.receive(now, limit)
-        if self.history.is_ready and not was_ready and self._connect_weights is not None:
-            for worker in self.workers.instances.values():
-                self._let_draft(worker)
-        self._events += self.dispatcher.poll(self.report.now)
+    def _receive(self, news: Iterable[News]) -> None:
+        for item in self.supervisor.watch(news, self.reporter.now):
+            match item:
+                case Received(message=messages.Alive()):
+                    pass
+                case Received(worker=worker, message=message):
+                    self._hear(worker, message)
+                case WorkerLost():
+                    self._lose(item)
+
+    def _hear(self, worker: str, message: Any) -> None:
+        match self.supervisor.role(worker):
+            case "learner":
+                self._from_learner(message)
+            case "rollout":
+                self._events += self.instances.events(worker, message)
+                if isinstance(message, messages.Pulled):
+                    self._pulling.discard(worker)
+            case "reward":
+                self._events += self.rewards.take(message)
+            case "history":
+                self.history.hear(message)
+                if self._weights is not None:
+                    for instance in self.supervisor.instances.values():
+                        self.history.let_draft(instance)
 
     def _from_learner(self, message: Any) -> None:
         match message:
-            case messages.LearnerLoaded():
-                self.weight_store = SharedMemoryWeightStore.create(message.manifest)
-                self.workers.learner.send(messages.ConnectWeights(self.weight_store.handle))
-            case messages.LearnerUp():
-                assert self.weight_store is not None
-                self._connect_weights = messages.ConnectWeights(self.weight_store.handle)
-                for worker in self.workers.instances.values():
-                    worker.send(self._connect_weights)
-                    self._let_draft(worker)
+            case messages.LearnerReady():
+                self._weights = messages.ConnectWeights(message.handle)
+                for name in self.supervisor.instances:
+                    self._connect(name)
                 self._events.append(LearnerReady(message.version))
-                self.report.begin_training()
+                self.reporter.begin_training()
             case messages.BatchTrained():
-                self._training, self._published = False, message.version + 1
-                self._events.append(VersionPublished(self._published))
-                self.report.end_step(
-                    message,
-                    {
-                        **self.history.metrics(),
-                        **self.coordinator.books.history.calibration().metrics(),
-                    },
-                    coordinator=self._coordinator_seconds,
-                    store=self.store.seconds,
-                )
+                self._trained = message
+            case messages.VersionPublished():
+                self._end_step(message)
             case messages.CheckpointSaved():
                 self.checkpoint = message.path
                 self._saving = False
-            case messages.LearnerAlive():
-                pass
             case _:
                 raise AssertionError(f"unexpected message {message}")
 
-    def _lose(self, name: InstanceId, loss: WorkerLost) -> None:
-        """An instance died or hangs: go on without it, and start another."""
-        worker = self.workers.replace(name, loss)
-        self._events += self.instances.leave(name, str(loss))
-        self._pulling.discard(name)
-        if self._connect_weights is not None:
-            worker.send(self._connect_weights)
-            self._let_draft(worker)
-        self.report.warn(f"{loss}; its responses go on elsewhere, {worker.name} takes its place")
+    def _end_step(self, message: messages.VersionPublished) -> None:
+        assert self._trained is not None
+        trained, self._trained = self._trained, None
+        self._training, self._published = False, message.version
+        self._events.append(VersionPublished(message.version))
+        self.reporter.end_step(
+            trained,
+            message,
+            {**self.history.metrics(), **self.coordinator.books.history.calibration().metrics()},
+            coordinator=self._coordinator_seconds,
+            store=self.store.seconds,
+        )
 
-    def _let_draft(self, worker: Worker) -> None:
-        """Once history is ready: an instance that is attached before is told when it is."""
-        if self.history.is_ready:
-            assert self.history.handle is not None
-            worker.send(messages.UseDrafter(self.history.handle))
+    def _lose(self, loss: WorkerLost) -> None:
+        """A worker died or hangs: put another in its place, where the run can go on without it."""
+        match self.supervisor.role(loss.worker):
+            case "rollout":
+                worker = self.supervisor.replace_instance(loss)
+                self._events += self.instances.leave(loss.worker, loss.reason)
+                self._pulling.discard(loss.worker)
+                self._connect(worker.name)
+                self.reporter.warn(
+                    f"{loss.reason}; its responses go on elsewhere, {worker.name} takes its place"
+                )
+            case "reward":
+                self.supervisor.replace_rewards(loss)
+                self.rewards.ask_again()
+                self.reporter.warn(f"{loss.reason}; another takes its place")
+            case "history":
+                self.history.lose(loss)
+            case "learner":
+                raise WorkerDied(loss.reason)
+
+    def _connect(self, instance: InstanceId) -> None:
+        """Let an instance join, once there are weights to join with."""
+        if self._weights is not None:
+            worker = self.supervisor.instances[instance]
+            worker.send(self._weights)
+            self.history.let_draft(worker)
 
     # -- acting ------------------------------------------------------------------------------
 
@@ -234,15 +216,15 @@ class Controller:
         """Log what has happened, let the coordinator act on it, and again with what that caused."""
         while self._events and not self._finished:
             events, self._events = [*self._events, Tick()], []
-            now = self.report.now
+            now = self.reporter.now
             self.store.record(now, events)
             if any(isinstance(e, VersionPublished | LearnerReady) for e in events):
                 self._commit(now, durable=True)
             for event in events:
                 for command in self._handle(event, now):
                     self._carry_out(command)
-        if self.report.now - self._committed_at >= COMMIT_SECONDS:
-            self._commit(self.report.now)
+        if self.reporter.now - self._committed_at >= COMMIT_SECONDS:
+            self._commit(self.reporter.now)
 
     def _commit(self, now: float, *, durable: bool = False) -> None:
         self._committed_at = now
@@ -261,7 +243,7 @@ class Controller:
             case commands.Redraw():
                 self._events.append(self.in_flight.request_again(command.group))
             case commands.Conclude():
-                self.dispatcher.finished(command.trajectory, "cut")
+                self.rewards.finished(command.trajectory, "cut")
             case commands.Train():
                 self._train(command)
             case commands.Drop():
@@ -277,7 +259,7 @@ class Controller:
                 self.in_flight.abort(trajectory)
         elif isinstance(command, commands.Evaluate):
             self.evaluations.begin(command.instance, command.version)
-        worker = self.workers.instances.get(command.instance)
+        worker = self.supervisor.instances.get(command.instance)
         if worker is not None:  # else it is gone, and the coordinator is about to learn of it
             if isinstance(command, commands.Pull):
                 self._pulling.add(command.instance)
@@ -287,29 +269,31 @@ class Controller:
         for group, members in zip(command.groups, command.members, strict=True):
             self.store.put_consumed(group, version=command.version, members=members)
             self.in_flight.end(group)
-        self.report.endings["consumed"] += len(command.groups)
+        self.reporter.endings["consumed"] += len(command.groups)
         # The learner reads the batch from the store, where it must be when it is told.
-        self._commit(self.report.now)
+        self._commit(self.reporter.now)
+        self._training = True
         reached, every = command.version + 1, self.config.run.save_steps
-        is_last = reached == self.config.learner.max_steps
-        save = is_last or (every > 0 and reached % every == 0)
-        self._saving, self._training = self._saving or save, True
-        self.workers.learner.send(
-            messages.TrainBatch(command.version, command.groups, command.members, save)
-        )
+        self.learner.train(command.version, Batch(command.groups, command.members))
+        self.learner.publish(reached)
+        if reached == self.config.learner.max_steps or (every > 0 and reached % every == 0):
+            self._save()
 
     def _drop(self, command: commands.Drop) -> None:
         self.in_flight.end(command.group)
         self.store.put_ending(
             command.group, command.ending, version=self._published, reason=command.reason
         )
-        self.report.endings[command.ending] += 1
-        self.report.say(f"group {command.group} {command.ending}: {command.reason}")
+        self.reporter.endings[command.ending] += 1
+        self.reporter.say(f"group {command.group} {command.ending}: {command.reason}")
 
     def _stop_early(self) -> None:
         """Ctrl-C: the step is over; keep the version that was reached."""
         if self._published:
-            self.report.say(f"stopping: saving version {self._published}")
-            self._saving = True
-            self.workers.learner.send(messages.SaveCheckpoint())
+            self.reporter.say(f"stopping: saving version {self._published}")
+            self._save()
         self._finished = True
+
+    def _save(self) -> None:
+        self._saving = True
+        self.learner.save()

@@ -31,8 +31,8 @@ class Evaluation:
     size: int
     version: Version | None = None
     """What they were answered under: `asked`, or a later one if that was overtaken."""
-    answers: dict[int, tuple[list[int], str]] = field(default_factory=dict)
-    """Tokens and text, by row."""
+    answers: dict[int, list[int]] = field(default_factory=dict)
+    """Tokens, by row."""
     rewards: dict[int, float] = field(default_factory=dict)
 
     @property
@@ -48,35 +48,35 @@ class Evaluation:
 
 
 class Evaluations:
-    """Evaluations in flight, of these held-out prompts."""
+    """Evaluations in progress, of these held-out prompts."""
 
     def __init__(self, prompts: PromptSource, prompt_ids: list[list[int]]) -> None:
         self.prompts, self.prompt_ids = prompts, prompt_ids
-        self._in_flight: dict[tuple[InstanceId, Version], Evaluation] = {}
+        self._in_progress: dict[tuple[InstanceId, Version], Evaluation] = {}
 
     def begin(self, instance: InstanceId, asked: Version) -> None:
         """`instance` is told to answer under version `asked`."""
         evaluation = Evaluation(instance, asked, len(self.prompts))
-        self._in_flight[instance, asked] = evaluation
+        self._in_progress[instance, asked] = evaluation
 
-    def answered(self, instance: InstanceId, message: Answered, text: str) -> AnswerKey:
+    def answered(self, instance: InstanceId, message: Answered) -> AnswerKey:
         """Receive an answer; return the name under which its reward is to come."""
-        evaluation = self._in_flight[instance, message.asked]
+        evaluation = self._in_progress[instance, message.asked]
         evaluation.version = message.version
-        evaluation.answers[message.row] = message.tokens, text
+        evaluation.answers[message.row] = message.tokens
         return AnswerKey(instance, message.asked, message.row)
 
     def judged(self, key: AnswerKey, reward: float) -> Evaluation | None:
-        """Receive a reward; return the evaluation it is part of, if that is still in flight."""
-        evaluation = self._in_flight.get((key.instance, key.asked))
+        """Receive a reward; return the evaluation it is part of, if that is still in progress."""
+        evaluation = self._in_progress.get((key.instance, key.asked))
         if evaluation is not None:
             evaluation.rewards[key.row] = reward
             if evaluation.is_complete:
-                del self._in_flight[key.instance, key.asked]
+                del self._in_progress[key.instance, key.asked]
         return evaluation
 
     def leave(self, instance: InstanceId) -> None:
         """An instance is gone, and with it what it was to answer."""
-        self._in_flight = {
-            key: evaluation for key, evaluation in self._in_flight.items() if key[0] != instance
+        self._in_progress = {
+            key: evaluation for key, evaluation in self._in_progress.items() if key[0] != instance
         }

@@ -1,86 +1,76 @@
-"""The controller's side of history: owns the shared index, and replaces the process that fills it.
+"""The controller's side of the history index: the worker that fills it, and who may draft from it.
 
-Holds true: the memory is given back when the run ends, by this process or, if it was killed, by its
-resource tracker; the index stays where it is when its writer is replaced, so readers notice
-nothing; a writer that dies, hangs or has a defect costs drafts and never the run.
+Holds true: the index stays where it is when its writer is replaced, so readers notice nothing; a
+writer that dies, hangs or has a defect costs drafts and never the run. Knows nothing of where the
+index is kept, or by whom.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
-from rhymeflow.config import DraftingConfig
-from rhymeflow.errors import UserError
 from rhymeflow.histospec.handle import IndexHandle
-from rhymeflow.histospec.index import Index
-from rhymeflow.runtime.process import WorkerDied
-from rhymeflow.runtime.workers import Workers
+from rhymeflow.runtime.base import WorkerHandle, WorkerLost
+from rhymeflow.runtime.supervisor import Supervisor
 from rhymeflow.workers import messages
 
 
-class HistoryIndex:
-    """The index of a run that drafts; of one that does not, nothing. `warn` tells the user."""
-
-    def __init__(
-        self, config: DraftingConfig, workers: Workers, warn: Callable[[str], None]
-    ) -> None:
-        self._workers, self._warn = workers, warn
-        self.is_ready = False
-        """Whether there is an index to draft from, and drafting is compiled."""
-        self._index = None
-        if config.window != "off":
-            self._index = Index(
-                max_tokens=config.history_tokens,
-                max_responses=config.history_responses,
-                shared=True,
-            )
+class OwnedIndex(Protocol):
+    """An index that workers can reach by its handle; whoever made it gives it back."""
 
     @property
-    def handle(self) -> IndexHandle | None:
-        """Where instances find the index."""
-        return None if self._index is None else self._index.handle
+    def handle(self) -> IndexHandle:
+        """Where workers find it."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens in it."""
+
+
+class HistoryIndex:
+    """The index of a run that drafts; with None, a run that does not. `warn` tells the user."""
+
+    def __init__(
+        self, index: OwnedIndex | None, supervisor: Supervisor, warn: Callable[[str], None]
+    ) -> None:
+        self._index, self._supervisor, self._warn = index, supervisor, warn
+        self._is_ready = False
+        self._told: set[str] = set()
+
+    def start(self) -> None:
+        """The store is there: the worker can read it."""
+        if self._index is not None:
+            self._index_history()
 
     def metrics(self) -> dict[str, float]:
         """How much there is to draft from."""
         return {} if self._index is None else {"draft/history_tokens": self._index.num_tokens}
 
-    def start(self) -> None:
-        """The store is there: the process can read it."""
-        if self._index is not None:
-            self._feed()
+    def hear(self, message: messages.HistoryReady | messages.Alive) -> None:
+        """The worker has compiled what drafting runs, and says so before anything else."""
+        assert isinstance(message, messages.HistoryReady | messages.Alive), message
+        self._is_ready = True
 
-    def receive(self, now: float, patience: float) -> None:
-        """Hear the process; replace it if it ended or hangs."""
-        worker = self._workers.history
-        if worker is None:
-            return
-        try:
-            for message in worker.messages(now):
-                assert isinstance(message, messages.HistoryReady | messages.HistoryAlive), message
-                self.is_ready = True
-            worker.check(now, patience)
-        except (WorkerDied, UserError) as loss:
-            self._replace(loss)
+    def let_draft(self, instance: WorkerHandle) -> None:
+        """Tell an instance to draft, once there is something to draft from; each is told once."""
+        if self._is_ready and instance.name not in self._told:
+            assert self._index is not None
+            self._told.add(instance.name)
+            instance.send(messages.UseDrafter(self._index.handle))
 
-    def _replace(self, loss: WorkerDied | UserError) -> None:
-        first, *rest = str(loss).splitlines()
-        what = " ".join([first, *rest[-1:]])  # of a traceback, what it ends in: its log has it all
-        if self._workers.replace_history():
-            self._feed()
-            self._warn(f"{what}; drafts begin anew from what is stored, the run goes on")
+    def lose(self, loss: WorkerLost) -> None:
+        """The worker ended or hangs: put another in its place, if that is not the last straw."""
+        if self._supervisor.replace_history(loss):
+            self._index_history()
+            self._warn(f"{loss.reason}; drafts begin anew from what is stored, the run goes on")
         else:
             self._warn(
-                f"{what}; it was replaced as often as may be (run.instance_restarts), the run goes "
-                "on and drafts from what history there is"
+                f"{loss.reason}; it was replaced as often as may be (run.instance_restarts), the "
+                "run goes on and drafts from what history there is"
             )
 
-    def _feed(self) -> None:
+    def _index_history(self) -> None:
         assert self._index is not None
-        assert self._workers.history is not None
-        self._workers.history.send(messages.IndexHistory(self._index.handle))
-
-    def close(self) -> None:
-        """Give the memory back."""
-        if self._index is not None:
-            self._index.close()
-            self._index = None
+        assert self._supervisor.history is not None
+        self._supervisor.history.send(messages.IndexHistory(self._index.handle))

@@ -16,10 +16,9 @@ from dataclasses import dataclass, field
 
 from rhymeflow.core.events import GroupDrawn
 from rhymeflow.core.types import GroupId, InstanceId, TrajectoryId, Version
-from rhymeflow.data.encode import PromptEncoder
-from rhymeflow.data.prompts import Prompt, PromptSource
-from rhymeflow.data.stream import PromptStream
-from rhymeflow.store.writer import SqliteTrajectoryStore
+from rhymeflow.data.prompts import Prompt
+from rhymeflow.data.run_prompts import RunPrompts
+from rhymeflow.store.base import TrajectoryStore
 from rhymeflow.workers.messages import Part
 
 
@@ -51,19 +50,10 @@ class Group:
 
 
 class InFlight:
-    """Groups from the moment they are requested to their end.
+    """Groups from the moment their prompt is requested to their end."""
 
-    `source` holds the prompts by row; `stream` gives them in the order they are requested.
-    """
-
-    def __init__(
-        self,
-        store: SqliteTrajectoryStore,
-        source: PromptSource,
-        stream: PromptStream,
-        encoder: PromptEncoder,
-    ) -> None:
-        self._store, self._source, self._stream, self._encoder = store, source, stream, encoder
+    def __init__(self, store: TrajectoryStore, prompts: RunPrompts) -> None:
+        self._store, self._prompts = store, prompts
         self._groups: dict[GroupId, Group] = {}
         self._next_group_id: GroupId = 0
         self._position = 0  # in the stream; a prompt that is requested again takes none
@@ -80,7 +70,7 @@ class InFlight:
 
     def request(self) -> GroupDrawn:
         """Take the next prompt and store it as a new group."""
-        epoch, prompt = self._stream.at(self._position)
+        epoch, prompt = self._prompts.stream.at(self._position)
         self._position += 1
         return self._add(epoch, prompt, None)
 
@@ -91,12 +81,12 @@ class InFlight:
         before: requesting it again does not favour prompts' shorter answers.
         """
         row, epoch = self._store.origin(group)
-        return self._add(epoch, self._source[row], group)
+        return self._add(epoch, self._prompts.train[row], group)
 
     def _add(self, epoch: int, prompt: Prompt, repeats: GroupId | None) -> GroupDrawn:
         group_id = self._next_group_id
         self._next_group_id += 1
-        ids = self._encoder.encode(prompt)
+        ids = self._prompts.encoder.encode(prompt)
         self._groups[group_id] = Group(epoch, prompt, ids)
         self._store.put_group(
             group_id,

@@ -1,8 +1,7 @@
-"""What rollout instances say, as events for the coordinator; the data that comes with it is stored
-first.
+"""What rollout instances say, as events; the data that comes with them is stored first.
 
 Holds true: events are in the order in which the instance reported them; what is heard of a response
-that is over is no event. Knows nothing of processes or connections.
+that is over makes none. Knows nothing of processes or connections.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from rhymeflow.core.events import (
 from rhymeflow.core.types import InstanceId
 from rhymeflow.runtime.evaluation import Evaluations
 from rhymeflow.runtime.in_flight import InFlight
-from rhymeflow.runtime.rewards import RewardDispatcher
+from rhymeflow.runtime.rewards import Rewards
 from rhymeflow.runtime.throughput import Throughput
 from rhymeflow.workers import messages
 
@@ -36,11 +35,11 @@ class Instances:
         rollout: RolloutConfig,
         in_flight: InFlight,
         evaluations: Evaluations,
-        dispatcher: RewardDispatcher,
+        rewards: Rewards,
         throughput: Throughput,
     ) -> None:
         self._rollout, self._in_flight = rollout, in_flight
-        self._evaluations, self._dispatcher, self._throughput = evaluations, dispatcher, throughput
+        self._evaluations, self._rewards, self._throughput = evaluations, rewards, throughput
         self._snapshots: dict[InstanceId, Snapshot | None] = {}
 
     def events(self, name: InstanceId, message: Any) -> Iterator[Event]:
@@ -54,10 +53,10 @@ class Instances:
             case messages.TokensGenerated():
                 for part in message.parts:
                     self._in_flight.take(name, part)
-                    self._throughput.generated(part)
+                    self._throughput.add(part)
             case messages.TrajectoryFinished(trajectory=trajectory):
                 if trajectory in self._in_flight:
-                    length = self._dispatcher.finished(trajectory, message.reason)
+                    length = self._rewards.finished(trajectory, message.reason)
                     assert length == message.length, (message, length)
                     yield TrajectoryFinished(trajectory, name, length, message.reason)
             case messages.TrajectoryInterrupted(trajectory=trajectory):
@@ -69,7 +68,7 @@ class Instances:
                 self._throughput.pull_seconds.append(message.seconds)
                 yield Pulled(name, message.number, message.version)
             case messages.Answered():
-                self._dispatcher.answered(name, message)
+                self._rewards.answered(name, message)
             case messages.InstanceStatus():
                 self._throughput.statuses[name] = message
                 yield from self._snapshot(name, message)

@@ -1,98 +1,177 @@
-"""Training on one machine: the entry point, and the processes around the controller.
+"""The runtime of one machine: every worker is a process, its messages go through a pipe.
 
-    summary = train(config)
-
-Holds true: whatever ends the run (its end, Ctrl-C, a mistake of the user's, a worker's death), all
-processes and the shared memory are given back and the run directory says what was reached.
+Holds true: processes are started by `spawn`, never `fork`; a worker's threads are set before it
+imports torch; whatever ends the run, `close` leaves no process behind. Knows nothing of what
+workers do or say, except `Shutdown`.
 """
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import signal
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from multiprocessing.connection import wait
 from pathlib import Path
-from types import FrameType
-
-from rich.console import Console
+from queue import SimpleQueue
 
 from rhymeflow.config import Config
-from rhymeflow.observe import summary
-from rhymeflow.observe.metrics import MetricsWriter
-from rhymeflow.observe.progress import Progress
-from rhymeflow.observe.summary import Summary
-from rhymeflow.runtime.controller import Controller
-from rhymeflow.runtime.reporting import Reporter
-from rhymeflow.runtime.run_dir import create_run_dir
-from rhymeflow.runtime.workers import Workers
-from rhymeflow.store import previous_run
+from rhymeflow.runtime.base import News, Received, Resources, Role, WorkerLost
+from rhymeflow.workers import entry
+from rhymeflow.workers.messages import Message, Shutdown, encode, receive
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-"""What people and what clusters stop a run with."""
+CLOSE_SECONDS = 2.0
+"""What workers are given to end by themselves when the run is over."""
 
 
-def train(
-    config: Config, *, run_dir: Path | None = None, console: Console | None = None
-) -> Summary:
-    """Run `config` to its end on this machine; return what it came to.
+class LocalRuntime:
+    """Worker processes of one run on this machine; a context manager that ends them all."""
 
-    Ctrl-C (or SIGTERM) ends the step that is being trained on, saves a checkpoint, and then raises
-    `KeyboardInterrupt`; a second one ends the run at once. `summary.json` is written either way.
+    def __init__(self, config: Config, run_dir: Path) -> None:
+        self._config, self._run_dir = config, run_dir
+        self._workers: dict[str, LocalWorker] = {}
 
-    Raises:
-        UserError: something in the configuration, the data, the model or a reward is wrong.
-        WorkerDied: a worker process ended, hangs, or has a defect.
-    """
-    console = console or Console()
-    previous_run.check(config.drafting.history, "drafting.history")
-    path = create_run_dir(config, run_dir)
-    metrics = MetricsWriter(
-        path,
-        report_to=config.run.report_to,
-        name=path.name,
-        config=config.model_dump(mode="json"),
-    )
-    try:
-        with Workers(config, path) as workers, Progress(console) as progress:
-            controller = Controller(config, path, workers, Reporter(config, metrics, progress))
-            with controller, interruptible(controller):
-                controller.run()
-    finally:
-        metrics.close()
-        if (path / "events.db").exists():
-            result = summary.write(path)
-    console.print(summary.panel(result, path))
-    saved = controller.checkpoint
-    if saved is not None:
-        console.print(f"checkpoint: {saved}", soft_wrap=True, markup=False, highlight=False)
-    if controller.stop_asked:
-        on = f"; to train on from here: --model.name {saved}" if saved else ""
-        console.print(
-            f"stopped after {result.steps} steps{on}", soft_wrap=True, markup=False, highlight=False
+    def __enter__(self) -> LocalRuntime:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start(self, role: Role, name: str, resources: Resources) -> LocalWorker:
+        """Start a process; see `base.Runtime`."""
+        worker = LocalWorker(role, name, resources, self._config, self._run_dir)
+        self._workers[name] = worker
+        return worker
+
+    def wait(self, timeout: float, *, for_any_of: Collection[str] | None = None) -> list[News]:
+        """Read all pipes; see `base.Runtime`."""
+        awaited = [
+            worker.connection
+            for worker in self._workers.values()
+            if not worker.has_ended and (for_any_of is None or worker.name in for_any_of)
+        ]
+        wait(awaited, timeout)
+        return [news for worker in tuple(self._workers.values()) for news in worker.news()]
+
+    def stop(self, name: str, *, patience: float) -> None:
+        """End one process; see `base.Runtime`."""
+        worker = self._workers.pop(name)
+        worker.send(Shutdown())
+        worker.end(time.monotonic() + patience)
+
+    def close(self) -> None:
+        """End all processes."""
+        for worker in self._workers.values():
+            worker.send(Shutdown())
+        deadline = time.monotonic() + CLOSE_SECONDS
+        for worker in self._workers.values():
+            worker.end(deadline)
+        self._workers.clear()
+
+
+class LocalWorker:
+    """The controller's side of one worker process: a `base.WorkerHandle`."""
+
+    def __init__(
+        self, role: Role, name: str, resources: Resources, config: Config, run_dir: Path
+    ) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.name, self.has_ended = name, False
+        self._log = run_dir / "logs" / f"{name}.log"
+        self.connection, theirs = context.Pipe(duplex=True)
+        # No daemons: the reward worker has processes of its own. `LocalRuntime.close` ends all.
+        self._process = context.Process(
+            target=entry.enter,
+            args=(
+                theirs,
+                role,
+                name,
+                config.model_dump_json(),
+                str(run_dir),
+                str(self._log),
+                resources.cpus,
+            ),
+            name=name,
         )
-        raise KeyboardInterrupt
-    return result
+        # The child must find this in its environment: importing what it was given to run may load
+        # torch, and torch's thread pool reads it once. Two processes that each take all cores slow
+        # each other tenfold.
+        with _environment(OMP_NUM_THREADS=str(resources.num_threads)):
+            self._process.start()
+        theirs.close()  # so that the end of the child is the end of the pipe
+        self._outbox: SimpleQueue[bytes | None] = SimpleQueue()
+        self._sender = threading.Thread(target=self._deliver, daemon=True, name=f"to {name}")
+        self._sender.start()
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        assert self._process.pid is not None
+        return self._process.pid
+
+    @property
+    def log(self) -> str:
+        """The file that has what it prints."""
+        return str(self._log)
+
+    def send(self, message: Message) -> None:
+        """Send a message; see `base.WorkerHandle`."""
+        self._outbox.put(encode(message))
+
+    def news(self) -> Iterator[News]:
+        """What has arrived, and that it ended if it did. Never waits."""
+        try:
+            while not self.has_ended and self.connection.poll():
+                yield Received(self.name, receive(self.connection))
+        except (EOFError, ConnectionResetError):
+            self.has_ended = True
+            self._process.join(timeout=5)  # the pipe closes a little before the process is gone
+            yield WorkerLost(
+                self.name,
+                f"{self.name} died {self._how_it_ended()}; what it printed is in {self.log}",
+            )
+
+    def end(self, deadline: float) -> None:
+        """Wait for its end until `deadline` (`time.monotonic`), then kill it."""
+        self._process.join(timeout=max(0.0, deadline - time.monotonic()))
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+        self._outbox.put(None)
+        # Whoever comes next may get this descriptor's number, and what is still to be delivered
+        # must not reach them. The thread ends at once: nobody is there to read.
+        self._sender.join()
+        self.connection.close()
+
+    def _deliver(self) -> None:
+        while (message := self._outbox.get()) is not None:
+            try:
+                self.connection.send_bytes(message)
+            except OSError:  # it is gone, which `news` will report
+                return
+
+    def _how_it_ended(self) -> str:
+        code = self._process.exitcode
+        if code is None:
+            return "(its connection broke)"
+        if code < 0:
+            return f"(killed by {signal.Signals(-code).name})"
+        return f"(exit code {code})"
 
 
 @contextmanager
-def interruptible(controller: Controller) -> Iterator[None]:
-    """Ctrl-C or SIGTERM once: end the step, save, stop. Twice: end at once.
-
-    Only the main thread may take signals; a run in another thread leaves them alone.
-    """
-
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        if controller.stop_asked:
-            raise KeyboardInterrupt
-        controller.stop_asked = True
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    previous = {number: signal.signal(number, on_signal) for number in STOP_SIGNALS}
+def _environment(**values: str) -> Iterator[None]:
+    """Set variables for the processes that are started in the block."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
     try:
         yield
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

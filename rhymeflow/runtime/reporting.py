@@ -13,7 +13,7 @@ from rhymeflow.core.types import Version
 from rhymeflow.observe.metrics import MetricsWriter
 from rhymeflow.observe.progress import Progress, ProgressState
 from rhymeflow.runtime.throughput import Throughput
-from rhymeflow.workers.messages import BatchTrained
+from rhymeflow.workers.messages import BatchTrained, VersionPublished
 
 
 class Reporter:
@@ -43,17 +43,22 @@ class Reporter:
         self.say("training")
 
     def end_step(
-        self, message: BatchTrained, history: dict[str, float], *, coordinator: float, store: float
+        self,
+        trained: BatchTrained,
+        published: VersionPublished,
+        history: dict[str, float],
+        *,
+        coordinator: float,
+        store: float,
     ) -> None:
-        """A version is published; `coordinator` and `store` are the seconds they took so far, in
-        all.
+        """A version is published; `coordinator`, `store`: seconds they took so far, in all.
 
-        `history`: metrics of the index, and of what was predicted of lengths.
+        `history`: metrics of the index, and of predicted lengths.
         """
-        now, version = self.now, message.version + 1
-        throughput = self.throughput.end_step(
+        now, version = self.now, published.version
+        rates = self.throughput.end_step(
             now,
-            learner_seconds=message.train_seconds + message.push_seconds,
+            learner_seconds=trained.seconds + published.seconds,
             coordination_seconds={
                 "coordinator": coordinator,
                 "store": store,
@@ -61,10 +66,10 @@ class Reporter:
             },
         )
         metrics = {
-            **message.metrics,
-            **throughput,
+            **trained.metrics,
+            **rates,
             **history,
-            "params/push_s": message.push_seconds,
+            "params/push_s": published.seconds,
             **{f"endings/{name}": float(count) for name, count in self.endings.items()},
         }
         self._metrics.write(version, now, metrics)
@@ -102,8 +107,6 @@ class Reporter:
         """Bring the display up to date."""
         self._state.elapsed = self.now
         if self._state.first_step_at is not None:
-            self._state.running, self._state.waiting = (
-                self.throughput.running,
-                self.throughput.waiting,
-            )
+            self._state.running = self.throughput.running
+            self._state.waiting = self.throughput.waiting
         self._progress.update(self._state)

@@ -56,7 +56,7 @@ class Throughput:
         if instance in self.statuses:
             self._left.append(self.statuses.pop(instance))
 
-    def generated(self, part: Part) -> None:
+    def add(self, part: Part) -> None:
         """Part of a training response was generated."""
         self._generated.tokens += len(part.tokens)
         self._generated.steps += part.steps
@@ -110,10 +110,9 @@ class Throughput:
         if generated.steps:
             metrics["draft/tokens_per_step"] = generated.tokens / generated.steps
         if generated.drafted:
-            # Each iteration makes one token without any draft.
-            metrics["draft/acceptance_rate"] = (
-                generated.tokens - generated.steps
-            ) / generated.drafted
+            # Each iteration generates one token without any draft.
+            accepted = generated.tokens - generated.steps
+            metrics["draft/acceptance_rate"] = accepted / generated.drafted
         if busy_seconds + saved > 0:
             metrics["draft/time_saved_share"] = saved / (busy_seconds + saved)
         return metrics

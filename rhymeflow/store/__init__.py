@@ -1,5 +1,1 @@
-"""Where heavy data lives: tokens in an event store, weights in shared memory.
-
-Holds true: tokens go engine -> trajectory store -> learner and weights go learner -> weight
-store -> engine; the coordinator sees neither.
-"""
+"""The trajectory store: every event and every token of a run."""

@@ -15,14 +15,14 @@ from urllib.parse import quote
 
 from rhymeflow.errors import UserError
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 """Of the tables and of what events hold: a log that cannot be read is refused by its number."""
 
 # Blobs are little-endian: int32 tokens, float32 log-probabilities. `trajectories` holds what has
-# finished; `trained` is the batch a trajectory was trained on in. A member that its consumed group
-# did not need (there were more than num_generations) counts as aborted. `steps` is the number of
-# iterations that generated a segment's tokens, `drafted` of the tokens that were proposed in them.
-# `held_out` has the prompts that `evaluations` answers.
+# finished, its `text` once it was decoded; `trained` is the batch a trajectory was trained on in. A
+# member that its consumed group did not need (there were more than num_generations) counts as
+# aborted. `steps` is the number of iterations that generated a segment's tokens, `drafted` of the
+# tokens that were proposed in them. `held_out` has the prompts that `evaluations` answers.
 _TABLES = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value);
 CREATE TABLE events (seq INTEGER PRIMARY KEY, time REAL NOT NULL, kind TEXT NOT NULL,
@@ -35,7 +35,7 @@ CREATE TABLE segments (group_id INTEGER NOT NULL, member INTEGER NOT NULL, start
     drafted INTEGER NOT NULL, tokens BLOB NOT NULL, logprobs BLOB NOT NULL,
     PRIMARY KEY (group_id, member, start));
 CREATE TABLE trajectories (group_id INTEGER NOT NULL, member INTEGER NOT NULL,
-    length INTEGER NOT NULL, reason TEXT NOT NULL, text TEXT NOT NULL,
+    length INTEGER NOT NULL, reason TEXT NOT NULL, text TEXT,
     reward REAL, components TEXT, trained INTEGER, PRIMARY KEY (group_id, member));
 CREATE TABLE held_out (row INTEGER PRIMARY KEY, prompt TEXT NOT NULL, prompt_tokens BLOB NOT NULL);
 CREATE TABLE evaluations (version INTEGER NOT NULL, row INTEGER NOT NULL, tokens BLOB NOT NULL,

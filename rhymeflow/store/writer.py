@@ -32,9 +32,10 @@ _SEGMENT = """INSERT INTO segments VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
     steps = excluded.steps, drafted = excluded.drafted,
     tokens = excluded.tokens, logprobs = excluded.logprobs
     WHERE length(excluded.tokens) > length(tokens)"""
-_FINISHED = """INSERT INTO trajectories (group_id, member, length, reason, text)
-    VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE
-    SET length = excluded.length, reason = excluded.reason, text = excluded.text"""
+_FINISHED = """INSERT INTO trajectories (group_id, member, length, reason)
+    VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE
+    SET length = excluded.length, reason = excluded.reason"""
+_TEXT = "UPDATE trajectories SET text = ? WHERE group_id = ? AND member = ?"
 _REWARD = "UPDATE trajectories SET reward = ?, components = ? WHERE group_id = ? AND member = ?"
 _TRAINED = "UPDATE trajectories SET trained = ? WHERE group_id = ? AND member = ?"
 _ENDING = """UPDATE groups SET ending = ?, ending_version = ?, ending_reason = ?
@@ -44,10 +45,21 @@ _EVALUATION = """INSERT INTO evaluations VALUES (?, ?, ?, ?, ?) ON CONFLICT DO U
     SET tokens = excluded.tokens, text = excluded.text, reward = excluded.reward"""
 _EVENT = "INSERT INTO events VALUES (?, ?, ?, ?)"
 
-_ORDER = (_GROUP, _SEGMENT, _FINISHED, _REWARD, _TRAINED, _ENDING, _HELD_OUT, _EVALUATION, _EVENT)
+_ORDER = (
+    _GROUP,
+    _SEGMENT,
+    _FINISHED,
+    _TEXT,
+    _REWARD,
+    _TRAINED,
+    _ENDING,
+    _HELD_OUT,
+    _EVALUATION,
+    _EVENT,
+)
 """In which rows of one transaction are written: what changes a row after what makes it."""
 
-_CHANGES_ONE = {_REWARD, _TRAINED, _ENDING}
+_CHANGES_ONE = {_TEXT, _REWARD, _TRAINED, _ENDING}
 """Statements that are about a row that must be there."""
 
 _Given = ParamSpec("_Given")
@@ -168,17 +180,20 @@ class SqliteTrajectoryStore:
         )
 
     @_counted
-    def put_finished(
-        self, trajectory: TrajectoryId, *, length: int, reason: FinishReason, text: str
-    ) -> None:
-        """Store that the response is complete with `length` tokens, and its text."""
-        self._put(_FINISHED, *trajectory, length, reason, text)
+    def put_finished(self, trajectory: TrajectoryId, *, length: int, reason: FinishReason) -> None:
+        """Store that the response is complete with `length` tokens."""
+        self._put(_FINISHED, *trajectory, length, reason)
+
+    @_counted
+    def put_text(self, trajectory: TrajectoryId, text: str) -> None:
+        """Store the text of a finished response."""
+        self._put(_TEXT, text, *trajectory)
 
     @_counted
     def put_reward(
         self, trajectory: TrajectoryId, *, reward: float, components: Mapping[str, float]
     ) -> None:
-        """Store the judgement of a finished response: the weighted sum, and its parts by name."""
+        """Store a finished response's weighted sum of rewards, and each by its function's name."""
         self._put(_REWARD, float(reward), codec.to_json(components), *trajectory)
 
     @_counted

@@ -23,8 +23,15 @@ from rhymeflow.histospec.index import Index, prompt_key
 from rhymeflow.store.follow import Follower, NewAnswer, NewSegment
 from rhymeflow.store.previous_run import open_run
 from rhymeflow.store.reader import TrajectoryReader
-from rhymeflow.workers import messages
 from rhymeflow.workers.drafting import rehearse
+from rhymeflow.workers.messages import (
+    Alive,
+    HistoryReady,
+    IndexHistory,
+    Shutdown,
+    receive,
+    send,
+)
 from rhymeflow.workers.noise import EVALUATION_EPOCH, epoch_of_noise
 
 NICENESS = 10
@@ -46,11 +53,11 @@ PROMPTS_REMEMBERED = 1024
 """Groups whose prompt is not read again for each of their segments."""
 
 
-def main(connection: Connection, name: str, config: Config, run_dir: str) -> None:
+def main(connection: Connection, name: str, config: Config, run_dir: Path) -> None:
     """Serve the run until told to end."""
     rehearse(config)
     os.nice(NICENESS)
-    History(connection, config, Path(run_dir)).serve()
+    History(connection, config, run_dir).serve()
 
 
 class History:
@@ -58,11 +65,11 @@ class History:
 
     def __init__(self, connection: Connection, config: Config, run_dir: Path) -> None:
         self.connection = connection
-        start = messages.receive(connection)  # when the store is there
-        assert isinstance(start, messages.IndexHistory), start
+        start = receive(connection)  # when the store is there
+        assert isinstance(start, IndexHistory), start
         self.index = Index.attach(start.index, writable=True)
         self.index.clear()
-        messages.send(connection, messages.HistoryReady())
+        send(connection, HistoryReady())
         self._scribes = []
         if config.drafting.history is not None:
             self._scribes.append(_previous_run(self.index, config))
@@ -83,9 +90,9 @@ class History:
                 wait = POLL_SECONDS
             else:
                 wait = min(max(2 * wait, POLL_SECONDS), IDLE_SECONDS)
-            messages.send(self.connection, messages.HistoryAlive())
-        message = messages.receive(self.connection)
-        assert isinstance(message, messages.Shutdown), message
+            send(self.connection, Alive())
+        message = receive(self.connection)
+        assert isinstance(message, Shutdown), message
 
 
 def _previous_run(index: Index, config: Config) -> Scribe:

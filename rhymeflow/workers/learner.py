@@ -1,8 +1,9 @@
 """The learner in a process of its own: reads a batch, trains, publishes the new version.
 
 Holds true: a batch that breaks the staleness bound is refused before it is trained on (law 1, seen
-from the data itself: every token carries its version); a version is in the weight store before
-it is reported. Knows nothing of instances, routing or rewards.
+from the data itself: every token carries its version); a version can be pulled before it is
+reported; the weights' memory is given back when the process ends. Knows nothing of instances,
+routing or rewards.
 """
 
 from __future__ import annotations
@@ -21,19 +22,35 @@ from rhymeflow.models.load import load_model, load_tokenizer, resolve_device, re
 from rhymeflow.store.reader import TrajectoryReader, TrajectoryRecord
 from rhymeflow.weights.manifest import manifest_of
 from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
-from rhymeflow.workers import messages
+from rhymeflow.workers.messages import (
+    Alive,
+    BatchTrained,
+    CheckpointSaved,
+    LearnerReady,
+    Publish,
+    SaveCheckpoint,
+    Shutdown,
+    Train,
+    VersionPublished,
+    receive,
+    send,
+)
 
 ALIVE_SECONDS = 1.0
 """How often an idle learner gives a sign of life."""
 
 
-def main(connection: Connection, name: str, config: Config, run_dir: str) -> None:
+def main(connection: Connection, name: str, config: Config, run_dir: Path) -> None:
     """Join the run and serve it until told to end."""
-    LearnerProcess(connection, config, Path(run_dir)).serve()
+    learner = LearnerProcess(connection, config, run_dir)
+    try:
+        learner.serve()
+    finally:
+        learner.weights.close()
 
 
 class LearnerProcess:
-    """The learner, its view of the trajectory store and the weight store it pushes to."""
+    """The learner, the store that it reads batches from, and the weights it publishes."""
 
     def __init__(self, connection: Connection, config: Config, run_dir: Path) -> None:
         self.connection, self.config, self.run_dir = connection, config, run_dir
@@ -47,57 +64,53 @@ class LearnerProcess:
             config.rollout,
             dtype,
         )
-        weights = self.learner.weights()
-        manifest = manifest_of(weights)
-        count = sum(tensor.numel() for tensor in weights.values())
-        messages.send(connection, messages.LearnerLoaded(manifest, count))
-        connect = messages.receive(connection)
-        assert isinstance(connect, messages.ConnectWeights), connect
-        self.weight_store = SharedMemoryWeightStore.attach(connect.handle)
-        self.version = 0
-        self.weight_store.push(self.version, weights)
-        self.trajectories = TrajectoryReader(run_dir / "events.db")
-        messages.send(connection, messages.LearnerUp(self.version))
+        self.version: Version = 0
+        tensors = self.learner.weights()
+        self.weights = SharedMemoryWeightStore.create(manifest_of(tensors))
+        self.weights.push(self.version, tensors)
+        self._reader = TrajectoryReader(run_dir / "events.db")
+        send(connection, LearnerReady(self.version, self.weights.handle))
 
     def serve(self) -> None:
-        """Train on what is asked for, until `Shutdown`."""
+        """Carry out what is asked for, until `Shutdown`."""
         while True:
             if not self.connection.poll(ALIVE_SECONDS):
-                messages.send(self.connection, messages.LearnerAlive())
+                send(self.connection, Alive())
                 continue
-            match messages.receive(self.connection):
-                case messages.TrainBatch() as message:
+            match receive(self.connection):
+                case Train() as message:
                     self._train(message)
-                case messages.SaveCheckpoint():
+                case Publish(version=version):
+                    self._publish(version)
+                case SaveCheckpoint():
                     self._save()
-                case messages.Shutdown():
+                case Shutdown():
                     return
                 case message:
                     raise AssertionError(f"unexpected message {message}")
 
-    def _train(self, message: messages.TrainBatch) -> None:
+    def _train(self, message: Train) -> None:
         assert message.version == self.version, (message.version, self.version)
         started = time.perf_counter()
-        records = self.trajectories.batch(message.groups, message.members)
+        records = self._reader.batch(message.groups, message.members)
         ages = staleness(records, self.version, self.config.schedule.bound)
         metrics = self.learner.train([_sample(r) for r in records], self.version)
         metrics["staleness/mean"] = sum(ages) / len(ages)
         metrics["staleness/max"] = max(ages)
-        trained = time.perf_counter()
         self.version += 1
-        self.weight_store.push(self.version, self.learner.weights())
-        pushed = time.perf_counter()
-        report = messages.BatchTrained(
-            message.version, metrics, trained - started, pushed - trained
-        )
-        messages.send(self.connection, report)
-        if message.save:
-            self._save()
+        seconds = time.perf_counter() - started
+        send(self.connection, BatchTrained(message.version, metrics, seconds))
+
+    def _publish(self, version: Version) -> None:
+        assert version == self.version, (version, self.version)
+        started = time.perf_counter()
+        self.weights.push(version, self.learner.weights())
+        send(self.connection, VersionPublished(version, time.perf_counter() - started))
 
     def _save(self) -> None:
         path = self.run_dir / "checkpoints" / f"step-{self.version}"
         self.learner.save(path)
-        messages.send(self.connection, messages.CheckpointSaved(self.version, str(path)))
+        send(self.connection, CheckpointSaved(self.version, str(path)))
 
 
 def staleness(

@@ -1,7 +1,10 @@
 """What the controller and its workers say to each other: typed, msgpack, no pickle.
 
-Holds true: one duplex connection a worker, messages in order. Commands go out; what comes back
-brings the data that the trajectory store keeps, and the controller makes events of it.
+A command of the coordinator (`core/commands.py`) is carried by the message of its name, with the
+data it needs; an event (`core/events.py`) is made from the message of its name, whose data is
+stored first. Whoever needs both imports this module, and not its names.
+
+Holds true: messages to and from one worker keep their order.
 """
 
 from __future__ import annotations
@@ -14,7 +17,6 @@ import msgspec
 from rhymeflow.core.types import FinishReason, GroupId, TrajectoryId, Version
 from rhymeflow.histospec.draft import DraftStats
 from rhymeflow.histospec.handle import IndexHandle
-from rhymeflow.weights.manifest import TensorSpec
 from rhymeflow.weights.slots import SharedMemoryWeightHandle
 
 
@@ -25,12 +27,6 @@ class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
 # -- controller -> all ---------------------------------------------------------------------------
 
 
-class ConnectWeights(Message):
-    """Where the weight store is. An instance takes the weights and joins."""
-
-    handle: SharedMemoryWeightHandle
-
-
 class Shutdown(Message):
     """End."""
 
@@ -39,7 +35,7 @@ class Shutdown(Message):
 
 
 class Route(Message):
-    """Command `number`: produce this response to prompt row `prompt`, requested in `epoch`.
+    """Command `number`: generate this response to prompt row `prompt`, requested in `epoch`.
 
     It goes on after `tokens`, which were generated before, here or elsewhere.
     """
@@ -53,7 +49,7 @@ class Route(Message):
 
 
 class Interrupt(Message):
-    """Command `number`: stop these and report each that is here as `TrajectoryInterrupted`."""
+    """Command `number`: stop these, report each that is here as `TrajectoryInterrupted`."""
 
     number: int
     trajectories: tuple[TrajectoryId, ...]
@@ -73,23 +69,18 @@ class Pull(Message):
     version: Version
 
 
-class Prefer(Message):
-    """Command `number`: when drafts are chosen, a token of these is worth `urgency` of the others'.
-
-    Until the next one. Those that are not here may come later.
-    """
-
-    number: int
-    trajectories: tuple[TrajectoryId, ...]
-    urgency: float
-
-
 class Evaluate(Message):
     """Command `number`: answer the held-out prompts, by row."""
 
     number: int
     version: Version
     prompts: list[list[int]]
+
+
+class ConnectWeights(Message):
+    """Where the weights are. The instance takes them and joins."""
+
+    handle: SharedMemoryWeightHandle
 
 
 class UseDrafter(Message):
@@ -101,14 +92,19 @@ class UseDrafter(Message):
 # -- controller -> learner ------------------------------------------------------------------------
 
 
-class TrainBatch(Message):
-    """Train on batch `version`, read from the trajectory store, and push `version + 1`."""
+class Train(Message):
+    """Train on batch `version`, read from the trajectory store, making `version + 1`."""
 
     version: Version
     groups: tuple[GroupId, ...]
     members: tuple[tuple[int, ...], ...]
     """For each group, the members to train on."""
-    save: bool
+
+
+class Publish(Message):
+    """Publish the weights of `version`, which the learner holds."""
+
+    version: Version
 
 
 class SaveCheckpoint(Message):
@@ -122,6 +118,20 @@ class IndexHistory(Message):
     """The store is there: write what it says to this index."""
 
     index: IndexHandle
+
+
+# -- controller -> reward worker ------------------------------------------------------------------
+
+
+class ComputeReward(Message):
+    """Make text of a response, call the reward functions on it, answer under `key`."""
+
+    key: str
+    """Names the response in answers and in what users are told of errors."""
+    prompt: str | list[dict[str, Any]]
+    tokens: list[int]
+    columns: dict[str, Any]
+    """Of the prompt's row in the data."""
 
 
 # -- rollout instance -> controller ---------------------------------------------------------------
@@ -206,26 +216,26 @@ class InstanceStatus(Message):
 # -- learner -> controller ------------------------------------------------------------------------
 
 
-class LearnerLoaded(Message):
-    """The model is loaded; its parameters want this room in the weight store."""
-
-    manifest: tuple[TensorSpec, ...]
-    num_parameters: int
-
-
-class LearnerUp(Message):
-    """The weight store holds `version`."""
+class LearnerReady(Message):
+    """The model is loaded and its weights are published as `version`, to be had by `handle`."""
 
     version: Version
+    handle: SharedMemoryWeightHandle
 
 
 class BatchTrained(Message):
-    """Batch `version` is trained on and `version + 1` published."""
+    """Batch `version` is trained on, which took so many seconds."""
 
     version: Version
     metrics: dict[str, float]
-    train_seconds: float
-    push_seconds: float
+    seconds: float
+
+
+class VersionPublished(Message):
+    """`version` can be pulled; publishing it took so many seconds."""
+
+    version: Version
+    seconds: float
 
 
 class CheckpointSaved(Message):
@@ -235,10 +245,6 @@ class CheckpointSaved(Message):
     path: str
 
 
-class LearnerAlive(Message):
-    """A sign of life."""
-
-
 # -- history -> controller ------------------------------------------------------------------------
 
 
@@ -246,11 +252,31 @@ class HistoryReady(Message):
     """What drafting runs is compiled; the index is being filled."""
 
 
-class HistoryAlive(Message):
-    """A sign of life."""
+# -- reward worker -> controller ------------------------------------------------------------------
+
+
+class RewardComputed(Message):
+    """The response's text, the weighted sum of its rewards, and each by its function's name."""
+
+    key: str
+    text: str
+    reward: float
+    components: dict[str, float]
+
+
+class RewardFailed(Message):
+    """No reward could be had for the response, after all retries; `error` says why."""
+
+    key: str
+    text: str
+    error: str
 
 
 # -- worker -> controller -------------------------------------------------------------------------
+
+
+class Alive(Message):
+    """A sign of life of a worker that has nothing else to say."""
 
 
 class Failed(Message):
@@ -261,34 +287,12 @@ class Failed(Message):
 
 
 _Any = (
-    ConnectWeights
-    | Route
-    | Interrupt
-    | Abort
-    | Pull
-    | Prefer
-    | Evaluate
-    | TrainBatch
-    | SaveCheckpoint
-    | IndexHistory
-    | Shutdown
-    | Joined
-    | TokensGenerated
-    | TrajectoryFinished
-    | TrajectoryInterrupted
-    | Pulled
-    | Answered
-    | InstanceStatus
-    | LearnerLoaded
-    | LearnerUp
-    | BatchTrained
-    | CheckpointSaved
-    | LearnerAlive
-    | HistoryReady
-    | HistoryAlive
-    | UseDrafter
-    | Failed
-)
+    ConnectWeights | Route | Interrupt | Abort | Pull | Evaluate | UseDrafter | Train | Publish
+    | SaveCheckpoint | IndexHistory | ComputeReward | Shutdown | Joined | TokensGenerated
+    | TrajectoryFinished | TrajectoryInterrupted | Pulled | Answered | InstanceStatus | LearnerReady
+    | BatchTrained | VersionPublished | CheckpointSaved | HistoryReady | RewardComputed
+    | RewardFailed | Alive | Failed
+)  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(_Any)

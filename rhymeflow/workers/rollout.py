@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 from rhymeflow.config import Config
 from rhymeflow.core.types import TrajectoryId, Version
@@ -28,9 +29,28 @@ from rhymeflow.models.load import (
     resolve_dtype,
     stop_token_ids,
 )
-from rhymeflow.weights.shared_memory import Pulled, SharedMemoryWeightReader, VersionUnavailable
-from rhymeflow.workers import messages
+from rhymeflow.weights.shared_memory import SharedMemoryWeightReader, VersionUnavailable
 from rhymeflow.workers.drafting import drafter
+from rhymeflow.workers.messages import (
+    Abort,
+    Answered,
+    ConnectWeights,
+    Evaluate,
+    InstanceStatus,
+    Interrupt,
+    Joined,
+    Part,
+    Pull,
+    Pulled,
+    Route,
+    Shutdown,
+    TokensGenerated,
+    TrajectoryFinished,
+    TrajectoryInterrupted,
+    UseDrafter,
+    receive,
+    send,
+)
 from rhymeflow.workers.noise import EVALUATION_EPOCH, epoch_of_noise
 
 STATUS_SECONDS = 0.25
@@ -55,7 +75,7 @@ class HeldOut:
     row: int
 
 
-def main(connection: Connection, name: str, config: Config, run_dir: str) -> None:
+def main(connection: Connection, name: str, config: Config, run_dir: Path) -> None:
     """Join the run and serve it until told to end."""
     Instance(connection, name, config).serve()
 
@@ -70,8 +90,8 @@ class Instance:
             config.model, dtype=resolve_dtype(config.model, device), device=device
         )
         self.stop_tokens = stop_token_ids(self.model, load_tokenizer(config.model))
-        connect = messages.receive(connection)
-        assert isinstance(connect, messages.ConnectWeights), connect
+        connect = receive(connection)
+        assert isinstance(connect, ConnectWeights), connect
         self.weights = SharedMemoryWeightReader(connect.handle)
         pulled = self._take(None)
         self.drafter: Drafter | None = None
@@ -91,7 +111,7 @@ class Instance:
         self.busy_seconds = 0.0
         self._last_status = 0.0
         self._ending = False
-        messages.send(connection, messages.Joined(pulled.version, self.engine.max_length))
+        send(connection, Joined(pulled.version, self.engine.max_length))
 
     def serve(self) -> None:
         """Carry out commands and iterate, until `Shutdown`."""
@@ -111,50 +131,39 @@ class Instance:
         """Carry out what has arrived; with nothing to do, wait a little for more."""
         wait = 0.0 if self.engine.has_work else STATUS_SECONDS
         while self.connection.poll(wait):
-            self._carry_out(messages.receive(self.connection))
+            self._carry_out(receive(self.connection))
             if self._ending:
                 return
             wait = 0.0
 
     def _carry_out(self, message: object) -> None:
-        if isinstance(
-            message,
-            messages.Route
-            | messages.Interrupt
-            | messages.Abort
-            | messages.Pull
-            | messages.Prefer
-            | messages.Evaluate,
-        ):
+        if isinstance(message, Route | Interrupt | Abort | Pull | Evaluate):
             if message.number <= self.last_number:
                 return
             self.last_number = message.number
         match message:
-            case messages.Route():
+            case Route():
                 self._route(message)
-            case messages.Interrupt():
+            case Interrupt():
                 self._interrupt(message)
-            case messages.Abort():
+            case Abort():
                 self._remove(message.trajectories)
-            case messages.Pull():
+            case Pull():
                 self._pull(message)
-            case messages.Prefer(trajectories=trajectories, urgency=urgency):
-                # Held-out answers have ids of another kind: they are never among these.
-                self.engine.prefer(trajectories, urgency)
-            case messages.Evaluate():
+            case Evaluate():
                 for row, prompt_ids in enumerate(message.prompts):
                     key, noise = HeldOut(message.version, row), NoiseKey(row, EVALUATION_EPOCH, 0)
                     how = self._sampling(self.config.run.eval_temperature)
                     self._submit(Request(key, prompt_ids, noise, how))
-            case messages.UseDrafter():
+            case UseDrafter():
                 self.drafter = drafter(self.config, message.index, self.engine.max_length)
                 self.engine.draft_with(self.drafter)
-            case messages.Shutdown():
+            case Shutdown():
                 self._ending = True
             case _:
                 raise AssertionError(f"unexpected message {message}")
 
-    def _route(self, message: messages.Route) -> None:
+    def _route(self, message: Route) -> None:
         trajectory, tokens = message.trajectory, message.tokens
         epoch = epoch_of_noise(self.config, message.epoch, trajectory.member)
         noise = NoiseKey(message.prompt, epoch, trajectory.member)
@@ -162,9 +171,7 @@ class Instance:
         request = Request(trajectory, message.prompt_ids, noise, how, tokens)
         if reason := request.finish_reason():
             # Its last token was sent by an instance that died before it could say so.
-            messages.send(
-                self.connection, messages.TrajectoryFinished(trajectory, len(tokens), reason)
-            )
+            send(self.connection, TrajectoryFinished(trajectory, len(tokens), reason))
             return
         self._sent[trajectory] = Sent(len(tokens))
         self._submit(request)
@@ -183,26 +190,26 @@ class Instance:
         self.requests[request.id] = request
         self.engine.submit(request)
 
-    def _interrupt(self, message: messages.Interrupt) -> None:
+    def _interrupt(self, message: Interrupt) -> None:
         stopped = [self.requests[t] for t in message.trajectories if t in self.requests]
         self._hand_over(stopped)
         self._remove(message.trajectories)
         for request in stopped:
-            done = messages.TrajectoryInterrupted(message.number, request.id, len(request.tokens))
-            messages.send(self.connection, done)
+            done = TrajectoryInterrupted(message.number, request.id, len(request.tokens))
+            send(self.connection, done)
 
     def _remove(self, trajectories: Iterable[TrajectoryId]) -> None:
         for request in self.engine.interrupt(trajectories):
             del self.requests[request.id], self._sent[request.id]
 
-    def _pull(self, message: messages.Pull) -> None:
+    def _pull(self, message: Pull) -> None:
         started = time.perf_counter()
         self._hand_over(self.requests.values())  # what is generated so far is of the old version
         pulled = self._take(message.version)
         keep = self.config.rollout.kv_cache_on_pull == "keep"
         self.engine.set_version(pulled.version, keep_cache=keep)
         seconds = time.perf_counter() - started
-        messages.send(self.connection, messages.Pulled(message.number, pulled.version, seconds))
+        send(self.connection, Pulled(message.number, pulled.version, seconds))
 
     def _take(self, version: Version | None) -> Pulled:
         """Copy `version` into the model, or the newest if it is gone (or None was asked for)."""
@@ -221,15 +228,12 @@ class Instance:
             del self.requests[request.id]
             if isinstance(request.id, TrajectoryId):
                 del self._sent[request.id]
-                messages.send(
-                    self.connection,
-                    messages.TrajectoryFinished(request.id, len(request.tokens), reason),
-                )
+                send(self.connection, TrajectoryFinished(request.id, len(request.tokens), reason))
             else:
-                answer = messages.Answered(
+                answer = Answered(
                     request.id.asked, self.engine.version, request.id.row, request.tokens, reason
                 )
-                messages.send(self.connection, answer)
+                send(self.connection, answer)
 
     def _hand_over(self, requests: Iterable[Request]) -> None:
         """Send what was generated of these responses since it was last sent."""
@@ -240,7 +244,7 @@ class Instance:
             sent, end = self._sent[request.id], len(request.tokens)
             start = sent.tokens
             if start < end:
-                part = messages.Part(
+                part = Part(
                     request.id,
                     start,
                     self.engine.version,
@@ -252,7 +256,7 @@ class Instance:
                 parts.append(part)
                 self._sent[request.id] = Sent(end, request.steps, request.drafted)
         if parts:
-            messages.send(self.connection, messages.TokensGenerated(parts))
+            send(self.connection, TokensGenerated(parts))
 
     def _report_status(self) -> None:
         now = time.perf_counter()
@@ -261,7 +265,7 @@ class Instance:
         self._last_status = now
         self._hand_over(self.requests.values())
         engine = self.engine
-        status = messages.InstanceStatus(
+        status = InstanceStatus(
             self.last_number,
             engine.num_running,
             tuple(key for key in engine.waiting_ids() if isinstance(key, TrajectoryId)),
@@ -271,4 +275,4 @@ class Instance:
             self.busy_seconds,
             self.drafter.stats if self.drafter is not None else DraftStats(),
         )
-        messages.send(self.connection, status)
+        send(self.connection, status)

@@ -236,7 +236,7 @@ def put_group(store: SqliteTrajectoryStore, group: int, *, row: int, epoch: int)
                 tokens=text[start:end],
                 logprobs=[-0.5] * (end - start),
             )
-        store.put_finished(trajectory, length=3, reason="stop", text="?")
+        store.put_finished(trajectory, length=3, reason="stop")
         store.put_reward(trajectory, reward=1.0 - member, components={})
     store.put_consumed(group, version=group, members=(0, 1))
 

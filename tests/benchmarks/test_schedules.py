@@ -63,7 +63,7 @@ def put(store: SqliteTrajectoryStore, group: int, member: int, length: int, *, i
         tokens=[7] * length, logprobs=[-0.5] * length,
     )  # fmt: skip
     if is_finished:
-        store.put_finished(trajectory, length=length, reason="stop", text="?")
+        store.put_finished(trajectory, length=length, reason="stop")
         store.put_reward(trajectory, reward=1.0, components={})
 
 

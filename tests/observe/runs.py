@@ -85,6 +85,6 @@ def _put_group(store: SqliteTrajectoryStore, group: int, first: int, last: int) 
             trajectory,
             length=length,
             reason="length" if member else "stop",
-            text=f"[/red] it is {group}",
         )
+        store.put_text(trajectory, f"[/red] it is {group}")
         store.put_reward(trajectory, reward=1.0 - member, components={"exact": 1.0 - member})

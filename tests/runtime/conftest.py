@@ -14,12 +14,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from rhymeflow.runtime import process
+from rhymeflow.runtime import local
 
 LOADED = [
     "rhymeflow.workers.learner",
     "rhymeflow.workers.rollout",
     "rhymeflow.workers.history",
+    "rhymeflow.workers.reward",
     "transformers.models.llama.modeling_llama",
 ]
 
@@ -33,5 +34,5 @@ def workers_that_have_loaded_torch():
         forkserver.ensure_running()
         patch.undo()
         fork = SimpleNamespace(get_context=lambda method: context)
-        patch.setattr(process, "multiprocessing", fork)
+        patch.setattr(local, "multiprocessing", fork)
         yield

@@ -13,12 +13,12 @@ from rhymeflow.core.commands import Command, Pull, Route, Train
 from rhymeflow.core.coordinator import Coordinator
 from rhymeflow.core.events import Event, GroupDrawn, InstanceJoined, Pulled
 from rhymeflow.observe.summary import Summary
-from rhymeflow.runtime import local
+from rhymeflow.runtime.train import train as run
 from rhymeflow.store.reader import TrajectoryReader
 
 
 def train(config: Config, console: Console | None = None) -> Summary:
-    return local.train(config, console=console or Console(file=io.StringIO()))
+    return run(config, console=console or Console(file=io.StringIO()))
 
 
 def reader(config: Config) -> TrajectoryReader:

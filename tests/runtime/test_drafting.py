@@ -5,25 +5,22 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from rhymeflow.core.commands import Hurry
-from rhymeflow.core.coordinator import Coordinator
-from rhymeflow.core.events import Tick
-from rhymeflow.core.types import TrajectoryId
 from rhymeflow.histospec.index import Index
 from rhymeflow.observe import metrics
-from rhymeflow.runtime import controller
+from rhymeflow.runtime import train as entry
 from rhymeflow.runtime.controller import Controller
-from rhymeflow.runtime.history_index import HistoryIndex
-from rhymeflow.workers.messages import LearnerUp
+from rhymeflow.workers.messages import LearnerReady
 from tests.runtime.logs import reader, train
 from tests.runtime.tiny import save_prompts, tiny_config
 
@@ -115,23 +112,18 @@ def drafted(tmp_path_factory):
 def told(monkeypatch):
     """What the index holds once all of the run is written, for which the end is held up."""
     told = {}
-    close = HistoryIndex.close
+    made = entry.history_index
 
-    def wait_and_close(self):
-        if self.handle is None:  # it does not draft
-            return
-        stored = num_stored(told["config"])
-        index = Index.attach(self.handle)
+    @contextmanager
+    def waited_for(config):
+        with made(config) as index:
+            yield index
+            if index is not None:
+                stored = num_stored(told["config"])
+                wait_for(lambda: index.num_responses >= stored)
+                told["responses"], told["stored"] = index.num_responses, stored
 
-        def is_written():
-            self.receive(0.0, 1e9)
-            return index.num_responses >= stored
-
-        wait_for(is_written)
-        told["responses"], told["stored"] = index.num_responses, stored
-        close(self)
-
-    monkeypatch.setattr(HistoryIndex, "close", wait_and_close)
+    monkeypatch.setattr(entry, "history_index", waited_for)
     return told
 
 
@@ -149,34 +141,6 @@ def test_trees_change_no_token_either(plain, tmp_path):
     assert texts(config) == plain
     tokens, steps, proposed = figures(config)
     assert proposed > tokens - steps > 0
-
-
-def test_hurry_changes_no_token_either(plain, tmp_path, monkeypatch):
-    """Every round of events half of what runs is in a hurry, and some that are long gone."""
-    given: list[Hurry] = []
-
-    class Hurrying(Coordinator):
-        def handle(self, event, now):
-            commands = super().handle(event, now)
-            if isinstance(event, Tick):
-                for instance in self.books.instances.values():
-                    named = (*list(instance.assigned)[::2], TrajectoryId(0, 0))
-                    hurry = Hurry(instance.name, instance.next_number(), named, 4.0)
-                    given.append(hurry)
-                    commands.append(hurry)
-            return commands
-
-    monkeypatch.setattr(controller, "Coordinator", Hurrying)
-    config = config_for(tmp_path, window="cost")
-    train(config)
-    assert texts(config) == plain
-    assert len({len(hurry.trajectories) for hurry in given}) > 1
-    log = reader(config)
-    ((number,),) = log.query(
-        "SELECT MAX(json_extract(body, '$.number')) FROM events WHERE kind = 'Snapshot'"
-    )
-    log.close()
-    assert number > 0.5 * given[-1].number, "they are numbered like other commands"
 
 
 def test_the_figures_are_where_they_are_looked_for(drafted):
@@ -199,13 +163,9 @@ def test_history_that_is_killed_costs_no_token(plain, tmp_path, monkeypatch, tol
 
     def tick_and_strike(self):
         if not struck and self._published >= 2:
-            worker = self.workers.history
-
-            def is_heard():
-                self.history.receive(self.report.now, 1e9)
-                return worker.last_heard is not None
-
-            wait_for(is_heard)
+            worker = self.supervisor.history
+            while not self.history._is_ready:
+                self._take_in(self.supervisor.wait(0.1))
             struck.append(worker.pid)
             os.kill(worker.pid, signal.SIGKILL)
         tick(self)
@@ -241,8 +201,8 @@ def test_a_run_begins_with_the_history_of_another(drafted, tmp_path, monkeypatch
     hear = Controller._from_learner
 
     def wait_and_hear(self, message):
-        if isinstance(message, LearnerUp):  # nothing is produced before this
-            index = Index.attach(self.history.handle)
+        if isinstance(message, LearnerReady):  # nothing is produced before this
+            index = Index.attach(self.history._index.handle)
             wait_for(lambda: index.num_responses == num_stored(earlier))
         hear(self, message)
 
@@ -252,6 +212,18 @@ def test_a_run_begins_with_the_history_of_another(drafted, tmp_path, monkeypatch
     tokens, steps, _ = figures(config, "version = 0")
     assert tokens > 2 * steps, "before there was an epoch of its own"
     assert tokens / steps > 1.5 * (lambda t, s, _: t / s)(*figures(earlier, "version = 0"))
+
+
+def owner(name: str) -> int | None:
+    """The process that made a piece of shared memory, if it is one of ours."""
+    found = re.fullmatch(r"rhymeflow.*-(\d+)-\w+", name)
+    return int(found[1]) if found else None
+
+
+def family(pid: int) -> set[int]:
+    """A process and its children."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return {pid, *map(int, children)}
 
 
 def test_no_memory_is_left_when_the_controller_is_killed(tmp_path):
@@ -264,9 +236,8 @@ def test_no_memory_is_left_when_the_controller_is_killed(tmp_path):
         stderr=subprocess.DEVNULL,
     )
     wait_for(lambda: max(metrics.read(tmp_path / "run"), default=0) >= 1)
-    names = sorted(path.name for path in SHARED.glob(f"rhymeflow*-{process.pid}-*"))
-    assert len(names) == 2
-    assert names[1].startswith("rhymeflow-history")
+    names = [path.name for path in SHARED.iterdir() if owner(path.name) in family(process.pid)]
+    assert len(names) == 2, "weights and history"
     process.kill()
     process.wait()
-    wait_for(lambda: not list(SHARED.glob(f"rhymeflow*-{process.pid}-*")))
+    wait_for(lambda: not any((SHARED / name).exists() for name in names))

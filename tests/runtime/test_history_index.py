@@ -14,17 +14,19 @@ import pytest
 from rhymeflow.config.load import dump_config
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.histospec.index import Index
+from rhymeflow.runtime import train
+from rhymeflow.runtime.base import WorkerLost
 from rhymeflow.runtime.history_index import HistoryIndex
-from rhymeflow.runtime.workers import Workers
+from rhymeflow.runtime.local import LocalRuntime
+from rhymeflow.runtime.supervisor import Supervisor
 from rhymeflow.store.writer import SqliteTrajectoryStore
+from rhymeflow.workers.messages import HistoryReady, UseDrafter
 from tests.runtime.tiny import tiny_config
 from tests.store.stores import put
 
-PATIENCE = 1000.0
-
 
 def test_the_process_loads_no_torch():
-    code = "import rhymeflow.runtime.process, rhymeflow.workers.history, sys; print(*sys.modules)"
+    code = "import rhymeflow.workers.entry, rhymeflow.workers.history, sys; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"torch", "transformers"} & set(done.stdout.split())
 
@@ -38,11 +40,12 @@ class Side:
         self.run_dir = directory / "run"
         self.run_dir.mkdir()
         self.store = SqliteTrajectoryStore(self.run_dir / "events.db")
-        self.workers = Workers(self.config, self.run_dir)
-        self.workers._start_history()
+        self.runtime = LocalRuntime(self.config, self.run_dir)
+        self.supervisor = Supervisor(self.config, self.runtime)
+        self.supervisor.history = self.supervisor._start_another("history")
+        self.index = Index(max_tokens=100_000, max_responses=1000, shared=True)
         self.warnings: list[str] = []
-        self.history_index = HistoryIndex(self.config.drafting, self.workers, self.warnings.append)
-        self.reading = Index.attach(self.history_index.handle)
+        self.history = HistoryIndex(self.index, self.supervisor, self.warnings.append)
         self.now = 0.0
 
     def add(self, count: int) -> None:
@@ -50,20 +53,25 @@ class Side:
             put(self.store, TrajectoryId(group, 0), 0, [group] * 5)
         self.store.commit()
 
+    def turn(self) -> None:
+        for item in self.supervisor.watch(self.supervisor.wait(0.02), self.now):
+            if isinstance(item, WorkerLost):
+                self.history.lose(item)
+            else:
+                self.history.hear(item.message)
+
     def until(self, condition) -> None:
         deadline = time.monotonic() + 120
         while not condition():
             assert time.monotonic() < deadline
-            time.sleep(0.02)
-            self.history_index.receive(self.now, PATIENCE)
+            self.turn()
 
     def until_written(self, count: int) -> None:
-        self.until(lambda: self.reading.num_responses == count)
+        self.until(lambda: self.index.num_responses == count)
 
     def close(self) -> None:
-        if self.workers.history is not None:
-            self.workers.history.stop(patience=5.0)
-        self.history_index.close()
+        self.runtime.close()
+        self.index.close()
         self.store.close()
 
 
@@ -84,20 +92,21 @@ def opened(tmp_path):
 def test_another_takes_its_place_and_knows_what_it_knew(opened, number):
     side = opened(run={"instance_restarts": 1})
     side.add(30)
-    side.history_index.start()
+    side.history.start()
     side.until_written(30)
-    tokens = side.reading.num_tokens
-    first = side.workers.history
+    tokens = side.index.num_tokens
+    first = side.supervisor.history
     os.kill(first.pid, number)
     if number == signal.SIGSTOP:
-        side.until(lambda: not first.connection.poll())
-        side.now += PATIENCE + 1
-    side.until(lambda: side.workers.history is not first)
+        for _ in range(10):
+            side.turn()  # what it had said before
+        side.now += side.config.run.worker_timeout + 1
+    side.until(lambda: side.supervisor.history is not first)
     with pytest.raises(ProcessLookupError):
         os.kill(first.pid, 0)
     side.add(40)  # 30 of them were there
     side.until_written(40)
-    assert side.reading.num_tokens == tokens * 40 // 30, "each is there once"
+    assert side.index.num_tokens == tokens * 40 // 30, "each is there once"
     (warning,) = side.warnings
     assert "\n" not in warning
     assert ("hangs" if number == signal.SIGSTOP else "history died (killed by SIGKILL)") in warning
@@ -107,26 +116,26 @@ def test_another_takes_its_place_and_knows_what_it_knew(opened, number):
 def test_no_more_are_replaced_than_may_be_and_that_is_said(opened):
     side = opened(run={"instance_restarts": 1})
     side.add(3)
-    side.history_index.start()
+    side.history.start()
     for _ in range(2):
-        assert side.workers.history is not None
+        assert side.supervisor.history is not None
         side.until_written(3)
-        lost = side.workers.history
+        lost = side.supervisor.history
         os.kill(lost.pid, signal.SIGKILL)
-        side.until(lambda lost=lost: side.workers.history is not lost)
-    assert side.workers.history is None
+        side.until(lambda lost=lost: side.supervisor.history is not lost)
+    assert side.supervisor.history is None
     assert len(side.warnings) == 2
     assert "history.1 died" in side.warnings[1]
     assert "run.instance_restarts" in side.warnings[1]
-    assert side.reading.num_responses == 3, "what was written is still there"
-    side.history_index.receive(side.now, PATIENCE)
+    assert side.index.num_responses == 3, "what was written is still there"
+    side.turn()
 
 
 def test_a_defect_costs_drafts_and_not_the_run(opened):
     side = opened(run={"instance_restarts": 0})
     side.store._connection.execute("DROP TABLE segments")
-    side.history_index.start()
-    side.until(lambda: side.workers.history is None)
+    side.history.start()
+    side.until(lambda: side.supervisor.history is None)
     (warning,) = side.warnings
     assert "history failed: sqlite3.OperationalError: no such table: segments" in warning
     assert "\n" not in warning
@@ -142,7 +151,7 @@ def test_it_begins_with_an_earlier_run(opened, tmp_path):
         put(store, TrajectoryId(group, 0), 0, [group] * 5)
     store.commit()
     store.close()
-    side.history_index.start()
+    side.history.start()
     side.until_written(7)
     side.add(2)
     side.until_written(9)
@@ -150,9 +159,27 @@ def test_it_begins_with_an_earlier_run(opened, tmp_path):
 
 def test_a_run_that_does_not_draft_has_no_index(tmp_path):
     config = tiny_config(tmp_path)
-    workers = Workers(config, tmp_path)
-    history_index = HistoryIndex(config.drafting, workers, print)
-    assert history_index.handle is None
-    history_index.start()
-    history_index.receive(0.0, PATIENCE)
-    history_index.close()
+    with train.history_index(config) as index:
+        assert index is None
+    with LocalRuntime(config, tmp_path) as runtime:
+        history = HistoryIndex(None, Supervisor(config, runtime), print)
+        history.start()
+        assert history.metrics() == {}
+
+
+class Instance:
+    def __init__(self, name):
+        self.name, self.told = name, []
+
+    def send(self, message):
+        self.told.append(message)
+
+
+def test_an_instance_is_told_once_and_not_before_there_is_something_to_draft_from(opened):
+    side, first, second = opened(), Instance("rollout-0"), Instance("rollout-1")
+    side.history.let_draft(first)
+    assert first.told == []
+    side.history.hear(HistoryReady())
+    for instance in (first, second, first):
+        side.history.let_draft(instance)
+    assert first.told == second.told == [UseDrafter(side.index.handle)]

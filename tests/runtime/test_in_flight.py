@@ -7,6 +7,7 @@ import pytest
 from rhymeflow.core.events import GroupDrawn
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.data.prompts import Prompt
+from rhymeflow.data.run_prompts import RunPrompts
 from rhymeflow.data.stream import PromptStream
 from rhymeflow.runtime.in_flight import InFlight
 from rhymeflow.store.writer import SqliteTrajectoryStore
@@ -31,7 +32,7 @@ def store(tmp_path):
 @pytest.fixture
 def in_flight(store):
     stream = PromptStream(SOURCE, seed=0, shuffle=False)
-    return InFlight(store, SOURCE, stream, Letters())
+    return InFlight(store, RunPrompts(SOURCE, stream, Letters(), [], []))
 
 
 def part(start, count, version=0, trajectory=FIRST):

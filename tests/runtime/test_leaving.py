@@ -11,7 +11,7 @@ from rich.console import Console
 
 from rhymeflow.core.events import InstanceJoined, InstanceLeft
 from rhymeflow.runtime.controller import Controller
-from rhymeflow.runtime.process import WorkerDied
+from rhymeflow.runtime.supervisor import WorkerDied
 from tests.runtime.logs import check_bound, reader, replay, train
 from tests.runtime.tiny import save_model, save_prompts, tiny_config
 
@@ -41,7 +41,7 @@ def strike(monkeypatch, number, victim, *, times=1, at_version=1):
 
     def tick_and_strike(self):
         name = victim if not struck else f"{victim}.{len(struck)}"
-        worker = self.workers.instances.get(name)
+        worker = self.supervisor.instances.get(name)
         is_due = len(struck) < times and self._published >= at_version
         if is_due and worker is not None and is_half_way(self, name):
             struck.append(worker.pid)

@@ -59,7 +59,7 @@ def test_drafts_are_counted_by_step_and_by_what_they_are_shares_of():
     throughput = Throughput(since=0.0, has_drafts=True)
     throughput.statuses["a"], throughput.statuses["b"] = status(10, 1.0, 0.5), status(10, 2.0, 0.5)
     for generated in (part(6, 2, 8), part(4, 3, 2)):
-        throughput.generated(generated)
+        throughput.add(generated)
     row = end(throughput, 4.0)
     assert row["draft/tokens_per_step"] == 2.0
     assert row["draft/acceptance_rate"] == 0.5
@@ -67,7 +67,7 @@ def test_drafts_are_counted_by_step_and_by_what_they_are_shares_of():
     assert row["draft/time_saved_share"] == 0.25, "4 seconds without drafts"
     throughput.leave("b")
     throughput.statuses["a"] = status(20, 3.0, 0.0)
-    throughput.generated(part(3, 3, 0))
+    throughput.add(part(3, 3, 0))
     row = end(throughput, 8.0)
     assert row["draft/tokens_per_step"] == 1.0
     assert "draft/acceptance_rate" not in row, "a share of nothing"
@@ -77,5 +77,5 @@ def test_drafts_are_counted_by_step_and_by_what_they_are_shares_of():
 
 def test_a_run_without_drafts_says_nothing_of_them():
     throughput = Throughput(since=0.0)
-    throughput.generated(part(3, 3, 0))
+    throughput.add(part(3, 3, 0))
     assert not any(name.startswith("draft/") for name in end(throughput, 1.0))

@@ -60,6 +60,6 @@ def judge(
     store: SqliteTrajectoryStore, trajectory: TrajectoryId, length: int, reward: float
 ) -> None:
     """The response is complete and has its reward; other events stand in the log too."""
-    store.put_finished(trajectory, length=length, reason="stop", text="t")
+    store.put_finished(trajectory, length=length, reason="stop")
     store.put_reward(trajectory, reward=reward, components={})
     store.record(0.0, [VersionPublished(1), TrajectoryRewarded(trajectory, reward)])

@@ -65,7 +65,8 @@ def put_trajectory(store: SqliteTrajectoryStore, group: int, member: int, length
             tokens=tokens[start:end],
             logprobs=[-0.25 * i for i in range(start, end)],
         )
-    store.put_finished(trajectory, length=length, reason="stop", text="text")
+    store.put_finished(trajectory, length=length, reason="stop")
+    store.put_text(trajectory, "text")
     store.put_reward(trajectory, reward=0.5, components={"f": 0.5})
 
 
@@ -247,7 +248,7 @@ def test_logprobs_come_back_to_the_bit(store, path):
         tokens=range(50),
         logprobs=logprobs,
     )
-    store.put_finished(trajectory, length=50, reason="length", text="")
+    store.put_finished(trajectory, length=50, reason="length")
     store.put_reward(trajectory, reward=1.0, components={})
     store.commit()
     (record,) = TrajectoryReader(path).batch([0], [(0,)])
@@ -304,10 +305,10 @@ def test_segments_delivered_again_in_any_order_are_stored_once(tmp_path, data):
             tokens=range(start, end),
             logprobs=[-float(i) for i in range(start, end)],
         )
-    store.put_finished(trajectory, length=bounds[-1], reason="stop", text="")
-    store.put_finished(trajectory, length=bounds[-1], reason="stop", text="")
+    store.put_finished(trajectory, length=bounds[-1], reason="stop")
+    store.put_finished(trajectory, length=bounds[-1], reason="stop")
     store.put_reward(trajectory, reward=1.0, components={})
-    store.put_finished(trajectory, length=bounds[-1], reason="stop", text="")  # late: reward stays
+    store.put_finished(trajectory, length=bounds[-1], reason="stop")  # late: reward stays
     store.commit()
     reader = TrajectoryReader(directory / "events.db")
     (record,) = reader.batch([0], [(0,)])
@@ -470,7 +471,7 @@ def test_another_schema_version_is_refused(path, opened):
     connection = sqlite3.connect(path, isolation_level=None)
     connection.execute("UPDATE meta SET value = 99 WHERE key = 'schema_version'")
     connection.close()
-    with pytest.raises(UserError, match="schema version 99; this one reads version 5"):
+    with pytest.raises(UserError, match="schema version 99; this one reads version 6"):
         opened(path)
 
 

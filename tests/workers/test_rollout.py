@@ -11,10 +11,25 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rhymeflow.core.types import TrajectoryId
-from rhymeflow.histospec.draft import NONE, DraftStats
 from rhymeflow.weights.manifest import manifest_of
 from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
-from rhymeflow.workers import messages, rollout
+from rhymeflow.workers import rollout
+from rhymeflow.workers.messages import (
+    Abort,
+    Answered,
+    ConnectWeights,
+    InstanceStatus,
+    Interrupt,
+    Joined,
+    Pull,
+    Pulled,
+    Route,
+    TokensGenerated,
+    TrajectoryFinished,
+    TrajectoryInterrupted,
+    receive,
+    send,
+)
 from tests.runtime.tiny import tiny_config
 
 PROMPTS = ([2, 3, 12, 5], [4, 12, 4], [9, 8, 7, 6, 12, 2])
@@ -45,9 +60,9 @@ class Side:
     def __init__(self, name, config, parameters, monkeypatch, never_stops=False):
         monkeypatch.setattr(rollout, "STATUS_SECONDS", 0.0)  # in every turn
         self.ours, theirs = multiprocessing.Pipe()
-        messages.send(self.ours, messages.ConnectWeights(parameters.handle))
+        send(self.ours, ConnectWeights(parameters.handle))
         self.instance = rollout.Instance(theirs, name, config)
-        assert isinstance(messages.receive(self.ours), messages.Joined)
+        assert isinstance(receive(self.ours), Joined)
         if never_stops:
             self.instance.stop_tokens = frozenset()
         self.number = 0
@@ -55,11 +70,11 @@ class Side:
     def tell(self, kind, *values, number=None):
         if number is None:
             self.number = number = self.number + 1
-        messages.send(self.ours, kind(number, *values))
+        send(self.ours, kind(number, *values))
 
     def produce(self, trajectory, tokens=()):
         prompt = trajectory.group
-        self.tell(messages.Route, trajectory, prompt, 0, list(PROMPTS[prompt]), list(tokens))
+        self.tell(Route, trajectory, prompt, 0, list(PROMPTS[prompt]), list(tokens))
 
     def turns(self, count):
         """Run some turns; return what was said."""
@@ -67,7 +82,7 @@ class Side:
         for _ in range(count):
             self.instance.turn()
             while self.ours.poll():
-                heard.append(messages.receive(self.ours))
+                heard.append(receive(self.ours))
         return heard
 
 
@@ -82,7 +97,7 @@ class Store:
     def take(self, heard):
         for message in heard:
             match message:
-                case messages.TokensGenerated():
+                case TokensGenerated():
                     for part in message.parts:
                         key = part.trajectory
                         assert part.start == len(self.tokens[key]), "parts follow one another"
@@ -90,18 +105,18 @@ class Store:
                         self.tokens[key] += part.tokens
                         self.logprobs[key] += part.logprobs
                         self.versions[key] += [part.version] * len(part.tokens)
-                case messages.TrajectoryFinished():
+                case TrajectoryFinished():
                     assert message.length == len(self.tokens[message.trajectory])
                     assert message.trajectory not in self.done
                     self.done[message.trajectory] = message.reason
-                case messages.TrajectoryInterrupted():
+                case TrajectoryInterrupted():
                     assert message.length == len(self.tokens[message.trajectory])
                     self.halted.append((message.number, message.trajectory))
-                case messages.InstanceStatus():
+                case InstanceStatus():
                     self.statuses.append(message)
-                case messages.Answered():
+                case Answered():
                     self.answers.append(message)
-                case messages.Pulled():
+                case Pulled():
                     self.pulled.append((message.number, message.version))
                 case _:
                     raise AssertionError(message)
@@ -130,12 +145,12 @@ def test_moved_between_instances_any_number_of_times(config, parameters, monkeyp
         while len(store.done) < len(IDS):
             moving = [t for t in IDS if t not in store.done and chance.random() < 0.4]
             for origin, side in enumerate(sides):
-                side.tell(messages.Interrupt, tuple(t for t in moving if at[t] == origin))
+                side.tell(Interrupt, tuple(t for t in moving if at[t] == origin))
                 # Those that finish before they hear of it are passed over.
                 heard = side.turns(1)
                 store.take(heard)
                 for message in heard:
-                    if isinstance(message, messages.TrajectoryInterrupted):
+                    if isinstance(message, TrajectoryInterrupted):
                         at[message.trajectory] = 1 - origin
                         tokens = store.tokens[message.trajectory]
                         sides[1 - origin].produce(message.trajectory, tokens)
@@ -154,9 +169,9 @@ def test_a_command_delivered_twice_is_carried_out_once(config, parameters, monke
     for number in (1, 2, 1, 2):
         trajectory = IDS[number]
         prompt = list(PROMPTS[trajectory.group])
-        side.tell(messages.Route, trajectory, trajectory.group, 0, prompt, [], number=number)
-    side.tell(messages.Interrupt, (IDS[1],), number=3)
-    side.tell(messages.Interrupt, (IDS[2],), number=3)
+        side.tell(Route, trajectory, trajectory.group, 0, prompt, [], number=number)
+    side.tell(Interrupt, (IDS[1],), number=3)
+    side.tell(Interrupt, (IDS[2],), number=3)
     store.take(side.turns(1))
     assert store.halted == [(3, IDS[1])]
     assert store.statuses[-1].number == 3
@@ -166,8 +181,8 @@ def test_a_command_delivered_twice_is_carried_out_once(config, parameters, monke
 
 def test_what_is_not_there_is_passed_over(config, parameters, monkeypatch):
     side, store = Side("rollout-0", config, parameters, monkeypatch), Store()
-    side.tell(messages.Interrupt, tuple(IDS))
-    side.tell(messages.Abort, tuple(IDS))
+    side.tell(Interrupt, tuple(IDS))
+    side.tell(Abort, tuple(IDS))
     store.take(side.turns(1))
     assert store.halted == []
     assert store.statuses[-1].number == 2
@@ -178,7 +193,7 @@ def test_what_is_forgotten_is_not_heard_of_again(config, parameters, monkeypatch
     for trajectory in IDS[:3]:
         side.produce(trajectory)
     store.take(side.turns(2))
-    side.tell(messages.Abort, (IDS[0],))
+    side.tell(Abort, (IDS[0],))
     while len(store.done) < 2:
         store.take(side.turns(1))
     assert set(store.done) == {IDS[1], IDS[2]}
@@ -195,7 +210,7 @@ def test_a_response_that_is_complete_already_is_only_said_to_be(config, paramete
         side.produce(trajectory, expected.tokens[trajectory])
     store.take(side.turns(1))
     assert store.done == expected.done
-    assert not store.versions, "nothing was generated"
+    assert not store.versions, "nothing was made"
 
 
 def test_a_status_says_what_waits_and_comes_after_the_tokens(config, parameters, monkeypatch):
@@ -231,8 +246,8 @@ def test_a_pull_ends_the_segment_and_keeps_what_runs(
     monkeypatch.setattr(rollout, "STATUS_SECONDS", 3600.0)
     assert side.turns(2) == []
     monkeypatch.setattr(rollout, "STATUS_SECONDS", 0.0)
-    side.tell(messages.Pull, 1)
-    messages.send(side.ours, messages.Pull(side.number, 1))  # twice
+    side.tell(Pull, 1)
+    send(side.ours, Pull(side.number, 1))  # twice
     rows = []
     hook = side.instance.model.model.register_forward_pre_hook(
         lambda module, args, kwargs: rows.append(kwargs["input_ids"].shape[1]), with_kwargs=True
@@ -243,114 +258,3 @@ def test_a_pull_ends_the_segment_and_keeps_what_runs(
     assert rows == [3] if kept == "keep" else rows[0] > cached
     for trajectory in IDS[::3]:
         assert store.versions[trajectory] == [0] * 6 + [1]
-
-
-class Listening:
-    """A drafter without drafts that remembers who was worth what, as (prompt, sample)."""
-
-    def __init__(self):
-        self.stats = DraftStats()
-        self.begun, self.heard = [], []
-
-    def begin(self, prompt_ids, tokens, *, sample, noise_epoch):
-        self.begun.append((tuple(prompt_ids), sample))
-        return len(self.begun) - 1
-
-    def end(self, handle):
-        pass
-
-    def propose(self, handles, room, *, other_rows, kv_tokens, weights=None):
-        if weights is None:
-            self.heard.append(None)
-        else:
-            names = [self.begun[handle] for handle in handles]
-            self.heard.append(dict(zip(names, weights, strict=True)))
-        return [NONE] * len(handles)
-
-    def observe(self, handles, made, *, rows, kv_tokens, seconds):
-        pass
-
-    def worth(self):
-        """What the last iteration was told, of those that are not worth 1."""
-        last = self.heard[-1]
-        return None if last is None else {name: w for name, w in last.items() if w != 1}
-
-
-@pytest.fixture
-def listened(config, parameters, monkeypatch):
-    """An instance that never stops by itself, and what its drafter hears."""
-    side, drafter = Side("rollout-0", config, parameters, monkeypatch, True), Listening()
-    side.instance.engine.draft_with(drafter)
-    side.instance.drafter = drafter
-    return side, drafter
-
-
-def name_of(trajectory):
-    return tuple(PROMPTS[trajectory.group]), trajectory.member
-
-
-def test_a_hurry_stands_until_the_next(listened):
-    side, drafter = listened
-    for trajectory in IDS[:3]:
-        side.produce(trajectory)
-    side.turns(2)
-    assert drafter.worth() is None
-    side.tell(messages.Prefer, (IDS[1], IDS[8]), 4.0)
-    status = side.turns(2)[-1]
-    assert drafter.worth() == {name_of(IDS[1]): 4.0}, "the other is not here"
-    assert isinstance(status, messages.InstanceStatus)
-    assert status.number == 4
-    side.tell(messages.Interrupt, (IDS[0],))
-    side.produce(IDS[8])
-    side.turns(3)
-    assert drafter.worth() == {name_of(IDS[1]): 4.0, name_of(IDS[8]): 4.0}, "it came later"
-    side.tell(messages.Prefer, (IDS[2],), 3)
-    side.tell(messages.Abort, (IDS[1],))
-    side.turns(1)
-    assert drafter.worth() == {name_of(IDS[2]): 3.0}
-    side.tell(messages.Prefer, (), 2.0)
-    side.turns(1)
-    assert drafter.worth() is None
-
-
-def test_a_hurry_delivered_twice_or_late_is_carried_out_once(listened):
-    side, drafter = listened
-    for trajectory in IDS[:3]:
-        side.produce(trajectory)
-    side.tell(messages.Prefer, (IDS[0],), 2.0, number=4)
-    side.tell(messages.Prefer, (IDS[1],), 2.0, number=5)
-    side.tell(messages.Prefer, (IDS[0],), 2.0, number=4)
-    side.turns(2)
-    assert drafter.worth() == {name_of(IDS[1]): 2.0}
-
-
-def test_held_out_answers_are_never_in_a_hurry(listened):
-    side, drafter = listened
-    side.tell(messages.Prefer, tuple(IDS), 5.0)
-    side.tell(messages.Evaluate, 0, [list(prompt) for prompt in PROMPTS[:2]])
-    side.produce(IDS[8])
-    store = Store().take(side.turns(2))
-    assert drafter.worth() == {name_of(IDS[8]): 5.0}
-    assert len(drafter.heard[-1]) == 3
-    side.tell(messages.Abort, (IDS[8],))
-    store.take(side.turns(1))
-    assert drafter.worth() is None
-    while len(store.answers) < 2:
-        store.take(side.turns(1))
-
-
-def test_a_hurry_changes_no_token(config, parameters, monkeypatch):
-    expected = undisturbed(config, parameters, monkeypatch)
-    side, store, chance = (
-        Side("rollout-1", config, parameters, monkeypatch),
-        Store(),
-        random.Random(0),
-    )
-    side.instance.engine.draft_with(Listening())
-    for trajectory in IDS:
-        side.produce(trajectory)
-    while len(store.done) < len(IDS):
-        side.tell(messages.Prefer, tuple(chance.sample(IDS, 3)), chance.choice([1.0, 2.0, 8.0]))
-        store.take(side.turns(1))
-    assert store.tokens == expected.tokens
-    assert store.done == expected.done

@@ -1,0 +1,81 @@
+"""The seam between a run and the machines it runs on: who starts workers and carries messages.
+
+A run needs four things of a runtime: start a worker, send it a message, wait for what workers say,
+stop one. `runtime/local.py` does it with processes and pipes; another runtime does it with actors.
+Everything above this seam (the controller, and the supervisor that replaces dead instances) is the
+same code on each.
+
+Holds true of every implementation:
+- a name is used once, so what a stopped worker still says reaches nobody;
+- messages to and from one worker keep their order; `send` never waits;
+- a worker that ends is reported as `WorkerLost` exactly once, after everything it had said before.
+
+Knows nothing of what workers do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Protocol
+
+from rhymeflow.workers.messages import Message
+
+Role = Literal["learner", "rollout", "history", "reward"]
+"""What a worker does: the module of `rhymeflow.workers` that it runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What a worker is given of the machine."""
+
+    num_threads: int
+    cpus: tuple[int, ...] | None = None
+    """Cores it is pinned to; None: any."""
+
+
+class Received(NamedTuple):
+    """A message from a worker."""
+
+    worker: str
+    message: Any
+
+
+class WorkerLost(NamedTuple):
+    """A worker ended without saying why: killed, out of memory, or its node is gone."""
+
+    worker: str
+    reason: str
+    """For the user: what is known of how it ended, and where what it printed is."""
+
+
+News = Received | WorkerLost
+
+
+class WorkerHandle(Protocol):
+    """A worker, as whoever talks to it sees it."""
+
+    name: str
+
+    @property
+    def log(self) -> str:
+        """Where what it prints can be read."""
+
+    def send(self, message: Message) -> None:
+        """Send a message. Never waits, not for a worker that hangs or is gone either."""
+
+
+class Runtime(Protocol):
+    """Starts workers and carries messages."""
+
+    def start(self, role: Role, name: str, resources: Resources) -> WorkerHandle:
+        """Start a worker under a name that was never used before. Does not wait until it is up."""
+
+    def wait(self, timeout: float, *, for_any_of: Collection[str] | None = None) -> list[News]:
+        """Everything that has arrived; if that is nothing, wait for it `timeout` seconds at most.
+
+        With `for_any_of`, news of other workers do not end the waiting, but come with the rest.
+        """
+
+    def stop(self, name: str, *, patience: float) -> None:
+        """Ask a worker to end; after `patience` seconds, make it. It is gone when this returns."""

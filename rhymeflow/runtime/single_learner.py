@@ -1,0 +1,27 @@
+"""The learner group of one rank: a worker that is sent each call as a message."""
+
+from __future__ import annotations
+
+from rhymeflow.core.types import Version
+from rhymeflow.learner.base import Batch
+from rhymeflow.runtime.base import WorkerHandle
+from rhymeflow.workers import messages
+
+
+class SingleLearner:
+    """A `learner.base.LearnerGroup` of one worker."""
+
+    def __init__(self, worker: WorkerHandle) -> None:
+        self._worker = worker
+
+    def train(self, version: Version, batch: Batch) -> None:
+        """Train on a batch; see `LearnerGroup`."""
+        self._worker.send(messages.Train(version, batch.groups, batch.members))
+
+    def publish(self, version: Version) -> None:
+        """Publish a version; see `LearnerGroup`."""
+        self._worker.send(messages.Publish(version))
+
+    def save(self) -> None:
+        """Write a checkpoint; see `LearnerGroup`."""
+        self._worker.send(messages.SaveCheckpoint())

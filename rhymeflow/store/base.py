@@ -1,0 +1,95 @@
+"""The seam between a run and where its events and tokens are kept.
+
+One writer, the controller. What it records and puts becomes visible to readers with `commit`; what
+others are told about (a batch to train on, a published version) is committed before they are told,
+so that whatever a reader looks for is there. A writer may be in this process (`sqlite`), or hand
+over at each commit what it was given since the last one to a process or node that keeps it.
+
+Readers open the store on their own: a learner rank its batches, the history index what is new, the
+dashboard anything.
+
+Knows nothing of what events mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from rhymeflow.core.events import Event
+from rhymeflow.core.types import Ending, FinishReason, GroupId, InstanceId, TrajectoryId, Version
+
+
+class TrajectoryStore(Protocol):
+    """The writer. What is delivered twice is stored once."""
+
+    seconds: float
+    """Time spent in here: what storing costs the run."""
+
+    def record(self, now: float, events: Sequence[Event]) -> None:
+        """Append events in this order; `now` is seconds since the run began."""
+
+    def commit(self, *, durable: bool = False) -> None:
+        """Show readers all that came since the last commit; it survives the death of this process.
+
+        `durable`: the loss of power too, and with it all commits before.
+        """
+
+    def put_group(
+        self,
+        group: GroupId,
+        *,
+        row: int,
+        epoch: int,
+        prompt: str | list[dict[str, Any]],
+        prompt_tokens: Sequence[int],
+        columns: Mapping[str, Any],
+    ) -> None:
+        """Store a prompt that was requested for a group."""
+
+    def origin(self, group: GroupId) -> tuple[int, int]:
+        """The row and epoch of a group that was stored."""
+
+    def put_segment(
+        self,
+        trajectory: TrajectoryId,
+        *,
+        start: int,
+        version: Version,
+        instance: InstanceId,
+        steps: int,
+        drafted: int,
+        tokens: Sequence[int],
+        logprobs: Sequence[float],
+    ) -> None:
+        """Store the tokens from position `start` on that `instance` generated under `version`.
+
+        It took `steps` iterations, in which `drafted` tokens were proposed and verified.
+        """
+
+    def put_finished(self, trajectory: TrajectoryId, *, length: int, reason: FinishReason) -> None:
+        """Store that the response is complete with `length` tokens."""
+
+    def put_text(self, trajectory: TrajectoryId, text: str) -> None:
+        """Store the text of a finished response."""
+
+    def put_reward(
+        self, trajectory: TrajectoryId, *, reward: float, components: Mapping[str, float]
+    ) -> None:
+        """Store a finished response's weighted sum of rewards, and each by its function's name."""
+
+    def put_consumed(self, group: GroupId, *, version: Version, members: Sequence[int]) -> None:
+        """Store that these members of the group are trained on as part of batch `version`."""
+
+    def put_ending(self, group: GroupId, ending: Ending, *, version: Version, reason: str) -> None:
+        """Store that the group was left out for `reason` when `version` was the newest."""
+
+    def put_held_out(
+        self, row: int, *, prompt: str | list[dict[str, Any]], prompt_tokens: Sequence[int]
+    ) -> None:
+        """Store a held-out prompt; one that is there stays."""
+
+    def put_evaluation(
+        self, version: Version, row: int, *, tokens: Sequence[int], text: str, reward: float
+    ) -> None:
+        """Store the answer to one held-out prompt under `version`, and its reward."""

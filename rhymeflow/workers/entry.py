@@ -1,0 +1,45 @@
+"""How a worker process begins: its cores, its log, its role, and what becomes of its errors.
+
+Holds true: it ignores Ctrl-C (the controller decides), ends when its controller does, and reports
+what it dies of. Imports torch only through the role it runs, after its threads are set.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import traceback
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from rhymeflow.config import Config
+from rhymeflow.errors import UserError
+from rhymeflow.utils import output
+from rhymeflow.workers.messages import Failed, send
+
+
+def enter(
+    connection: Connection,
+    role: str,
+    name: str,
+    config_json: str,
+    run_dir: str,
+    log: str,
+    cpus: tuple[int, ...] | None,
+) -> None:
+    """Run `rhymeflow.workers.<role>.main` until it returns or fails."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    output.redirect(Path(log))
+    if cpus is not None:
+        os.sched_setaffinity(0, cpus)
+    try:
+        main = importlib.import_module(f"rhymeflow.workers.{role}").main
+        main(connection, name, Config.model_validate_json(config_json), Path(run_dir))
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return  # the controller is gone, and with it the run
+    except UserError as error:
+        send(connection, Failed(str(error), user_error=True))
+    except Exception:  # noqa: BLE001 - the boundary of the process: every defect must be reported
+        traceback.print_exc()  # to its log
+        send(connection, Failed(traceback.format_exc(), user_error=False))

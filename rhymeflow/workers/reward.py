@@ -1,0 +1,102 @@
+"""The reward worker: makes text of responses and has the reward functions judge them.
+
+The functions run in processes of their own (`reward/executor.py`), which this one starts, times and
+kills; so the controller neither decodes tokens nor waits for user code.
+
+Holds true: each response that comes is answered once, by a reward or by why there is none (law 6).
+Knows nothing of groups, versions or what a reward is for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+
+from rhymeflow.config import Config
+from rhymeflow.models.load import load_tokenizer
+from rhymeflow.reward.executor import Outcome, RewardDone, RewardExecutor
+from rhymeflow.reward.messages import RewardRequest
+from rhymeflow.workers.messages import (
+    Alive,
+    ComputeReward,
+    RewardComputed,
+    RewardFailed,
+    Shutdown,
+    receive,
+    send,
+)
+
+ALIVE_SECONDS = 1.0
+"""How often it gives a sign of life when there is nothing to say."""
+
+
+def main(connection: Connection, name: str, config: Config, run_dir: Path) -> None:
+    """Serve the run until told to end."""
+    executor = RewardExecutor(config.reward, run_dir / "logs" / "reward.log")
+    executor.start()
+    try:
+        tokenizer = load_tokenizer(config.model)
+        decode = partial(tokenizer.decode, skip_special_tokens=True)
+        RewardWorker(connection, executor, decode).serve()
+    finally:
+        executor.close()
+
+
+class RewardWorker:
+    """Answers `ComputeReward`; `decode` makes text of token ids."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        executor: RewardExecutor,
+        decode: Callable[[list[int]], str],
+    ) -> None:
+        self._connection, self._executor, self._decode = connection, executor, decode
+        self._texts: dict[str, str] = {}
+        """Of responses that are not answered yet."""
+        self._last_sent = 0.0
+        self._ending = False
+
+    def serve(self) -> None:
+        """Take in responses, send answers, until `Shutdown`."""
+        while not self._ending:
+            self._wait()
+            while not self._ending and self._connection.poll():
+                self._take(receive(self._connection))
+            now = time.monotonic()
+            for outcome in self._executor.poll(now):
+                self._answer(outcome)
+                self._last_sent = now
+            if now - self._last_sent >= ALIVE_SECONDS:
+                send(self._connection, Alive())
+                self._last_sent = now
+
+    def _wait(self) -> None:
+        """Until there is something to do, or a sign of life is due."""
+        deadline, patience = self._executor.next_deadline(), ALIVE_SECONDS
+        if deadline is not None:
+            patience = min(patience, max(0.0, deadline - time.monotonic()))
+        wait([self._connection, *self._executor.connections()], patience)
+
+    def _take(self, message: ComputeReward | Shutdown) -> None:
+        match message:
+            case ComputeReward(key=key, prompt=prompt, tokens=tokens, columns=columns):
+                text = self._texts[key] = self._decode(tokens)
+                self._executor.submit(key, RewardRequest(prompt, text, tokens, columns))
+            case Shutdown():
+                self._ending = True
+            case _:
+                raise AssertionError(f"unexpected message {message}")
+
+    def _answer(self, outcome: Outcome) -> None:
+        key = outcome.key
+        assert isinstance(key, str)
+        text = self._texts.pop(key)
+        if isinstance(outcome, RewardDone):
+            answer = RewardComputed(key, text, outcome.reward, outcome.components)
+            send(self._connection, answer)
+        else:
+            send(self._connection, RewardFailed(key, text, outcome.message))

@@ -1,0 +1,27 @@
+"""Workers of tests: each is the `main` of a role."""
+
+from __future__ import annotations
+
+import time
+
+from rhymeflow.errors import UserError
+from rhymeflow.workers.messages import Alive, send
+
+
+def threads(connection, name, config, run_dir):
+    """Says how many threads its torch would use."""
+    import torch
+
+    raise UserError(f"{torch.get_num_threads()} threads")
+
+
+def talkative(connection, name, config, run_dir):
+    """Gives two signs of life and stays."""
+    send(connection, Alive())
+    send(connection, Alive())
+    time.sleep(600)
+
+
+def silent(connection, name, config, run_dir):
+    """Hears nothing and says nothing."""
+    time.sleep(600)

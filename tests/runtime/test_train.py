@@ -1,0 +1,291 @@
+"""Real processes: what a run learns, what it logs, and how it ends when something goes wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from rhymeflow.core.commands import Train
+from rhymeflow.core.events import Evaluated, Snapshot, Tick, VersionPublished
+from rhymeflow.core.types import TrajectoryId
+from rhymeflow.errors import UserError
+from rhymeflow.observe import metrics
+from rhymeflow.runtime.controller import Controller
+from rhymeflow.runtime.supervisor import WorkerDied
+from rhymeflow.store.reader import TrajectoryReader
+from tests.runtime import plain
+from tests.runtime.logs import reader, replay, train
+from tests.runtime.tiny import tiny_config
+
+SYNCHRONOUS = {"name": "synchronous", "max_staleness": None}
+
+
+def batches(config) -> list[list[list[int]]]:
+    """The responses of each batch, in the order they were trained on."""
+    log = reader(config)
+    found = [
+        [record.completion_ids for record in log.batch(command.groups, command.members)]
+        for _, commands in replay(config)
+        for command in commands
+        if isinstance(command, Train)
+    ]
+    log.close()
+    return found
+
+
+@pytest.fixture(scope="module")
+def synchronous(tmp_path_factory):
+    config = tiny_config(
+        tmp_path_factory.mktemp("synchronous"),
+        schedule=SYNCHRONOUS,
+        learner={"max_steps": 5},
+    )
+    return config, train(config)
+
+
+def test_staleness_0_equals_the_plain_loop_loss_by_loss(synchronous):
+    config, summary = synchronous
+    assert summary.staleness == {0: 30}
+    rows = metrics.read(Path(config.run.output_dir))
+    expected = plain.train(config)
+    assert len({step["reward"] for step in expected}) > 1, "nothing happens in this run"
+    assert batches(config) == [step["made"] for step in expected]
+    for version, step in enumerate(expected, start=1):
+        for name in ("reward", "loss", "grad_norm"):
+            assert rows[version][name] == pytest.approx(step[name], rel=1e-3, abs=1e-5), (
+                version,
+                name,
+            )
+        assert rows[version]["off_policy/mismatch_kl"] == pytest.approx(0.0, abs=1e-6)
+
+
+def canonical_log(config) -> list[str]:
+    """Events of the log between two versions, in an order that does not depend on timing.
+
+    Evaluations overlap with what follows them, so they are left out, as is when the coordinator
+    planned.
+    """
+    reader = TrajectoryReader(Path(config.run.output_dir) / "events.db")
+    log, since = [], []
+    for recorded in reader.events():
+        if isinstance(recorded.event, VersionPublished):
+            log += [*sorted(since), str(recorded.event)]
+            since = []
+        elif not isinstance(recorded.event, Evaluated | Snapshot | Tick):
+            since.append(str(recorded.event))
+    reader.close()
+    return log + sorted(since)
+
+
+def test_two_synchronous_runs_of_one_seed_have_the_same_log(synchronous, tmp_path):
+    config, _ = synchronous
+    first = canonical_log(config)
+    again = tiny_config(tmp_path, schedule=SYNCHRONOUS, learner={"max_steps": 5})
+    train(again)
+    assert first == canonical_log(again)
+    other = tiny_config(
+        tmp_path,
+        schedule=SYNCHRONOUS,
+        learner={"max_steps": 5},
+        run={"seed": 1, "output_dir": str(tmp_path / "other")},
+    )
+    train(other)
+    assert first != canonical_log(other)
+
+
+@pytest.mark.slow
+def test_thirty_asynchronous_steps_on_two_instances_never_break_the_bound(tmp_path):
+    config = tiny_config(
+        tmp_path,
+        learner={"max_steps": 30, "groups_per_batch": 4},
+        rollout={"num_instances": 2, "max_num_seqs": 5},
+        run={"eval_steps": 7, "save_steps": 20},
+    )
+    summary = train(config)
+    assert summary.steps == 30
+    assert summary.endings == {"consumed": 120, "filtered": 0, "aborted": 0}
+    assert set(summary.staleness) <= {0, 1}, "law 1, seen from the tokens"
+    assert summary.staleness[1] > 0, "the run was not asynchronous"
+    assert {version for version, _ in summary.eval_rewards} >= {0, 30}
+    reader = TrajectoryReader(tmp_path / "run" / "events.db")
+    instances = {name for (name,) in reader.query("SELECT DISTINCT instance FROM segments")}
+    assert instances == {"rollout-0", "rollout-1"}
+    spans = reader.query(
+        "SELECT group_id, member FROM segments GROUP BY 1, 2 HAVING COUNT(DISTINCT version) > 1"
+    )
+    assert spans, "no response was generated under more than one version"
+    details = reader.details(TrajectoryId(*spans[0][:2]))
+    versions = [segment.version for segment in details.segments]
+    assert versions == sorted(versions)
+    places = [(segment.version, segment.instance) for segment in details.segments]
+    assert all(one != next_ for one, next_ in pairwise(places)), "one segment, cut in two"
+    reader.close()
+    assert {path.name for path in (tmp_path / "run" / "checkpoints").iterdir()} == {
+        "step-20",
+        "step-30",
+    }
+
+
+def test_the_run_directory_is_complete(synchronous):
+    config, summary = synchronous
+    run_dir = Path(config.run.output_dir)
+    names = {path.name for path in run_dir.iterdir()}
+    assert names >= {"config.yaml", "events.db", "metrics.jsonl", "summary.json", "checkpoints"}
+    written = json.loads((run_dir / "summary.json").read_text())
+    assert written["steps"] == summary.steps == 5
+    row = metrics.read(run_dir)[5]
+    for name in (
+        "reward",
+        "step_time",
+        "staleness/mean",
+        "staleness/max",
+        "off_policy/mismatch_kl",
+        "idle/rollout",
+        "idle/learner",
+        "params/push_s",
+        "params/pull_s",
+        "endings/consumed",
+        "coordination/coordinator_s",
+        "coordination/store_s",
+        "coordination/share",
+        "coordination/cpu_share",
+        "completions/mean_length",
+        "lengths/skill",
+        "entropy",
+    ):
+        assert name in row, name
+
+
+def test_what_reward_functions_print_is_in_the_log_and_not_on_the_terminal(tmp_path, capfd):
+    body = "    print('a word from the reward')\n    return [float(len(completions[0]))]"
+    config = tiny_config(tmp_path, reward=reward_file(tmp_path, body), learner={"max_steps": 1})
+    train(config)
+    assert "a word from the reward" in (tmp_path / "run" / "logs" / "reward.log").read_text()
+    assert capfd.readouterr().out == ""
+
+
+# -- what goes wrong ------------------------------------------------------------------------------
+
+
+def reward_file(tmp_path: Path, body: str) -> dict:
+    path = tmp_path / "rewards.py"
+    path.write_text(f"def judge(prompts, completions, completion_ids, **columns):\n{body}\n")
+    return {"functions": [{"function": f"{path}:judge"}], "timeout": 1.0, "retries": 0}
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("    raise KeyError('no such thing')", "no such thing"),
+        ("    import time; time.sleep(60)", "took longer than reward.timeout"),
+        ("    return [float('nan')]", "nan"),
+        ("    return [1.0, 2.0]", "2"),
+    ],
+    ids=["raises", "hangs", "nan", "wrong count"],
+)
+def test_a_reward_that_is_none_stops_the_run_and_says_why(tmp_path, body, said):
+    config = tiny_config(tmp_path, reward=reward_file(tmp_path, body), data={"eval_size": 0})
+    with pytest.raises(UserError, match=r"judge.*trajectory") as raised:
+        train(config)
+    assert said in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_groups_without_a_reward_can_be_dropped_and_are_counted(tmp_path):
+    body = (
+        "    if prompts[0].startswith('03'): raise ValueError('not this one')\n"
+        "    return [0.5 + len(completions[0]) / 100]"
+    )
+    config = tiny_config(
+        tmp_path,
+        reward={**reward_file(tmp_path, body), "on_failure": "drop"},
+        data={"eval_size": 0},
+        learner={"max_steps": 6},
+    )
+    summary = train(config)
+    assert summary.steps == 6
+    assert summary.endings["consumed"] == 12
+    assert summary.endings["aborted"] >= 1
+    reader = TrajectoryReader(tmp_path / "run" / "events.db")
+    reasons = reader.query("SELECT prompt, ending_reason FROM groups WHERE ending = 'aborted'")
+    reader.close()
+    assert all(prompt.startswith("03") and "not this one" in why for prompt, why in reasons)
+
+
+@pytest.mark.parametrize("moment", ["run", "_tick"])
+@pytest.mark.parametrize("victim", ["learner", "rollout-0"])
+def test_a_worker_that_is_killed_is_named_and_everything_ends(
+    tmp_path, monkeypatch, victim, moment
+):
+    """While it starts, and in the middle of the run."""
+    seen = {}
+    go_on = getattr(Controller, moment)
+
+    def kill_and_go_on(self):
+        if moment == "run" or self._published >= 1:
+            seen.update({w.name: w.pid for w in self.supervisor._runtime._workers.values()})
+            os.kill(seen[victim], signal.SIGKILL)
+        return go_on(self)
+
+    monkeypatch.setattr(Controller, moment, kill_and_go_on)
+    config = tiny_config(tmp_path, learner={"max_steps": 10_000}, run={"instance_restarts": 0})
+    with pytest.raises(WorkerDied, match=f"{victim} died .*SIGKILL"):
+        train(config)
+    for pid in seen.values():
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_a_worker_that_hangs_is_named(tmp_path, monkeypatch):
+    tick = Controller._tick
+
+    def tick_and_stop(self):
+        if self._published >= 1:
+            os.kill(self.supervisor.instances["rollout-0"].pid, signal.SIGSTOP)
+        tick(self)
+
+    monkeypatch.setattr(Controller, "_tick", tick_and_stop)
+    run = {"worker_timeout": 3.0, "instance_restarts": 0}
+    config = tiny_config(tmp_path, learner={"max_steps": 10_000}, run=run)
+    with pytest.raises(WorkerDied, match="rollout-0 has been silent for 3 seconds"):
+        train(config)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_ends_the_step_saves_and_says_so(tmp_path, number):
+    config = tiny_config(tmp_path, learner={"max_steps": 10_000})
+    config_file = tmp_path / "config.yaml"
+    config_file.write_text(json.dumps(config.model_dump(mode="json")))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rhymeflow", "train", str(config_file)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    deadline = time.monotonic() + 120
+    while max(metrics.read(tmp_path / "run"), default=0) < 1:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output
+    assert "stopped" in output
+    (checkpoint,) = (tmp_path / "run" / "checkpoints").iterdir()
+    assert str(checkpoint) in output
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert f"step-{summary['steps']}" == checkpoint.name
+
+
+def test_a_run_directory_is_not_written_over(synchronous):
+    config, _ = synchronous
+    with pytest.raises(UserError, match="holds a run already"):
+        train(config)
