@@ -25,6 +25,7 @@ from rhymeflow.engine.native.engine import Engine
 from rhymeflow.engine.native.noise import NoiseKey
 from rhymeflow.engine.native.sequence import Request, Sampling
 from rhymeflow.models.load import load_model, load_tokenizer, resolve_device, resolve_dtype
+from rhymeflow.weights.install import install
 from rhymeflow.weights.manifest import manifest_of
 from rhymeflow.weights.shared_memory import SharedMemoryWeightReader, SharedMemoryWeightStore
 
@@ -217,9 +218,9 @@ class EngineBench:
             reader = SharedMemoryWeightReader(store.handle)
             seconds = []
             for version in range(1 + PULLS):
-                store.push(version, {k: v.detach() for k, v in weights.items()})
+                store.publish(version, {k: v.detach() for k, v in weights.items()})
                 started = clock.now()
-                self.engine.set_version(reader.pull(weights).version, keep_cache=False)
+                self.engine.set_version(install(reader, weights).version, keep_cache=False)
                 seconds.append(clock.now() - started)
         finally:
             store.close()

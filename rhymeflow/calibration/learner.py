@@ -155,7 +155,7 @@ def _pushes(learner: Learner) -> list[float]:
         seconds = []
         for version in range(2 + PUSHES):
             started = clock.now()
-            store.push(version, weights)
+            store.publish(version, weights)
             seconds.append(clock.now() - started)
     finally:
         store.close()

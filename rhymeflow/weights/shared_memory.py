@@ -1,17 +1,17 @@
 """The weight store: the latest weights of one machine, in shared memory, by version.
 
 Holds true:
-- pulls run concurrently with each other and with a push; a pull during a push gets the version
+- pulls run concurrently with each other and with a publication; a pull during one gets the version
   published before, whole;
-- pushes exclude each other, by a lock that the operating system drops when its holder dies;
+- publications exclude each other, by a lock that the operating system drops when its holder dies;
 - readers hold nothing, so one that dies or hangs blocks nobody;
 - every pull is proved (law 5): the checksum is taken over the tensors that were written to, and is
-  the one that the pusher took over the tensors it pushed.
+  the one that the publisher took over the tensors it published.
 
 Why a reader never returns a torn copy: it takes publication n from slot n % 2 if that slot says
 begun == ended == n. The next to write there, n + 2, sets `begun` before it touches a byte. So if
 `begun` is still n after the copy, no byte had changed before the copy was done; otherwise the
-reader takes the newest publication and begins again.
+puller begins again (`base.Overtaken`).
 """
 
 from __future__ import annotations
@@ -23,32 +23,21 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from rhymeflow.core.types import Version
 from rhymeflow.utils import shared_memory
 from rhymeflow.weights import slots
-from rhymeflow.weights.manifest import Manifest, TensorSpec, bytes_of, combine, digest, require
-from rhymeflow.weights.slots import Memory, SharedMemoryWeightHandle, Slot
-
-# A reader is overtaken once per two pushes; more often than this means that pushes never pause.
-_MAX_OVERTAKEN = 1000
-
-
-class ChecksumMismatch(RuntimeError):  # noqa: N818 - it is what happened
-    """The weights that arrived are not the weights that were pushed."""
-
-
-class VersionUnavailable(LookupError):  # noqa: N818 - it is what happened
-    """The version asked for is not in the weight store (not yet, or no longer)."""
-
-
-class Pulled(NamedTuple):
-    """What a pull brought: proved weights of `version`."""
-
-    version: Version
-    checksum: int
+from rhymeflow.weights.base import (
+    ChecksumMismatch,
+    Overtaken,
+    Pulled,
+    TensorChunk,
+    VersionUnavailable,
+)
+from rhymeflow.weights.handle import SharedMemoryWeightHandle
+from rhymeflow.weights.manifest import Manifest, bytes_of, combine, digest, require
+from rhymeflow.weights.slots import Memory
 
 
 class SharedMemoryWeightStore:
@@ -70,7 +59,7 @@ class SharedMemoryWeightStore:
 
     @classmethod
     def attach(cls, handle: SharedMemoryWeightHandle) -> SharedMemoryWeightStore:
-        """Push to memory that another process owns."""
+        """Publish in memory that another process owns."""
         return cls(slots.attach(handle, writable=True), is_owner=False)
 
     @property
@@ -78,17 +67,17 @@ class SharedMemoryWeightStore:
         """What `SharedMemoryWeightReader` and `attach` take, in any process of this machine."""
         return self._memory.handle
 
-    def push(self, version: Version, tensors: Mapping[str, Tensor]) -> int:
+    def publish(self, version: Version, tensors: Mapping[str, Tensor]) -> int:
         """Publish `tensors` as `version`; return their checksum.
 
         The tensors may be on any device and must not change until this returns.
 
         Raises:
-            LayoutMismatch: they are not the layout's tensors.
+            ManifestMismatch: they are not the manifest's tensors.
         """
         manifest = self.handle.manifest
         require(manifest, tensors)
-        with self._pushing():
+        with self._publishing():
             publication = self._memory.published + 1
             slot = self._memory.slot(publication)
             slot.begin(publication)
@@ -110,7 +99,7 @@ class SharedMemoryWeightStore:
             shared_memory.free(self.handle.name)
 
     @contextmanager
-    def _pushing(self) -> Iterator[None]:
+    def _publishing(self) -> Iterator[None]:
         descriptor = os.open(shared_memory.path_of(self.handle.name), os.O_RDONLY)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -120,19 +109,21 @@ class SharedMemoryWeightStore:
 
 
 class SharedMemoryWeightReader:
-    """The reading side, in any process of this machine; cannot write."""
+    """The reading side, in any process of this machine; cannot write. A `base.WeightReader`."""
 
     def __init__(self, handle: SharedMemoryWeightHandle) -> None:
-        """Map the memory.
-
-        Raises:
-            FileNotFoundError: the process that created it is gone.
-        """
+        """Map the memory; `SharedMemoryWeightHandle.open` says what it raises."""
         self._memory = slots.attach(handle, writable=False)
+        self._pulling: _Pull | None = None
+
+    @property
+    def manifest(self) -> Manifest:
+        """The tensors there are."""
+        return self._memory.handle.manifest
 
     @property
     def version(self) -> Version | None:
-        """The version a pull would bring now; `None` before the first push."""
+        """The version a pull would bring now; None before the first is published."""
         while publication := self._memory.published:
             slot = self._memory.slot(publication)
             version = slot.version
@@ -140,33 +131,37 @@ class SharedMemoryWeightReader:
                 return version
         return None
 
-    def pull(self, into: Mapping[str, Tensor], version: Version | None = None) -> Pulled:
-        """Copy the newest weights, or exactly `version`, into these tensors in place, proved.
+    def pull(self, have: Version | None, want: Version | None) -> Iterator[TensorChunk]:
+        """Every tensor whole, in place; see `base.WeightReader`.
 
-        The version before the newest is there until the push after begins. After an error the
-        tensors hold anything.
-
-        Raises:
-            LayoutMismatch: `into` are not the layout's tensors.
-            VersionUnavailable: nothing is published, or not `version`.
-            ChecksumMismatch: what arrived is not what was pushed.
+        The version before the newest is there until the publication after begins.
         """
-        require(self._memory.handle.manifest, into)
-        for _ in range(_MAX_OVERTAKEN):
-            publication = self._find(version)
-            slot = self._memory.slot(publication)
-            found, expected = slot.version, slot.checksum
-            digests = [self._copy(spec, slot, into[spec.name]) for spec in self._manifest]
-            published = slot.digests()
-            if slot.begun != publication:
-                continue  # overtaken: a push has begun here
-            self._prove(found, expected, published, digests)
-            return Pulled(found, expected)
-        raise RuntimeError(f"overtaken by pushes {_MAX_OVERTAKEN} times during one pull")
+        publication = self._find(want)
+        slot = self._memory.slot(publication)
+        self._pulling = _Pull(publication, slot.version, slot.checksum)
+        for spec in self.manifest:
+            yield TensorChunk(spec.name, 0, slot.bytes_of(spec))
 
-    @property
-    def _manifest(self) -> Manifest:
-        return self._memory.handle.manifest
+    def prove(self, digests: Mapping[str, int]) -> Pulled:
+        """Compare with what the learner published; see `base.WeightReader`."""
+        assert self._pulling is not None, "nothing was pulled"
+        publication, version, expected = self._pulling
+        slot = self._memory.slot(publication)
+        published = slot.digests()
+        if slot.begun != publication:
+            raise Overtaken(f"publication {publication} was being written over")
+        self._pulling = None
+        found = [digests[spec.name] for spec in self.manifest]
+        if combine(self.manifest, found) == expected:
+            return Pulled(version, expected)
+        differing = [
+            spec.name for spec, a, b in zip(self.manifest, published, found, strict=True) if a != b
+        ]
+        raise ChecksumMismatch(
+            f"pull of version {version}: the checksum is not the published one; "
+            f"{len(differing)} of {len(found)} tensors differ, first "
+            f"{differing[0] if differing else 'none: the published checksum itself is damaged'}"
+        )
 
     def _find(self, version: Version | None) -> int:
         """The newest publication, or the one of `version`."""
@@ -177,7 +172,7 @@ class SharedMemoryWeightReader:
                 slot = self._memory.slot(publication)
                 if slot.begun == slot.ended == publication:
                     held[publication] = slot.version
-            # If nothing was published meanwhile, no push has touched the newest slot either.
+            # If nothing was published meanwhile, nobody has touched the newest slot either.
             if self._memory.published == newest:
                 break
         for publication, found in held.items():
@@ -188,27 +183,10 @@ class SharedMemoryWeightReader:
             f"the weight store does not hold {wanted}; it holds {sorted(held.values())}"
         )
 
-    @staticmethod
-    def _copy(spec: TensorSpec, slot: Slot, target: Tensor) -> int:
-        """Copy one tensor into place; return the digest of what then stands there."""
-        source = slot.bytes_of(spec)
-        if target.device.type == "cpu" and target.is_contiguous():
-            np.copyto(bytes_of(target), source)
-        elif spec.num_bytes:
-            staged = torch.from_numpy(source.copy()).view(target.dtype).reshape(spec.shape)
-            target.detach().copy_(staged)
-        return digest(bytes_of(target))
 
-    def _prove(
-        self, version: Version, expected: int, published: list[int], found: list[int]
-    ) -> None:
-        if combine(self._manifest, found) == expected:
-            return
-        differing = [
-            spec.name for spec, a, b in zip(self._manifest, published, found, strict=True) if a != b
-        ]
-        raise ChecksumMismatch(
-            f"pull of version {version}: the checksum is not the published one; "
-            f"{len(differing)} of {len(found)} tensors differ, first "
-            f"{differing[0] if differing else 'none: the published checksum itself is damaged'}"
-        )
+class _Pull(NamedTuple):
+    """A pull that is not proved yet."""
+
+    publication: int
+    version: Version
+    checksum: int

@@ -16,24 +16,16 @@ Knows nothing of tensors' meaning, and takes no locks.
 from __future__ import annotations
 
 import mmap
-from dataclasses import dataclass
 
 import numpy as np
 
 from rhymeflow.utils import shared_memory
+from rhymeflow.weights.handle import SharedMemoryWeightHandle
 from rhymeflow.weights.manifest import Manifest, TensorSpec, slot_bytes
 
 _MAGIC = 0x52484D464C4F5731  # "RHMFLOW1": the last digit is this arrangement's version
 _WORD = 8
 _SLOT_WORDS = 4
-
-
-@dataclass(frozen=True, slots=True)
-class SharedMemoryWeightHandle:
-    """What another process needs to reach the weights; passed by value."""
-
-    name: str
-    manifest: Manifest
 
 
 class Slot:

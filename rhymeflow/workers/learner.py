@@ -67,7 +67,7 @@ class LearnerProcess:
         self.version: Version = 0
         tensors = self.learner.weights()
         self.weights = SharedMemoryWeightStore.create(manifest_of(tensors))
-        self.weights.push(self.version, tensors)
+        self.weights.publish(self.version, tensors)
         self._reader = TrajectoryReader(run_dir / "events.db")
         send(connection, LearnerReady(self.version, self.weights.handle))
 
@@ -104,7 +104,7 @@ class LearnerProcess:
     def _publish(self, version: Version) -> None:
         assert version == self.version, (version, self.version)
         started = time.perf_counter()
-        self.weights.push(version, self.learner.weights())
+        self.weights.publish(version, self.learner.weights())
         send(self.connection, VersionPublished(version, time.perf_counter() - started))
 
     def _save(self) -> None:

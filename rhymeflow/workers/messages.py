@@ -9,15 +9,17 @@ Holds true: messages to and from one worker keep their order.
 
 from __future__ import annotations
 
-from multiprocessing.connection import Connection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from rhymeflow.core.types import FinishReason, GroupId, TrajectoryId, Version
 from rhymeflow.histospec.draft import DraftStats
 from rhymeflow.histospec.handle import IndexHandle
-from rhymeflow.weights.slots import SharedMemoryWeightHandle
+from rhymeflow.weights.handle import SharedMemoryWeightHandle
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):

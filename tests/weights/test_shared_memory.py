@@ -19,14 +19,11 @@ from torch import Tensor
 from rhymeflow.errors import UserError
 from rhymeflow.utils import shared_memory
 from rhymeflow.weights import manifest, slots
+from rhymeflow.weights.base import ChecksumMismatch, VersionUnavailable
+from rhymeflow.weights.handle import SharedMemoryWeightHandle
+from rhymeflow.weights.install import install
 from rhymeflow.weights.manifest import ManifestMismatch
-from rhymeflow.weights.shared_memory import (
-    ChecksumMismatch,
-    SharedMemoryWeightReader,
-    SharedMemoryWeightStore,
-    VersionUnavailable,
-)
-from rhymeflow.weights.slots import SharedMemoryWeightHandle
+from rhymeflow.weights.shared_memory import SharedMemoryWeightReader, SharedMemoryWeightStore
 
 SPAWN = multiprocessing.get_context("spawn")
 
@@ -91,11 +88,11 @@ def test_pull_brings_what_was_pushed():
     }
     store = SharedMemoryWeightStore.create(manifest.manifest_of(pushed))
     reader = SharedMemoryWeightReader(store.handle)
-    checksum = store.push(3, pushed)
+    checksum = store.publish(3, pushed)
     into = {name: torch.zeros_like(tensor) for name, tensor in pushed.items()}
     into["a"] = torch.zeros(65, 33).T  # not contiguous
     into["b"] = torch.nn.Parameter(into["b"])
-    assert reader.pull(into) == (3, checksum)
+    assert install(reader, into) == (3, checksum)
     assert all(torch.equal(into[name], pushed[name]) for name in pushed)
     assert manifest.checksum_of(store.handle.manifest, into) == checksum
     store.close()
@@ -106,9 +103,9 @@ def test_pull_brings_what_was_pushed():
 def test_push_and_pull_on_a_gpu():
     pushed = {name: tensor.cuda() for name, tensor in tensors(1.5).items()}
     store = SharedMemoryWeightStore.create(manifest.manifest_of(pushed))
-    checksum = store.push(1, pushed)
+    checksum = store.publish(1, pushed)
     into = {name: torch.zeros_like(tensor) for name, tensor in pushed.items()}
-    assert SharedMemoryWeightReader(store.handle).pull(into) == (1, checksum)
+    assert install(SharedMemoryWeightReader(store.handle), into) == (1, checksum)
     assert values(into) == {1.5}
     store.close()
 
@@ -117,72 +114,72 @@ def test_two_versions_are_held_and_older_ones_are_not(store):
     reader = SharedMemoryWeightReader(store.handle)
     assert reader.version is None
     with pytest.raises(VersionUnavailable, match=r"does not hold any version; it holds \[\]"):
-        reader.pull(tensors(0))
+        install(reader, tensors(0))
     for version in range(3):
-        store.push(version, tensors(version))
+        store.publish(version, tensors(version))
         assert reader.version == version
     into = tensors(-1)
-    assert reader.pull(into, version=1).version == 1
+    assert install(reader, into, want=1).version == 1
     assert values(into) == {1.0}
-    assert reader.pull(into).version == 2
+    assert install(reader, into).version == 2
     assert values(into) == {2.0}
     with pytest.raises(VersionUnavailable, match=r"does not hold version 0; it holds \[1, 2\]"):
-        reader.pull(into, version=0)
+        install(reader, into, want=0)
     with pytest.raises(VersionUnavailable, match="does not hold version 3"):
-        reader.pull(into, version=3)
+        install(reader, into, want=3)
 
 
 def test_a_pull_during_a_push_gets_the_old_version_whole(store):
     reader = SharedMemoryWeightReader(store.handle)
-    store.push(1, tensors(1))
+    store.publish(1, tensors(1))
     during = []
 
     def pull() -> None:
         into = tensors(-1)
-        during.append((reader.pull(into).version, values(into)))
-        during.append((reader.pull(into, version=1).version, values(into)))
+        during.append((install(reader, into).version, values(into)))
+        during.append((install(reader, into, want=1).version, values(into)))
 
-    store.push(2, Spy(tensors(2), pull))
+    store.publish(2, Spy(tensors(2), pull))
     assert during == [(1, {1.0}), (1, {1.0})]
 
 
 def test_the_version_being_overwritten_is_not_given_out(store):
     reader = SharedMemoryWeightReader(store.handle)
-    store.push(1, tensors(1))
-    store.push(2, tensors(2))
+    store.publish(1, tensors(1))
+    store.publish(2, tensors(2))
 
     def pull() -> None:
         with pytest.raises(VersionUnavailable, match=r"does not hold version 1; it holds \[2\]"):
-            reader.pull(tensors(-1), version=1)
+            install(reader, tensors(-1), want=1)
 
-    store.push(3, Spy(tensors(3), pull))
+    store.publish(3, Spy(tensors(3), pull))
 
 
 @pytest.mark.parametrize(("pushes", "expected"), [(1, 1), (2, 3), (3, 4)])
 def test_a_pull_overtaken_by_pushes_begins_again(store, pushes, expected):
     """One push writes the other slot, and the old version is still good; two overwrite it."""
     reader = SharedMemoryWeightReader(store.handle)
-    store.push(1, tensors(1))
+    store.publish(1, tensors(1))
 
     def overtake() -> None:
         for version in range(2, 2 + pushes):
-            store.push(version, tensors(version))
+            store.publish(version, tensors(version))
 
     into = tensors(-1)
-    assert reader.pull(Spy(into, overtake)).version == expected
+    assert install(reader, Spy(into, overtake)).version == expected
     assert values(into) == {float(expected)}
 
 
 def test_a_wrong_byte_is_found_and_its_tensor_named(store):
     reader = SharedMemoryWeightReader(store.handle)
-    store.push(1, tensors(1))
+    store.publish(1, tensors(1))
     whole = shared_memory.path_of(store.handle.name).read_bytes()
     place = whole.index(torch.full((1000,), 1.0, dtype=torch.bfloat16).view(torch.uint8).numpy())
     with shared_memory.path_of(store.handle.name).open("r+b") as file:
         file.seek(place + 77)
         file.write(bytes([whole[place + 77] ^ 1]))
     with pytest.raises(ChecksumMismatch, match=r"version 1.* 1 of 3 .* first layer\.weight"):
-        reader.pull(tensors(-1))
+        install(reader, tensors(-1))
 
 
 @pytest.mark.parametrize(
@@ -203,10 +200,10 @@ def test_a_wrong_byte_is_found_and_its_tensor_named(store):
 def test_other_tensors_are_refused_by_name(store, change, message):
     given = {k: v for k, v in {**tensors(1), **change}.items() if v is not None}
     with pytest.raises(ManifestMismatch, match=message):
-        store.push(1, given)
-    store.push(1, tensors(1))
+        store.publish(1, given)
+    store.publish(1, tensors(1))
     with pytest.raises(ManifestMismatch, match=message):
-        SharedMemoryWeightReader(store.handle).pull(given)
+        install(SharedMemoryWeightReader(store.handle), given)
 
 
 def test_tied_parameters_are_given_once():
@@ -236,10 +233,10 @@ def pull_until(handle: SharedMemoryWeightHandle, last: int, report) -> None:
     torch.set_num_threads(1)
     reader = SharedMemoryWeightReader(handle)
     into = tensors(-1, 20_000)
-    seen = [reader.pull(into).version]
+    seen = [install(reader, into).version]
     report.send("up")
     while seen[-1] < last:
-        version = reader.pull(into).version
+        version = install(reader, into).version
         assert values(into) == {float(version)}, f"torn: {values(into)} at {version}"
         assert version >= seen[-1], "went back"
         seen.append(version)
@@ -250,7 +247,7 @@ def push_range(handle: SharedMemoryWeightHandle, versions: list[int]) -> None:
     torch.set_num_threads(1)
     store = SharedMemoryWeightStore.attach(handle)
     for version in versions:
-        store.push(version, tensors(version, 20_000))
+        store.publish(version, tensors(version, 20_000))
 
 
 def start(target, *args):
@@ -266,11 +263,11 @@ def start(target, *args):
 
 def test_racing_pulls_are_never_torn():
     store = SharedMemoryWeightStore.create(manifest.manifest_of(tensors(0, 20_000)))
-    store.push(0, tensors(0, 20_000))
+    store.publish(0, tensors(0, 20_000))
     readers = [start(pull_until, store.handle, 60) for _ in range(2)]
     pace = [0.0, 0.0, 0.0, 0.004]  # bursts that overtake readers, then a breath
     for version in range(1, 61):
-        store.push(version, tensors(version, 20_000))
+        store.publish(version, tensors(version, 20_000))
         time.sleep(pace[version % 4])
     for process, report in readers:
         assert report.poll(60), "a reader died"
@@ -282,13 +279,13 @@ def test_racing_pulls_are_never_torn():
 
 def test_pushers_exclude_each_other():
     store = SharedMemoryWeightStore.create(manifest.manifest_of(tensors(0, 20_000)))
-    store.push(0, tensors(0, 20_000))
+    store.publish(0, tensors(0, 20_000))
     pushers = [SPAWN.Process(target=push_range, args=(store.handle, [v] * 30)) for v in (1, 2)]
     for pusher in pushers:
         pusher.start()
     reader, into = SharedMemoryWeightReader(store.handle), tensors(-1, 20_000)
     while any(pusher.is_alive() for pusher in pushers):
-        version = reader.pull(into).version
+        version = install(reader, into).version
         assert values(into) == {float(version)}
     assert [pusher.exitcode for pusher in pushers] == [0, 0]
     assert slots.attach(store.handle, writable=False).published == 61
@@ -296,41 +293,42 @@ def test_pushers_exclude_each_other():
 
 
 def hang_in_pull(handle: SharedMemoryWeightHandle, report) -> None:
-    SharedMemoryWeightReader(handle).pull(
-        Spy(tensors(-1), lambda: (report.send("up"), time.sleep(600)))
+    install(
+        SharedMemoryWeightReader(handle),
+        Spy(tensors(-1), lambda: (report.send("up"), time.sleep(600))),
     )
 
 
 def hang_in_push(handle: SharedMemoryWeightHandle, report) -> None:
-    SharedMemoryWeightStore.attach(handle).push(
+    SharedMemoryWeightStore.attach(handle).publish(
         2, Spy(tensors(2), lambda: (report.send("up"), time.sleep(600)))
     )
 
 
 def test_a_reader_killed_in_a_pull_blocks_nobody(store):
-    store.push(1, tensors(1))
+    store.publish(1, tensors(1))
     process, _ = start(hang_in_pull, store.handle)
-    store.push(2, tensors(2))  # while it hangs
+    store.publish(2, tensors(2))  # while it hangs
     os.kill(process.pid, signal.SIGKILL)
     process.join()
     for version in (3, 4):
-        store.push(version, tensors(version))
+        store.publish(version, tensors(version))
     into = tensors(-1)
-    assert SharedMemoryWeightReader(store.handle).pull(into).version == 4
+    assert install(SharedMemoryWeightReader(store.handle), into).version == 4
     assert values(into) == {4.0}
 
 
 def test_a_writer_killed_in_a_push_leaves_the_old_version(store):
-    store.push(1, tensors(1))
+    store.publish(1, tensors(1))
     process, _ = start(hang_in_push, store.handle)
     os.kill(process.pid, signal.SIGKILL)
     process.join()
     reader, into = SharedMemoryWeightReader(store.handle), tensors(-1)
     assert reader.version == 1
-    assert reader.pull(into).version == 1
+    assert install(reader, into).version == 1
     assert values(into) == {1.0}
-    store.push(3, tensors(3))  # the dead writer's lock is gone, its half slot is written over
-    assert reader.pull(into).version == 3
+    store.publish(3, tensors(3))  # the dead writer's lock is gone, its half slot is written over
+    assert install(reader, into).version == 3
     assert values(into) == {3.0}
 
 
@@ -354,7 +352,7 @@ time.sleep(600)
 
 def test_a_process_that_attached_and_ended_frees_nothing(store):
     """Neither a child of ours nor a stranger with a resource tracker of its own."""
-    store.push(1, tensors(1))
+    store.publish(1, tensors(1))
     handle = pickle.dumps(store.handle).hex()
     done = subprocess.run(
         [sys.executable, "-c", ATTACH, handle], capture_output=True, text=True, check=True
@@ -362,7 +360,7 @@ def test_a_process_that_attached_and_ended_frees_nothing(store):
     assert done.stderr == ""
     time.sleep(0.2)
     assert shared_memory.path_of(store.handle.name).exists()
-    assert SharedMemoryWeightReader(store.handle).pull(tensors(-1)).version == 1
+    assert install(SharedMemoryWeightReader(store.handle), tensors(-1)).version == 1
 
 
 def test_memory_of_a_killed_owner_is_freed():
@@ -382,10 +380,10 @@ def test_memory_of_a_killed_owner_is_freed():
 
 def test_closing_frees_the_memory_and_readers_keep_theirs(store):
     reader = SharedMemoryWeightReader(store.handle)
-    store.push(1, tensors(1))
+    store.publish(1, tensors(1))
     store.close()
     store.close()  # again is nothing
     assert not shared_memory.path_of(store.handle.name).exists()
-    assert reader.pull(tensors(-1)).version == 1
+    assert install(reader, tensors(-1)).version == 1
     with pytest.raises(FileNotFoundError):
         SharedMemoryWeightReader(store.handle)

@@ -49,7 +49,7 @@ def weights(config):
 @pytest.fixture
 def parameters(weights):
     store = SharedMemoryWeightStore.create(manifest_of(weights))
-    store.push(0, weights)
+    store.publish(0, weights)
     yield store
     store.close()
 
@@ -241,7 +241,7 @@ def test_a_pull_ends_the_segment_and_keeps_what_runs(
     with torch.no_grad():
         for tensor in weights.values():
             tensor += 0.05 * torch.randn_like(tensor)
-    parameters.push(1, weights)
+    parameters.publish(1, weights)
     # Two turns without a status: their tokens are handed over by the pull, as of version 0.
     monkeypatch.setattr(rollout, "STATUS_SECONDS", 3600.0)
     assert side.turns(2) == []
