@@ -228,7 +228,7 @@ def make_engine(model: Any, running: int) -> Any:
 
 def engine_speed(engine: Any, work: Workload) -> float:
     """Useful tokens per second of the native engine."""
-    from rhymeflow.engine.native.sequence import NoiseKey, Request, Sampling
+    from rhymeflow.engine.base import NoiseKey, Request, Sampling
 
     requests = [
         Request(i, prompt, NoiseKey(i, 0, 0), Sampling(1.0, 1.0, 0, length, frozenset()))

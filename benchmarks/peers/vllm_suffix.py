@@ -51,7 +51,7 @@ class Here:
         from benchmarks.rollouts.history import remember
         from benchmarks.rollouts.policy import drain
         from benchmarks.rollouts.recorded import Rollout
-        from rhymeflow.engine.native.sequence import NoiseKey, Request, Sampling
+        from rhymeflow.engine.base import NoiseKey, Request, Sampling
 
         epoch, self.passes = self.passes, self.passes + 1
         requests = [

@@ -21,9 +21,9 @@ from rhymeflow.calibration.fit import DecodeTiming
 from rhymeflow.config import Config
 from rhymeflow.data.encode import PromptEncoder
 from rhymeflow.data.load import load_prompts
+from rhymeflow.engine.base import Request, Sampling
 from rhymeflow.engine.native.engine import Engine
 from rhymeflow.engine.native.noise import NoiseKey
-from rhymeflow.engine.native.sequence import Request, Sampling
 from rhymeflow.models.load import load_model, load_tokenizer, resolve_device, resolve_dtype
 from rhymeflow.weights.install import install
 from rhymeflow.weights.manifest import manifest_of

@@ -83,7 +83,7 @@ class Controller:
             evaluated=reporter.evaluated,
         )
         self.instances = Instances(
-            config.rollout, self.in_flight, self.evaluations, self.rewards, reporter.throughput
+            self.in_flight, self.evaluations, self.rewards, reporter.throughput
         )
         self.stop_asked = False
         self.checkpoint: str | None = None

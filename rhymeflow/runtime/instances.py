@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from rhymeflow.config import RolloutConfig
 from rhymeflow.core.events import (
     Event,
     InstanceJoined,
@@ -32,13 +31,12 @@ class Instances:
 
     def __init__(
         self,
-        rollout: RolloutConfig,
         in_flight: InFlight,
         evaluations: Evaluations,
         rewards: Rewards,
         throughput: Throughput,
     ) -> None:
-        self._rollout, self._in_flight = rollout, in_flight
+        self._in_flight = in_flight
         self._evaluations, self._rewards, self._throughput = evaluations, rewards, throughput
         self._snapshots: dict[InstanceId, Snapshot | None] = {}
 
@@ -46,10 +44,10 @@ class Instances:
         """Receive one message of instance `name`."""
         match message:
             case messages.Joined():
-                rollout = self._rollout
-                kv_capacity = rollout.max_kv_tokens or rollout.max_num_seqs * message.max_length
                 self._snapshots[name] = None
-                yield InstanceJoined(name, message.version, rollout.max_num_seqs, kv_capacity)
+                yield InstanceJoined(
+                    name, message.version, message.max_num_seqs, message.kv_capacity
+                )
             case messages.TokensGenerated():
                 for part in message.parts:
                     self._in_flight.take(name, part)

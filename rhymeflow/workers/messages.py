@@ -143,8 +143,10 @@ class Joined(Message):
     """Ready to produce under `version`."""
 
     version: Version
-    max_length: int
-    """Most tokens that a prompt and the response to it can have together."""
+    max_num_seqs: int
+    """Responses that it decodes at a time."""
+    kv_capacity: int
+    """Tokens that its KV cache holds."""
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):

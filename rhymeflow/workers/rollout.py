@@ -12,24 +12,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 from rhymeflow.config import Config
 from rhymeflow.core.types import TrajectoryId, Version
-from rhymeflow.engine.native.engine import Engine
-from rhymeflow.engine.native.noise import NoiseKey
-from rhymeflow.engine.native.sequence import Finished, Request, Sampling
-from rhymeflow.histospec.draft import DraftStats
-from rhymeflow.histospec.drafter import Drafter
-from rhymeflow.models.load import (
-    empty_model,
-    load_tokenizer,
-    resolve_device,
-    resolve_dtype,
-    stop_token_ids,
-)
-from rhymeflow.weights.shared_memory import SharedMemoryWeightReader, VersionUnavailable
+from rhymeflow.engine.base import Engine, Finished, NoiseKey, Request, Sampling
+from rhymeflow.engine.native.native_engine import NativeEngine
 from rhymeflow.workers.drafting import drafter
 from rhymeflow.workers.messages import (
     Abort,
@@ -57,6 +47,9 @@ STATUS_SECONDS = 0.25
 """How often the instance says how it is and hands over what it has generated, so that no more than
 this is lost with it; short against a step, long against an iteration."""
 
+POLL_SECONDS = 0.01
+"""How long an engine that computes elsewhere may keep a command waiting."""
+
 
 @dataclass(slots=True)
 class Sent:
@@ -81,28 +74,18 @@ def main(connection: Connection, name: str, config: Config, run_dir: Path) -> No
 
 
 class Instance:
-    """The engine, its weights and its connection."""
+    """The engine, the weights it pulls and the connection."""
 
     def __init__(self, connection: Connection, name: str, config: Config) -> None:
-        self.connection, self.name, self.config = connection, name, config
-        device = resolve_device(config.model)
-        self.model = empty_model(
-            config.model, dtype=resolve_dtype(config.model, device), device=device
-        )
-        self.stop_tokens = stop_token_ids(self.model, load_tokenizer(config.model))
+        self.connection, self.config = connection, config
         connect = receive(connection)
         assert isinstance(connect, ConnectWeights), connect
-        self.weights = SharedMemoryWeightReader(connect.handle)
-        pulled = self._take(None)
-        self.drafter: Drafter | None = None
-        self.engine = Engine(
-            self.model,
-            seed=config.run.seed,
-            max_num_seqs=config.rollout.max_num_seqs,
-            max_prefill_tokens=config.rollout.max_prefill_tokens,
-            instance=name,
-            version=pulled.version,
+        self.weights = connect.handle.open()
+        self.engine: Engine = NativeEngine(
+            config, self.weights, instance=name, drafter_for=partial(drafter, config)
         )
+        limits = self.engine.limits()
+        self.stop_tokens = limits.stop_token_ids
         self.requests: dict[TrajectoryId | HeldOut, Request] = {}
         """What the engine has."""
         self._sent: dict[TrajectoryId, Sent] = {}
@@ -111,7 +94,7 @@ class Instance:
         self.busy_seconds = 0.0
         self._last_status = 0.0
         self._ending = False
-        send(connection, Joined(pulled.version, self.engine.max_length))
+        send(connection, Joined(self.engine.version, limits.max_num_seqs, limits.kv_capacity))
 
     def serve(self) -> None:
         """Carry out commands and iterate, until `Shutdown`."""
@@ -123,7 +106,7 @@ class Instance:
         self._listen()
         if self.engine.has_work:
             started = time.perf_counter()
-            self._report(self.engine.step())
+            self._report(self.engine.poll(POLL_SECONDS))
             self.busy_seconds += time.perf_counter() - started
         self._report_status()
 
@@ -147,7 +130,7 @@ class Instance:
             case Interrupt():
                 self._interrupt(message)
             case Abort():
-                self._remove(message.trajectories)
+                self._forget(self.engine.interrupt(message.trajectories))
             case Pull():
                 self._pull(message)
             case Evaluate():
@@ -156,8 +139,7 @@ class Instance:
                     how = self._sampling(self.config.run.eval_temperature)
                     self._submit(Request(key, prompt_ids, noise, how))
             case UseDrafter():
-                self.drafter = drafter(self.config, message.index, self.engine.max_length)
-                self.engine.draft_with(self.drafter)
+                self.engine.draft_from(message.index)
             case Shutdown():
                 self._ending = True
             case _:
@@ -191,36 +173,24 @@ class Instance:
         self.engine.submit(request)
 
     def _interrupt(self, message: Interrupt) -> None:
-        stopped = [self.requests[t] for t in message.trajectories if t in self.requests]
+        stopped = self.engine.interrupt(message.trajectories)
         self._hand_over(stopped)
-        self._remove(message.trajectories)
+        self._forget(stopped)
         for request in stopped:
             done = TrajectoryInterrupted(message.number, request.id, len(request.tokens))
             send(self.connection, done)
 
-    def _remove(self, trajectories: Iterable[TrajectoryId]) -> None:
-        for request in self.engine.interrupt(trajectories):
+    def _forget(self, requests: Iterable[Request]) -> None:
+        for request in requests:
             del self.requests[request.id], self._sent[request.id]
 
     def _pull(self, message: Pull) -> None:
         started = time.perf_counter()
         self._hand_over(self.requests.values())  # what is generated so far is of the old version
-        pulled = self._take(message.version)
         keep = self.config.rollout.kv_cache_on_pull == "keep"
-        self.engine.set_version(pulled.version, keep_cache=keep)
+        pulled = self.engine.install(self.weights, message.version, keep_cache=keep)
         seconds = time.perf_counter() - started
         send(self.connection, Pulled(message.number, pulled.version, seconds))
-
-    def _take(self, version: Version | None) -> Pulled:
-        """Copy `version` into the model, or the newest if it is gone (or None was asked for)."""
-        into = dict(self.model.named_parameters())
-        try:
-            return self.weights.pull(into, version)
-        except VersionUnavailable:
-            pulled = self.weights.pull(into)
-            assert version is not None
-            assert pulled.version > version, "a version is published before it is pulled"
-            return pulled
 
     def _report(self, finished: list[Finished]) -> None:
         self._hand_over(request for request, _ in finished)
@@ -264,15 +234,15 @@ class Instance:
             return
         self._last_status = now
         self._hand_over(self.requests.values())
-        engine = self.engine
+        load = self.engine.load()
         status = InstanceStatus(
             self.last_number,
-            engine.num_running,
-            tuple(key for key in engine.waiting_ids() if isinstance(key, TrajectoryId)),
-            engine.kv_tokens,
-            engine.clock,
-            engine.tokens_generated,
+            load.num_running,
+            tuple(key for key in load.waiting if isinstance(key, TrajectoryId)),
+            load.kv_tokens,
+            load.clock,
+            load.num_generated,
             self.busy_seconds,
-            self.drafter.stats if self.drafter is not None else DraftStats(),
+            load.drafts,
         )
         send(self.connection, status)

@@ -5,9 +5,9 @@ import math
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
+from rhymeflow.engine.base import NoiseKey, Request, Sampling
 from rhymeflow.engine.native import noise
 from rhymeflow.engine.native.engine import Engine
-from rhymeflow.engine.native.sequence import NoiseKey, Request, Sampling
 from rhymeflow.models import attention
 
 VOCABULARY = 150

@@ -2,7 +2,7 @@
 
 import itertools
 
-from rhymeflow.engine.native.sequence import Segment
+from rhymeflow.engine.base import Segment
 from tests.engine.drafters import FakeDrafter
 from tests.engine.models import make_engine
 

@@ -10,7 +10,7 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rhymeflow.engine.native.sequence import Request
+from rhymeflow.engine.base import Request
 from rhymeflow.histospec.draft import Draft
 from tests.engine.exactness import HOWS, model_of
 from tests.engine.models import VOCABULARY, make_engine, make_requests, run, sampling

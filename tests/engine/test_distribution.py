@@ -19,7 +19,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from rhymeflow.engine.native.sequence import NoiseKey, Request
+from rhymeflow.engine.base import NoiseKey, Request
 from rhymeflow.models import attention
 from tests.engine.drafters import FakeDrafter, noisy
 from tests.engine.models import make_engine, run, sampling

@@ -10,7 +10,7 @@ import itertools
 import pytest
 import torch
 
-from rhymeflow.engine.native.sequence import Segment
+from rhymeflow.engine.base import Segment
 from tests.engine.drafters import DRAFTS, FakeDrafter
 from tests.engine.exactness import (
     DTYPES,

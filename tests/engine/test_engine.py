@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import DynamicCache
 
-from rhymeflow.engine.native.sequence import Segment
+from rhymeflow.engine.base import Segment
 from rhymeflow.errors import UserError
 from tests.engine.models import (
     make_engine,

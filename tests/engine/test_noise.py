@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rhymeflow.engine.base import NoiseKey
 from rhymeflow.engine.native import noise
-from rhymeflow.engine.native.sequence import NoiseKey
 
 CPU = torch.device("cpu")
 

@@ -6,8 +6,9 @@ import sys
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rhymeflow.engine.base import NoiseKey, Request, Sampling, Segment
 from rhymeflow.engine.native.scheduler import Scheduler
-from rhymeflow.engine.native.sequence import NoiseKey, Request, Sampling, Segment, Sequence
+from rhymeflow.engine.native.sequence import Sequence
 
 SEGMENT = Segment(0, 0, "a")
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rhymeflow.engine.native.sequence import Segment
+from rhymeflow.engine.base import Segment
 from tests.engine.drafters import DRAFTS, FakeDrafter, line, right
 from tests.engine.exactness import (
     DTYPES,

@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from rhymeflow.config import Config
 from rhymeflow.data.load import load_prompts
 from rhymeflow.data.stream import PromptStream
+from rhymeflow.engine.base import NoiseKey
 from rhymeflow.engine.native import noise
-from rhymeflow.engine.native.sequence import NoiseKey
 from tests.runtime.tiny import even_digits
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from rhymeflow.config import RolloutConfig
+from rhymeflow.engine.base import NoiseKey, Request, Sampling
 from rhymeflow.engine.native.engine import Engine
-from rhymeflow.engine.native.sequence import NoiseKey, Request, Sampling
 from rhymeflow.learner.logprobs import TokenScorer
 from rhymeflow.learner.packing import pack
 from rhymeflow.learner.sample import Sample

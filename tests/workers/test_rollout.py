@@ -249,7 +249,7 @@ def test_a_pull_ends_the_segment_and_keeps_what_runs(
     side.tell(Pull, 1)
     send(side.ours, Pull(side.number, 1))  # twice
     rows = []
-    hook = side.instance.model.model.register_forward_pre_hook(
+    hook = side.instance.engine.model.model.register_forward_pre_hook(
         lambda module, args, kwargs: rows.append(kwargs["input_ids"].shape[1]), with_kwargs=True
     )
     store.take(side.turns(1))

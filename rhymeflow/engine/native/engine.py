@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from rhymeflow.engine.base import Finished, Request, Segment
 from rhymeflow.engine.native import noise
 from rhymeflow.engine.native.attention import attention_for
 from rhymeflow.engine.native.cache import KVCache
@@ -37,7 +38,7 @@ from rhymeflow.engine.native.lm_head import LMHead
 from rhymeflow.engine.native.packing import place
 from rhymeflow.engine.native.sampler import Draws, sample
 from rhymeflow.engine.native.scheduler import Scheduler, Work
-from rhymeflow.engine.native.sequence import Finished, Request, Segment, Sequence
+from rhymeflow.engine.native.sequence import Sequence
 from rhymeflow.engine.native.verify import accepted, depths
 from rhymeflow.errors import UserError
 from rhymeflow.histospec.draft import Draft

@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rhymeflow.engine.native.sequence import NoiseKey
+from rhymeflow.engine.base import NoiseKey
 
 BLOCK = 64
 """Vocabulary indices that share one minimum. Part of the noise's definition: changing it changes

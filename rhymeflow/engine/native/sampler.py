@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rhymeflow.engine.base import Sampling
 from rhymeflow.engine.native import noise
-from rhymeflow.engine.native.sequence import Sampling
 from rhymeflow.models.logits import shaped
 
 

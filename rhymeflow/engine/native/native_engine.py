@@ -1,0 +1,113 @@
+"""The native engine behind the seam: a Hugging Face model in this process, on one device.
+
+Holds true: see `engine/base.py`. Knows nothing of messages or of the controller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+
+from rhymeflow.config import Config
+from rhymeflow.core.types import Version
+from rhymeflow.engine.base import Finished, Limits, Load, Request
+from rhymeflow.engine.native.engine import Engine
+from rhymeflow.histospec.draft import DraftStats
+from rhymeflow.histospec.drafter import Drafter
+from rhymeflow.histospec.handle import IndexHandle
+from rhymeflow.models.load import (
+    empty_model,
+    load_tokenizer,
+    resolve_device,
+    resolve_dtype,
+    stop_token_ids,
+)
+from rhymeflow.weights.base import Pulled, WeightReader
+from rhymeflow.weights.install import install, install_at_least
+
+
+class NativeEngine:
+    """A `base.Engine`. It begins with the newest weights of `weights`.
+
+    `instance` goes into the segments of what is generated. `drafter_for` makes a drafter of an
+    index and of the most tokens that a prompt and its response can have.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        weights: WeightReader,
+        *,
+        instance: str,
+        drafter_for: Callable[[IndexHandle, int], Drafter],
+    ) -> None:
+        rollout, device = config.rollout, resolve_device(config.model)
+        self.model = empty_model(
+            config.model, dtype=resolve_dtype(config.model, device), device=device
+        )
+        self._parameters = dict(self.model.named_parameters())
+        self._drafter_for = drafter_for
+        self._drafter: Drafter | None = None
+        stop_tokens = stop_token_ids(self.model, load_tokenizer(config.model))
+        self._engine = Engine(
+            self.model,
+            seed=config.run.seed,
+            max_num_seqs=rollout.max_num_seqs,
+            max_prefill_tokens=rollout.max_prefill_tokens,
+            instance=instance,
+            version=install(weights, self._parameters).version,
+        )
+        max_length = self._engine.max_length
+        capacity = rollout.max_kv_tokens or rollout.max_num_seqs * max_length
+        self._limits = Limits(rollout.max_num_seqs, max_length, capacity, stop_tokens)
+
+    @property
+    def version(self) -> Version:
+        """The weights that it computes with."""
+        return self._engine.version
+
+    @property
+    def has_work(self) -> bool:
+        """Whether anything runs or waits."""
+        return self._engine.has_work
+
+    def limits(self) -> Limits:
+        """What it can hold."""
+        return self._limits
+
+    def load(self) -> Load:
+        """How it is now."""
+        engine = self._engine
+        return Load(
+            engine.num_running,
+            tuple(engine.waiting_ids()),
+            engine.kv_tokens,
+            engine.clock,
+            engine.tokens_generated,
+            DraftStats() if self._drafter is None else self._drafter.stats,
+        )
+
+    def submit(self, request: Request) -> None:
+        """Queue a request; see `base.Engine`."""
+        self._engine.submit(request)
+
+    def poll(self, timeout: float) -> list[Finished]:
+        """Run one iteration, if there is anything to run; it waits for nobody."""
+        return self._engine.step()
+
+    def interrupt(self, ids: Iterable[Hashable] | None = None) -> list[Request]:
+        """Stop requests; see `base.Engine`."""
+        return self._engine.interrupt(ids)
+
+    def install(self, weights: WeightReader, want: Version, *, keep_cache: bool) -> Pulled:
+        """Copy weights into the model; see `base.Engine`."""
+        pulled = install_at_least(weights, self._parameters, want, have=self.version)
+        self._engine.set_version(pulled.version, keep_cache=keep_cache)
+        return pulled
+
+    def draft_from(self, index: IndexHandle) -> None:
+        """Draft from this index; see `base.Engine`."""
+        self._drafter = self._drafter_for(index, self._limits.max_length)
+        self._engine.draft_with(self._drafter)
+
+    def close(self) -> None:
+        """The model goes with the process."""
