@@ -6,7 +6,8 @@ model, for inference only; parameters keep their names and storage, so weights a
 model as before, and `refresh` packs them again.
 
 Holds true: results equal the unpacked layer's up to float rounding; on other devices, where this
-build of torch has no oneDNN, and in float64, which oneDNN has not, nothing is packed.
+build of torch has no oneDNN, and in types that oneDNN does not multiply on this processor (float64
+on any, bfloat16 without AVX-512), nothing is packed.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Packed:
     """A linear map with its own, packed copy of the weight."""
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None) -> None:
-        self._plain = not torch.backends.mkldnn.is_available() or weight_OI.dtype == torch.float64
+        self._plain = not _can_pack(weight_OI.dtype)
         self._bias_O = bias_O
         self._weight = (
             weight_OI if self._plain else torch.ops.mkldnn._reorder_linear_weight(weight_OI, ROWS)
@@ -40,6 +41,16 @@ class Packed:
         if self._plain:
             return F.linear(x, self._weight, self._bias_O)
         return torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias_O, "none", [], "")
+
+
+def _can_pack(dtype: torch.dtype) -> bool:
+    if not torch.backends.mkldnn.is_available():
+        return False
+    if dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    if dtype == torch.float16:
+        return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+    return dtype == torch.float32
 
 
 class _Joined:
