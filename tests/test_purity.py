@@ -65,6 +65,14 @@ def test_the_coordinator_needs_the_standard_library_only() -> None:
     assert third_party == {"rhymeflow"}
 
 
+def test_the_controller_knows_no_processes_no_database_and_no_torch() -> None:
+    """It is handed a runtime, a store, a learner group and an index, whatever is behind them."""
+    behind_seams = {"multiprocessing", "mmap", "sqlite3", "torch", "transformers", "numba"}
+    loaded = loaded_by("import rhymeflow.runtime.controller")
+    assert "rhymeflow" in loaded
+    assert not loaded & behind_seams
+
+
 def imports_of(file: Path) -> set[str]:
     """Top-level names of everything a file imports, wherever the import stands in it."""
     found = set()
