@@ -108,3 +108,26 @@ def test_no_more_are_replaced_than_may_be(tmp_path, monkeypatch):
     strike(monkeypatch, signal.SIGKILL, "rollout-1")
     with pytest.raises(WorkerDied, match=r"rollout-1 died .*SIGKILL"):
         train(config)
+
+
+def test_a_reward_worker_that_dies_is_replaced_and_asked_again(tmp_path, monkeypatch):
+    """What it had not answered is judged by the next one: no reward is lost, none is made up."""
+    config = config_for(tmp_path, 1)
+    tick, struck, lost = Controller._tick, [], []
+
+    def tick_and_strike(self):
+        asked = self.rewards._asked
+        if not struck and self._published >= 1 and asked:
+            struck.append(self.supervisor.rewards.pid)
+            lost.extend(asked)
+            os.kill(struck[0], signal.SIGKILL)
+        tick(self)
+
+    monkeypatch.setattr(Controller, "_tick", tick_and_strike)
+    console = Console(file=io.StringIO())
+    summary = train(config, console)
+    assert lost
+    assert summary.steps == STEPS
+    assert summary.endings == {"consumed": 4 * STEPS, "filtered": 0, "aborted": 0}
+    check_bound(config)
+    assert "warning: reward died (killed by SIGKILL)" in console.file.getvalue()

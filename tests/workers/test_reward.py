@@ -1,0 +1,103 @@
+"""The reward worker, in this process: responses in, text and rewards out, over a real connection."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+from functools import partial
+
+import pytest
+
+from rhymeflow.config import RewardConfig
+from rhymeflow.reward.executor import RewardExecutor
+from rhymeflow.workers import reward
+from rhymeflow.workers.messages import (
+    Alive,
+    ComputeReward,
+    RewardComputed,
+    RewardFailed,
+    Shutdown,
+    receive,
+    send,
+)
+from rhymeflow.workers.reward import RewardWorker
+
+BODY = """
+def length(prompts, completions, completion_ids, weight, **columns):
+    if "!" in completions[0]:
+        raise ValueError("no shouting")
+    return [weight[0] * len(completions[0])]
+"""
+
+
+def decode(tokens):
+    return "".join(map(chr, tokens))
+
+
+def ask(key, text, **columns):
+    return ComputeReward(key, "a prompt", [ord(letter) for letter in text], columns)
+
+
+@pytest.fixture
+def ours(tmp_path, monkeypatch):
+    """The controller's end of a worker that serves in a thread, and has ended at the end."""
+    monkeypatch.setattr(reward, "ALIVE_SECONDS", 0.2)
+    path = tmp_path / "rewards.py"
+    path.write_text(BODY)
+    functions = {"functions": [{"function": f"{path}:length"}], "retries": 0, "num_workers": 1}
+    executor = RewardExecutor(RewardConfig.model_validate(functions))
+    executor.start()
+    ours, theirs = multiprocessing.Pipe()
+    thread = threading.Thread(target=RewardWorker(theirs, executor, decode).serve)
+    thread.start()
+    yield ours
+    send(ours, Shutdown())
+    thread.join(timeout=10)
+    executor.close()
+    assert not thread.is_alive()
+
+
+def answers(connection, count):
+    """The next answers, by key; signs of life left out."""
+    found = {}
+    while len(found) < count:
+        assert connection.poll(30)
+        message = receive(connection)
+        if not isinstance(message, Alive):
+            found[message.key] = message
+    return found
+
+
+def test_each_response_is_answered_once_with_its_text(ours):
+    for key, text in {"0.0": "abc", "0.1": "", "of evaluation 3, row 1": "xy"}.items():
+        send(ours, ask(key, text, weight=2))
+    assert answers(ours, 3) == {
+        "0.0": RewardComputed("0.0", "abc", 6.0, {"length": 6.0}),
+        "0.1": RewardComputed("0.1", "", 0.0, {"length": 0.0}),
+        "of evaluation 3, row 1": RewardComputed(
+            "of evaluation 3, row 1", "xy", 4.0, {"length": 4.0}
+        ),
+    }
+
+
+def test_an_error_is_no_reward_and_says_whose_it_is(ours):
+    send(ours, ask("7.1", "no!", weight=1))
+    send(ours, ask("7.2", "yes", weight=1))
+    found = answers(ours, 2)
+    failed = found["7.1"]
+    assert isinstance(failed, RewardFailed)
+    assert failed.text == "no!"
+    assert "'length', trajectory 7.1" in failed.error
+    assert "no shouting" in failed.error
+    assert found["7.2"].reward == 3.0
+
+
+def test_a_key_can_be_asked_again_after_its_answer(ours):
+    for _ in range(2):
+        send(ours, ask("1.0", "ab", weight=1))
+        assert answers(ours, 1)["1.0"].reward == 2.0
+
+
+def test_it_gives_signs_of_life_while_it_has_nothing_to_do(ours):
+    receive_next = partial(receive, ours)
+    assert [type(receive_next()) for _ in range(3)] == [Alive] * 3
