@@ -44,15 +44,15 @@ class Index:
     shorter than a block of 26). The process that made a shared one frees it by `close`.
     """
 
-    def __init__(self, *, max_tokens: int, max_responses: int, shared_memory: bool = False) -> None:
+    def __init__(self, *, max_tokens: int, max_responses: int, shared: bool = False) -> None:
         num_blocks, num_heads = memory.sizes(max_tokens, max_responses)
         self.handle: IndexHandle | None = None
-        if shared_memory:
+        if shared:
             self.handle, arrays = memory.create(num_blocks, num_heads, max_responses)
         else:
             arrays = memory.private(num_blocks, num_heads, max_responses)
         arrays.header[: kernels.NUM_TOKENS] = 1  # 0 is no block and no response
-        self._take(arrays, owns=shared_memory)
+        self._take(arrays, owns=shared)
 
     @classmethod
     def attach(cls, handle: IndexHandle, *, writable: bool = False) -> Index:

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from rhymeflow.core.types import Version
 from rhymeflow.weights.base import Overtaken, Pulled, TensorChunk, VersionUnavailable, WeightReader
-from rhymeflow.weights.manifest import TensorSpec, bytes_of, digest, require
+from rhymeflow.weights.manifest import TensorSpec, require
+from rhymeflow.weights.proof import bytes_of, digest
 
 _MAX_OVERTAKEN = 1000
 """A reader is overtaken once per two publications; more often means that they never pause."""

@@ -1,9 +1,8 @@
-"""Where each tensor lies in the weight store's memory, and what proves a copy of it.
+"""Which tensors a version of the weights has, and where each lies among its bytes.
 
-Holds true: a layout is a pure function of names, shapes and dtypes in their order, so two
-processes that hold equal layouts read the same bytes as the same tensors; the checksum covers every
-byte of every tensor, and their order. Loads no torch: processes that only name layouts (messages
-do) need none. Knows nothing of processes or memory.
+Holds true: a manifest is a pure function of names, shapes and dtypes in their order, so two
+processes that hold equal manifests read the same bytes as the same tensors. Loads no torch:
+processes that only name manifests (messages do) need none. Knows nothing of processes or memory.
 """
 
 from __future__ import annotations
@@ -14,9 +13,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-import numpy as np
-import xxhash
-
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
@@ -26,7 +22,7 @@ _ALIGNMENT = 64
 
 
 class ManifestMismatch(RuntimeError):  # noqa: N818 - it is what happened
-    """Tensors are not those of the layout: the message names the first that differs, and how."""
+    """Tensors are not those of the manifest: the message names the first that differs, and how."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +44,7 @@ Manifest = tuple[TensorSpec, ...]
 
 
 def plan(tensors: Mapping[str, tuple[Sequence[int], torch.dtype]]) -> Manifest:
-    """Return the layout for {name: (shape, dtype)} in the mapping's order."""
+    """Return the manifest for {name: (shape, dtype)} in the mapping's order."""
     specs, offset = [], 0
     for name, (shape, dtype) in tensors.items():
         num_bytes = math.prod(shape) * dtype.itemsize
@@ -58,7 +54,7 @@ def plan(tensors: Mapping[str, tuple[Sequence[int], torch.dtype]]) -> Manifest:
 
 
 def manifest_of(tensors: Mapping[str, Tensor]) -> Manifest:
-    """Return the layout for these tensors. Tied parameters are to be given once."""
+    """Return the manifest for these tensors. Tied parameters are to be given once."""
     starts = sorted((t.data_ptr(), n) for n, t in tensors.items() if t.numel() and not t.is_meta)
     for (a, first), (b, second) in pairwise(starts):
         assert a != b, f"{first} and {second} are one tensor: give tied parameters once"
@@ -71,45 +67,18 @@ def slot_bytes(manifest: Manifest) -> int:
 
 
 def require(manifest: Manifest, tensors: Mapping[str, Tensor]) -> None:
-    """Raise `ManifestMismatch` unless `tensors` have the layout's names, shapes and dtypes."""
+    """Raise `ManifestMismatch` unless `tensors` have the manifest's names, shapes and dtypes."""
     names = {spec.name for spec in manifest}
     for name in tensors:
         if name not in names:
-            raise ManifestMismatch(f"{name} is not in the weight store's layout")
+            raise ManifestMismatch(f"{name} is not in the weight store's manifest")
     for spec in manifest:
         if spec.name not in tensors:
-            raise ManifestMismatch(f"{spec.name} is in the weight store's layout, but not given")
+            raise ManifestMismatch(f"{spec.name} is in the weight store's manifest, but not given")
         tensor = tensors[spec.name]
         given = _describe(_dtype_name(tensor.dtype), tuple(tensor.shape))
         if given != spec.describe():
-            raise ManifestMismatch(f"{spec.name} is {given}, in the layout {spec.describe()}")
-
-
-def bytes_of(tensor: Tensor) -> np.ndarray:
-    """Return the tensor's bytes in order, [num_bytes]: a view of CPU memory where that is one."""
-    import torch  # is loaded where there is a tensor
-
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
-
-
-def digest(data: np.ndarray) -> int:
-    """64-bit checksum of one tensor's bytes (xxHash XXH3)."""
-    return xxhash.xxh3_64_intdigest(data.data)
-
-
-def combine(manifest: Manifest, digests: Sequence[int]) -> int:
-    """One checksum for all tensors: names, dtypes, shapes and each one's digest, in order."""
-    chain = xxhash.xxh3_64()
-    for spec, value in zip(manifest, digests, strict=True):
-        chain.update(f"{spec.name} {spec.describe()} {value}\n".encode())
-    return chain.intdigest()
-
-
-def checksum_of(manifest: Manifest, tensors: Mapping[str, Tensor]) -> int:
-    """Checksum of these tensors as they are now."""
-    require(manifest, tensors)
-    return combine(manifest, [digest(bytes_of(tensors[spec.name])) for spec in manifest])
+            raise ManifestMismatch(f"{spec.name} is {given}, in the manifest {spec.describe()}")
 
 
 def _aligned_end(spec: TensorSpec) -> int:

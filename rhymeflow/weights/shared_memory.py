@@ -36,7 +36,8 @@ from rhymeflow.weights.base import (
     VersionUnavailable,
 )
 from rhymeflow.weights.handle import SharedMemoryWeightHandle
-from rhymeflow.weights.manifest import Manifest, bytes_of, combine, digest, require
+from rhymeflow.weights.manifest import Manifest, require
+from rhymeflow.weights.proof import bytes_of, combine, digest
 from rhymeflow.weights.slots import Memory
 
 

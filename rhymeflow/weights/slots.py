@@ -1,4 +1,4 @@
-"""The weight store's piece of shared memory: two slots and the words that say which is whole.
+"""The weight store's shared memory: two slots and the words that say which is whole.
 
     header   one cache line: magic, number of the last publication (0: none yet)
     slot     begun, ended, version, checksum, one digest per tensor; then the tensors' bytes
@@ -71,7 +71,7 @@ class Slot:
         self._words[1] = self._words[0]
 
     def digests(self) -> list[int]:
-        """Each tensor's checksum, in the layout's order."""
+        """Each tensor's checksum, in the manifest's order."""
         return [int(word) for word in self._words[_SLOT_WORDS:]]
 
 
@@ -112,7 +112,7 @@ class Memory:
 
 
 def create(manifest: Manifest) -> Memory:
-    """Make shared memory for two copies of the layout, with nothing published.
+    """Make shared memory for two copies of the manifest, with nothing published.
 
     Raises:
         UserError: the machine's shared memory is too small.

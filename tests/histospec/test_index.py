@@ -94,7 +94,7 @@ def test_takes_less_than_a_sixth_of_the_published_memory():
 
 
 def test_shared_memory_is_freed_by_its_owner_alone():
-    index = Index(max_tokens=1000, max_responses=8, shared_memory=True)
+    index = Index(max_tokens=1000, max_responses=8, shared=True)
     Index.attach(index.handle).close()
     assert shared_memory.path_of(index.handle.name).exists()
     index.close()
@@ -105,12 +105,12 @@ def test_shared_memory_is_freed_by_its_owner_alone():
 
 def test_too_little_shared_memory_is_said_in_one_line():
     with pytest.raises(UserError, match=r"no room for the history index .* drafting.history_tok"):
-        Index(max_tokens=1 << 40, max_responses=8, shared_memory=True)
+        Index(max_tokens=1 << 40, max_responses=8, shared=True)
     assert not list(shared_memory.path_of("").glob(f"rhymeflow-history-{os.getpid()}-*"))
 
 
 def test_a_reader_cannot_write():
-    index = Index(max_tokens=1000, max_responses=8, shared_memory=True)
+    index = Index(max_tokens=1000, max_responses=8, shared=True)
     reader = Index.attach(index.handle)
     with pytest.raises(ValueError, match="read-only"):
         reader.readable.words[0] = 1
@@ -125,7 +125,7 @@ def fill(handle: IndexHandle) -> None:
 
 
 def test_what_another_process_writes_is_drafted_here():
-    index = Index(max_tokens=1000, max_responses=8, shared_memory=True)
+    index = Index(max_tokens=1000, max_responses=8, shared=True)
     try:
         writer = multiprocessing.get_context("spawn").Process(target=fill, args=(index.handle,))
         writer.start()
@@ -157,7 +157,7 @@ def hammer(handle: IndexHandle, stop) -> None:
 
 
 def test_readers_of_text_that_is_overwritten_propose_tokens_and_end():
-    index = Index(max_tokens=400, max_responses=16, shared_memory=True)
+    index = Index(max_tokens=400, max_responses=16, shared=True)
     context = multiprocessing.get_context("spawn")
     stop = context.Event()
     writer = context.Process(target=hammer, args=(index.handle, stop))

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rhymeflow.errors import UserError
 from rhymeflow.utils import shared_memory
-from rhymeflow.weights import manifest, slots
+from rhymeflow.weights import manifest, proof, slots
 from rhymeflow.weights.base import ChecksumMismatch, VersionUnavailable
 from rhymeflow.weights.handle import SharedMemoryWeightHandle
 from rhymeflow.weights.install import install
@@ -94,7 +94,7 @@ def test_pull_brings_what_was_pushed():
     into["b"] = torch.nn.Parameter(into["b"])
     assert install(reader, into) == (3, checksum)
     assert all(torch.equal(into[name], pushed[name]) for name in pushed)
-    assert manifest.checksum_of(store.handle.manifest, into) == checksum
+    assert proof.checksum_of(store.handle.manifest, into) == checksum
     store.close()
 
 
@@ -342,7 +342,7 @@ SharedMemoryWeightReader(handle), SharedMemoryWeightStore.attach(handle)
 CREATE = """
 import time, torch
 from rhymeflow.utils import shared_memory
-from rhymeflow.weights import manifest, slots
+from rhymeflow.weights import manifest, proof, slots
 from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
 server = SharedMemoryWeightStore.create(manifest.plan({"w": ((1000,), torch.float32)}))
 print(shared_memory.path_of(server.handle.name), flush=True)

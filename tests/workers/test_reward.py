@@ -1,4 +1,4 @@
-"""The reward worker, in this process: responses in, text and rewards out, over a real connection."""
+"""The reward worker, in this process: responses in, text and rewards out, by a real connection."""
 
 from __future__ import annotations
 
