@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import re
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -24,8 +22,6 @@ from rhymeflow.core.strategies.routing import fewest_requests, waterfall
 from rhymeflow.core.strategies.schedules import ROUTING, SCHEDULES
 from rhymeflow.core.strategies.sync import drained, status
 from rhymeflow.errors import UserError
-from tests.core.strategies.fleets import fleet, instance, new
-from tests.helpers import FakeBody, a_plan
 
 
 def rules(**values: Any) -> Config:
@@ -183,16 +179,3 @@ def test_pace_is_the_schedules_own_unless_it_is_given() -> None:
     assert under_way(name="staleflow", max_staleness=3) == batch
     assert under_way(name="partial", max_staleness=3) == 4 * batch
     assert under_way(name="partial", max_staleness=3, pace=1.5, extra_groups=2) == (batch + 2) * 1.5
-
-
-def test_the_rule_on_the_page_carries_a_run(tmp_path: Path) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
-    path = tmp_path / "least_tokens.py"
-    path.write_text(code)
-    made = build.schedule(rules(routing=f"{path}:route"))
-    there = [instance("a", running=2), instance("b", running=1), instance("c", accepts=False)]
-    proposals = list(made.routing(fleet(there, [new(i) for i in range(3)])))
-    assert [p.instance for p in proposals] == ["b", "a", "b"]
-    pick = random.Random(0).randrange
-    body = FakeBody(a_plan(num_batches=5), made, capacities=(3, 5), choose=pick, crashes=1).run()
-    assert len(body.batches) == 5

@@ -168,23 +168,6 @@ def test_a_short_demo_and_a_look_at_it(tmp_path: Path) -> None:
     assert again.stderr.splitlines()[-1].startswith("rhymeflow: run.output_dir: run holds a run")
 
 
-@pytest.mark.slow
-def test_the_readmes_example_runs(tmp_path: Path) -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    example = text.partition("```python\n")[2].partition("```")[0]
-    assert len([line for line in example.splitlines() if line.strip()]) <= 20
-    short = example.replace('"max_steps": 20', '"max_steps": 1, "groups_per_batch": 2').replace(
-        "rows[:64]", "rows[:4]"
-    )
-    assert short != example
-    (tmp_path / "example.py").write_text(short)
-    done = subprocess.run(
-        [sys.executable, "example.py"], cwd=tmp_path, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    assert " -> " in done.stdout.splitlines()[-1]
-
-
 # -- sizes ----------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,122 @@
+"""The examples run as a user runs them, and do what they say."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from examples import custom_strategy, plain_loop
+from rhymeflow import build
+from rhymeflow.config import Config
+from rhymeflow.config.load import dump_config
+from tests.core.strategies.fleets import fleet, instance, new
+from tests.helpers import FakeBody, a_plan
+from tests.runtime import plain
+from tests.runtime.tiny import tiny_config
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+RULE = f"{EXAMPLES / 'custom_strategy.py'}:route"
+
+
+def run(*arguments: str | Path, cwd: Path) -> str:
+    """What `python ...` prints; it has to succeed."""
+    done = subprocess.run(
+        [sys.executable, *map(str, arguments)], cwd=cwd, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def written(config: Config, path: Path) -> Path:
+    """The configuration as a file."""
+    path.write_text(dump_config(config), encoding="utf-8")
+    return path
+
+
+# -- plain_loop.py --------------------------------------------------------------------------------
+
+
+def test_the_plain_loop_runs(tmp_path: Path) -> None:
+    recipe = written(tiny_config(tmp_path), tmp_path / "tiny.yaml")
+    printed = run(EXAMPLES / "plain_loop.py", recipe, "--learner.max_steps", "2", cwd=tmp_path)
+    assert [line.split("reward")[0] for line in printed.splitlines()] == [
+        "step   1  ",
+        "step   2  ",
+    ]
+
+
+def test_the_plain_loop_equals_the_reference_response_by_response_and_loss_by_loss(
+    tmp_path: Path,
+) -> None:
+    config = tiny_config(tmp_path, learner={"max_steps": 5})
+    expected = plain.train(config)
+    found = list(plain_loop.train(config))
+    assert len({step["reward"] for step in expected}) > 1, "nothing happens in this run"
+    for step, reference in zip(found, expected, strict=True):
+        assert [each.completion_ids for each in step.batch] == reference["made"]
+        for name in ("reward", "loss", "grad_norm"):
+            assert getattr(step, name) == pytest.approx(reference[name], rel=1e-3, abs=1e-5)
+
+
+# -- trainer.py -----------------------------------------------------------------------------------
+
+
+def test_the_readme_shows_the_trainer_example() -> None:
+    shown = (ROOT / "README.md").read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]
+    assert shown == (EXAMPLES / "trainer.py").read_text(encoding="utf-8")
+    assert len([line for line in shown.splitlines() if line.strip()]) <= 20
+
+
+@pytest.mark.slow
+def test_the_trainer_example_runs(tmp_path: Path) -> None:
+    text = (EXAMPLES / "trainer.py").read_text(encoding="utf-8")
+    short = text.replace('"max_steps": 20', '"max_steps": 1, "groups_per_batch": 2')
+    shorter = short.replace("rows[:64]", "rows[:4]")
+    assert len({text, short, shorter}) == 3, "both were shortened"
+    (tmp_path / "trainer.py").write_text(shorter, encoding="utf-8")
+    assert " -> " in run("trainer.py", cwd=tmp_path).splitlines()[-1]
+
+
+# -- custom_strategy.py ---------------------------------------------------------------------------
+
+
+def test_the_rule_fills_the_emptiest_cache_that_may_be_filled() -> None:
+    there = [instance("a", running=2), instance("b", running=1), instance("c", accepts=False)]
+    proposals = list(custom_strategy.route(fleet(there, [new(i) for i in range(3)])))
+    assert [p.instance for p in proposals] == ["b", "a", "b"]
+    there = [instance("old", version=0), instance("new", version=1, running=3, capacity=4)]
+    waiting = [new(0, min_version=1), new(1, min_version=1), new(2)]
+    proposals = list(custom_strategy.route(fleet(there, waiting)))
+    assert [(p.trajectory.group, p.instance) for p in proposals] == [(0, "new"), (2, "old")]
+
+
+def test_the_rule_carries_a_run_of_the_protocol(tmp_path: Path) -> None:
+    schedule = build.schedule(tiny_config(tmp_path, schedule={"routing": RULE}))
+    pick = random.Random(0).randrange
+    body = FakeBody(
+        a_plan(num_batches=5), schedule, capacities=(3, 5), choose=pick, crashes=1
+    ).run()
+    assert len(body.batches) == 5
+
+
+def test_the_rule_is_compared_in_the_simulator(tmp_path: Path) -> None:
+    small = ["--learner.groups_per_batch", "8", "--learner.max_steps", "4"]
+    printed = run(EXAMPLES / "custom_strategy.py", *small, cwd=tmp_path)
+    rules = [line.split()[0] for line in printed.splitlines()]
+    assert rules == ["fewest_requests", "waterfall", "custom_strategy.py:route"]
+    assert all("tokens/s" in line for line in printed.splitlines())
+
+
+@pytest.mark.slow
+def test_the_rule_carries_a_real_run(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path, rollout={"num_instances": 2})
+    recipe = written(config, tmp_path / "tiny.yaml")
+    run("-m", "rhymeflow", "train", recipe, "--schedule.routing", RULE, cwd=ROOT)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["steps"] == 4
