@@ -97,7 +97,7 @@ class Driver:
                 "schedule.name": self.args.schedule,
                 "schedule.max_staleness": str(BOUND),
                 "schedule.cost_model": "qwen2.5-14b-h20",
-                "schedule.pace": str(BOUND + 1),
+                "schedule.max_inflight_batches": str(BOUND + 1),
                 "rollout.num_generations": str(NUM_GENERATIONS),
                 "learner.groups_per_batch": str(self.size),
                 "learner.max_steps": str(self.args.versions + BOUND + 1),
@@ -166,7 +166,7 @@ class Driver:
             answers: list[e.Event] = []
             for event in [*events, e.Tick()]:
                 started = time.perf_counter()
-                told = self.coordinator.handle(event, 0.0)
+                told = self.coordinator.handle(event)
                 self.times.setdefault(type(event).__name__, []).append(
                     time.perf_counter() - started
                 )
@@ -182,7 +182,7 @@ class Driver:
         if isinstance(command, c.InstanceCommand):
             self.numbers[command.instance] = command.number
         match command:
-            case c.Draw(count):
+            case c.RequestPrompts(count):
                 for _ in range(count):
                     yield e.GroupDrawn(self.serial, self.serial, 0, 500)
                     self.serial += 1

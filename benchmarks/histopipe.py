@@ -49,7 +49,7 @@ OFF, ON = {"drafting.window": "off"}, {"drafting.window": "cost"}
 STAGES: dict[str, dict[str, str]] = {
     "synchronous": {"schedule.name": "synchronous", **OFF},
     "synchronous, drafts": {"schedule.name": "synchronous", **ON},
-    "pipeline": {"schedule.name": "histopipe", "schedule.tier_2": "false", **OFF},
+    "pipeline": {"schedule.name": "histopipe", "schedule.balance_instances": "false", **OFF},
     "+ two tiers": {"schedule.name": "histopipe", **OFF},
     "+ drafts": {"schedule.name": "histopipe", **ON},
 }

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.harness import Target, add_common_arguments, positive, report
-from rhymeflow.core.staleness import StalenessBuffers
+from rhymeflow.core.protocol.staleness import StalenessBuffers
 
 OPERATIONS = ("reserve", "tighten", "occupy", "release", "consume")
 SECONDS = 10.0

@@ -51,12 +51,15 @@ LADDER: dict[str, Overrides] = {
     "+ moves at pulls": {
         "schedule.name": "staleflow",
         "schedule.migration": "none",
-        "schedule.pace": "100",
+        "schedule.max_inflight_batches": "100",
     },
-    "+ migration": {"schedule.name": "staleflow", "schedule.pace": "100"},
+    "+ migration": {"schedule.name": "staleflow", "schedule.max_inflight_batches": "100"},
     "+ pace (staleflow)": {"schedule.name": "staleflow"},
-    "staleflow, pace 1.5": {"schedule.name": "staleflow", "schedule.pace": "1.5"},
-    "staleflow, sync status": {"schedule.name": "staleflow", "schedule.sync": "status"},
+    "staleflow, pace 1.5": {"schedule.name": "staleflow", "schedule.max_inflight_batches": "1.5"},
+    "staleflow, sync status": {
+        "schedule.name": "staleflow",
+        "schedule.sync": "when_version_unusable",
+    },
     "staleflow, gain 0.25": {"schedule.name": "staleflow", "schedule.routing_gain": "0.25"},
     "staleflow, kept caches": {
         "schedule.name": "staleflow",

@@ -9,14 +9,15 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 from rhymeflow import profiles
 from rhymeflow.config import Config, ScheduleConfig
 from rhymeflow.config.fields import brief
-from rhymeflow.core.plan import Admission, Plan, Schedule, Tiers
+from rhymeflow.core.plan import Admission, Plan, Schedule
+from rhymeflow.core.strategies.base import Layout, NoLayout, Settings
 from rhymeflow.core.strategies.schedules import MIGRATION, ROUTING, SCHEDULES, SYNC
-from rhymeflow.core.strategies.view import Weights
 from rhymeflow.errors import UserError, suggestion
 from rhymeflow.utils.imported import imported
 
@@ -58,39 +59,48 @@ def schedule(config: Config) -> Schedule:
         sync=_piece("sync", chosen.sync, SYNC, bundle.sync, "instance, view"),
         on_pull=chosen.on_pull or bundle.on_pull,
         migration=_piece("migration", chosen.migration, MIGRATION, bundle.migration, "view"),
-        max_under_way=_max_under_way(config),
-        weights=_weights(config),
-        hurrying=bundle.hurrying,
-        tiers=Tiers(chosen.tier_1, chosen.tier_2) if bundle.lays_out else None,
+        max_inflight_groups=_max_inflight_groups(config),
+        settings=_settings(config),
+        layout=_layout(chosen),
+    )
+
+
+def _layout(chosen: ScheduleConfig) -> Callable[[], Layout]:
+    made = SCHEDULES[chosen.name].layout
+    if made is None:
+        return NoLayout
+    return partial(
+        made, alternate_order=chosen.alternate_order, balance_instances=chosen.balance_instances
     )
 
 
 def _admission(chosen: ScheduleConfig) -> Admission:
-    """Without tier 1 a step that is laid out waits for the one before."""
+    """A step that is laid out in the same order as the one before waits for it."""
     bundle = SCHEDULES[chosen.name]
-    return "lockstep" if bundle.lays_out and not chosen.tier_1 else bundle.admission
+    waits = bundle.layout is not None and not chosen.alternate_order
+    return "lockstep" if waits else bundle.admission
 
 
-def _max_under_way(config: Config) -> int:
-    """Groups produced at a time: `pace` batches' worth of them, or as many as there are entries."""
+def _max_inflight_groups(config: Config) -> int:
+    """Groups produced at a time: so many batches' worth, or as many as there are entries."""
     chosen = config.schedule
     batch = config.learner.groups_per_batch + chosen.extra_groups
-    pace = chosen.pace or SCHEDULES[chosen.name].pace or chosen.bound + 1
-    return max(1, math.ceil(pace * batch))
+    own = SCHEDULES[chosen.name].max_inflight_batches
+    batches = chosen.max_inflight_batches or own or chosen.bound + 1
+    return max(1, math.ceil(batches * batch))
 
 
-def _weights(config: Config) -> Weights:
+def _settings(config: Config) -> Settings:
     chosen = config.schedule
-    return Weights(
+    return Settings(
         # Strategies weigh decoding only, which is the same however many devices train.
         cost=profiles.load(chosen.cost_model).cost(train_devices=1),
         routing_gain=chosen.routing_gain,
         kv_headroom=chosen.kv_headroom,
         max_waiting=chosen.max_waiting,
         throughput_ratio=chosen.throughput_ratio or SCHEDULES[chosen.name].throughput_ratio,
-        crowding=chosen.crowding or 1 + (chosen.bound + 1) / 8,
-        growth=chosen.growth,
-        urgency=chosen.urgency,
+        max_slowdown=chosen.max_slowdown or 1 + (chosen.bound + 1) / 8,
+        outlier_ratio=chosen.outlier_ratio,
         group_size=config.rollout.num_generations + chosen.extra_generations,
     )
 

@@ -1,7 +1,7 @@
-"""Pairs a mind with a fake body: facts arrive in any order a real one could produce.
+"""Pairs a coordinator with a fake body: facts arrive in any order a real one could produce.
 
-The fake body keeps its own books (under which version each response was started and continued,
-where it is), so that what it asserts about the laws is seen from outside the mind.
+The fake body keeps its own state (under which version each response was started and continued,
+where it is), so that what it asserts about the laws is seen from outside the coordinator.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
-from rhymeflow.core import invariants
 from rhymeflow.core.commands import (
     Abort,
     Command,
-    Conclude,
-    Draw,
     Drop,
     Evaluate,
     Finish,
+    FinishEarly,
     Interrupt,
     Pull,
-    Redraw,
+    RequestPrompts,
+    RetryPrompt,
     Route,
     Train,
 )
@@ -44,11 +44,15 @@ from rhymeflow.core.events import (
     TrajectoryRewarded,
     VersionPublished,
 )
-from rhymeflow.core.plan import Plan, Schedule, Tiers
+from rhymeflow.core.histopipe.pipeline import Pipeline
+from rhymeflow.core.plan import Plan, Schedule
+from rhymeflow.core.protocol import invariants
+from rhymeflow.core.strategies.base import NoLayout
 from rhymeflow.core.strategies.schedules import SCHEDULES
 from rhymeflow.core.types import TrajectoryId
-from tests.core.strategies.fleets import WEIGHTS
+from tests.core.strategies.fleets import SETTINGS
 
+TIERS = {"alternate_order": True, "balance_instances": True}
 LONGEST = 6
 """Tokens of the longest response, less one."""
 
@@ -81,13 +85,11 @@ def a_plan(**changes: object) -> Plan:
 
 def a_schedule(name: str = "staleflow", **changes: object) -> Schedule:
     """A schedule by name, with its fields changed."""
-    weights = replace(WEIGHTS, cost=COST)
     bundle = SCHEDULES[name]
     made = Schedule(
         name, bundle.admission, bundle.routing, bundle.sync, bundle.on_pull, bundle.migration,
-        max_under_way=1000, weights=weights,
-        hurrying=bundle.hurrying,
-        tiers=Tiers(alternate=True, balance=True) if bundle.lays_out else None,
+        max_inflight_groups=1000, settings=replace(SETTINGS, cost=COST),
+        layout=partial(Pipeline, **TIERS) if bundle.layout is not None else NoLayout,
     )  # fmt: skip
     return replace(made, **changes)  # type: ignore[arg-type]
 
@@ -104,12 +106,12 @@ class FakeInstance:
     last_number: int = 0
     clock: float = 0.0
     told: int = 0
-    """The version it will hold after all it was told, as far as the mind can know."""
+    """The version it will hold after all it was told, as far as the coordinator can know."""
     alive: bool = True
 
 
 class FakeBody:
-    """Carries out a mind's commands in an order that `choose` picks, until `Finish`.
+    """Carries out a coordinator's commands in an order that `choose` picks, until `Finish`.
 
     Args:
         choose: given how many things could happen next (>= 1), the index of the one that does.
@@ -131,7 +133,7 @@ class FakeBody:
         seed: int = 0,
     ) -> None:
         self.schedule = schedule or a_schedule()
-        self.mind = Coordinator(plan, self.schedule)
+        self.coordinator = Coordinator(plan, self.schedule)
         self.plan, self.choose, self.random = plan, choose, random.Random(seed)
         self.failures, self.duplicates, self.crashes = failures, duplicates, crashes
         self.log: list[Event] = []
@@ -139,11 +141,11 @@ class FakeBody:
         self.instances: dict[str, FakeInstance] = {}
         self.draws: deque[Event] = deque()  # the data reports prompts in order; ...
         self.facts: list[Event] = [LearnerReady(0)]  # ... of rewards and such nothing is promised
-        self.published, self.serial, self.training = 0, 0, None
+        self.published, self.group_id, self.training = 0, 0, None
         self.prompt_of: dict[int, int] = {}
         self.num_prompts = 0
         self.begun: dict[TrajectoryId, int] = {}
-        """V_traj, as the mind can know it."""
+        """V_traj, as the coordinator can know it."""
         self.started: dict[TrajectoryId, int] = {}
         """The least version that a response was really made under."""
         self.stored: dict[TrajectoryId, int] = {}
@@ -212,8 +214,8 @@ class FakeBody:
         self.news = self.news or not isinstance(event, Tick)
         for _ in range(1 + (self.random.random() < self.duplicates)):
             self.log.append(event)
-            commands = self.mind.handle(event, now=float(len(self.log)))
-            invariants.check(self.mind.books)
+            commands = self.coordinator.handle(event)
+            invariants.check(self.coordinator.state)
             self.commands += commands
             for command in commands:
                 self._accept(command)
@@ -239,16 +241,16 @@ class FakeBody:
             RewardFailed(trajectory, "broken") if failed else TrajectoryRewarded(trajectory, reward)
         )
 
-    # -- the mind's commands -------------------------------------------------------------------
+    # -- the coordinator's commands ------------------------------------------------------------
 
     def _accept(self, command: Command) -> None:
         assert not self.finished, f"{command} after Finish"
         match command:
-            case Draw(count):
+            case RequestPrompts(count):
                 for _ in range(count):
                     self._draw(self.num_prompts, None)
                     self.num_prompts += 1
-            case Redraw(group):
+            case RetryPrompt(group):
                 assert group in self.dropped
                 self._draw(self.prompt_of[group], group)
             case Train(version, groups, members):
@@ -257,7 +259,7 @@ class FakeBody:
             case Drop(group, ending, reason):
                 self._check_not_ended(group)
                 self.dropped[group] = (ending, reason)
-            case Conclude(trajectory):
+            case FinishEarly(trajectory):
                 assert self.stored[trajectory] > 0
                 assert not any(i.alive and trajectory in i.running for i in self.instances.values())
                 self._judge(trajectory)
@@ -279,9 +281,9 @@ class FakeBody:
                 assert instance.told >= begun, "goes on under weights older than it began under"
 
     def _draw(self, prompt: int, repeats: int | None) -> None:
-        self.draws.append(GroupDrawn(self.serial, prompt, 0, 5, repeats))
-        self.prompt_of[self.serial] = prompt
-        self.serial += 1
+        self.draws.append(GroupDrawn(self.group_id, prompt, 0, 5, repeats))
+        self.prompt_of[self.group_id] = prompt
+        self.group_id += 1
 
     def _check_not_ended(self, group: int) -> None:
         assert group not in self.dropped, "ended twice"
@@ -339,8 +341,8 @@ class FakeBody:
         for other in self.instances.values():
             assert not (other.alive and trajectory in other.running), "on two instances"
         assert trajectory not in self.complete
-        # An instance may hold a newer version than the mind knows yet, so a later segment's can be
-        # lower than the first's; what counts for the bound is the least.
+        # An instance may hold a newer version than the coordinator knows yet, so a later segment's
+        # can be lower than the first's; what counts for the bound is the least.
         known = self.started.get(trajectory, instance.version)
         self.started[trajectory] = min(known, instance.version)
         instance.running[trajectory] = self.stored.get(trajectory, 0)
@@ -388,4 +390,4 @@ class FakeBody:
 
     def _check_end(self) -> None:
         assert len(self.batches) == self.plan.num_batches
-        assert not self.mind.books.groups, "admitted groups that did not end"
+        assert not self.coordinator.state.groups, "admitted groups that did not end"

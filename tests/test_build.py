@@ -17,10 +17,11 @@ from rhymeflow.config import (
     RolloutConfig,
     ScheduleConfig,
 )
-from rhymeflow.core.plan import Tiers
+from rhymeflow.core.histopipe.pipeline import Pipeline
+from rhymeflow.core.strategies.base import NoLayout
 from rhymeflow.core.strategies.routing import fewest_requests, waterfall
-from rhymeflow.core.strategies.schedules import ROUTING, SCHEDULES
-from rhymeflow.core.strategies.sync import drained, status
+from rhymeflow.core.strategies.schedules import ROUTING, SCHEDULES, Bundle
+from rhymeflow.core.strategies.sync import when_idle, when_version_unusable
 from rhymeflow.errors import UserError
 
 
@@ -80,44 +81,52 @@ def test_the_bound_of_a_schedule(name: str, bound: int) -> None:
 def test_a_bundle_by_name(name: str) -> None:
     made, bundle = build.schedule(rules(name=name)), SCHEDULES[name]
     assert made.name == name
-    pieces = set(bundle._fields) - {"pace", "lays_out", "throughput_ratio"}
+    pieces = set(bundle._fields) - {"max_inflight_batches", "layout", "throughput_ratio"}
     assert all(getattr(made, piece) == getattr(bundle, piece) for piece in pieces)
-    assert made.weights.throughput_ratio == bundle.throughput_ratio
-    assert (made.tiers is not None) == bundle.lays_out
+    assert made.settings.throughput_ratio == bundle.throughput_ratio
+    assert (made.layout is NoLayout) == (bundle.layout is None)
 
 
 def test_what_a_schedule_leaves_open_is_as_given() -> None:
-    made = build.schedule(rules(name="rhymeflow", throughput_ratio=7.0, crowding=2.0))
-    assert (made.weights.throughput_ratio, made.weights.crowding) == (7.0, 2.0)
-    for bound, crowding in ((0, 1.125), (1, 1.25), (3, 1.5)):
+    made = build.schedule(rules(name="rhymeflow", throughput_ratio=7.0, max_slowdown=2.0))
+    assert (made.settings.throughput_ratio, made.settings.max_slowdown) == (7.0, 2.0)
+    for bound, max_slowdown in ((0, 1.125), (1, 1.25), (3, 1.5)):
         made = build.schedule(rules(name="rhymeflow", max_staleness=bound))
-        assert made.weights.crowding == crowding
+        assert made.settings.max_slowdown == max_slowdown
 
 
-def test_tiers_are_histopipes_and_without_the_first_steps_wait_for_one_another() -> None:
-    assert build.schedule(rules(name="histopipe")).tiers == Tiers(alternate=True, balance=True)
-    made = build.schedule(rules(name="histopipe", tier_1=False, tier_2=False))
-    assert made.tiers == Tiers(alternate=False, balance=False)
-    assert made.admission == "lockstep"
-    made = build.schedule(rules(name="staleflow", tier_1=False))
-    assert (made.tiers, made.admission) == (None, "protocol")
+def test_steps_are_laid_out_as_configured_and_in_one_order_wait_for_one_another() -> None:
+    def made(**changes: Any) -> tuple[bool, bool, str]:
+        schedule = build.schedule(rules(name="histopipe", **changes))
+        layout = schedule.layout()
+        assert isinstance(layout, Pipeline)
+        assert layout is not schedule.layout(), "each run has its own"
+        return layout.alternate_order, layout.balance_instances, schedule.admission
+
+    assert made() == (True, True, "protocol")
+    assert made(balance_instances=False) == (True, False, "protocol")
+    assert made(alternate_order=False) == (False, True, "lockstep")
+    other = build.schedule(rules(name="staleflow", alternate_order=False))
+    assert (other.layout, other.admission) == (NoLayout, "protocol")
 
 
 def test_pieces_by_name() -> None:
-    made = build.schedule(rules(routing="fewest_requests", sync="status", migration="none"))
-    assert (made.routing, made.sync) == (fewest_requests, status)
-    assert made.on_pull == "spread"
+    made = build.schedule(
+        rules(routing="fewest_requests", sync="when_version_unusable", migration="none")
+    )
+    assert (made.routing, made.sync) == (fewest_requests, when_version_unusable)
+    assert made.on_pull == "reroute"
     made = build.schedule(rules(name="bounded", routing="waterfall", on_pull="keep"))
-    assert (made.routing, made.sync, made.on_pull) == (waterfall, drained, "keep")
+    assert (made.routing, made.sync, made.on_pull) == (waterfall, when_idle, "keep")
 
 
 def test_weights() -> None:
     chosen = rules(
         cost_model="qwen2.5-14b-h20", routing_gain=0.5, max_waiting=7, throughput_ratio=2.5
     )
-    weights = build.schedule(chosen).weights
-    assert weights.cost == profiles.load("qwen2.5-14b-h20").cost(1)
-    assert (weights.routing_gain, weights.max_waiting, weights.throughput_ratio) == (0.5, 7, 2.5)
+    made = build.schedule(chosen).settings
+    assert made.cost == profiles.load("qwen2.5-14b-h20").cost(1)
+    assert (made.routing_gain, made.max_waiting, made.throughput_ratio) == (0.5, 7, 2.5)
 
 
 def first_come(view, key=None):
@@ -156,26 +165,31 @@ def test_what_is_no_rule(tmp_path: Path) -> None:
 PAGE = (Path(__file__).parent.parent / "docs" / "schedules.md").read_text(encoding="utf-8")
 
 
-COLUMNS = ("admission", "routing", "sync", "on_pull", "migration", "hurrying")
+def table_of_schedules() -> str:
+    """As it is to be on the page."""
+
+    def cell(piece: Any) -> str:
+        return "–" if piece is None else str(getattr(piece, "__name__", piece))
+
+    rows = [["`schedule.name`", *Bundle._fields, "bound"], ["---"] * (len(Bundle._fields) + 2)]
+    for name, bundle in SCHEDULES.items():
+        bound = str(rules(name=name).schedule.bound) if name in FIXED_BOUNDS else "`max_staleness`"
+        rows.append([f"`{name}`", *map(cell, bundle), bound])
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
 def test_the_page_has_the_table_of_schedules() -> None:
-    rows = [line.strip("| ").split(" | ") for line in PAGE.splitlines() if line.startswith("| `")]
-    shown = {row[0].strip("`"): row[1:] for row in rows}
-    for name, bundle in SCHEDULES.items():
-        config = rules(name=name)
-        bound = str(config.schedule.bound) if name in FIXED_BOUNDS else "`max_staleness`"
-        pieces = [getattr(bundle, column) for column in COLUMNS]
-        words = [piece if isinstance(piece, str) else piece.__name__ for piece in pieces]
-        pace = "–" if bundle.pace is None else str(bundle.pace)
-        assert shown[name] == [*words, "yes" if bundle.lays_out else "no", pace, bound]
+    assert table_of_schedules() in PAGE, f"it is to be\n{table_of_schedules()}"
 
 
-def test_pace_is_the_schedules_own_unless_it_is_given() -> None:
-    def under_way(**rules_: Any) -> int:
-        return build.schedule(rules(**rules_)).max_under_way
+def test_groups_at_a_time_are_the_schedules_own_unless_it_is_given() -> None:
+    def inflight(**rules_: Any) -> int:
+        return build.schedule(rules(**rules_)).max_inflight_groups
 
     batch = rules().learner.groups_per_batch
-    assert under_way(name="staleflow", max_staleness=3) == batch
-    assert under_way(name="partial", max_staleness=3) == 4 * batch
-    assert under_way(name="partial", max_staleness=3, pace=1.5, extra_groups=2) == (batch + 2) * 1.5
+    assert inflight(name="staleflow", max_staleness=3) == batch
+    assert inflight(name="partial", max_staleness=3) == 4 * batch
+    assert (
+        inflight(name="partial", max_staleness=3, max_inflight_batches=1.5, extra_groups=2)
+        == (batch + 2) * 1.5
+    )

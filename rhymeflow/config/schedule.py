@@ -34,16 +34,17 @@ class ScheduleConfig(Section):
     """The bound: how many versions old a trajectory may be when trained on. `None`: 0 for
     `synchronous`, 1 for the others."""
     routing: str | None = None
-    """`fewest_requests`, `waterfall` or `laid_out`; `None` as the schedule has it."""
+    """`fewest_requests`, `waterfall` or `planned`; `None` as the schedule has it."""
     sync: str | None = None
-    """When an instance pulls: `drained`, `greedy`, `status` or `consolidated`; `None` as the
-    schedule has it."""
+    """When an instance pulls: `when_idle`, `greedy`, `when_version_unusable` or
+    `gather_stragglers`; `None` as the schedule has it."""
     migration: str | None = None
-    """`none`, `rebalance`, `lasting` or `outliers`; `None` as the schedule has it."""
-    on_pull: Literal["drain", "keep", "spread"] | None = None
+    """`none`, `rebalance`, `skip_nearly_done` or `migrate_outliers`; `None` as the schedule has
+    it."""
+    on_pull: Literal["drain", "keep", "reroute"] | None = None
     """What becomes of what runs on an instance that pulls: `drain` lets it finish first, `keep`
-    goes on with it there, `spread` routes it anew; `None` as the schedule has it."""
-    pace: PositiveFloat | None = None
+    goes on with it there, `reroute` routes it anew; `None` as the schedule has it."""
+    max_inflight_batches: PositiveFloat | None = None
     """Batches' worth of groups produced at a time: fewer leave the machine to the groups that the
     learner waits for, more fill it better. `None` as the schedule has it: 1 for `staleflow`, 1.5
     for `rhymeflow`, as many as the bound allows for the others."""
@@ -60,21 +61,18 @@ class ScheduleConfig(Section):
     throughput_ratio: Annotated[float, Field(gt=1)] | None = None
     """An instance gives work away to one that has this many times less of it. `None` as the
     schedule has it: 3 for `rhymeflow`, 5 (StaleFlow's) for the others."""
-    crowding: Annotated[float, Field(gt=1)] | None = None
-    """Sync rule `consolidated`: how many times slower than alone a response may be decoded among
-    those that the last instances of an old version take over. `None`: 1 + (bound + 1) / 8."""
-    tier_1: bool = True
+    max_slowdown: Annotated[float, Field(gt=1)] | None = None
+    """Sync rule `gather_stragglers`: how many times slower than alone a response may be decoded
+    among those that the last instances of an old version take over. `None`: 1 + (bound + 1) / 8."""
+    alternate_order: bool = True
     """`histopipe`: a step's layout runs against the one before it, and an instance begins the next
     step while others are at this one. `False`: every step waits for the one before."""
-    tier_2: bool = True
+    balance_instances: bool = True
     """`histopipe`: long responses get more instances, by search over completion times. `False`:
     every instance gets as many prompts."""
-    growth: Annotated[float, Field(gt=1)] = 1.5
+    outlier_ratio: Annotated[float, Field(gt=1)] = 1.5
     """`histopipe`: a response among the last of its instance is moved elsewhere, or put off to the
     next step, when it has this many times the tokens that its prompt's history made expect."""
-    urgency: Annotated[float, Field(ge=1)] = 1.0
-    """What a token of a response that the next batch waits for is worth, in tokens of others, when
-    drafts are chosen; 1: as much."""
     extra_groups: NonNegative = 0
     """Groups produced for each batch beyond `groups_per_batch`; the slowest are aborted."""
     extra_generations: NonNegative = 0
@@ -86,12 +84,12 @@ class ScheduleConfig(Section):
     """How many batches' worth of groups may be filtered between two steps; then they pass."""
     on_stuck: Literal["wait", "retry", "truncate"] = "wait"
     """What is done when an idle learner waits for the last `stuck_threshold` groups of a batch:
-    `retry` aborts them and requests their prompts again, `truncate` trains on what there is of
+    `retry` aborts them and tries their prompts again, `truncate` trains on what there is of
     them."""
     stuck_threshold: Positive = 1
     """Groups that may be missing for a batch to count as stuck."""
     max_retries: NonNegative = 2
-    """Times a prompt is requested again because of `on_stuck`; then it is waited for."""
+    """Times a prompt is tried again because of `on_stuck`; then it is waited for."""
 
     @property
     def bound(self) -> int:

@@ -1,1 +1,1 @@
-"""The mind: a deterministic state machine on the standard library alone."""
+"""The coordinator: a deterministic state machine on the standard library alone."""

@@ -1,8 +1,8 @@
-"""Intents of the mind. A body carries them out and reports facts.
+"""Commands of the coordinator. A runtime carries them out and reports events.
 
 Commands to one instance are numbered from 1 and carried out in that order; one delivered twice is
 carried out once. A command that names a trajectory which is no longer there passes it over: it has
-finished meanwhile, and that fact is on its way.
+finished meanwhile, and that event is on its way.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from rhymeflow.core.types import Ending, GroupId, InstanceId, TrajectoryId, Vers
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
+class RequestPrompts:
     """Take `count` more prompts from the data and report each as `GroupDrawn`."""
 
     count: int
 
 
 @dataclass(frozen=True, slots=True)
-class Redraw:
+class RetryPrompt:
     """Take the prompt of this ended group once more; report it as `GroupDrawn`, a new group."""
 
     group: GroupId
@@ -63,20 +63,6 @@ class Pull:
 
 
 @dataclass(frozen=True, slots=True)
-class Hurry:
-    """A token of these is worth `urgency` times one of the others when drafts are chosen.
-
-    It stands until the next `Hurry` to this instance, which may name none. What is sampled stays
-    the same.
-    """
-
-    instance: InstanceId
-    number: int
-    trajectories: tuple[TrajectoryId, ...]
-    urgency: float
-
-
-@dataclass(frozen=True, slots=True)
 class Evaluate:
     """Answer the held-out prompts on this instance, under the version it holds."""
 
@@ -86,10 +72,10 @@ class Evaluate:
 
 
 @dataclass(frozen=True, slots=True)
-class Conclude:
+class FinishEarly:
     """Take what is stored of this interrupted trajectory for complete, and have it judged.
 
-    It ended for reason `cut`. No instance has it, and no `TrajectoryFinished` is reported.
+    Its reason is `finished_early`. No instance has it, and no `TrajectoryFinished` is reported.
     """
 
     trajectory: TrajectoryId
@@ -119,5 +105,5 @@ class Finish:
     """The run is complete: save and stop."""
 
 
-InstanceCommand = Route | Interrupt | Abort | Pull | Hurry | Evaluate
-Command = InstanceCommand | Draw | Redraw | Conclude | Train | Drop | Finish
+InstanceCommand = Route | Interrupt | Abort | Pull | Evaluate
+Command = InstanceCommand | RequestPrompts | RetryPrompt | FinishEarly | Train | Drop | Finish

@@ -1,7 +1,7 @@
-"""Facts reported to the mind. Each is stored before it is acted on.
+"""Events reported to the coordinator. Each is stored before it is acted on.
 
-A fact says what has happened, never what to do; it can arrive late or twice. Heavy data (tokens,
-log-probabilities, weights) is not in it. Facts from one instance arrive in the order it made them.
+An event says what has happened, never what to do; it can arrive late or twice. Heavy data (tokens,
+log-probabilities, weights) is not in it. Those of one instance arrive in the order it made them.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from rhymeflow.core.types import FinishReason, GroupId, InstanceId, TrajectoryId
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """All that has arrived is reported: plan now. A body sends one after each round of facts."""
+    """All that has arrived is reported: plan now. A runtime sends one after a round of events."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupDrawn:
     """The data gave one more prompt: group `group` is `prompt` (row number) in `epoch`.
 
-    Serial numbers follow one another, also where the prompt is that of an earlier group.
+    The numbers of groups follow one another, also where the prompt is that of an earlier group.
     """
 
     group: GroupId
@@ -28,7 +28,7 @@ class GroupDrawn:
     epoch: int
     prompt_tokens: int
     repeats: GroupId | None = None
-    """The group whose prompt it was, if this answers a `Redraw`."""
+    """The group whose prompt it was, if this answers a `RetryPrompt`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class InstanceLeft:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """How an instance is, after its commands up to `number` and the facts it reported before."""
+    """How an instance is, after its commands up to `number` and the events it reported before."""
 
     instance: InstanceId
     number: int
@@ -61,9 +61,9 @@ class Snapshot:
     """Routed to it but not decoded: no room yet, or preempted."""
     kv_tokens: int
     """Tokens in its KV cache."""
-    made: float
-    """Its clock: response tokens that one trajectory, decoded all the time since the instance
-    joined, would have by now."""
+    decoded_tokens: float
+    """Response tokens that one trajectory, decoded all the time since the instance joined, would
+    have by now."""
 
 
 @dataclass(frozen=True, slots=True)

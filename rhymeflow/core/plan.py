@@ -1,34 +1,25 @@
-"""What a run is to do and by which rules: the part of the configuration that the mind needs.
+"""What a run is to do and by which rules: the part of the configuration that the coordinator needs.
 
 Holds true: plain values and functions, no defaults (those are in the configuration).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
-from rhymeflow.core.strategies.view import Hurrying, Migrating, Routing, Sync, Weights
+from rhymeflow.core.strategies.base import Layout, Migrating, Routing, Settings, Sync
 from rhymeflow.core.types import Version
 
 Admission = Literal["lockstep", "protocol"]
 """When a new group may start, on top of what the staleness protocol demands. `lockstep`: batch by
-batch, when all of the one before is complete. `count`: while fewer than (published version + bound
-+ 1) batches have been admitted in all. `protocol`: whenever the protocol has an entry."""
+batch, when all of the one before is complete. `protocol`: whenever the protocol has an entry."""
 
-OnPull = Literal["drain", "keep", "spread"]
+OnPull = Literal["drain", "keep", "reroute"]
 """What becomes of what runs on an instance that pulls. `drain`: nothing runs by then, an instance
-that lags takes in nothing new. `keep`: it goes on there under the new weights. `spread`: it is
+that lags takes in nothing new. `keep`: it goes on there under the new weights. `reroute`: it is
 interrupted before, and routed anew."""
-
-
-class Tiers(NamedTuple):
-    """How steps are laid out; see `strategies/layout.py`."""
-
-    alternate: bool
-    """Tier 1: every other step in the opposite order."""
-    balance: bool
-    """Tier 2: completion times that grow linearly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +32,11 @@ class Schedule:
     sync: Sync
     on_pull: OnPull
     migration: Migrating
-    max_under_way: int
+    max_inflight_groups: int
     """Groups produced at a time."""
-    weights: Weights
-    hurrying: Hurrying
-    tiers: Tiers | None
-    """None: no layout; groups go wherever `routing` sends them."""
+    settings: Settings
+    layout: Callable[[], Layout]
+    """Makes the memory of the rules, one for each run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +63,7 @@ class Plan:
     """What is done about the last `stuck_threshold` groups that an idle learner waits for."""
     stuck_threshold: int
     max_retries: int
-    """Times one prompt is drawn again because its group was stuck; then it is waited for."""
+    """Times one prompt is tried again because its group was stuck; then it is waited for."""
 
     def evaluates(self, version: Version) -> bool:
         """Whether held-out prompts are to be answered under `version`."""

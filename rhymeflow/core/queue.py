@@ -14,41 +14,30 @@ from rhymeflow.core.types import GroupId, TrajectoryId, Version
 
 
 class Queue:
-    """Partial trajectories by V_traj, new members, and groups drawn from the data."""
+    """Partial trajectories by V_traj, new members by group, and groups that are not admitted."""
 
     def __init__(self) -> None:
-        self.drawn: deque[GroupId] = deque()
+        self.unadmitted: deque[GroupId] = deque()
         """Groups the data gave that are not admitted yet."""
         self._partial: dict[Version, dict[TrajectoryId, None]] = {}
-        self._new: dict[TrajectoryId, None] = {}
-        self._new_groups: dict[GroupId, int] = {}
+        self._new: dict[GroupId, dict[TrajectoryId, None]] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._new or self._partial or self.drawn)
-
-    def __contains__(self, trajectory: TrajectoryId) -> bool:
-        return trajectory in self._new or any(trajectory in p for p in self._partial.values())
+        return bool(self._new or self._partial or self.unadmitted)
 
     def put(self, trajectory: TrajectoryId, version: Version | None) -> None:
         """Add a trajectory started under `version`; None: a new one."""
         if version is None:
-            self._new[trajectory] = None
-            self._new_groups[trajectory.group] = self._new_groups.get(trajectory.group, 0) + 1
+            self._new.setdefault(trajectory.group, {})[trajectory] = None
         else:
             self._partial.setdefault(version, {})[trajectory] = None
 
     def take(self, trajectory: TrajectoryId, version: Version | None) -> None:
         """Take out a trajectory put in with this version."""
         if version is None:
-            del self._new[trajectory]
-            self._new_groups[trajectory.group] -= 1
-            if not self._new_groups[trajectory.group]:
-                del self._new_groups[trajectory.group]
-            return
-        level = self._partial[version]
-        del level[trajectory]
-        if not level:
-            del self._partial[version]
+            _take(self._new, trajectory.group, trajectory)
+        else:
+            _take(self._partial, version, trajectory)
 
     def partial(self) -> Iterator[tuple[Version, TrajectoryId]]:
         """Trajectories that were started before, oldest version first."""
@@ -58,12 +47,19 @@ class Queue:
 
     def new(self) -> Iterator[TrajectoryId]:
         """New members of admitted groups."""
-        yield from self._new
+        for members in self._new.values():
+            yield from members
 
     def new_groups(self) -> Iterator[GroupId]:
         """The groups that have new members here."""
-        yield from self._new_groups
+        yield from self._new
 
     def lowest_version(self) -> Version | None:
         """The least V_traj of those that were started before."""
         return min(self._partial, default=None)
+
+
+def _take(levels: dict[int, dict[TrajectoryId, None]], key: int, trajectory: TrajectoryId) -> None:
+    del levels[key][trajectory]
+    if not levels[key]:
+        del levels[key]

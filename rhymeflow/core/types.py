@@ -1,6 +1,6 @@
-"""The words of the mind: identities and small records, standard library only.
+"""The words of the coordinator: identities and small records, standard library only.
 
-Knows nothing of tokens: the mind sees ids, versions, lengths and rewards.
+Knows nothing of tokens: the coordinator sees ids, versions, lengths and rewards.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ Version = int
 """Number of the policy's weights; training on batch b makes version b + 1."""
 
 GroupId = int
-"""Serial number of a group in the order prompts are drawn from the data, from 0."""
+"""Number of a group in the order prompts come from the data, from 0."""
 
 InstanceId = str
 """Name of a rollout instance, such as `rollout-0`."""
 
-FinishReason = Literal["stop", "length", "cut"]
-"""`stop`: the policy ended the response; `length`: it reached `max_completion_length`; `cut`: it
-was ended early, so that its batch need not wait (`on_stuck: truncate`)."""
+FinishReason = Literal["stop", "length", "finished_early"]
+"""`stop`: the policy ended the response; `length`: it reached `max_completion_length`;
+`finished_early`: it was ended so that its batch need not wait (`on_stuck: truncate`)."""
 
 Ending = Literal["filtered", "aborted"]
 """What became of a group that was not consumed. Filtered: complete, but nothing to learn from."""

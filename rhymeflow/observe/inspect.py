@@ -45,7 +45,7 @@ _STEP_COLUMNS = (
 # One row per quantile (from 1) of the lengths of all responses there are tokens of.
 _QUANTILES = f"""
 SELECT quantile, MIN(length), MAX(length), COUNT(*), AVG(reward),
-    COALESCE(SUM(reason IN ('length', 'cut')), 0),
+    COALESCE(SUM(reason IN ('length', 'finished_early')), 0),
     SUM(ending IS 'consumed'), SUM(ending IS 'filtered'), SUM(ending IS 'aborted'),
     SUM(ending IS NULL)
 FROM (SELECT *, NTILE({_NUM_QUANTILES}) OVER (ORDER BY length, group_id, member) AS quantile

@@ -178,7 +178,7 @@ class Controller:
         self.reporter.end_step(
             trained,
             message,
-            {**self.history.metrics(), **self.coordinator.books.history.calibration().metrics()},
+            {**self.history.metrics(), **self.coordinator.state.history.calibration().metrics()},
             coordinator=self._coordinator_seconds,
             store=self.store.seconds,
         )
@@ -221,7 +221,7 @@ class Controller:
             if any(isinstance(e, VersionPublished | LearnerReady) for e in events):
                 self._commit(now, durable=True)
             for event in events:
-                for command in self._handle(event, now):
+                for command in self._handle(event):
                     self._carry_out(command)
         if self.reporter.now - self._committed_at >= COMMIT_SECONDS:
             self._commit(self.reporter.now)
@@ -230,20 +230,20 @@ class Controller:
         self._committed_at = now
         self.store.commit(durable=durable)
 
-    def _handle(self, event: Event, now: float) -> list[commands.Command]:
+    def _handle(self, event: Event) -> list[commands.Command]:
         started = time.perf_counter()
-        planned = self.coordinator.handle(event, now)
+        planned = self.coordinator.handle(event)
         self._coordinator_seconds += time.perf_counter() - started
         return planned
 
     def _carry_out(self, command: commands.Command) -> None:
         match command:
-            case commands.Draw():
+            case commands.RequestPrompts():
                 self._events += [self.in_flight.request() for _ in range(command.count)]
-            case commands.Redraw():
+            case commands.RetryPrompt():
                 self._events.append(self.in_flight.request_again(command.group))
-            case commands.Conclude():
-                self.rewards.finished(command.trajectory, "cut")
+            case commands.FinishEarly():
+                self.rewards.finished(command.trajectory, "finished_early")
             case commands.Train():
                 self._train(command)
             case commands.Drop():

@@ -23,13 +23,13 @@ from typing import Any
 
 from rhymeflow.core.commands import (
     Command,
-    Conclude,
-    Draw,
     Drop,
     Finish,
+    FinishEarly,
     InstanceCommand,
     Pull,
-    Redraw,
+    RequestPrompts,
+    RetryPrompt,
     Route,
     Train,
 )
@@ -156,7 +156,7 @@ class Cluster:
         for event in events:
             if isinstance(event, Pulled | InstanceJoined):
                 self._told[event.instance] = max(self._told.get(event.instance, 0), event.version)
-            if commands := handle(event, self.now):
+            if commands := handle(event):
                 self._obey(commands)
         self.events += len(events)
         if not self._tick_due:
@@ -167,7 +167,7 @@ class Cluster:
     def _tick(self, _: None) -> None:
         self._tick_due, self._last_tick = False, self.now
         self.ticks += 1
-        self._obey(self.coordinator.handle(Tick(), self.now))
+        self._obey(self.coordinator.handle(Tick()))
 
     def _obey(self, commands: list[Command]) -> None:
         self.commands += len(commands)
@@ -181,11 +181,11 @@ class Cluster:
                 case Pull(instance=name, version=version):
                     self._told[name] = max(self._told[name], version)
                     to_instances.append(command)
-                case Draw(count):
+                case RequestPrompts(count):
                     self._report([self._request() for _ in range(count)], 0.0)
-                case Redraw(group):
+                case RetryPrompt(group):
                     self._report([self._requested(self.audit.prompt(group), group)], 0.0)
-                case Conclude(trajectory):
+                case FinishEarly(trajectory):
                     self.audit.complete(trajectory)
                     self._score([trajectory], self.latencies.reward_seconds)
                 case Train():

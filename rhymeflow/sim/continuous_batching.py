@@ -28,7 +28,7 @@ from math import ceil, inf
 from rhymeflow.core.types import GroupId, TrajectoryId, Version
 from rhymeflow.sim.decode_batch import ROUNDING, DecodeBatch, Place
 from rhymeflow.sim.decode_span import DecodeSpan
-from rhymeflow.sim.drafts import CLASSES, Choice, class_of
+from rhymeflow.sim.drafts import CLASSES, Choice
 from rhymeflow.sim.hardware import Hardware, Tally
 from rhymeflow.sim.response import Response
 
@@ -55,15 +55,13 @@ class ContinuousBatch:
         self._decode_batches = [
             DecodeBatch() for _ in range(CLASSES if hardware.drafts is not None else 1)
         ]
-        """By class (`drafts.class_of`); without drafts there is but one."""
+        """By class; without drafts there is but one."""
         self._serial = 0
         self._clock: float = 0
         self._choice: Choice | None = None
         """Drafts of the current decode span; None: there are none at all."""
         self._growth: float = 0
         """Tokens that an iteration of the current decode span makes of those that decode."""
-        self._hurried: frozenset[TrajectoryId] = frozenset()
-        self._urgency = 1.0
         self._cached: float = 0
         """Tokens in the cache."""
         self._owed = 0
@@ -128,22 +126,6 @@ class ContinuousBatch:
             if not place.todo:
                 place.look()
             place.response.store()
-
-    def hurry(self, trajectories: Iterable[TrajectoryId], urgency: float) -> None:
-        """Tokens of these, here or to come, are worth `urgency`, those of all others 1."""
-        self._hurried, self._urgency = frozenset(trajectories), urgency
-        if self.hardware.drafts is None:
-            return
-        for trajectory, place in self.running.items():
-            decode_batch = self._decode_batch_of(place.response)
-            if not place.todo and place.decode_batch is not decode_batch:
-                assert place.decode_batch is not None
-                place.gone = True
-                place.decode_batch.count -= 1
-                fresh = Place(place.response)
-                fresh.todo, fresh.untouched = 0, False
-                self.running[trajectory] = fresh
-                self._enter(fresh, place.ends_at - place.decode_batch.clock)
 
     def change_weights(self, version: Version) -> None:
         """What runs goes on under `version`, with its cache or by recomputing all of it."""
@@ -237,24 +219,22 @@ class ContinuousBatch:
         self._choice, self._growth = None, num_decoding
         if drafts is None or not num_decoding:
             return num_decoding
-        a, b, c, d = self._decode_batches
-        counts = a.count, b.count, c.count, d.count
-        choice = drafts.choose(counts, self._urgency if c.count or d.count else 1.0, self._cached)
+        new, known = self._decode_batches
+        counts = new.count, known.count
+        choice = drafts.choose(counts, self._cached)
         if self._cached + self._owed + choice.generated > self.hardware.kv_capacity + ROUNDING:
             choice = drafts.none(counts)
         self._choice, self._growth = choice, choice.generated
-        a.gain, b.gain, c.gain, d.gain = choice.gains
+        new.gain, known.gain = choice.gains
         return choice.rows
-
-    def _decode_batch_of(self, response: Response) -> DecodeBatch:
-        if self.hardware.drafts is None:
-            return self._decode_batches[0]
-        return self._decode_batches[class_of(response.known, response.id in self._hurried)]
 
     def _enter(self, place: Place, remaining: float) -> None:
         """It decodes."""
         self._serial += 1
-        self._decode_batch_of(place.response).enter(place, remaining, self._serial)
+        decode_batch = self._decode_batches[
+            self.hardware.drafts is not None and place.response.known
+        ]
+        decode_batch.enter(place, remaining, self._serial)
 
     def _recompute_all(self) -> None:
         """Nothing cached is valid any more."""

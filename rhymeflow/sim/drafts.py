@@ -2,23 +2,22 @@
 
 A drafted token is accepted with one chance, given that those before it were. So a trajectory with d
 of them makes (1 - a^(d+1)) / (1 - a) tokens in an iteration on average, and the node at depth k of
-its draft is reached with a^k. There are `CLASSES` of trajectories that are alike: the prompt was
-answered in an earlier epoch or not, and the coordinator has hurried it or not. Tokens of those it
-has hurried are worth more.
+its draft is reached with a^k. There are two classes of trajectories that are alike: the prompt
+was answered in an earlier epoch (1), or not (0).
 
 An iteration of n trajectories and D drafted tokens reads the cache once for each trajectory and
 computes n + D rows: `k1 K + max(k2, k3 (n + D) + c) + k4` seconds. As in the rule `Cost`
-(`histospec/window.py`) the nodes worth most (weight * reach) are taken, as many as make the most
-weighted tokens per second. The last level taken may be for some of a class only; the class then
+(`histospec/window.py`) the nodes most likely to be reached are taken, as many as make the most
+tokens per second. The last level taken may be for some of a class only; the class then
 makes what its members make on average.
 
-**This is the best there is.** For each D the tokens are most with the D nodes worth most. They grow
+**This is the best there is.** For each D the tokens are most with the D likeliest nodes. They grow
 by less and less with D, and the seconds by no less and no less, so their quotient rises and then
 falls; inside a level it turns only where the arithmetic begins to outlast the reading of weights.
 So the ends of levels and the two counts around that corner are looked at, up to the first fall.
 
-Holds true: a choice is a function of the classes' sizes, the urgency and the band that the cache's
-tokens lie in, and of nothing before. In a band the seconds without drafts differ by `BAND`. Knows
+Holds true: a choice is a function of the classes' sizes and the band that the cache's tokens
+lie in, and of nothing before. In a band the seconds without drafts differ by `BAND`. Knows
 nothing of responses, instances or time.
 """
 
@@ -31,17 +30,12 @@ from typing import NamedTuple
 from rhymeflow.core.cost import CostModel
 from rhymeflow.sim.decode_batch import ROUNDING
 
-CLASSES = 4
+CLASSES = 2
 BAND = 0.1
 _MOST_REMEMBERED = 200_000
 
-Counts = tuple[int, int, int, int]
+Counts = tuple[int, int]
 """Trajectories that decode, by class."""
-
-
-def class_of(known: bool, hurried: bool) -> int:
-    """The class of a trajectory."""
-    return known + 2 * hurried
 
 
 class Choice(NamedTuple):
@@ -80,71 +74,65 @@ class Drafts:
         kv_capacity: int,
     ) -> None:
         self.cost, self.max_draft = cost, max_draft
-        self.chances = (first_acceptance, acceptance) * 2
+        self.chances = (first_acceptance, acceptance)
         """By class."""
         self._corner = floor((cost.k2 - cost.c) / cost.k3) if cost.k3 > 0 else 0
         """Most rows that are computed while weights are read."""
         self._edges = _edges(cost, kv_capacity)
-        self._levels: dict[float, list[tuple[float, int]]] = {}
-        self._chosen: dict[tuple[Counts, float, int], Choice] = {}
+        self._levels = self._sorted()
+        self._chosen: dict[tuple[Counts, int], Choice] = {}
 
-    def choose(self, counts: Counts, urgency: float, kv_tokens: float) -> Choice:
+    def choose(self, counts: Counts, kv_tokens: float) -> Choice:
         """The best there is with so many trajectories and about so many tokens in the cache."""
         # A cache of just an edge's tokens is beyond it, however its sum of fractions was rounded.
         band = bisect_right(self._edges, kv_tokens + ROUNDING)
-        key = counts, urgency, band
+        key = counts, band
         choice = self._chosen.get(key)
         if choice is None:
             if len(self._chosen) >= _MOST_REMEMBERED:
                 self._chosen.clear()
-            choice = self._chosen[key] = self._choose(counts, urgency, band)
+            choice = self._chosen[key] = self._choose(counts, band)
         return choice
 
     def none(self, counts: Counts) -> Choice:
         """No drafts."""
         return self._choice(counts, [], 0, inf)
 
-    def _choose(self, counts: Counts, urgency: float, band: int) -> Choice:
+    def _choose(self, counts: Counts, band: int) -> Choice:
         low = self._edges[band - 1] if band else 0.0
         until = self._edges[band] if band < len(self._edges) else inf
         kv_tokens = (low + until) / 2 if until < inf else low
-        if urgency not in self._levels:
-            self._levels[urgency] = self._sorted(urgency)
-        levels = [level for level in self._levels[urgency] if counts[level[1]]]
-        size = self._best_size(counts, urgency, levels, kv_tokens)
+        levels = [level for level in self._levels if counts[level[1]]]
+        size = self._best_size(counts, levels, kv_tokens)
         return self._choice(counts, levels, size, until)
 
-    def _best_size(
-        self, counts: Counts, urgency: float, levels: list[tuple[float, int]], kv_tokens: float
-    ) -> int:
-        """How many nodes to take of these levels, which are in order of what a node is worth."""
+    def _best_size(self, counts: Counts, levels: list[tuple[float, int]], kv_tokens: float) -> int:
+        """How many nodes to take of these levels, which are in order of their chances."""
         seconds, rows = self.cost.iteration, sum(counts)
-        tokens = sum(n * w for n, w in zip(counts, weights(urgency), strict=True))
+        tokens = float(rows)
         best, chosen, size = tokens / seconds(rows, kv_tokens), 0, 0
-        for worth, index in levels:
+        for reach, index in levels:
             count, falls = counts[index], True
             spare = self._corner - rows - size
             for extra in (spare, spare + 1, count):
                 if 0 < extra <= count:
-                    rate = (tokens + extra * worth) / seconds(rows + size + extra, kv_tokens)
+                    rate = (tokens + extra * reach) / seconds(rows + size + extra, kv_tokens)
                     if rate > best:
                         best, chosen, falls = rate, size + extra, False
             if falls:
                 break
             size += count
-            tokens += count * worth
+            tokens += count * reach
         return chosen
 
-    def _sorted(self, urgency: float) -> list[tuple[float, int]]:
-        """(worth of a node, class) of all levels, the worthiest first, a class's in their order."""
+    def _sorted(self) -> list[tuple[float, int]]:
+        """(chance of a node, class) of all levels, the likeliest first."""
         nodes = [
-            (-weight * chance**depth, index, depth)
-            for index, (weight, chance) in enumerate(
-                zip(weights(urgency), self.chances, strict=True)
-            )
+            (-(chance**depth), index, depth)
+            for index, chance in enumerate(self.chances)
             for depth in range(1, self.max_draft + 1)
         ]
-        return [(-worth, index) for worth, index, _ in sorted(nodes)]
+        return [(-reach, index) for reach, index, _ in sorted(nodes)]
 
     def _choice(
         self, counts: Counts, levels: list[tuple[float, int]], size: int, until: float
@@ -164,11 +152,6 @@ class Drafts:
         return Choice(tuple(drafts), tuple(gains), rows + size, generated, until)
 
 
-def weights(urgency: float) -> tuple[float, ...]:
-    """What a token is worth, by class."""
-    return (1.0, 1.0, urgency, urgency)
-
-
 def _edges(cost: CostModel, kv_capacity: int) -> list[float]:
     """Where one band of the cache's tokens ends and the next begins."""
     edges: list[float] = []
@@ -182,4 +165,4 @@ def _edges(cost: CostModel, kv_capacity: int) -> list[float]:
     return edges
 
 
-__all__ = ["BAND", "CLASSES", "Choice", "Counts", "Drafts", "class_of", "weights"]
+__all__ = ["BAND", "CLASSES", "Choice", "Counts", "Drafts"]

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from math import inf
 
-from rhymeflow.core.commands import Abort, Hurry, InstanceCommand, Interrupt, Pull, Route
+from rhymeflow.core.commands import Abort, InstanceCommand, Interrupt, Pull, Route
 from rhymeflow.core.events import (
     Event,
     Pulled,
@@ -167,8 +167,6 @@ class Instance:
                         )
                 case Abort(trajectories=trajectories):
                     self._batch.stop(trajectories)
-                case Hurry(trajectories=trajectories, urgency=urgency):
-                    self._batch.hurry(trajectories, urgency)
                 case Pull():
                     self._begin_pull(command, now)
                 case _:

@@ -141,7 +141,7 @@ def result(
     response_tokens = sum(batch.response_tokens for batch in measured)
     responses = sum(batch.responses for batch in audit.batches)
     rollout_busy = end.rollout_busy - start.rollout_busy
-    lengths = cluster.coordinator.books.history.calibration()
+    lengths = cluster.coordinator.state.history.calibration()
     return Result(
         name=name,
         schedule=schedule,

@@ -112,8 +112,8 @@ class Recorded:
             )
             responses = reader.query(
                 "SELECT g.row, g.epoch, t.member, t.length, t.reward FROM trajectories t"
-                " JOIN groups g USING (group_id) WHERE t.reason != 'cut' AND t.length > 0"
-                " AND t.reward IS NOT NULL ORDER BY t.group_id, t.member"
+                " JOIN groups g USING (group_id) WHERE t.reason != 'finished_early'"
+                " AND t.length > 0 AND t.reward IS NOT NULL ORDER BY t.group_id, t.member"
             )
         finally:
             reader.close()

@@ -34,7 +34,7 @@ def simulated(monkeypatch):
         told = dict(one.settings)
         name = told["schedule.name"]
         rate = {"synchronous": 100.0, "staleflow": 250.0, "histopipe": 200.0}.get(name, 300.0)
-        if told.get("schedule.tier_2") == "false":
+        if told.get("schedule.balance_instances") == "false":
             rate = 150.0
         if told["drafting.window"] != "off":
             rate *= 1.5

@@ -3,7 +3,7 @@
     python -m tests.core.nightly [--operations 1000000] [--seed 0]
 
 Random runs of random sizes. In every run each operation is done by the fast protocol and by the
-naive one, results and whole books are compared, and the laws are checked after each. Versions run
+naive one, results and whole state are compared, and the laws are checked after each. Versions run
 ahead of groups, finished and reserved groups are released at random, members start late, and one
 operation in ten is tried on a group that is gone or already has what it asks for. A run favours
 some operations over others, so that buffers are empty in some and full in others. What is refused
@@ -16,7 +16,7 @@ import sys
 import time
 from collections import Counter
 
-from tests.core.pair import Pair
+from tests.core.protocol.pair import Pair
 
 STEPS = 400
 """Operations of one run, at most."""
@@ -66,11 +66,11 @@ def choose(rng: random.Random, pair: Pair, operation: str, ahead: int) -> tuple[
     if operation == "consume":
         return ()
     if operation == "reserve":
-        pair.serial += 1
-        return pair.serial - 1, version
+        pair.group_id += 1
+        return pair.group_id - 1, version
     held = pair.held(None if operation == "release" else "reserved")
     if not held or rng.random() < 0.1:
-        held = pair.ended[-5:] + pair.held("occupied") + [pair.serial]
+        held = pair.ended[-5:] + pair.held("occupied") + [pair.group_id]
     group = rng.choice(held)
     return (group, version) if operation == "tighten" else (group,)
 

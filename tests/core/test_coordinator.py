@@ -1,4 +1,4 @@
-"""The mind against a fake body that orders, delays, repeats and loses as it likes."""
+"""The coordinator against a fake body that orders, delays, repeats and loses as it likes."""
 
 import random
 from dataclasses import replace
@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 from rhymeflow.core.commands import (
     Abort,
-    Conclude,
-    Draw,
     Drop,
     Evaluate,
     Finish,
+    FinishEarly,
     Interrupt,
     Pull,
-    Redraw,
+    RequestPrompts,
+    RetryPrompt,
     Route,
     Train,
 )
@@ -36,6 +36,7 @@ from rhymeflow.core.events import (
     TrajectoryRewarded,
     VersionPublished,
 )
+from rhymeflow.core.state import Prompt
 from rhymeflow.core.strategies.schedules import SCHEDULES
 from rhymeflow.core.types import TrajectoryId
 from tests.helpers import FakeBody, a_plan, a_schedule
@@ -59,7 +60,7 @@ def runs(draw):
         on_stuck=draw(st.sampled_from(["wait", "retry", "truncate"])),
         stuck_threshold=draw(st.integers(1, 2)),
     )
-    return plan, a_schedule(name, max_under_way=draw(st.sampled_from([1, 2, 100])))
+    return plan, a_schedule(name, max_inflight_groups=draw(st.sampled_from([1, 2, 100])))
 
 
 capacities = st.lists(st.integers(1, 9), min_size=1, max_size=4).map(tuple)
@@ -73,17 +74,17 @@ def run(plan, schedule=None, capacities=(4, 4), seed=0, **options) -> FakeBody:
     return body.run()
 
 
-def tell(mind, *events, now=0.0):
+def tell(coordinator, *events, now=0.0):
     """Report facts and a tick; return what was commanded."""
-    return [c for event in [*events, Tick()] for c in mind.handle(event, now)]
+    return [c for event in [*events, Tick()] for c in coordinator.handle(event)]
 
 
 def a_mind(plan, schedule="partial", instances=(("a", 4),)) -> Coordinator:
-    mind = Coordinator(plan, a_schedule(schedule))
-    mind.handle(LearnerReady(0), 0.0)
+    coordinator = Coordinator(plan, a_schedule(schedule))
+    coordinator.handle(LearnerReady(0))
     for name, capacity in instances:
-        mind.handle(InstanceJoined(name, 0, capacity, 10_000), 0.0)
-    return mind
+        coordinator.handle(InstanceJoined(name, 0, capacity, 10_000))
+    return coordinator
 
 
 def done(group, member=0, instance="a", reward=1.0):
@@ -118,7 +119,7 @@ def test_any_order_of_facts_ends_with_every_batch_trained_within_the_bound(
     assert body.published == plan.num_batches
     ended = sum(map(len, body.batches)) + len(body.dropped)
     if not plan.extra_groups:  # with surplus, nobody knows beforehand how many will be needed
-        assert body.serial == ended, "law 2: drawn for nothing"
+        assert body.group_id == ended, "law 2: drawn for nothing"
     if plan.eval_steps is not None:
         assert plan.num_batches in body.evaluated
         if not crashes:
@@ -149,13 +150,13 @@ def test_synchronous_trains_batches_in_the_order_of_the_data():
 
 def test_one_step_admits_a_batch_only_when_the_one_before_is_complete():
     plan = a_plan(num_batches=4, groups_per_batch=2, num_generations=1, max_staleness=1)
-    mind = a_mind(plan, "one_step", [("a", 16)])
-    tell(mind)
-    first = tell(mind, GroupDrawn(0, 0, 0, 5), GroupDrawn(1, 1, 0, 5))
+    coordinator = a_mind(plan, "one_step", [("a", 16)])
+    tell(coordinator)
+    first = tell(coordinator, GroupDrawn(0, 0, 0, 5), GroupDrawn(1, 1, 0, 5))
     assert routes(first) == [("0.0", "a"), ("1.0", "a")]
-    more = tell(mind, GroupDrawn(2, 2, 0, 5), GroupDrawn(3, 3, 0, 5), *done(0))
+    more = tell(coordinator, GroupDrawn(2, 2, 0, 5), GroupDrawn(3, 3, 0, 5), *done(0))
     assert routes(more) == [], "there is room, but the batch is not complete"
-    more = tell(mind, *done(1))
+    more = tell(coordinator, *done(1))
     assert Train(0, (0, 1), ((0,), (0,))) in more
     assert routes(more) == [("2.0", "a"), ("3.0", "a")], "while batch 0 is trained on"
 
@@ -167,9 +168,9 @@ def test_no_more_is_admitted_than_by_total_count(name):
     plan = a_plan(num_batches=6, groups_per_batch=3, max_staleness=bound)
     for seed in range(10):
         body = run(plan, a_schedule(name), capacities=(20, 20), seed=seed)
-        published, admitted, mind = 0, set(), Coordinator(plan, a_schedule(name))
+        published, admitted, coordinator = 0, set(), Coordinator(plan, a_schedule(name))
         for event in body.log:
-            commands = mind.handle(event, 0.0)
+            commands = coordinator.handle(event)
             if isinstance(event, VersionPublished | Pulled):  # whoever tells of it first
                 published = max(published, event.version)
             admitted |= {c.trajectory.group for c in commands if isinstance(c, Route)}
@@ -178,98 +179,98 @@ def test_no_more_is_admitted_than_by_total_count(name):
 
 def test_no_more_groups_are_under_way_than_the_schedule_wants():
     plan = a_plan(num_batches=6, groups_per_batch=2, num_generations=1, max_staleness=3)
-    mind = Coordinator(plan, a_schedule("staleflow", max_under_way=3))
-    mind.handle(LearnerReady(0), 0.0)
-    tell(mind, InstanceJoined("a", 0, 16, 10_000))
-    commands = tell(mind, *(GroupDrawn(group, group, 0, 5) for group in range(6)))
+    coordinator = Coordinator(plan, a_schedule("staleflow", max_inflight_groups=3))
+    coordinator.handle(LearnerReady(0))
+    tell(coordinator, InstanceJoined("a", 0, 16, 10_000))
+    commands = tell(coordinator, *(GroupDrawn(group, group, 0, 5) for group in range(6)))
     assert [t for t, _ in routes(commands)] == ["0.0", "1.0", "2.0"]
-    assert [t for t, _ in routes(tell(mind, *done(1)))] == ["3.0"]
+    assert [t for t, _ in routes(tell(coordinator, *done(1)))] == ["3.0"]
 
 
 def test_replaying_the_log_gives_the_same_commands():
     plan = a_plan(num_batches=5, groups_per_batch=3, eval_steps=2, extra_generations=1)
     body = run(plan, seed=11, failures=0.05, duplicates=0.1, crashes=1)
     replayed = Coordinator(plan, a_schedule())
-    commands = [c for event in body.log for c in replayed.handle(event, now=0.0)]
+    commands = [c for event in body.log for c in replayed.handle(event)]
     assert commands == body.commands
 
 
 def test_nothing_is_commanded_before_the_learner_has_published():
-    mind = Coordinator(a_plan(), a_schedule())
-    assert tell(mind, InstanceJoined("a", 0, 4, 100)) == []
-    assert tell(mind, LearnerReady(0)) == [Draw(2)]
+    coordinator = Coordinator(a_plan(), a_schedule())
+    assert tell(coordinator, InstanceJoined("a", 0, 4, 100)) == []
+    assert tell(coordinator, LearnerReady(0)) == [RequestPrompts(2)]
 
 
 def test_nothing_is_planned_twice():
-    mind = a_mind(a_plan(groups_per_batch=2))
-    tell(mind)
-    assert len(routes(tell(mind, GroupDrawn(0, 0, 0, 5), GroupDrawn(1, 1, 0, 5)))) == 4
+    coordinator = a_mind(a_plan(groups_per_batch=2))
+    tell(coordinator)
+    assert len(routes(tell(coordinator, GroupDrawn(0, 0, 0, 5), GroupDrawn(1, 1, 0, 5)))) == 4
     for _ in range(3):
-        assert tell(mind, Snapshot("a", 0, (), 0, 0.0)) == [], "it reflects none of it yet"
+        assert tell(coordinator, Snapshot("a", 0, (), 0, 0.0)) == [], "it reflects none of it yet"
 
 
 def test_kv_tokens_are_those_seen_and_those_commanded_since():
-    mind = a_mind(a_plan(groups_per_batch=2))
-    tell(mind)
-    tell(mind, GroupDrawn(0, 0, 0, 5), GroupDrawn(1, 1, 0, 7))
-    instance = mind.books.instances["a"]
+    coordinator = a_mind(a_plan(groups_per_batch=2))
+    tell(coordinator)
+    tell(coordinator, GroupDrawn(0, 0, 0, 5), GroupDrawn(1, 1, 0, 7))
+    instance = coordinator.state.instances["a"]
     assert instance.kv_tokens == 2 * 5 + 2 * 7
-    tell(mind, Snapshot("a", 2, (), 13, 0.0))
+    tell(coordinator, Snapshot("a", 2, (), 13, 0.0))
     assert instance.kv_tokens == 13 + 2 * 7, "commands 3 and 4 are not reflected"
-    tell(mind, Snapshot("a", 4, (), 30, 0.0))
+    tell(coordinator, Snapshot("a", 4, (), 30, 0.0))
     assert instance.kv_tokens == 30
-    tell(mind, done(0)[0])
+    tell(coordinator, done(0)[0])
     assert instance.kv_tokens == 30 - (5 + 2)
 
 
 def test_a_partial_goes_on_elsewhere_and_keeps_its_version():
     plan = a_plan(groups_per_batch=1, num_generations=2, max_staleness=2)
-    mind = a_mind(plan, "staleflow", [("a", 4)])
-    tell(mind)
-    tell(mind, GroupDrawn(0, 0, 0, 5), GroupDrawn(1, 1, 0, 5))
-    commands = tell(mind, *done(0, 0), *done(0, 1))
+    coordinator = a_mind(plan, "staleflow", [("a", 4)])
+    tell(coordinator)
+    tell(coordinator, GroupDrawn(0, 0, 0, 5), GroupDrawn(1, 1, 0, 5))
+    commands = tell(coordinator, *done(0, 0), *done(0, 1))
     assert Train(0, (0,), ((0, 1),)) in commands
     left = TrajectoryId(1, 0), TrajectoryId(1, 1)
-    commands = tell(mind, VersionPublished(1))
-    number = mind.books.instances["a"].commands
+    commands = tell(coordinator, VersionPublished(1))
+    number = coordinator.state.instances["a"].commands
     assert Interrupt("a", number - 1, left) in commands
     assert Pull("a", number, 1) in commands
-    mind.handle(InstanceJoined("b", 1, 4, 10_000), 0.0)
-    assert mind.handle(TrajectoryInterrupted(left[0], "a", 99, 7), 0.0) == []
-    assert mind.books.member(left[0]).instance == "a", "not the interrupt that was commanded"
-    commands = tell(mind, *(TrajectoryInterrupted(t, "a", number - 1, 7) for t in left))
+    coordinator.handle(InstanceJoined("b", 1, 4, 10_000))
+    assert coordinator.handle(TrajectoryInterrupted(left[0], "a", 99, 7)) == []
+    assert coordinator.state.member(left[0]).instance == "a", "not the interrupt that was commanded"
+    commands = tell(coordinator, *(TrajectoryInterrupted(t, "a", number - 1, 7) for t in left))
     assert sorted(t for t, _ in routes(commands)) == ["1.0", "1.1"]
-    assert {mind.books.member(t).version for t in left} == {0}
-    assert tell(mind, TrajectoryInterrupted(left[0], "a", number - 1, 7)) == [], "twice"
+    assert {coordinator.state.member(t).version for t in left} == {0}
+    assert tell(coordinator, TrajectoryInterrupted(left[0], "a", number - 1, 7)) == [], "twice"
 
 
 def test_what_an_instance_had_goes_on_elsewhere_when_it_has_left():
-    mind = a_mind(a_plan(groups_per_batch=1), "partial", [("a", 2), ("b", 2)])
-    tell(mind)
-    routed = dict(routes(tell(mind, GroupDrawn(0, 0, 0, 5))))
+    coordinator = a_mind(a_plan(groups_per_batch=1), "partial", [("a", 2), ("b", 2)])
+    tell(coordinator)
+    routed = dict(routes(tell(coordinator, GroupDrawn(0, 0, 0, 5))))
     assert routed == {"0.0": "a", "0.1": "b"}
-    assert routes(tell(mind, InstanceLeft("a", "killed"))) == [("0.0", "b")]
-    assert tell(mind, *done(0, 0, "a")) == [], "the word of one that left does not count"
-    assert tell(mind, InstanceJoined("a", 0, 2, 100)) == [], "a name is used once"
-    assert "a" not in mind.books.instances
+    assert routes(tell(coordinator, InstanceLeft("a", "killed"))) == [("0.0", "b")]
+    assert tell(coordinator, *done(0, 0, "a")) == [], "the word of one that left does not count"
+    assert tell(coordinator, InstanceJoined("a", 0, 2, 100)) == [], "a name is used once"
+    assert "a" not in coordinator.state.instances
 
 
 def test_surplus_members_are_aborted_when_the_group_has_what_it_needs():
     plan = a_plan(groups_per_batch=1, num_generations=2, extra_generations=1)
-    mind = a_mind(plan)
-    tell(mind)
-    tell(mind, GroupDrawn(0, 0, 0, 5))
-    commands = tell(mind, *done(0, 2), *done(0, 0))
+    coordinator = a_mind(plan)
+    tell(coordinator)
+    tell(coordinator, GroupDrawn(0, 0, 0, 5))
+    commands = tell(coordinator, *done(0, 2), *done(0, 0))
     assert commands[0] == Abort("a", 4, (TrajectoryId(0, 1),))
     assert Train(0, (0,), ((0, 2),)) in commands
 
 
 def test_surplus_groups_are_aborted_when_the_batch_has_what_it_needs():
     plan = a_plan(groups_per_batch=1, num_generations=1, extra_groups=1, max_staleness=0)
-    mind = a_mind(plan, "synchronous")
-    tell(mind)
-    assert len(routes(tell(mind, GroupDrawn(0, 0, 0, 5), GroupDrawn(1, 1, 0, 5)))) == 2
-    commands = tell(mind, *done(1))
+    coordinator = a_mind(plan, "synchronous")
+    tell(coordinator)
+    assert len(routes(tell(coordinator, GroupDrawn(0, 0, 0, 5), GroupDrawn(1, 1, 0, 5)))) == 2
+    commands = tell(coordinator, *done(1))
     assert commands[:2] == [
         Abort("a", 3, (TrajectoryId(0, 0),)),
         Drop(0, "aborted", "surplus: its batch is complete"),
@@ -279,104 +280,108 @@ def test_surplus_groups_are_aborted_when_the_batch_has_what_it_needs():
 
 def test_groups_without_variance_are_filtered_up_to_a_limit():
     plan = a_plan(groups_per_batch=1, filter_zero_variance=True, max_filtered=1)
-    mind = a_mind(plan)
-    tell(mind)
-    tell(mind, GroupDrawn(0, 0, 0, 5))
-    commands = tell(mind, *done(0, 0), *done(0, 1))
+    coordinator = a_mind(plan)
+    tell(coordinator)
+    tell(coordinator, GroupDrawn(0, 0, 0, 5))
+    commands = tell(coordinator, *done(0, 0), *done(0, 1))
     assert Drop(0, "filtered", "all its rewards are equal") in commands
-    tell(mind, GroupDrawn(1, 1, 0, 5))
-    assert Train(0, (1,), ((0, 1),)) in tell(mind, *done(1, 0), *done(1, 1))
+    tell(coordinator, GroupDrawn(1, 1, 0, 5))
+    assert Train(0, (1,), ((0, 1),)) in tell(coordinator, *done(1, 0), *done(1, 1))
 
 
 def stuck_mind(**changes):
     """The learner waits for group 1 alone."""
     plan = a_plan(groups_per_batch=2, num_generations=1, max_staleness=0, **changes)
-    mind = a_mind(plan, "partial")
-    tell(mind)
-    tell(mind, GroupDrawn(0, 0, 0, 5), GroupDrawn(1, 7, 0, 5))
-    return mind, tell(mind, *done(0))
+    coordinator = a_mind(plan, "partial")
+    tell(coordinator)
+    tell(coordinator, GroupDrawn(0, 0, 0, 5), GroupDrawn(1, 7, 0, 5))
+    return coordinator, tell(coordinator, *done(0))
 
 
 def test_a_stuck_group_is_drawn_again():
-    mind, commands = stuck_mind(on_stuck="retry", max_retries=1)
+    coordinator, commands = stuck_mind(on_stuck="retry", max_retries=1)
     assert commands[:3] == [
         Abort("a", 3, (TrajectoryId(1, 0),)),
         Drop(1, "aborted", "stuck; its prompt is drawn again"),
-        Redraw(1),
+        RetryPrompt(1),
     ]
-    assert routes(tell(mind, GroupDrawn(2, 7, 0, 5, repeats=1))) == [("2.0", "a")]
-    assert tell(mind) == [], "it was tried again once; now it is waited for"
-    assert Train(0, (0, 2), ((0,), (0,))) in tell(mind, *done(2))
+    assert routes(tell(coordinator, GroupDrawn(2, 7, 0, 5, repeats=1))) == [("2.0", "a")]
+    assert tell(coordinator) == [], "it was tried again once; now it is waited for"
+    assert Train(0, (0, 2), ((0,), (0,))) in tell(coordinator, *done(2))
 
 
 def test_a_stuck_group_is_trained_on_as_far_as_it_came():
-    mind, commands = stuck_mind(on_stuck="truncate")
+    coordinator, commands = stuck_mind(on_stuck="truncate")
     assert commands == [Interrupt("a", 3, (TrajectoryId(1, 0),))]
-    assert tell(mind) == [], "it is being stopped"
-    assert tell(mind, TrajectoryInterrupted(TrajectoryId(1, 0), "a", 3, 9)) == [
-        Conclude(TrajectoryId(1, 0))
+    assert tell(coordinator) == [], "it is being stopped"
+    assert tell(coordinator, TrajectoryInterrupted(TrajectoryId(1, 0), "a", 3, 9)) == [
+        FinishEarly(TrajectoryId(1, 0))
     ]
-    assert Train(0, (0, 1), ((0,), (0,))) in tell(mind, TrajectoryRewarded(TrajectoryId(1, 0), 0.0))
+    assert Train(0, (0, 1), ((0,), (0,))) in tell(
+        coordinator, TrajectoryRewarded(TrajectoryId(1, 0), 0.0)
+    )
 
 
 def test_with_extra_groups_a_batch_is_stuck_when_it_lacks_so_many():
     plan = a_plan(
         groups_per_batch=2, extra_groups=1, num_generations=1, max_staleness=0, on_stuck="retry"
     )  # fmt: skip
-    mind = a_mind(plan, "partial")
-    tell(mind)
-    tell(mind, *(GroupDrawn(group, group, 0, 5) for group in range(3)))
-    commands = tell(mind, *done(0))
-    assert [c.group for c in commands if isinstance(c, Redraw)] == [1, 2]
+    coordinator = a_mind(plan, "partial")
+    tell(coordinator)
+    tell(coordinator, *(GroupDrawn(group, group, 0, 5) for group in range(3)))
+    commands = tell(coordinator, *done(0))
+    assert [c.group for c in commands if isinstance(c, RetryPrompt)] == [1, 2]
 
 
 def test_a_stuck_group_with_nothing_to_judge_is_drawn_again():
-    mind, _ = stuck_mind(on_stuck="truncate")
-    assert Redraw(1) in tell(mind, TrajectoryInterrupted(TrajectoryId(1, 0), "a", 3, 0))
+    coordinator, _ = stuck_mind(on_stuck="truncate")
+    assert RetryPrompt(1) in tell(coordinator, TrajectoryInterrupted(TrajectoryId(1, 0), "a", 3, 0))
 
 
 def test_a_group_without_a_reward_is_dropped_and_replaced():
-    mind = a_mind(a_plan(num_batches=1, groups_per_batch=1, num_generations=1, max_staleness=0))
-    tell(mind)
-    tell(mind, GroupDrawn(0, 0, 0, 5))
-    commands = tell(mind, done(0)[0], RewardFailed(TrajectoryId(0, 0), "raised"))
-    assert commands == [Drop(0, "aborted", "reward failed: raised"), Draw(1)]
-    assert tell(mind, TrajectoryRewarded(TrajectoryId(0, 0), 1.0)) == []
-    assert routes(tell(mind, GroupDrawn(1, 1, 0, 5))) == [("1.0", "a")]
+    coordinator = a_mind(
+        a_plan(num_batches=1, groups_per_batch=1, num_generations=1, max_staleness=0)
+    )
+    tell(coordinator)
+    tell(coordinator, GroupDrawn(0, 0, 0, 5))
+    commands = tell(coordinator, done(0)[0], RewardFailed(TrajectoryId(0, 0), "raised"))
+    assert commands == [Drop(0, "aborted", "reward failed: raised"), RequestPrompts(1)]
+    assert tell(coordinator, TrajectoryRewarded(TrajectoryId(0, 0), 1.0)) == []
+    assert routes(tell(coordinator, GroupDrawn(1, 1, 0, 5))) == [("1.0", "a")]
 
 
 def test_a_spare_member_takes_the_place_of_one_without_a_reward():
-    mind = a_mind(a_plan(groups_per_batch=1, num_generations=1, extra_generations=1))
-    tell(mind)
-    tell(mind, GroupDrawn(0, 0, 0, 5))
-    assert tell(mind, done(0)[0], RewardFailed(TrajectoryId(0, 0), "raised")) == []
-    assert Train(0, (0,), ((1,),)) in tell(mind, *done(0, 1))
+    coordinator = a_mind(a_plan(groups_per_batch=1, num_generations=1, extra_generations=1))
+    tell(coordinator)
+    tell(coordinator, GroupDrawn(0, 0, 0, 5))
+    assert tell(coordinator, done(0)[0], RewardFailed(TrajectoryId(0, 0), "raised")) == []
+    assert Train(0, (0,), ((1,),)) in tell(coordinator, *done(0, 1))
 
 
 def test_a_late_report_of_an_earlier_evaluation_does_not_end_the_one_under_way():
     plan = a_plan(
         num_batches=1, groups_per_batch=1, num_generations=1, max_staleness=0, eval_steps=1
     )
-    mind = a_mind(plan, instances=[("a", 1)])
-    assert Evaluate("a", 1, 0) in tell(mind)
-    tell(mind, Evaluated("a", 0, 0.5), GroupDrawn(0, 0, 0, 1))
-    tell(mind, *done(0))
-    assert tell(mind, VersionPublished(1)) == [Pull("a", 3, 1), Evaluate("a", 4, 1)]
-    assert tell(mind, Evaluated("a", 0, 0.5)) == []
-    assert tell(mind, Evaluated("a", 1, 0.5)) == [Finish()]
+    coordinator = a_mind(plan, instances=[("a", 1)])
+    assert Evaluate("a", 1, 0) in tell(coordinator)
+    tell(coordinator, Evaluated("a", 0, 0.5), GroupDrawn(0, 0, 0, 1))
+    tell(coordinator, *done(0))
+    assert tell(coordinator, VersionPublished(1)) == [Pull("a", 3, 1), Evaluate("a", 4, 1)]
+    assert tell(coordinator, Evaluated("a", 0, 0.5)) == []
+    assert tell(coordinator, Evaluated("a", 1, 0.5)) == [Finish()]
 
 
 def test_an_evaluation_that_died_with_its_instance_is_done_by_another():
-    mind = a_mind(a_plan(eval_steps=0), instances=[("a", 1), ("b", 1)])
-    assert Evaluate("a", 1, 0) in tell(mind)
-    assert Evaluate("b", 1, 0) in tell(mind, InstanceLeft("a", "killed"))
+    coordinator = a_mind(a_plan(eval_steps=0), instances=[("a", 1), ("b", 1)])
+    assert Evaluate("a", 1, 0) in tell(coordinator)
+    assert Evaluate("b", 1, 0) in tell(coordinator, InstanceLeft("a", "killed"))
 
 
 def test_an_instance_that_got_a_newer_version_than_asked_for_is_known_to_have_it():
-    mind = a_mind(a_plan(groups_per_batch=1, num_generations=1))
-    tell(mind)
-    tell(mind, Pulled("a", 1, 2), GroupDrawn(0, 0, 0, 5))
-    assert mind.books.buffers.version(0) == 2
+    coordinator = a_mind(a_plan(groups_per_batch=1, num_generations=1))
+    tell(coordinator)
+    tell(coordinator, Pulled("a", 1, 2), GroupDrawn(0, 0, 0, 5))
+    assert coordinator.state.buffers.version(0) == 2
 
 
 def test_the_strategies_of_a_user_cannot_break_the_protocol():
@@ -408,26 +413,26 @@ def test_a_group_that_is_filtered_can_complete_a_batch_and_leave_surplus():
 
 def test_a_late_report_of_a_version_changes_nothing():
     plan = a_plan(groups_per_batch=1, num_generations=1, max_staleness=0)
-    mind = a_mind(plan)
-    tell(mind)
+    coordinator = a_mind(plan)
+    tell(coordinator)
     for version in range(2):
-        tell(mind, GroupDrawn(version, version, 0, 5))
-        assert Train(version, (version,), ((0,),)) in tell(mind, *done(version))
+        tell(coordinator, GroupDrawn(version, version, 0, 5))
+        assert Train(version, (version,), ((0,),)) in tell(coordinator, *done(version))
         if version == 0:
-            tell(mind, VersionPublished(1))
-    assert tell(mind, VersionPublished(1)) == [], "batch 1 is still being trained on"
-    assert (mind.published, mind.training) == (1, 1)
+            tell(coordinator, VersionPublished(1))
+    assert tell(coordinator, VersionPublished(1)) == [], "batch 1 is still being trained on"
+    assert (coordinator.state.published, coordinator.state.training) == (1, 1)
 
 
 def test_a_prompt_drawn_again_goes_before_those_never_drawn():
     plan = a_plan(groups_per_batch=2, num_generations=1, max_staleness=0, on_stuck="retry")
-    mind = a_mind(plan, instances=[("a", 2)])
-    tell(mind)
-    tell(mind, GroupDrawn(0, 0, 0, 5), GroupDrawn(1, 7, 0, 5))
-    assert Draw(2) not in tell(mind, *done(0))
-    mind.books.queue.drawn.append(99)
-    mind.books.prompts[99] = (5, 0)
-    assert routes(tell(mind, GroupDrawn(2, 7, 0, 5, repeats=1))) == [("2.0", "a")]
+    coordinator = a_mind(plan, instances=[("a", 2)])
+    tell(coordinator)
+    tell(coordinator, GroupDrawn(0, 0, 0, 5), GroupDrawn(1, 7, 0, 5))
+    assert RequestPrompts(2) not in tell(coordinator, *done(0))
+    coordinator.state.queue.unadmitted.append(99)
+    coordinator.state.prompts[99] = Prompt(tokens=5, retries=0)
+    assert routes(tell(coordinator, GroupDrawn(2, 7, 0, 5, repeats=1))) == [("2.0", "a")]
 
 
 def test_finish_is_said_once_and_last():
@@ -446,5 +451,6 @@ def test_all_that_a_run_can_do_is_done_in_these_tests():
         body = run(plan, seed=seed, crashes=1, failures=0.05)
         seen |= {type(command) for command in body.commands}
     assert seen == {
-        Draw, Redraw, Route, Interrupt, Abort, Pull, Evaluate, Conclude, Train, Drop, Finish
+        RequestPrompts, RetryPrompt, Route, Interrupt, Abort, Pull, Evaluate, FinishEarly, Train,
+        Drop, Finish,
     }  # fmt: skip

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rhymeflow.core.fleet import Instance
+from rhymeflow.core.events import Snapshot
+from rhymeflow.core.instance import Instance
 from tests.engine.drafters import FakeDrafter, noisy, right
 from tests.engine.models import make_engine, make_requests, run, sampling, tiny_model
 
@@ -39,18 +40,18 @@ def errors(draft, *, every=1):
         while left and len(running) < 6:  # two of them wait
             request = left.pop()
             running[request.id] = request
-            seen.assigned[request.id], seen.routed_at[request.id] = 0, seen.clock
+            seen.assign(request.id, 0)
             engine.submit(request)
         for request, _ in engine.step():
             seen.finished(request.id, 0)
             del running[request.id]
         iterations += 1
         if iterations % every == 0:
-            seen.reflect(0, tuple(engine.waiting_ids()), 0, engine.clock)
+            seen.reflect(Snapshot("a", 0, tuple(engine.waiting_ids()), 0, engine.clock))
             for request in running.values():
                 if len(request.tokens) >= YOUNG:
                     truth = len(request.tokens)
-                    found.append((seen.made_here(request.id) - truth) / truth)
+                    found.append((seen.generated(request.id) - truth) / truth)
     return np.array(found)
 
 

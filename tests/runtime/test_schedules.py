@@ -25,7 +25,7 @@ SCHEDULES = [
     {"name": "one_step"},
     {"name": "bounded", "max_staleness": 2},
     {"name": "partial"},
-    {"name": "staleflow", "sync": "status"},
+    {"name": "staleflow", "sync": "when_version_unusable"},
     EVERYTHING,
 ]
 
@@ -39,8 +39,8 @@ def test_it_trains_within_its_bound_and_the_log_gives_the_same_commands(
     commanded = []
 
     class Recorded(Coordinator):
-        def handle(self, event, now):
-            commands = super().handle(event, now)
+        def handle(self, event):
+            commands = super().handle(event)
             commanded.append((event, commands))
             return commands
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from rhymeflow.core.commands import Abort, Hurry, InstanceCommand, Interrupt, Pull, Route
+from rhymeflow.core.commands import Abort, InstanceCommand, Interrupt, Pull, Route
 from rhymeflow.core.events import Event, Pulled, TrajectoryFinished, TrajectoryInterrupted
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.sim.hardware import Hardware
@@ -54,7 +54,6 @@ class SlowInstance:
     waiting: list[Sequence] = field(default_factory=list)
     reported: list[tuple[float, Event]] = field(default_factory=list)
     preemptions: int = 0
-    hurry: Hurry | None = None
     clock: float = 0.0
 
     def run(self) -> SlowInstance:
@@ -81,8 +80,6 @@ class SlowInstance:
                                     trajectory, self.name, command.number, sequence.generated
                                 )
                             )
-            case Hurry():
-                self.hurry = command
             case Pull():
                 self.version = max(v for at, v in self.published if at <= self.now)
                 self.now += self.hardware.cost.pull
@@ -106,13 +103,11 @@ class SlowInstance:
 
     def gains(self, decoding: list[Sequence]) -> tuple[int, list[float]]:
         """Rows of the iteration, and what each makes."""
-        drafts, named = self.hardware.drafts, self.hurry.trajectories if self.hurry else ()
-        classes = [s.known + 2 * (s.id in named) for s in decoding]
-        counts = tuple(classes.count(index) for index in range(4))
+        drafts, classes = self.hardware.drafts, [int(s.known) for s in decoding]
+        counts = classes.count(0), classes.count(1)
         if drafts is None or not decoding:
             return len(decoding), [1.0] * len(decoding)
-        urgency = self.hurry.urgency if self.hurry else 1.0
-        choice = drafts.choose(counts, urgency, sum(s.cached for s in self.running))
+        choice = drafts.choose(counts, sum(s.cached for s in self.running))
         generated = [choice.gains[index] for index in classes]
         if self.taken() + sum(generated) > self.hardware.kv_capacity + 1e-6:
             return len(decoding), [1.0] * len(decoding)

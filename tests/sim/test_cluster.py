@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rhymeflow.core import invariants
 from rhymeflow.core.commands import Drop, Train
 from rhymeflow.core.cost import CostModel
+from rhymeflow.core.protocol import invariants
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.sim.audit import Audit, InvariantViolation
 from rhymeflow.sim.cluster import Cluster
@@ -56,7 +56,7 @@ def a_cluster(seed: int, timeline: Timeline | None = None) -> Cluster:
     bound = {"synchronous": 0, "one_step": 1}.get(name, rng.randint(0, 3))
     changes = {}
     if name in ("partial", "staleflow"):
-        changes["on_pull"] = rng.choice(["keep", "spread"])
+        changes["on_pull"] = rng.choice(["keep", "reroute"])
     plan = a_plan(
         num_batches=rng.randint(1, 5),
         groups_per_batch=rng.randint(1, 4),
@@ -119,7 +119,7 @@ def story(cluster: Cluster) -> tuple:
 def test_every_run_ends_and_keeps_the_laws(seed: int) -> None:
     cluster = a_cluster(seed)
     cluster.run()
-    invariants.check(cluster.coordinator.books)
+    invariants.check(cluster.coordinator.state)
     assert sum(cluster.audit.staleness.values()) == (
         cluster.plan.num_batches * cluster.plan.groups_per_batch * cluster.plan.num_generations
     )

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rhymeflow import profiles
 from rhymeflow.core.cost import CostModel
 from rhymeflow.sim.decode_batch import ROUNDING
-from rhymeflow.sim.drafts import BAND, CLASSES, Counts, Drafts, class_of
+from rhymeflow.sim.drafts import BAND, CLASSES, Counts, Drafts
 from tests.sim.test_instance import COST
 
 H20 = profiles.load("qwen2.5-14b-h20")
@@ -30,15 +30,10 @@ def generated(chance: float, drafted: int) -> float:
     return (1 - chance ** (drafted + 1)) / (1 - chance)
 
 
-def weights(urgency: float) -> tuple[float, ...]:
-    return (1.0, 1.0, urgency, urgency)
-
-
-def rate(drafts: Drafts, counts: Counts, urgency: float, kv_tokens: float) -> float:
-    """Weighted tokens a second as chosen."""
-    choice = drafts.choose(counts, urgency, kv_tokens)
-    worth = zip(counts, weights(urgency), choice.gains, strict=True)
-    tokens = sum(count * weight * gain for count, weight, gain in worth)
+def rate(drafts: Drafts, counts: Counts, kv_tokens: float) -> float:
+    """Tokens a second as chosen."""
+    choice = drafts.choose(counts, kv_tokens)
+    tokens = sum(count * gain for count, gain in zip(counts, choice.gains, strict=True))
     return tokens / drafts.cost.iteration(choice.rows, kv_tokens)
 
 
@@ -47,69 +42,62 @@ costs = st.builds(
     st.sampled_from([1e-3, 6e-3, 2e-2]), st.sampled_from([0.0, 1e-4, 1e-3]),
     st.sampled_from([-1e-3, 0.0, 2e-3]), st.sampled_from([1e-4, 5e-3]),
 )  # fmt: skip
-urgencies = st.sampled_from([1.0, 2.0, 5.0])
 
 
 @settings(max_examples=200, deadline=None)
-@given(costs, st.lists(st.integers(0, CLASSES - 1), min_size=1, max_size=4), urgencies)
-def test_nothing_is_better_of_all_drafts_of_each_trajectory(cost, classes, urgency) -> None:
+@given(costs, st.lists(st.integers(0, CLASSES - 1), min_size=1, max_size=4))
+def test_nothing_is_better_of_all_drafts_of_each_trajectory(cost, classes) -> None:
     drafts = choosing(cost, 4)
     counts = tuple(classes.count(index) for index in range(CLASSES))
     best = max(
-        sum(
-            weights(urgency)[index] * generated(drafts.chances[index], d)
-            for index, d in zip(classes, drafted, strict=True)
-        )
+        sum(generated(drafts.chances[index], d) for index, d in zip(classes, drafted, strict=True))
         / cost.iteration(len(classes) + sum(drafted), 0)
         for drafted in product(range(5), repeat=len(classes))
     )
-    assert rate(drafts, counts, urgency, 0) == pytest.approx(best)
+    assert rate(drafts, counts, 0) == pytest.approx(best)
 
 
 @settings(max_examples=100, deadline=None)
-@given(costs, st.tuples(*[st.integers(0, 30)] * CLASSES).filter(any), urgencies)
-def test_nothing_is_better_of_all_drafts_of_each_class(cost, counts, urgency) -> None:
+@given(costs, st.tuples(*[st.integers(0, 30)] * CLASSES).filter(any))
+def test_nothing_is_better_of_all_drafts_of_each_class(cost, counts) -> None:
     drafts = choosing(cost, 3)
     for drafted in product(range(4), repeat=CLASSES):
-        classes = list(zip(counts, weights(urgency), drafts.chances, drafted, strict=True))
-        tokens = sum(n * weight * generated(chance, d) for n, weight, chance, d in classes)
-        seconds = cost.iteration(sum(n * (1 + d) for n, _, _, d in classes), 0)
-        assert tokens / seconds <= rate(drafts, counts, urgency, 0) * (1 + 1e-12)
+        classes = list(zip(counts, drafts.chances, drafted, strict=True))
+        tokens = sum(n * generated(chance, d) for n, chance, d in classes)
+        seconds = cost.iteration(sum(n * (1 + d) for n, _, d in classes), 0)
+        assert tokens / seconds <= rate(drafts, counts, 0) * (1 + 1e-12)
 
 
-@given(st.tuples(*[st.integers(0, 30)] * CLASSES).filter(any), urgencies, st.integers(0, 10_000))
-def test_it_is_near_the_best_in_all_of_a_band(counts, urgency, kv_tokens) -> None:
+@given(st.tuples(*[st.integers(0, 30)] * CLASSES).filter(any), st.integers(0, 10_000))
+def test_it_is_near_the_best_in_all_of_a_band(counts, kv_tokens) -> None:
     drafts = choosing(replace(COST, k1=1e-5), 4)
     exact = choosing(replace(COST, k1=0.0, k4=COST.k4 + 1e-5 * kv_tokens), 4)
-    ours = rate(drafts, counts, urgency, kv_tokens)
-    assert ours >= rate(exact, counts, urgency, 0) * (1 - BAND / 10)
-    until = drafts.choose(counts, urgency, kv_tokens).until
+    ours = rate(drafts, counts, kv_tokens)
+    assert ours >= rate(exact, counts, 0) * (1 - BAND / 10)
+    until = drafts.choose(counts, kv_tokens).until
     assert until > kv_tokens
-    assert drafts.choose(counts, urgency, min(until - 2 * ROUNDING, 1e9)).until == until
+    assert drafts.choose(counts, min(until - 2 * ROUNDING, 1e9)).until == until
     if until < inf:
-        assert drafts.choose(counts, urgency, until - ROUNDING / 2).until > until
+        assert drafts.choose(counts, until - ROUNDING / 2).until > until
 
 
 def test_gains_are_those_of_the_drafts() -> None:
-    choice = choosing(replace(COST, k3=0.0), 5).choose((2, 3, 0, 0), 1.0, 100)
-    assert choice.drafts == pytest.approx((5, 5, 0, 0))
-    assert choice.gains == pytest.approx((generated(0.3, 5), generated(0.7, 5), 1, 1))
+    choice = choosing(replace(COST, k3=0.0), 5).choose((2, 3), 100)
+    assert choice.drafts == pytest.approx((5, 5))
+    assert choice.gains == pytest.approx((generated(0.3, 5), generated(0.7, 5)))
     assert choice.generated == pytest.approx(2 * generated(0.3, 5) + 3 * generated(0.7, 5))
     assert choice.rows == 5 + 25
-    none = choosing(COST, 5).none((2, 3, 0, 0))
-    assert none[:4] == ((0,) * 4, (1,) * 4, 5, 5)
+    none = choosing(COST, 5).none((2, 3))
+    assert none[:4] == ((0,) * 2, (1,) * 2, 5, 5)
 
 
 def test_the_more_decode_the_fewer_are_drafted_and_the_longer_the_more() -> None:
     drafts = Drafts(
         H20.cost(1), acceptance=0.7, first_acceptance=0.3, max_draft=16, kv_capacity=H20.kv_capacity
     )
-    known = class_of(True, False)
 
     def drafted(n: int, length: int) -> float:
-        counts = [0] * CLASSES
-        counts[known] = n
-        return drafts.choose(tuple(counts), 1.0, n * length).drafts[known]
+        return drafts.choose((0, n), n * length).drafts[1]
 
     few = [drafted(n, 6000) for n in (1, 4, 16, 40)]
     assert few == sorted(few, reverse=True)

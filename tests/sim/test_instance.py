@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rhymeflow.core.commands import Abort, Hurry, Interrupt, Pull, Route
+from rhymeflow.core.commands import Abort, Interrupt, Pull, Route
 from rhymeflow.core.cost import CostModel
 from rhymeflow.core.events import Event, Snapshot
 from rhymeflow.core.types import TrajectoryId
@@ -93,16 +93,11 @@ def scenario(seed: int):
 
 
 def with_drafts(seed: int):
-    """The same with drafts, and some of the trajectories hurried from time to time."""
+    """The same with drafts."""
     hardware, commands, lengths, prompts = scenario(seed)
     rng = random.Random(seed + 1)
     hardware = replace(hardware, kv_capacity=rng.choice([105, 150, 100_000]))
     hardware = replace(hardware, drafts=drafts(hardware, rng))
-    for number, (time, command) in enumerate(list(commands)):
-        if rng.random() < 0.15:
-            some = rng.sample(sorted(lengths), rng.randint(0, len(lengths)))
-            urgency = rng.choice([1.5, 4.0])
-            commands[number] = (time, Hurry("rollout-0", command.number, tuple(some), urgency))
     return hardware, commands, lengths, prompts
 
 
@@ -182,44 +177,6 @@ def test_the_scenarios_have_what_is_hard_in_them() -> None:
     tallies = [both(*with_drafts(seed))[0].tally for seed in range(50)]
     assert sum(tally.preemptions > 0 for tally in tallies) >= 10
     assert sum(tally.accepted > 10 for tally in tallies) >= 30
-
-
-def hurried(*commands: tuple[float, tuple[int, ...]], urgency: float = 4.0):
-    """When two responses of 60 tokens are finished, and all there is to say of the instance.
-
-    Two more rows are computed for nothing, all others cost.
-    """
-    members = [TrajectoryId(group, 0) for group in (1, 3)]
-    hardware = replace(HARDWARE, cost=replace(COST, k3=2e-3, c=-2e-3), kv_capacity=10_000)
-    hardware = replace(
-        hardware,
-        drafts=Drafts(hardware.cost, acceptance=0.6, first_acceptance=0.3, max_draft=8,
-                      kv_capacity=hardware.kv_capacity),
-    )  # fmt: skip
-    orders = [(at, tuple(members[m] for m in some)) for at, some in commands]
-    script = sorted([(at, 0, named) for at, named in orders] + [(1e-3, 1, t) for t in members])
-    numbered = [
-        (at, Route("rollout-0", n, what) if kind else Hurry("rollout-0", n, what, urgency))
-        for n, (at, kind, what) in enumerate(script, start=1)
-    ]
-    fast, reported, *_ = both(hardware, numbered, dict.fromkeys(members, 60), [5] * 4)
-    return [time for time, _ in sorted(reported, key=lambda f: f[1].trajectory)], fast.tally
-
-
-def test_who_is_hurried_is_finished_earlier() -> None:
-    (first, second), alike = hurried()
-    assert first == second
-    (sooner, later), tally = hurried((0.0, (0,)))
-    assert sooner < first < later, "named before it came"
-    assert tally.tokens_generated == pytest.approx(alike.tokens_generated) == pytest.approx(120)
-    (half, _), _ = hurried((first / 2, (0,)))
-    assert sooner < half < first, "named on its way"
-    (again, other), _ = hurried((0.0, (0,)), (first / 2, (1,)))
-    assert sooner < again < later
-    assert sooner < other < later
-    assert hurried((0.0, (0,)), (0.01, ()))[0][0] < first, "for a while, and never again"
-    assert hurried((0.0, (0, 1)))[0] == pytest.approx([first, second]), "all alike"
-    assert hurried((0.0, (0,)), urgency=1.0)[0] == pytest.approx([first, second])
 
 
 def test_work_grows_with_trajectories_not_with_tokens() -> None:

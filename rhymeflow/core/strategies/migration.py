@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from rhymeflow.core.strategies.base import FleetView, InstanceView, Migration, Settings
 from rhymeflow.core.strategies.routing import fits, has_room, weighed
-from rhymeflow.core.strategies.view import FleetView, InstanceView, Migration, Weights
 from rhymeflow.core.types import TrajectoryId, Version
 
 
@@ -35,7 +35,7 @@ def rebalance(view: FleetView) -> tuple[Migration, ...]:
     even: it shares again only after the loads have come apart by the whole ratio. Nothing is shared
     while anything waits or is on its way back, so no gap is filled twice.
     """
-    overfull = {x.name for x in view.instances if len(x.waiting) > view.weights.max_waiting}
+    overfull = {x.name for x in view.instances if len(x.waiting) > view.settings.max_waiting}
     if not any(has_room(x) and not x.waiting for x in view.instances):
         overfull = set()
     back = [Migration(x.name, x.waiting) for x in view.instances if x.name in overfull]
@@ -44,7 +44,7 @@ def rebalance(view: FleetView) -> tuple[Migration, ...]:
     return tuple(back)
 
 
-def lasting(view: FleetView) -> tuple[Migration, ...]:
+def skip_nearly_done(view: FleetView) -> tuple[Migration, ...]:
     """As `rebalance`, but what is about to end stays where it is.
 
     A response is worth moving if it is expected to need at least `WORTH` times as long as taking it
@@ -70,7 +70,7 @@ WORTH = 4.0
 
 
 def _is_to_last(trajectory: TrajectoryId, giver: InstanceView, view: FleetView) -> bool:
-    cost = view.weights.cost
+    cost = view.settings.cost
     goes_on = view.forecast.remaining(trajectory) * cost.iteration(
         _num_decoded(giver), giver.kv_tokens
     )
@@ -85,29 +85,31 @@ def _shares(view: FleetView) -> Iterator[Migration]:
             starved.setdefault(instance.version, []).append(instance)
     for version, takers in starved.items():
         givers = [x for x in view.instances if x.version == version]
-        yield from _pairs(takers, givers, view.weights)
+        yield from _pairs(takers, givers, view.settings)
 
 
 def _pairs(
-    takers: Iterable[InstanceView], givers: Iterable[InstanceView], weights: Weights
+    takers: Iterable[InstanceView], givers: Iterable[InstanceView], settings: Settings
 ) -> Iterator[Migration]:
     """The least loaded beside the most loaded, the second least beside the second most, ..."""
 
     def load(instance: InstanceView) -> float:
-        return weights.cost.throughput(_num_decoded(instance), instance.kv_tokens)
+        return settings.cost.throughput(_num_decoded(instance), instance.kv_tokens)
 
     least_first = sorted((load(x), place, x) for place, x in enumerate(takers))
     most_first = sorted((-load(x), place, x) for place, x in enumerate(givers))
     for (little, _, taker), (much, _, giver) in zip(least_first, most_first, strict=False):
-        if -much <= weights.throughput_ratio * little:
+        if -much <= settings.throughput_ratio * little:
             return
-        if taken := _taken(giver, taker, weights):
+        if taken := _taken(giver, taker, settings):
             yield Migration(giver.name, taken)
 
 
-def _taken(giver: InstanceView, taker: InstanceView, weights: Weights) -> tuple[TrajectoryId, ...]:
+def _taken(
+    giver: InstanceView, taker: InstanceView, settings: Settings
+) -> tuple[TrajectoryId, ...]:
     """What the giver gives away: as many as the two can be evened out with."""
-    cost = weights.cost
+    cost = settings.cost
     decoded = sorted(
         (tokens, trajectory)
         for trajectory, tokens in giver.assigned.items()
@@ -119,9 +121,9 @@ def _taken(giver: InstanceView, taker: InstanceView, weights: Weights) -> tuple[
     for tokens, trajectory in decoded:
         left, left_kv = left - 1, max(0, left_kv - tokens)
         size = weighed(tokens)  # as routing does when it compares
-        has_place = count < taker.capacity and fits(kv_tokens, tokens, taker, weights)
+        has_place = count < taker.capacity and fits(kv_tokens, tokens, taker, settings)
         stays = cost.gain(count, kv_tokens, size) > cost.gain(left, left_kv, size)
-        enough = weights.routing_gain * cost.gain(0, 0, tokens)
+        enough = settings.routing_gain * cost.gain(0, 0, tokens)
         accepted = not count or cost.gain(count, kv_tokens, tokens) >= enough
         count, kv_tokens = count + 1, kv_tokens + tokens
         is_even = cost.throughput(count, kv_tokens) > cost.throughput(left, left_kv)

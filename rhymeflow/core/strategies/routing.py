@@ -28,12 +28,12 @@ from __future__ import annotations
 
 from heapq import heapify, heappop, heappush, heapreplace
 
-from rhymeflow.core.strategies.view import (
+from rhymeflow.core.strategies.base import (
     Assignment,
     FleetView,
     InstanceView,
+    Settings,
     TrajectoryView,
-    Weights,
 )
 from rhymeflow.core.types import Version
 
@@ -47,9 +47,9 @@ def has_room(instance: InstanceView) -> bool:
     )
 
 
-def fits(kv_tokens: int, tokens: int, instance: InstanceView, weights: Weights) -> bool:
+def fits(kv_tokens: int, tokens: int, instance: InstanceView, settings: Settings) -> bool:
     """Whether so many tokens fit beside so many, with headroom."""
-    return kv_tokens + tokens <= (1 - weights.kv_headroom) * instance.kv_capacity
+    return kv_tokens + tokens <= (1 - settings.kv_headroom) * instance.kv_capacity
 
 
 def weighed(tokens: int) -> int:
@@ -134,7 +134,7 @@ def _classes(view: FleetView) -> dict[Version, _Class]:
     for place, instance in enumerate(view.instances):
         if has_room(instance) and not instance.waiting:
             loads.setdefault(instance.version, {})[place] = _Load(instance, place)
-    return {version: _Class(each, view.weights) for version, each in loads.items()}
+    return {version: _Class(each, view.settings) for version, each in loads.items()}
 
 
 class _Load:
@@ -147,8 +147,8 @@ class _Load:
         self.num_running = len(instance.assigned)
         self.kv_tokens = instance.kv_tokens
 
-    def fits(self, tokens: int, weights: Weights) -> bool:
-        return fits(self.kv_tokens, tokens, self.instance, weights)
+    def fits(self, tokens: int, settings: Settings) -> bool:
+        return fits(self.kv_tokens, tokens, self.instance, settings)
 
 
 class _Class:
@@ -158,8 +158,8 @@ class _Class:
     many: more are only ever added.
     """
 
-    def __init__(self, loads: dict[int, _Load], weights: Weights) -> None:
-        self._loads, self._weights, self._cost = loads, weights, weights.cost
+    def __init__(self, loads: dict[int, _Load], settings: Settings) -> None:
+        self._loads, self._settings, self._cost = loads, settings, settings.cost
         self._heaps: dict[int, list[tuple[float, int, int]]] = {}
 
     def accepting(self, trajectory: TrajectoryView) -> _Load | None:
@@ -169,7 +169,7 @@ class _Class:
         if load is None or not load.num_running:
             return load
         gain = self._cost.gain(load.num_running, load.kv_tokens, tokens)
-        enough = self._weights.routing_gain * self._cost.gain(0, 0, tokens)
+        enough = self._settings.routing_gain * self._cost.gain(0, 0, tokens)
         return load if gain >= enough else None
 
     def add(self, load: _Load, tokens: int) -> None:
@@ -199,9 +199,9 @@ class _Class:
         found = None
         while heap and found is None:
             load = self._loads[heap[0][1]]
-            if load.num_running != heap[0][2] or not load.fits(size, self._weights):
+            if load.num_running != heap[0][2] or not load.fits(size, self._settings):
                 heappop(heap)  # out of date, or too full for any trajectory of this heap
-            elif load.fits(tokens, self._weights):
+            elif load.fits(tokens, self._settings):
                 found = load
             else:
                 lack_room.append(heappop(heap))

@@ -1,42 +1,45 @@
-"""Schedules: the rules by name, and the five bundles of them.
+"""Schedules: the rules by name, and the bundles of them.
 
 A bundle fixes when groups are admitted, where trajectories go, when an instance pulls, what becomes
 of what runs there, and what moves. How stale anything may become is not its business: that is the
-protocol's, whatever the rules are.
+protocol's, whatever the rules are. docs/schedules.md shows `SCHEDULES` as a table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from rhymeflow.core.histopipe.pipeline import Pipeline
+from rhymeflow.core.histopipe.strategies import migrate_outliers, planned
 from rhymeflow.core.plan import Admission, OnPull
-from rhymeflow.core.strategies.hurrying import gating, nobody
-from rhymeflow.core.strategies.migration import lasting, none, rebalance
-from rhymeflow.core.strategies.placing import laid_out, outliers
+from rhymeflow.core.strategies.base import Layout, Migrating, Routing, Sync
+from rhymeflow.core.strategies.migration import none, rebalance, skip_nearly_done
 from rhymeflow.core.strategies.routing import fewest_requests, waterfall
-from rhymeflow.core.strategies.sync import consolidated, drained, greedy, status
-from rhymeflow.core.strategies.view import Hurrying, Migrating, Routing, Sync
+from rhymeflow.core.strategies.sync import (
+    gather_stragglers,
+    greedy,
+    when_idle,
+    when_version_unusable,
+)
 
 ROUTING: Mapping[str, Routing] = {
     "fewest_requests": fewest_requests,
     "waterfall": waterfall,
-    "laid_out": laid_out,
+    "planned": planned,
 }
 SYNC: Mapping[str, Sync] = {
-    "drained": drained,
+    "when_idle": when_idle,
     "greedy": greedy,
-    "status": status,
-    "consolidated": consolidated,
+    "when_version_unusable": when_version_unusable,
+    "gather_stragglers": gather_stragglers,
 }
 MIGRATION: Mapping[str, Migrating] = {
     "none": none,
     "rebalance": rebalance,
-    "outliers": outliers,
-    "lasting": lasting,
+    "skip_nearly_done": skip_nearly_done,
+    "migrate_outliers": migrate_outliers,
 }
-
-HURRYING: Mapping[str, Hurrying] = {"nobody": nobody, "gating": gating}
 
 
 class Bundle(NamedTuple):
@@ -47,24 +50,23 @@ class Bundle(NamedTuple):
     sync: Sync
     on_pull: OnPull
     migration: Migrating
-    pace: float | None
+    max_inflight_batches: float | None = None
     """Batches' worth of groups produced at a time; None: as many as the bound allows."""
-    hurrying: Hurrying = nobody
-    lays_out: bool = False
-    """Whether steps are laid out over the instances."""
     throughput_ratio: float = 5.0
     """An instance gives work away to one that has this many times less of it."""
+    layout: Callable[..., Layout] | None = None
+    """Makes what lays steps out over the instances, where the rules need it."""
 
 
 SCHEDULES: Mapping[str, Bundle] = {
-    "synchronous": Bundle("lockstep", fewest_requests, drained, "drain", none, None),
-    "one_step": Bundle("lockstep", fewest_requests, drained, "drain", none, None),
-    "bounded": Bundle("protocol", fewest_requests, drained, "drain", none, None),
-    "partial": Bundle("protocol", fewest_requests, greedy, "keep", none, None),
-    "staleflow": Bundle("protocol", waterfall, greedy, "spread", rebalance, 1.0),
-    "histopipe": Bundle("protocol", laid_out, drained, "keep", outliers, None, lays_out=True),
+    "synchronous": Bundle("lockstep", fewest_requests, when_idle, "drain", none),
+    "one_step": Bundle("lockstep", fewest_requests, when_idle, "drain", none),
+    "bounded": Bundle("protocol", fewest_requests, when_idle, "drain", none),
+    "partial": Bundle("protocol", fewest_requests, greedy, "keep", none),
+    "staleflow": Bundle("protocol", waterfall, greedy, "reroute", rebalance, 1.0),
+    "histopipe": Bundle("protocol", planned, when_idle, "keep", migrate_outliers, layout=Pipeline),
     "rhymeflow": Bundle(
-        "protocol", waterfall, consolidated, "spread", lasting, 1.5, gating, throughput_ratio=3.0
+        "protocol", waterfall, gather_stragglers, "reroute", skip_nearly_done, 1.5, 3.0
     ),
 }
 """`synchronous` and `one_step` differ in their bound, 0 and 1: with it the protocol has entries for

@@ -6,13 +6,15 @@ that lags pull in the end, or the run stalls: its docstring says why it does.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from rhymeflow.core.cost import CostModel
+from rhymeflow.core.strategies.base import FleetView, InstanceView
 from rhymeflow.core.strategies.routing import has_room
-from rhymeflow.core.strategies.view import FleetView, InstanceView
 from rhymeflow.core.types import InstanceId
 
 
-def drained(instance: InstanceView, view: FleetView) -> bool:
+def when_idle(instance: InstanceView, view: FleetView) -> bool:
     """When nothing is left on it.
 
     It comes to that where an instance that lags is given nothing new (`on_pull: drain`): what it
@@ -26,7 +28,7 @@ def greedy(instance: InstanceView, view: FleetView) -> bool:
     return True
 
 
-def status(instance: InstanceView, view: FleetView) -> bool:
+def when_version_unusable(instance: InstanceView, view: FleetView) -> bool:
     """When its version is of no more use (StaleFlow, synchronisation strategy).
 
     An instance at an old version is useful for partial trajectories, which have no need of a newer
@@ -50,19 +52,19 @@ def status(instance: InstanceView, view: FleetView) -> bool:
     return instance.version not in view.admissible
 
 
-def consolidated(instance: InstanceView, view: FleetView) -> bool:
+def gather_stragglers(instance: InstanceView, view: FleetView) -> bool:
     """When its version is of no more use, and others can take over what it has.
 
     As long as something may be started or gone on with at its version it does not pull: a pull
     makes it take in again all that is cached, and at an old version long responses have the
     instance for themselves. After that it could only run empty. So of all that are in this state,
     those with the most stay, as many as it takes for nothing there to be decoded more than
-    `crowding` times slower than alone; the others pull at once, and what they had is routed to
-    those that stay (`on_pull: spread`; partial trajectories try the lowest version first). An empty
-    one pulls.
+    `max_slowdown` times slower than alone; the others pull at once, and what they had is routed to
+    those that stay (`on_pull: reroute`; partial trajectories try the lowest version first). An
+    empty one pulls.
 
     Why it pulls in the end: one that stays can be given only what may run at its version, which is
-    finitely much (see `status`); it ends, and it pulls when it is empty.
+    finitely much (see `when_version_unusable`); it ends, and it pulls when it is empty.
     """
     if not instance.assigned:
         return True
@@ -71,11 +73,10 @@ def consolidated(instance: InstanceView, view: FleetView) -> bool:
     lowest = view.lowest_waiting
     if lowest is not None and lowest <= instance.version and has_room(instance):
         return False
-    if "stay" not in view.worked_out:
-        view.worked_out["stay"] = _stay(view)
-    return instance.name not in view.worked_out["stay"]
+    return instance.name not in _stay(view)
 
 
+@lru_cache(maxsize=1)  # all instances that lag are asked about in turn
 def _stay(view: FleetView) -> frozenset[InstanceId]:
     """Of the instances whose version is of no more use, those that keep it for the sake of all."""
     idle = [
@@ -87,14 +88,14 @@ def _stay(view: FleetView) -> frozenset[InstanceId]:
     if not total:
         return frozenset()
     tokens = sum(x.kv_tokens for _, _, x in idle) / total
-    each = _company(view.weights.cost, tokens, view.weights.crowding)
+    each = _company(view.settings.cost, tokens, view.settings.max_slowdown)
     most = len(view.instances) - 1  # one is to be fresh
     return frozenset(x.name for _, _, x in sorted(idle)[: min(most, -(-total // each))])
 
 
-def _company(cost: CostModel, tokens: float, crowding: float) -> int:
+def _company(cost: CostModel, tokens: float, max_slowdown: float) -> int:
     """Most trajectories of so many tokens among which one is not slowed down by more than this."""
-    most, slowest = 1, crowding * cost.iteration(1, tokens)
+    most, slowest = 1, max_slowdown * cost.iteration(1, tokens)
     while most < _MOST and cost.iteration(most + 1, (most + 1) * tokens) <= slowest:
         most += 1
     return most

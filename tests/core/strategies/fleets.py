@@ -10,11 +10,12 @@ from typing import Any
 from hypothesis import strategies as st
 
 from rhymeflow.core.cost import CostModel
-from rhymeflow.core.strategies.view import (
+from rhymeflow.core.strategies.base import (
     FleetView,
     InstanceView,
+    NoLayout,
+    Settings,
     TrajectoryView,
-    Weights,
 )
 from rhymeflow.core.types import TrajectoryId
 
@@ -24,15 +25,14 @@ COST_14B = CostModel(
 )  # fmt: skip
 """StaleFlow's fit of a 14B model on one device, made up where the strategies do not look."""
 
-WEIGHTS = Weights(
+SETTINGS = Settings(
     COST_14B,
     routing_gain=0.25,
     kv_headroom=0.0,
     max_waiting=3,
     throughput_ratio=5.0,
-    crowding=1.25,
-    growth=1.5,
-    urgency=1.0,
+    max_slowdown=1.25,
+    outlier_ratio=1.5,
     group_size=2,
 )
 
@@ -89,7 +89,7 @@ def fleet(
     *,
     admissible: set[int] | None = None,
     num_returning: int = 0,
-    weights: Weights = WEIGHTS,
+    settings: Settings = SETTINGS,
     **weighed: Any,
 ) -> FleetView:
     queue = queue or []
@@ -100,10 +100,9 @@ def fleet(
         lowest_waiting=min((t.min_version for t in queue), default=None),
         num_returning=num_returning,
         admissible=frozenset(admissible or ()),
-        weights=replace(weights, **weighed),
+        settings=replace(settings, **weighed),
         forecast=NoForecast(),
-        gating=frozenset(),
-        layout=None,
+        layout=NoLayout(),
     )
 
 

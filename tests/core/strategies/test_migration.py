@@ -9,12 +9,12 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from rhymeflow.core.strategies.migration import lasting, none, rebalance
+from rhymeflow.core.strategies.base import FleetView, InstanceView, TrajectoryView
+from rhymeflow.core.strategies.migration import none, rebalance, skip_nearly_done
 from rhymeflow.core.strategies.routing import fewest_requests, waterfall
-from rhymeflow.core.strategies.view import FleetView, InstanceView, TrajectoryView
 from rhymeflow.core.types import TrajectoryId
 from tests.core.strategies.fleets import (
-    WEIGHTS,
+    SETTINGS,
     NoForecast,
     fleet,
     fleets,
@@ -122,7 +122,7 @@ class Fleet:
     """Instances that do what they are told, and decode nothing meanwhile."""
 
     def __init__(self, view: FleetView) -> None:
-        self.weights = view.weights
+        self.settings = view.settings
         self.instances = {x.name: x._replace(waiting=()) for x in view.instances}
         self.versions = {t: x.version for x in view.instances for t in x.assigned}
         self.queue: dict[TrajectoryId, TrajectoryView] = {}
@@ -130,7 +130,7 @@ class Fleet:
     def view(self) -> FleetView:
         queue = sorted(self.queue.values(), key=lambda t: t.min_version)
         there = list(self.instances.values())
-        return fleet(there, queue, weights=self.weights)
+        return fleet(there, queue, settings=self.settings)
 
     def change(self, name: str, assigned: dict[TrajectoryId, int]) -> None:
         there = self.instances[name]
@@ -175,7 +175,7 @@ def crowded(draw) -> FleetView:
         )
     ratio = draw(st.sampled_from([1.01, 2.0, 5.0]))
     gain = draw(st.sampled_from([0.0, 0.25, 0.9]))
-    return fleet(there, weights=replace(WEIGHTS, throughput_ratio=ratio, routing_gain=gain))
+    return fleet(there, settings=replace(SETTINGS, throughput_ratio=ratio, routing_gain=gain))
 
 
 @settings(max_examples=300, deadline=None)
@@ -202,19 +202,21 @@ def test_what_is_about_to_end_is_not_moved() -> None:
     view = fleet([instance("giver", running=12), instance("taker")])
     all_of_them = {t for m in rebalance(view) for t in m.trajectories}
     assert any(t.group % 2 for t in all_of_them)
-    assert lasting(view) == rebalance(view), "nothing is known of lengths"
-    moved_now = {t for m in lasting(replace(view, forecast=Foretold())) for t in m.trajectories}
+    assert skip_nearly_done(view) == rebalance(view), "nothing is known of lengths"
+    moved_now = {
+        t for m in skip_nearly_done(replace(view, forecast=Foretold())) for t in m.trajectories
+    }
     assert moved_now == {t for t in all_of_them if t.group % 2 == 0}
 
 
 def test_what_waits_in_vain_goes_back_however_short_it_is() -> None:
     there = [instance("four", running=9, waiting=4), instance("room", running=2)]
     view = replace(fleet(there, [partial(0, 0)]), forecast=Foretold())
-    assert lasting(view) == rebalance(view)
+    assert skip_nearly_done(view) == rebalance(view)
 
 
 @given(view=fleets())
 def test_lasting_moves_a_part_of_what_rebalance_moves(view: FleetView) -> None:
     everything = {(m.instance, t) for m in rebalance(view) for t in m.trajectories}
     view = replace(view, forecast=Foretold())
-    assert {(m.instance, t) for m in lasting(view) for t in m.trajectories} <= everything
+    assert {(m.instance, t) for m in skip_nearly_done(view) for t in m.trajectories} <= everything

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rhymeflow.core.strategies.base import Assignment, FleetView, TrajectoryView
 from rhymeflow.core.strategies.routing import fewest_requests, waterfall, weighed
-from rhymeflow.core.strategies.view import Assignment, FleetView, TrajectoryView
 from tests.core.strategies.fleets import COST_14B, fleet, fleets, instance, new, partial, shown
 
 Rule = Callable[[FleetView], list[Assignment]]
@@ -149,11 +149,11 @@ def test_fewest_requests_passes_over_what_has_no_place() -> None:
 
 def waterfall_slowly(view: FleetView) -> list[Assignment]:
     """Look at every instance for each trajectory."""
-    cost, share = view.weights.cost, view.weights.routing_gain
+    cost, share = view.settings.cost, view.settings.routing_gain
     counts = [len(x.assigned) for x in view.instances]
     kv_tokens = [x.kv_tokens for x in view.instances]
     proposals = []
-    usable = 1 - view.weights.kv_headroom
+    usable = 1 - view.settings.kv_headroom
     for trajectory in view.queue:
         if trajectory.version is None and view.num_returning:
             break

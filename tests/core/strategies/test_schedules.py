@@ -10,10 +10,11 @@ import pytest
 
 from rhymeflow.config import ScheduleConfig
 from rhymeflow.core.commands import Interrupt
+from rhymeflow.core.histopipe.pipeline import Pipeline
 from rhymeflow.core.history import LengthHistory
-from rhymeflow.core.plan import Admission, OnPull, Tiers
+from rhymeflow.core.plan import Admission, OnPull
 from rhymeflow.core.strategies.migration import rebalance
-from rhymeflow.core.strategies.schedules import HURRYING, MIGRATION, ROUTING, SCHEDULES, SYNC
+from rhymeflow.core.strategies.schedules import MIGRATION, ROUTING, SCHEDULES, SYNC
 from tests.helpers import FakeBody, a_plan, a_schedule
 
 
@@ -28,11 +29,10 @@ def test_bundles_are_made_of_named_rules() -> None:
         assert bundle.routing in ROUTING.values()
         assert bundle.sync in SYNC.values()
         assert bundle.migration in MIGRATION.values()
-        assert bundle.hurrying in HURRYING.values()
 
 
 def test_rules_bear_their_names() -> None:
-    for table in (ROUTING, SYNC, MIGRATION, HURRYING):
+    for table in (ROUTING, SYNC, MIGRATION):
         assert all(name == rule.__name__ for name, rule in table.items())
 
 
@@ -67,11 +67,11 @@ def laid_out_run(plan: str, seed: int, *, alternate: bool, balance: bool) -> Fak
     """A run of `histopipe`; without tier 1 steps wait for one another, as in `planning`."""
     rules = a_schedule(
         "histopipe",
-        tiers=Tiers(alternate, balance),
+        layout=lambda: Pipeline(alternate_order=alternate, balance_instances=balance),
         admission="protocol" if alternate else "lockstep",
     )
     # Of so large groups all that runs anywhere is the last tenth.
-    rules = replace(rules, weights=replace(rules.weights, growth=1.01, group_size=100))
+    rules = replace(rules, settings=replace(rules.settings, outlier_ratio=1.01, group_size=100))
     pick = random.Random(seed).randrange
     return FakeBody(
         a_plan(num_batches=6, **PLANS[plan]), rules, capacities=(2, 3, 1), choose=pick,
@@ -88,8 +88,8 @@ def test_laid_out_runs_come_to_their_end(plan: str, alternate: bool, balance: bo
         body = laid_out_run(plan, seed, alternate=alternate, balance=balance)
         assert len(body.batches) == 6
         assert max(body.staleness) <= 1
-        assert body.mind.books.pipeline.num_steps >= 6
-        known = body.mind.books.pipeline
+        known = body.coordinator.state.layout
+        assert known.num_steps >= 6
         ended = {group for batch in body.batches for group in batch} | set(body.dropped)
         assert not any(group in known for group in ended), "what has ended is forgotten"
 

@@ -8,15 +8,20 @@ from typing import Any
 import pytest
 from hypothesis import given
 
+from rhymeflow.core.strategies.base import FleetView, InstanceView, TrajectoryView
 from rhymeflow.core.strategies.schedules import SYNC
-from rhymeflow.core.strategies.sync import consolidated, drained, greedy, status
-from rhymeflow.core.strategies.view import FleetView, InstanceView, TrajectoryView
+from rhymeflow.core.strategies.sync import (
+    gather_stragglers,
+    greedy,
+    when_idle,
+    when_version_unusable,
+)
 from tests.core.strategies.fleets import fleet, fleets, instance, new, partial, shown
 
 
 def test_drained_waits_for_the_last() -> None:
-    assert drained(instance(), fleet([]))
-    assert not drained(instance(running=1), fleet([]))
+    assert when_idle(instance(), fleet([]))
+    assert not when_idle(instance(running=1), fleet([]))
 
 
 def test_greedy_does_not_wait() -> None:
@@ -49,7 +54,7 @@ FULL = instance("a", 1, running=3, capacity=3)
 def test_status(
     there: InstanceView, queue: list[TrajectoryView], admissible: set[int], pulls: bool
 ) -> None:
-    assert status(there, fleet([there], queue, admissible=admissible)) is pulls
+    assert when_version_unusable(there, fleet([there], queue, admissible=admissible)) is pulls
 
 
 @pytest.mark.parametrize("rule", SYNC.values(), ids=SYNC)
@@ -61,7 +66,7 @@ def test_no_rule_holds_back_an_instance_with_nothing_on_it(rule, view: FleetView
         assert rule(each, view) is rule(each, view)
         assert rule(each._replace(assigned={}, waiting=()), view)
         idle = replace(view, queue=(), lowest_waiting=None, admissible=frozenset())
-        if rule is status and not each.waiting:
+        if rule is when_version_unusable and not each.waiting:
             assert rule(each, idle)
     assert shown(view) == before
 
@@ -74,14 +79,14 @@ def lagging(*counts: int, fresh: int = 1, **changes: Any) -> FleetView:
 
 
 def pulling(view: FleetView) -> list[str]:
-    return [x.name for x in view.instances if x.version == 1 and consolidated(x, view)]
+    return [x.name for x in view.instances if x.version == 1 and gather_stragglers(x, view)]
 
 
 def test_those_with_the_most_stay_and_take_over_what_the_others_have() -> None:
     # 1,000 tokens cost 0.12 ms beside 14 ms: some thirty are not a quarter slower than one.
     assert pulling(lagging(2, 7, 1, 3)) == ["old-0", "old-2", "old-3"]
-    assert pulling(lagging(2, 7, 1, 3, crowding=1.06)) == ["old-0", "old-2"], "eight at most"
-    assert pulling(lagging(2, 7, 1, 3, crowding=1.01)) == [], "two at most"
+    assert pulling(lagging(2, 7, 1, 3, max_slowdown=1.06)) == ["old-0", "old-2"], "eight at most"
+    assert pulling(lagging(2, 7, 1, 3, max_slowdown=1.01)) == [], "two at most"
 
 
 @pytest.mark.parametrize(
@@ -102,9 +107,9 @@ def test_what_may_not_run_there_is_no_reason_to_stay() -> None:
 def test_not_all_of_a_fleet_stay() -> None:
     """Else nothing new could begin until one has run empty."""
     assert pulling(lagging(2, fresh=0)) == ["old-0"]
-    assert pulling(lagging(9, 8, 7, fresh=0, crowding=1.001)) == ["old-2"]
+    assert pulling(lagging(9, 8, 7, fresh=0, max_slowdown=1.001)) == ["old-2"]
 
 
 def test_what_waits_there_is_decoded_first() -> None:
     view = fleet([instance("a", 1, running=3, waiting=1), instance("b", 2)])
-    assert not consolidated(view.instances[0], view)
+    assert not gather_stragglers(view.instances[0], view)

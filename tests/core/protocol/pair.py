@@ -1,7 +1,7 @@
 """The fast protocol and the naive one side by side, and what must hold of both at any time."""
 
-from rhymeflow.core.staleness import ProtocolError, StalenessBuffers
-from tests.core.naive import NaiveBuffers, Row
+from rhymeflow.core.protocol.staleness import ProtocolError, StalenessBuffers
+from tests.core.protocol.naive import NaiveBuffers, Row
 
 
 class Pair:
@@ -12,7 +12,7 @@ class Pair:
         self.slow = NaiveBuffers(**sizes)
         self.ended: list[int] = []
         """Groups that hold no entry any more."""
-        self.serial = 0
+        self.group_id = 0
         """The next new group."""
         self.settled = True
         """Whether nothing but `tighten` can have left finished work waiting."""
@@ -36,7 +36,7 @@ class Pair:
         assert results[0] == results[1], f"{operation}{arguments}: {results}"
         outcome, result = results[0]
         if outcome == "refused" or result is None or result is False:
-            assert rows_of(self.fast) == before, f"{operation}{arguments} changed the books"
+            assert rows_of(self.fast) == before, f"{operation}{arguments} changed something"
         else:
             self._after(operation, arguments, result, before)
         self.check(operation)
@@ -63,7 +63,7 @@ class Pair:
         assert kept <= {row[0] for row in rows_of(self.fast)}, "a group is lost"
 
     def check(self, operation: str) -> None:
-        """Equal books, and the laws."""
+        """Equal entries, and the laws."""
         rows = rows_of(self.fast)
         assert rows == sorted((r.group, r.version, r.state, r.place) for r in self.rows), operation
         check_laws(self.fast, rows, self.settled)
@@ -82,14 +82,14 @@ class Pair:
 def rows_of(fast: StalenessBuffers) -> list[tuple[int, int, str, int]]:
     """(group, version, state, buffer) of all groups that hold an entry, by group."""
     rows = []
-    for number, buffer in fast.books().items():
+    for number, buffer in fast.by_version.items():
         rows += [(g, v, "reserved", number) for g, v in buffer.reserved.items()]
         rows += [(g, v, "occupied", number) for g, v in buffer.occupied.items()]
     return sorted(rows)
 
 
 def check_laws(fast: StalenessBuffers, rows, settled: bool) -> None:
-    """The laws on the books alone, whatever rules led there."""
+    """The laws on the entries alone, whatever rules led there."""
     eta, size = fast.max_staleness, fast.groups_per_batch + fast.extra_groups
     assert len({group for group, *_ in rows}) == len(rows), "a group holds two entries"
     occupied: dict[int, int] = {}

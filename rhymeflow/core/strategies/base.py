@@ -9,11 +9,14 @@ given so far is carried out (the speculative state), so a strategy never plans f
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from rhymeflow.core.cost import CostModel
 from rhymeflow.core.types import GroupId, InstanceId, TrajectoryId, Version
+
+if TYPE_CHECKING:
+    from rhymeflow.core.state import State
 
 
 class TrajectoryView(NamedTuple):
@@ -48,7 +51,7 @@ class InstanceView(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class Settings:
     """The numbers that strategies weigh with; see the fields of the same names in the config."""
 
     cost: CostModel
@@ -56,15 +59,14 @@ class Weights:
     kv_headroom: float
     max_waiting: int
     throughput_ratio: float
-    crowding: float
-    growth: float
-    urgency: float
+    max_slowdown: float
+    outlier_ratio: float
     group_size: int
     """Trajectories of a group."""
 
 
 class Forecast(Protocol):
-    """What is foretold of lengths, in response tokens."""
+    """What is predicted of lengths, in response tokens."""
 
     @property
     def skill(self) -> float:
@@ -77,33 +79,42 @@ class Forecast(Protocol):
         """Tokens it is expected to need still, at least 1."""
 
     def length(self, group: GroupId) -> float:
-        """Tokens that a response of this group, drawn or admitted, is expected to have."""
+        """Tokens that a response of this group, admitted or not, is expected to have."""
 
     def quantile(self, group: GroupId, q: float) -> float:
         """The q-quantile of the lengths of a group's responses, none of which has begun."""
 
 
 class Layout(Protocol):
-    """Where a schedule that lays its steps out wants things to be (`core/pipeline.py`)."""
+    """What a schedule remembers of where trajectories are to run, for its own rules to read.
 
-    @property
-    def num_steps(self) -> int:
-        """Steps laid out; groups that are not admitted belong to the last one."""
+    The coordinator makes one when it begins, and knows no more of it than this.
+    """
 
-    def place(self, trajectory: TrajectoryId) -> tuple[int, InstanceId] | None:
-        """Step and instance; None: its group is not laid out yet."""
+    def extend(self, state: State) -> None:
+        """Lay out what waits to be admitted, if it is time to; called before rules are asked."""
 
-    def step(self, assigned: Iterable[TrajectoryId]) -> int | None:
-        """The earliest step that any of these belongs to; None: there are none."""
+    def move(self, trajectories: Iterable[TrajectoryId], to: InstanceId, *, later: bool) -> None:
+        """These are taken away from where they run: see `Migration`."""
 
-    def has_moved(self, trajectory: TrajectoryId) -> bool:
-        """Whether it was taken away from where it was laid out."""
-
-    def share(self, instance: InstanceId) -> float:
-        """Groups' worth of responses that the last layout gave it."""
+    def end(self, group: GroupId) -> None:
+        """The group has ended."""
 
 
-@dataclass(frozen=True, slots=True)
+class NoLayout:
+    """Remembers nothing: groups go wherever routing sends them."""
+
+    def extend(self, state: State) -> None:
+        """Nothing is laid out."""
+
+    def move(self, trajectories: Iterable[TrajectoryId], to: InstanceId, *, later: bool) -> None:
+        """They are routed anew."""
+
+    def end(self, group: GroupId) -> None:
+        """Nothing was known of it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class FleetView:
     """Everything at one tick."""
 
@@ -120,14 +131,9 @@ class FleetView:
     """Trajectories being interrupted: on no instance any more, not in the queue yet."""
     admissible: frozenset[Version]
     """Versions at which a new group could be started now, among those that instances hold."""
-    weights: Weights
+    settings: Settings
     forecast: Forecast
-    gating: frozenset[GroupId]
-    """Groups that an idle learner waits for; empty while it trains."""
-    layout: Layout | None
-    """None: the schedule lays nothing out."""
-    worked_out: dict[str, Any] = field(default_factory=dict, compare=False)
-    """What strategies have worked out of this view, for the next question about it."""
+    layout: Layout
 
 
 class Assignment(NamedTuple):
@@ -147,17 +153,6 @@ class Migration(NamedTuple):
     later: bool = False
     """In the step after theirs."""
 
-
-class Preference(NamedTuple):
-    """Draft for these on this instance before others."""
-
-    instance: InstanceId
-    trajectories: tuple[TrajectoryId, ...]
-
-
-Hurrying = Callable[[FleetView], Iterable[Preference]]
-"""Whose tokens are worth more than others' where drafts are chosen; instances that are not named
-prefer none."""
 
 Routing = Callable[[FleetView], Iterable[Assignment]]
 """Which of what waits goes where, in the order it is to be done."""

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from rhymeflow.core.strategies.view import InstanceView
+from rhymeflow.core.events import Snapshot
+from rhymeflow.core.strategies.base import InstanceView
 from rhymeflow.core.types import InstanceId, TrajectoryId, Version
 
 
@@ -29,18 +30,18 @@ class Instance:
     """Members RUNNING on it, with their tokens (prompt and response) when they were routed."""
     stopping: set[TrajectoryId] = field(default_factory=set)
     """Members STOPPING on it."""
-    clock: float = 0.0
-    """Response tokens that one decoded there all the time would have; see `Snapshot.made`."""
-    routed_at: dict[TrajectoryId, float] = field(default_factory=dict)
-    """By the clock, since when those assigned are decoded there."""
-    hurried: frozenset[TrajectoryId] = frozenset()
-    """What it was last told to draft for before others."""
     evaluating: Version | None = None
     waiting: tuple[TrajectoryId, ...] = ()
     """Of those assigned, the ones not decoded when last seen."""
+    decoded_tokens: float = 0.0
+    """When last seen; see `Snapshot.decoded_tokens`."""
+    _decoded_before: dict[TrajectoryId, float] = field(default_factory=dict)
+    """Of those assigned: `decoded_tokens` when it was last seen not to be decoded."""
     _kv_seen: int = 0
     _unreflected: deque[tuple[int, int]] = field(default_factory=deque)
+    """(number, change of KV tokens) of commands that no snapshot reflects."""
     _kv_unreflected: int = 0
+    """Sum of these changes."""
     _view: InstanceView | None = None
     """What strategies were last shown, while it still holds."""
 
@@ -58,38 +59,43 @@ class Instance:
             self._kv_unreflected += kv_change
         return self.commands
 
+    def assign(self, trajectory: TrajectoryId, tokens: int) -> None:
+        """A trajectory of `tokens` tokens is to run here."""
+        self.assigned[trajectory] = tokens
+        self._decoded_before[trajectory] = self.decoded_tokens
+
     def take(self, trajectories: tuple[TrajectoryId, ...]) -> int:
         """Take these off what is assigned; the number of the command that does it."""
         for trajectory in trajectories:
-            self.routed_at.pop(trajectory, None)
+            del self._decoded_before[trajectory]
         return self.next_number(-sum(self.assigned.pop(t) for t in trajectories))
 
-    def made_here(self, trajectory: TrajectoryId) -> int:
+    def generated(self, trajectory: TrajectoryId) -> int:
         """About how many tokens a trajectory assigned to it has got there."""
-        return max(0, int(self.clock - self.routed_at.get(trajectory, self.clock)))
+        return max(0, int(self.decoded_tokens - self._decoded_before[trajectory]))
 
-    def holds(self, version: Version) -> None:
+    def pulled(self, version: Version) -> None:
         """It has pulled, and perhaps got a newer version than it was told to take."""
         self._view = None
         self.version = max(self.version, version)
 
-    def reflect(
-        self, number: int, waiting: tuple[TrajectoryId, ...], kv_tokens: int, made: float
-    ) -> None:
-        """Take in a snapshot. One that came late or twice is older than what is known."""
+    def reflect(self, seen: Snapshot) -> None:
+        """Take in how it was."""
         self._view = None
-        self._kv_seen, self.waiting, self.clock = kv_tokens, waiting, made
-        for trajectory in waiting:  # not decoded: it makes nothing
-            if trajectory in self.routed_at:
-                self.routed_at[trajectory] = made
-        while self._unreflected and self._unreflected[0][0] <= number:
+        self._kv_seen, self.waiting, self.decoded_tokens = (
+            seen.kv_tokens, seen.waiting, seen.decoded_tokens
+        )  # fmt: skip
+        for trajectory in seen.waiting:
+            if trajectory in self.assigned:
+                self._decoded_before[trajectory] = seen.decoded_tokens
+        while self._unreflected and self._unreflected[0][0] <= seen.number:
             self._kv_unreflected -= self._unreflected.popleft()[1]
 
     def finished(self, trajectory: TrajectoryId, tokens: int) -> None:
         """A trajectory of `tokens` tokens (prompt and response) has ended there."""
         self._view = None
-        self.assigned.pop(trajectory, None)
-        self.routed_at.pop(trajectory, None)
+        if self.assigned.pop(trajectory, None) is not None:
+            del self._decoded_before[trajectory]
         self.stopping.discard(trajectory)
         self._kv_seen = max(0, self._kv_seen - tokens)
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rhymeflow.core import completion
-from rhymeflow.core.strategies.layout import (
+from rhymeflow.core.histopipe.layout import (
     RANKING_GROUPS,
     Ranked,
     Share,
     completion_time,
+    duration,
     lay_out,
 )
 from tests.core.strategies.fleets import COST_14B
@@ -119,7 +119,7 @@ def one_after_another(lengths: list[int], prompt: int, places: int) -> float:
 
 @given(lengths=st.lists(st.integers(1, 300), max_size=40), prompt=st.integers(1, 3000))
 def test_seconds_of_what_begins_together(lengths: list[int], prompt: int) -> None:
-    found = completion.seconds(COST_14B, sorted(lengths), prompt, 64)
+    found = duration(COST_14B, sorted(lengths), prompt, 64)
     # Token 1 reads the prompt alone: half a token a response and iteration less than the integral.
     slack = COST_14B.k1 * sum(lengths) / 2
     assert found == pytest.approx(one_after_another(lengths, prompt, 64) + slack)
@@ -130,15 +130,13 @@ def test_seconds_of_what_begins_together(lengths: list[int], prompt: int) -> Non
 def test_seconds_of_more_than_there_is_place_for(count: int, seed: int) -> None:
     draw = random.Random(seed)
     lengths = sorted(min(2000, int(draw.lognormvariate(5.5, 0.8)) + 1) for _ in range(count))
-    found = completion.seconds(COST_14B, lengths, 500, 64)
+    found = duration(COST_14B, lengths, 500, 64)
     shortest_first = one_after_another(lengths, 500, 64)
     longest_first = one_after_another(lengths[::-1], 500, 64)
     assert longest_first < found < shortest_first < 1.08 * found
 
 
 def test_seconds_of_nothing_and_of_more() -> None:
-    assert completion.seconds(COST_14B, [], 500, 64) == 0
+    assert duration(COST_14B, [], 500, 64) == 0
     for shorter, longer in pairwise([[5.0], [5.0, 9.0], [5.0, 9.0, 9.0], [6.0, 9.0, 9.0, 9.0]]):
-        assert completion.seconds(COST_14B, shorter, 500, 2) < completion.seconds(
-            COST_14B, longer, 500, 2
-        )
+        assert duration(COST_14B, shorter, 500, 2) < duration(COST_14B, longer, 500, 2)

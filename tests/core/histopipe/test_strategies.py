@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rhymeflow.core.strategies.placing import laid_out, outliers
+from rhymeflow.core.histopipe.pipeline import Pipeline, Place
+from rhymeflow.core.histopipe.strategies import migrate_outliers, planned
+from rhymeflow.core.strategies.base import FleetView, InstanceView, Migration, TrajectoryView
 from rhymeflow.core.strategies.routing import fewest_requests
-from rhymeflow.core.strategies.view import FleetView, InstanceView, Migration, TrajectoryView
 from rhymeflow.core.types import TrajectoryId
 from tests.core.strategies.fleets import NoForecast, fleet, fleets, instance, new, partial, shown
 
@@ -36,23 +37,22 @@ class Foretold(NoForecast):
         return self.expected.get(group, 1000.0)
 
 
-@dataclass
-class Placed:
+class Placed(Pipeline):
     """A layout written down."""
 
-    places: dict[TrajectoryId, tuple[int, str]]
-    shares: dict[str, float] = field(default_factory=dict)
-    moved: set[TrajectoryId] = field(default_factory=set)
+    def __init__(
+        self,
+        places: dict[TrajectoryId, tuple[int, str]],
+        shares: dict[str, float] | None = None,
+        moved: Collection[TrajectoryId] = (),
+    ) -> None:
+        super().__init__(alternate_order=True, balance_instances=True)
+        self.places, self.shares, self.moved = places, shares or {}, moved
+        self.num_steps = 1 + max((step for step, _ in places.values()), default=-1)
 
-    @property
-    def num_steps(self) -> int:
-        return 1 + max((step for step, _ in self.places.values()), default=-1)
-
-    def place(self, trajectory: TrajectoryId) -> tuple[int, str] | None:
-        return self.places.get(trajectory)
-
-    def step(self, assigned: Iterable[TrajectoryId]) -> int | None:
-        return min((self.places[t][0] for t in assigned if t in self.places), default=None)
+    def place(self, trajectory: TrajectoryId) -> Place | None:
+        found = self.places.get(trajectory)
+        return None if found is None else Place(*found)
 
     def has_moved(self, trajectory: TrajectoryId) -> bool:
         return trajectory in self.moved
@@ -67,7 +67,7 @@ def assigned(*steps: tuple[InstanceView, int]) -> dict[TrajectoryId, tuple[int, 
 
 
 def routed(view: FleetView) -> list[tuple[int, str]]:
-    return [(each.trajectory.group, each.instance) for each in laid_out(view)]
+    return [(each.trajectory.group, each.instance) for each in planned(view)]
 
 
 def placed(
@@ -84,8 +84,8 @@ def placed(
 
 @given(view=fleets())
 def test_without_a_layout_it_is_fewest_requests(view: FleetView) -> None:
-    assert laid_out(view) == fewest_requests(view)
-    assert list(outliers(view)) == []
+    assert planned(view) == fewest_requests(view)
+    assert list(migrate_outliers(view)) == []
 
 
 @given(view=fleets(), data=st.data())
@@ -97,8 +97,8 @@ def test_what_is_routed_may_be(view: FleetView, data: st.DataObject) -> None:
     layout = Placed({t: data.draw(drawn) for t in ids if data.draw(st.booleans())})
     view = replace(view, layout=layout)
     before = shown(view)
-    answer = laid_out(view)
-    assert answer == laid_out(view)
+    answer = planned(view)
+    assert answer == planned(view)
     assert shown(view) == before
     assert len({each.trajectory for each in answer}) == len(answer)
     waiting = {t.id: t for t in view.queue}
@@ -162,7 +162,7 @@ def outlying(
     share: float = 10.0,
     made: int = 2000,
     left: float = 1.0,
-    **layout: set[TrajectoryId],
+    **layout: Collection[TrajectoryId],
 ) -> list[Migration]:
     """Shares are of groups of two; the first's have `made` tokens, all others `left` to go."""
     tokens = dict.fromkeys(there[0].assigned, made)
@@ -173,7 +173,7 @@ def outlying(
         Placed(assigned(*((x, 0) for x in there)), {x.name: share for x in there}, **layout),
         Foretold(tokens, expected),
     )
-    return list(outliers(view))
+    return list(migrate_outliers(view))
 
 
 def test_an_outlier_goes_on_in_the_next_step_if_nobody_goes_on_for_longer() -> None:
@@ -190,7 +190,7 @@ def test_an_outlier_is_among_the_last_tenth_and_longer_than_was_foretold() -> No
     assert len(outlying([there])) == 2, "a tenth of ten groups of two"
     assert outlying([there], share=9.9) == []
     assert outlying([there], share=0.0) == [], "it was given none"
-    assert outlying([there], made=1500) == [], "growth times the expected"
+    assert outlying([there], made=1500) == [], "outlier_ratio times the expected"
     assert len(outlying([there], made=1501)) == 2
     (first, second) = there.assigned
     assert [m.trajectories for m in outlying([there], moved={first})] == [(second,)], "once each"
@@ -201,10 +201,10 @@ def test_nothing_is_an_outlier_where_nothing_is_foretold() -> None:
     tokens = dict.fromkeys(there.assigned, 2000)
     layout = Placed(assigned((there, 0)), {"a": 10.0})
     for skill in (0.0, 0.1):
-        found = list(outliers(placed([there], [], layout, Foretold(tokens, {}, skill))))
+        found = list(migrate_outliers(placed([there], [], layout, Foretold(tokens, {}, skill))))
         assert len(found) == (skill > 0)
     beyond = placed([there], [], Placed({}, {"a": 10.0}), Foretold(tokens))
-    assert list(outliers(beyond)) == [], "it is not laid out"
+    assert list(migrate_outliers(beyond)) == [], "it is not laid out"
 
 
 def test_an_outlier_goes_to_one_that_is_fresh_enough_and_has_longer_to_go() -> None:

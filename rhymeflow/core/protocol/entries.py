@@ -1,14 +1,28 @@
 """The entries of all buffers: which group sits where, and under which version.
 
 Holds true: a group holds one entry at most, in a buffer of its window and never in one that is
-consumed; the count of EMPTY entries is right. Knows nothing of which entry a group is to have: that
+consumed. Knows nothing of which entry a group is to have: that
 is `staleness.py`, which changes it through the methods at the end.
 """
 
 from __future__ import annotations
 
-from rhymeflow.core.buffer import Buffer, BufferState
+from collections.abc import Mapping
+from typing import Literal
+
+from rhymeflow.core.protocol.buffer import Buffer, BufferState
 from rhymeflow.core.types import GroupId, Version
+
+EntryState = Literal["EMPTY", "RESERVED", "OCCUPIED"]
+
+OPERATIONS: Mapping[str, Mapping[EntryState, EntryState]] = {
+    "reserve": {"EMPTY": "RESERVED"},
+    "tighten": {"RESERVED": "RESERVED"},
+    "occupy": {"RESERVED": "OCCUPIED"},
+    "release": {"RESERVED": "EMPTY", "OCCUPIED": "EMPTY"},
+    "consume": {"OCCUPIED": "EMPTY"},
+}
+"""What each operation makes of a group's entry: from -> to. A group without one is EMPTY."""
 
 
 class ProtocolError(AssertionError):
@@ -33,9 +47,7 @@ class Entries:
         self, *, groups_per_batch: int, extra_groups: int, max_staleness: int, num_batches: int
     ) -> None:
         assert groups_per_batch > 0
-        assert extra_groups >= 0
-        assert max_staleness >= 0
-        assert num_batches >= 0
+        assert min(extra_groups, max_staleness, num_batches) >= 0
         self.groups_per_batch = groups_per_batch
         self.extra_groups = extra_groups
         self.max_staleness = max_staleness
@@ -43,9 +55,11 @@ class Entries:
         self.first: Version = 0
         """The buffer to be consumed next."""
         self._size = groups_per_batch + extra_groups
-        self._buffers: dict[Version, Buffer] = {}
+        self.by_version: dict[Version, Buffer] = {}
+        """The buffers that hold, or have held, anything. To look at, not to change."""
         self._place: dict[GroupId, Version] = {}
-        self._num_empty = num_batches * self._size
+        self._holes: set[Version] = set()
+        """Buffers that may have an EMPTY entry which finished work of later ones could take."""
 
     # -- questions ---------------------------------------------------------------------------
 
@@ -64,50 +78,44 @@ class Entries:
 
     def version(self, group: GroupId) -> Version:
         """The group's version: the least of its members'."""
-        buffer = self._buffers[self._held_place(group)]
-        return buffer.reserved[group] if group in buffer.reserved else buffer.occupied[group]
+        if group not in self._place:
+            raise ProtocolError(f"group {group} holds no entry")
+        return self.by_version[self._place[group]].holding(group)[group]
 
     def ready(self) -> bool:
         """Whether the first buffer has met its target and can be consumed."""
-        buffer = self._buffers.get(self.first)
+        buffer = self.by_version.get(self.first)
         return buffer is not None and buffer.met
 
     def state(self, number: Version) -> BufferState:
         """The state of a buffer that exists."""
         if not self.first <= number < self.num_batches:
             raise ProtocolError(f"buffer {number} does not exist")
-        buffer = self._buffers.get(number)
+        buffer = self.by_version.get(number)
         return "pending" if buffer is None else buffer.state
 
     def reserved_in(self, number: Version) -> tuple[GroupId, ...]:
         """The groups that are RESERVED in this buffer, in ascending order."""
-        buffer = self._buffers.get(number)
+        buffer = self.by_version.get(number)
         return () if buffer is None else tuple(sorted(buffer.reserved))
 
     def num_empty(self) -> int:
         """EMPTY entries that can still be reserved, over all buffers that exist."""
-        return self._num_empty
-
-    def books(self) -> dict[Version, Buffer]:
-        """The buffers that hold, or have held, anything, by number. To look at, not to change."""
-        return self._buffers
+        untouched = self.num_batches - self.first - len(self.by_version)
+        return untouched * self._size + sum(b.room for b in self.by_version.values())
 
     # -- changes -----------------------------------------------------------------------------
 
-    def _held_place(self, group: GroupId) -> Version:
-        place = self._place.get(group)
-        if place is None:
-            raise ProtocolError(f"group {group} holds no entry")
-        return place
-
-    def _reserved_place(self, group: GroupId) -> Version:
-        place = self._held_place(group)
-        if group not in self._buffers[place].reserved:
-            raise ProtocolError(f"group {group} is not reserved")
-        return place
+    def _check(self, operation: str, group: GroupId) -> None:
+        """Refuse what the table of operations does not have."""
+        place, state = self._place.get(group), "EMPTY"
+        if place is not None:
+            state = "RESERVED" if group in self.by_version[place].reserved else "OCCUPIED"
+        if state not in OPERATIONS[operation]:
+            raise ProtocolError(f"{operation}: the entry of group {group} is {state}")
 
     def _room(self, number: Version) -> int:
-        buffer = self._buffers.get(number)
+        buffer = self.by_version.get(number)
         return self._size if buffer is None else buffer.room
 
     def _highest_empty(self, version: Version) -> Version | None:
@@ -118,30 +126,15 @@ class Entries:
 
     def _take(self, group: GroupId) -> Version:
         """EMPTY the entry that the group holds; its version."""
-        buffer = self._buffers[self._place.pop(group)]
-        room = buffer.room
-        version = buffer.take(group)
-        self._num_empty += buffer.room - room
-        return version
-
-    def _put_reserved(self, group: GroupId, version: Version, target: Version) -> None:
-        buffer = self._enter(group, version, target)
-        buffer.put_reserved(group, version)
-        self._num_empty -= 1
-
-    def _put_occupied(self, group: GroupId, version: Version, target: Version) -> None:
-        buffer = self._enter(group, version, target)
-        room = buffer.room
-        buffer.put_occupied(group, version)
-        self._num_empty += buffer.room - room
+        return self.by_version[self._place.pop(group)].holding(group).pop(group)
 
     def _enter(self, group: GroupId, version: Version, target: Version) -> Buffer:
         """The buffer that the group is put into: the one place where the window is checked."""
         assert max(version, self.first) <= target <= version + self.max_staleness, (version, target)
         assert target < self.num_batches
-        buffer = self._buffers.get(target)
+        buffer = self.by_version.get(target)
         if buffer is None:
-            buffer = self._buffers[target] = Buffer(self.groups_per_batch, self._size)
+            buffer = self.by_version[target] = Buffer(self.groups_per_batch, self._size)
         assert buffer.room, f"buffer {target} takes nothing more"
         self._place[group] = target
         return buffer

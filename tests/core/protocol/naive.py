@@ -1,7 +1,7 @@
 """The staleness protocol said once more, as slowly and plainly as can be: an oracle.
 
 One list of rows, no look-up, no heap, no counter, nothing remembered between operations: each rule
-lists all that it allows and takes the first, as the tables in `rhymeflow/core/staleness.py` say.
+lists all that it allows and takes the first, as the tables in `core/protocol/staleness.py` say.
 `best_placement` knows no rules at all: it tries every placement there is.
 """
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
-from rhymeflow.core.staleness import ProtocolError
+from rhymeflow.core.protocol.staleness import ProtocolError
 
 
 @dataclass

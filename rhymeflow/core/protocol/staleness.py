@@ -1,9 +1,9 @@
 """The staleness protocol: which training batch a group of trajectories may end up in.
 
 Theory (StaleFlow, arXiv 2601.12784, section on the consistency protocol; words in
-ARCHITECTURE.md). Buffer b is the book for the batch that the learner consumes at version b;
-consuming it makes version b + 1. Its target is `groups_per_batch`, and it has that many entries
-and `extra_groups` more, each
+ARCHITECTURE.md). Buffer b collects the batch that the learner consumes at version b; consuming it
+makes version b + 1. Its target is `groups_per_batch`, and it has that many entries and
+`extra_groups` more, each
 
     EMPTY --reserve--> RESERVED --occupy--> OCCUPIED --consume--> (gone with its buffer)
                           |                    |
@@ -21,13 +21,13 @@ of buffer b only if
 | ready | at target | none | nothing |
 | ready_with_capacity | at target | some | nothing |
 
-| operation | on a group that is | it takes | then |
-| --- | --- | --- | --- |
-| reserve | in no buffer | the highest EMPTY entry in its window | |
-| tighten | RESERVED | the one held, or if it must, the highest EMPTY one in its window | late |
-| occupy | RESERVED | its own given up, then late, the lowest EMPTY one in its window | settle |
-| release | in a buffer | none: it ended without being trained on | settle |
-| consume | in the first buffer | none: the buffer has met its target | |
+| operation | from | to | entry | then |
+| --- | --- | --- | --- | --- |
+| reserve | EMPTY | RESERVED | the highest EMPTY one in the window | |
+| tighten | RESERVED | RESERVED | its own, or if it must, the highest EMPTY in the window | late |
+| occupy | RESERVED | OCCUPIED | its own given up, then late, the lowest EMPTY one | settle |
+| release | RESERVED, OCCUPIED | EMPTY | its own: it ended without being trained on | settle |
+| consume | OCCUPIED | EMPTY | all of the first buffer, which has met its target | |
 
 | what follows | moves | from | into | which first |
 | --- | --- | --- | --- | --- |
@@ -36,9 +36,9 @@ of buffer b only if
 | surplus | RESERVED | a buffer that has met its target | nothing: returned | |
 
 `reserve` and `tighten` are refused where there is no such entry. Moves stay in the group's window
-and are made until there are none; `settle` is late, then early
-with late after each move, then surplus. In `occupy`, where the group's own entry must not be moved
-out of its reach, late empties no buffer below the group's version before the group has its entry.
+and are made until there are none; `settle` is late, then early with late after each move, then
+surplus. In `occupy`, where the group's own entry must not be moved out of its reach, late empties
+no buffer below the group's version before the group has its entry.
 
 Before generation starts nobody knows how long it will last. So reservations count on the worst and
 lie as late as they can, which leaves the early entries to those that must have them, and finished
@@ -90,37 +90,24 @@ Knows nothing of instances, members or time; ids are ints.
 
 from __future__ import annotations
 
-from rhymeflow.core.entries import Entries, ProtocolError
+from rhymeflow.core.protocol.entries import Entries, ProtocolError
 from rhymeflow.core.types import GroupId, Version
 
 
 class StalenessBuffers(Entries):
-    """The books of all batches that are not consumed yet, and the operations on them.
+    """The buffers of all batches that are not consumed yet, and the operations on them.
 
     Arguments as of `Entries`. `ProtocolError` is raised before anything is changed.
     """
-
-    def __init__(
-        self, *, groups_per_batch: int, extra_groups: int, max_staleness: int, num_batches: int
-    ) -> None:
-        super().__init__(
-            groups_per_batch=groups_per_batch,
-            extra_groups=extra_groups,
-            max_staleness=max_staleness,
-            num_batches=num_batches,
-        )
-        self._holes: set[Version] = set()
-        """Buffers that may have an EMPTY entry which finished work of later ones could take."""
 
     # -- operations --------------------------------------------------------------------------
 
     def reserve(self, group: GroupId, version: Version) -> Version | None:
         """RESERVE the highest EMPTY entry in the window; None: not admitted (backpressure)."""
-        if group in self._place:
-            raise ProtocolError(f"group {group} already holds an entry")
+        self._check("reserve", group)
         target = self._highest_empty(version)
         if target is not None:
-            self._put_reserved(group, version, target)
+            self._enter(group, version, target).reserved.put(group, version)
         return target
 
     def tighten(self, group: GroupId, version: Version) -> bool:
@@ -129,18 +116,19 @@ class StalenessBuffers(Entries):
         A version that is not below the group's own changes nothing. A lower one becomes the
         group's, if the entry held lies in the smaller window, or else another can be had there.
         """
-        place = self._reserved_place(group)
-        own = self._buffers[place].reserved[group]
+        self._check("tighten", group)
+        place = self._place[group]
+        own = self.by_version[place].reserved[group]
         if version >= own:
             return True
         if place <= version + self.max_staleness:
-            self._buffers[place].put_reserved(group, version)
+            self.by_version[place].reserved.put(group, version)
             return True
         target = self._highest_empty(version)
         if target is None:
             return False
         self._take(group)
-        self._put_reserved(group, version, target)
+        self._enter(group, version, target).reserved.put(group, version)
         self._holes.add(place)
         self._pack_late(place, self.first)
         return True
@@ -152,15 +140,15 @@ class StalenessBuffers(Entries):
             The surplus, in ascending order: groups that were RESERVED in a buffer whose target is
             now met. They hold no entry any more and are to be aborted.
         """
-        place = self._reserved_place(group)
+        self._check("occupy", group)
+        place = self._place[group]
         version = self._take(group)
         floor = max(version, self.first)
         hole = self._pack_late(place, floor)
         target = next(b for b in range(floor, place + 1) if self._room(b))
-        self._put_occupied(group, version, target)
-        self._holes.add(
-            hole
-        )  # what is below `floor` and could move there would have been in `target`
+        self._enter(group, version, target).occupied.put(group, version)
+        # What is below `floor` and could move into the hole would have been in `target`.
+        self._holes.add(hole)
         return self._settle({target})
 
     def release(self, group: GroupId) -> tuple[GroupId, ...]:
@@ -169,7 +157,8 @@ class StalenessBuffers(Entries):
         There can be some: finished work of later buffers moves into the entry, and may complete
         this batch.
         """
-        place = self._held_place(group)
+        self._check("release", group)
+        place = self._place[group]
         self._take(group)
         self._holes.add(place)
         self._pack_late(place, self.first)
@@ -183,14 +172,15 @@ class StalenessBuffers(Entries):
         """
         if not self.ready():
             raise ProtocolError(f"buffer {self.first} is not ready")
-        groups = self._buffers[self.first].occupied
+        groups = self.by_version[self.first].occupied
         for group, version in groups.items():
+            self._check("consume", group)
             if version < self.first - self.max_staleness:
                 raise ProtocolError(f"group {group} of version {version} in batch {self.first}")
-        del self._buffers[self.first]
+        del self.by_version[self.first]
         for group in groups:
             del self._place[group]
-        assert self.first not in self._holes, "whoever completed it has settled the books"
+        assert self.first not in self._holes, "whoever completed it has settled the moves"
         self.first += 1
         return tuple(sorted(groups))
 
@@ -206,7 +196,7 @@ class StalenessBuffers(Entries):
         self._holes.clear()
         surplus: list[GroupId] = []
         for number in filled:
-            buffer = self._buffers[number]
+            buffer = self.by_version[number]
             if buffer.met and buffer.reserved:
                 surplus += buffer.reserved
         for group in surplus:
@@ -227,7 +217,8 @@ class StalenessBuffers(Entries):
                 todo.remove(hole)
                 continue
             source, group = earlier
-            self._put_reserved(group, self._take(group), hole)
+            version = self._take(group)
+            self._enter(group, version, hole).reserved.put(group, version)
             self._holes.add(source)
             todo.add(source)
         return hole
@@ -239,16 +230,17 @@ class StalenessBuffers(Entries):
                 later = self._later_occupied(hole)
                 if later is not None:
                     source = self._place[later]
-                    self._put_occupied(later, self._take(later), hole)
+                    version = self._take(later)
+                    self._enter(later, version, hole).occupied.put(later, version)
                     return source, hole
         return None
 
     def _earlier_reservation(self, hole: Version, floor: Version) -> tuple[Version, GroupId] | None:
         """What may move later, into `hole`: (its buffer, group)."""
         for number in range(max(floor, hole - self.max_staleness), hole):
-            buffer = self._buffers.get(number)
+            buffer = self.by_version.get(number)
             if buffer is not None and buffer.reserved:
-                latest = buffer.latest_reserved()
+                latest = buffer.reserved.first()
                 if latest is not None and hole <= latest[0] + self.max_staleness:
                     return number, latest[1]
         return None
@@ -257,9 +249,9 @@ class StalenessBuffers(Entries):
         """What may move earlier, into `hole`: the OCCUPIED group of the lowest version, then id."""
         best: tuple[Version, GroupId] | None = None
         for number in range(hole + 1, hole + self.max_staleness + 1):
-            buffer = self._buffers.get(number)
+            buffer = self.by_version.get(number)
             if buffer is not None and buffer.occupied:
-                oldest = buffer.oldest_occupied()
+                oldest = buffer.occupied.first()
                 if oldest is not None and oldest[0] <= hole and (best is None or oldest < best):
                     best = oldest
         return None if best is None else best[1]

@@ -2,46 +2,47 @@
 
 Holds true: an assignment names an instance that accepts and holds at least the trajectory's
 `min_version`, within its capacity; an instance begins a step when nothing of an earlier one is left
-there. With a schedule that lays nothing out, `laid_out` is `fewest_requests`, and nothing moves.
+there. Where no `Pipeline` lays anything out, `planned` is `fewest_requests`, and nothing moves.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from rhymeflow.core.strategies.routing import fewest_requests, fits, has_room
-from rhymeflow.core.strategies.view import (
+from rhymeflow.core.histopipe.pipeline import Pipeline
+from rhymeflow.core.strategies.base import (
     Assignment,
     FleetView,
     InstanceView,
-    Layout,
     Migration,
+    Settings,
     TrajectoryView,
-    Weights,
 )
+from rhymeflow.core.strategies.routing import fewest_requests, fits, has_room
 from rhymeflow.core.types import InstanceId
 
 LAST_SHARE = 0.1
 """Of an instance's responses: those among the last of them may be outliers (RhymeRL)."""
 
 
-def laid_out(view: FleetView) -> list[Assignment]:
+def planned(view: FleetView) -> list[Assignment]:
     """Each to the place its layout says, once that instance has come to its step.
 
     Of what may start on an instance the earliest step goes first, then what was begun before, then
     the longest: what has no place at a time begins when the long ones are under way.
     """
-    if view.layout is None:
+    pipeline = view.layout
+    if not isinstance(pipeline, Pipeline):
         return fewest_requests(view)
     able = {x.name: x for x in view.instances if has_room(x) and not x.waiting}
     if view.lowest_waiting is None:  # all that waits is of the last step, or not laid out
-        steps = {name: view.layout.step(x.assigned) for name, x in able.items()}
-        able = {n: x for n, x in able.items() if steps[n] in (None, view.layout.num_steps - 1)}
+        steps = {name: pipeline.step(x.assigned) for name, x in able.items()}
+        able = {n: x for n, x in able.items() if steps[n] in (None, pipeline.num_steps - 1)}
     if not able:
         return []
     waiting: dict[InstanceId, list[_Waiting]] = {}
     for number, trajectory in enumerate(view.queue):
-        place = view.layout.place(trajectory.id)
+        place = pipeline.place(trajectory.id)
         if place is None or place[1] not in able:
             continue
         step, name = place
@@ -52,7 +53,7 @@ def laid_out(view: FleetView) -> list[Assignment]:
     proposals: list[Assignment] = []
     for name, found in waiting.items():
         found.sort()
-        proposals += _started(able[name], found, view.layout, view.weights)
+        proposals += _started(able[name], found, pipeline, view.settings)
     return proposals
 
 
@@ -61,42 +62,43 @@ _Waiting = tuple[int, bool, float, int, TrajectoryView]
 
 
 def _started(
-    instance: InstanceView, found: Sequence[_Waiting], layout: Layout, weights: Weights
+    instance: InstanceView, found: Sequence[_Waiting], pipeline: Pipeline, settings: Settings
 ) -> Iterator[Assignment]:
     """What this instance begins now, of what waits for it in order."""
-    current = layout.step(instance.assigned)
+    current = pipeline.step(instance.assigned)
     if current is None:
         current = found[0][0]
     count, kv_tokens = len(instance.assigned), instance.kv_tokens
     for step, *_, trajectory in found:
         if step > current or count == instance.capacity:
             return
-        if count and not fits(kv_tokens, trajectory.tokens, instance, weights):
+        if count and not fits(kv_tokens, trajectory.tokens, instance, settings):
             return
         count, kv_tokens = count + 1, kv_tokens + trajectory.tokens
         yield Assignment(trajectory.id, instance.name)
 
 
-def outliers(view: FleetView) -> Iterator[Migration]:
+def migrate_outliers(view: FleetView) -> Iterator[Migration]:
     """Take away what keeps an instance from its next share (RhymeRL, HistoPipe, tier 2).
 
-    An outlier is among the last tenth of its instance's share and has `growth` times the tokens
-    that its prompt's history made expect. It goes to an instance that has longer to go, of those
-    that are as fresh the one with the fewest responses; if there is none, it goes on where it is,
-    with the next step. Each is moved once.
+    An outlier is among the last tenth of its instance's share and has `outlier_ratio` times the
+    tokens that its prompt's history made expect. It goes to an instance that has longer to go, of
+    those that are as fresh the one with the fewest responses; if there is none, it goes on where it
+    is, with the next step. Each is moved once.
     """
-    if view.layout is None or view.forecast.skill <= 0:
+    pipeline = view.layout
+    if not isinstance(pipeline, Pipeline) or view.forecast.skill <= 0:
         return
     counts = {x.name: len(x.assigned) for x in view.instances}
     for instance in view.instances:
-        share = view.layout.share(instance.name)
-        if not share or len(instance.assigned) > LAST_SHARE * view.weights.group_size * share:
+        share = pipeline.share(instance.name)
+        if not share or len(instance.assigned) > LAST_SHARE * view.settings.group_size * share:
             continue
         for trajectory in instance.assigned:
-            if view.layout.place(trajectory) is None or view.layout.has_moved(trajectory):
+            if pipeline.place(trajectory) is None or pipeline.has_moved(trajectory):
                 continue
             made = view.forecast.made(trajectory)
-            if made <= view.weights.growth * view.forecast.length(trajectory.group):
+            if made <= view.settings.outlier_ratio * view.forecast.length(trajectory.group):
                 continue
             target = _longer(view, counts, instance, view.forecast.remaining(trajectory))
             if target is None:

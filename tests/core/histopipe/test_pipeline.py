@@ -6,20 +6,20 @@ from collections import Counter
 
 import pytest
 
-from rhymeflow.core.pipeline import Pipeline, Place
-from rhymeflow.core.strategies.layout import Share
+from rhymeflow.core.histopipe.layout import Share
+from rhymeflow.core.histopipe.pipeline import Pipeline, Place
 from rhymeflow.core.types import TrajectoryId
 
 ABC = ("a", "b", "c")
 
 
-def laid_out(*, alternate: bool = True, steps: int = 1) -> Pipeline:
+def planned(*, alternate: bool = True, steps: int = 1) -> Pipeline:
     """Groups 0 and 1 for one instance, 2 and 3 for two; the next step has groups 10 to 13, ..."""
-    made = Pipeline()
+    made = Pipeline(alternate_order=alternate, balance_instances=True)
     for step in range(steps):
         first = 10 * step
         shares = [Share((first, first + 1), 1), Share((first + 2, first + 3), 2)]
-        made.lay_out(shares, ABC, alternate=alternate)
+        made.add_step(shares, ABC)
     return made
 
 
@@ -32,7 +32,7 @@ def names(pipeline: Pipeline, group: int) -> set[str]:
 
 
 def test_members_are_dealt_out_over_their_share() -> None:
-    made = laid_out()
+    made = planned()
     assert where(made, 0) == [Place(0, "a")] * 4
     assert (
         Counter(where(made, 2)) == Counter(where(made, 3)) == {Place(0, "b"): 2, Place(0, "c"): 2}
@@ -43,22 +43,22 @@ def test_members_are_dealt_out_over_their_share() -> None:
 
 
 def test_what_a_share_comes_to() -> None:
-    made = laid_out()
+    made = planned()
     assert [made.share(name) for name in (*ABC, "new")] == [2.0, 1.0, 1.0, 0.0]
 
 
 def test_every_other_step_runs_the_other_way() -> None:
-    made = laid_out(steps=3)
+    made = planned(steps=3)
     assert made.num_steps == 3
     assert [names(made, group) for group in (0, 10, 20)] == [{"a"}, {"c"}, {"a"}]
     assert [names(made, group) for group in (2, 12, 22)] == [{"b", "c"}, {"a", "b"}, {"b", "c"}]
     assert [place.step for place in where(made, 22) if place] == [2] * 4
-    same = laid_out(steps=2, alternate=False)
+    same = planned(steps=2, alternate=False)
     assert (names(same, 0), names(same, 10)) == ({"a"}, {"a"})
 
 
 def test_the_step_of_an_instance_is_its_earliest() -> None:
-    made = laid_out(steps=2)
+    made = planned(steps=2)
     later, earlier, unknown = TrajectoryId(11, 0), TrajectoryId(2, 1), TrajectoryId(99, 0)
     assert made.step([later, earlier, unknown]) == 0
     assert made.step([later, unknown]) == 1
@@ -67,22 +67,22 @@ def test_the_step_of_an_instance_is_its_earliest() -> None:
 
 
 def test_what_moves_has_a_place_of_its_own() -> None:
-    made = laid_out(steps=2)
+    made = planned(steps=2)
     moved, put_off, beside = (TrajectoryId(0, member) for member in range(3))
-    made.move(moved, "c", later=False)
-    made.move(put_off, "a", later=True)
+    made.move([moved], "c", later=False)
+    made.move([put_off], "a", later=True)
     assert made.place(moved) == Place(0, "c")
     assert made.place(put_off) == Place(1, "a")
     assert made.place(beside) == Place(0, "a")
     assert [made.has_moved(t) for t in (moved, put_off, beside)] == [True, True, False]
     assert made.step([put_off]) == 1, "it does not keep its instance from the next step"
     with pytest.raises(AssertionError, match="not laid out"):
-        made.move(TrajectoryId(99, 0), "a", later=False)
+        made.move([TrajectoryId(99, 0)], "a", later=False)
 
 
 def test_what_was_laid_out_on_one_that_left_goes_to_the_others() -> None:
-    made = laid_out()
-    made.move(TrajectoryId(2, 0), "a", later=True)
+    made = planned()
+    made.move([TrajectoryId(2, 0)], "a", later=True)
     made.settle({"b", "d"})
     assert names(made, 0) == {"b", "d"}, "its only instance left"
     assert names(made, 3) == {"b"}, "one of its instances left"
@@ -94,19 +94,19 @@ def test_what_was_laid_out_on_one_that_left_goes_to_the_others() -> None:
 
 
 def test_a_group_drawn_again_joins_the_last_step() -> None:
-    made = laid_out(steps=2)
+    made = planned(steps=2)
     made.join(40, {"b", "a"})
     assert where(made, 40) == [Place(1, "a"), Place(1, "b")] * 2
-    empty = Pipeline()
+    empty = Pipeline(alternate_order=True, balance_instances=True)
     empty.join(0, ["a"])
     assert empty.place(TrajectoryId(0, 0)) == Place(0, "a")
 
 
 def test_what_has_ended_is_forgotten() -> None:
-    made = laid_out()
-    made.move(TrajectoryId(0, 1), "c", later=False)
-    made.end(0, 2)
-    made.end(77, 2)
+    made = planned()
+    made.move([TrajectoryId(0, 1)], "c", later=False)
+    made.end(0)
+    made.end(77)
     assert 0 not in made
     assert not made.has_moved(TrajectoryId(0, 1))
     assert made.place(TrajectoryId(0, 1)) is None

@@ -3,7 +3,7 @@
 Groups are ranked by the length their responses are expected to have, and the ranking is cut into
 ranking groups of as many groups each. A ranking group gets some instances of its own, over which
 the members of its groups are dealt out. In even steps instances are given to ranking groups from
-short to long, in odd steps from long to short (tier 1, `core/pipeline.py`), so that who had long
+short to long, in odd steps from long to short (tier 1, `pipeline.py`), so that who had long
 responses has short ones next, and begins them while others are still at this step. How many
 instances a ranking group gets is tier 2:
 
@@ -13,8 +13,15 @@ instances a ranking group gets is tier 2:
   there are enough instances is found by bisection. Two steps in a row take an instance about
   `slope * high + high`, which is what the choice of the slope minimises.
 
-Holds true: every group is in one ranking group, every instance in one; a pure function. Knows
-nothing of what runs now.
+**Completion times** are those of responses of known lengths that an instance begins together. By
+the cost model (`core/cost.py`), summed: while n decode, an iteration costs max(k2, k3 n + c) + k4,
+and every response costs k1 for each of its tokens in the cache at each of its iterations. If there
+are more than can run at a time, all places are taken until only that many are left: the longest
+ones, which then begin together. That lies between the longest first (less by up to a quarter) and
+the shortest first (more by some hundredths).
+
+Holds true: every group is in one ranking group, every instance in one; pure functions. Knows
+nothing of what runs now, nor of drafts.
 """
 
 from __future__ import annotations
@@ -23,7 +30,6 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from rhymeflow.core import completion
 from rhymeflow.core.cost import CostModel
 from rhymeflow.core.types import GroupId
 
@@ -82,7 +88,25 @@ def completion_time(
     """Seconds that so many instances take for these groups, their members dealt out by length."""
     lengths = sorted((x for ranked in part for x in ranked.lengths), reverse=True)
     prompt_tokens = sum(ranked.prompt_tokens for ranked in part) / len(part)
-    return completion.seconds(cost, lengths[::num_instances][::-1], prompt_tokens, places)
+    return duration(cost, lengths[::num_instances][::-1], prompt_tokens, places)
+
+
+def duration(cost: CostModel, lengths: Sequence[float], prompt_tokens: float, places: int) -> float:
+    """Seconds until responses of these lengths, each after so many prompt tokens, are complete.
+
+    `lengths`: in ascending order. `places`: most that run at a time.
+    """
+    if not lengths:
+        return 0.0
+    reading = sum(length * (prompt_tokens + length / 2) for length in lengths)
+    waves, last = lengths[:-places], lengths[-places:]
+    # What does not fit at first fills places that come free: all of them are taken meanwhile.
+    total = cost.k1 * reading + sum(waves) / places * cost.iteration(places, 0)
+    done = 0.0
+    for index, length in enumerate(last):
+        total += (length - done) * cost.iteration(len(last) - index, 0)
+        done = length
+    return total
 
 
 def _even(count: int, num_instances: int) -> list[int]:

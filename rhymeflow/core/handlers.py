@@ -1,0 +1,182 @@
+"""What each event changes, and the commands that follow from it at once.
+
+Holds true: an event that came late or twice, or is about what has ended, changes nothing and
+commands nothing. Which event is believed in which state of a member is the table in
+`protocol/group.py`. Plans nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from rhymeflow.core import events
+from rhymeflow.core.commands import Command
+from rhymeflow.core.instance import Instance
+from rhymeflow.core.protocol.group import Group
+from rhymeflow.core.state import Prompt, State
+from rhymeflow.core.types import TrajectoryId
+
+Commands = Iterator[Command]
+
+
+def on_group_drawn(state: State, event: events.GroupDrawn) -> None:
+    """One more group waits to be admitted; a prompt that is tried again goes first."""
+    if event.group != state.next_group:
+        return
+    state.next_group += 1
+    state.num_requested -= 1
+    retries = 0 if event.repeats is None else state.retries.pop(event.repeats)
+    state.prompts[event.group] = Prompt(event.prompt_tokens, retries)
+    state.history.open(event.group, event.prompt, event.epoch)
+    if event.repeats is None:
+        state.queue.unadmitted.append(event.group)
+    else:
+        state.queue.unadmitted.appendleft(event.group)
+
+
+def on_instance_joined(state: State, event: events.InstanceJoined) -> None:
+    """One more instance."""
+    if event.instance not in state.names:
+        state.names.add(event.instance)
+        state.instances[event.instance] = Instance(
+            event.instance, event.version, event.capacity, event.kv_capacity
+        )
+
+
+def on_instance_left(state: State, event: events.InstanceLeft) -> Commands:
+    """What it had waits to be routed anew, from what is stored of it."""
+    instance = state.instances.pop(event.instance, None)
+    if instance is None:
+        return
+    orphans = [*instance.assigned, *sorted(instance.stopping)]
+    for trajectory in orphans:
+        state.put_back(trajectory, events.InstanceLeft)
+    for trajectory in orphans:
+        yield from _finish_early(state, trajectory)
+    if instance.evaluating is not None:
+        state.evaluations.add(instance.evaluating)
+
+
+def on_snapshot(state: State, event: events.Snapshot) -> None:
+    """How an instance was."""
+    if event.instance in state.instances:
+        state.instances[event.instance].reflect(event)
+
+
+def on_pulled(state: State, event: events.Pulled) -> None:
+    """An instance may have got a version newer than the one it was told to take."""
+    if event.instance in state.instances:
+        state.instances[event.instance].pulled(event.version)
+
+
+def on_trajectory_interrupted(state: State, event: events.TrajectoryInterrupted) -> Commands:
+    """A trajectory waits to be routed anew."""
+    member = state.member(event.trajectory)
+    if member is None or (member.instance, member.stop) != (event.instance, event.number):
+        return
+    if state.put_back(event.trajectory, events.TrajectoryInterrupted):
+        state.instances[event.instance].stopping.discard(event.trajectory)
+        member.length = event.length
+        yield from _finish_early(state, event.trajectory)
+
+
+def _finish_early(state: State, trajectory: TrajectoryId) -> Commands:
+    """If its group is to end where it is, a member that has stopped is complete as it is."""
+    group = state.groups.get(trajectory.group)  # another member may have ended it just now
+    if group is None or not group.finishing_early:
+        return
+    if group.members[trajectory.member].length == 0:  # nothing to judge
+        yield from state.retry(group, "stuck, and there was nothing of it yet")
+    else:
+        yield from state.finish_early(trajectory)
+
+
+def on_trajectory_finished(state: State, event: events.TrajectoryFinished) -> None:
+    """A response is complete and is being judged."""
+    member = state.member(event.trajectory)
+    if member is None or member.instance != event.instance:
+        return
+    if member.apply(events.TrajectoryFinished):
+        tokens = state.groups[event.trajectory.group].prompt_tokens + event.length
+        state.instances[event.instance].finished(event.trajectory, tokens)
+        member.length = event.length
+        if event.reason != "finished_early":
+            state.history.finished(event.trajectory, event.length)
+
+
+def on_trajectory_rewarded(state: State, event: events.TrajectoryRewarded) -> Commands:
+    """A response is judged; with enough of them the group is complete."""
+    member = state.member(event.trajectory)
+    if member is None or not member.apply(events.TrajectoryRewarded):
+        return
+    member.reward = event.reward
+    state.history.rewarded(event.trajectory, event.reward)
+    group = state.groups[event.trajectory.group]
+    if len(group.rewarded()) == state.plan.num_generations:
+        yield from state.abort_members(group)
+        yield from _complete(state, group)
+
+
+def _complete(state: State, group: Group) -> Commands:
+    plan = state.plan
+    rewards = {group.members[index].reward for index in group.rewarded()}
+    if plan.filter_zero_variance and len(rewards) == 1 and state.num_filtered < plan.max_filtered:
+        state.num_filtered += 1
+        yield from state.release(group.id, "filtered", "all its rewards are equal")
+        return
+    group.complete = True
+    state.num_inflight -= 1
+    yield from state.drop_surplus(state.buffers.occupy(group.id))
+
+
+def on_reward_failed(state: State, event: events.RewardFailed) -> Commands:
+    """The group goes on without this member while it has spare ones, else it ends."""
+    member = state.member(event.trajectory)
+    if member is None or not member.apply(events.RewardFailed):
+        return
+    group = state.groups[event.trajectory.group]
+    if group.num_alive() < state.plan.num_generations:
+        yield from state.release(group.id, "aborted", f"reward failed: {event.error}")
+
+
+def on_learner_ready(state: State, event: events.LearnerReady) -> None:
+    """The first version is there."""
+    if state.published is None:
+        state.published = event.version
+
+
+def on_version_published(state: State, event: events.VersionPublished) -> None:
+    """The learner has stepped."""
+    if state.training is not None and event.version == state.training + 1:
+        state.published = event.version
+        state.training = None
+        state.num_filtered = 0
+
+
+def on_evaluated(state: State, event: events.Evaluated) -> None:
+    """An evaluation is over."""
+    instance = state.instances.get(event.instance)
+    if instance is not None and instance.evaluating == event.version:
+        instance.evaluating = None
+
+
+HANDLERS: Mapping[type[Any], Callable[[State, Any], Commands | None]] = {
+    events.GroupDrawn: on_group_drawn,
+    events.InstanceJoined: on_instance_joined,
+    events.InstanceLeft: on_instance_left,
+    events.Snapshot: on_snapshot,
+    events.Pulled: on_pulled,
+    events.TrajectoryInterrupted: on_trajectory_interrupted,
+    events.TrajectoryFinished: on_trajectory_finished,
+    events.TrajectoryRewarded: on_trajectory_rewarded,
+    events.RewardFailed: on_reward_failed,
+    events.LearnerReady: on_learner_ready,
+    events.VersionPublished: on_version_published,
+    events.Evaluated: on_evaluated,
+}
+
+
+def handle(state: State, event: events.Event) -> list[Command]:
+    """Take in one event; return what follows from it at once."""
+    return list(HANDLERS[type(event)](state, event) or ())

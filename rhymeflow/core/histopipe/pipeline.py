@@ -1,0 +1,154 @@
+"""HistoPipe's memory: which step a group belongs to, and the instances that it is laid out on.
+
+A step is as many groups as a batch has. It is laid out when an instance has nothing left of the
+step before and all of that is admitted, with what is known of lengths by then. An instance begins
+its share when nothing of an earlier step runs there. What is taken away from an instance (an
+outlier) gets a place of its own: another instance in its step, or the same one in the next.
+
+Holds true: every group is laid out once; a place names an instance that was there at the time. Who
+gets how many instances is decided in `layout.py`; what may start, by the protocol.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from rhymeflow.core.forecast import Forecast
+from rhymeflow.core.histopipe.layout import Ranked, Share, lay_out
+from rhymeflow.core.types import GroupId, InstanceId, TrajectoryId
+
+if TYPE_CHECKING:
+    from rhymeflow.core.state import State
+
+
+class Place(NamedTuple):
+    """When and where something is to be produced."""
+
+    step: int
+    instance: InstanceId
+
+
+class Pipeline:
+    """The layouts made so far, as far as their groups have not ended.
+
+    Args:
+        alternate_order: tier 1, every other step in the opposite order.
+        balance_instances: tier 2, completion times that grow linearly.
+    """
+
+    def __init__(self, *, alternate_order: bool, balance_instances: bool) -> None:
+        self.alternate_order, self.balance_instances = alternate_order, balance_instances
+        self.num_steps = 0
+        """Steps laid out."""
+        self._groups: dict[GroupId, tuple[int, tuple[InstanceId, ...]]] = {}
+        """The step of each, and whom its members are dealt out to."""
+        self._moved: dict[GroupId, dict[TrajectoryId, Place]] = {}
+        self._shares: dict[InstanceId, float] = {}
+
+    # -- questions ---------------------------------------------------------------------------
+
+    def __contains__(self, group: GroupId) -> bool:
+        return group in self._groups
+
+    def place(self, trajectory: TrajectoryId) -> Place | None:
+        """Where a trajectory is to be produced; None: its group is not laid out yet."""
+        if trajectory.group not in self._groups:
+            return None
+        if self.has_moved(trajectory):
+            return self._moved[trajectory.group][trajectory]
+        step, names = self._groups[trajectory.group]
+        # Groups begin with different instances, so that first members are dealt out too.
+        return Place(step, names[(trajectory.group + trajectory.member) % len(names)])
+
+    def step(self, assigned: Iterable[TrajectoryId]) -> int | None:
+        """The earliest step that any of these belongs to; None: there are none."""
+        places = (self.place(trajectory) for trajectory in assigned)
+        return min((place.step for place in places if place is not None), default=None)
+
+    def has_moved(self, trajectory: TrajectoryId) -> bool:
+        """Whether it was taken away from where it was laid out."""
+        return trajectory in self._moved.get(trajectory.group, ())
+
+    def share(self, instance: InstanceId) -> float:
+        """Groups' worth of responses that the last layout gave it."""
+        return self._shares.get(instance, 0.0)
+
+    # -- changes (see `strategies.base.Layout`) ----------------------------------------------
+
+    def extend(self, state: State) -> None:
+        """Lay out the next step once an instance is done with the last one."""
+        if not state.instances:
+            return
+        self.settle(state.instances.keys())
+        to_come = [group for group in state.queue.unadmitted if group not in self]
+        for group in [g for g in to_come if state.prompts[g].retries]:
+            self.join(group, state.instances)  # it takes the place of one of the last step
+            to_come.remove(group)
+        if to_come and len(to_come) == len(state.queue.unadmitted) and self._is_one_done(state):
+            shares = lay_out(
+                _ranked(state, to_come[: state.plan.groups_per_batch + state.plan.extra_groups]),
+                len(state.instances),
+                state.schedule.settings.cost,
+                min(instance.capacity for instance in state.instances.values()),
+                balance=self.balance_instances,
+            )
+            self.add_step(shares, list(state.instances))
+
+    def _is_one_done(self, state: State) -> bool:
+        """Whether an instance has nothing of the last step or of one before."""
+        steps = (self.step([*i.assigned, *i.stopping]) for i in state.instances.values())
+        return any(step is None or step >= self.num_steps for step in steps)
+
+    def add_step(self, shares: Sequence[Share], instances: Sequence[InstanceId]) -> None:
+        """One more step: shares from short to long, or, every other time, from long to short."""
+        order = instances[::-1] if self.alternate_order and self.num_steps % 2 else instances
+        start = 0
+        for groups, number in shares:
+            names = tuple(order[start : start + number])
+            start += number
+            for group in groups:
+                self._groups[group] = self.num_steps, names
+            for name in names:
+                self._shares[name] = len(groups) / number
+        self.num_steps += 1
+
+    def join(self, group: GroupId, instances: Collection[InstanceId]) -> None:
+        """Lay out a single group with the last step, on all instances."""
+        self._groups[group] = max(0, self.num_steps - 1), tuple(sorted(instances))
+
+    def settle(self, instances: Collection[InstanceId]) -> None:
+        """What is laid out on instances that are gone goes to the others."""
+        for name in self._shares.keys() - instances:
+            del self._shares[name]
+        everyone = tuple(sorted(instances))
+        for group, (step, names) in self._groups.items():
+            if not all(name in instances for name in names):
+                left = tuple(name for name in names if name in instances)
+                self._groups[group] = step, left or everyone
+        for moved in self._moved.values():
+            for trajectory, place in moved.items():
+                if place.instance not in instances:
+                    moved[trajectory] = Place(place.step, everyone[0])
+
+    def move(self, trajectories: Iterable[TrajectoryId], to: InstanceId, *, later: bool) -> None:
+        """Produce them there, in their step or in the next."""
+        for trajectory in trajectories:
+            place = self.place(trajectory)
+            assert place is not None, f"{trajectory} is not laid out"
+            self._moved.setdefault(trajectory.group, {})[trajectory] = Place(place.step + later, to)
+
+    def end(self, group: GroupId) -> None:
+        """The group has ended."""
+        self._groups.pop(group, None)
+        self._moved.pop(group, None)
+
+
+def _ranked(state: State, groups: Sequence[GroupId]) -> list[Ranked]:
+    """The groups, with as many expected lengths as each will have responses."""
+    forecast, count = Forecast(state), state.plan.num_generations
+    points = [(i + 0.5) / count for i in range(count)]
+    return [
+        Ranked(g, state.prompts[g].tokens, tuple(sorted(forecast.quantile(g, q) for q in points)))
+        for g in groups
+    ]

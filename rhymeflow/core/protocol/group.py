@@ -1,0 +1,113 @@
+"""A group and its members: how far each response has come.
+
+What moves a member, a command or an event, and whereto (`TRANSITIONS`):
+
+| by | from | to |
+| --- | --- | --- |
+| Route | WAITING | RUNNING |
+| Interrupt | RUNNING | STOPPING |
+| TrajectoryInterrupted | STOPPING | WAITING |
+| TrajectoryFinished | RUNNING, STOPPING | FINISHED |
+| InstanceLeft | RUNNING, STOPPING | WAITING |
+| FinishEarly | WAITING | FINISHED |
+| TrajectoryRewarded | FINISHED | REWARDED |
+| RewardFailed | FINISHED | ABORTED |
+| Abort | WAITING, RUNNING, STOPPING, FINISHED | ABORTED |
+
+REWARDED and ABORTED are ends. A group that has what it needs, or is dropped, aborts all members
+that can be; those on an instance by command. Whatever is not in the table is late or came twice,
+and changes nothing. The instance of a RUNNING or STOPPING member is the only one whose word on it
+counts, and on stopping only its word on the last Interrupt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from rhymeflow.core import commands, events
+from rhymeflow.core.types import GroupId, InstanceId, TrajectoryId, Version
+
+
+class MemberState(Enum):
+    """Where a response is; see the table."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    FINISHED = "finished"
+    REWARDED = "rewarded"
+    ABORTED = "aborted"
+
+
+WAITING, RUNNING, STOPPING, FINISHED, REWARDED, ABORTED = MemberState
+
+ON_INSTANCE = (RUNNING, STOPPING)
+"""The states in which an instance has the member, or will when it has carried out its commands."""
+
+TRANSITIONS: Mapping[type, Mapping[MemberState, MemberState]] = {
+    commands.Route: {WAITING: RUNNING},
+    commands.Interrupt: {RUNNING: STOPPING},
+    events.TrajectoryInterrupted: {STOPPING: WAITING},
+    events.TrajectoryFinished: {RUNNING: FINISHED, STOPPING: FINISHED},
+    events.InstanceLeft: {RUNNING: WAITING, STOPPING: WAITING},
+    commands.FinishEarly: {WAITING: FINISHED},
+    events.TrajectoryRewarded: {FINISHED: REWARDED},
+    events.RewardFailed: {FINISHED: ABORTED},
+    commands.Abort: {WAITING: ABORTED, RUNNING: ABORTED, STOPPING: ABORTED, FINISHED: ABORTED},
+}
+"""By what: from -> to."""
+
+
+@dataclass(slots=True)
+class Member:
+    """One trajectory."""
+
+    state: MemberState = WAITING
+    version: Version | None = None
+    """V_traj: the version of the instance it was first routed to; None: it never was."""
+    length: int = 0
+    """Response tokens, as last reported."""
+    instance: InstanceId | None = None
+    """The one that has it; None in a state that is not `ON_INSTANCE`."""
+    stop: int = 0
+    """Number of the last Interrupt to it."""
+    reward: float | None = None
+
+    def apply(self, cause: type) -> bool:
+        """Make the transition that the table has for this kind of command or event, if any."""
+        to = TRANSITIONS[cause].get(self.state)
+        if to is None:
+            return False
+        self.state = to
+        if to not in ON_INSTANCE:
+            self.instance = None
+        return True
+
+
+@dataclass(slots=True)
+class Group:
+    """An admitted group."""
+
+    id: GroupId
+    prompt_tokens: int
+    retries: int
+    """Times its prompt was tried before."""
+    members: list[Member]
+    finishing_early: bool = False
+    """Whether its members are to end where they are."""
+    complete: bool = False
+    """Whether it has all the rewards it needs, and holds an OCCUPIED entry."""
+
+    def ids(self) -> list[TrajectoryId]:
+        """All members' ids."""
+        return [TrajectoryId(self.id, member) for member in range(len(self.members))]
+
+    def rewarded(self) -> tuple[int, ...]:
+        """The members that are judged, in ascending order."""
+        return tuple(i for i, m in enumerate(self.members) if m.state is REWARDED)
+
+    def num_alive(self) -> int:
+        """Members that are judged or still can be."""
+        return sum(m.state is not ABORTED for m in self.members)

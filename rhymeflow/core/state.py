@@ -1,0 +1,223 @@
+"""Everything the coordinator remembers, and the few ways in which it changes.
+
+Holds true: the protocol's buffers, groups, queue and instances tell the same story between any two
+calls (`protocol/invariants.py`); a group that ends is taken out of all of them at once, and ends
+once. Handlers of events and the planner change it only through the methods here and those of its
+parts. Knows no strategies and no time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from rhymeflow.core.commands import Abort, Command, Drop, FinishEarly, Interrupt, RetryPrompt, Route
+from rhymeflow.core.history import LengthHistory
+from rhymeflow.core.instance import Instance
+from rhymeflow.core.plan import Plan, Schedule
+from rhymeflow.core.protocol.group import Group, Member, MemberState
+from rhymeflow.core.protocol.staleness import StalenessBuffers
+from rhymeflow.core.queue import Queue
+from rhymeflow.core.types import Ending, GroupId, InstanceId, TrajectoryId, Version
+
+
+class Prompt(NamedTuple):
+    """The prompt of a group."""
+
+    tokens: int
+    retries: int
+    """Times it was tried before, in groups that have ended."""
+
+
+class State:
+    """The coordinator's memory."""
+
+    def __init__(self, plan: Plan, schedule: Schedule) -> None:
+        self.plan, self.schedule = plan, schedule
+        self.buffers = StalenessBuffers(
+            groups_per_batch=plan.groups_per_batch,
+            extra_groups=plan.extra_groups,
+            max_staleness=plan.max_staleness,
+            num_batches=plan.num_batches,
+        )
+        self.history = LengthHistory(plan.max_length)
+        self.layout = schedule.layout()
+        self.instances: dict[InstanceId, Instance] = {}
+        self.names: set[InstanceId] = set()
+        """Every instance that ever joined."""
+        self.groups: dict[GroupId, Group] = {}
+        """Admitted groups that have not ended."""
+        self.queue = Queue()
+        self.published: Version | None = None
+        self.training: Version | None = None
+        self.finished = False
+        self.evaluations: set[Version] = {
+            v for v in range(plan.num_batches + 1) if plan.evaluates(v)
+        }
+        """Versions still to be evaluated."""
+        self.next_group: GroupId = 0
+        """The number of the next group that the data will give."""
+        self.num_requested = 0
+        """Groups requested from the data but not reported yet."""
+        self.prompts: dict[GroupId, Prompt] = {}
+        """Of groups reported and not ended."""
+        self.retries: dict[GroupId, int] = {}
+        """Of groups whose prompt is to be tried again: retries, this one included."""
+        self.num_inflight = 0
+        """Admitted groups that are not complete."""
+        self.num_filtered = 0
+        """Groups filtered since the last version."""
+        self.round_left = 0
+        """Lockstep: groups of this round that are still to be admitted."""
+        self.round_version: Version = 0
+        """Lockstep: the version published when this round began."""
+
+    # -- questions ---------------------------------------------------------------------------
+
+    def member(self, trajectory: TrajectoryId) -> Member | None:
+        """The trajectory's record; None if its group has ended or never was."""
+        group = self.groups.get(trajectory.group)
+        return None if group is None else group.members[trajectory.member]
+
+    def room(self) -> int:
+        """Groups that may be admitted now, as far as the schedule goes and there are entries."""
+        room = self.schedule.max_inflight_groups - self.num_inflight
+        if self.schedule.admission == "lockstep":
+            room = min(room, self.round_left)
+        return min(room, self.buffers.num_empty())
+
+    def admits(self, version: Version) -> bool:
+        """Whether a new group may start at `version` now."""
+        if self.schedule.admission == "lockstep" and version < self.round_version:
+            return False
+        return self.room() > 0 and self.buffers.admissible(version)
+
+    def min_version(self, group_id: GroupId) -> Version:
+        """The lowest version at which a new member of an admitted group may start."""
+        place = self.buffers.place(group_id)
+        assert place is not None
+        return max(0, place - self.plan.max_staleness)
+
+    def accepts(self, instance: Instance) -> bool:
+        """Under `drain`, an instance that lags gets nothing new; in lockstep, of the next batch."""
+        if self.schedule.on_pull != "drain" or self.schedule.admission == "lockstep":
+            return True
+        assert self.published is not None
+        return instance.version >= self.published
+
+    # -- trajectories ------------------------------------------------------------------------
+
+    def start(self, trajectory: TrajectoryId, instance: Instance) -> Iterator[Command]:
+        """Give a waiting trajectory to an instance, if the protocol allows it."""
+        group_id = trajectory.group
+        if group_id not in self.groups and not (
+            group_id in self.prompts and self._admit(group_id, instance.version)
+        ):
+            return
+        group = self.groups[group_id]
+        member = group.members[trajectory.member]
+        if member.state is not MemberState.WAITING:
+            return
+        if member.version is None:
+            if not self.buffers.tighten(group_id, instance.version):
+                return
+        elif instance.version < member.version:
+            return
+        self.queue.take(trajectory, member.version)
+        member.apply(Route)
+        member.instance = instance.name
+        if member.version is None:
+            member.version = instance.version
+        tokens = group.prompt_tokens + member.length
+        instance.assign(trajectory, tokens)
+        yield Route(instance.name, instance.next_number(tokens), trajectory)
+
+    def _admit(self, group_id: GroupId, version: Version) -> bool:
+        """Reserve an entry for a group that waits; False: there is none for it."""
+        if not self.admits(version) or self.buffers.reserve(group_id, version) is None:
+            return False
+        self.queue.unadmitted.remove(group_id)  # it is at the front, or near it
+        count = self.plan.num_generations + self.plan.extra_generations
+        group = Group(group_id, *self.prompts[group_id], [Member() for _ in range(count)])
+        self.groups[group_id] = group
+        self.num_inflight += 1
+        self.round_left = max(0, self.round_left - 1)
+        for trajectory in group.ids():
+            self.queue.put(trajectory, None)
+        return True
+
+    def interrupt(
+        self, instance: Instance, trajectories: tuple[TrajectoryId, ...]
+    ) -> Iterator[Command]:
+        """Take these, which run there, away from an instance."""
+        number = instance.take(trajectories)
+        for trajectory in trajectories:
+            member = self.groups[trajectory.group].members[trajectory.member]
+            member.apply(Interrupt)
+            member.stop = number
+        instance.stopping.update(trajectories)
+        yield Interrupt(instance.name, number, trajectories)
+
+    def put_back(self, trajectory: TrajectoryId, cause: type) -> bool:
+        """Let a trajectory that no instance has any more wait; False: it is not that far."""
+        member = self.groups[trajectory.group].members[trajectory.member]
+        if not member.apply(cause):
+            return False
+        self.queue.put(trajectory, member.version)
+        return True
+
+    def finish_early(self, trajectory: TrajectoryId) -> Iterator[Command]:
+        """Take a trajectory that waits for complete as it is."""
+        member = self.groups[trajectory.group].members[trajectory.member]
+        self.queue.take(trajectory, member.version)
+        member.apply(FinishEarly)
+        yield FinishEarly(trajectory)
+
+    def abort_members(self, group: Group) -> Iterator[Command]:
+        """Abort those of the group that are not judged."""
+        told: dict[InstanceId, list[TrajectoryId]] = {}
+        for trajectory, member in zip(group.ids(), group.members, strict=True):
+            if member.state is MemberState.WAITING:
+                self.queue.take(trajectory, member.version)
+            if member.instance is not None:
+                told.setdefault(member.instance, []).append(trajectory)
+            member.apply(Abort)
+        for name, trajectories in told.items():
+            instance = self.instances[name]
+            running = tuple(t for t in trajectories if t in instance.assigned)
+            instance.stopping.difference_update(trajectories)
+            yield Abort(name, instance.take(running), tuple(trajectories))
+
+    # -- ends of groups ----------------------------------------------------------------------
+
+    def forget(self, group_id: GroupId) -> Group:
+        """Take a group that holds no entry any more out of everything."""
+        self.history.close(group_id)
+        self.layout.end(group_id)
+        del self.prompts[group_id]
+        return self.groups.pop(group_id)
+
+    def release(self, group_id: GroupId, ending: Ending, reason: str) -> Iterator[Command]:
+        """End a group that holds an entry, without training on it; its place is free."""
+        surplus = self.buffers.release(group_id)
+        yield from self._drop(group_id, ending, reason)
+        yield from self.drop_surplus(surplus)
+
+    def drop_surplus(self, surplus: tuple[GroupId, ...]) -> Iterator[Command]:
+        """End groups whose batch was completed by others."""
+        for group_id in surplus:
+            yield from self._drop(group_id, "aborted", "surplus: its batch is complete")
+
+    def retry(self, group: Group, reason: str) -> Iterator[Command]:
+        """End a group and try its prompt once more."""
+        self.retries[group.id] = group.retries + 1
+        self.num_requested += 1
+        yield from self.release(group.id, "aborted", f"{reason}; its prompt is drawn again")
+        yield RetryPrompt(group.id)
+
+    def _drop(self, group_id: GroupId, ending: Ending, reason: str) -> Iterator[Command]:
+        group = self.forget(group_id)
+        if not group.complete:
+            self.num_inflight -= 1
+        yield from self.abort_members(group)
+        yield Drop(group_id, ending, reason)
