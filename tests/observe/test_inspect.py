@@ -120,7 +120,7 @@ def test_members_that_were_not_needed_count_with_the_length_they_came_to(tmp_pat
             logprobs=[-1.0] * length,
         )
         if member < 4:
-            store.put_finished(where, length=length, reason="cut" if member else "stop")
+            store.put_finished(where, length=length, reason="finished_early" if member else "stop")
             store.put_reward(where, reward=1.0, components={})
     store.put_consumed(0, version=0, members=(0, 1, 2))
     store.commit()

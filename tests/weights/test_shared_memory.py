@@ -185,15 +185,15 @@ def test_a_wrong_byte_is_found_and_its_tensor_named(store):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"layer.scale": None}, "layer.scale is in the weight store's layout, but not given"),
-        ({"extra": torch.zeros(1)}, "extra is not in the weight store's layout"),
+        ({"layer.scale": None}, "layer.scale is in the weight store's manifest, but not given"),
+        ({"extra": torch.zeros(1)}, "extra is not in the weight store's manifest"),
         (
             {"layer.weight": torch.zeros(3, 1000).bfloat16()},
-            r"layer.weight is bfloat16\[3, 1000\], in the layout bfloat16\[1000, 3\]",
+            r"layer.weight is bfloat16\[3, 1000\], in the manifest bfloat16\[1000, 3\]",
         ),
         (
             {"layer.weight": torch.zeros(1000, 3)},
-            r"layer.weight is float32\[1000, 3\], in the layout bfloat16\[1000, 3\]",
+            r"layer.weight is float32\[1000, 3\], in the manifest bfloat16\[1000, 3\]",
         ),
     ],
 )
