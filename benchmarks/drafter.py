@@ -113,7 +113,7 @@ class Ours:
         )
         for _ in range(50):  # drafted tokens cost nothing here, and that is well known
             for drafted in (0, WIDTH * max_draft):
-                self.drafter.timing.observe(WIDTH, drafted, 0, 0, ITERATION_SECONDS)
+                self.drafter.iteration_time.observe(WIDTH, drafted, 0, 0, ITERATION_SECONDS)
         self.handles: list[int] = []
         self.rows = 0
 

@@ -32,7 +32,7 @@ PICTURE = "drafting-by-epoch.png"
 REQUESTS = {1: 4, 8: 32, 32: 64, 64: 64, 128: 128}
 """Responses that one measurement makes, by how many run at a time; of `long`, as many as run."""
 WARM_UP = 2
-"""Measurements that are not counted: iteration times and chances are learned."""
+"""Measurements that are not counted: iteration times and acceptance are learned."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def cases(part: str) -> list[Case]:
         "epochs": [Case("demo", 128, epoch=epoch) for epoch in (0, 1, 3)]
         + [Case("smollm2", 32, epoch=epoch) for epoch in (0, 1)],
         "windows": [
-            Case(recipe, batch, windows=("cost", "aimd", "doubling", "cost tree"), least=None)
+            Case(recipe, batch, windows=("cost", "aimd", "cost tree"), least=None)
             for recipe, batch in (("demo", 8), ("demo", 128), ("smollm2", 8))
         ],
         "rhyming": [

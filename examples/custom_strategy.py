@@ -13,9 +13,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
-from rhymeflow.core.strategies.base import Assignment, FleetView
-
 from rhymeflow.config.load import read_config, split_overrides
+from rhymeflow.core.strategies.base import Assignment, FleetView
 
 
 def route(view: FleetView) -> Iterator[Assignment]:

@@ -61,7 +61,7 @@ def describe(config: Config) -> str:
     Raises:
         UserError: the model, the data or the previous run to draft from is not there.
     """
-    previous_run.check(config.drafting.history, "drafting.history")
+    previous_run.check(config.drafting.history_run, "drafting.history_run")
     model = shape(config)
     limit = config.data.max_prompt_length
     rows = estimate(config, model, longest_prompt(config) if limit is None else limit)

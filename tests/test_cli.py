@@ -247,6 +247,6 @@ def test_a_history_that_is_none_is_named_before_anything_is_loaded(
         history = ["--history", str(tmp_path / given)]
         assert cli.main(["train", "demo", *more, *run, *history]) == 2
         (line,) = capsys.readouterr().err.splitlines()
-        assert line.startswith(f"rhymeflow: drafting.history: {tmp_path}")
+        assert line.startswith(f"rhymeflow: drafting.history_run: {tmp_path}")
         assert said in line
     assert not (tmp_path / "run").exists()

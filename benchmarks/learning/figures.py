@@ -19,7 +19,7 @@ from benchmarks.e2e import training_rows
 from benchmarks.learning import repeats
 from benchmarks.learning.repeats import Common, Response
 from rhymeflow.config import Config
-from rhymeflow.histospec.rhyme import noise_epoch
+from rhymeflow.histospec.noise_sharing import noise_epoch
 from rhymeflow.observe.summary import EVENTS, summarize
 from rhymeflow.store.reader import TrajectoryReader
 

@@ -91,7 +91,7 @@ def facts(run_dir: Path, steps: int) -> dict[str, Any]:
         "held out": held_out(run_dir),
     }
     if "draft/time_saved" in rows[-1]:
-        for name in ("draft/tokens_per_step", "draft/acceptance_rate"):
+        for name in ("draft/mean_acceptance_length", "draft/acceptance_rate"):
             found[name] = statistics.mean(row[name] for row in later if name in row)
     return found
 

@@ -11,11 +11,11 @@ class DraftingConfig(Section):
     """Speculative decoding from history: what a prompt's earlier responses said is proposed, and
     the policy verifies it. What is sampled stays the same token for token."""
 
-    window: Literal["off", "aimd", "doubling", "cost"] = "cost"
+    window: Literal["off", "aimd", "cost"] = "cost"
     """How many tokens are drafted. `aimd`: two more after a draft that was accepted whole, back to
-    two after a rejection (RhymeRL). `doubling`: twice, and half. `cost`: as many, and for those
-    responses, as make the most accepted tokens a second by the iteration times the engine measures;
-    none where drafts do not pay. `off`: no drafts."""
+    two after a rejection (RhymeRL). `cost`: as many, and for those responses, as make the most
+    accepted tokens a second by the iteration times the engine measures; none where drafts do not
+    pay. `off`: no drafts."""
     max_draft: Positive = 16
     """Most tokens drafted for one response in one iteration."""
     shape: Literal["linear", "tree"] = "linear"
@@ -25,7 +25,7 @@ class DraftingConfig(Section):
     from, how many of them there are, or both."""
     history_tokens: Positive = 4_000_000
     """Tokens of history that are kept; the oldest go first."""
-    history: str | None = None
+    history_run: str | None = None
     """Run directory of a previous run to begin the history with."""
 
     @property

@@ -19,7 +19,7 @@ from rhymeflow.errors import UserError, suggestion
 RECIPES = Path(__file__).parent.parent / "recipes"
 """The folder of ready configurations, one `NAME.yaml` each."""
 
-SHORT = {"schedule": "schedule.name", "history": "drafting.history"}
+SHORT = {"schedule": "schedule.name", "history": "drafting.history_run"}
 """Options that stand for a field."""
 
 Overrides = Mapping[str, str]
@@ -88,7 +88,7 @@ def dump_config(config: Config) -> str:
 def split_overrides(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     """Part `--section.field VALUE` and `--section.field=VALUE` from the other arguments.
 
-    `--schedule NAME` is `--schedule.name NAME`, `--history DIR` is `--drafting.history DIR`.
+    `--schedule NAME` is `--schedule.name NAME`, `--history DIR` is `--drafting.history_run DIR`.
 
     Raises `UserError` for a field given twice or without a value.
     """

@@ -7,12 +7,13 @@
     drafter.observe([handle], [[17, 4]], rows=3, kv_tokens=500, seconds=0.004)
     drafter.end(handle)
 
-It puts together the search over history and over the sequences that run now, the chances that what
-is found is accepted, the time that iterations take, and the window rule that weighs one against the
-other. Where `cost` finds that drafts do not pay it stops searching, see `purse.py`.
+It puts together the search over history and over the sequences that run now, the acceptance model,
+the time that iterations take, and the rule that weighs one against the other. Where `cost` finds
+that drafts do not pay it stops searching, see `exploration_budget.py`.
 
-Holds true: every token that was made is known to the search before it searches again; the drafter's
-own time is part of every decision. Knows nothing of tensors, processes, or how drafts are verified.
+Holds true: every token that was generated is known to the search before it searches again; the
+drafter's own time is part of every decision. Knows nothing of tensors, processes, or how drafts are
+verified.
 """
 
 from __future__ import annotations
@@ -24,21 +25,20 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from rhymeflow.histospec import cells
-from rhymeflow.histospec.asked import Asked
-from rhymeflow.histospec.chances import walk
+from rhymeflow.histospec.acceptance import Acceptance
+from rhymeflow.histospec.build_draft import Proposals
 from rhymeflow.histospec.draft import NONE, Draft, DraftStats
+from rhymeflow.histospec.draft_length import Times, make_rule
+from rhymeflow.histospec.exploration_budget import ExplorationBudget
 from rhymeflow.histospec.index import Index, prompt_key
-from rhymeflow.histospec.purse import Purse
+from rhymeflow.histospec.iteration_time import IterationTime
+from rhymeflow.histospec.pending import Pending
 from rhymeflow.histospec.search import Search
-from rhymeflow.histospec.timing import IterationTime
-from rhymeflow.histospec.trust import Trust
-from rhymeflow.histospec.window import Iteration, make_rule
 
 _PROMPT_TAIL = 16
 """Tokens of the prompt that matches may begin in."""
 _MOST_LIVE_TOKENS = 2_000_000
-_LATE = 64
+_MAX_UNTOLD = 64
 """Iterations after which the search hears of tokens at the latest."""
 _COMPARED = 100
 """Iterations with drafts after which one goes without: what they are weighed against grows old.
@@ -69,32 +69,30 @@ class Drafter:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.stats = DraftStats()
-        self.chances = cells.first_chances()
-        self.timing = IterationTime()
+        self.acceptance = Acceptance(max_sequences)
+        self.iteration_time = IterationTime()
         self._clock = clock
         self._live = Index(
             max_tokens=min(2 * max_sequences * max_length, _MOST_LIVE_TOKENS),
             max_responses=8 * max_sequences,
         )
         self._rule = make_rule(window, max_sequences=max_sequences, max_draft=max_draft)
-        self._trust = Trust(max_sequences)
-        self._purse = Purse() if window == "cost" else None
+        self._budget = ExplorationBudget() if self._rule.uses_times else None
         self._responses = np.zeros(max_sequences, np.int64)
         """By handle, the number of the response in the live index."""
         self._row_of = np.full(max_sequences, -1, np.int64)
-        self._late: list[tuple[Ints, NDArray[np.int32], Ints]] = []
+        self._untold: list[tuple[Ints, NDArray[np.int32], Ints]] = []
         """Tokens that the search has not heard of yet: handles, tokens, where each one's begin."""
-        self._asked: Asked | None = None
+        self._pending: Pending | None = None
         self._since_plain = 0
         """Iterations with drafts since the last one without."""
         self._compared = _COMPARED_FIRST
-        indexes = [self._live] if history is None else [self._live, history]
         self._search = Search(
-            indexes,
+            [self._live] if history is None else [self._live, history],
             max_draft=max_draft,
             shape=shape,
             ranking=ranking,
-            chances=self.chances.values,
+            rates=self.acceptance.rates,
         )
 
     @property
@@ -116,7 +114,7 @@ class Drafter:
             self._live.extend(response, tokens)
         self._responses[handle] = response
         self._rule.begin(handle)
-        self._trust.begin(handle)
+        self.acceptance.begin(handle)
         self.stats.seconds += self._clock() - started
         return handle
 
@@ -129,35 +127,22 @@ class Drafter:
         self.stats.seconds += self._clock() - started
 
     def propose(
-        self,
-        handles: list[int],
-        room: list[int],
-        *,
-        other_rows: int,
-        kv_tokens: int,
-        weights: list[float] | None = None,
+        self, handles: list[int], max_tokens: list[int], *, other_rows: int, kv_tokens: int
     ) -> list[Draft]:
         """Return a draft for each handle, `NONE` for none.
 
-        `room`: most tokens that can be of use, one after another. `other_rows`: rows of the
+        `max_tokens`: most tokens that can be of use, one after another. `other_rows`: rows of the
         iteration that belong to sequences that do not decode yet. `kv_tokens`: tokens in the
-        cache. `weights`: what a token of each sequence is worth to the window `cost`, above 0;
-        None: 1. The other windows make no difference between sequences.
+        cache.
         """
         started = self._clock()
-        self._asked = asked = Asked(len(handles), other_rows, kv_tokens, 0.0)
-        asked.weights = None if weights is None else np.array(weights, float)
+        self._pending = pending = Pending(len(handles), other_rows, kv_tokens)
         drafts = [NONE] * len(handles)
-        if self._is_worth_it(len(handles), hurried=weights is not None):
+        if self._is_worth_it(len(handles)):
             self._tell()
-            if self.timing.is_known:
-                asked.curve = self.timing.curve(len(handles), other_rows, kv_tokens)
-                asked.alone = asked.curve
-                if other_rows:
-                    asked.alone = self.timing.curve(len(handles), 0, kv_tokens)
-            self._find(asked, np.array(handles, np.int64), np.array(room, np.int64))
-            drafts = asked.drafts()
-        asked.seconds = self._clock() - started
+            self._find(pending, np.array(handles, np.int64), np.array(max_tokens, np.int64))
+            drafts = pending.drafts()
+        pending.seconds = self._clock() - started
         return drafts
 
     def observe(
@@ -174,123 +159,101 @@ class Drafter:
         `rows`: all rows of the iteration. `seconds`: its time without the drafter's.
         """
         started = self._clock()
-        asked = self._asked or Asked(0, rows - len(handles), kv_tokens, 0.0)
-        self._asked = None
+        pending = self._pending or Pending(0, rows - len(handles), kv_tokens)
+        self._pending = None
         stats = self.stats
         stats.steps += len(handles)
         stats.made += sum(map(len, made))
-        self._late.append((np.array(handles, np.int64), *_flat(made)))
-        if asked.proposals is not None:
-            self._compare(asked, *self._late[-1])
+        self._untold.append((np.array(handles, np.int64), *_flat(made)))
+        if pending.proposals is None:
+            self.acceptance.went_on(self._untold[-1][0])
         else:
-            self._trust.rested(self._late[-1][0])
-        if asked.proposals is not None or len(self._late) >= _LATE:
+            self._learn(pending, *self._untold[-1])
+        if pending.proposals is not None or len(self._untold) >= _MAX_UNTOLD:
             self._tell()
-        drafted = rows - len(handles) - asked.other_rows
-        self.timing.observe(len(handles), drafted, asked.other_rows, kv_tokens, seconds)
-        spent = asked.seconds + self._clock() - started
+        drafted = rows - len(handles) - pending.other_rows
+        was_known = self.iteration_time.is_known
+        self.iteration_time.observe(len(handles), drafted, pending.other_rows, kv_tokens, seconds)
+        spent = pending.seconds + self._clock() - started
         stats.seconds += spent
-        self._settle(asked, seconds, spent)
+        self._settle(pending, seconds, spent, was_known=was_known)
 
-    def _is_worth_it(self, sequences: int, *, hurried: bool) -> bool:
+    def _is_worth_it(self, sequences: int) -> bool:
         """Whether to search in this iteration."""
-        if self._purse is None:
+        if self._budget is None:
             return True
-        if not self.timing.is_known:
+        if not self.iteration_time.is_known:
             return False
         if self._since_plain >= self._compared:
             self._compared = min(2 * self._compared, _COMPARED)
             return False
-        return self._purse.is_open(sequences, hurried=hurried)
+        return self._budget.allows_search(sequences)
 
-    def _find(self, asked: Asked, handles: Ints, room: Ints) -> None:
+    def _find(self, pending: Pending, handles: Ints, max_tokens: Ints) -> None:
         """Search, and choose what of it is verified."""
-        proposals = self._search.propose(handles, self._rule.most(handles, room))
-        alone = 0.0 if asked.alone is None else asked.alone.at(asked.sequences)
-        iteration = Iteration(
-            asked.sequences + asked.other_rows,
-            asked.curve,
-            asked.weights,
-            asked.alone,
-            asked.sequences,
-            self.timing.doubt,
-            np.inf if self._purse is None else self._purse.risk(alone),
-            self._trust.credit,
-        )
-        asked.proposals = proposals
-        reach = self._trust.temper(proposals, handles)
-        asked.lengths = self._rule.cut(reach, proposals.counts, iteration)
-        chosen = np.arange(reach.shape[1]) < asked.lengths[:, None]
-        asked.expected = float(reach[chosen].sum())
+        states = self.acceptance.states(handles)
+        proposals = self._search.propose(handles, self._rule.most(handles, max_tokens), states)
+        times = self._times(pending, proposals) if self._rule.uses_times else None
+        pending.proposals = proposals
+        pending.lengths = self._rule.cut(proposals.path_probability, proposals.counts, times)
         self._row_of[:] = -1
         self._row_of[handles] = np.arange(len(handles))
 
-    def _compare(self, asked: Asked, which: Ints, flat: NDArray[np.int32], offsets: Ints) -> None:
+    def _times(self, pending: Pending, proposals: Proposals) -> Times:
+        """What verifying as many tokens as were found would cost."""
+        assert self._budget is not None
+        model, found = self.iteration_time, int(proposals.counts.sum())
+        kv_tokens = pending.kv_tokens
+        alone = seconds = model.seconds(pending.sequences, 0, kv_tokens, found)
+        if pending.other_rows:
+            seconds = model.seconds(pending.sequences, pending.other_rows, kv_tokens, found)
+        max_loss = self._budget.max_loss(alone[0])
+        return Times(seconds, alone, model.doubt, max_loss, self.acceptance.discount)
+
+    def _learn(self, pending: Pending, which: Ints, flat: NDArray[np.int32], offsets: Ints) -> None:
         """Learn from what became of the proposals."""
-        proposals, lengths = asked.proposals, asked.lengths
+        proposals, lengths = pending.proposals, pending.lengths
         assert proposals is not None
         assert lengths is not None
         rows = self._row_of[which]
-        tried = np.zeros(cells.NUM_CELLS, np.int64)
-        accepted = np.zeros(cells.NUM_CELLS, np.int64)
-        taken = walk(
-            proposals.tokens, proposals.parents, proposals.cells, proposals.counts,
-            rows, flat, offsets, lengths, tried, accepted,
-        )  # fmt: skip
-        self.chances.observe(tried, accepted)
-        self._trust.verified(asked.expected, int(taken.sum()))
-        self._trust.observe(proposals, rows, which, flat, offsets)
-        known, made = rows >= 0, np.diff(offsets)
-        asked.made = int(made[known].sum())
-        asked.worth = float(asked.made)
-        if asked.weights is not None:
-            share = asked.weights / asked.weights.sum()
-            asked.worth = asked.sequences * float((made[known] * share[rows[known]]).sum())
-        self._rule.observe(which[known], lengths[rows[known]], taken[known])
-        self.stats.drafted += int(lengths.sum())
-        self.stats.accepted += int(taken.sum())
+        accepted = self.acceptance.observe(proposals, lengths, rows, which, flat, offsets)
+        known = rows >= 0
+        pending.made = int(np.diff(offsets)[known].sum())
+        self._rule.observe(which[known], lengths[rows[known]], accepted[known])
+        self.stats.drafted += pending.num_drafted
+        self.stats.accepted += int(accepted.sum())
 
     def _tell(self) -> None:
         """Let the search and the live index know of all tokens made."""
-        for which, flat, offsets in self._late:
+        for which, flat, offsets in self._untold:
             self._live.extend_many(self._responses[which], flat, offsets)
             self._search.extend(which, flat, offsets)
-        self._late.clear()
+        self._untold.clear()
 
-    def _settle(self, asked: Asked, seconds: float, spent: float) -> None:
+    def _settle(self, pending: Pending, seconds: float, spent: float, *, was_known: bool) -> None:
         """Reckon what the iteration saved, against iterations that make one token each."""
-        self._since_plain = 0 if asked.is_plain else self._since_plain + 1
-        if asked.proposals is None:
+        drafted = pending.num_drafted
+        self._since_plain = self._since_plain + 1 if drafted else 0
+        if pending.proposals is None:
             self.stats.saved_seconds -= spent
-            if self._purse is not None:
-                self._purse.rested(seconds + spent)
+            if self._budget is not None:
+                self._budget.rested(seconds + spent)
             return
-        if asked.curve is None or asked.alone is None or not asked.sequences:
+        if not was_known or not pending.sequences:
             return
-        assert asked.lengths is not None
-        alone = asked.alone.at(asked.sequences)
-        first = asked.curve.at(asked.sequences + asked.other_rows)
-        gained = (asked.made / asked.sequences - 1) * alone
-        self.stats.saved_seconds += first + gained - seconds - spent
-        if self._purse is not None:
-            # What tells whether trying pays is what the window aims at: tokens by their weight.
-            gained = (asked.worth / asked.sequences - 1) * alone
-            saved = gained - self._drafts_took(asked) - spent
-            self._purse.tried(asked.sequences, search=spent, saved=saved, plain=alone)
-            if self._purse.is_empty and asked.is_plain:
-                self.timing.doubt_drafted()
-
-    def _drafts_took(self, asked: Asked) -> float:
-        """Seconds that verifying took, by what is known now that it was timed.
-
-        One iteration's time says little by itself: it may have been held up.
-        """
-        drafted = int(asked.lengths.sum())
-        if not drafted:
-            return 0.0
-        curve = self.timing.curve(asked.sequences, asked.other_rows, asked.kv_tokens)
-        rows = asked.sequences + asked.other_rows
-        return curve.at(rows + drafted) - curve.at(rows)
+        model, kv_tokens = self.iteration_time, pending.kv_tokens
+        mixed = model.seconds(pending.sequences, pending.other_rows, kv_tokens, drafted)
+        plain = mixed[0]
+        if pending.other_rows:
+            plain = model.seconds(pending.sequences, 0, kv_tokens, 0)[0]
+        gained = (pending.made / pending.sequences - 1) * plain
+        self.stats.saved_seconds += mixed[0] + gained - seconds - spent
+        if self._budget is not None:
+            # What verifying took is the model's: one iteration by itself may have been held up.
+            saved = gained - (mixed[drafted] - mixed[0]) - spent
+            self._budget.searched(pending.sequences, search=spent, saved=saved, plain=plain)
+            if self._budget.is_used_up and not drafted:
+                model.doubt_drafted()
 
 
 def _flat(made: list[list[int]]) -> tuple[NDArray[np.int32], Ints]:

@@ -25,9 +25,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rhymeflow.histospec import kernels, memory
+from rhymeflow.histospec import kernels, storage
 from rhymeflow.histospec.handle import IndexHandle
-from rhymeflow.histospec.memory import Arrays
+from rhymeflow.histospec.storage import Arrays
 from rhymeflow.utils import shared_memory
 
 
@@ -45,12 +45,12 @@ class Index:
     """
 
     def __init__(self, *, max_tokens: int, max_responses: int, shared: bool = False) -> None:
-        num_blocks, num_heads = memory.sizes(max_tokens, max_responses)
+        num_blocks, num_heads = storage.sizes(max_tokens, max_responses)
         self.handle: IndexHandle | None = None
         if shared:
-            self.handle, arrays = memory.create(num_blocks, num_heads, max_responses)
+            self.handle, arrays = storage.create(num_blocks, num_heads, max_responses)
         else:
-            arrays = memory.private(num_blocks, num_heads, max_responses)
+            arrays = storage.private(num_blocks, num_heads, max_responses)
         arrays.header[: kernels.NUM_TOKENS] = 1  # 0 is no block and no response
         self._take(arrays, owns=shared)
 
@@ -63,13 +63,13 @@ class Index:
         """
         index = cls.__new__(cls)
         index.handle = handle
-        index._take(memory.attach(handle, writable=writable), owns=False)
+        index._take(storage.attach(handle, writable=writable), owns=False)
         return index
 
     def _take(self, arrays: Arrays, *, owns: bool) -> None:
         self._arrays = arrays
         self._owns = owns
-        self.readable = memory.readable(arrays)
+        self.readable = storage.readable(arrays)
         """The arrays, for compiled readers."""
 
     def close(self) -> None:

@@ -1,9 +1,9 @@
 """Drafts for running sequences, found in one or more indexes.
 
     search = Search((live, history), max_draft=16, shape="linear", ranking="combined",
-                    chances=chances)
+                    rates=acceptance.rates)
     handle = search.begin(prompt_ids, tokens, sample=0, noise_epoch=3)
-    proposals = search.propose(handles, most)
+    proposals = search.propose(handles, most, states)
     search.extend(handles, tokens, offsets)
     search.end(handle)
 
@@ -23,19 +23,19 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from rhymeflow.histospec import expand, kernels
-from rhymeflow.histospec.cells import LENGTH_BUCKETS, NUM_CELLS, NUMBERS
-from rhymeflow.histospec.expand import Proposals, Tables, Texts
+from rhymeflow.histospec import build_draft, kernels
+from rhymeflow.histospec.acceptance import LENGTH_CLASSES, NUM_BUCKETS, NUMBERS
+from rhymeflow.histospec.build_draft import Proposals, Tables, Texts
 from rhymeflow.histospec.index import Index, prompt_key
-from rhymeflow.histospec.memory import Arrays
+from rhymeflow.histospec.storage import Arrays
 
 Shape = Literal["linear", "tree"]
 Ranking = Literal["reward", "frequency", "combined"]
 
 _RANKINGS = {
-    "reward": expand.BY_REWARD,
-    "frequency": expand.BY_FREQUENCY,
-    "combined": expand.BY_BOTH,
+    "reward": build_draft.BY_REWARD,
+    "frequency": build_draft.BY_FREQUENCY,
+    "combined": build_draft.BY_BOTH,
 }
 _NEARNESS = (1.0, 2.0, 2.0, 2.0)  # by kind: another prompt's text, the prompt's, its own, aligned
 
@@ -69,7 +69,7 @@ class Candidates(NamedTuple):
     matched: np.ndarray
     """int32 [H, PLACES]: tokens up to there that agree."""
     kinds: np.ndarray
-    """int32 [H, PLACES], see `cells`."""
+    """int32 [H, PLACES], see `acceptance`."""
     merits: np.ndarray
     """float32 [H, PLACES]."""
     found: np.ndarray
@@ -85,7 +85,7 @@ class Candidates(NamedTuple):
 class Search:
     """Proposals for sequences of one engine.
 
-    `chances` float32 [NUM_CELLS] is read at every proposal; its owner may change it in place.
+    `rates` float32 [NUM_BUCKETS] is read at every proposal; its owner may change it in place.
     """
 
     def __init__(
@@ -95,17 +95,17 @@ class Search:
         max_draft: int,
         shape: Shape,
         ranking: Ranking,
-        chances: np.ndarray,
+        rates: np.ndarray,
     ) -> None:
-        assert chances.shape == (NUM_CELLS,)
-        assert chances.dtype == np.float32
+        assert rates.shape == (NUM_BUCKETS,)
+        assert rates.dtype == np.float32
         assert len(indexes) <= kernels.INDEXES
         self._indexes = [index.readable for index in indexes]
         self._both = [*self._indexes, *(_nothing() for _ in indexes), _nothing()][: kernels.INDEXES]
         self._max_draft = max_draft
         self._is_tree = shape == "tree"
         self._ranking = _RANKINGS[ranking]
-        self._tables = Tables(_weights(), LENGTH_BUCKETS, NUMBERS, chances)
+        self._tables = Tables(_weights(), LENGTH_CLASSES, NUMBERS, rates)
         self._free: list[int] = []
         self._contexts = _contexts(0)
         self._candidates = _candidates(0)
@@ -161,9 +161,10 @@ class Search:
         """Take in tokens[offsets[i]:offsets[i + 1]] (int32) of handles[i] (int64), for all i."""
         kernels.remember(self._contexts, handles, tokens, offsets)
 
-    def propose(self, handles: np.ndarray, most: np.ndarray) -> Proposals:
-        """Draft at most most[i] tokens (and `max_draft`) for handles[i], both int64, for all i.
+    def propose(self, handles: np.ndarray, most: np.ndarray, states: np.ndarray) -> Proposals:
+        """Draft at most most[i] tokens (and `max_draft`) for handles[i], for all i.
 
+        `states`: those of the sequences, see `acceptance`. All three are int64 [n].
         The result is new memory. A sequence of which most is 0 costs nothing.
         """
         n, width = len(handles), self._max_draft
@@ -180,7 +181,9 @@ class Search:
             kernels.collect(
                 *self._both, self._contexts, self._candidates, handles, most, self._texts
             )
-            expand.expand(self._texts, most, self._tables, self._ranking, self._is_tree, proposals)
+            build_draft.build_drafts(
+                self._texts, states, most, self._tables, self._ranking, self._is_tree, proposals
+            )
         return proposals
 
     def _grow(self) -> None:

@@ -82,7 +82,7 @@ class Reporter:
         state.staleness_mean = metrics["staleness/mean"]
         state.staleness_max = int(metrics["staleness/max"])
         state.rollout_tokens_per_s = metrics["rollout/tokens_per_s"]
-        state.tokens_per_step = metrics.get("draft/tokens_per_step", state.tokens_per_step)
+        state.tokens_per_step = metrics.get("draft/mean_acceptance_length", state.tokens_per_step)
         state.acceptance_rate = metrics.get("draft/acceptance_rate", state.acceptance_rate)
         state.time_saved_share = metrics.get("draft/time_saved_share", state.time_saved_share)
         state.idle_rollout = metrics["idle/rollout"]

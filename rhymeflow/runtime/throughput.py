@@ -108,7 +108,7 @@ class Throughput:
         saved, self._saved = total - self._saved, total
         metrics = {"draft/time_saved": saved}
         if generated.steps:
-            metrics["draft/tokens_per_step"] = generated.tokens / generated.steps
+            metrics["draft/mean_acceptance_length"] = generated.tokens / generated.steps
         if generated.drafted:
             # Each iteration generates one token without any draft.
             accepted = generated.tokens - generated.steps

@@ -53,7 +53,7 @@ def train(
         WorkerDied: a worker process ended, hangs, or has a defect.
     """
     console = console or Console()
-    previous_run.check(config.drafting.history, "drafting.history")
+    previous_run.check(config.drafting.history_run, "drafting.history_run")
     path = directories.create_run_dir(config, run_dir)
     metrics = MetricsWriter(
         path,

@@ -7,9 +7,9 @@ was answered in an earlier epoch (1), or not (0).
 
 An iteration of n trajectories and D drafted tokens reads the cache once for each trajectory and
 computes n + D rows: `k1 K + max(k2, k3 (n + D) + c) + k4` seconds. As in the rule `Cost`
-(`histospec/window.py`) the nodes most likely to be reached are taken, as many as make the most
-tokens per second. The last level taken may be for some of a class only; the class then
-makes what its members make on average.
+(`histospec/draft_length.py`) the nodes most likely to be reached are taken, as many as make the
+most tokens per second. The last level taken may be for some of a class only; the class then makes
+what its members make on average.
 
 **This is the best there is.** For each D the tokens are most with the D likeliest nodes. They grow
 by less and less with D, and the seconds by no less and no less, so their quotient rises and then

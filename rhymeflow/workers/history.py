@@ -71,7 +71,7 @@ class History:
         self.index.clear()
         send(connection, HistoryReady())
         self._scribes = []
-        if config.drafting.history is not None:
+        if config.drafting.history_run is not None:
             self._scribes.append(_previous_run(self.index, config))
         reader = TrajectoryReader(run_dir / "events.db")
         follower = Follower(reader, num_tokens=config.drafting.history_tokens)
@@ -101,8 +101,8 @@ def _previous_run(index: Index, config: Config) -> Scribe:
     Its noise is this run's noise where both have the same seed and number their prompts alike;
     else its responses are aligned with none.
     """
-    assert config.drafting.history is not None
-    previous, reader = open_run(config.drafting.history, "drafting.history")
+    assert config.drafting.history_run is not None
+    previous, reader = open_run(config.drafting.history_run, "drafting.history_run")
     follower = Follower(reader, num_tokens=config.drafting.history_tokens)
     is_same_noise = (previous.run.seed, previous.data) == (config.run.seed, config.data)
     # Its last version is where this run may have begun, and is older than all of this run's.

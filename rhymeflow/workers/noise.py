@@ -6,7 +6,7 @@ Holds true: the instance that samples and the history that drafts are aligned by
 from __future__ import annotations
 
 from rhymeflow.config import Config
-from rhymeflow.histospec.rhyme import noise_epoch
+from rhymeflow.histospec.noise_sharing import noise_epoch
 
 EVALUATION_EPOCH = 2**31 - 1
 """Noise of held-out answers is keyed by an epoch that training never reaches: the same in every

@@ -113,7 +113,7 @@ def test_facts_of_a_run(tmp_path: Path) -> None:
             "idle/rollout": 0.5,
             "idle/learner": 0.25,
             "draft/time_saved": 1.0,
-            "draft/tokens_per_step": 3.0,
+            "draft/mean_acceptance_length": 3.0,
             "draft/acceptance_rate": 0.5,
         }
         for step in range(1, 21)
@@ -126,7 +126,7 @@ def test_facts_of_a_run(tmp_path: Path) -> None:
     assert found["rollout tokens/s, later epochs"] == 200.0
     assert found["held out"] == [0.5, 0.75]
     assert found["reward by epoch"] == pytest.approx([0.425, 0.925])
-    assert found["draft/tokens_per_step"] == 3.0
+    assert found["draft/mean_acceptance_length"] == 3.0
 
 
 def test_drafting_is_read_by_epoch_and_drawn_from_the_rows(tmp_path: Path) -> None:

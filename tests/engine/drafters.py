@@ -20,8 +20,6 @@ class FakeDrafter:
         self.begun = 0
         self.drafted = self.steps = 0
         self.rows = []
-        self.weights = []
-        """What each call of `propose` was given."""
         self.pending = None
 
     def begin(self, prompt_ids, tokens, *, sample, noise_epoch):
@@ -33,9 +31,7 @@ class FakeDrafter:
     def end(self, handle):
         del self.texts[handle]
 
-    def propose(self, handles, room, *, other_rows, kv_tokens, weights=None):
-        assert weights is None or len(weights) == len(handles)
-        self.weights.append(weights)
+    def propose(self, handles, room, *, other_rows, kv_tokens):
         assert len(set(handles)) == len(handles) == len(room) > 0
         drafts = []
         for handle, most in zip(handles, room, strict=True):

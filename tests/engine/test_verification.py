@@ -12,6 +12,7 @@ from tests.engine.exactness import (
     assert_same,
     drafted,
     model_of,
+    requests_of,
     undrafted,
 )
 from tests.engine.models import make_engine, make_requests, run, sampling, tiny_model
@@ -79,6 +80,23 @@ def test_iterations_of_one_response(size):
     assert request.tokens == expected.tokens
     assert iterations == request.steps == 1 + -(-40 // (size + 1))
     assert engine.tokens_generated == 41
+
+
+def test_with_drafts_the_clock_is_the_mean_of_those_decoded():
+    drafter = FakeDrafter(DRAFTS["mostly right"], answers_of(undrafted("plain", "float32")[0]))
+    engine = make_engine(model_of("float32"), drafter=drafter, max_prefill_tokens=400)
+    requests = requests_of("plain")[:3]
+    for request in requests:
+        engine.submit(request)
+    clock = 0.0
+    while engine.has_work:
+        before = [len(request.tokens) for request in requests]
+        engine.step()
+        generated = [len(r.tokens) - n for r, n in zip(requests, before, strict=True)]
+        decoded = [count for count in generated if count]
+        clock += sum(decoded) / len(decoded)
+        assert engine.clock == pytest.approx(clock)
+    assert clock > 1.5 * max(request.steps for request in requests)
 
 
 def test_wrong_drafts_take_as_many_iterations_as_none():

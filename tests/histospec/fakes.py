@@ -1,7 +1,8 @@
 """A fake engine and a fake search in virtual time, for tests of the drafter's decisions.
 
-The search finds what it is told to find: each sequence's proposal lies in one cell, and each of its
-tokens is right with that cell's chance. The engine takes as long as a formula says, with noise.
+The search finds what it is told to find: each sequence's proposal lies in one bucket, and each of
+its tokens is right with that bucket's chance. The engine takes as long as a formula says, with
+noise.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rhymeflow.histospec import cells, drafter
+from rhymeflow.histospec import acceptance, drafter
 from rhymeflow.histospec.draft import Draft
 from rhymeflow.histospec.search import Proposals
 
@@ -33,16 +34,14 @@ class World:
     plain: float = 0.0
     """What the same tokens would have taken without drafts, in the batches they were made in."""
     searches: int = 0
-    made: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """By handle, in a wave: iterations and tokens."""
     random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
 
 
 class FakeSearch:
     """In place of `histospec.search.Search`."""
 
-    def __init__(self, world: World, *, max_draft: int, chances: np.ndarray) -> None:
-        self.world, self.max_draft, self.chances = world, max_draft, chances
+    def __init__(self, world: World, *, max_draft: int, rates: np.ndarray) -> None:
+        self.world, self.max_draft, self.rates = world, max_draft, rates
         self.text: dict[int, int] = {}
         """By handle the length of the response; its token at place t is t."""
         self.share: dict[int, float] = {}
@@ -59,24 +58,24 @@ class FakeSearch:
         for handle, size in zip(handles.tolist(), np.diff(offsets).tolist(), strict=True):
             self.text[handle] += size
 
-    def propose(self, handles, most) -> Proposals:
+    def propose(self, handles, most, states) -> Proposals:
         world, n, width = self.world, len(handles), self.max_draft
         world.searches += 1
         world.now += world.search(n)
         world.fair += world.search(n)
         place = np.array([self.text[handle] for handle in handles.tolist()])[:, None]
-        # Which cell stands for which chance is fixed: twentieths, in the order of the cells.
+        # Which length of match stands for which chance is fixed.
         options = np.array(world.chance(world.now))
         which = world.random.integers(len(options), size=n)
         chance = options[which][:, None]
-        cell = (which * 7 + 3)[:, None]
+        bucket = acceptance.NUMBERS[5, states, 1, which + 2][:, None]
         right = world.random.random((n, width)) < chance
         counts = np.minimum(np.where(most > 0, width, 0), most)
         return Proposals(
             np.where(right, place + np.arange(width), -1).astype(np.int32),
             np.tile(np.arange(-1, width - 1, dtype=np.int32), (n, 1)),
-            np.cumprod(np.repeat(self.chances[cell], width, 1), 1).astype(np.float32),
-            np.repeat(cell, width, 1).astype(np.int32),
+            np.cumprod(np.repeat(self.rates[bucket], width, 1), 1).astype(np.float32),
+            np.repeat(bucket, width, 1).astype(np.int32),
             counts.astype(np.int64),
         )
 
@@ -85,10 +84,9 @@ def make(
     world: World, window: str, *, sequences: int, max_draft: int = 16, monkeypatch
 ) -> drafter.Drafter:
     """A drafter that searches in this world."""
-    assert cells.NUM_CELLS > 7 * 8 + 3
     monkeypatch.setattr(
         drafter, "Search", lambda indexes, **how: FakeSearch(
-            world, max_draft=how["max_draft"], chances=how["chances"]
+            world, max_draft=how["max_draft"], rates=how["rates"]
         )
     )  # fmt: skip
     return drafter.Drafter(
@@ -103,12 +101,11 @@ def run(
     lengths: Sequence[int],
     *,
     max_draft: int = 16,
-    weights: Sequence[float] | None = None,
     monkeypatch,
 ) -> drafter.Drafter:
     """Decode responses of these lengths, all at once; `world.now` is what it took."""
     it = make(world, window, sequences=len(lengths), max_draft=max_draft, monkeypatch=monkeypatch)
-    decode(world, it, lengths, weights)
+    decode(world, it, lengths)
     return it
 
 
@@ -147,18 +144,12 @@ def enter(
             it.end(handle)
 
 
-def decode(
-    world: World,
-    it: drafter.Drafter,
-    lengths: Sequence[int],
-    weights: Sequence[float] | None = None,
-) -> None:
-    """One wave of responses, all begun at once. `weights`: what each one's tokens are worth."""
+def decode(world: World, it: drafter.Drafter, lengths: Sequence[int]) -> None:
+    """One wave of responses, all begun at once."""
     left = {
         it.begin([index], [], sample=index, noise_epoch=0): length
         for index, length in enumerate(lengths)
     }
-    worth = None if weights is None else dict(zip(left, weights, strict=True))
     done = dict.fromkeys(left, 0)
     while left:
         handles = list(left)
@@ -167,12 +158,8 @@ def decode(
             [left[h] - 1 for h in handles],
             other_rows=0,
             kv_tokens=sum(done.values()),
-            weights=None if worth is None else [worth[h] for h in handles],
         )
         made = verified(handles, drafts, done)
-        for handle, tokens in zip(handles, made, strict=True):
-            steps, tokens_made = world.made.get(handle, (0, 0))
-            world.made[handle] = steps + 1, tokens_made + len(tokens)
         rows = len(handles) + sum(len(draft.tokens) for draft in drafts)
         disturbed = disturbance(world)
         seconds = world.iteration(rows) * disturbed

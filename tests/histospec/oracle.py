@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rhymeflow.histospec import cells, expand, kernels
+from rhymeflow.histospec import acceptance, build_draft, kernels
 from rhymeflow.histospec.search import _weights
 
 
@@ -204,24 +204,24 @@ class Sequence:
         ]
 
 
-def draft(sequence, most, *, ranking, is_tree, chances):
-    """Nodes (token, parent, reach, cell) of a draft."""
+def draft(sequence, most, *, state, ranking, is_tree, rates):
+    """Nodes (token, parent, path probability, bucket) of a draft."""
     weights = _weights()
     pool = [
         (text, matched, kind, weights[kind, matched], np.float32(merit))
         for text, matched, kind, merit in sequence.candidates()
     ]
-    nodes, waiting = [], _options(pool, [], -1, np.float32(1), ranking, is_tree, chances)
+    nodes, waiting = [], _options(pool, [], -1, np.float32(1), state, ranking, is_tree, rates)
     while waiting and len(nodes) < most:
         best = max(waiting, key=lambda node: node[2])
         waiting.remove(best)
-        path, parent, reach, cell = best
-        nodes.append((path[-1], parent, reach, cell))
-        waiting += _options(pool, path, len(nodes) - 1, reach, ranking, is_tree, chances)
+        path, parent, probability, bucket = best
+        nodes.append((path[-1], parent, probability, bucket))
+        waiting += _options(pool, path, len(nodes) - 1, probability, state, ranking, is_tree, rates)
     return nodes
 
 
-def _options(pool, path, parent, reach, ranking, is_tree, chances):
+def _options(pool, path, parent, probability, state, ranking, is_tree, rates):
     """Nodes that may follow a path."""
     depth = len(path)
     here = [one for one in pool if one[0][:depth] == path and len(one[0]) > depth]
@@ -236,13 +236,13 @@ def _options(pool, path, parent, reach, ranking, is_tree, chances):
             liked += vote * merit
         score = {"reward": liked / votes, "frequency": votes, "combined": liked}[ranking]
         scored.append((score, token, voters))
-    total = sum((score for score, *_ in scored), np.float32(expand.NOBODY))
+    total = sum((score for score, *_ in scored), np.float32(build_draft.NOBODY))
     judged = []
     for score, token, voters in scored:
         share = score / total
         matched = min(max(voter[0] for voter in voters) + depth, 32)
-        cell = cells.cell(max(voter[1] for voter in voters), matched, share)
-        judged.append((chances[cell], share, token, cell))
+        bucket = acceptance.bucket(share, state, max(voter[1] for voter in voters), matched)
+        judged.append((rates[bucket], share, token, bucket))
     judged.sort(key=lambda option: (-option[0], -option[1]))
-    kept = judged[: expand.BRANCHES if is_tree else 1]
-    return [([*path, token], parent, reach * chance, cell) for chance, _, token, cell in kept]
+    kept = judged[: build_draft.BRANCHES if is_tree else 1]
+    return [([*path, token], parent, probability * rate, bucket) for rate, _, token, bucket in kept]

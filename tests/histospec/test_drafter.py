@@ -8,7 +8,6 @@ import pytest
 from rhymeflow.histospec.draft import NONE
 from rhymeflow.histospec.drafter import Drafter
 from rhymeflow.histospec.index import Index, prompt_key
-from rhymeflow.histospec.window import MOST_LOSS
 from tests.histospec import fakes
 from tests.histospec.fakes import World, decode, run, stream
 
@@ -128,16 +127,15 @@ def test_cost_never_loses(curve: str, batch: int, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("batch", [1, 32])
 @pytest.mark.parametrize("curve", CURVES)
-def test_cost_is_as_good_as_the_published_rules(
+def test_cost_is_as_good_as_the_published_rule(
     curve: str, batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(LENGTHS, batch, 1000)
     for chances in CHANCES:
-        cost, aimd, doubling = (
-            throughput(window, curve, chances, batch, monkeypatch)
-            for window in ("cost", "aimd", "doubling")
+        cost, aimd = (
+            throughput(window, curve, chances, batch, monkeypatch) for window in ("cost", "aimd")
         )
-        assert cost >= 0.97 * max(aimd, doubling), chances
+        assert cost >= 0.97 * aimd, chances
 
 
 def test_what_begins_to_pay_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,7 +164,6 @@ def test_a_second_wave_starts_from_what_the_first_taught(monkeypatch: pytest.Mon
     before = drafter.stats.steps
     decode(world, drafter, [200] * 8)
     assert drafter.stats.steps - before <= before
-    assert drafter.chances.calibration_error < 0.05
 
 
 def test_what_is_said_to_be_saved_is_what_is_saved(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,35 +211,3 @@ def test_short_answers_are_drafted_where_rows_are_cheap(
             lambda rows: 2e-2 + 1e-4 * rows, [0.8], batch, seed, monkeypatch, prompt_row=5e-5
         )
         assert world.plain / world.fair > 1.3
-
-
-HURRIED = 4
-"""Of 32 sequences, the first ones."""
-
-
-def in_a_hurry(
-    curve: str, weight: float, monkeypatch: pytest.MonkeyPatch
-) -> tuple[World, float, float]:
-    """The world, and tokens a step of those in a hurry, who weigh so much, and of the others."""
-    world = World(lambda now: [0.2, 0.7], CURVES[curve], lambda n: 5e-5 + 3e-6 * n)
-    weights = None if weight == 1 else [weight] * HURRIED + [1.0] * (32 - HURRIED)
-    drafter = run(world, "cost", [1000] * 32, weights=weights, monkeypatch=monkeypatch)
-    stats = drafter.stats
-    assert stats.made == 32_000
-    assert stats.saved_seconds == pytest.approx(world.plain - world.now, abs=0.03 * world.plain)
-    rates = []
-    for handles in (range(HURRIED), range(HURRIED, 32)):
-        steps, tokens = np.sum([world.made[handle] for handle in handles], axis=0)
-        rates.append(tokens / steps)
-    return world, *rates
-
-
-@pytest.mark.parametrize("curve", ["half", "proportional"])
-def test_those_in_a_hurry_are_drafted_for_though_it_costs(
-    curve: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plain, first, others = in_a_hurry(curve, 1, monkeypatch)
-    assert first == pytest.approx(others, rel=0.05)
-    world, hurried, rest = in_a_hurry(curve, 4, monkeypatch)
-    assert hurried > 1.3 * max(first, rest)
-    assert world.plain / world.fair > (1 - MOST_LOSS) * plain.plain / plain.fair

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from rhymeflow.errors import UserError
-from rhymeflow.histospec import cells, kernels, memory
+from rhymeflow.histospec import acceptance, kernels, storage
 from rhymeflow.histospec.index import Index, IndexHandle, prompt_key
 from rhymeflow.histospec.search import Search
 from rhymeflow.utils import shared_memory
 
 PROMPT = [3, 1, 4, 1, 5]
-CHANCES = np.full(cells.NUM_CELLS, 0.5, np.float32)
+RATES = np.full(acceptance.NUM_BUCKETS, 0.5, np.float32)
 VOCABULARY = 50
 
 
@@ -30,9 +30,9 @@ def add(index: Index, tokens: list[int], *, prompt: list[int] = PROMPT, sample: 
 
 def drafted(index: Index, tokens: list[int], most: int = 4) -> list[int]:
     """What is proposed after these tokens."""
-    search = Search([index], max_draft=most, shape="linear", ranking="combined", chances=CHANCES)
+    search = Search([index], max_draft=most, shape="linear", ranking="combined", rates=RATES)
     handle = search.begin(PROMPT, tokens, sample=99, noise_epoch=-1)
-    proposals = search.propose(np.array([handle]), np.array([most]))
+    proposals = search.propose(np.array([handle]), np.array([most]), np.array([0]))
     return proposals.tokens[0, : proposals.counts[0]].tolist()
 
 
@@ -164,7 +164,7 @@ def test_readers_of_text_that_is_overwritten_propose_tokens_and_end():
     writer.start()
     try:
         reader = Index.attach(index.handle)
-        search = Search([reader], max_draft=16, shape="tree", ranking="combined", chances=CHANCES)
+        search = Search([reader], max_draft=16, shape="tree", ranking="combined", rates=RATES)
         while index.num_responses < 16:
             assert writer.is_alive()
             time.sleep(0.01)
@@ -172,7 +172,7 @@ def test_readers_of_text_that_is_overwritten_propose_tokens_and_end():
         handles = np.array([search.begin(PROMPT, [1], sample=s, noise_epoch=-1) for s in range(8)])
         found = 0
         for _ in range(3000):
-            proposals = search.propose(handles, np.full(8, 16))
+            proposals = search.propose(handles, np.full(8, 16), np.zeros(8, np.int64))
             for row, count in enumerate(proposals.counts):
                 found += count
                 assert 0 <= count <= 16
@@ -203,10 +203,10 @@ def test_garbage_in_the_arrays_is_survived():
             wild = random.integers(info.min, info.max, array.shape, array.dtype, endpoint=True)
             near = random.integers(0, 40, array.shape).astype(array.dtype)
             array[chosen] = np.where(random.random(array.shape) < 0.5, wild, near)[chosen]
-        search = Search([index], max_draft=8, shape="tree", ranking="reward", chances=CHANCES)
+        search = Search([index], max_draft=8, shape="tree", ranking="reward", rates=RATES)
         handle = search.begin(PROMPT, [1, 2], sample=0, noise_epoch=0)
         for _ in range(10):
-            proposals = search.propose(np.array([handle]), np.array([8]))
+            proposals = search.propose(np.array([handle]), np.array([8]), np.array([0]))
             assert 0 <= proposals.counts[0] <= 8
             made = random.integers(0, 3, 3).astype(np.int32)
             search.extend(np.array([handle]), made, np.array([0, 3]))
@@ -214,7 +214,7 @@ def test_garbage_in_the_arrays_is_survived():
 
 def test_a_package_that_cannot_be_written_is_compiled_into_the_users_cache(tmp_path):
     """The package is copied without its cache, and write-protected where that binds this user."""
-    source = os.path.dirname(os.path.dirname(memory.__file__))
+    source = os.path.dirname(os.path.dirname(storage.__file__))
     package = tmp_path / "site" / "rhymeflow"
     for name in ("__init__.py", "errors.py", "utils", "histospec"):
         (package).mkdir(parents=True, exist_ok=True)

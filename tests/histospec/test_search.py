@@ -9,17 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rhymeflow.histospec import cells, kernels, memory
+from rhymeflow.histospec import acceptance, kernels, storage
 from rhymeflow.histospec.index import Index, prompt_key
 from rhymeflow.histospec.search import Search
 from tests.histospec import oracle
 
 PROMPTS = [[7, 8, 1, 2, 1], [7, 8, 9], [2, 2, 1, 2, 1]]
-CHANCES = np.random.default_rng(0).uniform(0.05, 0.95, cells.NUM_CELLS).astype(np.float32)
+RATES = np.random.default_rng(0).uniform(0.05, 0.95, acceptance.NUM_BUCKETS).astype(np.float32)
 # The more agree the better, and what is aligned best of all.
-AGREED = (np.indices(cells.SHAPE)[0] + 1) / (cells.NUM_SHARES + 2)
-AGREED[..., kernels.KIND_ALIGNED] += 0.1
+AGREED = (np.indices(acceptance.SHAPE)[0] + 1) / (acceptance.NUM_SHARES + 2)
+AGREED[:, :, kernels.KIND_ALIGNED] += 0.1
 AGREED = AGREED.ravel().astype(np.float32)
+FIRST = np.array([acceptance.BEGUN])
 RANKINGS = ("reward", "frequency", "combined")
 
 
@@ -28,9 +29,9 @@ def no_collisions():
     """Few suffixes share a chain: who looks at twelve places of one finds less for each, and the
     oracle knows no such thing.
     """
-    sizes = memory.sizes
+    sizes = storage.sizes
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(memory, "sizes", lambda *given: (sizes(*given)[0], 2**18))
+        patch.setattr(storage, "sizes", lambda *given: (sizes(*given)[0], 2**18))
         yield
 
 
@@ -79,13 +80,13 @@ class Pair:
                 self.finish(number, reward)
 
 
-def search_of(pairs, ranking="combined", shape="linear", max_draft=8, chances=CHANCES):
+def search_of(pairs, ranking="combined", shape="linear", max_draft=8, rates=RATES):
     return Search(
         [pair.index for pair in pairs],
         max_draft=max_draft,
         shape=shape,
         ranking=ranking,
-        chances=chances,
+        rates=rates,
     )
 
 
@@ -100,8 +101,8 @@ def check(proposals, row, expected):
         zip(
             proposals.tokens[row, :count].tolist(),
             proposals.parents[row, :count].tolist(),
-            proposals.reach[row, :count].tolist(),
-            proposals.cells[row, :count].tolist(),
+            proposals.path_probability[row, :count].tolist(),
+            proposals.buckets[row, :count].tolist(),
             strict=True,
         )
     )
@@ -133,13 +134,14 @@ def test_linear_drafts_are_those_of_the_direct_search(earlier, live, running, ra
     done = [0] * len(running)
     for step in range(8):
         most = np.array([(step + i) % 9 for i in range(len(running))])
-        proposals = search.propose(np.array(handles), most)
+        states = np.array([(step + i) % acceptance.NUM_STATES for i in range(len(running))])
+        proposals = search.propose(np.array(handles), most, states)
         for row, sequence in enumerate(slow):
             if most[row] == 0:
                 assert proposals.counts[row] == 0
                 continue
             expected = oracle.draft(
-                sequence, most[row], ranking=ranking, is_tree=False, chances=CHANCES
+                sequence, most[row], state=states[row], ranking=ranking, is_tree=False, rates=RATES
             )
             check(proposals, row, expected)
         made = []
@@ -154,20 +156,20 @@ def test_linear_drafts_are_those_of_the_direct_search(earlier, live, running, ra
 
 @settings(max_examples=80, deadline=None)
 @given(st.lists(response, max_size=8), response, st.sampled_from(RANKINGS), st.integers(1, 12))
-def test_trees_hold_the_nodes_of_the_largest_reach(earlier, one, ranking, most):
+def test_trees_hold_the_likeliest_nodes(earlier, one, ranking, most):
     pair = Pair(4000)
     pair.fill(earlier)
     search = search_of([pair], ranking, "tree", max_draft=12)
     prompt, sample, noise_epoch, text, *_ = one
     how = {"sample": sample, "noise_epoch": noise_epoch}
     handle = search.begin(PROMPTS[prompt], text, **how)
-    proposals = search.propose(np.array([handle]), np.array([most]))
+    proposals = search.propose(np.array([handle]), np.array([most]), np.array([2]))
     key = prompt_key(PROMPTS[prompt])
     slow = oracle.Sequence([pair.history], key, PROMPTS[prompt], text, **how)
-    expected = oracle.draft(slow, most, ranking=ranking, is_tree=True, chances=CHANCES)
+    expected = oracle.draft(slow, most, state=2, ranking=ranking, is_tree=True, rates=RATES)
     count = proposals.counts[0]
-    # Which of two nodes of equal reach comes first is left open; the reaches are not.
-    assert proposals.reach[0, :count].tolist() == [float(node[2]) for node in expected]
+    # Which of two equally likely nodes comes first is left open; the probabilities are not.
+    assert proposals.path_probability[0, :count].tolist() == [float(node[2]) for node in expected]
     parents = proposals.parents[0, :count]
     assert all(-1 <= parent < node for node, parent in enumerate(parents))
     siblings = list(zip(parents.tolist(), proposals.tokens[0, :count].tolist(), strict=True))
@@ -180,7 +182,7 @@ def test_the_first_token_is_drafted_from_the_end_of_the_prompt():
     pair.extend(number, [5, 6, 4, 3])
     search = search_of([pair])
     handle = search.begin(PROMPTS[0], [], sample=1, noise_epoch=-1)
-    proposals = search.propose(np.array([handle]), np.array([3]))
+    proposals = search.propose(np.array([handle]), np.array([3]), FIRST)
     assert proposals.tokens[0, :3].tolist() == [5, 6, 4]
     assert proposals.parents[0, :3].tolist() == [-1, 0, 1]
 
@@ -192,9 +194,9 @@ def test_equal_noise_says_what_comes_where_the_texts_before_say_nothing(noise_ep
         number = pair.begin(1, sample, 0)
         pair.extend(number, [first, 3, 3])
         pair.finish(number, None)
-    search = search_of([pair], chances=AGREED)
+    search = search_of([pair], rates=AGREED)
     handle = search.begin(PROMPTS[1], [], sample=0, noise_epoch=noise_epoch)
-    proposals = search.propose(np.array([handle]), np.array([1]))
+    proposals = search.propose(np.array([handle]), np.array([1]), FIRST)
     assert proposals.tokens[0, 0] == drafted
 
 
@@ -206,9 +208,9 @@ def test_the_better_rewarded_continuation_is_drafted_if_rewards_rank():
             number = pair.begin(1, sample, -1)
             pair.extend(number, [first, 3])
             pair.finish(number, reward)
-        search = search_of([pair], ranking, chances=AGREED)
+        search = search_of([pair], ranking, rates=AGREED)
         handle = search.begin(PROMPTS[1], [], sample=9, noise_epoch=-1)
-        drafted[ranking] = search.propose(np.array([handle]), np.array([1])).tokens[0, 0]
+        drafted[ranking] = search.propose(np.array([handle]), np.array([1]), FIRST).tokens[0, 0]
     assert drafted == {"reward": 2, "frequency": 1, "combined": 2}
 
 
@@ -222,13 +224,15 @@ def test_handles_are_small_and_used_again():
 
 
 def test_without_an_index_nothing_is_drafted():
-    search = Search([], max_draft=4, shape="linear", ranking="combined", chances=CHANCES)
+    search = Search([], max_draft=4, shape="linear", ranking="combined", rates=RATES)
     handle = search.begin([1, 2], [3], sample=0, noise_epoch=-1)
-    assert search.propose(np.array([handle]), np.array([4])).counts.tolist() == [0]
+    assert search.propose(np.array([handle]), np.array([4]), FIRST).counts.tolist() == [0]
 
 
-def test_cells_are_all_there_once():
-    shares = (np.arange(cells.NUM_SHARES) + 0.5) / cells.NUM_SHARES
-    lengths = [int(np.searchsorted(cells.LENGTH_BUCKETS, b)) for b in range(cells.NUM_LENGTHS)]
-    every = itertools.product(range(cells.NUM_KINDS), lengths, shares)
-    assert sorted(cells.cell(*one) for one in every) == list(range(cells.NUM_CELLS))
+def test_buckets_are_all_there_once():
+    shares = (np.arange(acceptance.NUM_SHARES) + 0.5) / acceptance.NUM_SHARES
+    classes = range(acceptance.NUM_LENGTHS)
+    lengths = [int(np.searchsorted(acceptance.LENGTH_CLASSES, each)) for each in classes]
+    states, kinds = range(acceptance.NUM_STATES), range(acceptance.NUM_KINDS)
+    every = itertools.product(shares, states, kinds, lengths)
+    assert sorted(acceptance.bucket(*one) for one in every) == list(range(acceptance.NUM_BUCKETS))

@@ -136,7 +136,7 @@ def test_drafts_change_no_token(plain, drafted):
 
 
 def test_trees_change_no_token_either(plain, tmp_path):
-    config = config_for(tmp_path, window="doubling", shape="tree")
+    config = config_for(tmp_path, window="aimd", shape="tree")
     train(config)
     assert texts(config) == plain
     tokens, steps, proposed = figures(config)
@@ -147,7 +147,7 @@ def test_the_figures_are_where_they_are_looked_for(drafted):
     config, summary = drafted
     tokens, steps, proposed = figures(config)
     rows = metrics.read(Path(config.run.output_dir))
-    for name in ("tokens_per_step", "acceptance_rate", "time_saved", "history_tokens"):
+    for name in ("mean_acceptance_length", "acceptance_rate", "time_saved", "history_tokens"):
         assert f"draft/{name}" in rows[STEPS], name
     assert summary.drafts.tokens_per_step == pytest.approx(tokens / steps)
     assert summary.drafts.acceptance_rate == pytest.approx((tokens - steps) / proposed)

@@ -35,7 +35,7 @@ class Side:
     """A run of which there is nothing but its store and its history."""
 
     def __init__(self, directory: Path, history: str | None = None, **sections):
-        drafting = {"window": "cost", "history": history}
+        drafting = {"window": "cost", "history_run": history}
         self.config = tiny_config(directory, drafting=drafting, **sections)
         self.run_dir = directory / "run"
         self.run_dir.mkdir()

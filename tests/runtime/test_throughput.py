@@ -61,7 +61,7 @@ def test_drafts_are_counted_by_step_and_by_what_they_are_shares_of():
     for generated in (part(6, 2, 8), part(4, 3, 2)):
         throughput.add(generated)
     row = end(throughput, 4.0)
-    assert row["draft/tokens_per_step"] == 2.0
+    assert row["draft/mean_acceptance_length"] == 2.0
     assert row["draft/acceptance_rate"] == 0.5
     assert row["draft/time_saved"] == 1.0
     assert row["draft/time_saved_share"] == 0.25, "4 seconds without drafts"
@@ -69,7 +69,7 @@ def test_drafts_are_counted_by_step_and_by_what_they_are_shares_of():
     throughput.statuses["a"] = status(20, 3.0, 0.0)
     throughput.add(part(3, 3, 0))
     row = end(throughput, 8.0)
-    assert row["draft/tokens_per_step"] == 1.0
+    assert row["draft/mean_acceptance_length"] == 1.0
     assert "draft/acceptance_rate" not in row, "a share of nothing"
     assert row["draft/time_saved"] == -0.5, "drafts that cost more than they save say so"
     assert row["draft/time_saved_share"] == pytest.approx(-0.5 / 1.5)

@@ -23,32 +23,32 @@ def run_dir(tmp_path):
 
 
 def test_a_run_is_opened_with_the_configuration_it_had(run_dir):
-    config, reader = open_run(str(run_dir), "drafting.history")
+    config, reader = open_run(str(run_dir), "drafting.history_run")
     assert config.run.seed == 5
     assert reader.query("SELECT * FROM segments") == []
     reader.close()
-    check(str(run_dir), "drafting.history")
-    check(None, "drafting.history")
+    check(str(run_dir), "drafting.history_run")
+    check(None, "drafting.history_run")
 
 
 def test_what_is_not_there_is_named(run_dir, tmp_path):
-    with pytest.raises(UserError, match=r"^drafting.history: .*nowhere: no such directory$"):
-        check(str(tmp_path / "nowhere"), "drafting.history")
+    with pytest.raises(UserError, match=r"^drafting.history_run: .*nowhere: no such directory$"):
+        check(str(tmp_path / "nowhere"), "drafting.history_run")
     for name in ("events.db", "config.yaml"):
         (run_dir / name).unlink()
-        with pytest.raises(UserError, match=r"^drafting.history: .*run: is not a run"):
-            check(str(run_dir), "drafting.history")
+        with pytest.raises(UserError, match=r"^drafting.history_run: .*run: is not a run"):
+            check(str(run_dir), "drafting.history_run")
 
 
 def test_a_store_of_another_version_is_refused(run_dir):
     connection = sqlite3.connect(run_dir / "events.db", isolation_level=None)
     connection.execute("UPDATE meta SET value = 2 WHERE key = 'schema_version'")
     connection.close()
-    with pytest.raises(UserError, match=r"^drafting.history: .*another Rhymeflow.*version 2;"):
-        check(str(run_dir), "drafting.history")
+    with pytest.raises(UserError, match=r"^drafting.history_run: .*another Rhymeflow.*version 2;"):
+        check(str(run_dir), "drafting.history_run")
 
 
 def test_a_configuration_that_says_nothing_we_know_is_refused(run_dir):
     (run_dir / "config.yaml").write_text("rollout: {num_birds: 3}")
-    with pytest.raises(UserError, match=r"^drafting.history: .*num_birds"):
-        check(str(run_dir), "drafting.history")
+    with pytest.raises(UserError, match=r"^drafting.history_run: .*num_birds"):
+        check(str(run_dir), "drafting.history_run")

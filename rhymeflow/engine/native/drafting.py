@@ -10,7 +10,6 @@ tensors, of how a draft is verified or of where it comes from.
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable, Mapping
 from typing import Protocol
 
 from rhymeflow.engine.native.scheduler import Work
@@ -38,14 +37,12 @@ class Drafter(Protocol):
         *,
         other_rows: int,
         kv_tokens: int,
-        weights: list[float] | None = None,
     ) -> list[Draft]:
         """Return a draft for each handle, `NONE` for none.
 
         `max_tokens`: how many of its tokens, one after another, can be of use: 0 or more.
         `other_rows`: rows that this iteration runs for sequences that do not decode yet.
-        `kv_tokens`: tokens in the cache. `weights`: what a token of each is worth; None: as much as
-        any other's.
+        `kv_tokens`: tokens in the cache.
         """
         ...
 
@@ -83,13 +80,8 @@ class Drafting:
         """An iteration begins."""
         self._started = time.perf_counter()
 
-    def propose(
-        self, work: list[Work], kv_tokens: int, worth: Mapping[Hashable, float]
-    ) -> list[Work]:
-        """Return the work with drafts added to that of sequences that are ready to decode.
-
-        `worth`: what a token of some requests is worth, where that is not 1.
-        """
+    def propose(self, work: list[Work], kv_tokens: int) -> list[Work]:
+        """Return the work with drafts added to that of sequences that are ready to decode."""
         self._kv_tokens = kv_tokens
         places = [i for i, item in enumerate(work) if item.sequence.remaining == 1]
         if not places:
@@ -102,7 +94,6 @@ class Drafting:
             max_tokens,
             other_rows=sum(item.num_new for item in work) - len(ready),
             kv_tokens=kv_tokens,
-            weights=_weights(ready, worth) if worth else None,
         )
         self._started += time.perf_counter() - before
         drafted = list(work)
@@ -142,12 +133,6 @@ class Drafting:
                 noise_epoch=request.noise_key.epoch,
             )
         return sequence.handle
-
-
-def _weights(sequences: list[Sequence], worth: Mapping[Hashable, float]) -> list[float] | None:
-    """What a token of each is worth, None if they are all worth 1."""
-    weights = [worth.get(sequence.request.id, 1.0) for sequence in sequences]
-    return None if all(weight == 1.0 for weight in weights) else weights
 
 
 def _runnable(draft: Draft, max_tokens: int, vocabulary: int) -> Draft:

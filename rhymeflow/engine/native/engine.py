@@ -45,10 +45,11 @@ from rhymeflow.histospec.draft import Draft
 from rhymeflow.models import attention
 
 PAD_ROWS = 8
-"""More rows than this are rounded up to a multiple of it: with drafts their number differs from
-iteration to iteration, and oneDNN prepares each product of a new shape. It gains little: in two
-noisy comparisons the lower quartile of iterations with drafts of 0 to 8 tokens was 3 to 8% less at
-128 sequences, the least was equal, and at 32 there was no clear difference."""
+"""More rows than this are rounded up to a multiple of it. With drafts their number differs from
+iteration to iteration, and oneDNN prepares each product of a new shape and remembers about a
+thousand: five to a row count, so that counts which spread over more than two hundred are prepared
+again and again. Five products of the demo's shapes with 100 to 160 rows took 1.3 to 5.8 ms if the
+number of rows was known and 9 to 15 ms if not (docs/lab-log.md)."""
 
 
 class Engine:
@@ -96,7 +97,6 @@ class Engine:
             device=self._device,
         )
         self._sequences: dict[Hashable, Sequence] = {}
-        self._worth: dict[Hashable, float] = {}
         self._drafting: Drafting | None = None
         if drafter is not None:
             self.draft_with(drafter)
@@ -105,15 +105,6 @@ class Engine:
         """Draft from now on, also for what runs."""
         assert self._drafting is None, "there is a drafter already"
         self._drafting = Drafting(drafter, vocabulary=self._model.config.vocab_size)
-
-    def prefer(self, ids: Iterable[Hashable], weight: float) -> None:
-        """A token of these requests is worth `weight` (above 0) of the others' to the drafter.
-
-        It holds until the next call, also for those of them that are submitted later. What is
-        sampled stays the same.
-        """
-        assert weight > 0, weight
-        self._worth = {} if weight == 1 else dict.fromkeys(ids, weight)
 
     @property
     def has_work(self) -> bool:
@@ -175,7 +166,7 @@ class Engine:
         if not plan.work:
             return []
         if self._drafting is not None:
-            plan.work = self._drafting.propose(plan.work, self.kv_tokens, self._worth)
+            plan.work = self._drafting.propose(plan.work, self.kv_tokens)
         spans = place(plan, self._cache)
         cached = self._attention(spans)
         work = [plan.work[i] for i in cached.order]

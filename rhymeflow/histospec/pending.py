@@ -1,4 +1,4 @@
-"""What a drafter was asked and answered in one iteration, until the engine says what it made.
+"""What a drafter proposed in one iteration, kept until the engine says what it generated.
 
 Knows nothing of how proposals are found or weighed.
 """
@@ -10,40 +10,30 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from rhymeflow.histospec.build_draft import Proposals
 from rhymeflow.histospec.draft import NONE, Draft
-from rhymeflow.histospec.expand import Proposals
-from rhymeflow.histospec.timing import Curve
 
 
 @dataclass(slots=True)
-class Asked:
+class Pending:
     """From `Drafter.propose` to `Drafter.observe`."""
 
     sequences: int
     other_rows: int
     kv_tokens: int
-    seconds: float
+    seconds: float = 0.0
     """Spent on it."""
-    curve: Curve | None = None
-    alone: Curve | None = None
-    """The same without the other rows."""
     proposals: Proposals | None = None
     """None: there was no search."""
     lengths: NDArray[np.int64] | None = None
     """Tokens of each proposal that the engine was given."""
-    expected: float = 0.0
-    """Of them, how many were expected to be accepted."""
     made: int = 0
     """Tokens that came of sequences with a proposal, empty ones included."""
-    weights: NDArray[np.float64] | None = None
-    """What a token of each sequence is worth; None: 1."""
-    worth: float = 0.0
-    """Of the tokens that came, in tokens of a batch without weights."""
 
     @property
-    def is_plain(self) -> bool:
-        """Whether the engine was given no draft at all."""
-        return self.lengths is None or not self.lengths.any()
+    def num_drafted(self) -> int:
+        """Tokens that the engine was given to verify."""
+        return 0 if self.lengths is None else int(self.lengths.sum())
 
     def drafts(self) -> list[Draft]:
         """The chosen part of each proposal."""
@@ -60,4 +50,4 @@ class Asked:
         return drafts
 
 
-__all__ = ["Asked"]
+__all__ = ["Pending"]

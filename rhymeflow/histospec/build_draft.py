@@ -2,9 +2,10 @@
 
 Every candidate is a text that may come next and a weight. A node of the draft is a token together
 with the candidates that agree with the path to it (a mask, a bit per candidate); they vote on what
-follows. A token's chance, given its parent, is that of its cell, of which its share of the votes is
-a part: so what is proposed follows what proved right. Its reach is the product along its path.
-Nodes are taken best first, so they stand in order of falling reach, parents before children.
+follows. A token's chance, given its parent, is the acceptance rate of its bucket, of which its
+share of the votes is a part: so what is proposed follows what proved right. Its path probability is
+the product along its path. Nodes are taken best first, so they stand in order of falling path
+probability, parents before children.
 
 Compiled, and complete in this file: numba's cache notices changes only where a function stands.
 Knows nothing of where candidates come from.
@@ -37,7 +38,7 @@ class Texts(NamedTuple):
     matched: np.ndarray
     """int32 [n, P]: tokens before it that are the sequence's last."""
     kinds: np.ndarray
-    """int32 [n, P]: where it comes from, see `cells`."""
+    """int32 [n, P]: where it comes from, see `acceptance`."""
     merits: np.ndarray
     """float32 [n, P]: by its response's reward; 1 where nothing is known."""
 
@@ -45,17 +46,17 @@ class Texts(NamedTuple):
 class Proposals(NamedTuple):
     """Drafts for n sequences, W = max_draft; of row i the first counts[i] nodes are meant.
 
-    Nodes are in order of falling reach, so every prefix of a row is a draft.
+    Nodes are in order of falling path probability, so every prefix of a row is a draft.
     """
 
     tokens: np.ndarray
     """int32 [n, W]."""
     parents: np.ndarray
     """int32 [n, W]: the node before it; -1: it follows the sequence."""
-    reach: np.ndarray
+    path_probability: np.ndarray
     """float32 [n, W]: estimated chance that the token and all before it are accepted."""
-    cells: np.ndarray
-    """int32 [n, W]: the chance that the estimate used for the token itself."""
+    buckets: np.ndarray
+    """int32 [n, W]: the bucket whose rate was used for the token itself."""
     counts: np.ndarray
     """int64 [n]."""
 
@@ -65,12 +66,12 @@ class Tables(NamedTuple):
 
     weights: np.ndarray
     """float32 [kinds, 33]: votes of a candidate, by where it comes from and how long it matches."""
-    length_buckets: np.ndarray
-    """int64 [33], see `cells`."""
-    cells: np.ndarray
-    """int32 [shares, lengths, kinds]: the numbers of the cells."""
-    chances: np.ndarray
-    """float32 [NUM_CELLS]."""
+    length_classes: np.ndarray
+    """int64 [33], see `acceptance`."""
+    buckets: np.ndarray
+    """int32 [shares, states, kinds, lengths]: the numbers of the buckets."""
+    rates: np.ndarray
+    """float32 [NUM_BUCKETS]: acceptance."""
 
 
 class _Frontier(NamedTuple):
@@ -79,9 +80,9 @@ class _Frontier(NamedTuple):
     tokens: np.ndarray
     parents: np.ndarray
     depths: np.ndarray
-    cells: np.ndarray
+    buckets: np.ndarray
     masks: np.ndarray
-    reaches: np.ndarray
+    probabilities: np.ndarray
 
 
 class _Ballot(NamedTuple):
@@ -94,21 +95,24 @@ class _Ballot(NamedTuple):
     masks: np.ndarray
     matched: np.ndarray
     kinds: np.ndarray
-    cells: np.ndarray
+    buckets: np.ndarray
 
 
 @kernel
-def expand(texts, most, tables, ranking, is_tree, proposals):
-    """Fill row i of `proposals` with at most most[i] nodes from row i of `texts`."""
+def build_drafts(texts, states, most, tables, ranking, is_tree, proposals):
+    """Fill row i of `proposals` with at most most[i] nodes from row i of `texts`.
+
+    `states` int64 [n]: those of the sequences, see `acceptance`.
+    """
     width, places = proposals.tokens.shape[1], texts.counts.shape[1]
-    room = BRANCHES * (width + 1)
+    size = BRANCHES * (width + 1)
     frontier = _Frontier(
-        np.empty(room, np.int32),
-        np.empty(room, np.int32),
-        np.empty(room, np.int64),
-        np.empty(room, np.int32),
-        np.empty(room, np.uint64),
-        np.empty(room, np.float32),
+        np.empty(size, np.int32),
+        np.empty(size, np.int32),
+        np.empty(size, np.int64),
+        np.empty(size, np.int32),
+        np.empty(size, np.uint64),
+        np.empty(size, np.float32),
     )
     ballot = _Ballot(
         np.empty(places, np.int32),
@@ -122,37 +126,46 @@ def expand(texts, most, tables, ranking, is_tree, proposals):
     )
     votes = np.empty(places, np.float32)
     those, voters = np.empty(places, np.int64), np.empty(places, np.int64)
-    _fill(texts, most, tables, ranking, is_tree, proposals, frontier, ballot, votes, those, voters)
+    _fill(
+        texts, states, most, tables, ranking, is_tree, proposals,
+        frontier, ballot, votes, those, voters,
+    )  # fmt: skip
 
 
 @inner
-def _fill(texts, most, tables, ranking, is_tree, proposals, frontier, ballot, votes, those, voters):
-    """Expand all rows; the last five are memory to work in."""
+def _fill(
+    texts, states, most, tables, ranking, is_tree, proposals, frontier, ballot, votes, those, voters
+):  # fmt: skip
+    """Build the drafts of all rows; the last five arguments are memory to work in."""
     width = proposals.tokens.shape[1]
     for i in range(most.shape[0]):
         limit, count, waiting = min(most[i], width), 0, 0
         if limit > 0:
             num_those = _weigh(texts, i, tables, votes, those)
             options = _vote(texts, i, those[:num_those], 0, ranking, votes, ballot)
-            waiting = _put(ballot, options, is_tree, tables, frontier, 0, -1, 0, np.float32(1))
+            waiting = _put(
+                ballot, options, states[i], is_tree, tables, frontier, 0, -1, 0, np.float32(1)
+            )
         while waiting > 0 and count < limit:
             best = 0
             for j in range(1, waiting):
-                if frontier.reaches[j] > frontier.reaches[best]:
+                if frontier.probabilities[j] > frontier.probabilities[best]:
                     best = j
             proposals.tokens[i, count] = frontier.tokens[best]
             proposals.parents[i, count] = frontier.parents[best]
-            proposals.reach[i, count] = frontier.reaches[best]
-            proposals.cells[i, count] = frontier.cells[best]
-            mask, depth, reach = frontier.masks[best], frontier.depths[best], frontier.reaches[best]
+            proposals.path_probability[i, count] = frontier.probabilities[best]
+            proposals.buckets[i, count] = frontier.buckets[best]
+            mask, depth = frontier.masks[best], frontier.depths[best]
+            path = frontier.probabilities[best]
             waiting -= 1
             _move(frontier, waiting, best)
             if depth + 1 < width:
                 num_voters = _members(mask, those[:num_those], voters)
                 options = _vote(texts, i, voters[:num_voters], depth + 1, ranking, votes, ballot)
                 waiting = _put(
-                    ballot, options, is_tree, tables, frontier, waiting, count, depth + 1, reach
-                )
+                    ballot, options, states[i], is_tree, tables, frontier,
+                    waiting, count, depth + 1, path,
+                )  # fmt: skip
             count += 1
         proposals.counts[i] = count
 
@@ -213,18 +226,18 @@ def _vote(texts, i, voters, depth, ranking, votes, ballot):
 
 
 @inner
-def _put(ballot, options, is_tree, tables, frontier, waiting, parent, depth, reach):
+def _put(ballot, options, state, is_tree, tables, frontier, waiting, parent, depth, path):
     """Let the options with the best chances wait to be taken; return how many nodes wait then."""
     total = np.float32(NOBODY)
     for option in range(options):
         total += ballot.scores[option]
     for option in range(options):
         ballot.shares[option] = ballot.scores[option] / total
-        ballot.cells[option] = _cell(ballot, option, tables)
+        ballot.buckets[option] = _bucket(ballot, option, state, tables)
     for _ in range(min(options, BRANCHES if is_tree else 1)):
         best, chance = -1, np.float32(-1)
         for option in range(options):
-            its = tables.chances[ballot.cells[option]]
+            its = tables.rates[ballot.buckets[option]]
             is_better = its == chance and ballot.shares[option] > ballot.shares[best]
             if ballot.shares[option] >= 0 and (its > chance or is_better):
                 best, chance = option, its
@@ -232,19 +245,19 @@ def _put(ballot, options, is_tree, tables, frontier, waiting, parent, depth, rea
         frontier.tokens[waiting] = ballot.tokens[best]
         frontier.parents[waiting] = parent
         frontier.depths[waiting] = depth
-        frontier.cells[waiting] = ballot.cells[best]
+        frontier.buckets[waiting] = ballot.buckets[best]
         frontier.masks[waiting] = ballot.masks[best]
-        frontier.reaches[waiting] = reach * chance
+        frontier.probabilities[waiting] = path * chance
         waiting += 1
     return waiting
 
 
 @inner
-def _cell(ballot, option, tables):
-    num_shares = tables.cells.shape[0]
+def _bucket(ballot, option, state, tables):
+    num_shares = tables.buckets.shape[0]
     agreed = min(int(ballot.shares[option] * num_shares), num_shares - 1)
-    length = tables.length_buckets[ballot.matched[option]]
-    return tables.cells[agreed, length, ballot.kinds[option]]
+    length = tables.length_classes[ballot.matched[option]]
+    return tables.buckets[agreed, state, ballot.kinds[option], length]
 
 
 @inner
@@ -252,9 +265,9 @@ def _move(frontier, source, target):
     frontier.tokens[target] = frontier.tokens[source]
     frontier.parents[target] = frontier.parents[source]
     frontier.depths[target] = frontier.depths[source]
-    frontier.cells[target] = frontier.cells[source]
+    frontier.buckets[target] = frontier.buckets[source]
     frontier.masks[target] = frontier.masks[source]
-    frontier.reaches[target] = frontier.reaches[source]
+    frontier.probabilities[target] = frontier.probabilities[source]
 
 
-__all__ = ["BY_BOTH", "BY_FREQUENCY", "BY_REWARD", "Proposals", "Tables", "Texts", "expand"]
+__all__ = ["BY_BOTH", "BY_FREQUENCY", "BY_REWARD", "Proposals", "Tables", "Texts", "build_drafts"]

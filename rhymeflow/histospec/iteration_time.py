@@ -1,7 +1,7 @@
 """How long an iteration of the engine takes, learned from the iterations it runs.
 
 An iteration in which n sequences decode, d drafted tokens are verified and o rows of prompts are
-taken in, over K cached tokens, is taken to last
+prefilled, over K cached tokens, is taken to last
 
     line * bend(n + d + o),    line = a + b n + c d + e o + k K
 
@@ -9,10 +9,11 @@ seconds. The four kinds have prices of their own: a prompt's row is not sampled,
 no sequence of its own. The line is a regression over all that was seen, in relative errors, so a
 few iterations of any mix say something of every other mix. The bend says what no line can: a GPU's
 time is flat and then steep, a CPU's rises in steps. It is the median of actual over line of recent
-iterations, in each of a row of bins, drawn towards 1 where there are few.
+iterations, in each of a row of bins, drawn towards 1 where there are few; it is drawn at most once
+for each iteration observed, and only when times are asked for.
 
-What was never seen is assumed: half of an iteration's time is fixed, a drafted token costs half as
-much as a sequence. That counts for a tenth of an iteration, and `doubt` says how little is known.
+What was never seen is assumed: half of an iteration's time is fixed, and a drafted token costs a
+tenth of a sequence. That counts for a tenth of an iteration, and `doubt` says how little is known.
 
 Holds true: what is predicted never falls with drafted rows; one iteration that was held up by
 something else moves nothing much; no price is below 0. Knows nothing of clocks or of whether drafts
@@ -53,39 +54,8 @@ _DOUBTED = 0.2
 """What is kept of what was learned of drafted tokens when it is doubted."""
 _CLIP = 3.0
 """Deviations count up to this many times the usual one."""
-_REACH = 64
-"""Knots go so many drafted tokens a sequence beyond what was seen."""
 
 Floats = NDArray[np.float64]
-
-
-class Curve:
-    """Seconds by rows at one number of cached tokens: straight lines between knots."""
-
-    __slots__ = ("rows", "seconds")
-
-    def __init__(self, rows: Floats, seconds: Floats) -> None:
-        self.rows, self.seconds = rows, seconds
-
-    def at(self, rows: float) -> float:
-        """Seconds of an iteration of so many rows."""
-        return at(float(rows), self.rows, self.seconds)
-
-
-@njit(cache=True)
-def at(rows, knots, seconds):
-    """Seconds of an iteration of `rows` rows on the curve of these knots, compiled.
-
-    In proportion beyond the last, as at the first below it.
-    """
-    last = len(knots) - 1
-    if rows >= knots[last]:
-        return seconds[last] * rows / knots[last]
-    if rows <= knots[0]:
-        return seconds[0]
-    left = np.searchsorted(knots, rows, side="right") - 1
-    share = (rows - knots[left]) / (knots[left + 1] - knots[left])
-    return seconds[left] + share * (seconds[left + 1] - seconds[left])
 
 
 class IterationTime:
@@ -100,6 +70,8 @@ class IterationTime:
         self._prices = np.zeros(_PRICES)
         self._spread = np.zeros(2)
         """The usual relative deviation, and how little the price of a drafted token is known."""
+        self._bend: tuple[Floats, Floats] | None = None
+        """Rows, and actual time over the line there; None: to be drawn again."""
 
     @property
     def is_known(self) -> bool:
@@ -128,6 +100,7 @@ class IterationTime:
         row[:] = 1.0, sequences, drafted, prompt_rows, kv_tokens, seconds
         _learn(row, self._sums, self._prices, self._spread, int(self._seen.sum()))
         self._seen[bin] += 1
+        self._bend = None
 
     def doubt_drafted(self) -> None:
         """Most of what was learned of drafted tokens is forgotten, in favour of the assumptions.
@@ -149,20 +122,18 @@ class IterationTime:
             self._seen[place] = len(left)
         if self._seen.any():
             _price(self._sums, self._prices, self._spread)
+        self._bend = None
 
-    def curve(self, sequences: int, prompt_rows: int, kv_tokens: int) -> Curve:
-        """Seconds by rows, of which so many are sequences and prompts and the others drafted.
+    def seconds(self, sequences: int, prompt_rows: int, kv_tokens: int, max_drafted: int) -> Floats:
+        """Seconds of an iteration with 0, 1, ... `max_drafted` drafted tokens.
 
         Something must have been observed.
         """
         assert self._seen.any()
-        state = np.array([1.0, sequences, 0.0, prompt_rows, kv_tokens])
-        return Curve(*_knots(state, self._kept, self._seen, self._prices))
-
-    def predict(self, sequences: int, drafted: int, prompt_rows: int, kv_tokens: int) -> float:
-        """Seconds of one iteration."""
-        curve = self.curve(sequences, prompt_rows, kv_tokens)
-        return curve.at(sequences + drafted + prompt_rows)
+        if self._bend is None:
+            self._bend = _draw_bend(self._kept, self._seen, self._prices)
+        iteration = np.array([1.0, sequences, 0.0, prompt_rows, kv_tokens])
+        return _seconds(iteration, max_drafted, *self._bend, self._prices)
 
 
 def bin_of(rows: int) -> int:
@@ -281,10 +252,10 @@ def _eliminate(system):
 
 
 @njit(cache=True)
-def _knots(state, kept, seen, prices):
-    """Rows and seconds from no drafted tokens on, one knot at each bin beyond."""
+def _draw_bend(kept, seen, prices):
+    """Rows and actual time over the line, a knot at each bin in which something was seen."""
     bins, most, _ = kept.shape
-    at_rows, bend = np.empty(bins), np.empty(bins)
+    knots, bend = np.empty(bins), np.empty(bins)
     found = 0
     for place in range(bins):
         count = min(seen[place], most)
@@ -295,25 +266,33 @@ def _knots(state, kept, seen, prices):
             row = kept[place, i]
             rows += row[_SEQUENCE] + row[_DRAFTED] + row[_PROMPT]
             ratios[i] = row[_PRICES] / _line(row, prices)
-        at_rows[found] = rows / count
+        knots[found] = rows / count
         bend[found] = (count * np.median(ratios) + _STRAIGHT) / (count + _STRAIGHT)
         found += 1
-    first = state[_SEQUENCE] + state[_PROMPT]
-    knots, seconds = np.empty(found + 2), np.empty(found + 2)
-    knots[0], size = first, 1
-    for place in range(found):
-        if at_rows[place] > knots[size - 1]:
-            knots[size] = at_rows[place]
-            size += 1
-    knots[size] = knots[size - 1] + _REACH * (state[_SEQUENCE] + 1)
-    size += 1
-    start = _line(state, prices)
-    for i in range(size):
-        bent = np.interp(knots[i], at_rows[:found], bend[:found])
-        seconds[i] = (start + prices[_DRAFTED] * (knots[i] - first)) * bent
-        if i and seconds[i] < seconds[i - 1]:
-            seconds[i] = seconds[i - 1]
-    return knots[:size], seconds[:size]
+    return knots[:found], bend[:found]
 
 
-__all__ = ["Curve", "IterationTime", "at", "bin_of"]
+@njit(cache=True)
+def _seconds(iteration, max_drafted, knots, bend, prices):
+    """The line times the bend between its knots; never less than with fewer drafted tokens."""
+    seconds = np.empty(max_drafted + 1)
+    first, line = iteration[_SEQUENCE] + iteration[_PROMPT], _line(iteration, prices)
+    right = np.searchsorted(knots, first, side="right")
+    for drafted in range(max_drafted + 1):
+        rows = first + drafted
+        while right < len(knots) and knots[right] <= rows:
+            right += 1
+        if right == 0:
+            bent = bend[0]
+        elif right == len(knots):
+            bent = bend[right - 1]
+        else:
+            share = (rows - knots[right - 1]) / (knots[right] - knots[right - 1])
+            bent = bend[right - 1] + share * (bend[right] - bend[right - 1])
+        seconds[drafted] = (line + prices[_DRAFTED] * drafted) * bent
+        if drafted:
+            seconds[drafted] = max(seconds[drafted], seconds[drafted - 1])
+    return seconds
+
+
+__all__ = ["IterationTime", "bin_of"]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rhymeflow.engine.native import noise
 from rhymeflow.engine.native.noise import NoiseKey
-from rhymeflow.histospec.rhyme import noise_epoch
+from rhymeflow.histospec.noise_sharing import noise_epoch
 
 sizes = st.integers(1, 64)
 shares = st.floats(0, 1)
