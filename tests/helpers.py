@@ -1,6 +1,6 @@
-"""Pairs a coordinator with a fake body: facts arrive in any order a real one could produce.
+"""Pairs a coordinator with a fake runtime: events arrive in any order a real one could produce.
 
-The fake body keeps its own state (under which version each response was started and continued,
+The fake runtime keeps its own state (under which version each response was started and continued,
 where it is), so that what it asserts about the laws is seen from outside the coordinator.
 """
 
@@ -110,13 +110,13 @@ class FakeInstance:
     alive: bool = True
 
 
-class FakeBody:
+class FakeRuntime:
     """Carries out a coordinator's commands in an order that `choose` picks, until `Finish`.
 
     Args:
         choose: given how many things could happen next (>= 1), the index of the one that does.
         failures: probability that a reward cannot be had.
-        duplicates: probability that a fact is reported twice, and a command delivered twice.
+        duplicates: probability that an event is reported twice, and a command delivered twice.
         crashes: how many instances may die; each is replaced by a new one.
     """
 
@@ -140,7 +140,7 @@ class FakeBody:
         self.commands: list[Command] = []
         self.instances: dict[str, FakeInstance] = {}
         self.draws: deque[Event] = deque()  # the data reports prompts in order; ...
-        self.facts: list[Event] = [LearnerReady(0)]  # ... of rewards and such nothing is promised
+        self.events: list[Event] = [LearnerReady(0)]  # ... of rewards and such nothing is promised
         self.published, self.group_id, self.training = 0, 0, None
         self.prompt_of: dict[int, int] = {}
         self.num_prompts = 0
@@ -155,11 +155,11 @@ class FakeBody:
         self.dropped: dict[int, tuple[str, str]] = {}
         self.evaluated: list[int] = []
         self.finished = False
-        self.news = False  # facts since the last tick
+        self.news = False  # events since the last tick
         for index, capacity in enumerate(capacities):
             self._join(f"rollout-{index}", capacity)
 
-    def run(self, max_moves: int = 200_000) -> FakeBody:
+    def run(self, max_moves: int = 200_000) -> FakeRuntime:
         for _ in range(max_moves):
             if self.finished:
                 self._check_end()
@@ -176,7 +176,7 @@ class FakeBody:
 
     def _moves(self) -> list[Callable[[], None]]:
         moves: list[Callable[[], None]] = [
-            lambda i=i: self._report(self.facts.pop(i)) for i in range(len(self.facts))
+            lambda i=i: self._report(self.events.pop(i)) for i in range(len(self.events))
         ]
         if self.news:
             moves.append(self._tick)
@@ -237,7 +237,7 @@ class FakeBody:
         self.complete.add(trajectory)
         failed = self.random.random() < self.failures
         reward = float(self.random.randrange(2))
-        self.facts.append(
+        self.events.append(
             RewardFailed(trajectory, "broken") if failed else TrajectoryRewarded(trajectory, reward)
         )
 
@@ -381,12 +381,12 @@ class FakeBody:
 
     def _join(self, name: str, capacity: int) -> None:
         self.instances[name] = FakeInstance(name, capacity, self.published, told=self.published)
-        self.facts.append(InstanceJoined(name, self.published, capacity, 10_000))
+        self.events.append(InstanceJoined(name, self.published, capacity, 10_000))
 
     def _publish(self) -> None:
         assert self.training is not None
         self.published, self.training = self.training + 1, None
-        self.facts.append(VersionPublished(self.published))
+        self.events.append(VersionPublished(self.published))
 
     def _check_end(self) -> None:
         assert len(self.batches) == self.plan.num_batches

@@ -1,4 +1,4 @@
-"""The coordinator against a fake body that orders, delays, repeats and loses as it likes."""
+"""The coordinator against a fake runtime that orders, delays, repeats and loses as it likes."""
 
 import random
 from dataclasses import replace
@@ -39,7 +39,7 @@ from rhymeflow.core.events import (
 from rhymeflow.core.state import Prompt
 from rhymeflow.core.strategies.schedules import SCHEDULES
 from rhymeflow.core.types import TrajectoryId
-from tests.helpers import FakeBody, a_plan, a_schedule
+from tests.helpers import FakeRuntime, a_plan, a_schedule
 
 BOUNDS = {"synchronous": 0, "one_step": 1}
 
@@ -66,16 +66,16 @@ def runs(draw):
 capacities = st.lists(st.integers(1, 9), min_size=1, max_size=4).map(tuple)
 
 
-def run(plan, schedule=None, capacities=(4, 4), seed=0, **options) -> FakeBody:
+def run(plan, schedule=None, capacities=(4, 4), seed=0, **options) -> FakeRuntime:
     chooser = random.Random(seed)
-    body = FakeBody(
+    runtime = FakeRuntime(
         plan, schedule, capacities=capacities, choose=chooser.randrange, seed=seed, **options
     )
-    return body.run()
+    return runtime.run()
 
 
 def tell(coordinator, *events, now=0.0):
-    """Report facts and a tick; return what was commanded."""
+    """Report events and a tick; return what was commanded."""
     return [c for event in [*events, Tick()] for c in coordinator.handle(event)]
 
 
@@ -88,7 +88,7 @@ def a_mind(plan, schedule="partial", instances=(("a", 4),)) -> Coordinator:
 
 
 def done(group, member=0, instance="a", reward=1.0):
-    """The facts of a response that has ended and been judged."""
+    """The events of a response that has ended and been judged."""
     trajectory = TrajectoryId(group, member)
     return (
         TrajectoryFinished(trajectory, instance, 2, "stop"),
@@ -113,26 +113,26 @@ def test_any_order_of_facts_ends_with_every_batch_trained_within_the_bound(
     run_, capacities, seed, failures, duplicates, crashes
 ):
     plan, schedule = run_
-    body = run(
+    runtime = run(
         plan, schedule, capacities, seed, failures=failures, duplicates=duplicates, crashes=crashes
     )
-    assert body.published == plan.num_batches
-    ended = sum(map(len, body.batches)) + len(body.dropped)
+    assert runtime.published == plan.num_batches
+    ended = sum(map(len, runtime.batches)) + len(runtime.dropped)
     if not plan.extra_groups:  # with surplus, nobody knows beforehand how many will be needed
-        assert body.group_id == ended, "law 2: drawn for nothing"
+        assert runtime.group_id == ended, "law 2: drawn for nothing"
     if plan.eval_steps is not None:
-        assert plan.num_batches in body.evaluated
+        assert plan.num_batches in runtime.evaluated
         if not crashes:
-            assert {0, plan.num_batches} <= set(body.evaluated)
-            assert len(set(body.evaluated)) == len(body.evaluated), "evaluated twice"
+            assert {0, plan.num_batches} <= set(runtime.evaluated)
+            assert len(set(runtime.evaluated)) == len(runtime.evaluated), "evaluated twice"
 
 
 @pytest.mark.parametrize("name", sorted(SCHEDULES))
 def test_an_adversarial_order_newest_first_still_ends(name):
     plan = a_plan(num_batches=5, groups_per_batch=3, max_staleness=BOUNDS.get(name, 2))
     for pick in (lambda n: n - 1, lambda n: 0):
-        body = FakeBody(plan, a_schedule(name), capacities=(3, 5), choose=pick).run(20_000)
-        assert len(body.batches) == 5
+        runtime = FakeRuntime(plan, a_schedule(name), capacities=(3, 5), choose=pick).run(20_000)
+        assert len(runtime.batches) == 5
 
 
 def test_staleness_is_used_when_allowed_and_zero_when_not():
@@ -144,8 +144,8 @@ def test_staleness_is_used_when_allowed_and_zero_when_not():
 
 def test_synchronous_trains_batches_in_the_order_of_the_data():
     plan = a_plan(num_batches=4, groups_per_batch=3, max_staleness=0)
-    body = run(plan, a_schedule("synchronous"), seed=3)
-    assert body.batches == [(0, 1, 2), (3, 4, 5), (6, 7, 8), (9, 10, 11)]
+    runtime = run(plan, a_schedule("synchronous"), seed=3)
+    assert runtime.batches == [(0, 1, 2), (3, 4, 5), (6, 7, 8), (9, 10, 11)]
 
 
 def test_one_step_admits_a_batch_only_when_the_one_before_is_complete():
@@ -167,9 +167,9 @@ def test_no_more_is_admitted_than_by_total_count(name):
     bound = BOUNDS.get(name, 2)
     plan = a_plan(num_batches=6, groups_per_batch=3, max_staleness=bound)
     for seed in range(10):
-        body = run(plan, a_schedule(name), capacities=(20, 20), seed=seed)
+        runtime = run(plan, a_schedule(name), capacities=(20, 20), seed=seed)
         published, admitted, coordinator = 0, set(), Coordinator(plan, a_schedule(name))
-        for event in body.log:
+        for event in runtime.log:
             commands = coordinator.handle(event)
             if isinstance(event, VersionPublished | Pulled):  # whoever tells of it first
                 published = max(published, event.version)
@@ -189,10 +189,10 @@ def test_no_more_groups_are_under_way_than_the_schedule_wants():
 
 def test_replaying_the_log_gives_the_same_commands():
     plan = a_plan(num_batches=5, groups_per_batch=3, eval_steps=2, extra_generations=1)
-    body = run(plan, seed=11, failures=0.05, duplicates=0.1, crashes=1)
+    runtime = run(plan, seed=11, failures=0.05, duplicates=0.1, crashes=1)
     replayed = Coordinator(plan, a_schedule())
-    commands = [c for event in body.log for c in replayed.handle(event)]
-    assert commands == body.commands
+    commands = [c for event in runtime.log for c in replayed.handle(event)]
+    assert commands == runtime.commands
 
 
 def test_nothing_is_commanded_before_the_learner_has_published():
@@ -436,9 +436,9 @@ def test_a_prompt_drawn_again_goes_before_those_never_drawn():
 
 
 def test_finish_is_said_once_and_last():
-    body = run(a_plan(eval_steps=1), duplicates=0.5, seed=5)
-    assert body.commands[-1] == Finish()
-    assert body.count(Finish) == 1
+    runtime = run(a_plan(eval_steps=1), duplicates=0.5, seed=5)
+    assert runtime.commands[-1] == Finish()
+    assert runtime.count(Finish) == 1
 
 
 def test_all_that_a_run_can_do_is_done_in_these_tests():
@@ -448,8 +448,8 @@ def test_all_that_a_run_can_do_is_done_in_these_tests():
             num_batches=6, extra_groups=seed % 2, extra_generations=1, filter_zero_variance=True,
             on_stuck=["truncate", "retry"][seed // 2 % 2], eval_steps=1, num_generations=3,
         )  # fmt: skip
-        body = run(plan, seed=seed, crashes=1, failures=0.05)
-        seen |= {type(command) for command in body.commands}
+        runtime = run(plan, seed=seed, crashes=1, failures=0.05)
+        seen |= {type(command) for command in runtime.commands}
     assert seen == {
         RequestPrompts, RetryPrompt, Route, Interrupt, Abort, Pull, Evaluate, FinishEarly, Train,
         Drop, Finish,

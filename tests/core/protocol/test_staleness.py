@@ -277,7 +277,7 @@ class Protocol(RuleBasedStateMachine):
     """Every operation in any order, both sides compared and the laws checked after each.
 
     Versions run from behind every window to beyond the first buffer. Any operation is also tried
-    on groups that hold no entry, or one of another kind, as late and repeated facts would have it.
+    on groups that hold no entry, or one of another kind, as late and repeated events would have it.
     """
 
     @initialize(

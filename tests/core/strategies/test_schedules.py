@@ -15,7 +15,7 @@ from rhymeflow.core.history import LengthHistory
 from rhymeflow.core.plan import Admission, OnPull
 from rhymeflow.core.strategies.migration import rebalance
 from rhymeflow.core.strategies.schedules import MIGRATION, ROUTING, SCHEDULES, SYNC
-from tests.helpers import FakeBody, a_plan, a_schedule
+from tests.helpers import FakeRuntime, a_plan, a_schedule
 
 
 def test_every_schedule_of_the_configuration_is_there() -> None:
@@ -47,8 +47,8 @@ def test_any_mix_of_rules_comes_to_its_end(routing: str, sync: str, on_pull: str
     plan = a_plan(num_batches=5, max_staleness=2)
     for seed in range(4):
         pick = random.Random(seed).randrange
-        body = FakeBody(plan, mix, capacities=(2, 3), choose=pick, crashes=2, seed=seed).run()
-        assert len(body.batches) == 5
+        runtime = FakeRuntime(plan, mix, capacities=(2, 3), choose=pick, crashes=2, seed=seed).run()
+        assert len(runtime.batches) == 5
 
 
 # -- laid out --------------------------------------------------------------------------------------
@@ -63,7 +63,7 @@ PLANS: dict[str, dict[str, Any]] = {
 }
 
 
-def laid_out_run(plan: str, seed: int, *, alternate: bool, balance: bool) -> FakeBody:
+def laid_out_run(plan: str, seed: int, *, alternate: bool, balance: bool) -> FakeRuntime:
     """A run of `histopipe`; without tier 1 steps wait for one another, as in `planning`."""
     rules = a_schedule(
         "histopipe",
@@ -73,7 +73,7 @@ def laid_out_run(plan: str, seed: int, *, alternate: bool, balance: bool) -> Fak
     # Of so large groups all that runs anywhere is the last tenth.
     rules = replace(rules, settings=replace(rules.settings, outlier_ratio=1.01, group_size=100))
     pick = random.Random(seed).randrange
-    return FakeBody(
+    return FakeRuntime(
         a_plan(num_batches=6, **PLANS[plan]), rules, capacities=(2, 3, 1), choose=pick,
         failures=0.1 if plan != "plain" else 0.0, duplicates=0.1, crashes=2, seed=seed,
     ).run()  # fmt: skip
@@ -83,14 +83,14 @@ def laid_out_run(plan: str, seed: int, *, alternate: bool, balance: bool) -> Fak
 @pytest.mark.parametrize("alternate", [False, True])
 @pytest.mark.parametrize("plan", PLANS)
 def test_laid_out_runs_come_to_their_end(plan: str, alternate: bool, balance: bool) -> None:
-    """In any order, with crashes; the fake body and the invariants check the laws on the way."""
+    """In any order, with crashes; the fake runtime and the invariants check the laws on the way."""
     for seed in range(12):
-        body = laid_out_run(plan, seed, alternate=alternate, balance=balance)
-        assert len(body.batches) == 6
-        assert max(body.staleness) <= 1
-        known = body.coordinator.state.layout
+        runtime = laid_out_run(plan, seed, alternate=alternate, balance=balance)
+        assert len(runtime.batches) == 6
+        assert max(runtime.staleness) <= 1
+        known = runtime.coordinator.state.layout
         assert known.num_steps >= 6
-        ended = {group for batch in body.batches for group in batch} | set(body.dropped)
+        ended = {group for batch in runtime.batches for group in batch} | set(runtime.dropped)
         assert not any(group in known for group in ended), "what has ended is forgotten"
 
 
@@ -102,8 +102,8 @@ def test_outliers_move_in_whole_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     number = 0
     for seed in range(12):
-        body = laid_out_run("all", seed, alternate=True, balance=True)
-        taken = [t for c in body.commands if isinstance(c, Interrupt) for t in c.trajectories]
+        runtime = laid_out_run("all", seed, alternate=True, balance=True)
+        taken = [t for c in runtime.commands if isinstance(c, Interrupt) for t in c.trajectories]
         assert len(set(taken)) == len(taken), "once each"
         number += len(taken)
     assert number > 50
