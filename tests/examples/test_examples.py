@@ -15,7 +15,7 @@ from rhymeflow import build
 from rhymeflow.config import Config
 from rhymeflow.config.load import dump_config
 from tests.core.strategies.fleets import fleet, instance, new
-from tests.helpers import FakeBody, a_plan
+from tests.helpers import FakeRuntime, a_plan
 from tests.runtime import plain
 from tests.runtime.tiny import tiny_config
 
@@ -99,7 +99,7 @@ def test_the_rule_fills_the_emptiest_cache_that_may_be_filled() -> None:
 def test_the_rule_carries_a_run_of_the_protocol(tmp_path: Path) -> None:
     schedule = build.schedule(tiny_config(tmp_path, schedule={"routing": RULE}))
     pick = random.Random(0).randrange
-    body = FakeBody(
+    body = FakeRuntime(
         a_plan(num_batches=5), schedule, capacities=(3, 5), choose=pick, crashes=1
     ).run()
     assert len(body.batches) == 5
