@@ -2,15 +2,15 @@
 
     python -m benchmarks.lengths [--runs DIR] [--recordings demo,...] [--shuffled]
 
-Recordings (`rollouts/record.py`) are told to a `LengthHistory` as a run would: the groups of a
+Recordings (`rollouts/record.py`) are told to a `LengthPredictor` as a run would: the groups of a
 batch are opened, their responses finish in the order of their lengths, and they end together. By
-epoch: prediction at opening against the truth, how many ended within the 80% interval, and what
-skill was said to be at its end. Beside it how well the mean of a response's own siblings ranks it,
-which is what a perfect history of its prompt could do. Responses are short words of few lengths in
-`smollm2` (3 to 8 tokens), so more than 80% are within an interval that has whole numbers for ends.
+epoch: prediction at opening against the truth, how many ended within the 80% interval, and the
+explained variance as the predictor reports it at its end. Beside it how well the mean of a
+response's own siblings ranks it, which is what a perfect history could do. Responses are words of
+3 to 8 tokens in `smollm2`, so an interval that has whole numbers for ends cannot hold just 80%.
 
 With `--shuffled`, each epoch's responses are given to other prompts than in the one before: what is
-predicted from history is then wrong, and skill has to be 0.
+predicted from history is then wrong, and the explained variance has to be 0.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from typing import Any
 
 from benchmarks import harness
 from benchmarks.rollouts.recorded import Rollout, load
-from rhymeflow.core.history import LengthHistory
-from rhymeflow.core.lengths.hindsight import spearman
+from rhymeflow.core.lengths import LengthPredictor
+from rhymeflow.core.prediction_quality import spearman
 from rhymeflow.core.types import TrajectoryId
 
 RECORDINGS = ("demo", "demo-0.6", "smollm2", "smollm2-long-1.0", "smollm2-long-0.6")
@@ -62,42 +62,41 @@ NOTES = (
 
 
 def replay(name: str, batches: Sequence[list[Rollout]], longest: int) -> list[dict[str, Any]]:
-    """Tell a recording to a history; one row an epoch."""
-    history = LengthHistory(longest)
+    """Tell a recording to a predictor; one row an epoch."""
+    size = max(rollout.sample for batch in batches for rollout in batch) + 1
+    predictor = LengthPredictor(longest, size, generated=lambda trajectory: 0)
     rows, seen, seconds = [], [], 0.0
     for number, batch in enumerate(batches):
         started = time.process_time()
         for rollout in batch:
-            history.open(rollout.group, rollout.row, rollout.epoch)
+            predictor.open(rollout.group, rollout.row, rollout.epoch)
         seconds += time.process_time() - started
-        seen += [predicted(history, rollout) for rollout in batch]
+        seen += [predicted(predictor, rollout) for rollout in batch]
         started = time.process_time()
-        tell(history, batch)
+        tell(predictor, batch)
         seconds += time.process_time() - started
         epoch = batch[0].epoch
         if number + 1 == len(batches) or batches[number + 1][0].epoch != epoch:
             rows.append({"recording": name, "epoch": epoch, **figures(seen)})
-            rows[-1] |= {"skill": round(history.skill, 3), "worth": round(history.worth, 2)}
+            rows[-1]["explained variance"] = round(predictor.explained_variance, 3)
             rows[-1]["us/response"] = round(1e6 * seconds / len(seen), 1)
             seen, seconds = [], 0.0
     return rows
 
 
-def predicted(history: LengthHistory, rollout: Rollout) -> tuple[Rollout, float, bool]:
+def predicted(predictor: LengthPredictor, rollout: Rollout) -> tuple[Rollout, float, bool]:
     """A response, its expected length and whether the 80% interval has it."""
-    low, high = (history.quantile(rollout.group, q) for q in (0.1, 0.9))
+    low, high = (predictor.quantile(rollout.group, q) for q in (0.1, 0.9))
     covered = round(low) <= len(rollout.tokens) <= round(high)
-    return rollout, history.expected(rollout.group), covered
+    return rollout, predictor.expected(rollout.group), covered
 
 
-def tell(history: LengthHistory, batch: Sequence[Rollout]) -> None:
-    """All of a batch finish, the short ones first, and are judged; then their groups end."""
+def tell(predictor: LengthPredictor, batch: Sequence[Rollout]) -> None:
+    """All of a batch finish, the short ones first; then their groups end."""
     for rollout in sorted(batch, key=lambda r: (len(r.tokens), r.group, r.sample)):
-        trajectory = TrajectoryId(rollout.group, rollout.sample)
-        history.finished(trajectory, len(rollout.tokens))
-        history.rewarded(trajectory, rollout.reward)
+        predictor.finished(TrajectoryId(rollout.group, rollout.sample), len(rollout.tokens))
     for group in dict.fromkeys(rollout.group for rollout in batch):
-        history.close(group)
+        predictor.close(group)
 
 
 def figures(seen: Sequence[tuple[Rollout, float, bool]]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ def on_group_drawn(state: State, event: events.GroupDrawn) -> None:
     state.num_requested -= 1
     retries = 0 if event.repeats is None else state.retries.pop(event.repeats)
     state.prompts[event.group] = Prompt(event.prompt_tokens, retries)
-    state.history.open(event.group, event.prompt, event.epoch)
+    state.lengths.open(event.group, event.prompt, event.epoch)
     if event.repeats is None:
         state.queue.unadmitted.append(event.group)
     else:
@@ -102,7 +102,7 @@ def on_trajectory_finished(state: State, event: events.TrajectoryFinished) -> No
         state.instances[event.instance].finished(event.trajectory, tokens)
         member.length = event.length
         if event.reason != "finished_early":
-            state.history.finished(event.trajectory, event.length)
+            state.lengths.finished(event.trajectory, event.length)
 
 
 def on_trajectory_rewarded(state: State, event: events.TrajectoryRewarded) -> Commands:
@@ -111,7 +111,6 @@ def on_trajectory_rewarded(state: State, event: events.TrajectoryRewarded) -> Co
     if member is None or not member.apply(events.TrajectoryRewarded):
         return
     member.reward = event.reward
-    state.history.rewarded(event.trajectory, event.reward)
     group = state.groups[event.trajectory.group]
     if len(group.rewarded()) == state.plan.num_generations:
         yield from state.abort_members(group)

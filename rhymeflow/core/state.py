@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from rhymeflow.core.commands import Abort, Command, Drop, FinishEarly, Interrupt, RetryPrompt, Route
-from rhymeflow.core.history import LengthHistory
 from rhymeflow.core.instance import Instance
+from rhymeflow.core.lengths import LengthPredictor
 from rhymeflow.core.plan import Plan, Schedule
 from rhymeflow.core.protocol.group import Group, Member, MemberState
 from rhymeflow.core.protocol.staleness import StalenessBuffers
@@ -40,7 +40,8 @@ class State:
             max_staleness=plan.max_staleness,
             num_batches=plan.num_batches,
         )
-        self.history = LengthHistory(plan.max_length)
+        size = plan.num_generations + plan.extra_generations
+        self.lengths = LengthPredictor(plan.max_length, size, self.generated)
         self.layout = schedule.layout()
         self.instances: dict[InstanceId, Instance] = {}
         self.names: set[InstanceId] = set()
@@ -78,6 +79,15 @@ class State:
         """The trajectory's record; None if its group has ended or never was."""
         group = self.groups.get(trajectory.group)
         return None if group is None else group.members[trajectory.member]
+
+    def generated(self, trajectory: TrajectoryId) -> int:
+        """Tokens it has, about: since it was routed, by its instance's progress."""
+        member = self.member(trajectory)
+        if member is None:
+            return 0
+        if member.state is MemberState.RUNNING and member.instance is not None:
+            return member.length + self.instances[member.instance].generated(trajectory)
+        return member.length
 
     def room(self) -> int:
         """Groups that may be admitted now, as far as the schedule goes and there are entries."""
@@ -192,7 +202,7 @@ class State:
 
     def forget(self, group_id: GroupId) -> Group:
         """Take a group that holds no entry any more out of everything."""
-        self.history.close(group_id)
+        self.lengths.close(group_id)
         self.layout.end(group_id)
         del self.prompts[group_id]
         return self.groups.pop(group_id)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rhymeflow.core.forecast import Forecast
 from rhymeflow.core.state import State
 from rhymeflow.core.strategies.base import FleetView, TrajectoryView
 from rhymeflow.core.types import TrajectoryId, Version
@@ -34,7 +33,7 @@ def view_of(state: State) -> FleetView:
         num_returning=sum(len(i.stopping) for i in state.instances.values()),
         admissible=admissible,
         settings=state.schedule.settings,
-        forecast=Forecast(state),
+        lengths=state.lengths,
         layout=state.layout,
     )
 

@@ -164,16 +164,16 @@ def _show_lengths(steps: dict[int, dict[str, Any]], console: Console) -> None:
     found = [
         _number(rows[-1].get(f"lengths/{name}"), spec)
         for name, spec in (
-            ("known", ".0%"),
+            ("seen_prompt_share", ".0%"),
             ("rank_correlation", ".2f"),
             ("coverage", ".0%"),
-            ("skill", ".2f"),
+            ("explained_variance", ".2f"),
         )
     ]
     console.print(
         Text(
-            "Lengths predicted: {} from history, rank correlation {}, {} in the 80% interval, "
-            "skill {}".format(*found)
+            "Length prediction: seen prompts {}, rank correlation {}, coverage {}, "
+            "explained variance {}".format(*found)
         )
     )
 

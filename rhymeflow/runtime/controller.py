@@ -178,7 +178,7 @@ class Controller:
         self.reporter.end_step(
             trained,
             message,
-            {**self.history.metrics(), **self.coordinator.state.history.calibration().metrics()},
+            {**self.history.metrics(), **self.coordinator.state.lengths.quality.metrics()},
             coordinator=self._coordinator_seconds,
             store=self.store.seconds,
         )

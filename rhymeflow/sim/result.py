@@ -141,7 +141,7 @@ def result(
     response_tokens = sum(batch.response_tokens for batch in measured)
     responses = sum(batch.responses for batch in audit.batches)
     rollout_busy = end.rollout_busy - start.rollout_busy
-    lengths = cluster.coordinator.state.history.calibration()
+    lengths = cluster.coordinator.state.lengths.quality.metrics()
     return Result(
         name=name,
         schedule=schedule,
@@ -172,8 +172,8 @@ def result(
         tokens_per_iteration=1 + accepted / max(1, sum(tally.turns for tally in tallies)),
         drafted=sum(tally.drafted for tally in tallies),
         accepted=round(accepted),
-        rank_correlation=lengths.rank_correlation,
-        coverage=lengths.coverage,
+        rank_correlation=lengths.get("lengths/rank_correlation"),
+        coverage=lengths.get("lengths/coverage"),
         events=cluster.events,
         commands=cluster.commands,
         ticks=cluster.ticks,

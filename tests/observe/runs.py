@@ -48,9 +48,9 @@ def make_run(run_dir: Path, num_steps: int = 4) -> Path:
                 "idle/rollout": 0.1,
                 "idle/learner": 0.3,
                 "draft/time_saved": 1.5,
-                "lengths/known": 0.75,
+                "lengths/seen_prompt_share": 0.75,
                 "lengths/coverage": 0.8 + step / 1000,
-                "lengths/skill": 0.625,
+                "lengths/explained_variance": 0.625,
                 **({"lengths/rank_correlation": 0.875} if step > 1 else {}),
             },
         )

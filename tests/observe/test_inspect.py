@@ -66,21 +66,21 @@ def test_a_run_that_drafted_nothing_shows_no_drafts(tmp_path):
     assert "Drafts by" not in shown(tmp_path)
 
 
-def test_how_well_lengths_were_foretold(tmp_path):
+def test_how_well_lengths_were_predicted(tmp_path):
     for name, steps in (("short", 1), ("long", 9)):
         (tmp_path / name).mkdir()
         make_run(tmp_path / name, num_steps=steps)
     assert (
-        "Lengths predicted: 75% from history, rank correlation -, 80% in the 80% interval, "
-        "skill 0.62"
+        "Length prediction: seen prompts 75%, rank correlation -, coverage 80%, "
+        "explained variance 0.62"
     ) in shown(tmp_path / "short")
-    said = "rank correlation 0.88, 81% in"
+    said = "rank correlation 0.88, coverage 81%"
     assert said in shown(tmp_path / "long"), "of the last step"
 
 
-def test_a_run_that_foretold_nothing_does_not_speak_of_it(tmp_path):
+def test_a_run_that_predicted_nothing_does_not_speak_of_it(tmp_path):
     make_run(tmp_path, num_steps=0)
-    assert "predicted" not in shown(tmp_path)
+    assert "Length prediction" not in shown(tmp_path)
 
 
 def test_many_versions_are_put_together(tmp_path):

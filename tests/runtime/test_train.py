@@ -158,7 +158,7 @@ def test_the_run_directory_is_complete(synchronous):
         "coordination/share",
         "coordination/cpu_share",
         "completions/mean_length",
-        "lengths/skill",
+        "lengths/explained_variance",
         "entropy",
     ):
         assert name in row, name

@@ -207,7 +207,7 @@ def test_redundancy_and_filtering_show_in_the_endings(tmp_path: Path) -> None:
         assert word in found.text()
 
 
-def test_how_well_lengths_were_foretold(tmp_path: Path) -> None:
+def test_how_well_lengths_were_predicted(tmp_path: Path) -> None:
     once = a_config(tmp_path, simulation__workload__num_prompts=1000)
     found = run(once, workload(once, None))
     assert found.rank_correlation is None, "no prompt came twice"

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from rhymeflow.core.forecast import Forecast
 from rhymeflow.core.histopipe.layout import Ranked, Share, lay_out
 from rhymeflow.core.types import GroupId, InstanceId, TrajectoryId
 
@@ -146,9 +145,9 @@ class Pipeline:
 
 def _ranked(state: State, groups: Sequence[GroupId]) -> list[Ranked]:
     """The groups, with as many expected lengths as each will have responses."""
-    forecast, count = Forecast(state), state.plan.num_generations
+    lengths, count = state.lengths, state.plan.num_generations
     points = [(i + 0.5) / count for i in range(count)]
     return [
-        Ranked(g, state.prompts[g].tokens, tuple(sorted(forecast.quantile(g, q) for q in points)))
+        Ranked(g, state.prompts[g].tokens, tuple(sorted(lengths.quantile(g, q) for q in points)))
         for g in groups
     ]

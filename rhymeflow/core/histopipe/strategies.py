@@ -47,7 +47,7 @@ def planned(view: FleetView) -> list[Assignment]:
             continue
         step, name = place
         if able[name].version >= trajectory.min_version:
-            length = view.forecast.length(trajectory.id.group)
+            length = view.lengths.expected(trajectory.id.group)
             is_new = trajectory.version is None
             waiting.setdefault(name, []).append((step, is_new, -length, number, trajectory))
     proposals: list[Assignment] = []
@@ -87,7 +87,7 @@ def migrate_outliers(view: FleetView) -> Iterator[Migration]:
     is, with the next step. Each is moved once.
     """
     pipeline = view.layout
-    if not isinstance(pipeline, Pipeline) or view.forecast.skill <= 0:
+    if not isinstance(pipeline, Pipeline) or view.lengths.explained_variance <= 0:
         return
     counts = {x.name: len(x.assigned) for x in view.instances}
     for instance in view.instances:
@@ -97,10 +97,10 @@ def migrate_outliers(view: FleetView) -> Iterator[Migration]:
         for trajectory in instance.assigned:
             if pipeline.place(trajectory) is None or pipeline.has_moved(trajectory):
                 continue
-            made = view.forecast.made(trajectory)
-            if made <= view.settings.outlier_ratio * view.forecast.length(trajectory.group):
+            generated = view.lengths.generated(trajectory)
+            if generated <= view.settings.outlier_ratio * view.lengths.expected(trajectory.group):
                 continue
-            target = _longer(view, counts, instance, view.forecast.remaining(trajectory))
+            target = _longer(view, counts, instance, view.lengths.remaining(trajectory))
             if target is None:
                 yield Migration(instance.name, (trajectory,), instance.name, later=True)
             else:
@@ -118,6 +118,6 @@ def _longer(
             continue
         if len(other.assigned) <= len(giver.assigned):
             continue  # it would be kept from its next share in turn
-        if any(view.forecast.remaining(trajectory) > remaining for trajectory in other.assigned):
+        if any(view.lengths.remaining(trajectory) > remaining for trajectory in other.assigned):
             able.append((counts[other.name], place, other.name))
     return min(able)[-1] if able else None

@@ -65,21 +65,21 @@ class Settings:
     """Trajectories of a group."""
 
 
-class Forecast(Protocol):
-    """What is predicted of lengths, in response tokens."""
+class LengthPrediction(Protocol):
+    """What is predicted of lengths, in response tokens (`core/lengths.py`)."""
 
     @property
-    def skill(self) -> float:
-        """What predictions are worth: the share of the variance they explained lately, 0 to 1."""
+    def explained_variance(self) -> float:
+        """Share of the variance of log lengths that predictions explained lately, 0 to 1."""
 
-    def made(self, trajectory: TrajectoryId) -> int:
+    def generated(self, trajectory: TrajectoryId) -> int:
         """Tokens it has, about."""
 
     def remaining(self, trajectory: TrajectoryId) -> float:
         """Tokens it is expected to need still, at least 1."""
 
-    def length(self, group: GroupId) -> float:
-        """Tokens that a response of this group, admitted or not, is expected to have."""
+    def expected(self, group: GroupId) -> float:
+        """Mean tokens of a response of this group, admitted or not."""
 
     def quantile(self, group: GroupId, q: float) -> float:
         """The q-quantile of the lengths of a group's responses, none of which has begun."""
@@ -132,7 +132,7 @@ class FleetView:
     admissible: frozenset[Version]
     """Versions at which a new group could be started now, among those that instances hold."""
     settings: Settings
-    forecast: Forecast
+    lengths: LengthPrediction
     layout: Layout
 
 

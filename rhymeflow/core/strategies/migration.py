@@ -48,10 +48,10 @@ def skip_nearly_done(view: FleetView) -> tuple[Migration, ...]:
     """As `rebalance`, but what is about to end stays where it is.
 
     A response is worth moving if it is expected to need at least `WORTH` times as long as taking it
-    in again takes. Of responses whose lengths nothing is known of (`skill` 0) all are moved.
+    in again takes. If nothing is known of lengths (`explained_variance` 0), all are moved.
     """
     migrations = rebalance(view)
-    if view.forecast.skill <= 0 or not migrations:
+    if view.lengths.explained_variance <= 0 or not migrations:
         return migrations
     by_name = {x.name: x for x in view.instances}
     chosen = []
@@ -71,10 +71,10 @@ WORTH = 4.0
 
 def _is_to_last(trajectory: TrajectoryId, giver: InstanceView, view: FleetView) -> bool:
     cost = view.settings.cost
-    goes_on = view.forecast.remaining(trajectory) * cost.iteration(
+    goes_on = view.lengths.remaining(trajectory) * cost.iteration(
         _num_decoded(giver), giver.kv_tokens
     )
-    tokens = giver.assigned[trajectory] + view.forecast.made(trajectory)
+    tokens = giver.assigned[trajectory] + view.lengths.generated(trajectory)
     return goes_on > WORTH * cost.prefill_token * tokens
 
 

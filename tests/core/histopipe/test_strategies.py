@@ -13,28 +13,28 @@ from rhymeflow.core.histopipe.strategies import migrate_outliers, planned
 from rhymeflow.core.strategies.base import FleetView, InstanceView, Migration, TrajectoryView
 from rhymeflow.core.strategies.routing import fewest_requests
 from rhymeflow.core.types import TrajectoryId
-from tests.core.strategies.fleets import NoForecast, fleet, fleets, instance, new, partial, shown
+from tests.core.strategies.fleets import NoPrediction, fleet, fleets, instance, new, partial, shown
 
 
 @dataclass
-class Foretold(NoForecast):
-    """What each trajectory has made, and each group is expected to come to."""
+class Predicted(NoPrediction):
+    """What each trajectory has generated, and each group is expected to come to."""
 
     tokens: dict[TrajectoryId, int] = field(default_factory=dict)
-    expected: dict[int, float] = field(default_factory=dict)
-    skill: float = 0.5
+    means: dict[int, float] = field(default_factory=dict)
+    explained_variance: float = 0.5
 
-    def made(self, trajectory: TrajectoryId) -> int:
+    def generated(self, trajectory: TrajectoryId) -> int:
         return self.tokens.get(trajectory, 0)
 
     def final(self, trajectory: TrajectoryId) -> float:
-        return max(self.made(trajectory) + 1.0, self.length(trajectory.group))
+        return max(self.generated(trajectory) + 1.0, self.expected(trajectory.group))
 
     def remaining(self, trajectory: TrajectoryId) -> float:
-        return self.final(trajectory) - self.made(trajectory)
+        return self.final(trajectory) - self.generated(trajectory)
 
-    def length(self, group: int) -> float:
-        return self.expected.get(group, 1000.0)
+    def expected(self, group: int) -> float:
+        return self.means.get(group, 1000.0)
 
 
 class Placed(Pipeline):
@@ -74,9 +74,9 @@ def placed(
     there: list[InstanceView],
     queue: list[TrajectoryView],
     layout: Placed,
-    forecast: Foretold | None = None,
+    lengths: Predicted | None = None,
 ) -> FleetView:
-    return replace(fleet(there, queue), layout=layout, forecast=forecast or Foretold())
+    return replace(fleet(there, queue), layout=layout, lengths=lengths or Predicted())
 
 
 # -- routing ---------------------------------------------------------------------------------------
@@ -133,15 +133,15 @@ def test_an_instance_begins_a_step_when_nothing_earlier_is_left() -> None:
 def test_the_earliest_step_first_then_what_was_begun_then_the_longest() -> None:
     layout = Placed({TrajectoryId(g, 0): (1 if g == 9 else 0, "a") for g in range(1, 10)})
     queue = [partial(5, 0), new(9), new(1), new(2), new(3)]
-    forecast = Foretold(expected={1: 500.0, 2: 2000.0, 3: 800.0})
+    lengths = Predicted(means={1: 500.0, 2: 2000.0, 3: 800.0})
     there = instance("a")
-    assert [g for g, _ in routed(placed([there], queue, layout, forecast))] == [5, 2, 3, 1]
+    assert [g for g, _ in routed(placed([there], queue, layout, lengths))] == [5, 2, 3, 1]
     few = there._replace(capacity=2)
-    assert [g for g, _ in routed(placed([few], queue, layout, forecast))] == [5, 2]
+    assert [g for g, _ in routed(placed([few], queue, layout, lengths))] == [5, 2]
     small = there._replace(kv_capacity=3500)
-    assert [g for g, _ in routed(placed([small], queue, layout, forecast))] == [5, 2, 3]
+    assert [g for g, _ in routed(placed([small], queue, layout, lengths))] == [5, 2, 3]
     tiny = there._replace(kv_capacity=10)
-    assert [g for g, _ in routed(placed([tiny], queue, layout, forecast))] == [5], "one, always"
+    assert [g for g, _ in routed(placed([tiny], queue, layout, lengths))] == [5], "one, always"
 
 
 def test_nothing_goes_below_its_version_or_beside_what_waits() -> None:
@@ -171,7 +171,7 @@ def outlying(
         there,
         [],
         Placed(assigned(*((x, 0) for x in there)), {x.name: share for x in there}, **layout),
-        Foretold(tokens, expected),
+        Predicted(tokens, expected),
     )
     return list(migrate_outliers(view))
 
@@ -185,7 +185,7 @@ def test_an_outlier_goes_on_in_the_next_step_if_nobody_goes_on_for_longer() -> N
     assert outlying([there, busy]) == [answer], "the other is done as soon"
 
 
-def test_an_outlier_is_among_the_last_tenth_and_longer_than_was_foretold() -> None:
+def test_an_outlier_is_among_the_last_tenth_and_longer_than_was_predicted() -> None:
     there = instance("a", running=2)
     assert len(outlying([there])) == 2, "a tenth of ten groups of two"
     assert outlying([there], share=9.9) == []
@@ -196,14 +196,16 @@ def test_an_outlier_is_among_the_last_tenth_and_longer_than_was_foretold() -> No
     assert [m.trajectories for m in outlying([there], moved={first})] == [(second,)], "once each"
 
 
-def test_nothing_is_an_outlier_where_nothing_is_foretold() -> None:
+def test_nothing_is_an_outlier_where_nothing_is_predicted() -> None:
     there = instance("a", running=1)
     tokens = dict.fromkeys(there.assigned, 2000)
     layout = Placed(assigned((there, 0)), {"a": 10.0})
-    for skill in (0.0, 0.1):
-        found = list(migrate_outliers(placed([there], [], layout, Foretold(tokens, {}, skill))))
-        assert len(found) == (skill > 0)
-    beyond = placed([there], [], Placed({}, {"a": 10.0}), Foretold(tokens))
+    for explained in (0.0, 0.1):
+        found = list(
+            migrate_outliers(placed([there], [], layout, Predicted(tokens, {}, explained)))
+        )
+        assert len(found) == (explained > 0)
+    beyond = placed([there], [], Placed({}, {"a": 10.0}), Predicted(tokens))
     assert list(migrate_outliers(beyond)) == [], "it is not laid out"
 
 

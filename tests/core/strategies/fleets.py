@@ -65,18 +65,18 @@ def partial(group: int, version: int, tokens: int = 1000) -> TrajectoryView:
     return TrajectoryView(TrajectoryId(group, 0), version, version, tokens)
 
 
-class NoForecast:
+class NoPrediction:
     """Knows nothing of lengths: every response is to have 1,000 tokens."""
 
-    skill = 0.0
+    explained_variance = 0.0
 
-    def made(self, trajectory: TrajectoryId) -> int:
+    def generated(self, trajectory: TrajectoryId) -> int:
         return 0
 
     def remaining(self, trajectory: TrajectoryId) -> float:
         return 1000.0
 
-    def length(self, group: int) -> float:
+    def expected(self, group: int) -> float:
         return 1000.0
 
     def quantile(self, group: int, q: float) -> float:
@@ -101,7 +101,7 @@ def fleet(
         num_returning=num_returning,
         admissible=frozenset(admissible or ()),
         settings=replace(settings, **weighed),
-        forecast=NoForecast(),
+        lengths=NoPrediction(),
         layout=NoLayout(),
     )
 

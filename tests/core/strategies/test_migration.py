@@ -15,7 +15,7 @@ from rhymeflow.core.strategies.routing import fewest_requests, waterfall
 from rhymeflow.core.types import TrajectoryId
 from tests.core.strategies.fleets import (
     SETTINGS,
-    NoForecast,
+    NoPrediction,
     fleet,
     fleets,
     instance,
@@ -189,10 +189,10 @@ def test_sharing_settles(view: FleetView, rule) -> None:
     assert moves[-1] == 0, moves
 
 
-class Foretold(NoForecast):
+class Predicted(NoPrediction):
     """Responses of odd groups are about to end, the others last."""
 
-    skill = 0.5
+    explained_variance = 0.5
 
     def remaining(self, trajectory: TrajectoryId) -> float:
         return 1.0 if trajectory.group % 2 else 10_000.0
@@ -204,19 +204,19 @@ def test_what_is_about_to_end_is_not_moved() -> None:
     assert any(t.group % 2 for t in all_of_them)
     assert skip_nearly_done(view) == rebalance(view), "nothing is known of lengths"
     moved_now = {
-        t for m in skip_nearly_done(replace(view, forecast=Foretold())) for t in m.trajectories
+        t for m in skip_nearly_done(replace(view, lengths=Predicted())) for t in m.trajectories
     }
     assert moved_now == {t for t in all_of_them if t.group % 2 == 0}
 
 
 def test_what_waits_in_vain_goes_back_however_short_it_is() -> None:
     there = [instance("four", running=9, waiting=4), instance("room", running=2)]
-    view = replace(fleet(there, [partial(0, 0)]), forecast=Foretold())
+    view = replace(fleet(there, [partial(0, 0)]), lengths=Predicted())
     assert skip_nearly_done(view) == rebalance(view)
 
 
 @given(view=fleets())
 def test_lasting_moves_a_part_of_what_rebalance_moves(view: FleetView) -> None:
     everything = {(m.instance, t) for m in rebalance(view) for t in m.trajectories}
-    view = replace(view, forecast=Foretold())
+    view = replace(view, lengths=Predicted())
     assert {(m.instance, t) for m in skip_nearly_done(view) for t in m.trajectories} <= everything

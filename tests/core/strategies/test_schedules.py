@@ -11,7 +11,7 @@ import pytest
 from rhymeflow.config import ScheduleConfig
 from rhymeflow.core.commands import Interrupt
 from rhymeflow.core.histopipe.pipeline import Pipeline
-from rhymeflow.core.history import LengthHistory
+from rhymeflow.core.lengths import LengthPredictor
 from rhymeflow.core.plan import Admission, OnPull
 from rhymeflow.core.strategies.migration import rebalance
 from rhymeflow.core.strategies.schedules import MIGRATION, ROUTING, SCHEDULES, SYNC
@@ -96,9 +96,11 @@ def test_laid_out_runs_come_to_their_end(plan: str, alternate: bool, balance: bo
 
 def test_outliers_move_in_whole_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a history that expects less than there is: all that goes on is an outlier, once."""
-    monkeypatch.setattr(LengthHistory, "skill", property(lambda self: 0.5))
+    monkeypatch.setattr(LengthPredictor, "explained_variance", property(lambda self: 0.5))
     monkeypatch.setattr(
-        LengthHistory, "expected", lambda self, group, made=0: made + 1.0 if made else 1.0
+        LengthPredictor,
+        "expected",
+        lambda self, group, generated=0: generated + 1.0 if generated else 1.0,
     )
     number = 0
     for seed in range(12):
