@@ -1,11 +1,11 @@
-"""How long the coordinator takes to answer, with a large fleet.
+"""How long the coordinator takes for one call of `handle`, with many instances.
 
-A driver that costs nothing to the coordinator reports events as a cluster would: every trajectory
-of the fleet is in flight; each round a few hundred finish at random and are judged, the instances
-they ran on send snapshots, interrupts and pulls are answered at once, and a tick follows. Each call
-of `handle` is timed alone. Events are many and small, ticks are few and plan for everybody, so each
-kind is shown. The longest ticks are those after a publication, when the schedule has every instance
-pull at the same moment: all that is in flight is interrupted in one tick and routed in the next.
+A driver reports events as a cluster would: every trajectory is in flight; each round a few hundred
+finish at random and get rewards, the instances they ran on send snapshots, interrupts and pulls are
+answered at once, and a tick follows. Each call is timed alone. Most events are small, ticks are few
+and plan for everybody, so each kind is shown. The longest ticks are those after a publication, when
+the schedule has every instance pull at the same moment: all that is in flight is interrupted in one
+tick and routed in the next.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import gc
 import random
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks import harness
@@ -34,11 +33,9 @@ BOUND = 5
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this benchmark's options."""
-    parser.add_argument("--instances", type=harness.positive, default=1024)
-    parser.add_argument("--versions", type=harness.positive, default=6, help="batches to train on")
-    parser.add_argument(
-        "--finished", type=harness.positive, default=256, help="trajectories a round"
-    )
+    harness.add_number(parser, "--instances", 1024, "of rollout")
+    harness.add_number(parser, "--versions", 6, "batches to train on")
+    harness.add_number(parser, "--finished", 256, "trajectories per round")
     parser.add_argument("--schedule", default="staleflow")
 
 
@@ -49,13 +46,12 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     rows = [row(name, times) for name, times in driver.times.items()]
     everything = [t for times in driver.times.values() for t in times]
     rows.append(row("all calls", everything))
-    targets = [
-        harness.Target("coordinator/p99 ms", percentile(everything, 0.99), 10, at_most=True),
-    ]
+    p99 = percentile(everything, 0.99)
+    targets = [harness.Target("coordinator/p99 ms", p99, 10, at_most=True)]
     notes = (
         f"{args.instances} instances, {args.instances * CAPACITY} trajectories in flight, schedule "
         f"{args.schedule}, {args.versions} versions, {args.finished} trajectories finish between "
-        f"two ticks. Filling the empty fleet ({driver.filling:.2f} s in all) is not counted. "
+        f"two ticks. Filling the instances at first ({driver.filling:.2f} s) is not counted. "
         f"{driver.num_commands} commands; never fewer than {driver.least} in flight."
     )
     return harness.report("coordinator", rows, targets, args, notes=notes)
@@ -78,16 +74,11 @@ def row(name: str, times: list[float]) -> dict[str, Any]:
     }
 
 
-@dataclass
 class Driver:
     """Answers the coordinator's commands at once."""
 
-    args: argparse.Namespace
-    times: dict[str, list[float]] = field(default_factory=dict)
-    filling: float = 0.0
-    num_commands: int = 0
-
-    def __post_init__(self) -> None:
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
         # Four batches run while a fifth's worth of entries may hold finished groups, so the fleet
         # stays full.
         self.size = self.args.instances * CAPACITY // NUM_GENERATIONS // (BOUND - 1)
@@ -105,6 +96,9 @@ class Driver:
             },
         )
         self.coordinator = Coordinator(build.plan(config), build.schedule(config))
+        self.times: dict[str, list[float]] = {}
+        self.filling = 0.0
+        self.num_commands = 0
         self.random = random.Random(0)
         self.groups: list[int] = []
         """Groups that have begun, oldest first; one of the older ones finishes next."""
@@ -112,7 +106,7 @@ class Driver:
         """Fewest trajectories in flight at one time."""
         self.where: dict[TrajectoryId, str] = {}
         self.numbers: dict[str, int] = {}
-        self.serial = 0
+        self.group_id = 0
         self.seen: set[int] = set()
         self.training: Version | None = None
         self.trained = 0
@@ -127,9 +121,9 @@ class Driver:
             e.InstanceJoined(f"rollout-{i}", 0, CAPACITY, 10**7) for i in range(self.args.instances)
         )
         while len(self.where) < self.args.instances * CAPACITY:
-            before = len(self.where), self.serial
+            before = len(self.where), self.group_id
             self.tell([])
-            assert (len(self.where), self.serial) != before, "the fleet cannot be filled"
+            assert (len(self.where), self.group_id) != before, "the instances cannot be filled"
         self.filling = sum(sum(times) for times in self.times.values())
         self.times = {}
         while self.trained < self.args.versions:
@@ -178,14 +172,14 @@ class Driver:
             events = answers
 
     def answer(self, command: c.Command) -> Iterable[e.Event]:  # noqa: C901 - a line a command
-        """What a cluster would report that carries everything out at once."""
+        """What a cluster reports that carries everything out at once."""
         if isinstance(command, c.InstanceCommand):
             self.numbers[command.instance] = command.number
         match command:
             case c.RequestPrompts(count):
                 for _ in range(count):
-                    yield e.GroupDrawn(self.serial, self.serial, 0, 500)
-                    self.serial += 1
+                    yield e.GroupDrawn(self.group_id, self.group_id, 0, 500)
+                    self.group_id += 1
             case c.Route(instance, _, trajectory):
                 self.where[trajectory] = instance
                 if trajectory.group not in self.seen:

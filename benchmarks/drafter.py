@@ -1,15 +1,12 @@
 """Drafts from history, replayed on recorded rollouts: what is accepted, and how long it takes.
 
-    python -m benchmarks.drafter [--runs DIR] [--arctic-python PATH] [--parts accepted,...]
-
 Recorded rollouts of real runs (`rollouts/record.py`) are replayed as an engine would ask for drafts
 (`rollouts/lockstep.py`): the sequences of a step together, siblings' tokens as they come, earlier
 epochs as history. Beside it arctic-inference, suffix decoding in C++, in its own environment (how
 to make one: `peers/arctic_side.py`), with the same rollouts in the same order.
 
-Parts: `accepted` at drafts of 4, 8, 16, linear and tree, by epoch; `ranking` and `scope` are
-ablations; `speed` is microseconds per drafted sequence, sides in turn; `latency` is an iteration of
-256 sequences with 16 responses of 8192 tokens behind each prompt.
+Parts: `accepted` at drafts of 4, 8, 16, linear and tree, by epoch; `latency` is an iteration of 256
+sequences with 16 responses of 8,192 tokens behind each prompt.
 """
 
 from __future__ import annotations
@@ -19,33 +16,52 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks import harness
-from benchmarks.peers.arctic_driver import CANDIDATES, DEFAULT, Arctic
+from benchmarks.peers.process import Peer
+from benchmarks.rollouts import record
 from benchmarks.rollouts.history import empty_history, remember
 from benchmarks.rollouts.lockstep import Count, replay, total
 from benchmarks.rollouts.recorded import Rollout, load, save
 from rhymeflow.histospec.drafter import Drafter
 
-PARTS = ("accepted", "ranking", "scope", "speed", "latency")
+PARTS = ("accepted", "latency")
 DRAFTS = (4, 8, 16)
 RECORDINGS = ("demo", "smollm2", "smollm2-long-1.0", "smollm2-long-0.6", "smollm2-rhyme")
-RANKINGS = ("reward", "frequency", "combined")
-SCOPES = ("own prompt", "shared", "both")
 LIMITS = {"demo": 448, "smollm2": 8}
-"""Longest response of a recording; the others' is `LONG_LIMIT`."""
+"""Longest response of a recording; `LONG_LIMIT` of the others."""
 LONG_LIMIT = 96
 GROUPS = {"demo": 16, "smollm2": 16}
-"""Groups that run together: a training batch; 32 prompts x 4 for the others."""
+"""Groups that run together: a training batch; 32 prompts x 4 of the others."""
 WIDTH, SAMPLES, HISTORY_TOKENS, ITERATIONS = 256, 16, 8192, 60
 """The latency case: running sequences; responses behind each prompt, and their tokens."""
 ITERATION_SECONDS = 10.0
 """What the drafter is told that an iteration takes, however many rows it has: so long that all
 drafts pay."""
+ARCTIC = {"depth": 24, "factor": 1.0, "least": 0.1}
+"""What vLLM sets if the user sets nothing."""
+CANDIDATES = (
+    ARCTIC,
+    {"depth": 24, "factor": 2.0, "least": 0.1},
+    {"depth": 24, "factor": 4.0, "least": 0.1},
+    {"depth": 24, "factor": 4.0, "least": 0.0},
+    {"depth": 64, "factor": 1.0, "least": 0.0},
+)
+"""Settings of arctic-inference; the best is taken."""
+NOTES = (
+    "Replay of recorded rollouts, all sequences of a step together, on one core. A step is one "
+    "sequence in one iteration; the first token of a response comes with its prompt and is not "
+    "counted. `epoch 0` has no history but siblings and other prompts; the other columns are of "
+    "the epochs after it. arctic is arctic-inference 0.3.0 as vLLM's `suffix` uses it, `default` "
+    "with vLLM's settings (depth 24, factor 1, least probability 0.1), `best` with those of five "
+    "settings that are best at the same draft. us/sequence: propose and extend, in seconds of the "
+    "thread, lists as an engine takes them; ours is the whole drafter, learning included."
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,41 +69,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     harness.add_runs_argument(parser)
     parser.add_argument("--recordings", default=",".join(RECORDINGS), help="default: all")
     harness.add_parts_argument(parser, PARTS)
-    parser.add_argument(
-        "--repeats", type=harness.positive, default=3, help="of `speed` (default 3)"
-    )
-    parser.add_argument(
-        "--arctic-python",
-        type=harness.interpreter,
-        metavar="PATH",
-        help="see peers/arctic_side.py",
-    )
+    harness.add_python_argument(parser, "arctic")
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Measure the chosen parts and report them."""
     parts = harness.chosen_parts(args, PARTS)
-    bench = Bench(args)
-    for part in parts:
-        print(f"{part}:", file=sys.stderr, flush=True)
-        getattr(bench, part)()
+    rows: list[dict[str, Any]] = []
+    targets: list[harness.Target] = []
+    with ExitStack() as stack:
+        arctic = None
+        if args.arctic_python:
+            arctic = start_arctic(args.arctic_python)
+            stack.enter_context(closing(arctic))
+        for part in parts:
+            print(f"{part}:", file=sys.stderr, flush=True)
+            found = accepted(args, arctic) if part == "accepted" else latency(arctic)
+            rows += found[0]
+            targets += found[1]
     name = harness.record_name("drafter", parts, PARTS)
-    return harness.report(name, bench.rows, bench.targets, args, NOTES)
+    return harness.report(name, rows, targets, args, NOTES)
 
 
-NOTES = (
-    "Replay of recorded rollouts, all sequences of a step together, on one core. A step is one "
-    "sequence in one iteration; the first token of a response comes with its prompt and is not "
-    "counted. `epoch 0` has no history but siblings and other prompts; `later` are the epochs "
-    "after it. arctic is arctic-inference 0.3.0 as vLLM's `suffix` uses it, `default` with vLLM's "
-    "settings (depth 24, factor 1, least probability 0.1), `best` with those of five settings that "
-    "are best at the same draft. us/sequence: propose and extend, in seconds of the thread, lists "
-    "as an engine takes them; here that is the whole drafter, window and learning included."
-)
+def start_arctic(python: str) -> Peer:
+    """arctic-inference, ready for requests."""
+    return Peer(python, ["-m", "benchmarks.peers.arctic_side"])
 
 
 class Ours:
-    """A `lockstep.Side`: the drafter an engine has, told that rows cost nothing.
+    """A `lockstep.Side`: the drafter of an engine, told that rows cost nothing.
 
     So the window `cost` verifies all that was found, up to `max_draft`, and what is measured is the
     search. History has room for `rollouts`.
@@ -99,7 +109,6 @@ class Ours:
         *,
         max_draft: int,
         tree: bool,
-        ranking: str = "combined",
     ) -> None:
         self.history = empty_history(rollouts)
         self.drafter = Drafter(
@@ -107,11 +116,11 @@ class Ours:
             window="cost",
             max_draft=max_draft,
             shape="tree" if tree else "linear",
-            ranking=ranking,
+            ranking="combined",
             max_sequences=WIDTH,
             max_length=max(len(rollout.prompt) + len(rollout.tokens) for rollout in rollouts),
         )
-        for _ in range(50):  # drafted tokens cost nothing here, and that is well known
+        for _ in range(50):  # so that the model of iteration times is certain
             for drafted in (0, WIDTH * max_draft):
                 self.drafter.iteration_time.observe(WIDTH, drafted, 0, 0, ITERATION_SECONDS)
         self.handles: list[int] = []
@@ -134,7 +143,7 @@ class Ours:
         return drafts
 
     def extend(self, running: list[int], made: list[list[int]]) -> None:
-        """What the engine made."""
+        """What the engine generated."""
         handles = [self.handles[sequence] for sequence in running]
         self.drafter.observe(handles, made, rows=self.rows, kv_tokens=0, seconds=ITERATION_SECONDS)
 
@@ -147,184 +156,107 @@ class Ours:
         remember(self.history, rollouts)
 
 
-class Bench:
-    """The parts; each adds rows and targets."""
+Found = tuple[list[dict[str, Any]], list[harness.Target]]
 
-    def __init__(self, args: argparse.Namespace) -> None:
-        from benchmarks.rollouts.record import recording
 
-        self.args = args
-        self.paths = {name: recording(name, args.runs) for name in args.recordings.split(",")}
-        self.recordings = {name: load(path) for name, path in self.paths.items()}
-        self.arctic = Arctic(args.arctic_python) if args.arctic_python else None
-        self.rows: list[dict[str, Any]] = []
-        self.targets: list[harness.Target] = []
-        self.compiled = False
+def accepted(args: argparse.Namespace, arctic: Peer | None) -> Found:
+    """Accepted tokens per step, by recording, draft and shape, beside arctic."""
+    rows, targets = [], []
+    for name in args.recordings.split(","):
+        path = record.recording(name, args.runs)
+        groups, limit = GROUPS.get(name, 32), LIMITS.get(name, LONG_LIMIT)
+        found = load(path)
+        batches = found.batches(groups)
+        how = {"max_draft": DRAFTS[0], "tree": False}
+        replay(Ours(found.rollouts, **how), batches[:2], limit)  # the first call compiles
+        for tree in (False, True):
+            for max_draft in DRAFTS:
+                how = {"max_draft": max_draft, "tree": tree}
+                draft = f"{'tree' if tree else 'linear'} {max_draft}"
+                side = Ours(found.rollouts, **how)
+                counts = replay(side, batches, limit)
+                memory = side.history.num_bytes / found.num_tokens
+                rows.append(accepted_row(name, draft, "rhymeflow", counts, memory))
+                if arctic is None:
+                    continue
+                request = {"path": str(path.resolve()), "groups": groups, "limit": limit}
+                tried = [ask(arctic, {**request, "settings": how | c}) for c in CANDIDATES]
+                best = max(tried, key=lambda answer: rate(later(answer[0])))
+                rows.append(accepted_row(name, draft, "arctic default", *tried[0]))
+                rows.append(accepted_row(name, draft, "arctic best", *best))
+                ratio = rate(later(counts)) / rate(later(best[0]))
+                target = f"drafter/accepted/{name}/{draft.replace(' ', '-')}"
+                targets.append(harness.Target(target, ratio, 1.2))
+    return rows, targets
 
-    def accepted(self) -> None:
-        """Accepted tokens per step, by recording, draft and shape, beside arctic."""
-        for name in self.recordings:
-            for tree in (False, True):
-                for max_draft in DRAFTS:
-                    self._compare(name, max_draft, tree)
 
-    def ranking(self) -> None:
-        """What makes one continuation likelier than another."""
-        for name in self.recordings:
-            for tree in (False, True):
-                for ranking in RANKINGS:
-                    counts = self._ours(name, 16, tree, ranking=ranking)
-                    self._row("ranking", name, ranking, 16, tree, counts)
+def latency(arctic: Peer | None) -> Found:
+    """An iteration of 256 sequences: 16 prompts' groups, or 256 prompts' single responses."""
+    rows, targets = [], []
+    for prompts in (SAMPLES, WIDTH):
+        history, running = synthetic(prompts, WIDTH // prompts)
+        case = {"part": "latency", "recording": f"{prompts} prompts"}
+        times = ours_latency(history, running)
+        rows.append(case | harness.side_row("rhymeflow", times, "ms/iteration"))
+        name = f"drafter/latency/{prompts}-prompts-ms"
+        targets.append(harness.Target(name, statistics.median(times), 1.0, at_most=True))
+        if arctic and prompts == SAMPLES:
+            times = arctic_latency(arctic, history, running)
+            rows.append(case | harness.side_row("arctic", times, "ms/iteration"))
+    return rows, targets
 
-    def scope(self) -> None:
-        """The prompt's own responses, all responses, both."""
-        for name in self.recordings:
-            for scope in SCOPES:
-                counts = self._ours(name, 16, False, scope=scope)
-                self._row("scope", name, scope, 16, False, counts)
 
-    def speed(self) -> None:
-        """Microseconds per drafted sequence, sides in turn."""
-        for name in self.recordings:
-            sides = {"rhymeflow": lambda name=name: micros(self._ours(name, 16, False))}
-            if self.arctic:
-                sides["arctic"] = lambda name=name: micros(self._theirs(name, 16, False, DEFAULT))
-            values = harness.interleave(sides, self.args.repeats)
-            for side, measured in values.items():
-                row = harness.side_row(side, measured, "us/sequence")
-                self.rows.append({"part": "speed", "recording": name, **row})
-            if self.arctic:
-                ratio = harness.median_ratio(values["arctic"], values["rhymeflow"])
-                self.targets.append(harness.Target(f"drafter/speed/{name}", ratio, 1.0))
+def ask(arctic: Peer, request: dict[str, Any]) -> tuple[list[Count], float]:
+    """Its counts by epoch, and the bytes per token of its shared tree."""
+    answer = arctic.ask(request)
+    return [Count(**count) for count in answer["counts"]], answer["bytes_per_token"]
 
-    def latency(self) -> None:
-        """An iteration of 256 sequences: 16 prompts' groups, or 256 prompts' single responses."""
-        for prompts in (SAMPLES, WIDTH):
-            history, running = synthetic(prompts, WIDTH // prompts)
-            times = ours_latency(history, running)
-            self._latency_row(f"{prompts} prompts", "rhymeflow", times)
-            name = f"drafter/latency/{prompts}-prompts-ms"
-            value = statistics.median(times)
-            self.targets.append(harness.Target(name, value, 1.0, at_most=True))
-            if self.arctic and prompts == SAMPLES:
-                self._latency_row(
-                    f"{prompts} prompts", "arctic", self._their_latency(history, running)
-                )
 
-    def _compare(self, name: str, max_draft: int, tree: bool) -> None:
-        ours = self._ours(name, max_draft, tree)
-        self._row("accepted", name, "rhymeflow", max_draft, tree, ours)
-        if not self.arctic:
-            return
-        tried = [self._theirs(name, max_draft, tree, settings) for settings in CANDIDATES]
-        best = max(tried, key=lambda counts: rate(later(counts)))
-        self._row("accepted", name, "arctic default", max_draft, tree, tried[0])
-        self._row("accepted", name, "arctic best", max_draft, tree, best)
-        ratio = rate(later(ours)) / rate(later(best))
-        shape = "tree" if tree else "linear"
-        self.targets.append(
-            harness.Target(f"drafter/accepted/{name}/{shape}-{max_draft}", ratio, 1.2)
-        )
+def arctic_latency(arctic: Peer, history: list[Rollout], running: list[Rollout]) -> list[float]:
+    """Milliseconds of each of its iterations."""
+    with tempfile.TemporaryDirectory(prefix="rhymeflow-drafter-") as folder:
+        path = Path(folder) / "latency.npz"
+        save(path, [*history, *running])
+        request = {
+            "path": str(path),
+            "running": len(running),
+            "iterations": ITERATIONS,
+            "limit": 2 * HISTORY_TOKENS,
+            "settings": {"max_draft": 16, "tree": False, **ARCTIC},
+        }
+        counts, _ = ask(arctic, request)
+    return [1e3 * seconds for seconds in counts[0].iteration_seconds]
 
-    def _ours(
-        self,
-        name: str,
-        max_draft: int,
-        tree: bool,
-        *,
-        ranking: str = "combined",
-        scope: str = "both",
-    ) -> list[Count]:
-        batches = self.recordings[name].batches(GROUPS.get(name, 32))
-        rollouts = self.recordings[name].rollouts
-        how = {"max_draft": max_draft, "tree": tree, "ranking": ranking}
-        if not self.compiled:  # the first call compiles
-            replay(Ours(rollouts, **how), batches[:2], LIMITS.get(name, LONG_LIMIT))
-            self.compiled = True
-        side = Ours(rollouts, **how)
-        counts = replay(side, scoped(batches, scope), LIMITS.get(name, LONG_LIMIT))
-        self.bytes_per_token = side.history.num_bytes / self.recordings[name].num_tokens
-        return counts
 
-    def _theirs(
-        self, name: str, max_draft: int, tree: bool, settings: dict[str, Any]
-    ) -> list[Count]:
-        assert self.arctic is not None
-        answer = self.arctic.replay(
-            self.paths[name],
-            groups=GROUPS.get(name, 32),
-            limit=LIMITS.get(name, LONG_LIMIT),
-            max_draft=max_draft,
-            tree=tree,
-            **settings,
-        )
-        self.bytes_per_token = answer.bytes_per_token
-        return answer.counts
-
-    def _their_latency(self, history: list[Rollout], running: list[Rollout]) -> list[float]:
-        assert self.arctic is not None
-        with tempfile.TemporaryDirectory(prefix="rhymeflow-drafter-") as folder:
-            path = Path(folder) / "latency.npz"
-            save(path, [*history, *running])
-            answer = self.arctic.latency(
-                path, running=len(running), iterations=ITERATIONS, limit=2 * HISTORY_TOKENS,
-                max_draft=16, tree=False, **DEFAULT,
-            )  # fmt: skip
-        return [1e3 * seconds for seconds in answer.counts[0].iteration_seconds]
-
-    def _latency_row(self, case: str, side: str, times: list[float]) -> None:
-        row = harness.side_row(side, times, "ms/iteration")
-        self.rows.append({"part": "latency", "recording": case, **row})
-
-    def _row(
-        self, part: str, name: str, side: str, max_draft: int, tree: bool, counts: list[Count]
-    ) -> None:
-        shape = "tree" if tree else "linear"
-        shown = {"part": part, "recording": name, "draft": f"{shape} {max_draft}", "side": side}
-        by_epoch = [f"{rate(count):.2f}" for count in counts]
-        row = later(counts).row()
-        del row["epoch"]
-        shown |= {"accepted/step by epoch": " ".join(by_epoch), **row}
-        self.rows.append({**shown, "bytes/token": round(self.bytes_per_token or 0)})
-        print("  " + " ".join(map(str, self.rows[-1].values())), file=sys.stderr, flush=True)
+def accepted_row(
+    name: str, draft: str, side: str, counts: list[Count], bytes_per_token: float
+) -> dict[str, Any]:
+    """A table row; figures that are not by epoch are of the epochs with history."""
+    whole = later(counts)
+    row = {
+        "part": "accepted",
+        "recording": name,
+        "draft": draft,
+        "side": side,
+        "accepted/step by epoch": " ".join(f"{rate(count):.2f}" for count in counts),
+        "accepted/step": round(rate(whole), 3),
+        "mean acceptance length": round(whole.generated / whole.steps, 3),
+        "drafted/step": round(whole.drafted / whole.steps, 3),
+        "us/sequence": round(1e6 * sum(whole.iteration_seconds) / whole.steps, 2),
+        "bytes/token": round(bytes_per_token),
+    }
+    print("  " + " ".join(map(str, row.values())), file=sys.stderr, flush=True)
+    return row
 
 
 def later(counts: list[Count]) -> Count:
-    """All epochs that have one before them."""
+    """The sum of all epochs that have one before them."""
     return total(counts, range(1, 1 + max(count.epoch for count in counts)))
 
 
 def rate(count: Count) -> float:
     """Accepted tokens per step."""
     return count.accepted / count.steps
-
-
-def micros(counts: list[Count]) -> float:
-    """Microseconds per drafted sequence."""
-    whole = total(counts)
-    return 1e6 * (whole.propose_seconds + whole.extend_seconds) / whole.steps
-
-
-def scoped(batches: list[list[Rollout]], scope: str) -> list[list[Rollout]]:
-    """The same rollouts, changed so that only part of the history can say anything.
-
-    `own prompt`: each prompt writes with tokens of its own, so no other's text matches. `shared`:
-    every response has a prompt of its own, so none has a history of its own.
-    """
-    if scope == "both":
-        return batches
-    number = iter(range(1 << 24, 1 << 30))
-
-    def changed(rollout: Rollout) -> Rollout:
-        if scope == "shared":
-            return rollout._replace(prompt=[next(number), *rollout.prompt])
-        shift = rollout.row << 16
-        return rollout._replace(
-            prompt=[token + shift for token in rollout.prompt],
-            tokens=[token + shift for token in rollout.tokens],
-        )
-
-    return [[changed(rollout) for rollout in batch] for batch in batches]
 
 
 def synthetic(prompts: int, samples: int) -> tuple[list[Rollout], list[Rollout]]:
@@ -346,7 +278,7 @@ def synthetic(prompts: int, samples: int) -> tuple[list[Rollout], list[Rollout]]
 
 
 def ours_latency(history: list[Rollout], running: list[Rollout]) -> list[float]:
-    """Milliseconds of each iteration; those that compile are left out."""
+    """Milliseconds of each iteration, without those that compile."""
     side = Ours(history, max_draft=16, tree=False)
     side.finish(history)
     replay(side, [running], 2 * HISTORY_TOKENS, iterations=2)

@@ -1,46 +1,33 @@
 """Whole training runs against another system: trained trajectories per second.
 
 Both sides train the same policy on the same prompts with the same reward, batch, lengths, sampling
-and optimizer settings, on the same cores, each in processes of its own, in turn. Counted are the
-trajectories of the steps after the first, over the time from the end of the first step to the end
-of the last one counted: loading, compiling and filling up are left out on both sides. Here some
-more steps follow those counted, so that the rollouts that run ahead at the end of the time weigh
-against those that ran ahead at its beginning.
+and optimizer settings, on the same cores, each in processes of its own, interleaved. Counted are
+the trajectories of the steps after the first, over the time from the end of the first step to the
+end of the last counted one: loading, compiling and warming up are left out on both sides. Ours does
+some more steps than are counted, so that the rollouts in progress at the end of the time weigh
+against those that were in progress at its beginning.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
 import json
-import os
-import subprocess
+import statistics
 import sys
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks import harness
+from benchmarks.training.train import QUIET, call, train, training_rows
 from rhymeflow.config import Config
 from rhymeflow.config.load import dump_config, read_config
-from rhymeflow.errors import UserError
-
-ROOT = Path(__file__).resolve().parent.parent
-
-QUIET = {
-    "data.eval_size": "0",
-    "data.eval_source": "null",
-    "run.eval_steps": "0",
-    "run.save_steps": "0",
-    "run.report_to": "[]",
-}
-"""Neither side evaluates, saves between steps or reports."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """One comparison: a recipe, how long, and what makes the peer quickest on it."""
+    """One comparison: a recipe, how long, and what makes the peer fastest on it."""
 
     recipe: str
     target: float
@@ -49,8 +36,7 @@ class Workload:
     """Steps counted, after the first."""
     repeats: int
     per_device: int
-    """TRL's sequences per forward and backward, the quickest of those tried (docs/lab-log.md)."""
-    overrides: dict[str, str] = field(default_factory=dict)
+    """TRL's sequences per forward and backward, the fastest of those tried (docs/lab-log.md)."""
 
 
 WORKLOADS = {
@@ -62,16 +48,10 @@ WORKLOADS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this benchmark's options."""
     parser.add_argument("--peer", choices=["trl"], default="trl", help="the other system")
-    parser.add_argument(
-        "--workload", choices=list(WORKLOADS), action="append", help="default: all of them"
-    )
-    parser.add_argument(
-        "--repeats", type=harness.positive, help="pairs of runs (default: 5 demo, 3 smollm2)"
-    )
-    parser.add_argument("--steps", type=harness.positive, help="steps counted after the first")
-    parser.add_argument(
-        "--cores", type=harness.positive, default=2, help="both sides run on so many"
-    )
+    harness.add_choice(parser, "--workload", WORKLOADS)
+    harness.add_number(parser, "--repeats", None, "pairs of runs (default: 5 demo, 3 smollm2)")
+    harness.add_number(parser, "--steps", None, "counted after the first (default: 8 and 3)")
+    harness.add_number(parser, "--cores", 2, "that both sides run on")
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
@@ -89,7 +69,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             )
         for side, measured in values.items():
             row = harness.side_row(side, measured, "trajectories/s")
-            rows.append({"workload": name, **row, **comparison.facts(side)})
+            length = statistics.fmean(comparison.lengths[side])  # both sides did the same work
+            rows.append({"workload": name, **row, "mean length": round(length, 1)})
         ratio = harness.median_ratio(values["rhymeflow"], values["trl"])
         targets.append(harness.Target(f"e2e/trl/{name}", ratio, workload.target))
     return harness.report("e2e", rows, targets, args, notes=NOTES.format(cores=args.cores))
@@ -104,87 +85,43 @@ NOTES = (
 )
 
 
-@dataclass
 class Comparison:
-    """The two sides of one workload, and what their runs showed besides the rate."""
+    """The two sides of one workload, and the mean lengths of their responses."""
 
-    workload: Workload
-    args: argparse.Namespace
-    folder: Path
-    seen: dict[str, list[dict[str, float]]] = field(default_factory=dict)
-    number: int = 0
-
-    @property
-    def steps(self) -> int:
-        """Steps counted, after the first."""
-        return self.args.steps or self.workload.steps
+    def __init__(self, workload: Workload, args: argparse.Namespace, folder: Path) -> None:
+        self.workload, self.folder, self.num_cores = workload, folder, args.cores
+        self.steps = args.steps or workload.steps
+        self.lengths: dict[str, list[float]] = {"rhymeflow": [], "trl": []}
 
     def ours(self) -> float:
         """Train here; return trajectories per second."""
         ahead = 1 + self._config(1).schedule.bound
-        run_dir = self._fresh("ours")
-        config = self._write(1 + self.steps + ahead, {"run.output_dir": str(run_dir)})
-        call([sys.executable, "-m", "rhymeflow", "train", str(config)], "e2e", self.args.cores)
-        rows = training_rows(run_dir)[: 1 + self.steps]
+        config = self._config(1 + self.steps + ahead, "rhymeflow")
+        rows = training_rows(train(config, num_cores=self.num_cores))[: 1 + self.steps]
         lengths = [row["completions/mean_length"] for row in rows]
         return self._rate("rhymeflow", [row["time"] for row in rows], lengths)
 
     def trl(self) -> float:
         """Train in TRL; return trajectories per second."""
-        config, out = self._write(1 + self.steps, {}), self._fresh("trl.json")
+        config = self.folder / "trl.yaml"
+        config.write_text(dump_config(self._config(1 + self.steps)), encoding="utf-8")
+        out = self.folder / "trl.json"
         command = [sys.executable, "-m", "benchmarks.peers.trl_side", str(config), str(out)]
-        command += ["--threads", str(self.args.cores), "--per-device"]
-        call([*command, str(self.workload.per_device)], "e2e", self.args.cores)
+        command += ["--threads", str(self.num_cores)]
+        command += ["--per-device", str(self.workload.per_device)]
+        call(command, num_cores=self.num_cores)
         result = json.loads(out.read_text(encoding="utf-8"))
+        out.unlink()
         return self._rate("trl", result["ends"], result["lengths"])
-
-    def facts(self, side: str) -> dict[str, Any]:
-        """Return what shows that both sides did the same work."""
-        lengths = [run["mean_length"] for run in self.seen[side]]
-        return {"mean length": round(sum(lengths) / len(lengths), 1)}
 
     def _rate(self, side: str, ends: list[float], lengths: list[float]) -> float:
         assert len(ends) == 1 + self.steps, f"{side}: {len(ends)} steps"
-        self.seen.setdefault(side, []).append({"mean_length": sum(lengths[1:]) / self.steps})
+        self.lengths[side].append(statistics.fmean(lengths[1:]))
         config = self._config(1)
         batch = config.learner.groups_per_batch * config.rollout.num_generations
         return self.steps * batch / (ends[-1] - ends[0])
 
-    def _config(self, max_steps: int, more: dict[str, str] | None = None) -> Config:
-        overrides = {**QUIET, **self.workload.overrides, "learner.max_steps": str(max_steps)}
-        return read_config(self.workload.recipe, {**overrides, **(more or {})})
-
-    def _write(self, max_steps: int, more: dict[str, str]) -> Path:
-        path = self._fresh("config.yaml")
-        path.write_text(dump_config(self._config(max_steps, more)), encoding="utf-8")
-        return path
-
-    def _fresh(self, name: str) -> Path:
-        self.number += 1
-        return self.folder / f"{self.number}-{name}"
-
-
-def call(command: list[str], name: str, cores: int | None = None) -> None:
-    """Run one side of benchmark `name`, on the first so many cores.
-
-    Raises `UserError` with its last words if it fails.
-    """
-    chosen = sorted(os.sched_getaffinity(0))[:cores]
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        preexec_fn=functools.partial(os.sched_setaffinity, 0, chosen),
-    )
-    if done.returncode:
-        last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]
-        raise UserError(f"bench {name}: {' '.join(command[1:4])} failed: {' '.join(last)}")
-
-
-def training_rows(run_dir: Path) -> list[dict[str, Any]]:
-    """Return the rows of `metrics.jsonl` that tell of a step, in order."""
-    lines = (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    rows = [json.loads(line) for line in lines]
-    return [row for row in rows if "completions/mean_length" in row]
+    def _config(self, max_steps: int, side: str = "trl") -> Config:
+        run_dir = self.folder / f"{side}-{len(self.lengths[side])}"
+        fields = {"learner.max_steps": str(max_steps), "run.output_dir": str(run_dir)}
+        return read_config(self.workload.recipe, {**QUIET, **fields})

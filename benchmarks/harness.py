@@ -1,8 +1,8 @@
-"""What all benchmarks share: fair repetition, the machine's description, the report.
+"""What all benchmarks share: interleaved repetition, options, the machine, the report.
 
-Holds true: sides are measured in turn (A B, B A, A B ...), so that a drifting machine hurts both
-alike; every record carries the command and the machine that made it. Knows nothing of what is
-measured.
+Holds true: sides are measured in turn (A B, B A, A B ...), so that a machine whose speed drifts
+affects them alike; every record carries the command and the machine that made it. Knows nothing of
+what is measured.
 
     values = interleave({"ours": measure_ours, "peer": measure_peer}, repeats=5)
     rows = [side_row(side, values[side], "tokens/s") for side in values]
@@ -35,7 +35,7 @@ _PACKAGES = ("torch", "transformers", "trl", "vllm", "rhymeflow")
 
 @dataclass(frozen=True)
 class Target:
-    """A figure that is to reach at least `target`, or with `at_most` not to pass it."""
+    """A figure that should be at least `target`, or at most `target` with `at_most`."""
 
     name: str
     value: float
@@ -55,27 +55,41 @@ class Target:
 
 
 def add_common_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options every benchmark takes; `rhymeflow bench` calls it before the module's own."""
+    """Add the options of every benchmark; `rhymeflow bench` calls it before the module's own."""
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
     parser.add_argument(
         "--record", action="store_true", help="write benchmarks/results/NAME.json and .md"
     )
 
 
-def positive(text: str) -> int:
-    """A whole number above 0, as an option's type."""
-    return _whole(text, 1)
+def add_number(
+    parser: argparse._ActionsContainer, option: str, value: int | None, what: str, least: int = 1
+) -> None:
+    """Add an option for a whole number from `least` on; `what` it is, for the help."""
+    default = "" if value is None else f" (default {value})"
+    parser.add_argument(option, type=whole(least), default=value, help=what + default, metavar="N")
 
 
-def not_negative(text: str) -> int:
-    """A whole number of 0 or more, as an option's type."""
-    return _whole(text, 0)
+def add_choice(
+    parser: argparse._ActionsContainer, option: str, choices: Iterable[str], default: str = "all"
+) -> None:
+    """Add an option that may be given several times; None: the default."""
+    parser.add_argument(
+        option, choices=list(choices), action="append", help=f"may be repeated (default: {default})"
+    )
 
 
-def _whole(text: str, least: int) -> int:
-    if not text.isdecimal() or int(text) < least:
-        raise argparse.ArgumentTypeError(f"given {text}, should be a whole number from {least} on")
-    return int(text)
+def whole(least: int) -> Callable[[str], int]:
+    """An option's type: whole numbers from `least` on."""
+
+    def parsed(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(
+                f"given {text}, should be a whole number from {least} on"
+            )
+        return int(text)
+
+    return parsed
 
 
 def share(text: str) -> float:
@@ -89,25 +103,25 @@ def share(text: str) -> float:
     return value
 
 
-def add_runs_argument(parser: argparse._ActionsContainer) -> None:
-    """Add `--runs`, where recorded rollouts are."""
-    parser.add_argument(
-        "--runs",
-        type=Path,
-        default=Path("runs/recorded"),
-        metavar="DIR",
-        help="recorded rollouts, made where they are missing (default runs/recorded)",
-    )
+def add_runs_argument(parser: argparse.ArgumentParser) -> None:
+    """Add `--runs`, the directory of recorded rollouts."""
+    default = Path("runs/recorded")
+    what = f"recorded rollouts; those that are missing are made (default {default})"
+    parser.add_argument("--runs", type=Path, default=default, metavar="DIR", help=what)
 
 
-def add_parts_argument(
-    parser: argparse._ActionsContainer, parts: Iterable[str], default: str | None = None
-) -> None:
-    """Add `--parts`, for `chosen_parts` to read; `parts` are all there are, and the default."""
+def add_python_argument(parser: argparse.ArgumentParser, peer: str) -> None:
+    """Add `--PEER-python`, of the environment that the peer is installed in."""
+    what = "python of its environment; without it this side is left out"
+    parser.add_argument(f"--{peer}-python", type=interpreter, metavar="PATH", help=what)
+
+
+def add_parts_argument(parser: argparse.ArgumentParser, parts: Iterable[str]) -> None:
+    """Add `--parts`, which `chosen_parts` reads; the default is all of them."""
     parser.add_argument(
         "--parts",
-        default=default or ",".join(parts),
-        help=f"comma-separated, of {', '.join(parts)} (default {default or 'all'})",
+        default=",".join(parts),
+        help=f"comma-separated, of {', '.join(parts)} (default: all)",
     )
 
 
@@ -136,7 +150,7 @@ def machine() -> dict[str, Any]:
     description: dict[str, Any] = {
         "cpu": _cpu_name(),
         "cores": len(os.sched_getaffinity(0)),
-        "memory_gib": round(_memory_bytes() / 2**30, 1),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "gpus": _gpu_names(),
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
@@ -154,10 +168,10 @@ def interleave(
     repeats: int,
     progress: Callable[[str], None] | None = None,
 ) -> dict[str, list[float]]:
-    """Measure each side `repeats` times, in turn, the order turned round every other time.
+    """Measure each side `repeats` times, in turn, in reverse order every other time.
 
-    Values of one index belong together: they were measured one right after the other. `progress`
-    gets one line a measurement (default: stderr).
+    Values of one index are a pair: they were measured one right after the other. `progress` gets
+    one line per measurement (default: stderr).
     """
     tell = progress or (lambda line: print(line, file=sys.stderr, flush=True))
     values: dict[str, list[float]] = {side: [] for side in sides}
@@ -196,17 +210,14 @@ def report(
 ) -> dict[str, Any]:
     """Print the table, record it with `--record`, print the JSON line with `--json`; return it.
 
-    `rows` may have different columns; `notes` is a plain sentence or two on how it was measured.
+    `rows` may have different columns; `notes` says how the figures were measured.
     """
     result = {
         "name": name,
         "rows": [dict(row) for row in rows],
         "targets": [
             {
-                "name": target.name,
-                "value": target.value,
-                "target": target.target,
-                "met": target.met,
+                **{field: getattr(target, field) for field in ("name", "value", "target", "met")},
                 "text": target.text(),
             }
             for target in targets
@@ -244,7 +255,7 @@ def record(result: Mapping[str, Any]) -> None:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Lay rows out as a Markdown table that also reads well in a terminal."""
+    """Format rows as an aligned Markdown table."""
     columns = list(dict.fromkeys(column for row in rows for column in row))
     cells = [columns] + [[_cell(row.get(column, "")) for column in columns] for row in rows]
     widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
@@ -263,7 +274,7 @@ def _cell(value: Any) -> str:
 
 
 def _command() -> str:
-    """Return the command as a reader can repeat it, whatever path it was started by."""
+    """The command as a reader can repeat it, without the path it was started by."""
     return " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
 
 
@@ -274,15 +285,8 @@ def _cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def _memory_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
 def _gpu_names() -> list[str]:
-    """Return the names of NVIDIA GPUs, from the driver's files."""
-    names = []
-    for information in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
-        for line in information.read_text(encoding="utf-8").splitlines():
-            if line.startswith("Model:"):
-                names.append(line.split(":", 1)[1].strip())
-    return names
+    """Names of NVIDIA GPUs, from the driver's files."""
+    found = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
+    lines = [line for path in found for line in path.read_text(encoding="utf-8").splitlines()]
+    return [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]

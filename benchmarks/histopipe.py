@@ -1,11 +1,12 @@
 """The setting RhymeRL was measured in, simulated: pipeline, two tiers, drafts, one after another.
 
 The coordinator is the one that drives real runs; the cluster around it is simulated
-(docs/simulator.md). Published (arXiv 2508.18588; 128 Hopper GPUs, Qwen3-8B, Qwen3-14B, Qwen2.5-32B,
-responses of up to 8K and 16K tokens): over a synchronous system 1.43x with the pipeline, 1.56x with
-two tiers, 2.34x with drafts (14B, mathematics), 2.6x at most; rollout is 84 to 91% of a synchronous
-step and idle for more than 46% of its time; 2 to 6% of the responses are moved or put off. Their
-batch and their lengths are not published. Assumed, and fixed before schedules were compared:
+(docs/simulator.md). Published (arXiv 2508.18588; 128 Hopper GPUs, Qwen3-8B, Qwen3-14B,
+Qwen2.5-32B, responses of up to 8K and 16K tokens): over a synchronous system 1.43x with the
+pipeline, 1.56x with two tiers, 2.34x with drafts (14B, mathematics), 2.6x at most; rollout is 84 to
+91% of a synchronous step and idle for more than 46% of its time; 2 to 6% of the responses are
+migrated or postponed. Their batch and their lengths are not published. Assumed, and fixed before
+schedules were compared:
 
 - batch of 128 groups of 16, on 1,024 devices of 1,024 groups; prompts of 1,024 tokens;
 - lengths are lognormal with a mean of a quarter of the longest and sigma 0.95, with which, before
@@ -15,11 +16,11 @@ batch and their lengths are not published. Assumed, and fixed before schedules w
   the end, are not counted;
 - costs: profiles `*-h800`, derived, not measured (docs/cost-model.md);
 - drafts are accepted as `simulation.acceptance` says, its default within what RhymeRL reports;
-- `synchronous` has all devices in turn; the stages split them, each where it is fastest
+- `synchronous` alternates on all devices; the stages split them, each where it is fastest
   (benchmarks/simulated/splits.py); 1,024 devices have the split that was found for an eighth of
   them and of the batch.
 
-The default finishes in less than ten minutes on two quiet cores.
+The default takes less than ten minutes on two quiet cores.
 
 Ratios are of trained tokens per second. What is compared is schedules, everything else being equal;
 the published ratios are of systems.
@@ -59,103 +60,68 @@ PUBLISHED = {"pipeline": 1.43, "+ two tiers": 1.56, "+ drafts": 2.34}
 """Over synchronous, of 14B and mathematics; taken to be 128 devices and 16K."""
 GREATEST = 2.6
 MOVED = 0.06
-SHOWN = (
-    "rollout devices",
-    "tokens/s",
-    "rollout share",
-    "idle in rollout",
-    "idle learner",
-    "idle devices",
-    "interrupted",
-    "mean staleness",
-)
 
 
-class Place(NamedTuple):
-    """Where the stages are compared."""
+class Cell(NamedTuple):
+    """One figure to find."""
 
     model: str
     length: int
     """Of the longest response, in tokens."""
     devices: int
+    stage: str
+
+    @property
+    def part(self) -> Cell:
+        """Where the split for this cell is searched."""
+        return self._replace(devices=LARGE // PART) if self.devices == LARGE else self
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this benchmark's options."""
-    parser.add_argument("--model", choices=list(MODELS), action="append", help="default: all")
-    parser.add_argument(
-        "--length",
-        type=harness.positive,
-        action="append",
-        help="longest response; default: 8192 and 16384",
-    )
-    parser.add_argument(
-        "--devices",
-        type=harness.positive,
-        action="append",
-        help="default: 32, 64, 128, and 1,024 with the second model and the greatest length",
-    )
-    parser.add_argument(
-        "--steps", type=harness.positive, default=12, help="the first four are not counted"
-    )
-    parser.add_argument("--jobs", type=harness.positive, default=2, help="cases at a time")
+    splits.add_arguments(parser, MODELS, (*DEVICES, LARGE))
+    splits.add_numbers(parser, "--length", "of the longest response", LENGTHS)
+    harness.add_number(parser, "--steps", 12, "of which the first four are not counted")
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Find the figures of every stage in every place and report."""
-    wanted = places(args)
-    searched = dict.fromkeys(part(place) for place in wanted)
-    cases = {
-        (place, stage): case(place, stage, args.steps) for place in searched for stage in STAGES
-    }
-    found = splits.best(list(cases.values()), args.jobs)
-    large = {
-        (place, stage): case(place, stage, args.steps, found[cases[part(place), stage]])
-        for place in wanted
-        if place not in searched
-        for stage in STAGES
-    }
-    found |= splits.best(list(large.values()), args.jobs)
-    cases |= large
+    wanted = cells(args)
+    searched = {cell.part: case(cell.part, args.steps) for cell in wanted}
+    found = splits.best(searched, args.jobs)
+    large = [cell for cell in wanted if cell.part != cell]
+    found |= splits.best({c: case(c, args.steps, found[c.part]) for c in large}, args.jobs)
     rows = [
-        row(place, stage, found[cases[place, stage]], found[cases[place, "synchronous"]])
-        for place in wanted
-        for stage in STAGES
+        splits.row(cell, found, {"synchronous": cell._replace(stage="synchronous")})
+        for cell in wanted
     ]
     return harness.report("histopipe", rows, targets(rows), args, notes=notes(args, rows))
 
 
-def places(args: argparse.Namespace) -> list[Place]:
-    """Those asked for; by default one of them on 1,024 devices."""
+def cells(args: argparse.Namespace) -> list[Cell]:
+    """All stages in the places asked for; by default one of them is on 1,024 devices."""
     models, lengths = args.model or list(MODELS), args.length or list(LENGTHS)
-    found = [
-        Place(model, length, devices)
+    places = [
+        (model, length, devices)
         for model in models
         for length in lengths
         for devices in args.devices or DEVICES
     ]
     if not args.devices:
-        found.append(Place("14b" if "14b" in models else models[0], max(lengths), LARGE))
-    return found
+        places.append(("14b" if "14b" in models else models[0], max(lengths), LARGE))
+    return [Cell(*place, stage) for place in places for stage in STAGES]
 
 
-def part(place: Place) -> Place:
-    """Where the splits for this place are searched for."""
-    return place._replace(devices=LARGE // PART) if place.devices == LARGE else place
-
-
-def case(
-    place: Place, stage: str, steps: int, of_part: Mapping[str, Any] | None = None
-) -> splits.Case:
-    """One stage in one place; `of_part`: the figures whose split it takes."""
+def case(cell: Cell, steps: int, of_part: splits.Figures | None = None) -> splits.Case:
+    """What is simulated; `of_part`: the figures whose split it takes."""
     is_large = of_part is not None
     groups = 128 * PART if is_large else 128
     overrides = {
-        "schedule.cost_model": MODELS[place.model],
-        "rollout.max_completion_length": str(place.length),
+        "schedule.cost_model": MODELS[cell.model],
+        "rollout.max_completion_length": str(cell.length),
         "learner.groups_per_batch": str(groups),
         "simulation.skip_steps": str(EPOCH),
-        "simulation.workload.mean_length": str(place.length // 4),
+        "simulation.workload.mean_length": str(cell.length // 4),
         "simulation.workload.sigma": "0.95",
         "simulation.workload.prompt_tokens": "1024",
         "simulation.workload.num_prompts": str(EPOCH * groups),
@@ -163,40 +129,27 @@ def case(
         # rate changes by less than half a percent.
         "simulation.tick_seconds": "4" if is_large else "2",
         "simulation.snapshot_seconds": "20",
-        **STAGES[stage],
+        **STAGES[cell.stage],
     }
     colocated = overrides["schedule.name"] == "synchronous"
     uncounted = 0 if colocated else 1
     steps = min(steps, 2 * EPOCH) if is_large else steps
     overrides["learner.max_steps"] = str(steps + uncounted)
-    share = (of_part["rollout devices"], LARGE // PART) if of_part is not None else START
+    start = (of_part["rollout devices"], LARGE // PART) if of_part else START
     return splits.case(
-        place.devices,
+        cell.devices,
         overrides,
         colocated=colocated,
         uncounted=uncounted,
         parts=() if is_large else (16, 32),
-        start=share,
+        start=start,
     )
-
-
-def row(
-    place: Place, stage: str, figures: Mapping[str, Any], synchronous: Mapping[str, Any]
-) -> dict[str, Any]:
-    """A table row, with the ratio to `synchronous` in the same place."""
-    ratio = round(figures["tokens/s"] / synchronous["tokens/s"], 3)
-    return {
-        **place._asdict(),
-        "stage": stage,
-        "over synchronous": ratio,
-        **splits.shown(dict(figures), *SHOWN),
-    }
 
 
 def targets(rows: Sequence[Mapping[str, Any]]) -> list[harness.Target]:
     """The published steps where they were published, or else as the mean of the places asked for.
 
-    What is moved is of the last stage, in the mean of the places.
+    The share of interrupted responses is of the last stage, as the mean of all places.
     """
     there = [r for r in rows if (r["model"], r["length"], r["devices"]) == ("14b", 16384, 128)]
     where = "14b, 16K, 128 devices" if there else "mean"
@@ -214,7 +167,7 @@ def targets(rows: Sequence[Mapping[str, Any]]) -> list[harness.Target]:
     return [
         *found,
         harness.Target("histopipe/+ drafts/synchronous, greatest", most, GREATEST),
-        harness.Target("histopipe/moved or put off, mean", moved, MOVED, at_most=True),
+        harness.Target("histopipe/interrupted, mean", moved, MOVED, at_most=True),
     ]
 
 
@@ -227,7 +180,7 @@ def notes(args: argparse.Namespace, rows: Sequence[Mapping[str, Any]]) -> str:
         f"{EPOCH} are not counted. Each figure is at the split (rollout devices of all) where the "
         "stage is fastest. Synchronous rollout takes "
         f"{min(share):.0%} to {max(share):.0%} of a step here and is idle for {min(idle):.0%} to "
-        f"{max(idle):.0%} of that (published: 84 to 91% and more than 46%). Interrupted: "
-        "responses stopped to be moved or put off, of all. "
-        "What is assumed stands in benchmarks/histopipe.py."
+        f"{max(idle):.0%} of that (published: 84 to 91% and more than 46%). {splits.COLUMNS}"
+        "A response is interrupted to be migrated or postponed. "
+        "Assumptions: benchmarks/histopipe.py."
     )

@@ -6,9 +6,9 @@ that the run recorded. Nothing is fitted to the run. Workers are pinned to cores
 thread each. Nothing is drafted in either. Counted in both are all steps after the first, the end of
 the run included, where there is nothing left to run ahead for.
 
-What the simulator cannot know is told as the local runtime has it: how long events wait to be
-planned on and how often an instance says how it is are constants of `runtime`; a reward takes what
-it took in the run, by its event log.
+What the simulator cannot know is taken from the local runtime: how long events wait to be planned
+on and how often an instance reports its state are constants of `runtime`; a reward takes as long as
+in the run, by its event log.
 """
 
 from __future__ import annotations
@@ -16,20 +16,17 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-import os
-import resource
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks import harness
-from benchmarks.e2e import QUIET, call, training_rows
-from benchmarks.real_schedules.sides import NAMES, cores
+from benchmarks.schedules import NAMES
+from benchmarks.training.train import QUIET, call, cores, pinned, train, training_rows
 from rhymeflow.config import FIXED_BOUNDS, Config
 from rhymeflow.config.load import dump_config, read_config
 from rhymeflow.runtime.controller import ROUND_SECONDS
@@ -58,36 +55,28 @@ class Figures:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this benchmark's options."""
     parser.add_argument("--recipe", default="demo")
-    parser.add_argument(
-        "--schedule", choices=NAMES, action="append", help="default: staleflow and synchronous"
-    )
-    parser.add_argument("--instances", type=harness.positive, default=1)
-    parser.add_argument("--max-staleness", type=harness.not_negative, default=1)
-    parser.add_argument(
-        "--steps", type=harness.positive, default=20, help="of each run, the first included"
-    )
-    parser.add_argument(
-        "--repeats", type=harness.positive, default=3, help="rounds; medians are reported"
-    )
+    harness.add_choice(parser, "--schedule", NAMES, default="staleflow and synchronous")
+    harness.add_number(parser, "--instances", 1, "of rollout")
+    harness.add_number(parser, "--max-staleness", 1, "of schedules that don't fix it", least=0)
+    harness.add_number(parser, "--steps", 20, "of each run, the first included")
+    harness.add_number(parser, "--repeats", 3, "rounds; medians are reported")
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Calibrate, run and simulate in turn, and report."""
     names = args.schedule or ["staleflow", "synchronous"]
     seen: dict[str, list[tuple[Figures, Figures]]] = {name: [] for name in names}
-    others: list[float] = []
     with tempfile.TemporaryDirectory(prefix="rhymeflow-simulator-") as folder:
         sides = {
-            name: functools.partial(measure, name, args, Path(folder), seen[name], others)
-            for name in names
+            name: functools.partial(measure, name, args, Path(folder), seen[name]) for name in names
         }
         harness.interleave(sides, args.repeats)
     rows = [row for name in names for row in compared(name, seen[name])]
     targets = [target for name in names for target in targets_of(name, seen[name])]
-    return harness.report("simulator", rows, targets, args, notes=notes(args, others))
+    return harness.report("simulator", rows, targets, args, notes=notes(args))
 
 
-def notes(args: argparse.Namespace, others: Sequence[float]) -> str:
+def notes(args: argparse.Namespace) -> str:
     """How it was measured."""
     learner, instances = cores(args.instances)
     return (
@@ -95,9 +84,7 @@ def notes(args: argparse.Namespace, others: Sequence[float]) -> str:
         f"{args.repeats} rounds of calibration, run and simulation. Cores: learner {learner}, "
         f"instances {instances}, one thread each. Errors of steps per second are relative "
         "(simulated / real - 1), those of idle shares are in shares of the time (0.1 is ten "
-        "percentage points); the relative ones stand beside them. "
-        f"Other programs had {max(others):.2f} cores at most during a run; a calibration leaves "
-        "their time out, a run cannot."
+        "percentage points); the relative ones stand beside them."
     )
 
 
@@ -106,57 +93,31 @@ def measure(
     args: argparse.Namespace,
     folder: Path,
     seen: list[tuple[Figures, Figures]],
-    others: list[float],
 ) -> float:
     """Calibrate, run, simulate; return simulated over real steps per second."""
     run_dir = folder / f"{name}-{len(seen)}"
     config = configure(name, args, run_dir)
-    path, profile = run_dir.with_suffix(".yaml"), run_dir.with_suffix(".json")
+    path, profile = folder / "calibrated.yaml", folder / "calibrated.json"
     path.write_text(dump_config(config), encoding="utf-8")
-    command = [sys.executable, "-m", "rhymeflow"]
-    call([*command, "calibrate", str(path), "--output", str(profile)], "simulator")
-    before, started = others_seconds(), time.perf_counter()
-    call([*command, "train", str(path)], "simulator")
-    others.append((others_seconds() - before) / (time.perf_counter() - started))
-    real = figures(training_rows(run_dir))
-    found = simulate.run(as_it_ran(config, profile, run_dir), workload(config, run_dir))
-    predicted = Figures(found.steps_per_second, found.idle_rollout, found.idle_learner)
-    print(
-        f"    real {real}\n    simulated {predicted}\n    other programs: {others[-1]:.2f} cores",
-        file=sys.stderr,
-        flush=True,
-    )
+    rhymeflow = [sys.executable, "-m", "rhymeflow"]
+    call([*rhymeflow, "calibrate", str(path), "--output", str(profile)])
+    real = figures(training_rows(train(config)))
+    result = simulate.run(as_it_ran(config, profile, run_dir), workload(config, run_dir))
+    predicted = Figures(result.steps_per_second, result.idle_rollout, result.idle_learner)
     seen.append((real, predicted))
     return predicted.steps_per_s / real.steps_per_s
 
 
-def others_seconds() -> float:
-    """Seconds of all cores that went to programs this one did not start, from some point on.
-
-    Means something only between two calls with no child running.
-    """
-    with open("/proc/stat") as file:
-        user, nice, system, _, _, irq, softirq, *_ = map(int, file.readline().split()[1:])
-    everyone = (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
-    ours = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return everyone - sum(usage.ru_utime + usage.ru_stime for usage in ours)
-
-
 def configure(name: str, args: argparse.Namespace, run_dir: Path) -> Config:
     """The recipe under one schedule."""
-    learner, instances = cores(args.instances)
     return read_config(
         args.recipe,
         {
             **QUIET,
+            **pinned(args.instances),
             "drafting.window": "off",
             "schedule.name": name,
             "schedule.max_staleness": str(FIXED_BOUNDS.get(name, args.max_staleness)),
-            "rollout.num_instances": str(args.instances),
-            "rollout.num_threads": "1",
-            "learner.num_threads": "1",
-            "rollout.cpus": json.dumps(instances),
-            "learner.cpus": json.dumps(learner),
             "learner.max_steps": str(args.steps),
             "run.output_dir": str(run_dir),
         },
@@ -164,7 +125,7 @@ def configure(name: str, args: argparse.Namespace, run_dir: Path) -> Config:
 
 
 def as_it_ran(config: Config, profile: Path, run_dir: Path) -> Config:
-    """The configuration of the simulation: the run's, and the local runtime's pace.
+    """The configuration of the simulation: the run's, with the local runtime's intervals.
 
     Routing in the run weighed with `schedule.cost_model`, so it does in the simulation.
     """
@@ -190,7 +151,7 @@ def as_it_ran(config: Config, profile: Path, run_dir: Path) -> Config:
 
 
 def reward_seconds(rows: Sequence[tuple[str, float, str]]) -> float:
-    """Median time from the event that a response is finished to that of its reward, less a round.
+    """Median time from the event that finishes a response to that of its reward, less a round.
 
     Both wait for the end of a round of events, of which the simulation has its own.
     """
@@ -206,7 +167,7 @@ def reward_seconds(rows: Sequence[tuple[str, float, str]]) -> float:
 
 
 def figures(rows: Sequence[Mapping[str, float]]) -> Figures:
-    """What the run's `metrics.jsonl` says of the steps that are counted."""
+    """The figures of the steps that are counted, from the run's metrics."""
     counted = rows[SKIPPED:]
     seconds = [row["step_time"] for row in counted]
 
@@ -243,13 +204,13 @@ def compared(name: str, pairs: Sequence[tuple[Figures, Figures]]) -> list[dict[s
 
 def targets_of(name: str, pairs: Sequence[tuple[Figures, Figures]]) -> list[harness.Target]:
     """Relative error of steps per second, errors of idle shares in shares of the time."""
-    pace, rollout, learner = compared(name, pairs)
+    speed, rollout, learner = compared(name, pairs)
+    errors = {
+        "steps_per_s (relative)": speed["relative"],
+        "idle_rollout (points)": rollout["error"],
+        "idle_learner (points)": learner["error"],
+    }
     return [
-        _target(name, "steps_per_s (relative)", pace["relative"]),
-        _target(name, "idle_rollout (points)", rollout["error"]),
-        _target(name, "idle_learner (points)", learner["error"]),
+        harness.Target(f"simulator/{name}/{figure}", abs(error), TOLERANCE, at_most=True)
+        for figure, error in errors.items()
     ]
-
-
-def _target(name: str, figure: str, error: float) -> harness.Target:
-    return harness.Target(f"simulator/{name}/{figure}", abs(error), TOLERANCE, at_most=True)

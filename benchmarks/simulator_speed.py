@@ -23,7 +23,7 @@ SIZES = {32: (128, 5.0), 1024: (1024, 120.0)}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this benchmark's options."""
-    parser.add_argument("--repeats", type=harness.positive, default=3)
+    harness.add_number(parser, "--repeats", 3, "simulations of each size")
     parser.add_argument("--schedule", default="staleflow")
 
 

@@ -1,1 +1,1 @@
-"""Other systems, each run in a process of its own on the same configuration."""
+"""Other systems on the same work, each in a process of its own, some in their own environment."""

@@ -1,6 +1,6 @@
 """arctic-inference's suffix decoding, fed with recorded rollouts; run by its own python.
 
-    python -m benchmarks.peers.arctic_side REQUEST.json      # answers one JSON object on stdout
+    python -m benchmarks.peers.arctic_side      # requests and answers: see `process.py`
 
 Only the extension `suffix_decoding` is needed, in an environment of its own (torch is not):
 
@@ -14,14 +14,13 @@ Only the extension `suffix_decoding` is needed, in an environment of its own (to
 
 It is used as vLLM's `suffix` method uses it (`v1/spec_decode/suffix_decoding.py`): one cache for
 all requests, the request's prompt in a tree of its own, the last `max_tree_depth` tokens as
-context, new tokens added before the next draft is asked for, int32 arrays throughout.
+context, new tokens added before the next draft is proposed, int32 arrays throughout.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -101,38 +100,30 @@ class Suffix:
         self.cache.add_active_response(self.base + sequence, text[length:end])
 
 
-def replayed(request: dict) -> dict:
-    """Replay a recording; return the counts of each epoch, and the memory it took."""
+def answer(request: dict) -> dict:
+    """Replay a recording with `settings`; return the counts of each epoch, and the memory it took.
+
+    With `running`, the last so many rollouts run for some iterations, and those before are history.
+    """
     recording = load(Path(request["path"]))
     side = Suffix(**request["settings"])
-    counts = replay(side, recording.batches(request["groups"]), request["limit"])
+    iterations, running = request.get("iterations"), request.get("running")
+    batches = recording.batches(request["groups"]) if running is None else []
+    if running is not None:
+        history = recording.rollouts[:-running]
+        side.begin(history, [rollout.tokens for rollout in history])
+        for sequence in range(len(history)):
+            side.end(sequence)
+        side.finish(history)
+        batches = [recording.rollouts[-running:]]
+    counts = replay(side, batches, request["limit"], iterations)
     return {
         "counts": [asdict(count) for count in counts],
         "bytes_per_token": side.num_bytes() / recording.num_tokens,
     }
 
 
-def timed(request: dict) -> dict:
-    """Some iterations of the recording's last `running` rollouts; those before are history."""
-    rollouts = load(Path(request["path"])).rollouts
-    running = request["running"]
-    side = Suffix(**request["settings"])
-    history = rollouts[:-running]
-    side.begin(history, [rollout.tokens for rollout in history])
-    for sequence in range(len(history)):
-        side.end(sequence)
-    side.finish(history)
-    counts = replay(side, [rollouts[-running:]], request["limit"], request["iterations"])
-    return {"counts": [asdict(count) for count in counts]}
-
-
-def main() -> None:
-    """Answer one request."""
-    request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    started = time.perf_counter()
-    answer = {"replay": replayed, "latency": timed}[request["what"]](request)
-    print(json.dumps({**answer, "seconds": time.perf_counter() - started}))
-
-
 if __name__ == "__main__":
-    main()
+    print("answer:{}", flush=True)
+    for line in sys.stdin:
+        print("answer:" + json.dumps(answer(json.loads(line))), flush=True)

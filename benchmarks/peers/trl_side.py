@@ -1,11 +1,10 @@
-"""Train a Rhymeflow configuration in TRL's `GRPOTrainer`, and write down when each step ended.
+"""Train a Rhymeflow configuration in TRL's `GRPOTrainer`, and record when each step ended.
 
-    python -m benchmarks.peers.trl_side CONFIG.yaml OUT.json [--cb] [--per-device N] [--autocast]
+    python -m benchmarks.peers.trl_side CONFIG.yaml OUT.json [--threads N] [--per-device N]
 
 Holds true: the same model files, prompt tokens in the same order, reward function, batch, lengths,
-sampling and optimizer settings; TRL's own defaults otherwise, less what costs it time for nothing
-(gradient checkpointing, logging, saving). Writes `ends` (seconds), and `lengths` and `rewards`
-(means) step by step.
+sampling and optimizer settings; TRL's own defaults otherwise, without what would only cost it time
+(gradient checkpointing, logging, saving). Writes `ends` (seconds) and mean `lengths`, by step.
 """
 
 from __future__ import annotations
@@ -40,21 +39,19 @@ from rhymeflow.reward.messages import RewardRequest
 
 
 class Clock(TrainerCallback):
-    """Notes the time at the end of each optimizer step, and TRL's own metrics so far."""
+    """Records the time at the end of each optimizer step, and the mean lengths so far."""
 
     def __init__(self) -> None:
         self.trainer: GRPOTrainer | None = None
         self.ends: list[float] = []
         self.lengths: list[float] = []
-        self.rewards: list[float] = []
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Note the time."""
+        """Record the time."""
         self.ends.append(time.time())
         assert self.trainer is not None
         metrics = self.trainer._metrics["train"]  # emptied at the end of training
         self.lengths = list(metrics["completions/mean_length"])
-        self.rewards = list(metrics["reward"])
 
 
 def main() -> None:
@@ -64,59 +61,58 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--per-device", type=int, help="sequences per forward and backward")
-    parser.add_argument("--cb", action="store_true", help="transformers' continuous batching")
-    parser.add_argument("--autocast", action="store_true", help="bf16=True over float32 weights")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
     config = read_config(str(args.config))
     with tempfile.TemporaryDirectory() as folder:
-        clock, trainer = build(config, folder, args)
+        clock, trainer = build(config, folder, args.per_device)
         trainer.train()
-    result = {
-        "ends": clock.ends,
-        "lengths": clock.lengths,
-        "rewards": clock.rewards,
-        "threads": torch.get_num_threads(),
-    }
-    args.out.write_text(json.dumps(result))
+    args.out.write_text(json.dumps({"ends": clock.ends, "lengths": clock.lengths}))
 
 
-def build(config: Config, folder: str, args: argparse.Namespace) -> tuple[Clock, GRPOTrainer]:
+def build(config: Config, folder: str, per_device: int | None) -> tuple[Clock, GRPOTrainer]:
     """Return the trainer, and the clock that it carries."""
     tokenizer = load_tokenizer(config.model)
     clock = Clock()
     device = resolve_device(config.model)
-    dtype = torch.float32 if args.autocast else resolve_dtype(config.model, device)
     source = locate(config.model)
     folder_of_model = source.location if source.gguf_path is None else converted(source.gguf_path)
     prompts, _ = load_prompts(config.data, config.run.seed)
     trainer = GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(
-            folder_of_model, dtype=dtype, attn_implementation="sdpa"
+            folder_of_model, dtype=resolve_dtype(config.model, device), attn_implementation="sdpa"
         ),
         processing_class=tokenizer,
         reward_funcs=[reward(function, prompts) for function in config.reward.functions],
         train_dataset=dataset(prompts, config, tokenizer),
-        args=arguments(config, folder, args, on_cpu=device.type == "cpu"),
+        args=arguments(config, folder, per_device, on_cpu=device.type == "cpu"),
         callbacks=[clock],
     )
     clock.trainer = trainer
     return clock, trainer
 
 
-def arguments(config: Config, folder: str, args: argparse.Namespace, *, on_cpu: bool) -> GRPOConfig:
+SAME = (
+    "learning_rate", "lr_scheduler_type", "warmup_steps", "weight_decay", "max_steps",
+    "num_iterations", "loss_type", "scale_rewards", "epsilon", "epsilon_high", "beta",
+    "mask_truncated_completions",
+)  # fmt: skip
+"""Fields of `learner` that TRL calls the same."""
+
+
+def arguments(config: Config, folder: str, per_device: int | None, *, on_cpu: bool) -> GRPOConfig:
     """Carry the settings over, field by field."""
     learner, rollout = config.learner, config.rollout
     batch = learner.groups_per_batch * rollout.num_generations
-    per_device = args.per_device or batch
+    per_device = per_device or batch
     return GRPOConfig(
+        **{name: getattr(learner, name) for name in SAME},
         output_dir=folder,
         use_cpu=on_cpu,
         seed=config.run.seed,
         shuffle_dataset=False,
-        max_steps=learner.max_steps,
         per_device_train_batch_size=per_device,
         gradient_accumulation_steps=batch // per_device,
         num_generations=rollout.num_generations,
@@ -124,24 +120,11 @@ def arguments(config: Config, folder: str, args: argparse.Namespace, *, on_cpu: 
         temperature=rollout.temperature,
         top_p=rollout.top_p,
         top_k=rollout.top_k,
-        learning_rate=learner.learning_rate,
-        lr_scheduler_type=learner.lr_scheduler_type,
-        warmup_steps=learner.warmup_steps,
         adam_beta1=learner.adam_beta1,
         adam_beta2=learner.adam_beta2,
         adam_epsilon=learner.adam_epsilon,
-        weight_decay=learner.weight_decay,
         max_grad_norm=learner.max_grad_norm or 0.0,
-        num_iterations=learner.num_iterations,
-        loss_type=learner.loss_type,
-        scale_rewards=learner.scale_rewards,
-        epsilon=learner.epsilon,
-        epsilon_high=learner.epsilon_high,
-        beta=learner.beta,
-        mask_truncated_completions=learner.mask_truncated_completions,
         reward_weights=[function.weight for function in config.reward.functions],
-        use_transformers_continuous_batching=args.cb,
-        bf16=args.autocast,
         gradient_checkpointing=False,
         logging_strategy="no",
         save_strategy="no",

@@ -29,6 +29,3 @@ def remember(history: Index, rollouts: Sequence[Rollout]) -> None:
         )
         history.extend(response, rollout.tokens)
         history.finish(response, rollout.reward)
-
-
-__all__ = ["PROMPT_TAIL", "empty_history", "remember"]

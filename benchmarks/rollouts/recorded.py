@@ -1,8 +1,8 @@
-"""Rollouts of a run, as flat arrays in one `.npz` file, in the order they were produced.
+"""Rollouts of a run, as flat arrays in one `.npz` file, in the order they were generated.
 
 Holds true: responses of one group stand together; groups come in the order they were requested; a
-rollout's `tokens` are all of the response, its stop token included. Imports numpy only, so that
-other systems' sides read it too.
+rollout's `tokens` are all of the response, its stop token included. Imports numpy only, so that the
+sides of other systems can read it.
 
     for batch in load(path).batches(groups=16):   # what runs together
         for rollout in batch: rollout.prompt, rollout.epoch, rollout.tokens, rollout.reward ...
@@ -16,8 +16,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-
-_NUMBERS = ("row", "epoch", "version", "sample", "noise_epoch", "group")
 
 
 class Rollout(NamedTuple):
@@ -65,35 +63,19 @@ class Recording:
 
 def save(path: Path, rollouts: Iterable[Rollout]) -> None:
     """Write rollouts to `path`, in their order."""
-    kept = list(rollouts)
-    columns = {name: np.array([getattr(r, name) for r in kept], np.int64) for name in _NUMBERS}
-    prompts, prompt_offsets = _flat([rollout.prompt for rollout in kept])
-    tokens, offsets = _flat([rollout.tokens for rollout in kept])
-    np.savez_compressed(
-        path,
-        **columns,
-        reward=np.array([rollout.reward for rollout in kept]),
-        prompts=prompts,
-        prompt_offsets=prompt_offsets,
-        tokens=tokens,
-        offsets=offsets,
-    )
+    columns = dict(zip(Rollout._fields, zip(*rollouts, strict=True), strict=True))
+    for name in ("prompt", "tokens"):
+        lists = columns[name]
+        columns[f"{name}_ends"] = np.cumsum([len(each) for each in lists])
+        columns[name] = np.array([token for each in lists for token in each], np.int32)
+    np.savez_compressed(path, **{name: np.asarray(values) for name, values in columns.items()})
 
 
 def load(path: Path) -> Recording:
     """Read what `save` wrote."""
     with np.load(path) as data:
-        columns = [data[name].tolist() for name in _NUMBERS]
-        prompts = _lists(data["prompts"], data["prompt_offsets"])
-        tokens = _lists(data["tokens"], data["offsets"])
-        rows = zip(*columns, prompts, tokens, data["reward"].tolist(), strict=True)
-        return Recording([Rollout(*row) for row in rows])
-
-
-def _flat(lists: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
-    offsets = np.cumsum([0, *map(len, lists)], dtype=np.int64)
-    return np.array([token for tokens in lists for token in tokens], np.int32), offsets
-
-
-def _lists(flat: np.ndarray, offsets: np.ndarray) -> list[list[int]]:
-    return [part.tolist() for part in np.split(flat, offsets[1:-1])]
+        columns = {name: data[name].tolist() for name in Rollout._fields}
+        for name in ("prompt", "tokens"):
+            parts = np.split(data[name], data[f"{name}_ends"][:-1])
+            columns[name] = [part.tolist() for part in parts]
+    return Recording([Rollout(*row) for row in zip(*columns.values(), strict=True)])

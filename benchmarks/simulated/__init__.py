@@ -1,1 +1,1 @@
-"""What the benchmarks of simulated clusters share: cases, and the search for their best split."""
+"""Benchmarks on simulated clusters: the search for the best split of devices, and all schedules."""

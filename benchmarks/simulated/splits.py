@@ -1,33 +1,56 @@
 """Simulated cases, each at the split of devices between rollout and training where it is fastest.
 
-Holds true: equal cases are run once; whoever is compared is searched for in the same way, uphill
-both ways from 6/16 of the devices for rollout, or from where they all say, in ever finer steps. A
-way up that the learner alone forbids is not tried. Knows nothing of schedules: a case is settings
-of recipe `cluster`.
+Holds true: equal cases are simulated once; every case is searched in the same way, uphill in both
+directions from the same share of the devices, in ever smaller steps. A direction that the learner
+alone rules out is not tried. A case is settings of recipe `cluster`; this module knows nothing of
+schedules.
 
     cases = {name: case(64, {"schedule.name": name}) for name in ("bounded", "staleflow")}
-    found = best(list(cases.values()), jobs=2)
-    ratio = found[cases["staleflow"]]["tokens/s"] / found[cases["bounded"]]["tokens/s"]
+    found = best(cases, jobs=2)
+    ratio = found["staleflow"]["tokens/s"] / found["bounded"]["tokens/s"]
 """
 
 from __future__ import annotations
 
+import argparse
 import multiprocessing
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
+from benchmarks import harness
 from rhymeflow import profiles
-from rhymeflow.config import Config
+from rhymeflow.config import FIXED_BOUNDS, Config
 from rhymeflow.config.load import read_config
 from rhymeflow.sim.result import Result
 from rhymeflow.sim.simulate import run as simulate
 from rhymeflow.sim.workload import workload
 
+Key = TypeVar("Key", bound=Hashable)
+Cell = TypeVar("Cell", bound=Any)  # a named tuple
 Figures = dict[str, Any]
 
 START = (6, 16)
-"""The share of devices that the search begins with, unless a case says otherwise."""
+"""The share of devices with which the search begins, unless a case says otherwise."""
+SHOWN = (
+    "rollout devices",
+    "tokens/s",
+    "rollout share",
+    "idle rollout",
+    "idle in rollout",
+    "idle learner",
+    "idle devices",
+    "mean staleness",
+    "greatest staleness",
+    "interrupted",
+    "wasted tokens",
+)
+"""The columns of tables."""
+COLUMNS = (
+    "`rollout share` is of the time, and 1 unless rollout and training alternate; `idle rollout` "
+    "is of all the time, `idle in rollout` of rollout's share; `idle devices` do neither. "
+    "`interrupted`: interruptions per response; `wasted tokens`: share never trained on. "
+)
 
 
 class Case(NamedTuple):
@@ -35,16 +58,16 @@ class Case(NamedTuple):
 
     devices: int
     settings: tuple[tuple[str, str], ...]
-    """Of recipe `cluster`, beyond the devices."""
+    """Of recipe `cluster`, besides the devices."""
     colocated: bool
-    """All devices in turn: nothing to search for."""
+    """All devices alternate: there is nothing to search."""
     uncounted: int
     """Steps at the end that are not counted."""
     parts: tuple[int, ...]
-    """The search goes by one of so many parts of the devices, then by one of so many; none: the
-    start is not left."""
+    """The search moves by one of so many parts of the devices, then by one of so many; empty: it
+    stays at its start."""
     start: tuple[int, int]
-    """Share of the devices that the search begins with."""
+    """Share of the devices with which the search begins."""
 
     def __str__(self) -> str:
         told = " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in self.settings)
@@ -57,19 +80,41 @@ def case(
     *,
     colocated: bool = False,
     uncounted: int = 0,
-    parts: Iterable[int] = (16, 32),
+    parts: Iterable[int] = (16,),
     start: tuple[int, int] = START,
 ) -> Case:
     """A case; `overrides` are settings of recipe `cluster`."""
-    return Case(
-        devices, tuple(sorted(overrides.items())), colocated, uncounted, tuple(parts), start
-    )
+    told = tuple(sorted(overrides.items()))
+    return Case(devices, told, colocated, uncounted, tuple(parts), start)
 
 
-def best(cases: Sequence[Case], jobs: int) -> dict[Case, Figures]:
-    """The figures of each case, `jobs` cases at a time; tells progress on stderr."""
-    wanted = list(dict.fromkeys(cases))
-    found = {}
+def add_arguments(
+    parser: argparse._ActionsContainer, models: Iterable[str], devices: Iterable[int]
+) -> None:
+    """The options of all benchmarks of simulated clusters."""
+    harness.add_choice(parser, "--model", models)
+    add_numbers(parser, "--devices", "of the cluster", devices)
+    harness.add_number(parser, "--jobs", 2, "cases at a time")
+
+
+def add_numbers(
+    parser: argparse._ActionsContainer, option: str, what: str, default: Iterable[int], least=1
+) -> None:
+    """Add an option for a number that may be given several times; None: the default."""
+    shown = f"{what}; may be repeated (default: {', '.join(map(str, default))})"
+    kind = harness.whole(least)
+    parser.add_argument(option, type=kind, action="append", help=shown, metavar="N")
+
+
+def bounds_of(schedule: str, bounds: Iterable[int]) -> Iterable[int]:
+    """These bounds, or the one that the schedule fixes."""
+    return (FIXED_BOUNDS[schedule],) if schedule in FIXED_BOUNDS else bounds
+
+
+def best(cases: Mapping[Key, Case], jobs: int) -> dict[Key, Figures]:
+    """The figures of each case, `jobs` cases at a time; reports progress on stderr."""
+    wanted = list(dict.fromkeys(cases.values()))
+    found: dict[Case, Figures] = {}
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
         for number, (one, figures) in enumerate(
             zip(wanted, pool.imap(best_split, wanted), strict=True), 1
@@ -77,7 +122,7 @@ def best(cases: Sequence[Case], jobs: int) -> dict[Case, Figures]:
             found[one] = figures
             rate = f"{figures['tokens/s']:.0f} tokens/s on {figures['rollout devices']}"
             print(f"  {number}/{len(wanted)} {one}: {rate}", file=sys.stderr, flush=True)
-    return found
+    return {key: found[one] for key, one in cases.items()}
 
 
 def best_split(one: Case) -> Figures:
@@ -89,7 +134,7 @@ def best_split(one: Case) -> Figures:
 
 def uphill(measured: Callable[[int], Figures], one: Case) -> Figures:
     """Search over rollout devices; `measured` gives the figures of a split."""
-    each = instance_devices(one)
+    each = profiles.load(dict(one.settings)["schedule.cost_model"]).devices_per_instance
     known: dict[int, Figures] = {}
 
     def at(rollout: int) -> Figures:
@@ -119,23 +164,19 @@ def uphill(measured: Callable[[int], Figures], one: Case) -> Figures:
 
 
 def learner_limit(figures: Figures, devices: int, fewer: int) -> float:
-    """Tokens/s that a learner never idle reaches on `fewer` devices, by how busy it was on some."""
+    """Tokens/s of a learner that is never idle on `fewer` devices, from its load on `devices`."""
     steps_per_second, push = figures["steps/s"], figures["push"]
     training = (1 - figures["idle learner"]) / steps_per_second - push
     tokens = figures["tokens/s"] / steps_per_second
     return float(tokens / (training * devices / fewer + push))
 
 
-def instance_devices(one: Case) -> int:
-    """Devices of one instance."""
-    return profiles.load(dict(one.settings)["schedule.cost_model"]).devices_per_instance
-
-
 def measure(one: Case, rollout_devices: int | None) -> Figures:
-    """Simulate one split; None: all devices in turn."""
+    """Simulate one split; None: all devices alternate."""
     config = configure(one, rollout_devices)
     result = simulate(config, workload(config, None), uncounted=one.uncounted)
-    return figures_of(result, one, rollout_devices, profiles.load(config.schedule.cost_model).push)
+    push = profiles.load(config.schedule.cost_model).push
+    return {**figures_of(result, one, rollout_devices or one.devices), "push": push}
 
 
 def configure(one: Case, rollout_devices: int | None) -> Config:
@@ -151,41 +192,52 @@ def configure(one: Case, rollout_devices: int | None) -> Config:
     )
 
 
-def figures_of(result: Result, one: Case, rollout_devices: int | None, push: float) -> Figures:
-    """What is told of a result.
-
-    `rollout share` is of the time, and 1 unless rollout and training take turns. `idle rollout` is
-    of all the time, `idle in rollout` of rollout's share; of `idle devices` neither makes use.
-    """
+def figures_of(result: Result, one: Case, rollout: int) -> Figures:
+    """The figures of a result; `COLUMNS` explains them."""
     responses = sum(result.staleness.values())
     staleness = sum(age * count for age, count in result.staleness.items())
     share = result.idle_learner if one.colocated else 1.0
-    rollout = rollout_devices or one.devices
     learner_idle = 0.0 if one.colocated else (one.devices - rollout) * result.idle_learner
     in_rollout = 1 - (1 - result.idle_rollout) / share
     return {
         "rollout devices": rollout,
         "tokens/s": result.throughput,
         "steps/s": result.steps_per_second,
+        "rollout share": share,
         "idle rollout": result.idle_rollout,
         "idle in rollout": in_rollout,
         "idle learner": result.idle_learner,
         "idle devices": (rollout * share * in_rollout + learner_idle) / one.devices,
-        "rollout share": share,
         "mean staleness": staleness / responses,
         "greatest staleness": max(result.staleness),
-        "wasted": result.tokens_wasted / result.tokens_generated,
         "interrupted": result.interrupts / responses,
-        "push": push,
+        "wasted tokens": result.tokens_wasted / result.tokens_generated,
     }
 
 
-def shown(figures: Figures, *names: str) -> Figures:
-    """These of the figures, rounded for a table."""
-    return {name: _rounded(name, figures[name]) for name in names}
+def table(
+    cells: Iterable[Cell],
+    case: Callable[[Cell], Case],
+    baselines: Callable[[Cell], Mapping[str, Cell]],
+    jobs: int,
+) -> list[dict[str, Any]]:
+    """A row for each cell: its fields, its figures, and `over NAME` for each of its baselines."""
+    wanted = {cell: baselines(cell) for cell in cells}
+    keys = dict.fromkeys([*wanted, *(base for each in wanted.values() for base in each.values())])
+    found = best({key: case(key) for key in keys}, jobs)
+    return [row(cell, found, bases) for cell, bases in wanted.items()]
 
 
-def _rounded(name: str, value: Any) -> Any:
-    if name == "tokens/s":
-        return round(value)
-    return round(value, 2 if name.endswith("staleness") else 3)
+def row(cell: Cell, found: Mapping[Cell, Figures], baselines: Mapping[str, Cell]) -> dict[str, Any]:
+    """A table row, rounded."""
+    figures = found[cell]
+    columns = {name: round(figures[name], 3) for name in SHOWN}
+    columns["tokens/s"] = round(figures["tokens/s"])
+    rate = figures["tokens/s"]
+    ratios = {f"over {n}": round(rate / found[b]["tokens/s"], 4) for n, b in baselines.items()}
+    return {**cell._asdict(), **columns, **ratios}
+
+
+def over_better(row: Mapping[str, Any], rivals: Sequence[str]) -> float:
+    """A row's ratio to the better of its rivals."""
+    return float(min(row[f"over {name}"] for name in rivals))

@@ -127,7 +127,7 @@ class Cluster:
         """Go on until the coordinator says `Finish`.
 
         Raises:
-            LawBroken: the run broke the bound, or lost a group.
+            InvariantViolation: the run broke the bound, or lost a group.
         """
         heap = self._heap
         while not self._finished:

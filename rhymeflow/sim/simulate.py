@@ -66,7 +66,7 @@ def run(
 
     Raises:
         UserError: the configuration cannot be simulated.
-        LawBroken: the run broke the staleness bound, or lost a group: a defect.
+        InvariantViolation: the run broke the staleness bound, or lost a group: a defect.
     """
     simulation = config.simulation
     if simulation.skip_steps + uncounted >= config.learner.max_steps:

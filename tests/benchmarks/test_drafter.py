@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks import drafter
+from benchmarks.peers.process import Peer
 from benchmarks.rollouts.lockstep import num_accepted, replay, total
 from benchmarks.rollouts.recorded import Recording, Rollout, load, save
 from rhymeflow.errors import UserError
@@ -63,7 +66,7 @@ def test_a_step_makes_what_was_accepted_and_one_more() -> None:
     side = Oracle(most=2)
     (count,) = replay(side, [[rollout(0, 0, 0, [1, 2, 3, 4, 5, 6])]], limit=100)
     # The first token is given. 2 3 4, of which two were drafted; then 5 6, both drafted.
-    assert (count.steps, count.made, count.accepted, count.iterations) == (2, 5, 4, 2)
+    assert (count.steps, count.generated, count.accepted, count.iterations) == (2, 5, 4, 2)
     assert count.drafted == 6
     assert side.finished == 1
 
@@ -71,7 +74,7 @@ def test_a_step_makes_what_was_accepted_and_one_more() -> None:
 def test_drafts_stop_short_of_the_limit() -> None:
     (count,) = replay(Oracle(most=9), [[rollout(0, 0, 0, [1, 2, 3, 4])]], limit=4)
     assert count.drafted == 2
-    assert (count.steps, count.made) == (1, 3)
+    assert (count.steps, count.generated) == (1, 3)
 
 
 def test_counts_are_by_epoch_and_batches_do_not_mix_them() -> None:
@@ -81,8 +84,8 @@ def test_counts_are_by_epoch_and_batches_do_not_mix_them() -> None:
     side = Oracle(most=0)
     counts = replay(side, batches, limit=10)
     assert [(count.epoch, count.steps) for count in counts] == [(0, 6), (1, 6)]
-    assert total(counts).made == 12
-    assert total(counts, range(1, 2)).made == 6
+    assert total(counts).generated == 12
+    assert total(counts, range(1, 2)).generated == 6
     assert side.finished == 4
 
 
@@ -143,23 +146,7 @@ def test_history_is_drafted_from_the_second_epoch_on() -> None:
     side = drafter.Ours(rollouts, max_draft=8, tree=False)
     first, second = replay(side, Recording(rollouts).batches(2), limit=64)
     assert first.accepted == 0
-    assert second.accepted > 0.7 * second.made
-
-
-@pytest.mark.parametrize(("scope", "helped"), [("own prompt", False), ("shared", True)])
-def test_scopes_hide_the_other_part_of_history(scope: str, helped: bool) -> None:
-    # Another prompt says the same in the epoch before.
-    rollouts = [rollout(0, 0, 0, text(0)), rollout(1, 1, 0, text(0))]
-    side = drafter.Ours(rollouts, max_draft=8, tree=False)
-    counts = replay(side, drafter.scoped(Recording(rollouts).batches(1), scope), limit=64)
-    assert (counts[1].accepted > 0) == helped
-
-
-def test_the_shared_scope_hides_a_prompt_from_itself() -> None:
-    batches = Recording([rollout(0, epoch, 0, text(0)) for epoch in range(2)]).batches(1)
-    prompts = [one.prompt for batch in drafter.scoped(batches, "shared") for one in batch]
-    assert prompts[0] != prompts[1]
-    assert prompts[0][-2:] == prompts[1][-2:] == [90, 0]
+    assert second.accepted > 0.7 * second.generated
 
 
 def test_unknown_part_is_said() -> None:
@@ -172,14 +159,18 @@ def test_parts_fill_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     save(path, [rollout(row, epoch, 0, text(row)) for epoch in range(2) for row in range(2)])
     monkeypatch.setattr("benchmarks.rollouts.record.recording", lambda name, folder: path)
     args = argparse.Namespace(
-        parts="ranking,scope,speed", recordings="demo", runs=tmp_path, repeats=1, arctic_python=None
+        parts="accepted", recordings="demo", runs=tmp_path, arctic_python=None
     )
     result = drafter.run(args)
-    parts = [row["part"] for row in result["rows"]]
-    assert parts.count("ranking") == 6
-    assert parts.count("scope") == 3
-    assert parts.count("speed") == 1
-    assert all(row["accepted/step"] > 0 for row in result["rows"] if row["part"] == "ranking")
+    assert [row["draft"] for row in result["rows"]] == [
+        f"{shape} {size}" for shape in ("linear", "tree") for size in (4, 8, 16)
+    ]
+    for row in result["rows"]:
+        by_epoch = [float(value) for value in row["accepted/step by epoch"].split()]
+        assert by_epoch[0] == 0
+        assert by_epoch[1] == pytest.approx(row["accepted/step"], abs=0.01)
+        assert row["accepted/step"] > 0
+    assert result["targets"] == [], "there is nobody to compare with"
 
 
 STUB = """
@@ -220,19 +211,33 @@ def test_arctic_is_asked_in_its_own_process(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     path = tmp_path / "demo.npz"
     save(path, [rollout(0, 0, 0, [1, 1, 1, 2]), rollout(1, 0, 0, [3, 4, 4])])
-    arctic = drafter.Arctic(sys.executable)
-    how = {"max_draft": 8, "tree": False, **drafter.DEFAULT}
-    answer = arctic.replay(path, groups=2, limit=9, **how)
-    (count,) = answer.counts
-    # Steps make 1 1, then 2 | 4, then 4; the first 1 and the last 4 were drafted.
-    assert (count.steps, count.accepted, count.made) == (4, 2, 5)
-    assert answer.bytes_per_token == 100.0
-    (count,) = arctic.latency(path, running=1, iterations=1, limit=9, **how).counts
-    assert (count.iterations, count.steps) == (1, 1)
+    settings = {"max_draft": 8, "tree": False, **drafter.ARCTIC}
+    request = {"path": str(path), "limit": 9, "settings": settings}
+    with closing(drafter.start_arctic(sys.executable)) as arctic:
+        (count,), bytes_per_token = drafter.ask(arctic, {**request, "groups": 2})
+        # Steps generate 1 1, then 2 | 4, then 4; the first 1 and the last 4 were drafted.
+        assert (count.steps, count.accepted, count.generated) == (4, 2, 5)
+        assert bytes_per_token == 100.0
+        (count,), _ = drafter.ask(arctic, {**request, "running": 1, "iterations": 1})
+        assert (count.iterations, count.steps) == (1, 1)
 
 
-def test_an_environment_without_arctic_is_said(tmp_path: Path) -> None:
-    path = tmp_path / "demo.npz"
-    save(path, [rollout(0, 0, 0, [1, 2])])
-    with pytest.raises(UserError, match=r"--arctic-python .*No module named 'arctic_inference'"):
-        drafter.Arctic(sys.executable).replay(path, groups=1, limit=9, max_draft=8, tree=False)
+def test_a_peer_is_stopped_while_others_are_measured(tmp_path: Path) -> None:
+    script = tmp_path / "peer.py"
+    script.write_text(
+        "import sys\nprint('answer:{}', flush=True)\n"
+        "for line in sys.stdin: print('noise', flush=True); print('answer:' + line, flush=True)"
+    )
+    with closing(Peer(sys.executable, [str(script)])) as peer:
+        assert peer.ask({"a": 1}) == {"a": 1}
+        stat = Path(f"/proc/{peer._process.pid}/stat")
+        deadline = time.monotonic() + 10
+        while (state := stat.read_text().rpartition(")")[2].split()[0]) != "T":
+            assert time.monotonic() < deadline, state
+            time.sleep(0.01)
+        assert peer.ask({"b": 2}) == {"b": 2}
+
+
+def test_an_environment_without_arctic_is_said() -> None:
+    with pytest.raises(UserError, match=r"python.*No module named 'arctic_inference'"):
+        drafter.start_arctic(sys.executable)

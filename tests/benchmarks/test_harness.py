@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
+import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -67,12 +70,24 @@ def test_the_report_ends_in_one_json_line(
     assert "| peer " in text
 
 
-def test_recorded_results_say_how_they_were_made() -> None:
-    for path in harness.RESULTS.glob("*.json"):
-        result = json.loads(path.read_text())
-        assert result["command"].startswith("rhymeflow bench ")
-        assert result["machine"]["cores"]
-        assert (path.with_suffix(".md")).is_file()
+@pytest.mark.parametrize("path", sorted(harness.RESULTS.glob("*.json")), ids=lambda p: p.stem)
+def test_a_record_says_which_command_made_it_and_the_command_works(
+    path: Path,
+) -> None:
+    """Today's options take the command, or the one it is now called; or it is archived."""
+    result, text = json.loads(path.read_text()), path.with_suffix(".md").read_text()
+    assert result["machine"]["cores"]
+    assert f"    {result['command']}\n" in text
+    if "Archived: the command works at commit `9692e4f`" in text:
+        return
+    now = re.search(r"^Now: `([^`]*)`", text, re.MULTILINE)
+    program, bench, name, *options = shlex.split(now[1] if now else result["command"])
+    assert (program, bench) == ("rhymeflow", "bench")
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    harness.add_common_arguments(parser)
+    importlib.import_module(f"benchmarks.{name}").add_arguments(parser)
+    options = [sys.executable if option.endswith("/python") else option for option in options]
+    assert parser.parse_args(options).record
 
 
 def test_the_python_of_another_environment_is_looked_at_before_anything_is_measured(tmp_path):
@@ -86,8 +101,8 @@ def test_the_python_of_another_environment_is_looked_at_before_anything_is_measu
 @pytest.mark.parametrize(
     ("kind", "good", "bad"),
     [
-        (harness.positive, ["1", "20"], ["0", "-1", "1.5", "x", ""]),
-        (harness.not_negative, ["0", "3"], ["-1", "x"]),
+        (harness.whole(1), ["1", "20"], ["0", "-1", "1.5", "x", ""]),
+        (harness.whole(0), ["0", "3"], ["-1", "x"]),
         (harness.share, ["0.85", "1"], ["0", "1.1", "nan", "x"]),
     ],
 )

@@ -8,9 +8,10 @@ import math
 
 import pytest
 
-from benchmarks import harness, histopipe, schedules, simulated_schedules, staleflow
-from benchmarks.charts import timelines
-from benchmarks.simulated import before_after, cells, splits
+from benchmarks import harness, histopipe, schedules, staleflow
+from benchmarks.simulated import schedules as simulated_schedules
+from benchmarks.simulated import splits
+from benchmarks.simulated.schedules import Cell, cells
 from rhymeflow import profiles
 from rhymeflow.sim.simulate import run as simulate
 from rhymeflow.sim.workload import workload
@@ -49,12 +50,14 @@ def simulated(monkeypatch):
             "rollout share": 0.85,
             "mean staleness": 1.0,
             "greatest staleness": 1,
-            "wasted": 0.0,
+            "wasted tokens": 0.0,
             "interrupted": 0.04,
             "push": 1.0,
         }
 
-    monkeypatch.setattr(splits, "best", lambda cases, jobs: {one: figures(one) for one in cases})
+    monkeypatch.setattr(
+        splits, "best", lambda cases, jobs: {key: figures(one) for key, one in cases.items()}
+    )
 
 
 def arguments(module, *given):
@@ -68,7 +71,7 @@ def arguments(module, *given):
 
 
 def peak(one, at, tried, idle_learner=0.9, idle_rollout=0.1):
-    """Figures whose rate falls away from `at`."""
+    """The search where the rate falls away from `at`; and the splits it tried."""
 
     def measured(rollout):
         tried.append(rollout)
@@ -85,7 +88,7 @@ def peak(one, at, tried, idle_learner=0.9, idle_rollout=0.1):
 
 @pytest.mark.parametrize("at", [2, 12, 24, 26, 38, 62])
 def test_the_peak_is_found_in_ever_finer_steps(at):
-    one = splits.case(64, {"schedule.cost_model": "qwen2.5-14b-h20"})
+    one = splits.case(64, {"schedule.cost_model": "qwen2.5-14b-h20"}, parts=(16, 32))
     found, tried = peak(one, at, [])
     assert found["tokens/s"] == 1000
     assert len(set(tried)) == len(tried), "no split is measured twice"
@@ -94,7 +97,7 @@ def test_the_peak_is_found_in_ever_finer_steps(at):
 
 @pytest.mark.parametrize("rates", [{20: 5, 24: 4, 28: 6, 32: 7}, {16: 7, 20: 6, 24: 4, 28: 5}])
 def test_the_higher_of_two_hills_is_climbed(rates):
-    one = splits.case(64, {"schedule.cost_model": "qwen2.5-14b-h20"}, parts=[16])
+    one = splits.case(64, {"schedule.cost_model": "qwen2.5-14b-h20"})
 
     def measured(rollout):
         idle = {"idle learner": 0.9, "idle rollout": 0.1, "steps/s": 0.01, "push": 0.0}
@@ -104,7 +107,7 @@ def test_the_higher_of_two_hills_is_climbed(rates):
 
 
 def test_instances_are_whole_and_something_is_left_to_train_on():
-    one = splits.case(32, {"schedule.cost_model": "qwen2.5-32b-h20"})
+    one = splits.case(32, {"schedule.cost_model": "qwen2.5-32b-h20"}, parts=(16, 32))
     for at in (2, 30):
         tried = peak(one, at, [])[1]
         assert all(rollout % 2 == 0 and 2 <= rollout < 32 for rollout in tried)
@@ -112,7 +115,7 @@ def test_instances_are_whole_and_something_is_left_to_train_on():
 
 
 def test_a_way_that_the_learner_forbids_is_not_tried():
-    one = splits.case(64, {"schedule.cost_model": "qwen2.5-14b-h20"}, parts=[16])
+    one = splits.case(64, {"schedule.cost_model": "qwen2.5-14b-h20"})
     tried = peak(one, 24, [], idle_learner=0.0)[1]
     assert sorted(tried) == [20, 24]
 
@@ -125,15 +128,16 @@ def test_the_learners_limit_is_what_it_reaches():
 
 def test_equal_cases_are_run_once_and_figures_are_the_simulations():
     one = splits.case(8, TINY, uncounted=2)
-    found = splits.best([one, splits.case(8, dict(reversed(TINY.items())), uncounted=2)], jobs=1)
-    assert list(found) == [one]
-    config = splits.configure(one, found[one]["rollout devices"])
+    again = splits.case(8, dict(reversed(TINY.items())), uncounted=2)
+    found = splits.best({"a": one, "b": again}, jobs=1)
+    assert found["a"] is found["b"]
+    rollout = found["a"]["rollout devices"]
+    config = splits.configure(one, rollout)
     result = simulate(config, workload(config, None), uncounted=2)
-    assert found[one]["tokens/s"] == result.throughput
-    assert found[one]["idle in rollout"] == pytest.approx(result.idle_rollout)
-    rollout = found[one]["rollout devices"]
+    assert found["a"]["tokens/s"] == result.throughput
+    assert found["a"]["idle in rollout"] == pytest.approx(result.idle_rollout)
     idle = rollout * result.idle_rollout + (8 - rollout) * result.idle_learner
-    assert found[one]["idle devices"] == pytest.approx(idle / 8)
+    assert found["a"]["idle devices"] == pytest.approx(idle / 8)
 
 
 def test_in_turn_the_time_of_training_is_no_idle_rollout():
@@ -152,14 +156,12 @@ def test_in_turn_the_time_of_training_is_no_idle_rollout():
 
 
 def configurations():
-    full = cells.cells(arguments(schedules, "--full"))
-    yield from (cells.case(cell, 12) for cell in full)
-    places = histopipe.places(arguments(histopipe))
-    for stage in histopipe.STAGES:
-        yield from (histopipe.case(p, stage, 12) for p in places if p.devices != 1024)
-        (large,) = (p for p in places if p.devices == 1024)
-        assert histopipe.part(large) in places
-        yield histopipe.case(large, stage, 12, {"rollout devices": 112})
+    for given in ((), ("--model", "32b", "--bound", "2")):
+        found = cells(arguments(schedules, *given))
+        yield from (simulated_schedules.case(cell, 12) for cell in found)
+    for cell in histopipe.cells(arguments(histopipe)):
+        of_part = {"rollout devices": 112} if cell.devices == 1024 else None
+        yield histopipe.case(cell, 12, of_part)
 
 
 def test_all_that_may_be_asked_for_can_be_configured():
@@ -169,7 +171,7 @@ def test_all_that_may_be_asked_for_can_be_configured():
         told = dict(one.settings)
         key = (told["schedule.name"], told.get("schedule.max_staleness"), told["drafting.window"])
         seen.setdefault((*key, one.devices > 256), one)
-    assert len(seen) > 40
+    assert len(seen) > 20
     for one in seen.values():
         config = splits.configure(one, None if one.colocated else 2)
         assert config.simulation.colocated == one.colocated
@@ -179,12 +181,28 @@ def test_all_that_may_be_asked_for_can_be_configured():
         assert config.simulation.skip_steps >= 4, "the first epoch has no history"
 
 
-def test_nothing_is_drafted_where_none_was_published(simulated):
-    cell = staleflow.Cell("schedules", "bounded", "14b", 64, 1, 2048, {"schedule.name": "bounded"})
+def test_nothing_is_drafted_where_none_was_published():
+    cell = staleflow.Cell("bounded", "14b", 64, 2048, 1)
     one = staleflow.case(cell, 20)
     assert (one.parts, one.colocated) == ((16,), False)
     assert splits.configure(one, 24).drafting.window == "off"
-    assert staleflow.case(cell.baseline("synchronous"), 20).colocated
+    assert staleflow.case(cell.baselines()["synchronous"], 20).colocated
+
+
+def test_staleflow_is_compared_with_the_stronger_baseline_at_its_own_bound(simulated):
+    result = staleflow.run(arguments(staleflow, "--model", "14b", "--devices", "64"))
+    assert len(result["rows"]) == 2 * (2 + 3 * 3)
+    ours = [r for r in result["rows"] if r["schedule"] == "staleflow"]
+    assert {(r["bound"], r["prompt"]) for r in ours} == {
+        (b, p) for b in (1, 2, 3) for p in (256, 2048)
+    }
+    assert {r["over synchronous"] for r in ours} == {2.5}
+    assert {r["over bounded"] for r in ours} == {0.8333}
+    values = {t["name"]: (t["value"], t["met"]) for t in result["targets"]}
+    assert values["staleflow/synchronous"] == (2.5, False)
+    assert values["staleflow/best of one_step and bounded, mean"] == (0.8333, False)
+    base = staleflow.Cell("staleflow", "14b", 64, 2048, 0).baselines()["bounded"]
+    assert base.bound == 1, "an asynchronous baseline is never at a bound of 0"
 
 
 # -- histopipe -------------------------------------------------------------------------------------
@@ -209,15 +227,16 @@ def test_histopipe_reports_each_stage_and_the_published_place_is_the_target(simu
 
 
 def test_a_thousand_devices_have_the_split_of_an_eighth():
-    large = histopipe.Place("14b", 16384, 1024)
-    one = histopipe.case(large, "+ drafts", 12, {"rollout devices": 112})
+    large = histopipe.Cell("14b", 16384, 1024, "+ drafts")
+    assert large.part in histopipe.cells(arguments(histopipe))
+    one = histopipe.case(large, 12, {"rollout devices": 112})
     tried = []
     splits.uphill(
         lambda rollout: tried.append(rollout) or {"idle learner": 0, "idle rollout": 0}, one
     )
     assert tried == [896]
     assert splits.configure(one, 896).learner.groups_per_batch == 1024
-    assert splits.configure(histopipe.case(histopipe.part(large), "+ drafts", 12), 112)
+    assert splits.configure(histopipe.case(large.part, 12), 112)
 
 
 def test_histopipe_elsewhere_has_targets_too(simulated):
@@ -227,8 +246,8 @@ def test_histopipe_elsewhere_has_targets_too(simulated):
 
 
 def test_the_lengths_are_as_skewed_as_the_docstring_says():
-    place = histopipe.Place("14b", 16384, 128)
-    config = splits.configure(histopipe.case(place, "pipeline", 12), 64)
+    cell = histopipe.Cell("14b", 16384, 128, "pipeline")
+    config = splits.configure(histopipe.case(cell, 12), 64)
     lengths = workload(config, None)._lengths
     spread = math.log(lengths.at(1.5) / lengths.at(0)) / 1.5  # below the cut-off
     assert math.exp(2.326 * spread) == pytest.approx(9, rel=0.05)
@@ -252,20 +271,14 @@ def test_the_subset_compares_with_the_better_of_both_at_the_same_bound(simulated
     assert values["rhymeflow/best of staleflow and histopipe, mean"] == (1.2, True)
     assert values["rhymeflow/either, least of all cells"] == (1.2, True)
     assert "1.200 to 1.200" in result["notes"]
-    there = [cells.Cell(*(r[name] for name in cells.Cell._fields)) for r in result["rows"]]
+    there = [Cell(*(r[name] for name in Cell._fields)) for r in result["rows"]]
     assert len(set(there)) == len(there), "a baseline that is shown anyway has one row"
     assert {cell.prompt for cell in there} == {256, 2048}
-    assert {cell.history for cell in there} == set(cells.HISTORIES)
+    assert {cell.history for cell in there} == set(simulated_schedules.HISTORIES)
     assert {(cell.model, cell.devices) for cell in there} == {
         ("14b", 64), ("14b", 128), ("30b-a3b", 128),
     }  # fmt: skip
-    assert {cell.schedule for cell in there} == set(cells.NAMES)
-
-
-def test_all_of_it_has_every_schedule_on_every_workload():
-    full = list(cells.cells(arguments(schedules, "--full")))
-    assert len(full) == 3 * 2 * 2 * 2 * 3 * 2 * (3 + 4 * 4)
-    assert len(set(full)) == len(full)
+    assert {cell.schedule for cell in there} == set(simulated_schedules.NAMES)
 
 
 def test_without_rhymeflow_there_are_no_targets(simulated):
@@ -276,59 +289,9 @@ def test_without_rhymeflow_there_are_no_targets(simulated):
 
 def test_models_devices_and_bounds_can_be_asked_for():
     asked = ("--model", "32b", "--devices", "64", "--bound", "2", "--schedule", "partial")
-    found = list(cells.cells(arguments(schedules, *asked)))
+    found = list(cells(arguments(schedules, *asked)))
     assert {(c.model, c.devices, c.schedule, c.bound) for c in found} == {("32b", 64, "partial", 2)}
     assert len({c[2:6] for c in found}) == len(found) > 4, "each workload of the default, once"
-
-
-def test_bars_are_of_the_fastest_bound_in_two_places(simulated):
-    result = schedules.run(arguments(schedules, "--simulated"))
-    bars = simulated_schedules.bars(result["rows"])
-    assert {bar.schedule for bar in bars} == set(cells.NAMES)
-    assert {bar.schedule: bar.value for bar in bars}["rhymeflow"] == 3.0
-    rows = [
-        {"model": "a", "devices": devices, "prompt": 1, "tail": "long", "history": "informative",
-         "drafts": True, "schedule": "partial", "over synchronous, drafts": ratio}
-        for devices, ratio in ((1, 1.0), (1, 1.5), (2, 2.5))
-    ]  # fmt: skip
-    found = {bar.panel: bar.value for bar in simulated_schedules.bars(rows)}
-    assert found == {"simulated, a on 1: rate": 1.5, "simulated, a on 2: rate": 2.5}
-    rows.append({**rows[0], "devices": 3})
-    rows += [{**row, "schedule": "bounded"} for row in rows if row["devices"] > 1]
-    panels = {bar.panel for bar in simulated_schedules.bars(rows)}
-    assert panels == {"simulated, a on 2: rate", "simulated, a on 3: rate"}
-    assert simulated_schedules.bars([]) == []
-
-
-def test_a_record_has_its_pictures(simulated, monkeypatch, tmp_path):
-    monkeypatch.setattr(harness, "RESULTS", tmp_path)
-    drawn = []
-    monkeypatch.setattr(before_after, "draw", drawn.append)
-    schedules.run(arguments(schedules, "--simulated", "--record"))
-    assert drawn == [tmp_path / "timeline-before-after.png"]
-    names = {path.name for path in tmp_path.iterdir()}
-    assert {"schedules-simulated.json", "schedules-side-by-side.png"} <= names
-
-
-def test_before_and_after_do_the_same_steps_with_history(monkeypatch):
-    before, after = before_after.BEFORE, before_after.AFTER
-    assert before._replace(drafts=True, schedule="rhymeflow", bound=3) == after
-    assert before_after.FIRST > cells.EPOCH
-    monkeypatch.setattr(before_after, "case", lambda cell, steps: splits.case(
-        8, TINY | {"schedule.name": cell.schedule, "learner.max_steps": str(steps)},
-        colocated=cell.bound == 0,
-    ))  # fmt: skip
-    for cell in (before, after):
-        whole = before_after.timeline(cell)
-        cut = timelines.part(whole, before_after.FIRST, before_after.COUNT)
-        pushes = [span for span in whole.learner.spans if span.kind == "push"]
-        first, last = pushes[before_after.FIRST - 1].end, pushes[-1].end
-        assert cut.end == pytest.approx(last - first)
-        assert timelines._steps(cut) == before_after.COUNT
-        assert min(s.version for row in (cut.learner, *cut.instances) for s in row.spans) == 0
-        trained = sum(s.end - s.start for s in cut.learner.spans if s.kind == "train")
-        spans = [s for s in whole.learner.spans if s.kind == "train" and s.start >= first]
-        assert trained == pytest.approx(sum(s.end - s.start for s in spans))
 
 
 def test_the_last_steps_can_be_left_uncounted():

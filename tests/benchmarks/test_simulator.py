@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import io
 import json
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from benchmarks.simulator import (
     compared,
     configure,
     figures,
-    others_seconds,
     reward_seconds,
     targets_of,
 )
@@ -41,8 +39,8 @@ def test_errors_are_of_rounds_and_their_median_counts() -> None:
         (Figures(2.0, 0.4, 0.5), Figures(1.9, 0.5, 0.52)),
         (Figures(4.0, 0.5, 0.5), Figures(5.0, 0.8, 0.59)),
     ]
-    pace, rollout, learner = compared("x", pairs)
-    assert (pace["real"], pace["simulated"], pace["relative"]) == (2.0, 1.9, 0.1)
+    speed, rollout, learner = compared("x", pairs)
+    assert (speed["real"], speed["simulated"], speed["relative"]) == (2.0, 1.9, 0.1)
     assert (rollout["error"], rollout["relative"]) == (0.1, 0.25)
     assert learner["error"] == 0.04
     assert learner["relative"] == pytest.approx(0.11)  # of the rounds in which it was idle
@@ -84,14 +82,3 @@ def test_the_simulation_is_of_the_run_at_the_local_pace(
     assert found.simulation.reward_seconds == 0.5
     assert found.simulation.profile == str(tmp_path / "p.json")
     assert found.model_copy(update={"simulation": config.simulation}) == config
-
-
-def test_others_have_what_neither_this_program_nor_its_children_had(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    usage = argparse.Namespace(ru_utime=0.1, ru_stime=0.2)
-    monkeypatch.setattr(simulator.resource, "getrusage", lambda _: usage)
-    monkeypatch.setattr(simulator.os, "sysconf", lambda _: 100)
-    stat = io.StringIO("cpu  100 20 30 999 999 5 5 7 0 0")
-    monkeypatch.setattr(simulator, "open", lambda _: stat, raising=False)
-    assert others_seconds() == pytest.approx(1.6 - 2 * 0.3)

@@ -1,1 +1,0 @@
-"""Pieces of `rhymeflow bench schedules` that train for real: each module is one subject."""

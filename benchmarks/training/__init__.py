@@ -1,0 +1,1 @@
+"""Real training runs: started on chosen cores, then read from their metrics and event log."""

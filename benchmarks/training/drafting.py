@@ -1,0 +1,93 @@
+"""The demo recipe end to end, with drafts and without: real runs, interleaved.
+
+Counted are the steps from the end of the first one on, and from the end of the first epoch on,
+where there is history; the last steps are left out, in which nothing is generated any more.
+`rollout tokens/s` is of the time in which the instance decoded. Processes, threads and cores are
+the recipe's.
+"""
+
+from __future__ import annotations
+
+import functools
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks import harness
+from benchmarks.training.train import train, training_rows
+from rhymeflow.config.load import read_config
+
+EPOCH = 16
+"""Steps of the demo recipe in one epoch."""
+LAST = 2
+"""Steps at the end that are not counted."""
+RATIOS = {
+    "steps/s": ("steps", 1.5),
+    "steps/s, later epochs": ("steps, later epochs", 1.5),
+    "rollout tokens/s, later epochs": ("rollout", 2.5),
+}
+"""Figures whose ratio has a target: its name and value."""
+SHARES = ("idle/rollout", "idle/learner")
+DRAFTS = ("draft/mean_acceptance_length", "draft/acceptance_rate")
+
+Figures = dict[str, float]
+
+
+def measure(pairs: int, steps: int) -> tuple[list[dict[str, Any]], list[harness.Target]]:
+    """Rows of both sides; targets of steps per second and rollout throughput."""
+    seen: dict[str, list[Figures]] = {"off": [], "cost": []}
+    with tempfile.TemporaryDirectory(prefix="rhymeflow-histospec-") as folder:
+        sides = {
+            window: functools.partial(run, window, steps, Path(folder), found)
+            for window, found in seen.items()
+        }
+        values = harness.interleave(sides, pairs)
+    rows = []
+    for window, runs in seen.items():
+        row = {"part": "runs", **harness.side_row(window, values[window], "steps/s")}
+        rest = [name for name in runs[0] if name != "steps/s"]
+        rows.append(row | {n: round(statistics.median(each[n] for each in runs), 3) for n in rest})
+    return rows, [
+        harness.Target(f"histospec/runs/{name}", ratio(seen["cost"], seen["off"], figure), target)
+        for figure, (name, target) in RATIOS.items()
+    ]
+
+
+def run(window: str, steps: int, folder: Path, seen: list[Figures]) -> float:
+    """Train once; return steps per second."""
+    fields = {
+        "drafting.window": window,
+        "learner.max_steps": str(steps),
+        "run.eval_steps": str(EPOCH),
+        "run.report_to": "[]",
+        "run.output_dir": str(folder / f"{window}-{len(seen)}"),
+    }
+    seen.append(figures(training_rows(train(read_config("demo", fields))), steps))
+    return seen[-1]["steps/s"]
+
+
+def ratio(ours: list[Figures], theirs: list[Figures], name: str) -> float:
+    """The median of pairwise ratios of one figure."""
+    return harness.median_ratio([run[name] for run in ours], [run[name] for run in theirs])
+
+
+def figures(rows: list[dict[str, Any]], steps: int) -> Figures:
+    """The figures of one run, from the metrics of its steps."""
+    assert len(rows) == steps, f"{len(rows)} steps"
+    assert steps > EPOCH + LAST + 1, "no step of the second epoch is counted"
+    later = rows[EPOCH : steps - LAST]
+    busy = sum(row["step_time"] * (1 - row["idle/rollout"]) for row in later)
+    generated = sum(row["step_time"] * row["rollout/tokens_per_s"] for row in later)
+    means = [*SHARES, *(name for name in DRAFTS if name in later[-1])]
+    return {
+        "steps/s": _rate(rows, 0, steps - LAST),
+        "steps/s, later epochs": _rate(rows, EPOCH - 1, steps - LAST),
+        "rollout tokens/s, later epochs": generated / busy,
+        **{n: statistics.mean(row[n] for row in later if n in row) for n in means},
+    }
+
+
+def _rate(rows: list[dict[str, Any]], first: int, last: int) -> float:
+    """Steps per second from the end of row `first` to the end of row `last - 1`."""
+    return (last - 1 - first) / (rows[last - 1]["time"] - rows[first]["time"])

@@ -1,0 +1,102 @@
+"""What one training run's event log says about time and about the order of groups.
+
+Holds true: a run is ready when the first response could begin, that is, when a version is published
+and an instance has joined: loading is over, and no schedule has won or lost anything yet. An
+evaluation counts from when its result is known. Groups stand in the order they were requested.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from rhymeflow.core.events import Evaluated, InstanceJoined, LearnerReady, VersionPublished
+from rhymeflow.observe.summary import EVENTS
+from rhymeflow.store.reader import TrajectoryReader
+
+
+class Evaluation(msgspec.Struct, frozen=True):
+    """Held-out reward of one version."""
+
+    seconds: float
+    version: int
+    reward: float
+
+
+class Group(msgspec.Struct, frozen=True):
+    """A group of responses."""
+
+    epoch: int
+    batch: int | None
+    """It was trained on in; None: in none."""
+    length: float
+    """Mean tokens of its responses."""
+
+
+class Run(msgspec.Struct, frozen=True):
+    """One run; seconds are those of its log."""
+
+    ready: float
+    evaluations: list[Evaluation]
+    """In the order their results were known."""
+    published: list[float]
+    """Seconds of version 1, 2 and so on."""
+    staleness: int
+    """Greatest of all trained trajectories."""
+    groups: list[Group]
+
+
+class Reached(msgspec.Struct, frozen=True):
+    """When held-out reward reached the goal; `is_goal` is false if the run ended before."""
+
+    is_goal: bool
+    seconds: float
+    """From ready to the evaluation's result."""
+    published: float
+    """From ready to the publication of the evaluated version."""
+    steps: int
+
+
+def read(run_dir: Path) -> Run:
+    """Read the log of a run that has ended."""
+    reader = TrajectoryReader(run_dir / EVENTS)
+    try:
+        first: dict[type, float] = {}
+        evaluations, published = [], []
+        for _, time, event in reader.events():
+            match event:
+                case LearnerReady() | InstanceJoined():
+                    first.setdefault(type(event), time)
+                case Evaluated():
+                    evaluations.append(Evaluation(time, event.version, event.reward))
+                case VersionPublished():
+                    published.append(time)
+        ((staleness,),) = reader.query("SELECT MAX(staleness) FROM trained")
+        groups = reader.query(
+            "SELECT epoch, MAX(trained), COALESCE(AVG(length), 0)"
+            " FROM groups LEFT JOIN responses USING (group_id) GROUP BY group_id ORDER BY group_id"
+        )
+    finally:
+        reader.close()
+    ready = max(first[LearnerReady], first[InstanceJoined])
+    return Run(ready, evaluations, published, staleness, [Group(*row) for row in groups])
+
+
+def reached(run: Run, goal: float) -> Reached:
+    """The first evaluation at or above the goal; no interpolation between evaluations.
+
+    A run that ended before the goal counts with all its time.
+    """
+    for evaluation in run.evaluations:
+        if evaluation.reward >= goal:
+            version = evaluation.version
+            published = run.published[version - 1] if version else run.ready
+            return Reached(True, evaluation.seconds - run.ready, published - run.ready, version)
+    last = max([run.published[-1], *(e.seconds for e in run.evaluations)])
+    return Reached(False, last - run.ready, run.published[-1] - run.ready, len(run.published))
+
+
+def steps_per_second(run: Run) -> float:
+    """From the first version to the last."""
+    return (len(run.published) - 1) / (run.published[-1] - run.published[0])

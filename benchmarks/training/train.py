@@ -1,0 +1,132 @@
+"""Starts the commands that benchmarks measure, and reads the metrics of training runs.
+
+Holds true: a run that is stopped early ends as Ctrl-C ends it, after the current step, so its
+directory is complete. While a run is watched, only its small metrics file is read, once a second.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rhymeflow.config import Config
+from rhymeflow.config.load import dump_config
+from rhymeflow.errors import UserError
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+POLL_SECONDS = 1.0
+QUIET = {
+    "data.eval_size": "0",
+    "data.eval_source": "null",
+    "run.eval_steps": "0",
+    "run.save_steps": "0",
+    "run.report_to": "[]",
+}
+"""Settings of runs whose speed is measured: no evaluation, no checkpoints, no reports."""
+
+
+def pinned(num_instances: int) -> dict[str, str]:
+    """Settings that give the learner the first core and the instances the others, round robin.
+
+    One thread each, so that no side wins by using cores that another leaves idle.
+    """
+    learner, instances = cores(num_instances)
+    return {
+        "rollout.num_instances": str(num_instances),
+        "rollout.num_threads": "1",
+        "learner.num_threads": "1",
+        "rollout.cpus": json.dumps(instances),
+        "learner.cpus": json.dumps(learner),
+    }
+
+
+def cores(num_instances: int) -> tuple[list[int], list[list[int]]]:
+    """The learner's core, and each instance's."""
+    first, *rest = sorted(os.sched_getaffinity(0))
+    if not rest:
+        raise UserError("this benchmark needs two cores: one for the learner, one for rollout")
+    return [first], [[rest[index % len(rest)]] for index in range(num_instances)]
+
+
+def train(
+    config: Config,
+    *,
+    num_cores: int | None = None,
+    is_enough: Callable[[Path], bool] | None = None,
+) -> Path:
+    """Train to the end, or until `is_enough(run_dir)`; return the run directory.
+
+    Raises:
+        UserError: the run failed; the message holds its last line.
+    """
+    run_dir = Path(config.run.output_dir)
+    path = run_dir.with_name(f"{run_dir.name}.yaml").resolve()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(dump_config(config), encoding="utf-8")
+    command = [sys.executable, "-m", "rhymeflow", "train", str(path)]
+    call(
+        command, num_cores=num_cores, is_enough=is_enough and functools.partial(is_enough, run_dir)
+    )
+    return run_dir
+
+
+def call(
+    command: Sequence[str],
+    *,
+    num_cores: int | None = None,
+    is_enough: Callable[[], bool] | None = None,
+) -> None:
+    """Run a command on the first `num_cores` cores; interrupt it once `is_enough()`.
+
+    Raises:
+        UserError: it failed; the message holds its last line.
+    """
+    chosen = sorted(os.sched_getaffinity(0))[:num_cores]
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as output:
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            preexec_fn=functools.partial(os.sched_setaffinity, 0, chosen),
+        )
+        try:
+            is_stopped = _wait(process, is_enough)
+        except BaseException:  # its workers end with it
+            process.kill()
+            process.wait()
+            raise
+        if process.returncode and not (is_stopped and process.returncode == 130):
+            output.seek(0)
+            last = output.read().strip().splitlines()[-1:]
+            raise UserError(f"{' '.join(command[1:5])} failed: {' '.join(last)}")
+
+
+def _wait(process: subprocess.Popen[bytes], is_enough: Callable[[], bool] | None) -> bool:
+    """Wait for its end; whether it was interrupted."""
+    is_stopped = False
+    while True:
+        try:
+            process.wait(POLL_SECONDS if is_enough else None)
+        except subprocess.TimeoutExpired:
+            assert is_enough is not None
+            if not is_stopped and is_enough():
+                process.send_signal(signal.SIGINT)
+                is_stopped = True
+        else:
+            return is_stopped
+
+
+def training_rows(run_dir: Path) -> list[dict[str, Any]]:
+    """The rows of `metrics.jsonl` that describe a training step, in order."""
+    lines = (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [row for row in map(json.loads, lines) if "completions/mean_length" in row]
