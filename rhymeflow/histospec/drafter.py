@@ -207,7 +207,7 @@ class Drafter:
         alone = seconds = model.seconds(pending.sequences, 0, kv_tokens, found)
         if pending.other_rows:
             seconds = model.seconds(pending.sequences, pending.other_rows, kv_tokens, found)
-        max_loss = self._budget.max_loss(alone[0])
+        max_loss = self._budget.max_loss(float(alone[0]))
         return Times(seconds, alone, model.doubt, max_loss, self.acceptance.discount)
 
     def _learn(self, pending: Pending, which: Ints, flat: NDArray[np.int32], offsets: Ints) -> None:
@@ -243,14 +243,15 @@ class Drafter:
             return
         model, kv_tokens = self.iteration_time, pending.kv_tokens
         mixed = model.seconds(pending.sequences, pending.other_rows, kv_tokens, drafted)
-        plain = mixed[0]
+        undrafted, verified = float(mixed[0]), float(mixed[drafted])
+        plain = undrafted
         if pending.other_rows:
-            plain = model.seconds(pending.sequences, 0, kv_tokens, 0)[0]
+            plain = float(model.seconds(pending.sequences, 0, kv_tokens, 0)[0])
         gained = (pending.made / pending.sequences - 1) * plain
-        self.stats.saved_seconds += mixed[0] + gained - seconds - spent
+        self.stats.saved_seconds += undrafted + gained - seconds - spent
         if self._budget is not None:
             # What verifying took is the model's: one iteration by itself may have been held up.
-            saved = gained - (mixed[drafted] - mixed[0]) - spent
+            saved = gained - (verified - undrafted) - spent
             self._budget.searched(pending.sequences, search=spent, saved=saved, plain=plain)
             if self._budget.is_used_up and not drafted:
                 model.doubt_drafted()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -56,6 +57,7 @@ def test_what_history_says_is_drafted_and_counted() -> None:
     assert stats.drafted >= stats.accepted
     assert 0 < stats.seconds < 0.001
     assert stats.saved_seconds > 0.1
+    assert msgspec.msgpack.encode(stats), "messages carry it"
 
 
 def test_a_sibling_that_runs_is_drafted_from() -> None:

@@ -197,7 +197,7 @@ def test_a_run_begins_with_the_history_of_another(drafted, tmp_path, monkeypatch
     """The same seed, weights and prompts: what the first run said first is said again."""
     earlier, _ = drafted
     history = earlier.run.output_dir
-    config = config_for(tmp_path, window="aimd", history=history)
+    config = config_for(tmp_path, window="aimd", history_run=history)
     hear = Controller._from_learner
 
     def wait_and_hear(self, message):
