@@ -26,8 +26,8 @@ from benchmarks import harness
 from benchmarks.peers.process import Vllm
 from benchmarks.rollouts.policy import drain
 from rhymeflow.config import ModelConfig
+from rhymeflow.engine.base import NoiseKey, Request, Sampling
 from rhymeflow.engine.native.engine import Engine
-from rhymeflow.engine.native.sequence import NoiseKey, Request, Sampling
 from rhymeflow.models.converted import converted
 from rhymeflow.models.load import load_model
 from rhymeflow.models.source import locate

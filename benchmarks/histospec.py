@@ -26,8 +26,8 @@ from benchmarks.rollouts.history import empty_history, remember
 from benchmarks.rollouts.policy import Policy, drain, one_core
 from benchmarks.rollouts.recorded import Rollout, load
 from benchmarks.training import drafting as runs
+from rhymeflow.engine.base import Request
 from rhymeflow.engine.native.engine import Engine
-from rhymeflow.engine.native.sequence import Request
 from rhymeflow.histospec.drafter import Drafter
 
 PARTS = ("demo", "smollm2", "rhyming", "runs")

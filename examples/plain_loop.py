@@ -27,8 +27,8 @@ from rhymeflow.data.encode import PromptEncoder
 from rhymeflow.data.load import load_prompts
 from rhymeflow.data.prompts import Prompt
 from rhymeflow.data.stream import PromptStream
+from rhymeflow.engine.base import NoiseKey, Request, Sampling
 from rhymeflow.engine.native.engine import Engine
-from rhymeflow.engine.native.sequence import NoiseKey, Request, Sampling
 from rhymeflow.learner.algorithms.advantages import group_advantages
 from rhymeflow.learner.logprobs import TokenScorer
 from rhymeflow.learner.optimizer import Optimizer, learning_rate

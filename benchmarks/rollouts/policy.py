@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 from rhymeflow.config import Config
 from rhymeflow.data.encode import PromptEncoder
 from rhymeflow.data.load import load_prompts
+from rhymeflow.engine.base import NoiseKey, Request, Sampling
 from rhymeflow.engine.native.engine import Engine
-from rhymeflow.engine.native.sequence import NoiseKey, Request, Sampling
 from rhymeflow.models.load import (
     load_model,
     load_tokenizer,
