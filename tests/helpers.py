@@ -31,7 +31,7 @@ from rhymeflow.core.cost import CostModel
 from rhymeflow.core.events import (
     Evaluated,
     Event,
-    GroupDrawn,
+    GroupCreated,
     InstanceJoined,
     InstanceLeft,
     LearnerReady,
@@ -281,7 +281,7 @@ class FakeRuntime:
                 assert instance.told >= begun, "goes on under weights older than it began under"
 
     def _draw(self, prompt: int, repeats: int | None) -> None:
-        self.draws.append(GroupDrawn(self.group_id, prompt, 0, 5, repeats))
+        self.draws.append(GroupCreated(self.group_id, prompt, 0, 5, repeats))
         self.prompt_of[self.group_id] = prompt
         self.group_id += 1
 

@@ -241,7 +241,7 @@ class Controller:
             case commands.RequestPrompts():
                 self._events += [self.in_flight.request() for _ in range(command.count)]
             case commands.RetryPrompt():
-                self._events.append(self.in_flight.request_again(command.group))
+                self._events.append(self.in_flight.retry(command.group))
             case commands.FinishEarly():
                 self.rewards.finished(command.trajectory, "finished_early")
             case commands.Train():

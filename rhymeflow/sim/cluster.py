@@ -36,7 +36,7 @@ from rhymeflow.core.commands import (
 from rhymeflow.core.coordinator import Coordinator
 from rhymeflow.core.events import (
     Event,
-    GroupDrawn,
+    GroupCreated,
     InstanceJoined,
     InstanceLeft,
     LearnerReady,
@@ -205,14 +205,14 @@ class Cluster:
 
     # -- prompts and rewards -----------------------------------------------------------------
 
-    def _request(self) -> GroupDrawn:
+    def _request(self) -> GroupCreated:
         self._requests += 1
         return self._requested(self.workload.prompt(self._requests - 1), None)
 
-    def _requested(self, prompt: Prompt, repeats: GroupId | None) -> GroupDrawn:
+    def _requested(self, prompt: Prompt, repeats: GroupId | None) -> GroupCreated:
         group, self._groups = self._groups, self._groups + 1
         self.audit.request(group, prompt)
-        return GroupDrawn(group, prompt.row, prompt.epoch, prompt.tokens, repeats)
+        return GroupCreated(group, prompt.row, prompt.epoch, prompt.tokens, repeats)
 
     def _begin(self, trajectory: TrajectoryId, version: Version) -> None:
         row, epoch, tokens = self.audit.prompt(trajectory.group)
