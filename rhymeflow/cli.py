@@ -137,7 +137,7 @@ def train(args: argparse.Namespace) -> int:
 
 
 def simulate(args: argparse.Namespace) -> int:
-    """Run a configuration on a simulated cluster, and draw what happened."""
+    """Run a configuration on a simulated cluster, and plot what happened."""
     from rhymeflow.sim.simulate import simulate as run
 
     config = read_config(args.recipe, args.overrides)

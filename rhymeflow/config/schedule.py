@@ -45,7 +45,7 @@ class ScheduleConfig(Section):
     """What becomes of what runs on an instance that pulls: `drain` lets it finish first, `keep`
     goes on with it there, `reroute` routes it anew; `None` as the schedule has it."""
     max_inflight_batches: PositiveFloat | None = None
-    """Batches' worth of groups produced at a time: fewer leave the machine to the groups that the
+    """Batches' worth of groups in flight at a time: fewer leave the machine to the groups that the
     learner waits for, more fill it better. `None` as the schedule has it: 1 for `staleflow`, 1.5
     for `rhymeflow`, as many as the bound allows for the others."""
     cost_model: str = "demo-cpu"
@@ -72,7 +72,7 @@ class ScheduleConfig(Section):
     every instance gets as many prompts."""
     outlier_ratio: Annotated[float, Field(gt=1)] = 1.5
     """`histopipe`: a response among the last of its instance is moved elsewhere, or put off to the
-    next step, when it has this many times the tokens that its prompt's history made expect."""
+    next step, when it has this many times the tokens that its prompt's history predicted."""
     extra_groups: NonNegative = 0
     """Groups produced for each batch beyond `groups_per_batch`; the slowest are aborted."""
     extra_generations: NonNegative = 0

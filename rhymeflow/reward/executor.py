@@ -1,4 +1,4 @@
-"""Judging trajectories in worker processes: in parallel, with a timeout, and nothing made up.
+"""Judging trajectories in worker processes: in parallel, with a timeout, and no invented rewards.
 
 Holds true: every submitted key comes back exactly once, as a `RewardDone` or a `RewardError`; a
 function that raises, hangs, kills its process or returns something else than a reward is tried
@@ -88,7 +88,7 @@ class _Trajectory:
 
 @dataclass(slots=True, eq=False)
 class _Worker:
-    """The executor's book on one process: what it was sent and has not answered, in order."""
+    """The executor's record of one process: what it was sent and has not answered, in order."""
 
     process: WorkerProcess
     deadline: float | None
@@ -242,9 +242,9 @@ class RewardExecutor:
         self._active.remove(trajectory.key)
         self._outcomes.append(RewardDone(trajectory.key, reward, components))
 
-    def _fail(self, trajectory: _Trajectory, who: str, what: str) -> None:
+    def _fail(self, trajectory: _Trajectory, function: str, what: str) -> None:
         self._active.remove(trajectory.key)
-        message = f"{who}, trajectory {trajectory.key}: {what}"
+        message = f"{function}, trajectory {trajectory.key}: {what}"
         self._outcomes.append(RewardError(trajectory.key, message))
 
     def _replaced(self, worker: _Worker, end: str, now: float) -> _Worker:

@@ -1,7 +1,7 @@
 """Held-out evaluation: which answers are still to come, and their rewards.
 
 Holds true: the mean is over every held-out prompt; an answer counts once; what comes late from an
-instance that is gone counts nothing. Knows nothing of how answers and rewards are made.
+instance that is gone counts nothing. Knows nothing of how answers and rewards come about.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Evaluations:
         self._in_progress: dict[tuple[InstanceId, Version], Evaluation] = {}
 
     def begin(self, instance: InstanceId, asked: Version) -> None:
-        """`instance` is told to answer under version `asked`."""
+        """`instance` is to answer under version `asked`."""
         evaluation = Evaluation(instance, asked, len(self.prompts))
         self._in_progress[instance, asked] = evaluation
 

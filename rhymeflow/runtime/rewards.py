@@ -23,8 +23,8 @@ from rhymeflow.workers import messages
 class Rewards:
     """Has what is complete judged.
 
-    `send` reaches the reward worker. `on_failure` is the configuration's. `evaluated` is told the
-    version and the mean reward of each evaluation that is complete.
+    `send` reaches the reward worker. `on_failure` is the configuration's. `evaluated` is called
+    with the version and the mean reward of each evaluation that is complete.
     """
 
     def __init__(

@@ -16,7 +16,7 @@ from rhymeflow.sim.timeline import Row, Timeline
 
 _LEARNER, _INSTANCES, _LOADS = 1, 2, 3
 _COUNTER_POINTS = 500
-"""Of each instance; more cannot be told apart and make the file large."""
+"""Of each instance; more cannot be distinguished and make the file large."""
 
 
 def write(path: Path, timeline: Timeline, num_rows: int) -> None:

@@ -4,7 +4,7 @@ Holds true: every segment from where following begins is given once, in the orde
 stored, so those of one response follow one another; a judgement is given with the response's
 segments if it is there when they are read, and else once, later; held-out answers are stored whole
 and judged, and given once; each call costs by what is new.
-Segments are never taken out of a store, nor changed once they are told (`trajectories.put_segment`
+Segments are never taken out of a store, nor changed once they are read (`trajectories.put_segment`
 of one that grew would be missed; the runtime stores none before it is whole).
 """
 
@@ -66,7 +66,7 @@ class Follower:
 
     def __init__(self, reader: TrajectoryReader, *, num_tokens: int) -> None:
         self._reader = reader
-        # Judgements first: what is judged before its segments are read comes with them.
+        # Rewards first: what is judged before its segments are read comes with them.
         self._seq = self._last_event()
         ((self._row,),) = reader.query(_BEFORE_LAST.format("segments"), num_tokens)
         ((self._answer,),) = reader.query(_BEFORE_LAST.format("evaluations"), num_tokens)
@@ -105,7 +105,7 @@ class Follower:
         ]
 
     def rewards(self) -> list[TrajectoryRewarded]:
-        """Judgements since this was last asked."""
+        """Rewards since this was last asked."""
         before, self._seq = self._seq, self._last_event()
         kind = TrajectoryRewarded.__name__
         rows = self._reader.query(_REWARDS, before, self._seq, kind)

@@ -1,6 +1,6 @@
 """A previous run, by its directory: its store and the configuration it ran with.
 
-Holds true: what is opened here is a run that this Rhymeflow can read, or the user is told what it
+Holds true: what is opened here is a run that this Rhymeflow can read, or the user reads what it
 is not. Changes nothing in it.
 """
 

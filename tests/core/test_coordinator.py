@@ -79,7 +79,7 @@ def tell(coordinator, *events, now=0.0):
     return [c for event in [*events, Tick()] for c in coordinator.handle(event)]
 
 
-def a_mind(plan, schedule="partial", instances=(("a", 4),)) -> Coordinator:
+def a_coordinator(plan, schedule="partial", instances=(("a", 4),)) -> Coordinator:
     coordinator = Coordinator(plan, a_schedule(schedule))
     coordinator.handle(LearnerReady(0))
     for name, capacity in instances:
@@ -150,7 +150,7 @@ def test_synchronous_trains_batches_in_the_order_of_the_data():
 
 def test_one_step_admits_a_batch_only_when_the_one_before_is_complete():
     plan = a_plan(num_batches=4, groups_per_batch=2, num_generations=1, max_staleness=1)
-    coordinator = a_mind(plan, "one_step", [("a", 16)])
+    coordinator = a_coordinator(plan, "one_step", [("a", 16)])
     tell(coordinator)
     first = tell(coordinator, GroupCreated(0, 0, 0, 5), GroupCreated(1, 1, 0, 5))
     assert routes(first) == [("0.0", "a"), ("1.0", "a")]
@@ -202,7 +202,7 @@ def test_nothing_is_commanded_before_the_learner_has_published():
 
 
 def test_nothing_is_planned_twice():
-    coordinator = a_mind(a_plan(groups_per_batch=2))
+    coordinator = a_coordinator(a_plan(groups_per_batch=2))
     tell(coordinator)
     assert len(routes(tell(coordinator, GroupCreated(0, 0, 0, 5), GroupCreated(1, 1, 0, 5)))) == 4
     for _ in range(3):
@@ -210,7 +210,7 @@ def test_nothing_is_planned_twice():
 
 
 def test_kv_tokens_are_those_seen_and_those_commanded_since():
-    coordinator = a_mind(a_plan(groups_per_batch=2))
+    coordinator = a_coordinator(a_plan(groups_per_batch=2))
     tell(coordinator)
     tell(coordinator, GroupCreated(0, 0, 0, 5), GroupCreated(1, 1, 0, 7))
     instance = coordinator.state.instances["a"]
@@ -225,7 +225,7 @@ def test_kv_tokens_are_those_seen_and_those_commanded_since():
 
 def test_a_partial_goes_on_elsewhere_and_keeps_its_version():
     plan = a_plan(groups_per_batch=1, num_generations=2, max_staleness=2)
-    coordinator = a_mind(plan, "staleflow", [("a", 4)])
+    coordinator = a_coordinator(plan, "staleflow", [("a", 4)])
     tell(coordinator)
     tell(coordinator, GroupCreated(0, 0, 0, 5), GroupCreated(1, 1, 0, 5))
     commands = tell(coordinator, *done(0, 0), *done(0, 1))
@@ -245,7 +245,7 @@ def test_a_partial_goes_on_elsewhere_and_keeps_its_version():
 
 
 def test_what_an_instance_had_goes_on_elsewhere_when_it_has_left():
-    coordinator = a_mind(a_plan(groups_per_batch=1), "partial", [("a", 2), ("b", 2)])
+    coordinator = a_coordinator(a_plan(groups_per_batch=1), "partial", [("a", 2), ("b", 2)])
     tell(coordinator)
     routed = dict(routes(tell(coordinator, GroupCreated(0, 0, 0, 5))))
     assert routed == {"0.0": "a", "0.1": "b"}
@@ -257,7 +257,7 @@ def test_what_an_instance_had_goes_on_elsewhere_when_it_has_left():
 
 def test_surplus_members_are_aborted_when_the_group_has_what_it_needs():
     plan = a_plan(groups_per_batch=1, num_generations=2, extra_generations=1)
-    coordinator = a_mind(plan)
+    coordinator = a_coordinator(plan)
     tell(coordinator)
     tell(coordinator, GroupCreated(0, 0, 0, 5))
     commands = tell(coordinator, *done(0, 2), *done(0, 0))
@@ -267,7 +267,7 @@ def test_surplus_members_are_aborted_when_the_group_has_what_it_needs():
 
 def test_surplus_groups_are_aborted_when_the_batch_has_what_it_needs():
     plan = a_plan(groups_per_batch=1, num_generations=1, extra_groups=1, max_staleness=0)
-    coordinator = a_mind(plan, "synchronous")
+    coordinator = a_coordinator(plan, "synchronous")
     tell(coordinator)
     assert len(routes(tell(coordinator, GroupCreated(0, 0, 0, 5), GroupCreated(1, 1, 0, 5)))) == 2
     commands = tell(coordinator, *done(1))
@@ -280,7 +280,7 @@ def test_surplus_groups_are_aborted_when_the_batch_has_what_it_needs():
 
 def test_groups_without_variance_are_filtered_up_to_a_limit():
     plan = a_plan(groups_per_batch=1, filter_zero_variance=True, max_filtered=1)
-    coordinator = a_mind(plan)
+    coordinator = a_coordinator(plan)
     tell(coordinator)
     tell(coordinator, GroupCreated(0, 0, 0, 5))
     commands = tell(coordinator, *done(0, 0), *done(0, 1))
@@ -292,7 +292,7 @@ def test_groups_without_variance_are_filtered_up_to_a_limit():
 def stuck_mind(**changes):
     """The learner waits for group 1 alone."""
     plan = a_plan(groups_per_batch=2, num_generations=1, max_staleness=0, **changes)
-    coordinator = a_mind(plan, "partial")
+    coordinator = a_coordinator(plan, "partial")
     tell(coordinator)
     tell(coordinator, GroupCreated(0, 0, 0, 5), GroupCreated(1, 7, 0, 5))
     return coordinator, tell(coordinator, *done(0))
@@ -326,7 +326,7 @@ def test_with_extra_groups_a_batch_is_stuck_when_it_lacks_so_many():
     plan = a_plan(
         groups_per_batch=2, extra_groups=1, num_generations=1, max_staleness=0, on_stuck="retry"
     )  # fmt: skip
-    coordinator = a_mind(plan, "partial")
+    coordinator = a_coordinator(plan, "partial")
     tell(coordinator)
     tell(coordinator, *(GroupCreated(group, group, 0, 5) for group in range(3)))
     commands = tell(coordinator, *done(0))
@@ -339,7 +339,7 @@ def test_a_stuck_group_with_nothing_to_judge_is_drawn_again():
 
 
 def test_a_group_without_a_reward_is_dropped_and_replaced():
-    coordinator = a_mind(
+    coordinator = a_coordinator(
         a_plan(num_batches=1, groups_per_batch=1, num_generations=1, max_staleness=0)
     )
     tell(coordinator)
@@ -351,7 +351,7 @@ def test_a_group_without_a_reward_is_dropped_and_replaced():
 
 
 def test_a_spare_member_takes_the_place_of_one_without_a_reward():
-    coordinator = a_mind(a_plan(groups_per_batch=1, num_generations=1, extra_generations=1))
+    coordinator = a_coordinator(a_plan(groups_per_batch=1, num_generations=1, extra_generations=1))
     tell(coordinator)
     tell(coordinator, GroupCreated(0, 0, 0, 5))
     assert tell(coordinator, done(0)[0], RewardFailed(TrajectoryId(0, 0), "raised")) == []
@@ -362,7 +362,7 @@ def test_a_late_report_of_an_earlier_evaluation_does_not_end_the_one_under_way()
     plan = a_plan(
         num_batches=1, groups_per_batch=1, num_generations=1, max_staleness=0, eval_steps=1
     )
-    coordinator = a_mind(plan, instances=[("a", 1)])
+    coordinator = a_coordinator(plan, instances=[("a", 1)])
     assert Evaluate("a", 1, 0) in tell(coordinator)
     tell(coordinator, Evaluated("a", 0, 0.5), GroupCreated(0, 0, 0, 1))
     tell(coordinator, *done(0))
@@ -372,13 +372,13 @@ def test_a_late_report_of_an_earlier_evaluation_does_not_end_the_one_under_way()
 
 
 def test_an_evaluation_that_died_with_its_instance_is_done_by_another():
-    coordinator = a_mind(a_plan(eval_steps=0), instances=[("a", 1), ("b", 1)])
+    coordinator = a_coordinator(a_plan(eval_steps=0), instances=[("a", 1), ("b", 1)])
     assert Evaluate("a", 1, 0) in tell(coordinator)
     assert Evaluate("b", 1, 0) in tell(coordinator, InstanceLeft("a", "killed"))
 
 
 def test_an_instance_that_got_a_newer_version_than_asked_for_is_known_to_have_it():
-    coordinator = a_mind(a_plan(groups_per_batch=1, num_generations=1))
+    coordinator = a_coordinator(a_plan(groups_per_batch=1, num_generations=1))
     tell(coordinator)
     tell(coordinator, Pulled("a", 1, 2), GroupCreated(0, 0, 0, 5))
     assert coordinator.state.buffers.version(0) == 2
@@ -413,7 +413,7 @@ def test_a_group_that_is_filtered_can_complete_a_batch_and_leave_surplus():
 
 def test_a_late_report_of_a_version_changes_nothing():
     plan = a_plan(groups_per_batch=1, num_generations=1, max_staleness=0)
-    coordinator = a_mind(plan)
+    coordinator = a_coordinator(plan)
     tell(coordinator)
     for version in range(2):
         tell(coordinator, GroupCreated(version, version, 0, 5))
@@ -426,7 +426,7 @@ def test_a_late_report_of_a_version_changes_nothing():
 
 def test_a_prompt_drawn_again_goes_before_those_never_drawn():
     plan = a_plan(groups_per_batch=2, num_generations=1, max_staleness=0, on_stuck="retry")
-    coordinator = a_mind(plan, instances=[("a", 2)])
+    coordinator = a_coordinator(plan, instances=[("a", 2)])
     tell(coordinator)
     tell(coordinator, GroupCreated(0, 0, 0, 5), GroupCreated(1, 7, 0, 5))
     assert RequestPrompts(2) not in tell(coordinator, *done(0))

@@ -1,7 +1,7 @@
 """Random small runs on random small clusters: each ends, keeps the laws, and is the same twice.
 
-That the bound holds and every group ends once is checked by the ledger, in every run; here the
-ledger itself is shown to see what it is there for.
+That the bound holds and every group ends once is checked by the audit, in every run; here the
+audit itself is shown to see what it is there for.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def a_cluster(seed: int, timeline: Timeline | None = None) -> Cluster:
 def story(cluster: Cluster) -> tuple:
     return (
         cluster.steps, cluster.events, cluster.commands, cluster.ticks, cluster.audit.outcomes,
-        cluster.audit.batches, cluster.audit.staleness, [i.tally for i in cluster.everyone],
+        cluster.audit.batches, cluster.audit.staleness, [i.tally for i in cluster.all_instances],
     )  # fmt: skip
 
 
@@ -147,10 +147,10 @@ def test_the_random_runs_have_what_is_hard_in_them() -> None:
     runs = [a_cluster(seed) for seed in range(150)]
     for cluster in runs:
         cluster.run()
-    tallies = [instance.tally for cluster in runs for instance in cluster.everyone]
+    tallies = [instance.tally for cluster in runs for instance in cluster.all_instances]
     assert sum(tally.preemptions > 0 for tally in tallies) >= 10
     assert sum(tally.interrupts > 0 for tally in tallies) >= 20
-    assert sum(len(cluster.everyone) > cluster.num_instances for cluster in runs) >= 20
+    assert sum(len(cluster.all_instances) > cluster.num_instances for cluster in runs) >= 20
     outcomes = {
         (outcome.ending, outcome.reason) for cluster in runs for outcome in cluster.audit.outcomes
     }

@@ -120,15 +120,15 @@ class Pipeline:
         """What is laid out on instances that are gone goes to the others."""
         for name in self._shares.keys() - instances:
             del self._shares[name]
-        everyone = tuple(sorted(instances))
+        all_names = tuple(sorted(instances))
         for group, (step, names) in self._groups.items():
             if not all(name in instances for name in names):
                 left = tuple(name for name in names if name in instances)
-                self._groups[group] = step, left or everyone
+                self._groups[group] = step, left or all_names
         for moved in self._moved.values():
             for trajectory, place in moved.items():
                 if place.instance not in instances:
-                    moved[trajectory] = Place(place.step, everyone[0])
+                    moved[trajectory] = Place(place.step, all_names[0])
 
     def move(self, trajectories: Iterable[TrajectoryId], to: InstanceId, *, later: bool) -> None:
         """Generate them there, in their step or in the next."""

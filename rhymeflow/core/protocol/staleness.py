@@ -40,9 +40,9 @@ and are made until there are none; `settle` is late, then early with late after 
 surplus. In `occupy`, where the group's own entry must not be moved out of its reach, late empties
 no buffer below the group's version before the group has its entry.
 
-Before generation starts nobody knows how long it will last. So reservations count on the worst and
-lie as late as they can, which leaves the early entries to those that must have them, and finished
-work lies as early as it can, which completes the next batch first. After every operation
+Before generation starts, lengths are unknown. So reservations count on the worst and lie as late as
+they can, which leaves the early entries to those that must have them, and finished work lies as
+early as it can, which completes the next batch first. After every operation
 
   - no reservation could move into an EMPTY entry of a later buffer, and
   - after `occupy` and `release`, no finished group could move into one of an earlier buffer.
