@@ -5,6 +5,8 @@ same noise with probability at least (1 - TV) / (1 + TV), where TV is the total 
 their distributions there (Daliri, Musco and Suresh, arXiv 2408.07978). So a response whose noise is
 that of the same response in the last epoch repeats most of it wherever the policy has not changed,
 and drafts from it are accepted.
+
+A pure function; knows nothing of drafts.
 """
 
 from __future__ import annotations

@@ -97,6 +97,7 @@ class _Worker:
 
     @property
     def is_free(self) -> bool:
+        """Whether it can be sent a call."""
         return self.is_ready and not self.calls
 
 

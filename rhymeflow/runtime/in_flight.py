@@ -171,7 +171,7 @@ class InFlight:
     def tokens(self, trajectory: TrajectoryId) -> list[int]:
         """The response so far, all of it stored."""
         group = self._groups[trajectory.group]
-        assert trajectory.member not in group.open, f"{trajectory} is being produced"
+        assert trajectory.member not in group.open, f"{trajectory} is being generated"
         stored = group.stored.get(trajectory.member)
         return [] if stored is None else stored.tolist()
 

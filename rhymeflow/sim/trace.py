@@ -2,7 +2,7 @@
 
 One track for the learner and one for each instance, with what it did and under which version; for
 each instance the trajectories that run and the tokens in its cache, as counters. Virtual seconds
-become the format's microseconds.
+become the format's microseconds. Knows nothing of how the timeline came about.
 """
 
 from __future__ import annotations
