@@ -60,9 +60,9 @@ class SimulationConfig(Section):
     skip_steps: NonNegative = 1
     """Steps at the beginning that throughput and idle shares leave out."""
     acceptance: Annotated[float, Field(ge=0, lt=1)] = 0.7
-    """Probability that a drafted token is accepted, given that those before it were, for a prompt that
-    was answered in an earlier epoch. RhymeRL's authors report 65% to 79% of drafted tokens. Drafts
-    follow `drafting.window` (`off`: none, else as many as pay) and `drafting.max_draft`."""
+    """Probability that a drafted token is accepted, given that those before it were, for a prompt
+    that was answered in an earlier epoch. RhymeRL's authors report 65% to 79% of drafted tokens.
+    Drafts follow `drafting.window` (`off`: none, else as many as pay) and `drafting.max_draft`."""
     first_acceptance: Annotated[float, Field(ge=0, lt=1)] = 0.3
     """The same for a prompt that was not answered before: drafts come from siblings only."""
     share_prompts: bool = True

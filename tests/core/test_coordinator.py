@@ -119,7 +119,7 @@ def test_any_order_of_facts_ends_with_every_batch_trained_within_the_bound(
     assert runtime.published == plan.num_batches
     ended = sum(map(len, runtime.batches)) + len(runtime.dropped)
     if not plan.extra_groups:  # with surplus, nobody knows beforehand how many will be needed
-        assert runtime.group_id == ended, "law 2: drawn for nothing"
+        assert runtime.group_id == ended, "law 2: requested for nothing"
     if plan.eval_steps is not None:
         assert plan.num_batches in runtime.evaluated
         if not crashes:
@@ -298,7 +298,7 @@ def stuck_mind(**changes):
     return coordinator, tell(coordinator, *done(0))
 
 
-def test_a_stuck_group_is_drawn_again():
+def test_a_stuck_group_is_retried():
     coordinator, commands = stuck_mind(on_stuck="retry", max_retries=1)
     assert commands[:3] == [
         Abort("a", 3, (TrajectoryId(1, 0),)),
@@ -333,7 +333,7 @@ def test_with_extra_groups_a_batch_is_stuck_when_it_lacks_so_many():
     assert [c.group for c in commands if isinstance(c, RetryPrompt)] == [1, 2]
 
 
-def test_a_stuck_group_with_nothing_to_judge_is_drawn_again():
+def test_a_stuck_group_with_nothing_to_judge_is_retried():
     coordinator, _ = stuck_mind(on_stuck="truncate")
     assert RetryPrompt(1) in tell(coordinator, TrajectoryInterrupted(TrajectoryId(1, 0), "a", 3, 0))
 
@@ -424,7 +424,7 @@ def test_a_late_report_of_a_version_changes_nothing():
     assert (coordinator.state.published, coordinator.state.training) == (1, 1)
 
 
-def test_a_prompt_drawn_again_goes_before_those_never_drawn():
+def test_a_retried_prompt_goes_before_new_ones():
     plan = a_plan(groups_per_batch=2, num_generations=1, max_staleness=0, on_stuck="retry")
     coordinator = a_coordinator(plan, instances=[("a", 2)])
     tell(coordinator)

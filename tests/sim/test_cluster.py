@@ -39,8 +39,8 @@ class Lengths:
     def __init__(self, seed: int) -> None:
         self.seed = seed
 
-    def prompt(self, draw: int) -> Prompt:
-        return Prompt(draw % 7, draw // 7, 1 + int(20 * uniform(self.seed, b"p", draw % 7)))
+    def prompt(self, number: int) -> Prompt:
+        return Prompt(number % 7, number // 7, 1 + int(20 * uniform(self.seed, b"p", number % 7)))
 
     def length(self, row: int, epoch: int, member: int) -> int:
         return 1 + int(60 * uniform(self.seed, b"l", row, epoch, member) ** 2)
