@@ -1,4 +1,4 @@
-"""The drafter: what an engine asks for drafts and tells what came of them.
+"""The drafter: proposes drafts to an engine and learns from what came of them.
 
     drafter = Drafter(history, window="cost", max_draft=16, shape="linear", ranking="combined",
                       max_sequences=64, max_length=1024)

@@ -179,7 +179,7 @@ class RewardExecutor:
         """
         ready = multiprocessing.connection.wait(self.connections(), timeout=0)
         for index, worker in enumerate(self._workers):
-            end = self._take_in(worker, now) if worker.process.connection in ready else None
+            end = self._receive(worker, now) if worker.process.connection in ready else None
             if end is None and worker.deadline is not None and worker.deadline <= now:
                 took = f"took longer than reward.timeout = {self._config.timeout:g} seconds"
                 end = took if worker.is_ready else self._slow_start()
@@ -189,8 +189,8 @@ class RewardExecutor:
         outcomes, self._outcomes = self._outcomes, []
         return outcomes
 
-    def _take_in(self, worker: _Worker, now: float) -> str | None:
-        """Read all that has come from a worker; return what it did last if it ended."""
+    def _receive(self, worker: _Worker, now: float) -> str | None:
+        """Read all that a worker has sent; return what it did last if it ended."""
         for reply in worker.process.replies():
             if not worker.is_ready and reply is not None:
                 self._started(worker, reply)

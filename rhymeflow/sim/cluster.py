@@ -6,10 +6,10 @@ happens at one instant has a fixed order: the world moves, commands arrive, even
 are looked at, the coordinator plans. Nothing is random.
 
 Modelled: commands and events take `command_seconds` and `event_seconds`; events of one sender
-arrive in order. A response is judged `reward_seconds` after it is finished. The learner trains for
-`train_step` and `train_token` for each token of prompts and responses (`measure_token` in groups
-whose rewards are all equal), then pushes; it begins nothing else meanwhile, and the version can be
-pulled when the push is over. Held-out evaluation is left out.
+arrive in order. A response is rewarded `reward_seconds` after it is finished. The learner trains
+for `train_step` and `train_token` for each token of prompts and responses (`measure_token` in
+groups whose rewards are all equal), then pushes; it begins nothing else meanwhile, and the version
+can be pulled when the push is over. Held-out evaluation is left out.
 
 Holds true: the same coordinator that drives real runs decides everything; the laws are checked by
 the audit on what the world did. Knows no strategy.

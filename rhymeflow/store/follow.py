@@ -1,11 +1,11 @@
-"""Following a run's event store as it grows: new segments, judgements and held-out answers.
+"""Following a run's event store as it grows: new segments, rewards and held-out answers.
 
 Holds true: every segment from where following begins is given once, in the order in which they were
-stored, so those of one response follow one another; a judgement is given with the response's
-segments if it is there when they are read, and else once, later; held-out answers are stored whole
-and judged, and given once; each call costs by what is new.
-Segments are never taken out of a store, nor changed once they are read (`trajectories.put_segment`
-of one that grew would be missed; the runtime stores none before it is whole).
+stored, so those of one response follow one another; a reward is given with the response's segments
+if it is there when they are read, and else once, later; held-out answers are stored whole with
+their reward, and given once; each call costs by what is new. Segments are never taken out of a
+store, nor changed once they are read (`TrajectoryStore.put_segment` of one that grew would be
+missed; the controller stores none before it is whole).
 """
 
 from __future__ import annotations
