@@ -169,7 +169,7 @@ def test_the_mind_plans_no_more_often_than_it_is_to() -> None:
     assert counts[1] < counts[0] / 2
 
 
-# -- the ledger sees it ----------------------------------------------------------------------------
+# -- the audit sees it -----------------------------------------------------------------------------
 
 
 def a_ledger(versions: tuple[int, ...], batches: int = 0) -> Audit:
@@ -264,7 +264,7 @@ def replace_version(response: Response, version: int) -> Response:
 
 
 def test_a_mind_that_breaks_the_bound_is_found_out() -> None:
-    """The coordinator is told of a bound of 3; the ledger holds the run to 0."""
+    """The coordinator gets a bound of 3; the audit holds the run to 0."""
     cluster = a_cluster_of_partial()
     cluster.audit._max_staleness = 0
     with pytest.raises(InvariantViolation, match="the bound is 0"):
