@@ -73,7 +73,7 @@ class Evaluate:
 
 @dataclass(frozen=True, slots=True)
 class FinishEarly:
-    """Take what is stored of this interrupted trajectory for complete, and have it judged.
+    """Take what is stored of this interrupted trajectory for complete, and have it rewarded.
 
     Its reason is `finished_early`. No instance has it, and no `TrajectoryFinished` is reported.
     """

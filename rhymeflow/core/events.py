@@ -127,7 +127,7 @@ class VersionPublished:
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """Held-out prompts were answered and judged under `version`: `reward` is their mean."""
+    """Held-out prompts were answered and rewarded under `version`: `reward` is their mean."""
 
     instance: InstanceId
     version: Version

@@ -86,14 +86,14 @@ def _finish_early(state: State, trajectory: TrajectoryId) -> Commands:
     group = state.groups.get(trajectory.group)  # another member may have ended it just now
     if group is None or not group.finishing_early:
         return
-    if group.members[trajectory.member].length == 0:  # nothing to judge
+    if group.members[trajectory.member].length == 0:  # nothing to reward
         yield from state.retry(group, "stuck, and there was nothing of it yet")
     else:
         yield from state.finish_early(trajectory)
 
 
 def on_trajectory_finished(state: State, event: events.TrajectoryFinished) -> None:
-    """A response is complete and is being judged."""
+    """A response is complete and is being rewarded."""
     member = state.member(event.trajectory)
     if member is None or member.instance != event.instance:
         return
@@ -106,7 +106,7 @@ def on_trajectory_finished(state: State, event: events.TrajectoryFinished) -> No
 
 
 def on_trajectory_rewarded(state: State, event: events.TrajectoryRewarded) -> Commands:
-    """A response is judged; with enough of them the group is complete."""
+    """A response is rewarded; with enough of them the group is complete."""
     member = state.member(event.trajectory)
     if member is None or not member.apply(events.TrajectoryRewarded):
         return

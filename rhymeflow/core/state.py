@@ -184,7 +184,7 @@ class State:
         yield FinishEarly(trajectory)
 
     def abort_members(self, group: Group) -> Iterator[Command]:
-        """Abort those of the group that are not judged."""
+        """Abort those of the group that are not rewarded."""
         on_instance: dict[InstanceId, list[TrajectoryId]] = {}
         for trajectory, member in zip(group.ids(), group.members, strict=True):
             if member.state is MemberState.WAITING:

@@ -15,7 +15,7 @@ from rhymeflow.workers.messages import Answered
 
 
 class AnswerKey(NamedTuple):
-    """Names an answer to a held-out prompt while it is being judged."""
+    """Names an answer to a held-out prompt while it is being rewarded."""
 
     instance: InstanceId
     asked: Version
@@ -37,7 +37,7 @@ class Evaluation:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every prompt is answered and judged."""
+        """Whether every prompt is answered and rewarded."""
         return len(self.rewards) == self.size
 
     @property
@@ -66,7 +66,7 @@ class Evaluations:
         evaluation.answers[message.row] = message.tokens
         return AnswerKey(instance, message.asked, message.row)
 
-    def judged(self, key: AnswerKey, reward: float) -> Evaluation | None:
+    def rewarded(self, key: AnswerKey, reward: float) -> Evaluation | None:
         """Receive a reward; return the evaluation it is part of, if that is still in progress."""
         evaluation = self._in_progress.get((key.instance, key.asked))
         if evaluation is not None:

@@ -40,7 +40,7 @@ class GroupPrompt(NamedTuple):
 class NewSegment(NamedTuple):
     """Tokens from position `start` on; `tokens` is int32 [n].
 
-    `length` and `reward` are of the whole response, where it is finished and judged.
+    `length` and `reward` are of the whole response, where it is finished and rewarded.
     """
 
     trajectory: TrajectoryId
@@ -66,7 +66,7 @@ class Follower:
 
     def __init__(self, reader: TrajectoryReader, *, num_tokens: int) -> None:
         self._reader = reader
-        # Rewards first: what is judged before its segments are read comes with them.
+        # Rewards first: what is rewarded before its segments are read comes with them.
         self._seq = self._last_event()
         ((self._row,),) = reader.query(_BEFORE_LAST.format("segments"), num_tokens)
         ((self._answer,),) = reader.query(_BEFORE_LAST.format("evaluations"), num_tokens)

@@ -130,22 +130,22 @@ class IndexWriter:
         self._index, self._follower, self._config = index, follower, config
         self._aligned, self._age = aligned, age
         self._open: dict[TrajectoryId, int] = {}
-        """Responses that are not judged yet, by their number in the index."""
-        self._judged: list[TrajectoryRewarded] = []
+        """Responses that are not rewarded yet, by their number in the index."""
+        self._rewarded: list[TrajectoryRewarded] = []
         self._prompt = lru_cache(PROMPTS_REMEMBERED)(self._read_prompt)
 
     def write(self) -> int:
         """Write what is new, at most `SEGMENTS_AT_ONCE` segments and answers; return how many."""
-        # A response that is judged by now has all its segments among those that are read next.
-        self._judged += self._follower.rewards()
+        # A response that is rewarded by now has all its segments among those that are read next.
+        self._rewarded += self._follower.rewards()
         segments = self._follower.segments(SEGMENTS_AT_ONCE)
         for segment in segments:
             self._take(segment)
         if len(segments) < SEGMENTS_AT_ONCE:
-            for judged in self._judged:
-                if judged.trajectory in self._open:
-                    self._index.finish(self._open.pop(judged.trajectory), judged.reward)
-            self._judged.clear()
+            for rewarded in self._rewarded:
+                if rewarded.trajectory in self._open:
+                    self._index.finish(self._open.pop(rewarded.trajectory), rewarded.reward)
+            self._rewarded.clear()
         answers = self._follower.answers(SEGMENTS_AT_ONCE - len(segments))
         for answer in answers:
             self._enter(answer)
@@ -178,7 +178,7 @@ class IndexWriter:
         group, member = segment.trajectory
         epoch, key, tail = self._prompt(group)
         if len(self._open) >= self._index.handle.max_responses:
-            # Never judged: its group was left out. Newer ones have taken its place in the index.
+            # Never rewarded: its group was left out. Newer ones have taken its place in the index.
             del self._open[next(iter(self._open))]
         return self._index.begin(
             key,
