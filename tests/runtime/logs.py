@@ -29,7 +29,7 @@ def replay(config: Config) -> list[tuple[Event, list[Command]]]:
     """Each event of the log, and what a fresh coordinator commands upon it."""
     coordinator = Coordinator(build.plan(config), build.schedule(config))
     log = reader(config)
-    found = [(r.event, coordinator.handle(r.event, r.time)) for r in log.events()]
+    found = [(r.event, coordinator.handle(r.event)) for r in log.events()]
     log.close()
     return found
 
