@@ -178,7 +178,7 @@ class Driver:
         match command:
             case c.RequestPrompts(count):
                 for _ in range(count):
-                    yield e.GroupDrawn(self.group_id, self.group_id, 0, 500)
+                    yield e.GroupCreated(self.group_id, self.group_id, 0, 500)
                     self.group_id += 1
             case c.Route(instance, _, trajectory):
                 self.where[trajectory] = instance

@@ -5,7 +5,7 @@
 
 A rule is a pure function of a read-only view of all instances. Whatever it proposes, the staleness
 bound holds and no response is lost: the coordinator drops proposals that would break either.
-docs/schedules.md describes the other kinds of rule, `rhymeflow/core/strategies/view.py` the view.
+docs/schedules.md describes the other kinds of rule, `rhymeflow/core/strategies/base.py` the view.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ def problem(digits):
     return {"prompt": terms + "?", "answer": sum(digits)}
 
 
-if __name__ == "__main__":  # reward workers import this file
+if __name__ == "__main__":  # reward processes import this file
     rows = [problem(random.choices(range(10), k=random.randint(3, 9))) for _ in range(320)]
     trainer = Trainer(
         model="recipe:demo",

@@ -1,4 +1,4 @@
-"""From a configuration to what the coordinator is told: the size of the run, and its rules.
+"""From a configuration to what the coordinator gets: the size of the run, and its rules.
 
 Holds true: names and functions of the user's are resolved here and nowhere else; what cannot be is
 a `UserError` that names the field.
@@ -25,7 +25,7 @@ Rule = TypeVar("Rule", bound=Callable[..., Any])
 
 
 def plan(config: Config) -> Plan:
-    """The size of the run, and what the protocol is told."""
+    """The size of the run, and the parameters of the protocol."""
     rules, groups_per_batch = config.schedule, config.learner.groups_per_batch
     return Plan(
         num_batches=config.learner.max_steps,
@@ -66,11 +66,11 @@ def schedule(config: Config) -> Schedule:
 
 
 def _layout(chosen: ScheduleConfig) -> Callable[[], Layout]:
-    made = SCHEDULES[chosen.name].layout
-    if made is None:
+    layout = SCHEDULES[chosen.name].layout
+    if layout is None:
         return NoLayout
     return partial(
-        made, alternate_order=chosen.alternate_order, balance_instances=chosen.balance_instances
+        layout, alternate_order=chosen.alternate_order, balance_instances=chosen.balance_instances
     )
 
 
@@ -82,7 +82,7 @@ def _admission(chosen: ScheduleConfig) -> Admission:
 
 
 def _max_inflight_groups(config: Config) -> int:
-    """Groups produced at a time: so many batches' worth, or as many as there are entries."""
+    """Groups in flight at a time: so many batches' worth, or as many as there are entries."""
     chosen = config.schedule
     batch = config.learner.groups_per_batch + chosen.extra_groups
     own = SCHEDULES[chosen.name].max_inflight_batches

@@ -77,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
         "[--section.field VALUE ...]",
         epilog="Every field of the configuration is an option, such as "
         "`--learner.max_steps 20`; `--dry-run` shows them all. `--schedule NAME` is short for "
-        "`--schedule.name NAME`.",
+        "`--schedule.name NAME`, `--history RUN_DIR` for `--drafting.history_run RUN_DIR`.",
     )
     sub.add_argument("recipe", metavar="RECIPE_OR_FILE", help="a recipe's name or a YAML file")
     sub.add_argument(
@@ -137,7 +137,7 @@ def train(args: argparse.Namespace) -> int:
 
 
 def simulate(args: argparse.Namespace) -> int:
-    """Run a configuration on a simulated cluster, and draw what happened."""
+    """Run a configuration on a simulated cluster, and plot what happened."""
     from rhymeflow.sim.simulate import simulate as run
 
     config = read_config(args.recipe, args.overrides)

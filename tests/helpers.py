@@ -31,7 +31,7 @@ from rhymeflow.core.cost import CostModel
 from rhymeflow.core.events import (
     Evaluated,
     Event,
-    GroupDrawn,
+    GroupCreated,
     InstanceJoined,
     InstanceLeft,
     LearnerReady,
@@ -105,8 +105,8 @@ class FakeInstance:
     evaluating: int | None = None
     last_number: int = 0
     clock: float = 0.0
-    told: int = 0
-    """The version it will hold after all it was told, as far as the coordinator can know."""
+    commanded: int = 0
+    """The version it will hold after all its commands, as far as the coordinator can know."""
     alive: bool = True
 
 
@@ -139,7 +139,7 @@ class FakeRuntime:
         self.log: list[Event] = []
         self.commands: list[Command] = []
         self.instances: dict[str, FakeInstance] = {}
-        self.draws: deque[Event] = deque()  # the data reports prompts in order; ...
+        self.created: deque[Event] = deque()  # the data reports prompts in order; ...
         self.events: list[Event] = [LearnerReady(0)]  # ... of rewards and such nothing is promised
         self.published, self.group_id, self.training = 0, 0, None
         self.prompt_of: dict[int, int] = {}
@@ -147,7 +147,7 @@ class FakeRuntime:
         self.begun: dict[TrajectoryId, int] = {}
         """V_traj, as the coordinator can know it."""
         self.started: dict[TrajectoryId, int] = {}
-        """The least version that a response was really made under."""
+        """The least version that a response was really generated under."""
         self.stored: dict[TrajectoryId, int] = {}
         self.complete: set[TrajectoryId] = set()
         self.batches: list[tuple[int, ...]] = []
@@ -180,8 +180,8 @@ class FakeRuntime:
         ]
         if self.news:
             moves.append(self._tick)
-        if self.draws:
-            moves.append(lambda: self._report(self.draws.popleft()))
+        if self.created:
+            moves.append(lambda: self._report(self.created.popleft()))
         for instance in self.instances.values():
             moves += self._moves_of(instance)
         if self.training is not None:
@@ -229,7 +229,7 @@ class FakeRuntime:
                 case TrajectoryFinished(trajectory=trajectory):
                     self._judge(trajectory)
                 case Pulled(version=version):
-                    instance.told = max(instance.told, version)
+                    instance.commanded = max(instance.commanded, version)
         self._report(event)
 
     def _judge(self, trajectory: TrajectoryId) -> None:
@@ -248,11 +248,11 @@ class FakeRuntime:
         match command:
             case RequestPrompts(count):
                 for _ in range(count):
-                    self._draw(self.num_prompts, None)
+                    self._create(self.num_prompts, None)
                     self.num_prompts += 1
             case RetryPrompt(group):
                 assert group in self.dropped
-                self._draw(self.prompt_of[group], group)
+                self._create(self.prompt_of[group], group)
             case Train(version, groups, members):
                 self._check_batch(version, groups, members)
                 self.training = version
@@ -274,14 +274,16 @@ class FakeRuntime:
     def _check_instance_command(self, instance: FakeInstance, command: Command) -> None:
         match command:
             case Pull(version=version):
-                assert instance.told < version <= self.published
-                instance.told = version
+                assert instance.commanded < version <= self.published
+                instance.commanded = version
             case Route(trajectory=trajectory):
-                begun = self.begun.setdefault(trajectory, instance.told)
-                assert instance.told >= begun, "goes on under weights older than it began under"
+                begun = self.begun.setdefault(trajectory, instance.commanded)
+                assert instance.commanded >= begun, (
+                    "goes on under weights older than it began under"
+                )
 
-    def _draw(self, prompt: int, repeats: int | None) -> None:
-        self.draws.append(GroupDrawn(self.group_id, prompt, 0, 5, repeats))
+    def _create(self, prompt: int, repeats: int | None) -> None:
+        self.created.append(GroupCreated(self.group_id, prompt, 0, 5, repeats))
         self.prompt_of[self.group_id] = prompt
         self.group_id += 1
 
@@ -380,7 +382,9 @@ class FakeRuntime:
         self._join(f"{instance.name}.{self.crashes}", instance.capacity)
 
     def _join(self, name: str, capacity: int) -> None:
-        self.instances[name] = FakeInstance(name, capacity, self.published, told=self.published)
+        self.instances[name] = FakeInstance(
+            name, capacity, self.published, commanded=self.published
+        )
         self.events.append(InstanceJoined(name, self.published, capacity, 10_000))
 
     def _publish(self) -> None:

@@ -127,7 +127,7 @@ def fitted(
 ) -> Calibration:
     """Fit a profile to timings. `machine` goes into its description."""
     decode = fit_decode(engine_timings.decode)
-    prefill = fit_prefill(engine_timings.intakes, decode)
+    prefill = fit_prefill(engine_timings.prefills, decode)
     train = fit_line(
         [timing.tokens for timing in learner_timings.train],
         [timing.seconds for timing in learner_timings.train],
@@ -143,9 +143,9 @@ def fitted(
         ),
         Row(
             "prefill",
-            _prefill_errors(prefill, engine_timings.intakes, decode),
+            _prefill_errors(prefill, engine_timings.prefills, decode),
             None,
-            len(engine_timings.intakes),
+            len(engine_timings.prefills),
         ),
         Row(
             "training steps",
@@ -180,12 +180,12 @@ def fitted(
     return Calibration(profile, rows, waited, None)
 
 
-def fit_prefill(intakes: Sequence[Prefill], decode: DecodeFit) -> float:
+def fit_prefill(prefills: Sequence[Prefill], decode: DecodeFit) -> float:
     """Seconds per token prefilled: all of the time, less that of the iterations as such, over all
     of the tokens. So the total is right, whatever single ones are.
     """
-    seconds = sum(_beyond_decoding(intake, decode) for intake in intakes)
-    return max(0.0, seconds) / sum(intake.tokens for intake in intakes)
+    seconds = sum(_beyond_decoding(prefill, decode) for prefill in prefills)
+    return max(0.0, seconds) / sum(prefill.tokens for prefill in prefills)
 
 
 def fit_still(timings: Sequence[TrainTiming], train: LineFit) -> LineFit:
@@ -194,8 +194,8 @@ def fit_still(timings: Sequence[TrainTiming], train: LineFit) -> LineFit:
     return LineFit(max(0.0, seconds) / sum(timing.tokens for timing in timings), train.fixed)
 
 
-def _beyond_decoding(intake: Prefill, decode: DecodeFit) -> float:
-    return intake.seconds - sum(decode.seconds(n, held) for n, held in intake.iterations)
+def _beyond_decoding(prefill: Prefill, decode: DecodeFit) -> float:
+    return prefill.seconds - sum(decode.seconds(n, held) for n, held in prefill.iterations)
 
 
 def _decode_errors(fit: DecodeFit, timings: Sequence[DecodeTiming]) -> Errors:
@@ -203,13 +203,13 @@ def _decode_errors(fit: DecodeFit, timings: Sequence[DecodeTiming]) -> Errors:
     return errors(predicted, [timing.seconds for timing in timings])
 
 
-def _prefill_errors(each: float, intakes: Sequence[Prefill], decode: DecodeFit) -> Errors:
+def _prefill_errors(each: float, prefills: Sequence[Prefill], decode: DecodeFit) -> Errors:
     """Of the whole time until all decode, as a simulation would have it."""
     predicted = [
-        each * intake.tokens + intake.seconds - _beyond_decoding(intake, decode)
-        for intake in intakes
+        each * prefill.tokens + prefill.seconds - _beyond_decoding(prefill, decode)
+        for prefill in prefills
     ]
-    return errors(predicted, [intake.seconds for intake in intakes])
+    return errors(predicted, [prefill.seconds for prefill in prefills])
 
 
 def _train_errors(fit: LineFit, timings: Sequence[TrainTiming]) -> Errors:

@@ -78,7 +78,7 @@ class EngineTimings(NamedTuple):
 
     decode: list[DecodeTiming]
     held_out: list[DecodeTiming]
-    intakes: list[Prefill]
+    prefills: list[Prefill]
     pulls: list[float]
     kv_capacity: int
     """Tokens that the instance holds at most."""
@@ -127,13 +127,13 @@ class EngineBench:
         for state in STATES:
             self._descend(state)  # warm-up: the cache's memory, the kernels of these shapes
         decode: dict[State, dict[int, list[DecodeTiming]]] = defaultdict(lambda: defaultdict(list))
-        intakes = []
+        prefills = []
         for number in range(PASSES):
             order = list(STATES)
             random.Random(number).shuffle(order)
             for state in order:
                 prefill, timings = self._descend(state)
-                intakes.append(prefill)
+                prefills.append(prefill)
                 for timing in timings:
                     decode[state][timing.n].append(timing)
         points = {
@@ -148,7 +148,7 @@ class EngineBench:
         return EngineTimings(
             points[False],
             points[True],
-            intakes,
+            prefills,
             self._pulls(),
             self.kv_capacity,
             watch.share_waited(),

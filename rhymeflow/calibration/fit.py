@@ -60,10 +60,10 @@ class Errors(NamedTuple):
 def fit_decode(timings: Sequence[DecodeTiming]) -> DecodeFit:
     """Fit one iteration's cost.
 
-    With the kink at m the floor is k2 = k3 m + c, so the whole is linear in (k1, k3, c):
-    k1 K + k3 max(n, m) + c. Kinks from 0 to the largest n are tried, then kinks between the
-    neighbours of the best, and the one that fits best is taken. k4 cannot be told from k2 and c
-    together, and is 0.
+    With the kink at m the floor is k2 = k3 m + c, so the whole is linear in (k1, k3, c): k1 K + k3
+    max(n, m) + c. Kinks from 0 to the largest n are tried, then kinks between the neighbours of the
+    best, and the one that fits best is taken. k4 cannot be separated from k2 and c together, and is
+    0.
     """
     assert timings, "nothing was measured"
     n, kv_tokens, seconds = (np.array(column, float) for column in zip(*timings, strict=True))

@@ -87,7 +87,7 @@ def _answer(process: BaseProcess, connection: Connection) -> Any:
 
 
 def _serve(connection: Connection, job: Job) -> None:
-    """The worker's side: be ready, measure when told to, work until the pipe is closed."""
+    """The worker's side: be ready, measure on request, work until the pipe is closed."""
     if job.cpus is not None:
         os.sched_setaffinity(0, job.cpus)
     try:
@@ -100,7 +100,7 @@ def _serve(connection: Connection, job: Job) -> None:
     except UserError as error:
         connection.send(error)
     except (EOFError, BrokenPipeError, ConnectionResetError):
-        return  # another worker failed, and nobody waits for this one
+        return  # another worker failed, and no process waits for this one
 
 
 @contextmanager

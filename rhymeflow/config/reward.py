@@ -20,16 +20,16 @@ class RewardFunction(Section):
 
 
 class RewardConfig(Section):
-    """How a trajectory is judged."""
+    """How a trajectory is scored."""
 
     functions: tuple[RewardFunction, ...] = (RewardFunction(function="exact_match"),)
     """The weighted sum of these is the reward."""
     num_workers: Positive = 1
-    """Worker processes."""
+    """Processes that run the functions, started by the reward worker."""
     timeout: PositiveFloat = 60.0
-    """Seconds one call may take before its worker is killed and the call counts as failed."""
+    """Seconds one call may take before its process is killed and the call counts as failed."""
     start_timeout: PositiveFloat = 120.0
-    """Seconds a worker may take to import the functions."""
+    """Seconds a process may take to import the functions."""
     retries: NonNegative = 1
     """Further tries after a call that raised, hung, or returned something that is no reward."""
     on_failure: Literal["stop", "drop"] = "stop"

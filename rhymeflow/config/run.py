@@ -26,5 +26,7 @@ class RunConfig(Section):
     worker_timeout: PositiveFloat = 300.0
     """Seconds a worker may be silent before it counts as hung."""
     instance_restarts: NonNegative = 3
-    """Rollout instances, in all, that may die or hang and are replaced, while their responses go on
-    elsewhere; one more, or the learner, stops the run. An error in one stops it at once."""
+    """Rollout instances, in all, that may die or hang and are replaced, while their responses
+    continue elsewhere; one more stops the run. The same number holds for the reward worker, and for
+    the history worker, without which the run then goes on. Losing the learner stops the run, and an
+    error in any of them but the history worker stops it at once."""

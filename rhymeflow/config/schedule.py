@@ -22,7 +22,7 @@ class ScheduleConfig(Section):
     name: Literal[
         "synchronous", "one_step", "bounded", "partial", "staleflow", "histopipe", "rhymeflow"
     ] = "rhymeflow"
-    """`synchronous`: rollout and training take turns. `one_step`: the next batch is produced while
+    """`synchronous`: rollout and training take turns. `one_step`: the next batch is generated while
     one is trained on, batch by batch. `bounded`: no batches; as many groups are in flight as the
     bound allows, and an instance pulls when it has finished what it runs. `partial`: responses go
     on across versions; an instance pulls whenever it lags. `staleflow`: responses also move between
@@ -45,7 +45,7 @@ class ScheduleConfig(Section):
     """What becomes of what runs on an instance that pulls: `drain` lets it finish first, `keep`
     goes on with it there, `reroute` routes it anew; `None` as the schedule has it."""
     max_inflight_batches: PositiveFloat | None = None
-    """Batches' worth of groups produced at a time: fewer leave the machine to the groups that the
+    """Batches' worth of groups in flight at a time: fewer leave the machine to the groups that the
     learner waits for, more fill it better. `None` as the schedule has it: 1 for `staleflow`, 1.5
     for `rhymeflow`, as many as the bound allows for the others."""
     cost_model: str = "demo-cpu"
@@ -72,11 +72,11 @@ class ScheduleConfig(Section):
     every instance gets as many prompts."""
     outlier_ratio: Annotated[float, Field(gt=1)] = 1.5
     """`histopipe`: a response among the last of its instance is moved elsewhere, or put off to the
-    next step, when it has this many times the tokens that its prompt's history made expect."""
+    next step, when it has this many times the tokens that its prompt's history predicted."""
     extra_groups: NonNegative = 0
-    """Groups produced for each batch beyond `groups_per_batch`; the slowest are aborted."""
+    """Groups generated for each batch beyond `groups_per_batch`; the slowest are aborted."""
     extra_generations: NonNegative = 0
-    """Trajectories produced for each group beyond `num_generations`; the slowest are aborted."""
+    """Trajectories generated for each group beyond `num_generations`; the slowest are aborted."""
     filter_zero_variance: bool = False
     """Train on no group whose rewards are all equal, but on another prompt (DAPO's dynamic
     sampling)."""
@@ -84,12 +84,12 @@ class ScheduleConfig(Section):
     """How many batches' worth of groups may be filtered between two steps; then they pass."""
     on_stuck: Literal["wait", "retry", "truncate"] = "wait"
     """What is done when an idle learner waits for the last `stuck_threshold` groups of a batch:
-    `retry` aborts them and tries their prompts again, `truncate` trains on what there is of
-    them."""
+    `retry` aborts them and requests their prompts again, `truncate` finishes them early and
+    trains on what there is."""
     stuck_threshold: Positive = 1
     """Groups that may be missing for a batch to count as stuck."""
     max_retries: NonNegative = 2
-    """Times a prompt is tried again because of `on_stuck`; then it is waited for."""
+    """Times a prompt is retried because of `on_stuck`; then it is waited for."""
 
     @property
     def bound(self) -> int:

@@ -54,15 +54,15 @@ class SimulationConfig(Section):
     rollout_devices: Positive | None = None
     """Those of them that instances run on, the rest trains; `None` takes half."""
     colocated: bool = False
-    """All devices produce, then all of them train, in turn. Only where the schedule's bound is 0:
+    """All devices generate, then all of them train, in turn. Only where the schedule's bound is 0:
     else the two would go on at the same time on the same devices."""
     workload: WorkloadConfig = WorkloadConfig()
     skip_steps: NonNegative = 1
     """Steps at the beginning that throughput and idle shares leave out."""
     acceptance: Annotated[float, Field(ge=0, lt=1)] = 0.7
-    """Chance that a drafted token is accepted, given that those before it were, for a prompt that
-    was answered in an earlier epoch. RhymeRL's authors report 65% to 79% of drafted tokens. Drafts
-    follow `drafting.window` (`off`: none, else as many as pay) and `drafting.max_draft`."""
+    """Probability that a drafted token is accepted, given that those before it were, for a prompt
+    that was answered in an earlier epoch. RhymeRL's authors report 65% to 79% of drafted tokens.
+    Drafts follow `drafting.window` (`off`: none, else as many as pay) and `drafting.max_draft`."""
     first_acceptance: Annotated[float, Field(ge=0, lt=1)] = 0.3
     """The same for a prompt that was not answered before: drafts come from siblings only."""
     share_prompts: bool = True
@@ -79,7 +79,7 @@ class SimulationConfig(Section):
     event_seconds: NonNegativeFloat = 0.001
     """From an instance or the learner to the coordinator."""
     reward_seconds: NonNegativeFloat = 0.01
-    """For judging a response; any number are judged at a time."""
+    """For the reward of a response; any number are computed at a time."""
     timeline_rows: Positive = 64
     """Instances that the timeline shows; of more, evenly chosen ones."""
 

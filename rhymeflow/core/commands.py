@@ -14,21 +14,21 @@ from rhymeflow.core.types import Ending, GroupId, InstanceId, TrajectoryId, Vers
 
 @dataclass(frozen=True, slots=True)
 class RequestPrompts:
-    """Take `count` more prompts from the data and report each as `GroupDrawn`."""
+    """Take `count` more prompts from the data and report each as `GroupCreated`."""
 
     count: int
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPrompt:
-    """Take the prompt of this ended group once more; report it as `GroupDrawn`, a new group."""
+    """Take the prompt of this ended group once more; report a new group by `GroupCreated`."""
 
     group: GroupId
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Produce the trajectory on this instance, going on from what is stored of it."""
+    """Generate the trajectory on this instance, continuing from what is stored of it."""
 
     instance: InstanceId
     number: int
@@ -55,7 +55,7 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """Take `version` from the parameter server, prove it, and go on with what runs under it."""
+    """Load `version` from the weight store, prove it, and continue with what runs under it."""
 
     instance: InstanceId
     number: int
@@ -73,7 +73,7 @@ class Evaluate:
 
 @dataclass(frozen=True, slots=True)
 class FinishEarly:
-    """Take what is stored of this interrupted trajectory for complete, and have it judged.
+    """Take what is stored of this interrupted trajectory for complete, and have it rewarded.
 
     Its reason is `finished_early`. No instance has it, and no `TrajectoryFinished` is reported.
     """

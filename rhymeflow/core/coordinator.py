@@ -2,9 +2,8 @@
 
     commands = coordinator.handle(event)
 
-Holds true: deterministic (the same events give the same commands); plans on what it has already
-commanded, so nothing is planned twice; every admitted group ends in exactly one of consumed,
-filtered or aborted-with-reason (law 2); an event about something that has ended changes nothing.
+Holds true: the same events give the same commands; every admitted group ends in exactly one of
+consumed, filtered or aborted with a reason (law 2).
 
 Events change the state, and only what follows from them at once is commanded with them
 (`handlers.py`). Everything else is planned on `Tick` (`planner.py`), once for all events of a
@@ -16,9 +15,10 @@ Knows no clock, no torch, no network, no tokens.
 
 from __future__ import annotations
 
-from rhymeflow.core import handlers, planner
+from rhymeflow.core import planner
 from rhymeflow.core.commands import Command
 from rhymeflow.core.events import Event, Tick
+from rhymeflow.core.handlers import HANDLERS
 from rhymeflow.core.plan import Plan, Schedule
 from rhymeflow.core.state import State
 
@@ -30,7 +30,7 @@ class Coordinator:
         self.state = State(plan, schedule)
 
     def handle(self, event: Event) -> list[Command]:
-        """Take in one event; return what is to be done."""
+        """Process one event; return what is to be done."""
         if isinstance(event, Tick):
             return list(planner.plan(self.state))
-        return handlers.handle(self.state, event)
+        return list(HANDLERS[type(event)](self.state, event) or ())

@@ -29,7 +29,7 @@ class CostModel:
     k4: float
     """Per iteration."""
     prefill_token: float
-    """Per token taken in (prompt, or what is taken in again after a pull or a move)."""
+    """Per token prefilled (a prompt, or what is recomputed after a pull or a migration)."""
     train_token: float
     """Per token trained on, by the whole learner."""
     measure_token: float

@@ -1,7 +1,7 @@
 """Events reported to the coordinator. Each is stored before it is acted on.
 
 An event says what has happened, never what to do; it can arrive late or twice. Heavy data (tokens,
-log-probabilities, weights) is not in it. Those of one instance arrive in the order it made them.
+log-probabilities, weights) is not in it. Those of one instance arrive in order.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Tick:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupDrawn:
+class GroupCreated:
     """The data gave one more prompt: group `group` is `prompt` (row number) in `epoch`.
 
     The numbers of groups follow one another, also where the prompt is that of an earlier group.
@@ -45,7 +45,7 @@ class InstanceJoined:
 
 @dataclass(frozen=True, slots=True)
 class InstanceLeft:
-    """The instance is gone, whatever it was told; tokens not stored by now are lost."""
+    """The instance is gone, whatever it was commanded; tokens not stored by now are lost."""
 
     instance: InstanceId
     reason: str
@@ -105,7 +105,7 @@ class TrajectoryRewarded:
 
 @dataclass(frozen=True, slots=True)
 class RewardFailed:
-    """No reward could be had for a finished response, after all retries."""
+    """No reward could be computed for a finished response, after all retries."""
 
     trajectory: TrajectoryId
     error: str
@@ -113,21 +113,21 @@ class RewardFailed:
 
 @dataclass(frozen=True, slots=True)
 class LearnerReady:
-    """The learner is up and the parameter server holds `version`."""
+    """The learner is up and the weight store holds `version`."""
 
     version: Version
 
 
 @dataclass(frozen=True, slots=True)
 class VersionPublished:
-    """Training on batch `version - 1` is over and the parameter server holds `version`."""
+    """Training on batch `version - 1` is over and the weight store holds `version`."""
 
     version: Version
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """Held-out prompts were answered and judged under `version`: `reward` is their mean."""
+    """Held-out prompts were answered and rewarded under `version`: `reward` is their mean."""
 
     instance: InstanceId
     version: Version
@@ -136,7 +136,7 @@ class Evaluated:
 
 Event = (
     Tick
-    | GroupDrawn
+    | GroupCreated
     | InstanceJoined
     | InstanceLeft
     | Snapshot

@@ -20,8 +20,8 @@ from rhymeflow.core.types import TrajectoryId
 Commands = Iterator[Command]
 
 
-def on_group_drawn(state: State, event: events.GroupDrawn) -> None:
-    """One more group waits to be admitted; a prompt that is tried again goes first."""
+def on_group_created(state: State, event: events.GroupCreated) -> None:
+    """One more group waits to be admitted; a prompt that is retried goes first."""
     if event.group != state.next_group:
         return
     state.next_group += 1
@@ -59,13 +59,13 @@ def on_instance_left(state: State, event: events.InstanceLeft) -> Commands:
 
 
 def on_snapshot(state: State, event: events.Snapshot) -> None:
-    """How an instance was."""
+    """How an instance is doing."""
     if event.instance in state.instances:
         state.instances[event.instance].reflect(event)
 
 
 def on_pulled(state: State, event: events.Pulled) -> None:
-    """An instance may have got a version newer than the one it was told to take."""
+    """An instance may have got a version newer than the one it was commanded to pull."""
     if event.instance in state.instances:
         state.instances[event.instance].pulled(event.version)
 
@@ -86,14 +86,14 @@ def _finish_early(state: State, trajectory: TrajectoryId) -> Commands:
     group = state.groups.get(trajectory.group)  # another member may have ended it just now
     if group is None or not group.finishing_early:
         return
-    if group.members[trajectory.member].length == 0:  # nothing to judge
+    if group.members[trajectory.member].length == 0:  # nothing to reward
         yield from state.retry(group, "stuck, and there was nothing of it yet")
     else:
         yield from state.finish_early(trajectory)
 
 
 def on_trajectory_finished(state: State, event: events.TrajectoryFinished) -> None:
-    """A response is complete and is being judged."""
+    """A response is complete and is being rewarded."""
     member = state.member(event.trajectory)
     if member is None or member.instance != event.instance:
         return
@@ -106,7 +106,7 @@ def on_trajectory_finished(state: State, event: events.TrajectoryFinished) -> No
 
 
 def on_trajectory_rewarded(state: State, event: events.TrajectoryRewarded) -> Commands:
-    """A response is judged; with enough of them the group is complete."""
+    """A response is rewarded; with enough of them the group is complete."""
     member = state.member(event.trajectory)
     if member is None or not member.apply(events.TrajectoryRewarded):
         return
@@ -161,7 +161,7 @@ def on_evaluated(state: State, event: events.Evaluated) -> None:
 
 
 HANDLERS: Mapping[type[Any], Callable[[State, Any], Commands | None]] = {
-    events.GroupDrawn: on_group_drawn,
+    events.GroupCreated: on_group_created,
     events.InstanceJoined: on_instance_joined,
     events.InstanceLeft: on_instance_left,
     events.Snapshot: on_snapshot,
@@ -174,8 +174,3 @@ HANDLERS: Mapping[type[Any], Callable[[State, Any], Commands | None]] = {
     events.VersionPublished: on_version_published,
     events.Evaluated: on_evaluated,
 }
-
-
-def handle(state: State, event: events.Event) -> list[Command]:
-    """Take in one event; return what follows from it at once."""
-    return list(HANDLERS[type(event)](state, event) or ())

@@ -1,4 +1,4 @@
-"""The speculative state of an instance: as it will be once it has carried out what it was told.
+"""The speculative state of an instance: as it will be once it has carried out its commands.
 
 Holds true: what a command does to an instance is counted from the moment the command is given and
 exactly once. A snapshot says up to which command it reflects; what was commanded since is added to
@@ -65,7 +65,7 @@ class Instance:
         self._decoded_before[trajectory] = self.decoded_tokens
 
     def take(self, trajectories: tuple[TrajectoryId, ...]) -> int:
-        """Take these off what is assigned; the number of the command that does it."""
+        """Remove these from what is assigned; the number of the command that does it."""
         for trajectory in trajectories:
             del self._decoded_before[trajectory]
         return self.next_number(-sum(self.assigned.pop(t) for t in trajectories))
@@ -75,12 +75,12 @@ class Instance:
         return max(0, int(self.decoded_tokens - self._decoded_before[trajectory]))
 
     def pulled(self, version: Version) -> None:
-        """It has pulled, and perhaps got a newer version than it was told to take."""
+        """It has pulled, and perhaps got a newer version than was commanded."""
         self._view = None
         self.version = max(self.version, version)
 
     def reflect(self, seen: Snapshot) -> None:
-        """Take in how it was."""
+        """Update what is known of it."""
         self._view = None
         self._kv_seen, self.waiting, self.decoded_tokens = (
             seen.kv_tokens, seen.waiting, seen.decoded_tokens

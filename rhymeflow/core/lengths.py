@@ -15,8 +15,8 @@ by how few responses w it is of, it is x. The slope b of u on x is learned from 
 line by more than chance, their line replaces it: a history that stops being true, or a shift common
 to all prompts, is noticed within some dozen groups.
 
-*Siblings.* Y is the sum of n finished members. Who finishes first is short, so m others count too,
-each with its mean above what all of them have, the floor (a censored normal, fitted by EM):
+*Siblings.* Y is the sum of n finished members. Short ones finish first, so m others count too, each
+with its mean above what all of them have, the floor (a censored normal, fitted by EM):
 
     u = (prior / V + (Y + m E[y | y > floor, u]) / W) / (1 / V + (n + m) / W)
 
@@ -51,7 +51,7 @@ _EPOCH = 0.5
 _RESIDUALS, _POINTS = 1024, 128
 """Responses that say how lengths are distributed, and points that stand for them."""
 _LEAST = 1e-4
-"""No variance is taken to be less."""
+"""Lower bound of a variance."""
 _EM_STEPS = 8
 
 
@@ -89,7 +89,7 @@ class LengthPredictor:
             return
         self._learn()
         x = self._history(prompt)
-        opened = self._open[group] = _Group(prompt, epoch, x, _NOTHING)
+        opened = self._open[group] = _Group(prompt, epoch, x)
         guess, scale = self._level(opened)
         low, high = (guess + scale * self._residual(q) for q in (0.1, 0.9))
         opened.prediction = Prediction(x is not None, self._line(x).mean, guess, low, high)
@@ -174,14 +174,14 @@ class LengthPredictor:
             return None
         _, weight, total = self._prompts[prompt]
         mean, variance = self._prior(_NOBODY)
-        if self._seen is None:  # at first history is taken at its word
+        if self._seen is None:  # at first history is trusted
             d, e = sqrt(variance), sqrt(variance / 5)
             self._seen = _Line(*((mean + x, mean + x + y) for x in (-d, d) for y in (-e, e)))
         doubt = self._within / variance
         return (total + doubt * mean) / (weight + doubt)
 
     def _learn(self) -> None:
-        """Learn from the groups that ended since the last question or fact."""
+        """Learn from the groups that ended since the last query."""
         if not self._ended:
             return
         groups = [self._ended[group] for group in sorted(self._ended)]
@@ -232,14 +232,13 @@ class _Group:
     prompt: int
     epoch: int
     x: float | None
-    prediction: Prediction
+    prediction: Prediction = field(default=Prediction(False, 0.0, 0.0, 0.0, 0.0))
     """These two are of when it was opened."""
     logs: dict[int, float] = field(default_factory=dict)
     """Of the lengths of the members that have finished."""
 
 
-_NOTHING = Prediction(False, 0.0, 0.0, 0.0, 0.0)
-_NOBODY = _Group(-1, 0, None, _NOTHING)
+_NOBODY = _Group(-1, 0, None)
 """A group of a prompt never seen."""
 
 _Sums = tuple[float, ...]
@@ -247,7 +246,7 @@ _Sums = tuple[float, ...]
 
 
 class _Line:
-    """u = mean + slope (x - mean x), with the drift guard; begins with made-up groups (x, u)."""
+    """u = mean + slope (x - mean x), with the drift guard; begins with invented groups (x, u)."""
 
     def __init__(self, *groups: tuple[float, float]) -> None:
         terms = [_terms(x, y) for x, y in groups]

@@ -18,7 +18,7 @@ batch, when all of the one before is complete. `protocol`: whenever the protocol
 
 OnPull = Literal["drain", "keep", "reroute"]
 """What becomes of what runs on an instance that pulls. `drain`: nothing runs by then, an instance
-that lags takes in nothing new. `keep`: it goes on there under the new weights. `reroute`: it is
+that lags is given nothing new. `keep`: it goes on there under the new weights. `reroute`: it is
 interrupted before, and routed anew."""
 
 
@@ -33,15 +33,15 @@ class Schedule:
     on_pull: OnPull
     migration: Migrating
     max_inflight_groups: int
-    """Groups produced at a time."""
+    """Groups in flight at a time."""
     settings: Settings
     layout: Callable[[], Layout]
-    """Makes the memory of the rules, one for each run."""
+    """Creates the layout that the rules read, one for each run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The size of the run, and what the protocol is told."""
+    """The size of the run, and the parameters of the staleness protocol."""
 
     num_batches: int
     groups_per_batch: int

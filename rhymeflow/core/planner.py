@@ -2,22 +2,15 @@
 
 Holds true: a plan depends on the state alone; what is commanded is entered in the state before the
 next thing is planned, so the same gap is never filled twice. A strategy proposes; what the protocol
-does not allow is left out here. The order matters: a batch that is complete goes first, then who
-pulls, then who runs what, so that work starts at the freshest version. Knows no strategy.
+does not allow is left out here. The order matters: a complete batch goes first,
+then weight pulls, then migration and routing, so that work starts at the freshest version.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rhymeflow.core.commands import (
-    Command,
-    Evaluate,
-    Finish,
-    Pull,
-    RequestPrompts,
-    Train,
-)
+from rhymeflow.core.commands import Command, Evaluate, Finish, Pull, RequestPrompts, Train
 from rhymeflow.core.protocol.group import Group, MemberState
 from rhymeflow.core.state import State
 from rhymeflow.core.strategies.base import FleetView
@@ -98,7 +91,7 @@ def _is_over(state: State) -> bool:
 
 
 def _pull(state: State, published: Version) -> Iterator[Command]:
-    # An evaluation under way holds a pull back: its answers are to be of one version.
+    # A running evaluation holds a pull back: its answers are to be of one version.
     lagging = [
         i for i in state.instances.values() if i.version < published and i.evaluating is None
     ]

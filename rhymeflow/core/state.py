@@ -63,7 +63,7 @@ class State:
         self.prompts: dict[GroupId, Prompt] = {}
         """Of groups reported and not ended."""
         self.retries: dict[GroupId, int] = {}
-        """Of groups whose prompt is to be tried again: retries, this one included."""
+        """Of groups whose prompt is to be retried: retries, this one included."""
         self.num_inflight = 0
         """Admitted groups that are not complete."""
         self.num_filtered = 0
@@ -73,7 +73,7 @@ class State:
         self.round_version: Version = 0
         """Lockstep: the version published when this round began."""
 
-    # -- questions ---------------------------------------------------------------------------
+    # -- queries -----------------------------------------------------------------------------
 
     def member(self, trajectory: TrajectoryId) -> Member | None:
         """The trajectory's record; None if its group has ended or never was."""
@@ -184,15 +184,15 @@ class State:
         yield FinishEarly(trajectory)
 
     def abort_members(self, group: Group) -> Iterator[Command]:
-        """Abort those of the group that are not judged."""
-        told: dict[InstanceId, list[TrajectoryId]] = {}
+        """Abort those of the group that are not rewarded."""
+        on_instance: dict[InstanceId, list[TrajectoryId]] = {}
         for trajectory, member in zip(group.ids(), group.members, strict=True):
             if member.state is MemberState.WAITING:
                 self.queue.take(trajectory, member.version)
             if member.instance is not None:
-                told.setdefault(member.instance, []).append(trajectory)
+                on_instance.setdefault(member.instance, []).append(trajectory)
             member.apply(Abort)
-        for name, trajectories in told.items():
+        for name, trajectories in on_instance.items():
             instance = self.instances[name]
             running = tuple(t for t in trajectories if t in instance.assigned)
             instance.stopping.difference_update(trajectories)
@@ -219,10 +219,10 @@ class State:
             yield from self._drop(group_id, "aborted", "surplus: its batch is complete")
 
     def retry(self, group: Group, reason: str) -> Iterator[Command]:
-        """End a group and try its prompt once more."""
+        """End a group and retry its prompt."""
         self.retries[group.id] = group.retries + 1
         self.num_requested += 1
-        yield from self.release(group.id, "aborted", f"{reason}; its prompt is drawn again")
+        yield from self.release(group.id, "aborted", f"{reason}; its prompt is retried")
         yield RetryPrompt(group.id)
 
     def _drop(self, group_id: GroupId, ending: Ending, reason: str) -> Iterator[Command]:

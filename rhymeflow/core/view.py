@@ -1,7 +1,6 @@
 """The state as strategies see it.
 
-Holds true: a view shows the speculative state, the fleet as it will be once every command given so
-far is carried out; it is read from the state while it is looked at, and changes nothing.
+Holds true: a view is read from the speculative state while it is looked at, and changes nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Prompts: where they come from, in which order they are drawn, how they become tokens.
+"""Prompts: where they come from, in which order they are requested, how they become tokens.
 
 Knows nothing of torch, of models, or of what becomes of a prompt. The tokenizer is handed in.
 """

@@ -1,4 +1,4 @@
-"""Problems that are made, not read: reasoning-gym's datasets and the tasks of recipes.
+"""Problems that are generated, not read: reasoning-gym's datasets and the tasks of recipes.
 
 Holds true: the same name, options, seed and numbers give the same problems; held-out problems are
 distinct from each other and from every training problem, by prompt.

@@ -1,4 +1,4 @@
-"""All that a run asks for: its prompts, their order, and how they become tokens.
+"""What a run trains and is evaluated on: its prompts, their order, and how they become tokens.
 
 Holds true: the same configuration, seed and tokenizer give the same prompts in the same order.
 """

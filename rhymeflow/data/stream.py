@@ -1,7 +1,7 @@
 """The order in which prompts are requested.
 
-Holds true: `at(serial)` is a pure function of (number of prompts, seed, shuffle, serial), so a run
-is resumed by one integer; each epoch draws every row exactly once; the order is made of hashes
+Holds true: `at(number)` is a pure function of (number of prompts, seed, shuffle, number), so a run
+is resumed by one integer; each epoch has every row exactly once; the order is made of hashes
 written out here, so it does not change with the version of any random number library.
 """
 
@@ -31,10 +31,10 @@ class PromptStream:
         self._epoch = -1
         self._order: list[int] = []
 
-    def at(self, serial: int) -> tuple[int, Prompt]:
-        """Return (epoch, prompt) of the draw with this number; both count from 0."""
-        assert serial >= 0
-        epoch, position = divmod(serial, len(self._source))
+    def at(self, number: int) -> tuple[int, Prompt]:
+        """Return (epoch, prompt) of the request with this number; both count from 0."""
+        assert number >= 0
+        epoch, position = divmod(number, len(self._source))
         if not self._shuffle:
             return epoch, self._source[position]
         if epoch != self._epoch:  # remembered, not state: the same epoch gives the same order

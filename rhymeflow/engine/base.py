@@ -6,7 +6,7 @@ submits requests, polls, interrupts and installs weights between two polls, and 
 controller.
 
 A `Request` is the whole of a response's state outside the engine. The engine appends to it what it
-generates, so nothing has to be collected: whoever holds a request that was interrupted can give it
+generates, so nothing has to be collected: a request that was interrupted can be given
 to any engine, of any kind, and it goes on as if nothing had happened.
 
 Holds true of every implementation: a token is a function of (logits, run seed, noise key, position)

@@ -1,1 +1,1 @@
-"""HistoSpec: drafts from what prompts produced before (RhymeRL, section on HistoSpec)."""
+"""HistoSpec: drafts from earlier responses (RhymeRL, section on HistoSpec)."""

@@ -10,10 +10,11 @@ is the estimate for the group, found in the same way from a larger one. The grou
 that agree in the share of the votes; in that and the state; in these two and the kind of text. The
 largest begin with the share of the votes itself.
 
-One walk over the proposals, when it is known what the engine made, learns all of it: the rates, the
-states of the sequences, and how many of the verified tokens were accepted. A proposed token counts
-if its parent came true and the response went on as far, verified or not (the engine makes the same
-tokens with drafts as without), so the rates do not depend on what is chosen to be verified.
+One walk over the proposals, when it is known what the engine generated, learns all of it: the
+rates, the states of the sequences, and how many of the verified tokens were accepted. A proposed
+token counts if its parent came true and the response went on as far, verified or not (the engine
+makes the same tokens with drafts as without), so the rates do not depend on what is chosen to be
+verified.
 
 What is chosen does: of much that is uncertain the best looking comes true less often than it looks,
 and siblings are wrong together. `discount` is the share of the tokens expected of verified drafts
@@ -31,11 +32,11 @@ from numpy.typing import NDArray
 from rhymeflow.histospec.build_draft import Proposals
 
 NUM_SHARES = 8
-"""Share of the votes, smoothed by one vote that nobody gets, in eighths."""
+"""Share of the votes, smoothed by one vote that no token gets, in eighths."""
 
 BEGUN, FOLLOWS, UNKNOWN, LEFT_LATELY, LEFT_BEFORE = range(5)
 """States of a sequence: nothing was proposed to it yet; it has followed every proposal; it went on
-without proposals, so nobody knows; it left one within the last few tokens; longer ago."""
+without proposals, so it is not known; it left one within the last few tokens; longer ago."""
 NUM_STATES = 5
 
 NUM_KINDS = 4
@@ -114,7 +115,7 @@ class Acceptance:
         return np.where(since < 0, -1 - since, left)
 
     def went_on(self, handles: Ints) -> None:
-        """These made a token, and nothing was proposed to them."""
+        """These got a token, and nothing was proposed to them."""
         since = self._states[handles]
         self._states[handles] = np.where(since < 0, -1 - UNKNOWN, since + 1)
 
@@ -124,18 +125,18 @@ class Acceptance:
         lengths: Ints,
         rows: Ints,
         handles: Ints,
-        made: NDArray[np.int32],
+        generated: NDArray[np.int32],
         offsets: Ints,
     ) -> Ints:
         """Learn from what came of proposals; return accepted tokens by sequence, int64 [n].
 
-        Sequence handles[i] made `made[offsets[i]:offsets[i + 1]]`; its proposal is in `rows[i]`
+        Sequence handles[i] got `generated[offsets[i]:offsets[i + 1]]`; its proposal is in `rows[i]`
         (-1: there was none). Of proposal j the first `lengths[j]` tokens were verified.
         """
         accepted = np.zeros(len(rows), np.int64)
         touched = _walk(
             proposals.tokens, proposals.parents, proposals.buckets, proposals.counts, lengths,
-            rows, handles, made, offsets, self._states, self._trials, accepted,
+            rows, handles, generated, offsets, self._states, self._trials, accepted,
         )  # fmt: skip
         _estimate(np.flatnonzero(touched), self._priors, self._trials, self.rates)
         verified = np.arange(proposals.tokens.shape[1]) < lengths[:, None]
@@ -149,7 +150,7 @@ class Acceptance:
 @njit(cache=True)
 def _walk(
     tokens, parents, numbers, counts, lengths,
-    rows, handles, made, offsets, states, trials, accepted,
+    rows, handles, generated, offsets, states, trials, accepted,
 ):  # fmt: skip
     """Count trials, set states, fill `accepted`; return whether each share had a trial."""
     touched = np.zeros(NUM_SHARES, np.bool_)
@@ -164,7 +165,7 @@ def _walk(
             place = 0 if parent < 0 else depth[parent] + 1
             if place >= size or (parent >= 0 and depth[parent] < 0):
                 continue
-            is_right = tokens[row, node] == made[offsets[i] + place]
+            is_right = tokens[row, node] == generated[offsets[i] + place]
             _count(trials, numbers[row, node], is_right)
             touched[numbers[row, node] // _PER_SHARE] = True
             if is_right:
@@ -190,7 +191,7 @@ def _count(trials, number, is_right):
 
 @njit(cache=True)
 def _next_state(since, size, count, has_left, deepest):
-    """Of a sequence that made `size` tokens, the first `deepest` as one of `count` proposed."""
+    """Of a sequence that got `size` tokens, the first `deepest` as one of `count` proposed."""
     if has_left:
         return size - deepest - 1
     if since >= 0:

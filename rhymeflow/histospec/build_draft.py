@@ -2,7 +2,7 @@
 
 Every candidate is a text that may come next and a weight. A node of the draft is a token together
 with the candidates that agree with the path to it (a mask, a bit per candidate); they vote on what
-follows. A token's chance, given its parent, is the acceptance rate of its bucket, of which its
+follows. A token's probability, given its parent, is the acceptance rate of its bucket, of which its
 share of the votes is a part: so what is proposed follows what proved right. Its path probability is
 the product along its path. Nodes are taken best first, so they stand in order of falling path
 probability, parents before children.

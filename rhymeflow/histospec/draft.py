@@ -27,15 +27,15 @@ class DraftStats:
     """Totals since the engine exists, over sequences that were ready to decode."""
 
     steps: int = 0
-    """Pairs of a sequence and an iteration that made a token of it."""
-    made: int = 0
-    """Tokens made in them: at least one each."""
+    """Pairs of a sequence and an iteration that generated a token of it."""
+    generated: int = 0
+    """Tokens generated in them: at least one each."""
     drafted: int = 0
     """Tokens proposed and verified."""
     accepted: int = 0
     """Of these, accepted."""
     seconds: float = 0.0
-    """Time spent on finding drafts and taking in tokens."""
+    """Time spent on finding drafts and indexing tokens."""
     saved_seconds: float = 0.0
     """Estimate: what the same tokens would have taken without drafts, less what they took."""
 

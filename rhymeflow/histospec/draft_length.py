@@ -1,4 +1,4 @@
-"""How many tokens are drafted for whom: two rules with one interface.
+"""How many tokens are drafted for each sequence: two rules with one interface.
 
 A rule says before the search how many tokens it could use for each sequence (`most`), after the
 search how many of those found are verified (`cut`), and hears what became of them (`observe`).

@@ -1,4 +1,4 @@
-"""The drafter: what an engine asks for drafts and tells what came of them.
+"""The drafter: proposes drafts to an engine and learns from what came of them.
 
     drafter = Drafter(history, window="cost", max_draft=16, shape="linear", ranking="combined",
                       max_sequences=64, max_length=1024)
@@ -38,7 +38,7 @@ from rhymeflow.histospec.search import Search
 _PROMPT_TAIL = 16
 """Tokens of the prompt that matches may begin in."""
 _MOST_LIVE_TOKENS = 2_000_000
-_MAX_UNTOLD = 64
+_MAX_UNINDEXED = 64
 """Iterations after which the search hears of tokens at the latest."""
 _COMPARED = 100
 """Iterations with drafts after which one goes without: what they are weighed against grows old.
@@ -81,7 +81,7 @@ class Drafter:
         self._responses = np.zeros(max_sequences, np.int64)
         """By handle, the number of the response in the live index."""
         self._row_of = np.full(max_sequences, -1, np.int64)
-        self._untold: list[tuple[Ints, NDArray[np.int32], Ints]] = []
+        self._unindexed: list[tuple[Ints, NDArray[np.int32], Ints]] = []
         """Tokens that the search has not heard of yet: handles, tokens, where each one's begin."""
         self._pending: Pending | None = None
         self._since_plain = 0
@@ -121,7 +121,7 @@ class Drafter:
     def end(self, handle: int) -> None:
         """The response is complete or was interrupted."""
         started = self._clock()
-        self._tell()
+        self._update_indexes()
         self._live.finish(int(self._responses[handle]), None)
         self._search.end(handle)
         self.stats.seconds += self._clock() - started
@@ -138,8 +138,8 @@ class Drafter:
         started = self._clock()
         self._pending = pending = Pending(len(handles), other_rows, kv_tokens)
         drafts = [NONE] * len(handles)
-        if self._is_worth_it(len(handles)):
-            self._tell()
+        if self._should_search(len(handles)):
+            self._update_indexes()
             self._find(pending, np.array(handles, np.int64), np.array(max_tokens, np.int64))
             drafts = pending.drafts()
         pending.seconds = self._clock() - started
@@ -148,13 +148,13 @@ class Drafter:
     def observe(
         self,
         handles: list[int],
-        made: list[list[int]],
+        generated: list[list[int]],
         *,
         rows: int,
         kv_tokens: int,
         seconds: float,
     ) -> None:
-        """What an iteration made: for each handle the tokens appended, at least one.
+        """What an iteration generated: for each handle the tokens appended, at least one.
 
         `rows`: all rows of the iteration. `seconds`: its time without the drafter's.
         """
@@ -163,14 +163,14 @@ class Drafter:
         self._pending = None
         stats = self.stats
         stats.steps += len(handles)
-        stats.made += sum(map(len, made))
-        self._untold.append((np.array(handles, np.int64), *_flat(made)))
+        stats.generated += sum(map(len, generated))
+        self._unindexed.append((np.array(handles, np.int64), *_flat(generated)))
         if pending.proposals is None:
-            self.acceptance.went_on(self._untold[-1][0])
+            self.acceptance.went_on(self._unindexed[-1][0])
         else:
-            self._learn(pending, *self._untold[-1])
-        if pending.proposals is not None or len(self._untold) >= _MAX_UNTOLD:
-            self._tell()
+            self._learn(pending, *self._unindexed[-1])
+        if pending.proposals is not None or len(self._unindexed) >= _MAX_UNINDEXED:
+            self._update_indexes()
         drafted = rows - len(handles) - pending.other_rows
         was_known = self.iteration_time.is_known
         self.iteration_time.observe(len(handles), drafted, pending.other_rows, kv_tokens, seconds)
@@ -178,7 +178,7 @@ class Drafter:
         stats.seconds += spent
         self._settle(pending, seconds, spent, was_known=was_known)
 
-    def _is_worth_it(self, sequences: int) -> bool:
+    def _should_search(self, sequences: int) -> bool:
         """Whether to search in this iteration."""
         if self._budget is None:
             return True
@@ -218,17 +218,17 @@ class Drafter:
         rows = self._row_of[which]
         accepted = self.acceptance.observe(proposals, lengths, rows, which, flat, offsets)
         known = rows >= 0
-        pending.made = int(np.diff(offsets)[known].sum())
+        pending.generated = int(np.diff(offsets)[known].sum())
         self._rule.observe(which[known], lengths[rows[known]], accepted[known])
         self.stats.drafted += pending.num_drafted
         self.stats.accepted += int(accepted.sum())
 
-    def _tell(self) -> None:
-        """Let the search and the live index know of all tokens made."""
-        for which, flat, offsets in self._untold:
+    def _update_indexes(self) -> None:
+        """Add all tokens generated so far to the search and to the live index."""
+        for which, flat, offsets in self._unindexed:
             self._live.extend_many(self._responses[which], flat, offsets)
             self._search.extend(which, flat, offsets)
-        self._untold.clear()
+        self._unindexed.clear()
 
     def _settle(self, pending: Pending, seconds: float, spent: float, *, was_known: bool) -> None:
         """Reckon what the iteration saved, against iterations that make one token each."""
@@ -247,7 +247,7 @@ class Drafter:
         plain = undrafted
         if pending.other_rows:
             plain = float(model.seconds(pending.sequences, 0, kv_tokens, 0)[0])
-        gained = (pending.made / pending.sequences - 1) * plain
+        gained = (pending.generated / pending.sequences - 1) * plain
         self.stats.saved_seconds += undrafted + gained - seconds - spent
         if self._budget is not None:
             # What verifying took is the model's: one iteration by itself may have been held up.
@@ -257,11 +257,11 @@ class Drafter:
                 model.doubt_drafted()
 
 
-def _flat(made: list[list[int]]) -> tuple[NDArray[np.int32], Ints]:
+def _flat(generated: list[list[int]]) -> tuple[NDArray[np.int32], Ints]:
     """The tokens one after another, and where each sequence's begin, with the end."""
-    offsets = np.zeros(len(made) + 1, np.int64)
-    np.cumsum(np.fromiter(map(len, made), np.int64, len(made)), out=offsets[1:])
-    return np.fromiter(chain.from_iterable(made), np.int32, int(offsets[-1])), offsets
+    offsets = np.zeros(len(generated) + 1, np.int64)
+    np.cumsum(np.fromiter(map(len, generated), np.int64, len(generated)), out=offsets[1:])
+    return np.fromiter(chain.from_iterable(generated), np.int32, int(offsets[-1])), offsets
 
 
 __all__ = ["Drafter"]

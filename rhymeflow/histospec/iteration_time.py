@@ -9,8 +9,8 @@ seconds. The four kinds have prices of their own: a prompt's row is not sampled,
 no sequence of its own. The line is a regression over all that was seen, in relative errors, so a
 few iterations of any mix say something of every other mix. The bend says what no line can: a GPU's
 time is flat and then steep, a CPU's rises in steps. It is the median of actual over line of recent
-iterations, in each of a row of bins, drawn towards 1 where there are few; it is drawn at most once
-for each iteration observed, and only when times are asked for.
+iterations, in each of a row of bins, shrunk towards 1 where there are few; it is computed at most
+once for each iteration observed, and only when times are asked for.
 
 What was never seen is assumed: half of an iteration's time is fixed, and a drafted token costs a
 tenth of a sequence. That counts for a tenth of an iteration, and `doubt` says how little is known.
@@ -71,7 +71,7 @@ class IterationTime:
         self._spread = np.zeros(2)
         """The usual relative deviation, and how little the price of a drafted token is known."""
         self._bend: tuple[Floats, Floats] | None = None
-        """Rows, and actual time over the line there; None: to be drawn again."""
+        """Rows, and actual time over the line there; None: to be computed again."""
 
     @property
     def is_known(self) -> bool:

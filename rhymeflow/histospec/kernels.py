@@ -449,7 +449,7 @@ class Work(NamedTuple):
     """int64 [n]: candidates they may have after this level ..."""
     most: np.ndarray
     """int64 [n]: ... and after this chain."""
-    who: np.ndarray
+    sequence: np.ndarray
     """int64 [n]: sequences whose chain goes on ..."""
     at: np.ndarray
     """int64 [n]: ... and where."""
@@ -607,7 +607,7 @@ def _enter(arrays, text, level, parts, contexts, candidates, handles, work, coun
             position = _restored(text, low)
             if position != 0:
                 _ask_for(arrays, text, level, position)
-                work.who[walking], work.at[walking] = i, position
+                work.sequence[walking], work.at[walking] = i, position
                 work.most[i] = found + (FOUND - found + parts - 1) // parts
                 walking += 1
     return walking
@@ -628,13 +628,13 @@ def _climb(arrays, text, source, level, contexts, candidates, handles, work, wal
     for _ in range(_STEPS):
         going = 0
         for j in range(walking):
-            i, position = work.who[j], work.at[j]
+            i, position = work.sequence[j], work.at[j]
             handle = handles[i]
             following = _restored(text, arrays.links[level, _place(text, position)])
             _try(arrays, text, source, level, position, contexts, candidates, handle)
             if following != 0 and candidates.found[handle] < work.most[i]:
                 _ask_for(arrays, text, level, following)
-                work.who[going], work.at[going] = i, following
+                work.sequence[going], work.at[going] = i, following
                 going += 1
         walking = going
 

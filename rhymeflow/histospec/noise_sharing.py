@@ -3,15 +3,17 @@
 With Gumbel-max sampling by counter, two policies that differ little choose the same token from the
 same noise with probability at least (1 - TV) / (1 + TV), where TV is the total variation between
 their distributions there (Daliri, Musco and Suresh, arXiv 2408.07978). So a response whose noise is
-that of the same response in the last epoch repeats most of it wherever the policy has not changed
-its mind, and drafts from it are accepted.
+that of the same response in the last epoch repeats most of it wherever the policy has not changed,
+and drafts from it are accepted.
+
+A pure function; knows nothing of drafts.
 """
 
 from __future__ import annotations
 
 
 def noise_epoch(epoch: int, member: int, *, num_members: int, share: float) -> int:
-    """The epoch that keys the noise: 0 for the first `share` of a group's members, which rhyme."""
+    """The epoch that keys the noise: 0 for the first `share` of a group's members."""
     return 0 if member < round(share * num_members) else epoch
 
 

@@ -27,7 +27,7 @@ class Pending:
     """None: there was no search."""
     lengths: NDArray[np.int64] | None = None
     """Tokens of each proposal that the engine was given."""
-    made: int = 0
+    generated: int = 0
     """Tokens that came of sequences with a proposal, empty ones included."""
 
     @property

@@ -114,7 +114,7 @@ class Search:
     def begin(
         self, prompt_ids: Sequence[int], tokens: Sequence[int], *, sample: int, noise_epoch: int
     ) -> int:
-        """Take in a sequence; `tokens` are those of its response that exist already.
+        """Add a sequence; `tokens` are those of its response that exist already.
 
         Returns a handle: a small number, used again after `end`.
         """
@@ -148,8 +148,8 @@ class Search:
         place = kernels.FOUND
         for source, arrays in enumerate(self._indexes):
             at = candidates.at[handle, place:]
-            who = contexts.prompt[handle], contexts.sample[handle], contexts.noise[handle]
-            count = kernels.align(arrays, *who, length, at)
+            key = contexts.prompt[handle], contexts.sample[handle], contexts.noise[handle]
+            count = kernels.align(arrays, *key, length, at)
             candidates.sources[handle, place : place + count] = source
             place += count
 
@@ -158,7 +158,7 @@ class Search:
         self._free.append(handle)
 
     def extend(self, handles: np.ndarray, tokens: np.ndarray, offsets: np.ndarray) -> None:
-        """Take in tokens[offsets[i]:offsets[i + 1]] (int32) of handles[i] (int64), for all i."""
+        """Add tokens[offsets[i]:offsets[i + 1]] (int32) of handles[i] (int64), for all i."""
         kernels.remember(self._contexts, handles, tokens, offsets)
 
     def propose(self, handles: np.ndarray, most: np.ndarray, states: np.ndarray) -> Proposals:

@@ -80,6 +80,7 @@ class _Builder:
         return prompt + len(sample.completion_ids) - 1
 
     def add(self, member: int, sample: Sample) -> None:
+        """Append a sample; its prompt only if the row does not have it yet."""
         prompt = tuple(sample.prompt_ids)
         if prompt not in self._prompts:
             self._prompts[prompt] = self._append(sample.prompt_ids, 0)
@@ -96,6 +97,7 @@ class _Builder:
         return places
 
     def build(self) -> PackedRow:
+        """The row as arrays."""
         lengths = tuple(len(sample.completion_ids) for sample in self._samples)
         return PackedRow(
             members=tuple(self.members),

@@ -14,7 +14,7 @@ class Sample:
     """A prompt, the response to it, and what the response earned."""
 
     group: int
-    """Serial of the group: samples with the same number are compared with each other."""
+    """Number of the group: samples with the same number are compared with each other."""
     prompt_ids: list[int]
     """Tokens of the prompt, at least one."""
     completion_ids: list[int]

@@ -2,7 +2,7 @@
 
 The model runs on one packed row of tokens [1, T] of any number of sequences, with explicit
 position ids, so projections and MLPs are dense over T and nothing is padded. What a token may
-attend to is not the model's business: whoever calls it puts an `Attention` in place for the
+attend to is not the model's business: its caller puts an `Attention` in place for the
 duration of the call (the engine's attends through its KV cache, the learner's within each packed
 sequence).
 

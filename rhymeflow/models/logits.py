@@ -7,6 +7,7 @@ The rule, in this order: float32; divided by the temperature (0, greedy, leaves 
 `top_k` keeps what is at least as likely as the k-th likeliest token; `top_p` keeps, of what is left
 and renormalised, the fewest likeliest tokens that together reach `top_p`. A token as likely as the
 last one kept is kept too, so the rule depends on values and not on the order of the vocabulary.
+Knows nothing of noise or of how a token is chosen.
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@ with BF16), float32 elsewhere. Models below `SMALL` parameters stay in float32 e
 overhead bounds their steps, so bfloat16 gains little (the demo's 0.8 million parameters on one
 AVX512-BF16 core: rollouts 1.2 times, training 1.1 times as fast), and in float32 rollout and
 training agree on every log-probability.
+
+Loads no weights; knows nothing of engine or learner.
 """
 
 from __future__ import annotations

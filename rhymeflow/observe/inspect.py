@@ -143,7 +143,7 @@ def _histogram(title: str, heading: str, rows: list[tuple[Any, ...]]) -> Table:
 def _show_drafts(
     steps: dict[int, dict[str, Any]], reader: TrajectoryReader, console: Console
 ) -> None:
-    """Tokens per step by epoch and by version, if anything was drafted."""
+    """Mean acceptance length by epoch and by version, if anything was drafted."""
     ((drafted,),) = reader.query("SELECT TOTAL(drafted) FROM segments")
     if not drafted:
         return
@@ -181,7 +181,7 @@ def _show_lengths(steps: dict[int, dict[str, Any]], console: Console) -> None:
 def _draft_table(key: str, span: int, rows: list[tuple[Any, ...]]) -> Table:
     """One row for `span` values of `key`."""
     table = Table(box=SIMPLE_HEAD, title=f"Drafts by {key}", title_justify="left")
-    for heading in (key, "responses", "tokens", "tokens per step", "drafted", "accepted"):
+    for heading in (key, "responses", "tokens", "acceptance length", "drafted", "accepted"):
         table.add_column(heading, justify="right", no_wrap=True)
     for first, responses, tokens, made_in, drafted in rows:
         table.add_row(
@@ -194,7 +194,7 @@ def _draft_table(key: str, span: int, rows: list[tuple[Any, ...]]) -> Table:
 
 
 def _draft_cells(tokens: int, steps: int, drafted: int) -> tuple[str, str, str]:
-    """Tokens per step, drafted tokens, and the share of them that was accepted."""
+    """Mean acceptance length, drafted tokens, and the share of them that was accepted."""
     # Each iteration makes one token without any draft.
     accepted = (tokens - steps) / drafted if drafted else None
     return f"{tokens / steps:.2f}", f"{drafted:,}", _number(accepted, ".1%")
@@ -228,26 +228,26 @@ def _show_trajectory(
     if details is None:
         ((groups,),) = reader.query("SELECT COUNT(DISTINCT group_id) FROM segments")
         raise UserError(f"{run_dir}: has no trajectory {trajectory}; {groups} groups have any")
-    console.print(_facts(details))
+    console.print(_overview(details))
     console.print(Panel(Text(details.prompt), title="prompt", title_align="left"))
     console.print(_segment_table(details))
     if details.text is not None:
         console.print(Panel(Text(details.text), title="response", title_align="left"))
 
 
-def _facts(details: TrajectoryDetails) -> Table:
+def _overview(details: TrajectoryDetails) -> Table:
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(no_wrap=True, style="dim")
     grid.add_column(overflow="fold")
-    facts = [
+    rows = [
         ("trajectory", str(details.trajectory)),
         ("prompt", f"row {details.row}, epoch {details.epoch}"),
         ("columns", ", ".join(f"{k} = {v}" for k, v in details.columns.items()) or "none"),
         ("length", _length(details)),
-        ("reward", _judgement(details)),
+        ("reward", _reward(details)),
         ("ending", _ending(details)),
     ]
-    for label, text in facts:
+    for label, text in rows:
         grid.add_row(label, Text(text))
     return grid
 
@@ -258,7 +258,7 @@ def _length(details: TrajectoryDetails) -> str:
     return f"{details.length} tokens, ended by {details.reason}"
 
 
-def _judgement(details: TrajectoryDetails) -> str:
+def _reward(details: TrajectoryDetails) -> str:
     if details.reward is None:
         return "none yet"
     parts = ", ".join(f"{name} {value:g}" for name, value in (details.components or {}).items())
@@ -279,7 +279,7 @@ def _ending(details: TrajectoryDetails) -> str:
 
 def _segment_table(details: TrajectoryDetails) -> Table:
     table = Table(box=SIMPLE_HEAD, title="Segments", title_justify="left")
-    drafts = ("per step", "drafted", "accepted")
+    drafts = ("acceptance length", "drafted", "accepted")
     for heading in ("from", "to", "version", "instance", "log-probability", *drafts):
         table.add_column(heading, justify="right", no_wrap=True)
     for segment in details.segments:

@@ -1,7 +1,7 @@
 """Metrics to `metrics.jsonl` and to the trackers the user asked for.
 
 Holds true: every row is one JSON object on one line, with `step`, `time` (seconds since the run
-began) and the names of ARCHITECTURE.md, complete and readable as soon as `write` returns; trackers
+began) and metrics by name, complete and readable as soon as `write` returns; trackers
 get the same numbers under the same names. Rows of one step add up: held-out rewards come in a row
 of their own. Knows nothing of what the numbers mean.
 """

@@ -44,8 +44,8 @@ class ProgressState:
     trained_tokens_per_s: float | None = None
     has_drafts: bool = False
     """Whether the run drafts. Of what follows, the last step that says something counts."""
-    tokens_per_step: float | None = None
-    """Of training responses; 1 is what there is without drafts."""
+    mean_acceptance_length: float | None = None
+    """Tokens of a training response per iteration; 1 without drafts."""
     acceptance_rate: float | None = None
     """Share of the drafted tokens that were accepted, 0 to 1."""
     time_saved_share: float | None = None
@@ -176,11 +176,11 @@ def _lines(state: ProgressState) -> list[tuple[str, Text]]:
 
 
 def _drafts(state: ProgressState) -> str:
-    if state.tokens_per_step is None:
+    if state.mean_acceptance_length is None:
         return "-"
     return (
-        f"{state.tokens_per_step:.2f} tokens/step, {_share(state.acceptance_rate)} accepted, "
-        f"{_share(state.time_saved_share)} time saved"
+        f"acceptance length {state.mean_acceptance_length:.2f}, "
+        f"{_share(state.acceptance_rate)} accepted, {_share(state.time_saved_share)} time saved"
     )
 
 

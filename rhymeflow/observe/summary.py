@@ -30,7 +30,7 @@ EVENTS = "events.db"
 class Drafts:
     """What drafting came to, held-out answers not counted but in the time."""
 
-    tokens_per_step: float
+    mean_acceptance_length: float
     """Tokens generated for each iteration that generated any; 1 without drafts."""
     acceptance_rate: float
     """Share of the drafted tokens that were accepted."""
@@ -195,8 +195,8 @@ def _lines(summary: Summary) -> list[tuple[str, str]]:
         lines.append(
             (
                 "drafts",
-                f"{drafts.tokens_per_step:.2f} tokens per step, {drafts.acceptance_rate:.0%} "
-                f"accepted, {drafts.time_saved:.0f} s saved",
+                f"acceptance length {drafts.mean_acceptance_length:.2f}, "
+                f"{drafts.acceptance_rate:.0%} accepted, {drafts.time_saved:.0f} s saved",
             )
         )
     if summary.idle:

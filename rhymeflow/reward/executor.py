@@ -1,4 +1,4 @@
-"""Judging trajectories in worker processes: in parallel, with a timeout, and nothing made up.
+"""Judging trajectories in worker processes: in parallel, with a timeout, and no invented rewards.
 
 Holds true: every submitted key comes back exactly once, as a `RewardDone` or a `RewardError`; a
 function that raises, hangs, kills its process or returns something else than a reward is tried
@@ -88,7 +88,7 @@ class _Trajectory:
 
 @dataclass(slots=True, eq=False)
 class _Worker:
-    """The executor's book on one process: what it was sent and has not answered, in order."""
+    """The executor's record of one process: what it was sent and has not answered, in order."""
 
     process: WorkerProcess
     deadline: float | None
@@ -97,6 +97,7 @@ class _Worker:
 
     @property
     def is_free(self) -> bool:
+        """Whether it can be sent a call."""
         return self.is_ready and not self.calls
 
 
@@ -178,7 +179,7 @@ class RewardExecutor:
         """
         ready = multiprocessing.connection.wait(self.connections(), timeout=0)
         for index, worker in enumerate(self._workers):
-            end = self._take_in(worker, now) if worker.process.connection in ready else None
+            end = self._receive(worker, now) if worker.process.connection in ready else None
             if end is None and worker.deadline is not None and worker.deadline <= now:
                 took = f"took longer than reward.timeout = {self._config.timeout:g} seconds"
                 end = took if worker.is_ready else self._slow_start()
@@ -188,8 +189,8 @@ class RewardExecutor:
         outcomes, self._outcomes = self._outcomes, []
         return outcomes
 
-    def _take_in(self, worker: _Worker, now: float) -> str | None:
-        """Read all that has come from a worker; return what it did last if it ended."""
+    def _receive(self, worker: _Worker, now: float) -> str | None:
+        """Read all that a worker has sent; return what it did last if it ended."""
         for reply in worker.process.replies():
             if not worker.is_ready and reply is not None:
                 self._started(worker, reply)
@@ -242,9 +243,9 @@ class RewardExecutor:
         self._active.remove(trajectory.key)
         self._outcomes.append(RewardDone(trajectory.key, reward, components))
 
-    def _fail(self, trajectory: _Trajectory, who: str, what: str) -> None:
+    def _fail(self, trajectory: _Trajectory, function: str, what: str) -> None:
         self._active.remove(trajectory.key)
-        message = f"{who}, trajectory {trajectory.key}: {what}"
+        message = f"{function}, trajectory {trajectory.key}: {what}"
         self._outcomes.append(RewardError(trajectory.key, message))
 
     def _replaced(self, worker: _Worker, end: str, now: float) -> _Worker:

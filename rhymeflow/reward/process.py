@@ -1,4 +1,4 @@
-"""The parent's side of one reward worker: start, talk, kill.
+"""The executor's side of one worker process: start, send, receive, kill.
 
 Holds true: a killed worker is gone, with every process it started, when `kill` returns. Knows
 nothing of what the messages mean.

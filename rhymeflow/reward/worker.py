@@ -1,8 +1,8 @@
-"""A reward worker: a process that imports the functions once and calls them one at a time.
+"""A process of the executor's: imports the functions once and calls them one at a time.
 
 Holds true: it answers every call it lives through, in order; it ignores Ctrl-C; it dies with its
-parent, even inside a call that never returns. Knows nothing of timeouts: whoever waits too long
-kills it, together with what it started (it leads a process group of its own).
+parent, even inside a call that never returns. Knows nothing of timeouts: a caller that waits too
+long kills it, together with what it started (it leads a process group of its own).
 """
 
 from __future__ import annotations

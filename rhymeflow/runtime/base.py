@@ -1,4 +1,4 @@
-"""The seam between a run and the machines it runs on: who starts workers and carries messages.
+"""The seam between a run and the machines it runs on: starting workers, carrying messages.
 
 A run needs four things of a runtime: start a worker, send it a message, wait for what workers say,
 stop one. `runtime/local.py` does it with processes and pipes; another runtime does it with actors.
@@ -6,7 +6,7 @@ Everything above this seam (the controller, and the supervisor that replaces dea
 same code on each.
 
 Holds true of every implementation:
-- a name is used once, so what a stopped worker still says reaches nobody;
+- a name is used once, so what a stopped worker still says is dropped;
 - messages to and from one worker keep their order; `send` never waits;
 - a worker that ends is reported as `WorkerLost` exactly once, after everything it had said before.
 
@@ -53,7 +53,7 @@ News = Received | WorkerLost
 
 
 class WorkerHandle(Protocol):
-    """A worker, as whoever talks to it sees it."""
+    """The sender's side of a worker."""
 
     name: str
 

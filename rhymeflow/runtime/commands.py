@@ -1,6 +1,7 @@
 """A command of the coordinator as the message that carries it, with the data an instance needs.
 
-Holds true: a response is sent with all that is stored of it, whoever generated it. Decides nothing.
+Holds true: a response is sent with all that is stored of it, whichever instance generated it.
+Decides nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from rhymeflow.workers import messages
 def message_for(
     command: commands.InstanceCommand, in_flight: InFlight, evaluations: Evaluations
 ) -> messages.Message:
-    """Return what the instance is to be told."""
+    """Return the message for the instance."""
     number = command.number
     match command:
         case commands.Route(trajectory=trajectory):

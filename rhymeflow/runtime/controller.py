@@ -4,10 +4,10 @@ Each turn of the loop receives everything that has arrived, appends it to the st
 tokens), and only then lets the coordinator act on it. A `Tick` ends each round of events.
 Transactions span some turns: a controller that is killed takes the end of its log with it, but
 never a part from the middle, and its workers end with it, so nothing goes on that had been caused
-by what is lost. What others read (a batch, a version) is committed before they are told.
+by what is lost. What workers read (a batch, a version) is committed before a message names it.
 
 Holds true: nothing here decides what the coordinator should: there is no rule about versions,
-buffers or loads. Tokens pass through to the store; text, rewards and weights are made elsewhere.
+buffers or loads. Tokens pass through to the store; text, rewards and weights come from workers.
 Knows no processes, no shared memory, no database and no torch: a runtime, a store, a learner group
 and an index are handed to it.
 """
@@ -192,12 +192,12 @@ class Controller:
                 self._pulling.discard(loss.worker)
                 self._connect(worker.name)
                 self.reporter.warn(
-                    f"{loss.reason}; its responses go on elsewhere, {worker.name} takes its place"
+                    f"{loss.reason}; its responses continue elsewhere, {worker.name} replaces it"
                 )
             case "reward":
                 self.supervisor.replace_rewards(loss)
                 self.rewards.ask_again()
-                self.reporter.warn(f"{loss.reason}; another takes its place")
+                self.reporter.warn(f"{loss.reason}; it was replaced")
             case "history":
                 self.history.lose(loss)
             case "learner":
@@ -241,7 +241,7 @@ class Controller:
             case commands.RequestPrompts():
                 self._events += [self.in_flight.request() for _ in range(command.count)]
             case commands.RetryPrompt():
-                self._events.append(self.in_flight.request_again(command.group))
+                self._events.append(self.in_flight.retry(command.group))
             case commands.FinishEarly():
                 self.rewards.finished(command.trajectory, "finished_early")
             case commands.Train():
@@ -270,7 +270,7 @@ class Controller:
             self.store.put_consumed(group, version=command.version, members=members)
             self.in_flight.end(group)
         self.reporter.endings["consumed"] += len(command.groups)
-        # The learner reads the batch from the store, where it must be when it is told.
+        # The learner reads the batch from the store, so it is committed before the message.
         self._commit(self.reporter.now)
         self._training = True
         reached, every = command.version + 1, self.config.run.save_steps

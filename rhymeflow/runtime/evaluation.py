@@ -1,7 +1,7 @@
 """Held-out evaluation: which answers are still to come, and their rewards.
 
 Holds true: the mean is over every held-out prompt; an answer counts once; what comes late from an
-instance that is gone counts nothing. Knows nothing of how answers and rewards are made.
+instance that is gone counts nothing. Knows nothing of how answers and rewards come about.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rhymeflow.workers.messages import Answered
 
 
 class AnswerKey(NamedTuple):
-    """Names an answer to a held-out prompt while it is being judged."""
+    """Names an answer to a held-out prompt while it is being rewarded."""
 
     instance: InstanceId
     asked: Version
@@ -37,7 +37,7 @@ class Evaluation:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every prompt is answered and judged."""
+        """Whether every prompt is answered and rewarded."""
         return len(self.rewards) == self.size
 
     @property
@@ -55,7 +55,7 @@ class Evaluations:
         self._in_progress: dict[tuple[InstanceId, Version], Evaluation] = {}
 
     def begin(self, instance: InstanceId, asked: Version) -> None:
-        """`instance` is told to answer under version `asked`."""
+        """`instance` is to answer under version `asked`."""
         evaluation = Evaluation(instance, asked, len(self.prompts))
         self._in_progress[instance, asked] = evaluation
 
@@ -66,7 +66,7 @@ class Evaluations:
         evaluation.answers[message.row] = message.tokens
         return AnswerKey(instance, message.asked, message.row)
 
-    def judged(self, key: AnswerKey, reward: float) -> Evaluation | None:
+    def rewarded(self, key: AnswerKey, reward: float) -> Evaluation | None:
         """Receive a reward; return the evaluation it is part of, if that is still in progress."""
         evaluation = self._in_progress.get((key.instance, key.asked))
         if evaluation is not None:

@@ -1,8 +1,8 @@
-"""The controller's side of the history index: the worker that fills it, and who may draft from it.
+"""The controller's side of the history index: its writer, and the instances that use it.
 
 Holds true: the index stays where it is when its writer is replaced, so readers notice nothing; a
 writer that dies, hangs or has a defect costs drafts and never the run. Knows nothing of where the
-index is kept, or by whom.
+index is kept.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rhymeflow.workers import messages
 
 
 class OwnedIndex(Protocol):
-    """An index that workers can reach by its handle; whoever made it gives it back."""
+    """An index that workers reach by its handle; its creator frees it."""
 
     @property
     def handle(self) -> IndexHandle:
@@ -36,7 +36,7 @@ class HistoryIndex:
     ) -> None:
         self._index, self._supervisor, self._warn = index, supervisor, warn
         self._is_ready = False
-        self._told: set[str] = set()
+        self._drafting: set[str] = set()
 
     def start(self) -> None:
         """The store is there: the worker can read it."""
@@ -53,10 +53,10 @@ class HistoryIndex:
         self._is_ready = True
 
     def let_draft(self, instance: WorkerHandle) -> None:
-        """Tell an instance to draft, once there is something to draft from; each is told once."""
-        if self._is_ready and instance.name not in self._told:
+        """Let an instance draft, once there is something to draft from. Later calls do nothing."""
+        if self._is_ready and instance.name not in self._drafting:
             assert self._index is not None
-            self._told.add(instance.name)
+            self._drafting.add(instance.name)
             instance.send(messages.UseDrafter(self._index.handle))
 
     def lose(self, loss: WorkerLost) -> None:

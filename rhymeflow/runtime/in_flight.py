@@ -4,7 +4,7 @@ Tokens come in small parts, several times a second for each response, so that li
 instance. They are put together here and stored when a segment ends: a new version, another
 instance, an interruption, the end.
 
-Holds true: what is asked about a response is asked after its tokens are stored; a segment is stored
+Holds true: a response is read only after its tokens are stored; a segment is stored
 once; what has ended, or was aborted, is passed over when something late is heard of it. Knows
 nothing of processes or rewards.
 """
@@ -14,7 +14,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 
-from rhymeflow.core.events import GroupDrawn
+from rhymeflow.core.events import GroupCreated
 from rhymeflow.core.types import GroupId, InstanceId, TrajectoryId, Version
 from rhymeflow.data.prompts import Prompt
 from rhymeflow.data.run_prompts import RunPrompts
@@ -43,7 +43,7 @@ class Group:
     prompt: Prompt
     prompt_ids: list[int]
     open: dict[int, Segment] = field(default_factory=dict)
-    """Of each member that is being produced, the segment that is not stored yet."""
+    """Of each member that is being generated, the segment that is not stored yet."""
     stored: dict[int, array[int]] = field(default_factory=dict)
     """Of each member that there is anything of, the tokens that are stored."""
     aborted: set[int] = field(default_factory=set)
@@ -56,7 +56,7 @@ class InFlight:
         self._store, self._prompts = store, prompts
         self._groups: dict[GroupId, Group] = {}
         self._next_group_id: GroupId = 0
-        self._position = 0  # in the stream; a prompt that is requested again takes none
+        self._position = 0  # in the stream; a retried prompt takes none
 
     def __getitem__(self, group: GroupId) -> Group:
         return self._groups[group]
@@ -68,22 +68,22 @@ class InFlight:
 
     # -- groups ------------------------------------------------------------------------------
 
-    def request(self) -> GroupDrawn:
+    def request(self) -> GroupCreated:
         """Take the next prompt and store it as a new group."""
         epoch, prompt = self._prompts.stream.at(self._position)
         self._position += 1
         return self._add(epoch, prompt, None)
 
-    def request_again(self, group: GroupId) -> GroupDrawn:
+    def retry(self, group: GroupId) -> GroupCreated:
         """Take the prompt of an ended group once more, as a new group.
 
         Its noise is that of the same row and epoch, so the policy as it was would answer as it did
-        before: requesting it again does not favour prompts' shorter answers.
+        before: retrying does not favour prompts' shorter answers.
         """
         row, epoch = self._store.origin(group)
         return self._add(epoch, self._prompts.train[row], group)
 
-    def _add(self, epoch: int, prompt: Prompt, repeats: GroupId | None) -> GroupDrawn:
+    def _add(self, epoch: int, prompt: Prompt, repeats: GroupId | None) -> GroupCreated:
         group_id = self._next_group_id
         self._next_group_id += 1
         ids = self._prompts.encoder.encode(prompt)
@@ -96,7 +96,7 @@ class InFlight:
             prompt_tokens=ids,
             columns=prompt.columns,
         )
-        return GroupDrawn(group_id, prompt.row, epoch, len(ids), repeats)
+        return GroupCreated(group_id, prompt.row, epoch, len(ids), repeats)
 
     def end(self, group: GroupId) -> None:
         """The group has ended; what there is of it is stored."""
@@ -171,7 +171,7 @@ class InFlight:
     def tokens(self, trajectory: TrajectoryId) -> list[int]:
         """The response so far, all of it stored."""
         group = self._groups[trajectory.group]
-        assert trajectory.member not in group.open, f"{trajectory} is being produced"
+        assert trajectory.member not in group.open, f"{trajectory} is being generated"
         stored = group.stored.get(trajectory.member)
         return [] if stored is None else stored.tolist()
 

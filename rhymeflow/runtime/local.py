@@ -141,8 +141,8 @@ class LocalWorker:
             self._process.kill()
             self._process.join()
         self._outbox.put(None)
-        # Whoever comes next may get this descriptor's number, and what is still to be delivered
-        # must not reach them. The thread ends at once: nobody is there to read.
+        # The next worker may get this descriptor's number, and what is still to be delivered
+        # must not reach them. The thread ends at once: nothing is there to read.
         self._sender.join()
         self.connection.close()
 

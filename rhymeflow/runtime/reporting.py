@@ -1,4 +1,4 @@
-"""What the user is told of a run while it goes on: metrics, step by step, and the live display.
+"""What the user sees of a run while it goes on: metrics, step by step, and the live display.
 
 Holds true: a row of metrics is written for each version, and one for each evaluation. Decides
 nothing.
@@ -82,7 +82,9 @@ class Reporter:
         state.staleness_mean = metrics["staleness/mean"]
         state.staleness_max = int(metrics["staleness/max"])
         state.rollout_tokens_per_s = metrics["rollout/tokens_per_s"]
-        state.tokens_per_step = metrics.get("draft/mean_acceptance_length", state.tokens_per_step)
+        state.mean_acceptance_length = metrics.get(
+            "draft/mean_acceptance_length", state.mean_acceptance_length
+        )
         state.acceptance_rate = metrics.get("draft/acceptance_rate", state.acceptance_rate)
         state.time_saved_share = metrics.get("draft/time_saved_share", state.time_saved_share)
         state.idle_rollout = metrics["idle/rollout"]

@@ -21,10 +21,10 @@ from rhymeflow.workers import messages
 
 
 class Rewards:
-    """Has what is complete judged.
+    """Sends complete responses to the reward worker, and makes events of its answers.
 
-    `send` reaches the reward worker. `on_failure` is the configuration's. `evaluated` is told the
-    version and the mean reward of each evaluation that is complete.
+    `send` reaches the reward worker. `on_failure` is the configuration's. `evaluated` is called
+    with the version and the mean reward of each evaluation that is complete.
     """
 
     def __init__(
@@ -44,14 +44,14 @@ class Rewards:
         """What the reward worker has not answered, by the key it was given."""
 
     def finished(self, trajectory: TrajectoryId, reason: FinishReason) -> int:
-        """Store that a response is complete as it is and have it judged; return its length."""
+        """Store that a response is complete as it is and have it rewarded; return its length."""
         tokens = self._in_flight.complete(trajectory)
         self._store.put_finished(trajectory, length=len(tokens), reason=reason)
         self._ask(trajectory, str(trajectory), self._in_flight[trajectory.group].prompt, tokens)
         return len(tokens)
 
     def answered(self, instance: InstanceId, message: messages.Answered) -> None:
-        """Have an answer to a held-out prompt judged."""
+        """Have an answer to a held-out prompt rewarded."""
         key = self._evaluations.answered(instance, message)
         name = f"of evaluation {key.asked} on {instance}, row {key.row}"
         self._ask(key, name, self._evaluations.prompts[message.row], message.tokens)
@@ -67,7 +67,7 @@ class Rewards:
         if failed and (self._on_failure == "stop" or isinstance(key, AnswerKey)):
             raise UserError(message.error)
         if isinstance(key, AnswerKey):
-            yield from self._answer_judged(key, message)
+            yield from self._answer_rewarded(key, message)
         elif key in self._in_flight:
             self._store.put_text(key, message.text)
             if failed:
@@ -81,8 +81,8 @@ class Rewards:
         for _, message in self._asked.values():
             self._send(message)
 
-    def _answer_judged(self, key: AnswerKey, message: messages.RewardComputed) -> Iterator[Event]:
-        evaluation = self._evaluations.judged(key, message.reward)
+    def _answer_rewarded(self, key: AnswerKey, message: messages.RewardComputed) -> Iterator[Event]:
+        evaluation = self._evaluations.rewarded(key, message.reward)
         if evaluation is None:
             return
         assert evaluation.version is not None

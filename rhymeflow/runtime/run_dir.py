@@ -1,11 +1,14 @@
-"""The run directory: where it is, and what is in it from the first moment.
+"""The run directory: where it is, and what is in it at its end.
 
 config.yaml     the resolved configuration
 events.db       every event and every token (SQLite)
 metrics.jsonl   one row a step
 summary.json    what it came to
 checkpoints/    step-N/, Hugging Face format plus the optimizer's state
-tensorboard/    the same metrics, if asked for
+tensorboard/    the same metrics, if configured
+logs/           what workers print
+
+Holds true: a directory is used by one run. Knows nothing of what is written to it later.
 """
 
 from __future__ import annotations
@@ -22,10 +25,10 @@ RUNS = Path("runs")
 
 
 def create_run_dir(config: Config, run_dir: Path | None = None) -> Path:
-    """Make the run's directory with its `config.yaml`; return its path.
+    """Create the run's directory with its `config.yaml`; return its path.
 
     Raises:
-        UserError: the directory that was asked for holds a run already, or cannot be made.
+        UserError: the configured directory holds a run already, or cannot be created.
     """
     path = run_dir or choose_run_dir(config)
     if (path / "events.db").exists():
@@ -39,7 +42,7 @@ def create_run_dir(config: Config, run_dir: Path | None = None) -> Path:
 
 
 def choose_run_dir(config: Config) -> Path:
-    """Return the directory that was asked for, or one under `runs/` that is not there yet."""
+    """Return the configured directory, or one under `runs/` that is not there yet."""
     if config.run.output_dir is not None:
         return Path(config.run.output_dir)
     stem = f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"

@@ -1,4 +1,7 @@
-"""The learner group of one rank: a worker that is sent each call as a message."""
+"""The learner group of one rank: a worker that is sent each call as a message.
+
+Holds true: calls arrive in order and none waits. Knows nothing of training.
+"""
 
 from __future__ import annotations
 

@@ -6,8 +6,8 @@ Holds true:
 - an instance that is lost can be replaced under a new name (`rollout-0`, then `rollout-0.1`, ...),
   on the same cores, `run.instance_restarts` times in all, and so can history and rewards, each as
   often; a replaced one is gone, so it can say nothing any more;
-- a worker that reports a defect ends the run, and so does the loss of the learner; history is worth
-  drafts and no run.
+- a worker that reports a defect ends the run, and so does the loss of the learner; without the
+  history worker the run continues, with fewer drafts.
 
 Knows nothing of processes (that is the runtime's) or of what workers do.
 """
@@ -33,7 +33,7 @@ from rhymeflow.workers.messages import Failed
 
 
 class WorkerDied(RuntimeError):  # noqa: N818 - it is what happened
-    """A worker ended without being told to, hangs, or has a defect, and the run cannot go on."""
+    """A worker ended by itself, hangs, or has a defect, and the run cannot go on."""
 
 
 class Supervisor:

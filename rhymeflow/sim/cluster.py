@@ -6,10 +6,10 @@ happens at one instant has a fixed order: the world moves, commands arrive, even
 are looked at, the coordinator plans. Nothing is random.
 
 Modelled: commands and events take `command_seconds` and `event_seconds`; events of one sender
-arrive in order. A response is judged `reward_seconds` after it is finished. The learner trains for
-`train_step` and `train_token` for each token of prompts and responses (`measure_token` in groups
-whose rewards are all equal), then pushes; it begins nothing else meanwhile, and the version can be
-pulled when the push is over. Held-out evaluation is left out.
+arrive in order. A response is rewarded `reward_seconds` after it is finished. The learner trains
+for `train_step` and `train_token` for each token of prompts and responses (`measure_token` in
+groups whose rewards are all equal), then pushes; it begins nothing else meanwhile, and the version
+can be pulled when the push is over. Held-out evaluation is left out.
 
 Holds true: the same coordinator that drives real runs decides everything; the laws are checked by
 the audit on what the world did. Knows no strategy.
@@ -36,7 +36,7 @@ from rhymeflow.core.commands import (
 from rhymeflow.core.coordinator import Coordinator
 from rhymeflow.core.events import (
     Event,
-    GroupDrawn,
+    GroupCreated,
     InstanceJoined,
     InstanceLeft,
     LearnerReady,
@@ -101,17 +101,17 @@ class Cluster:
         self.now = 0.0
         self.published: Version = 0
         self.steps: list[Step] = []
-        self.everyone: list[Instance] = []
+        self.all_instances: list[Instance] = []
         """Instances that ever were, in the order they joined."""
         self.commands = self.events = self.ticks = 0
         self.num_instances = num_instances
         self._timeline = timeline
         self._heap: list[tuple[float, int, int, Callable[[Any], None], Any]] = []
-        self._serial = 0
+        self._num_queued = 0
         self._names: list[InstanceId] = []
         self._instances: dict[InstanceId, Instance] = {}
-        self._told: dict[InstanceId, Version] = {}
-        """What the coordinator takes each instance to hold: it was told so, or it told it to."""
+        self._versions: dict[InstanceId, Version] = {}
+        """The version that each instance holds for the coordinator: reported, or commanded."""
         self._requests = self._groups = 0
         self._tick_due = self._look_due = False
         self._last_tick = -latencies.tick_seconds
@@ -141,8 +141,8 @@ class Cluster:
     def _at(
         self, time: float, kind: int, action: Callable[[Any], None], argument: Any = None
     ) -> None:
-        self._serial += 1
-        heappush(self._heap, (time, kind, self._serial, action, argument))
+        self._num_queued += 1
+        heappush(self._heap, (time, kind, self._num_queued, action, argument))
 
     def _report(self, events: list[Event], seconds: float | None = None) -> None:
         """The coordinator hears of these, `event_seconds` from now."""
@@ -152,10 +152,10 @@ class Cluster:
     # -- the coordinator ---------------------------------------------------------------------
 
     def _hear(self, events: list[Event]) -> None:
-        handle = self.coordinator.handle
+        handle, versions = self.coordinator.handle, self._versions
         for event in events:
             if isinstance(event, Pulled | InstanceJoined):
-                self._told[event.instance] = max(self._told.get(event.instance, 0), event.version)
+                versions[event.instance] = max(versions.get(event.instance, 0), event.version)
             if commands := handle(event):
                 self._obey(commands)
         self.events += len(events)
@@ -176,10 +176,10 @@ class Cluster:
             match command:
                 case Route(instance=name, trajectory=trajectory):
                     if trajectory not in self.audit.responses:
-                        self._begin(trajectory, self._told[name])
+                        self._begin(trajectory, self._versions[name])
                     to_instances.append(command)
                 case Pull(instance=name, version=version):
-                    self._told[name] = max(self._told[name], version)
+                    self._versions[name] = max(self._versions[name], version)
                     to_instances.append(command)
                 case RequestPrompts(count):
                     self._report([self._request() for _ in range(count)], 0.0)
@@ -205,14 +205,14 @@ class Cluster:
 
     # -- prompts and rewards -----------------------------------------------------------------
 
-    def _request(self) -> GroupDrawn:
+    def _request(self) -> GroupCreated:
         self._requests += 1
         return self._requested(self.workload.prompt(self._requests - 1), None)
 
-    def _requested(self, prompt: Prompt, repeats: GroupId | None) -> GroupDrawn:
+    def _requested(self, prompt: Prompt, repeats: GroupId | None) -> GroupCreated:
         group, self._groups = self._groups, self._groups + 1
         self.audit.request(group, prompt)
-        return GroupDrawn(group, prompt.row, prompt.epoch, prompt.tokens, repeats)
+        return GroupCreated(group, prompt.row, prompt.epoch, prompt.tokens, repeats)
 
     def _begin(self, trajectory: TrajectoryId, version: Version) -> None:
         row, epoch, tokens = self.audit.prompt(trajectory.group)
@@ -247,7 +247,7 @@ class Cluster:
 
     def _advance(self, instance: Instance) -> None:
         if instance.next != self.now:
-            return  # it was told something meanwhile, which changed what comes next
+            return  # a command arrived meanwhile and changed what comes next
         events = instance.advance(self.now)
         if instance.busy:
             self._at(instance.next, _WORLD, self._advance, instance)
@@ -284,7 +284,7 @@ class Cluster:
             timeline=self._timeline,
         )
         self._instances[name] = instance
-        self.everyone.append(instance)
+        self.all_instances.append(instance)
         joined = InstanceJoined(
             name, instance.version, self.hardware.capacity, self.hardware.kv_capacity
         )
@@ -314,6 +314,6 @@ class Cluster:
 
     def _publish(self, version: Version) -> None:
         self.published = version
-        busy = sum(instance.busy_seconds(self.now) for instance in self.everyone)
+        busy = sum(instance.busy_seconds(self.now) for instance in self.all_instances)
         self.steps.append(Step(version, self.now, busy, self._learner_busy))
         self._report([VersionPublished(version)])

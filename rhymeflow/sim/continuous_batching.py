@@ -1,4 +1,4 @@
-"""Continuous batching: who runs, who waits, what is in the cache, and what the next decode span is.
+"""Continuous batching: what runs, waits and is in the cache, and what the next decode span is.
 
 - An iteration with n decoding trajectories and K tokens in the cache lasts as the cost model says;
   each decoding trajectory gets one token, or with drafts as many as `drafts.py` says. Those that
@@ -56,7 +56,7 @@ class ContinuousBatch:
             DecodeBatch() for _ in range(CLASSES if hardware.drafts is not None else 1)
         ]
         """By class; without drafts there is but one."""
-        self._serial = 0
+        self._num_entered = 0
         self._clock: float = 0
         self._choice: Choice | None = None
         """Drafts of the current decode span; None: there are none at all."""
@@ -230,11 +230,11 @@ class ContinuousBatch:
 
     def _enter(self, place: Place, remaining: float) -> None:
         """It decodes."""
-        self._serial += 1
+        self._num_entered += 1
         decode_batch = self._decode_batches[
             self.hardware.drafts is not None and place.response.known
         ]
-        decode_batch.enter(place, remaining, self._serial)
+        decode_batch.enter(place, remaining, self._num_entered)
 
     def _recompute_all(self) -> None:
         """Nothing cached is valid any more."""
@@ -307,7 +307,7 @@ class ContinuousBatch:
                 there.add(response.id.group)
         makers: set[GroupId] = set()
         held = set()
-        # Those that have begun come first, so that nobody waits for one that waits itself.
+        # Those that have begun come first, so that none waits for one that waits itself.
         for place in sorted(self._prefilling, key=lambda place: place.untouched):
             group = place.response.id.group
             if not place.untouched:
@@ -325,7 +325,7 @@ class ContinuousBatch:
         return frozenset(held)
 
     def _prefill(self, version: Version) -> None:
-        """The current chunks are in the cache; who has all of them gets a token."""
+        """The current chunks are in the cache; a response that has all of them gets a token."""
         completed = False
         for place, num_new in self.chunks:
             response = place.response

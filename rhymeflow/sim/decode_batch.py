@@ -1,8 +1,8 @@
-"""Trajectories that decode at one pace: a clock, and a heap of the times on it at which they end.
+"""Trajectories that decode in step: a clock, and a heap of the times on it at which they end.
 
 The clock counts the tokens that one of the batch generates. It is a whole number as long as there
 are no drafts; with drafts it advances by what an iteration generates on average. Then what a
-response has generated lies between two whole numbers; to everybody else it is the lower one. A
+response has generated lies between two whole numbers; to everything else it is the lower one. A
 response is complete with the iteration in which the clock reaches its end, and has exactly its
 length.
 
@@ -50,24 +50,24 @@ class Place:
 
 
 class DecodeBatch:
-    """Those that decode at one pace."""
+    """Those that decode in step."""
 
     __slots__ = ("clock", "count", "ends", "gain")
 
     def __init__(self) -> None:
         self.clock: float = 0
         self.gain: float = 1
-        """Tokens that one makes in an iteration."""
+        """Tokens that one gets in an iteration."""
         self.count = 0
         """Trajectories in it."""
         self.ends: list[tuple[float, int, Place]] = []
-        """Heap of (ends_at, serial, place) of those in it, and of some that are gone."""
+        """Heap of (ends_at, number, place) of those in it, and of some that are gone."""
 
-    def enter(self, place: Place, remaining: float, serial: int) -> None:
+    def enter(self, place: Place, remaining: float, number: int) -> None:
         """One more decodes, to its end in so many tokens."""
         place.decode_batch, place.ends_at = self, self.clock + remaining
         self.count += 1
-        heappush(self.ends, (place.ends_at, serial, place))
+        heappush(self.ends, (place.ends_at, number, place))
 
     def iterations(self) -> int:
         """How many it takes until the next is complete. There is one."""
@@ -85,6 +85,6 @@ class DecodeBatch:
         return found
 
     def clear(self) -> None:
-        """Nobody decodes here any more."""
+        """Nothing decodes here any more."""
         self.ends.clear()
         self.count = 0

@@ -1,15 +1,15 @@
-"""Drafts in the simulator: how many tokens are drafted for whom, and what an iteration then makes.
+"""Drafts in the simulator: tokens drafted for each class, and tokens generated per iteration.
 
-A drafted token is accepted with one chance, given that those before it were. So a trajectory with d
-of them makes (1 - a^(d+1)) / (1 - a) tokens in an iteration on average, and the node at depth k of
-its draft is reached with a^k. There are two classes of trajectories that are alike: the prompt
+A drafted token is accepted with one probability, given that those before it were. So a trajectory
+with d of them gets (1 - a^(d+1)) / (1 - a) tokens in an iteration on average, and the node at depth
+k of its draft is reached with a^k. There are two classes of trajectories that are alike: the prompt
 was answered in an earlier epoch (1), or not (0).
 
 An iteration of n trajectories and D drafted tokens reads the cache once for each trajectory and
 computes n + D rows: `k1 K + max(k2, k3 (n + D) + c) + k4` seconds. As in the rule `Cost`
-(`histospec/draft_length.py`) the nodes most likely to be reached are taken, as many as make the
-most tokens per second. The last level taken may be for some of a class only; the class then makes
-what its members make on average.
+(`histospec/draft_length.py`) the nodes most likely to be reached are taken, as many as give the
+most tokens per second. The last level taken may be for some of a class only; the class then gets
+what its members get on average.
 
 **This is the best there is.** For each D the tokens are most with the D likeliest nodes. They grow
 by less and less with D, and the seconds by no less and no less, so their quotient rises and then
@@ -44,11 +44,11 @@ class Choice(NamedTuple):
     drafts: tuple[float, ...]
     """Tokens drafted for one, by class."""
     gains: tuple[float, ...]
-    """Tokens that one makes, by class."""
+    """Tokens that one gets, by class."""
     rows: int
     """Computed in an iteration: one for each trajectory, and the drafted tokens."""
     generated: float
-    """Tokens that all of them make in an iteration."""
+    """Tokens that all of them get in an iteration."""
     until: float
     """It holds while there are fewer tokens than this in the cache, by more than `ROUNDING`."""
 
@@ -58,7 +58,7 @@ class Drafts:
 
     Args:
         cost: of an iteration.
-        acceptance: chance of a drafted token whose prompt was answered in an earlier epoch.
+        acceptance: probability of a drafted token whose prompt was answered in an earlier epoch.
         first_acceptance: the same for other prompts.
         max_draft: most tokens drafted for one trajectory.
         kv_capacity: tokens that a cache holds.
@@ -74,7 +74,7 @@ class Drafts:
         kv_capacity: int,
     ) -> None:
         self.cost, self.max_draft = cost, max_draft
-        self.chances = (first_acceptance, acceptance)
+        self.acceptance = (first_acceptance, acceptance)
         """By class."""
         self._corner = floor((cost.k2 - cost.c) / cost.k3) if cost.k3 > 0 else 0
         """Most rows that are computed while weights are read."""
@@ -107,37 +107,39 @@ class Drafts:
         return self._choice(counts, levels, size, until)
 
     def _best_size(self, counts: Counts, levels: list[tuple[float, int]], kv_tokens: float) -> int:
-        """How many nodes to take of these levels, which are in order of their chances."""
+        """How many nodes to take of these levels, which are in order of their probabilities."""
         seconds, rows = self.cost.iteration, sum(counts)
         tokens = float(rows)
         best, chosen, size = tokens / seconds(rows, kv_tokens), 0, 0
-        for reach, index in levels:
+        for path_probability, index in levels:
             count, falls = counts[index], True
             spare = self._corner - rows - size
             for extra in (spare, spare + 1, count):
                 if 0 < extra <= count:
-                    rate = (tokens + extra * reach) / seconds(rows + size + extra, kv_tokens)
+                    rate = (tokens + extra * path_probability) / seconds(
+                        rows + size + extra, kv_tokens
+                    )
                     if rate > best:
                         best, chosen, falls = rate, size + extra, False
             if falls:
                 break
             size += count
-            tokens += count * reach
+            tokens += count * path_probability
         return chosen
 
     def _sorted(self) -> list[tuple[float, int]]:
-        """(chance of a node, class) of all levels, the likeliest first."""
+        """(probability of a node, class) of all levels, the likeliest first."""
         nodes = [
-            (-(chance**depth), index, depth)
-            for index, chance in enumerate(self.chances)
+            (-(rate**depth), index, depth)
+            for index, rate in enumerate(self.acceptance)
             for depth in range(1, self.max_draft + 1)
         ]
-        return [(-reach, index) for reach, index, _ in sorted(nodes)]
+        return [(-path_probability, index) for path_probability, index, _ in sorted(nodes)]
 
     def _choice(
         self, counts: Counts, levels: list[tuple[float, int]], size: int, until: float
     ) -> Choice:
-        drafts, gains, reach = [0.0] * CLASSES, [1.0] * CLASSES, list(self.chances)
+        drafts, gains, path_probability = [0.0] * CLASSES, [1.0] * CLASSES, list(self.acceptance)
         rows = sum(counts)
         generated, left = float(rows), size
         for _, index in levels:
@@ -146,9 +148,9 @@ class Drafts:
                 break
             left -= taken
             drafts[index] += taken / counts[index]
-            gains[index] += reach[index] * taken / counts[index]
-            generated += reach[index] * taken
-            reach[index] *= self.chances[index]
+            gains[index] += path_probability[index] * taken / counts[index]
+            generated += path_probability[index] * taken
+            path_probability[index] *= self.acceptance[index]
         return Choice(tuple(drafts), tuple(gains), rows + size, generated, until)
 
 

@@ -26,7 +26,7 @@ class Hardware:
     share_prompts: bool
     keep_cache: bool
     drafts: Drafts | None = None
-    """Who chooses drafts; None: there are none."""
+    """Chooses drafts; None: there are none."""
 
 
 @dataclass(frozen=True, slots=True)

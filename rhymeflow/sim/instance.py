@@ -1,8 +1,8 @@
 """A simulated rollout instance: continuous batching, advanced from event to event.
 
-It runs what the engine runs (`batch.py`), iteration by iteration in effect, but never one by one.
-Commands are carried out between iterations, in order. A pull takes `cost.pull` seconds in which
-nothing else happens.
+It runs what the engine runs (`continuous_batching.py`), iteration by iteration in effect, but never
+one by one. Commands are carried out between iterations, in order. A pull takes `cost.pull` seconds
+in which nothing else happens.
 
 Holds true: every token of a response was generated under the version the instance held. Knows
 nothing of groups, the learner, rewards or the coordinator.
@@ -33,7 +33,7 @@ from rhymeflow.sim.timeline import Kind, Timeline
 class Instance:
     """One instance, at `now` up and idle.
 
-    Whoever drives it calls `advance` at the time `next` says, and hands it commands by `deliver`,
+    Its driver calls `advance` at the time `next` says, and hands it commands by `deliver`,
     after which `next` may have changed.
 
     Args:
@@ -79,7 +79,7 @@ class Instance:
 
     @property
     def busy(self) -> bool:
-        """Whether it does, or has been told to do, anything."""
+        """Whether it does, or is to do, anything."""
         return self.next < inf
 
     def kv_tokens(self, now: float) -> int:

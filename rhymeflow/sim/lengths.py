@@ -5,8 +5,9 @@ distribution as z is up the normal one. Prompts then correlate by their scores (
 whatever the distribution: z = sqrt(rho) z_prompt + sqrt(1 - rho) z_response. Between the points of
 the table lengths are interpolated.
 
-Holds true: the mean after the cut-off is the one asked for; `rho` is such that the prompt explains
-the asked share of the variance of the lengths themselves, not of their scores. Draws nothing.
+Holds true: the mean after the cut-off is the configured one; `rho` is such that the prompt explains
+the configured share of the variance of the lengths themselves, not of their scores. Samples
+nothing.
 """
 
 from __future__ import annotations

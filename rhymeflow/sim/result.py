@@ -133,7 +133,7 @@ def result(
     seconds = end.time - start.time
     measured = audit.batches[skipped:counted_to]
     times = [0.0, *(step.time for step in steps)]
-    tallies = [instance.tally for instance in cluster.everyone]
+    tallies = [instance.tally for instance in cluster.all_instances]
     generated = round(sum(tally.tokens_generated for tally in tallies))
     accepted = sum(tally.accepted for tally in tallies)
     trained = sum(batch.response_tokens for batch in audit.batches)
@@ -158,7 +158,7 @@ def result(
         response_throughput=response_tokens / seconds,
         trajectories_per_second=sum(batch.responses for batch in measured) / seconds,
         idle_rollout=1 - rollout_busy / (seconds * cluster.num_instances),
-        idle_instances=tuple(i.idle_share(steps[-1].time) for i in cluster.everyone),
+        idle_instances=tuple(i.idle_share(steps[-1].time) for i in cluster.all_instances),
         idle_learner=1 - (end.learner_busy - start.learner_busy) / seconds,
         staleness=dict(sorted(audit.staleness.items())),
         quantiles=quantiles(audit.outcomes),

@@ -1,6 +1,6 @@
 """`rhymeflow simulate`: a configuration on a simulated cluster.
 
-Holds true: the coordinator is told what it would be told in a real run of this configuration
+Holds true: the coordinator gets the events that it would get in a real run of this configuration
 (`build`), but for held-out evaluation, which is left out. Two calls with equal arguments have equal
 results.
 """
@@ -27,7 +27,7 @@ from rhymeflow.sim.workload import workload as a_workload
 
 
 def simulate(config: Config, *, output: Path | None = None, workload: Path | None = None) -> Result:
-    """Simulate a run, and draw its timeline.
+    """Simulate a run, and plot its timeline.
 
     Args:
         config: of the run; `simulation` is the cluster.

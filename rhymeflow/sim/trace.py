@@ -2,7 +2,7 @@
 
 One track for the learner and one for each instance, with what it did and under which version; for
 each instance the trajectories that run and the tokens in its cache, as counters. Virtual seconds
-become the format's microseconds.
+become the format's microseconds. Knows nothing of how the timeline came about.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rhymeflow.sim.timeline import Row, Timeline
 
 _LEARNER, _INSTANCES, _LOADS = 1, 2, 3
 _COUNTER_POINTS = 500
-"""Of each instance; more cannot be told apart and make the file large."""
+"""Of each instance; more cannot be distinguished and make the file large."""
 
 
 def write(path: Path, timeline: Timeline, num_rows: int) -> None:

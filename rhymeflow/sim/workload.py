@@ -23,7 +23,7 @@ _INVERSE = NormalDist().inv_cdf
 
 
 class Prompt(NamedTuple):
-    """One draw from the data."""
+    """A prompt requested from the data."""
 
     row: int
     epoch: int
@@ -37,8 +37,8 @@ class Workload(Protocol):
     def longest_prompt(self) -> int:
         """Tokens of the longest prompt."""
 
-    def prompt(self, draw: int) -> Prompt:
-        """The prompt of this draw, from 0. Draws that repeat a prompt are not counted."""
+    def prompt(self, number: int) -> Prompt:
+        """The prompt of the request with this number, from 0; retries are not counted."""
 
     def length(self, row: int, epoch: int, member: int) -> int:
         """Tokens of the response, from 1 to the longest there may be."""
@@ -67,9 +67,9 @@ class Synthetic:
         """All prompts are of one length."""
         return self.config.prompt_tokens
 
-    def prompt(self, draw: int) -> Prompt:
+    def prompt(self, number: int) -> Prompt:
         """Epoch after epoch, in order: prompts do not differ but by their hashes."""
-        epoch, row = divmod(draw, self.config.num_prompts)
+        epoch, row = divmod(number, self.config.num_prompts)
         return Prompt(row, epoch, self.config.prompt_tokens)
 
     def length(self, row: int, epoch: int, member: int) -> int:
@@ -96,8 +96,9 @@ class Synthetic:
 class Recorded:
     """Prompts and responses as a run's event store has them, over and over.
 
-    What the run did not finish (also a draw beyond its end) is one of the prompt's other responses,
-    or of all where the prompt has none, chosen by hash. Those that were cut short are left out.
+    What the run did not finish (also a request beyond its end) is one of the prompt's other
+    responses, or of all where the prompt has none, chosen by hash. Those that were cut short are
+    left out.
 
     Raises:
         UserError: there is no run, or no response in it.
@@ -134,9 +135,9 @@ class Recorded:
         """The longest of the run's."""
         return max(prompt.tokens for prompt in self._prompts)
 
-    def prompt(self, draw: int) -> Prompt:
-        """As they were drawn; then from the beginning, in later epochs."""
-        turn, index = divmod(draw, len(self._prompts))
+    def prompt(self, number: int) -> Prompt:
+        """As they were requested; then from the beginning, in later epochs."""
+        turn, index = divmod(number, len(self._prompts))
         found = self._prompts[index]
         return found._replace(epoch=found.epoch + turn * self._epochs)
 

@@ -1,9 +1,9 @@
 """The seam between a run and where its events and tokens are kept.
 
 One writer, the controller. What it records and puts becomes visible to readers with `commit`; what
-others are told about (a batch to train on, a published version) is committed before they are told,
-so that whatever a reader looks for is there. A writer may be in this process (`sqlite`), or hand
-over at each commit what it was given since the last one to a process or node that keeps it.
+a message names (a batch to train on, a published version) is committed before the message is sent,
+so that whatever a reader looks for is there. A writer may be in this process (`store/writer.py`),
+or hand over at each commit what it was given since the last one to a process or node that keeps it.
 
 Readers open the store on their own: a learner rank its batches, the history index what is new, the
 dashboard anything.

@@ -1,11 +1,11 @@
-"""Following a run's event store as it grows: new segments, judgements and held-out answers.
+"""Following a run's event store as it grows: new segments, rewards and held-out answers.
 
 Holds true: every segment from where following begins is given once, in the order in which they were
-stored, so those of one response follow one another; a judgement is given with the response's
-segments if it is there when they are read, and else once, later; held-out answers are stored whole
-and judged, and given once; each call costs by what is new.
-Segments are never taken out of a store, nor changed once they are told (`trajectories.put_segment`
-of one that grew would be missed; the runtime stores none before it is whole).
+stored, so those of one response follow one another; a reward is given with the response's segments
+if it is there when they are read, and else once, later; held-out answers are stored whole with
+their reward, and given once; each call costs by what is new. Segments are never taken out of a
+store, nor changed once they are read (`TrajectoryStore.put_segment` of one that grew would be
+missed; the controller stores none before it is whole).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class GroupPrompt(NamedTuple):
 class NewSegment(NamedTuple):
     """Tokens from position `start` on; `tokens` is int32 [n].
 
-    `length` and `reward` are of the whole response, where it is finished and judged.
+    `length` and `reward` are of the whole response, where it is finished and rewarded.
     """
 
     trajectory: TrajectoryId
@@ -66,7 +66,7 @@ class Follower:
 
     def __init__(self, reader: TrajectoryReader, *, num_tokens: int) -> None:
         self._reader = reader
-        # Judgements first: what is judged before its segments are read comes with them.
+        # Rewards first: what is rewarded before its segments are read comes with them.
         self._seq = self._last_event()
         ((self._row,),) = reader.query(_BEFORE_LAST.format("segments"), num_tokens)
         ((self._answer,),) = reader.query(_BEFORE_LAST.format("evaluations"), num_tokens)
@@ -105,7 +105,7 @@ class Follower:
         ]
 
     def rewards(self) -> list[TrajectoryRewarded]:
-        """Judgements since this was last asked."""
+        """Rewards since this was last asked."""
         before, self._seq = self._seq, self._last_event()
         kind = TrajectoryRewarded.__name__
         rows = self._reader.query(_REWARDS, before, self._seq, kind)

@@ -1,7 +1,7 @@
 """A previous run, by its directory: its store and the configuration it ran with.
 
-Holds true: what is opened here is a run that this Rhymeflow can read, or the user is told what it
-is not. Changes nothing in it.
+Holds true: what is opened here is a run that this Rhymeflow can read, or a `UserError` says
+why not. Changes nothing in it.
 """
 
 from __future__ import annotations

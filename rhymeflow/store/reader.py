@@ -49,7 +49,7 @@ class StoredSegment:
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryRecord:
-    """A finished and judged response, ready to be trained on.
+    """A finished and rewarded response, ready to be trained on.
 
     `completion_ids`, `logprobs` (under the policy that sampled) and `versions` have one entry per
     token.

@@ -7,7 +7,7 @@ Holds true:
 - what is delivered twice is stored once;
 - one process writes; any number read meanwhile (`reader.TrajectoryReader`).
 
-Knows nothing of what events mean: it stores what it is told.
+Knows nothing of what events mean: it stores what it is given.
 """
 
 from __future__ import annotations

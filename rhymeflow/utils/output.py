@@ -1,4 +1,7 @@
-"""Where a worker's prints go: a file, since the terminal belongs to the controller's display."""
+"""Where a worker's prints go: a file, since the terminal belongs to the controller's display.
+
+Holds true: what C code and child processes print goes there too.
+"""
 
 from __future__ import annotations
 

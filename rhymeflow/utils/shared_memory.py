@@ -1,11 +1,12 @@
-"""Named memory that processes of one machine share: made, mapped and given back.
+"""Named memory that processes of one machine share: created, mapped and freed.
 
 Holds true:
-- all of it is reserved when it is made: were it not, the first write past what the machine has
+- all of it is reserved when it is created: were it not, the first write past what the machine has
   would kill the writer with SIGBUS;
 - it is zeros at first;
 - it belongs to the process that created it: it is freed when that process says so, or by the
-  interpreter's resource tracker when that process dies. Who attached to it frees nothing.
+  interpreter's resource tracker when that process dies. A process that attached to it frees
+  nothing.
 
 The memory is mapped directly rather than through `multiprocessing.shared_memory`: before Python
 3.13 that class hands memory which a process merely attached to over to that process's resource
@@ -31,7 +32,7 @@ LINE = 64
 
 
 def new_name(prefix: str) -> str:
-    """Return a name that nobody has: `PREFIX-PID-` and chance."""
+    """Return a name that is free: `PREFIX-PID-` and chance."""
     return f"{prefix}-{os.getpid()}-{secrets.token_hex(4)}"
 
 

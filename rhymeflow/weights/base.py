@@ -12,7 +12,7 @@ A reader may leave out what has not changed since the version that the puller ha
 fewer chunks, and the proof is the same.
 
 Holds true of every implementation: a pull neither waits for a publication nor holds one up; a
-puller that dies in the middle blocks nobody. Knows no torch.
+puller that dies in the middle blocks no other process. Knows no torch.
 """
 
 from __future__ import annotations

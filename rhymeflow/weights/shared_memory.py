@@ -4,7 +4,7 @@ Holds true:
 - pulls run concurrently with each other and with a publication; a pull during one gets the version
   published before, whole;
 - publications exclude each other, by a lock that the operating system drops when its holder dies;
-- readers hold nothing, so one that dies or hangs blocks nobody;
+- readers hold nothing, so one that dies or hangs blocks no other process;
 - every pull is proved (law 5): the checksum is taken over the tensors that were written to, and is
   the one that the publisher took over the tensors it published.
 
@@ -173,7 +173,7 @@ class SharedMemoryWeightReader:
                 slot = self._memory.slot(publication)
                 if slot.begun == slot.ended == publication:
                     held[publication] = slot.version
-            # If nothing was published meanwhile, nobody has touched the newest slot either.
+            # If nothing was published meanwhile, nothing has touched the newest slot either.
             if self._memory.published == newest:
                 break
         for publication, found in held.items():

@@ -76,7 +76,7 @@ class Slot:
 
 
 class Memory:
-    """The mapped memory. `create` makes it, `attach` maps what another process made."""
+    """The mapped memory. `create` allocates it, `attach` maps what another process allocated."""
 
     def __init__(self, handle: SharedMemoryWeightHandle, buffer: mmap.mmap) -> None:
         self.handle = handle

@@ -1,7 +1,7 @@
 """The drafter of an instance, from the configuration, ready to be timed.
 
 What drafting runs is compiled by numba, once on a machine and in a quarter of a minute; later
-processes load it from numba's cache. The history process sees to that while responses are produced
+processes load it from numba's cache. The history process sees to that while responses are generated
 already, and instances draft once it is done.
 
 Holds true: all that a drafter runs was run before it is timed. Knows nothing of engines.

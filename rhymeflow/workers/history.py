@@ -2,8 +2,8 @@
 
 Held-out answers are among it: each evaluation is drafted by the one before.
 
-Holds true: nobody waits for it, and what it does changes no token (law 3): a run whose history is
-late, torn or gone drafts less. Its index is in shared memory that the controller owns; it is the
+Holds true: no worker waits for it, and what it does changes no token (law 3): a run whose history
+is late, torn or gone drafts less. Its index is in shared memory that the controller owns; it is the
 only one that writes there, and begins by clearing what one before it may have left. What it knows
 is in the store, so a successor knows it again. Loads no torch. Knows nothing of how drafts are
 found, or of the rest of the run.
@@ -35,7 +35,7 @@ from rhymeflow.workers.messages import (
 from rhymeflow.workers.noise import EVALUATION_EPOCH, epoch_of_noise
 
 NICENESS = 10
-"""Whoever samples or trains goes first, once drafting is compiled: instances wait for that."""
+"""Workers that sample or train go first, once drafting is compiled: instances wait for that."""
 
 POLL_SECONDS = 0.25
 """How soon the store is looked at again after something new; responses take longer than that."""
@@ -54,7 +54,7 @@ PROMPTS_REMEMBERED = 1024
 
 
 def main(connection: Connection, name: str, config: Config, run_dir: Path) -> None:
-    """Serve the run until told to end."""
+    """Serve the run until `Shutdown`."""
     rehearse(config)
     os.nice(NICENESS)
     History(connection, config, run_dir).serve()
@@ -70,20 +70,20 @@ class History:
         self.index = Index.attach(start.index, writable=True)
         self.index.clear()
         send(connection, HistoryReady())
-        self._scribes = []
+        self._writers = []
         if config.drafting.history_run is not None:
-            self._scribes.append(_previous_run(self.index, config))
+            self._writers.append(_previous_run(self.index, config))
         reader = TrajectoryReader(run_dir / "events.db")
         follower = Follower(reader, num_tokens=config.drafting.history_tokens)
-        self._scribes.append(Scribe(self.index, follower, config))
+        self._writers.append(IndexWriter(self.index, follower, config))
 
     def serve(self) -> None:
         """Write what is new, until `Shutdown`."""
         wait = 0.0
         while not self.connection.poll(wait):
-            count = self._scribes[0].write()
-            if count < SEGMENTS_AT_ONCE and len(self._scribes) > 1:
-                del self._scribes[0]  # the previous run has no more
+            count = self._writers[0].write()
+            if count < SEGMENTS_AT_ONCE and len(self._writers) > 1:
+                del self._writers[0]  # the previous run has no more
             elif count == SEGMENTS_AT_ONCE:
                 wait = 0.0
             elif count:
@@ -95,8 +95,8 @@ class History:
         assert isinstance(message, Shutdown), message
 
 
-def _previous_run(index: Index, config: Config) -> Scribe:
-    """The scribe of the run that the history is to begin with.
+def _previous_run(index: Index, config: Config) -> IndexWriter:
+    """The writer for the run that the history is to begin with.
 
     Its noise is this run's noise where both have the same seed and number their prompts alike;
     else its responses are aligned with none.
@@ -106,10 +106,12 @@ def _previous_run(index: Index, config: Config) -> Scribe:
     follower = Follower(reader, num_tokens=config.drafting.history_tokens)
     is_same_noise = (previous.run.seed, previous.data) == (config.run.seed, config.data)
     # Its last version is where this run may have begun, and is older than all of this run's.
-    return Scribe(index, follower, previous, aligned=is_same_noise, age=follower.last_version())
+    return IndexWriter(
+        index, follower, previous, aligned=is_same_noise, age=follower.last_version()
+    )
 
 
-class Scribe:
+class IndexWriter:
     """Writes what one run's store says to the index.
 
     `config` is that run's. `aligned`: its responses were sampled with the noise that this run's
@@ -128,22 +130,22 @@ class Scribe:
         self._index, self._follower, self._config = index, follower, config
         self._aligned, self._age = aligned, age
         self._open: dict[TrajectoryId, int] = {}
-        """Responses that are not judged yet, by their number in the index."""
-        self._judged: list[TrajectoryRewarded] = []
+        """Responses that are not rewarded yet, by their number in the index."""
+        self._rewarded: list[TrajectoryRewarded] = []
         self._prompt = lru_cache(PROMPTS_REMEMBERED)(self._read_prompt)
 
     def write(self) -> int:
         """Write what is new, at most `SEGMENTS_AT_ONCE` segments and answers; return how many."""
-        # A response that is judged by now has all its segments among those that are read next.
-        self._judged += self._follower.rewards()
+        # A response that is rewarded by now has all its segments among those that are read next.
+        self._rewarded += self._follower.rewards()
         segments = self._follower.segments(SEGMENTS_AT_ONCE)
         for segment in segments:
             self._take(segment)
         if len(segments) < SEGMENTS_AT_ONCE:
-            for judged in self._judged:
-                if judged.trajectory in self._open:
-                    self._index.finish(self._open.pop(judged.trajectory), judged.reward)
-            self._judged.clear()
+            for rewarded in self._rewarded:
+                if rewarded.trajectory in self._open:
+                    self._index.finish(self._open.pop(rewarded.trajectory), rewarded.reward)
+            self._rewarded.clear()
         answers = self._follower.answers(SEGMENTS_AT_ONCE - len(segments))
         for answer in answers:
             self._enter(answer)
@@ -176,7 +178,7 @@ class Scribe:
         group, member = segment.trajectory
         epoch, key, tail = self._prompt(group)
         if len(self._open) >= self._index.handle.max_responses:
-            # Never judged: its group was left out. Newer ones have taken its place in the index.
+            # Never rewarded: its group was left out. Newer ones have taken its place in the index.
             del self._open[next(iter(self._open))]
         return self._index.begin(
             key,

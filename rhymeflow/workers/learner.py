@@ -41,7 +41,7 @@ ALIVE_SECONDS = 1.0
 
 
 def main(connection: Connection, name: str, config: Config, run_dir: Path) -> None:
-    """Join the run and serve it until told to end."""
+    """Join the run and serve it until `Shutdown`."""
     learner = LearnerProcess(connection, config, run_dir)
     try:
         learner.serve()

@@ -1,8 +1,8 @@
 """What the controller and its workers say to each other: typed, msgpack, no pickle.
 
 A command of the coordinator (`core/commands.py`) is carried by the message of its name, with the
-data it needs; an event (`core/events.py`) is made from the message of its name, whose data is
-stored first. Whoever needs both imports this module, and not its names.
+data it needs; an event (`core/events.py`) is built from the message of its name, whose data is
+stored first. A module that needs both imports this module, not its names.
 
 Holds true: messages to and from one worker keep their order.
 """
@@ -129,7 +129,7 @@ class ComputeReward(Message):
     """Make text of a response, call the reward functions on it, answer under `key`."""
 
     key: str
-    """Names the response in answers and in what users are told of errors."""
+    """Names the response in answers and in errors that users see."""
     prompt: str | list[dict[str, Any]]
     tokens: list[int]
     columns: dict[str, Any]

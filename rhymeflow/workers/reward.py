@@ -1,4 +1,4 @@
-"""The reward worker: makes text of responses and has the reward functions judge them.
+"""The reward worker: decodes responses to text and has the reward functions judge them.
 
 The functions run in processes of their own (`reward/executor.py`), which this one starts, times and
 kills; so the controller neither decodes tokens nor waits for user code.
@@ -34,7 +34,7 @@ ALIVE_SECONDS = 1.0
 
 
 def main(connection: Connection, name: str, config: Config, run_dir: Path) -> None:
-    """Serve the run until told to end."""
+    """Serve the run until `Shutdown`."""
     executor = RewardExecutor(config.reward, run_dir / "logs" / "reward.log")
     executor.start()
     try:
@@ -46,7 +46,7 @@ def main(connection: Connection, name: str, config: Config, run_dir: Path) -> No
 
 
 class RewardWorker:
-    """Answers `ComputeReward`; `decode` makes text of token ids."""
+    """Answers `ComputeReward`; `decode` turns token ids into text."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class RewardWorker:
         self._ending = False
 
     def serve(self) -> None:
-        """Take in responses, send answers, until `Shutdown`."""
+        """Receive responses, send answers, until `Shutdown`."""
         while not self._ending:
             self._wait()
             while not self._ending and self._connection.poll():

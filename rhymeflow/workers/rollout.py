@@ -69,7 +69,7 @@ class HeldOut:
 
 
 def main(connection: Connection, name: str, config: Config, run_dir: Path) -> None:
-    """Join the run and serve it until told to end."""
+    """Join the run and serve it until `Shutdown`."""
     Instance(connection, name, config).serve()
 
 

@@ -51,7 +51,7 @@ def test_the_workers_are_the_runs(tmp_path):
     ]
 
 
-def made(intakes=(), noise=0.0):
+def made(prefills=(), noise=0.0):
     """Timings of a machine that is just what `FIT` says."""
     chance = random.Random(0)
     points = [
@@ -61,16 +61,16 @@ def made(intakes=(), noise=0.0):
         for n in (1, 8, 32, 64, 128)
         for length in (10, 400)
     ]
-    return EngineTimings(points, points[1::3], list(intakes), [0.02, 0.03, 0.9], 1000, 0.01)
+    return EngineTimings(points, points[1::3], list(prefills), [0.02, 0.03, 0.9], 1000, 0.01)
 
 
-def intake(tokens, each, iterations=((0, 0), (4, 100))):
+def prefill(tokens, each, iterations=((0, 0), (4, 100))):
     return Prefill(tokens, each * tokens + sum(FIT.seconds(*i) for i in iterations), iterations)
 
 
 def test_prefill_is_what_is_left_when_iterations_are_taken_off():
-    assert fit_prefill([intake(100, 2e-4)], FIT) == pytest.approx(2e-4)
-    total = fit_prefill([intake(100, 2e-4), intake(300, 4e-4)], FIT)
+    assert fit_prefill([prefill(100, 2e-4)], FIT) == pytest.approx(2e-4)
+    total = fit_prefill([prefill(100, 2e-4), prefill(300, 4e-4)], FIT)
     assert total == pytest.approx(3.5e-4)
     assert fit_prefill([Prefill(100, 1e-6, ((0, 0),))], FIT) == 0
 
@@ -86,7 +86,7 @@ def test_a_profile_has_what_was_measured(tmp_path):
     still = [TrainTiming(n, 2e-4 * n + 0.5) for n in (100, 300)]
     timings = LearnerTimings(trained, trained[:1], still, [0.1, 0.2, 0.3], 0.25)
     config = tiny_config(tmp_path)
-    found = fitted(config, "x", "a machine", made([intake(100, 2e-4)]), timings)
+    found = fitted(config, "x", "a machine", made([prefill(100, 2e-4)]), timings)
     profile = found.profile
     assert profile.k1 == pytest.approx(1e-6, rel=1e-3)
     assert profile.prefill_token == pytest.approx(2e-4, rel=0.01)
@@ -106,7 +106,7 @@ def test_a_profile_has_what_was_measured(tmp_path):
 def test_errors_are_reported_as_they_are(tmp_path):
     one, other = TrainTiming(100, 1.0), TrainTiming(100, 2.0)
     timings = LearnerTimings([one] * 2, [other], [one], [0.1], 0.0)
-    found = fitted(tiny_config(tmp_path), "x", "m", made([intake(9, 1e-3)], noise=0.2), timings)
+    found = fitted(tiny_config(tmp_path), "x", "m", made([prefill(9, 1e-3)], noise=0.2), timings)
     rows = {row.quantity: row for row in found.rows}
     assert 0.02 < rows["decode iterations"].fitted.mean < 0.2
     assert rows["training steps"].held_out.mean == pytest.approx(0.5)

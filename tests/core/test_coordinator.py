@@ -23,7 +23,7 @@ from rhymeflow.core.commands import (
 from rhymeflow.core.coordinator import Coordinator
 from rhymeflow.core.events import (
     Evaluated,
-    GroupDrawn,
+    GroupCreated,
     InstanceJoined,
     InstanceLeft,
     LearnerReady,
@@ -79,7 +79,7 @@ def tell(coordinator, *events, now=0.0):
     return [c for event in [*events, Tick()] for c in coordinator.handle(event)]
 
 
-def a_mind(plan, schedule="partial", instances=(("a", 4),)) -> Coordinator:
+def a_coordinator(plan, schedule="partial", instances=(("a", 4),)) -> Coordinator:
     coordinator = Coordinator(plan, a_schedule(schedule))
     coordinator.handle(LearnerReady(0))
     for name, capacity in instances:
@@ -119,7 +119,7 @@ def test_any_order_of_facts_ends_with_every_batch_trained_within_the_bound(
     assert runtime.published == plan.num_batches
     ended = sum(map(len, runtime.batches)) + len(runtime.dropped)
     if not plan.extra_groups:  # with surplus, nobody knows beforehand how many will be needed
-        assert runtime.group_id == ended, "law 2: drawn for nothing"
+        assert runtime.group_id == ended, "law 2: requested for nothing"
     if plan.eval_steps is not None:
         assert plan.num_batches in runtime.evaluated
         if not crashes:
@@ -150,11 +150,11 @@ def test_synchronous_trains_batches_in_the_order_of_the_data():
 
 def test_one_step_admits_a_batch_only_when_the_one_before_is_complete():
     plan = a_plan(num_batches=4, groups_per_batch=2, num_generations=1, max_staleness=1)
-    coordinator = a_mind(plan, "one_step", [("a", 16)])
+    coordinator = a_coordinator(plan, "one_step", [("a", 16)])
     tell(coordinator)
-    first = tell(coordinator, GroupDrawn(0, 0, 0, 5), GroupDrawn(1, 1, 0, 5))
+    first = tell(coordinator, GroupCreated(0, 0, 0, 5), GroupCreated(1, 1, 0, 5))
     assert routes(first) == [("0.0", "a"), ("1.0", "a")]
-    more = tell(coordinator, GroupDrawn(2, 2, 0, 5), GroupDrawn(3, 3, 0, 5), *done(0))
+    more = tell(coordinator, GroupCreated(2, 2, 0, 5), GroupCreated(3, 3, 0, 5), *done(0))
     assert routes(more) == [], "there is room, but the batch is not complete"
     more = tell(coordinator, *done(1))
     assert Train(0, (0, 1), ((0,), (0,))) in more
@@ -182,7 +182,7 @@ def test_no_more_groups_are_under_way_than_the_schedule_wants():
     coordinator = Coordinator(plan, a_schedule("staleflow", max_inflight_groups=3))
     coordinator.handle(LearnerReady(0))
     tell(coordinator, InstanceJoined("a", 0, 16, 10_000))
-    commands = tell(coordinator, *(GroupDrawn(group, group, 0, 5) for group in range(6)))
+    commands = tell(coordinator, *(GroupCreated(group, group, 0, 5) for group in range(6)))
     assert [t for t, _ in routes(commands)] == ["0.0", "1.0", "2.0"]
     assert [t for t, _ in routes(tell(coordinator, *done(1)))] == ["3.0"]
 
@@ -202,17 +202,17 @@ def test_nothing_is_commanded_before_the_learner_has_published():
 
 
 def test_nothing_is_planned_twice():
-    coordinator = a_mind(a_plan(groups_per_batch=2))
+    coordinator = a_coordinator(a_plan(groups_per_batch=2))
     tell(coordinator)
-    assert len(routes(tell(coordinator, GroupDrawn(0, 0, 0, 5), GroupDrawn(1, 1, 0, 5)))) == 4
+    assert len(routes(tell(coordinator, GroupCreated(0, 0, 0, 5), GroupCreated(1, 1, 0, 5)))) == 4
     for _ in range(3):
         assert tell(coordinator, Snapshot("a", 0, (), 0, 0.0)) == [], "it reflects none of it yet"
 
 
 def test_kv_tokens_are_those_seen_and_those_commanded_since():
-    coordinator = a_mind(a_plan(groups_per_batch=2))
+    coordinator = a_coordinator(a_plan(groups_per_batch=2))
     tell(coordinator)
-    tell(coordinator, GroupDrawn(0, 0, 0, 5), GroupDrawn(1, 1, 0, 7))
+    tell(coordinator, GroupCreated(0, 0, 0, 5), GroupCreated(1, 1, 0, 7))
     instance = coordinator.state.instances["a"]
     assert instance.kv_tokens == 2 * 5 + 2 * 7
     tell(coordinator, Snapshot("a", 2, (), 13, 0.0))
@@ -225,9 +225,9 @@ def test_kv_tokens_are_those_seen_and_those_commanded_since():
 
 def test_a_partial_goes_on_elsewhere_and_keeps_its_version():
     plan = a_plan(groups_per_batch=1, num_generations=2, max_staleness=2)
-    coordinator = a_mind(plan, "staleflow", [("a", 4)])
+    coordinator = a_coordinator(plan, "staleflow", [("a", 4)])
     tell(coordinator)
-    tell(coordinator, GroupDrawn(0, 0, 0, 5), GroupDrawn(1, 1, 0, 5))
+    tell(coordinator, GroupCreated(0, 0, 0, 5), GroupCreated(1, 1, 0, 5))
     commands = tell(coordinator, *done(0, 0), *done(0, 1))
     assert Train(0, (0,), ((0, 1),)) in commands
     left = TrajectoryId(1, 0), TrajectoryId(1, 1)
@@ -245,9 +245,9 @@ def test_a_partial_goes_on_elsewhere_and_keeps_its_version():
 
 
 def test_what_an_instance_had_goes_on_elsewhere_when_it_has_left():
-    coordinator = a_mind(a_plan(groups_per_batch=1), "partial", [("a", 2), ("b", 2)])
+    coordinator = a_coordinator(a_plan(groups_per_batch=1), "partial", [("a", 2), ("b", 2)])
     tell(coordinator)
-    routed = dict(routes(tell(coordinator, GroupDrawn(0, 0, 0, 5))))
+    routed = dict(routes(tell(coordinator, GroupCreated(0, 0, 0, 5))))
     assert routed == {"0.0": "a", "0.1": "b"}
     assert routes(tell(coordinator, InstanceLeft("a", "killed"))) == [("0.0", "b")]
     assert tell(coordinator, *done(0, 0, "a")) == [], "the word of one that left does not count"
@@ -257,9 +257,9 @@ def test_what_an_instance_had_goes_on_elsewhere_when_it_has_left():
 
 def test_surplus_members_are_aborted_when_the_group_has_what_it_needs():
     plan = a_plan(groups_per_batch=1, num_generations=2, extra_generations=1)
-    coordinator = a_mind(plan)
+    coordinator = a_coordinator(plan)
     tell(coordinator)
-    tell(coordinator, GroupDrawn(0, 0, 0, 5))
+    tell(coordinator, GroupCreated(0, 0, 0, 5))
     commands = tell(coordinator, *done(0, 2), *done(0, 0))
     assert commands[0] == Abort("a", 4, (TrajectoryId(0, 1),))
     assert Train(0, (0,), ((0, 2),)) in commands
@@ -267,9 +267,9 @@ def test_surplus_members_are_aborted_when_the_group_has_what_it_needs():
 
 def test_surplus_groups_are_aborted_when_the_batch_has_what_it_needs():
     plan = a_plan(groups_per_batch=1, num_generations=1, extra_groups=1, max_staleness=0)
-    coordinator = a_mind(plan, "synchronous")
+    coordinator = a_coordinator(plan, "synchronous")
     tell(coordinator)
-    assert len(routes(tell(coordinator, GroupDrawn(0, 0, 0, 5), GroupDrawn(1, 1, 0, 5)))) == 2
+    assert len(routes(tell(coordinator, GroupCreated(0, 0, 0, 5), GroupCreated(1, 1, 0, 5)))) == 2
     commands = tell(coordinator, *done(1))
     assert commands[:2] == [
         Abort("a", 3, (TrajectoryId(0, 0),)),
@@ -280,32 +280,32 @@ def test_surplus_groups_are_aborted_when_the_batch_has_what_it_needs():
 
 def test_groups_without_variance_are_filtered_up_to_a_limit():
     plan = a_plan(groups_per_batch=1, filter_zero_variance=True, max_filtered=1)
-    coordinator = a_mind(plan)
+    coordinator = a_coordinator(plan)
     tell(coordinator)
-    tell(coordinator, GroupDrawn(0, 0, 0, 5))
+    tell(coordinator, GroupCreated(0, 0, 0, 5))
     commands = tell(coordinator, *done(0, 0), *done(0, 1))
     assert Drop(0, "filtered", "all its rewards are equal") in commands
-    tell(coordinator, GroupDrawn(1, 1, 0, 5))
+    tell(coordinator, GroupCreated(1, 1, 0, 5))
     assert Train(0, (1,), ((0, 1),)) in tell(coordinator, *done(1, 0), *done(1, 1))
 
 
 def stuck_mind(**changes):
     """The learner waits for group 1 alone."""
     plan = a_plan(groups_per_batch=2, num_generations=1, max_staleness=0, **changes)
-    coordinator = a_mind(plan, "partial")
+    coordinator = a_coordinator(plan, "partial")
     tell(coordinator)
-    tell(coordinator, GroupDrawn(0, 0, 0, 5), GroupDrawn(1, 7, 0, 5))
+    tell(coordinator, GroupCreated(0, 0, 0, 5), GroupCreated(1, 7, 0, 5))
     return coordinator, tell(coordinator, *done(0))
 
 
-def test_a_stuck_group_is_drawn_again():
+def test_a_stuck_group_is_retried():
     coordinator, commands = stuck_mind(on_stuck="retry", max_retries=1)
     assert commands[:3] == [
         Abort("a", 3, (TrajectoryId(1, 0),)),
-        Drop(1, "aborted", "stuck; its prompt is drawn again"),
+        Drop(1, "aborted", "stuck; its prompt is retried"),
         RetryPrompt(1),
     ]
-    assert routes(tell(coordinator, GroupDrawn(2, 7, 0, 5, repeats=1))) == [("2.0", "a")]
+    assert routes(tell(coordinator, GroupCreated(2, 7, 0, 5, repeats=1))) == [("2.0", "a")]
     assert tell(coordinator) == [], "it was tried again once; now it is waited for"
     assert Train(0, (0, 2), ((0,), (0,))) in tell(coordinator, *done(2))
 
@@ -326,34 +326,34 @@ def test_with_extra_groups_a_batch_is_stuck_when_it_lacks_so_many():
     plan = a_plan(
         groups_per_batch=2, extra_groups=1, num_generations=1, max_staleness=0, on_stuck="retry"
     )  # fmt: skip
-    coordinator = a_mind(plan, "partial")
+    coordinator = a_coordinator(plan, "partial")
     tell(coordinator)
-    tell(coordinator, *(GroupDrawn(group, group, 0, 5) for group in range(3)))
+    tell(coordinator, *(GroupCreated(group, group, 0, 5) for group in range(3)))
     commands = tell(coordinator, *done(0))
     assert [c.group for c in commands if isinstance(c, RetryPrompt)] == [1, 2]
 
 
-def test_a_stuck_group_with_nothing_to_judge_is_drawn_again():
+def test_a_stuck_group_with_nothing_to_judge_is_retried():
     coordinator, _ = stuck_mind(on_stuck="truncate")
     assert RetryPrompt(1) in tell(coordinator, TrajectoryInterrupted(TrajectoryId(1, 0), "a", 3, 0))
 
 
 def test_a_group_without_a_reward_is_dropped_and_replaced():
-    coordinator = a_mind(
+    coordinator = a_coordinator(
         a_plan(num_batches=1, groups_per_batch=1, num_generations=1, max_staleness=0)
     )
     tell(coordinator)
-    tell(coordinator, GroupDrawn(0, 0, 0, 5))
+    tell(coordinator, GroupCreated(0, 0, 0, 5))
     commands = tell(coordinator, done(0)[0], RewardFailed(TrajectoryId(0, 0), "raised"))
     assert commands == [Drop(0, "aborted", "reward failed: raised"), RequestPrompts(1)]
     assert tell(coordinator, TrajectoryRewarded(TrajectoryId(0, 0), 1.0)) == []
-    assert routes(tell(coordinator, GroupDrawn(1, 1, 0, 5))) == [("1.0", "a")]
+    assert routes(tell(coordinator, GroupCreated(1, 1, 0, 5))) == [("1.0", "a")]
 
 
 def test_a_spare_member_takes_the_place_of_one_without_a_reward():
-    coordinator = a_mind(a_plan(groups_per_batch=1, num_generations=1, extra_generations=1))
+    coordinator = a_coordinator(a_plan(groups_per_batch=1, num_generations=1, extra_generations=1))
     tell(coordinator)
-    tell(coordinator, GroupDrawn(0, 0, 0, 5))
+    tell(coordinator, GroupCreated(0, 0, 0, 5))
     assert tell(coordinator, done(0)[0], RewardFailed(TrajectoryId(0, 0), "raised")) == []
     assert Train(0, (0,), ((1,),)) in tell(coordinator, *done(0, 1))
 
@@ -362,9 +362,9 @@ def test_a_late_report_of_an_earlier_evaluation_does_not_end_the_one_under_way()
     plan = a_plan(
         num_batches=1, groups_per_batch=1, num_generations=1, max_staleness=0, eval_steps=1
     )
-    coordinator = a_mind(plan, instances=[("a", 1)])
+    coordinator = a_coordinator(plan, instances=[("a", 1)])
     assert Evaluate("a", 1, 0) in tell(coordinator)
-    tell(coordinator, Evaluated("a", 0, 0.5), GroupDrawn(0, 0, 0, 1))
+    tell(coordinator, Evaluated("a", 0, 0.5), GroupCreated(0, 0, 0, 1))
     tell(coordinator, *done(0))
     assert tell(coordinator, VersionPublished(1)) == [Pull("a", 3, 1), Evaluate("a", 4, 1)]
     assert tell(coordinator, Evaluated("a", 0, 0.5)) == []
@@ -372,15 +372,15 @@ def test_a_late_report_of_an_earlier_evaluation_does_not_end_the_one_under_way()
 
 
 def test_an_evaluation_that_died_with_its_instance_is_done_by_another():
-    coordinator = a_mind(a_plan(eval_steps=0), instances=[("a", 1), ("b", 1)])
+    coordinator = a_coordinator(a_plan(eval_steps=0), instances=[("a", 1), ("b", 1)])
     assert Evaluate("a", 1, 0) in tell(coordinator)
     assert Evaluate("b", 1, 0) in tell(coordinator, InstanceLeft("a", "killed"))
 
 
 def test_an_instance_that_got_a_newer_version_than_asked_for_is_known_to_have_it():
-    coordinator = a_mind(a_plan(groups_per_batch=1, num_generations=1))
+    coordinator = a_coordinator(a_plan(groups_per_batch=1, num_generations=1))
     tell(coordinator)
-    tell(coordinator, Pulled("a", 1, 2), GroupDrawn(0, 0, 0, 5))
+    tell(coordinator, Pulled("a", 1, 2), GroupCreated(0, 0, 0, 5))
     assert coordinator.state.buffers.version(0) == 2
 
 
@@ -413,10 +413,10 @@ def test_a_group_that_is_filtered_can_complete_a_batch_and_leave_surplus():
 
 def test_a_late_report_of_a_version_changes_nothing():
     plan = a_plan(groups_per_batch=1, num_generations=1, max_staleness=0)
-    coordinator = a_mind(plan)
+    coordinator = a_coordinator(plan)
     tell(coordinator)
     for version in range(2):
-        tell(coordinator, GroupDrawn(version, version, 0, 5))
+        tell(coordinator, GroupCreated(version, version, 0, 5))
         assert Train(version, (version,), ((0,),)) in tell(coordinator, *done(version))
         if version == 0:
             tell(coordinator, VersionPublished(1))
@@ -424,15 +424,15 @@ def test_a_late_report_of_a_version_changes_nothing():
     assert (coordinator.state.published, coordinator.state.training) == (1, 1)
 
 
-def test_a_prompt_drawn_again_goes_before_those_never_drawn():
+def test_a_retried_prompt_goes_before_new_ones():
     plan = a_plan(groups_per_batch=2, num_generations=1, max_staleness=0, on_stuck="retry")
-    coordinator = a_mind(plan, instances=[("a", 2)])
+    coordinator = a_coordinator(plan, instances=[("a", 2)])
     tell(coordinator)
-    tell(coordinator, GroupDrawn(0, 0, 0, 5), GroupDrawn(1, 7, 0, 5))
+    tell(coordinator, GroupCreated(0, 0, 0, 5), GroupCreated(1, 7, 0, 5))
     assert RequestPrompts(2) not in tell(coordinator, *done(0))
     coordinator.state.queue.unadmitted.append(99)
     coordinator.state.prompts[99] = Prompt(tokens=5, retries=0)
-    assert routes(tell(coordinator, GroupDrawn(2, 7, 0, 5, repeats=1))) == [("2.0", "a")]
+    assert routes(tell(coordinator, GroupCreated(2, 7, 0, 5, repeats=1))) == [("2.0", "a")]
 
 
 def test_finish_is_said_once_and_last():

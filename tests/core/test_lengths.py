@@ -59,20 +59,20 @@ def predictor(longest: int = LONGEST, members: int = MEMBERS) -> LengthPredictor
 
 def play(found: LengthPredictor, groups: Iterable[Group], epoch: int, batch: int = 16) -> list:
     """Tell of groups, a batch at a time; (expected, q10, q90, length) of each response."""
-    groups, told = list(groups), []
+    groups, results = list(groups), []
     for first in range(0, len(groups), batch):
         part = dict(enumerate(groups[first : first + batch], 1000 * epoch + first))
         for group, (row, _) in part.items():
             found.open(group, row, epoch)
         for group, (_, known) in part.items():
             low, high = found.quantile(group, 0.1), found.quantile(group, 0.9)
-            told += [(found.expected(group), low, high, length) for length in known]
+            results += [(found.expected(group), low, high, length) for length in known]
         for group, (_, known) in part.items():
             for member, length in enumerate(known):
                 found.finished(TrajectoryId(group, member), length)
         for group in part:
             found.close(group)
-    return told
+    return results
 
 
 def trained(world: World, epochs: int) -> LengthPredictor:
@@ -82,10 +82,10 @@ def trained(world: World, epochs: int) -> LengthPredictor:
     return found
 
 
-# -- any facts in any order ------------------------------------------------------------------------
+# -- any events in any order ----------------------------------------------------------------------
 
 groups = st.integers(0, 5)
-facts = st.lists(
+events = st.lists(
     st.one_of(
         st.tuples(st.just("open"), groups, st.integers(0, 2), st.integers(0, 3)),
         st.tuples(st.just("finished"), groups, st.integers(0, 3), st.integers(1, 300)),
@@ -95,8 +95,8 @@ facts = st.lists(
 )
 
 
-def tell(found: LengthPredictor, fact: tuple) -> None:
-    kind, group, *rest = fact
+def tell(found: LengthPredictor, event: tuple) -> None:
+    kind, group, *rest = event
     match kind:
         case "open":
             found.open(group, *rest)
@@ -115,11 +115,11 @@ def answers(found: LengthPredictor) -> list:
 
 
 @settings(max_examples=60, deadline=None)
-@given(facts, st.integers(1, 300), st.integers(1, 5))
-def test_expectations_are_in_their_bounds_and_never_fall(facts, longest, members):
+@given(events, st.integers(1, 300), st.integers(1, 5))
+def test_expectations_are_in_their_bounds_and_never_fall(events, longest, members):
     found = predictor(longest, members)
-    for fact in facts:
-        tell(found, fact)
+    for event in events:
+        tell(found, event)
     for group in range(7):
         before = 0.0
         for made in range(0, longest, max(1, longest // 40)):
@@ -135,16 +135,16 @@ def test_expectations_are_in_their_bounds_and_never_fall(facts, longest, members
 
 
 @settings(max_examples=40, deadline=None)
-@given(facts, st.randoms(use_true_random=False))
-def test_asking_changes_nothing_and_neither_does_a_fact_told_twice(facts, rng):
+@given(events, st.randoms(use_true_random=False))
+def test_asking_changes_nothing_and_neither_does_a_fact_told_twice(events, rng):
     quiet, asked = predictor(200, 4), predictor(200, 4)
-    for fact in facts:
-        tell(quiet, fact)
-        tell(asked, fact)
-        tell(asked, fact)
-        if fact[0] == "finished":  # once more, with another length
-            asked.finished(TrajectoryId(fact[1], fact[2]), 1)
-        if rng.random() < 0.3 and fact[0] != "close":
+    for event in events:
+        tell(quiet, event)
+        tell(asked, event)
+        tell(asked, event)
+        if event[0] == "finished":  # once more, with another length
+            asked.finished(TrajectoryId(event[1], event[2]), 1)
+        if rng.random() < 0.3 and event[0] != "close":
             asked.expected(rng.randrange(7), rng.randrange(200))
             asked.quantile(rng.randrange(7), rng.random())
     assert answers(asked) == answers(quiet)
@@ -289,7 +289,7 @@ def test_before_anything_has_ended_a_quarter_of_the_longest():
 def test_who_finishes_first_is_short():
     """What survivors have left, without bias whatever part of the group has finished."""
     world = World(prompts=384)
-    found, told = trained(world, 1), {"none": [0.0, 0], "few": [0.0, 0], "most": [0.0, 0]}
+    found, results = trained(world, 1), {"none": [0.0, 0], "few": [0.0, 0], "most": [0.0, 0]}
     for group, (_, members) in enumerate(World(prompts=1500).epoch(), NEW):
         found.open(group, group, 1)
         ordered = sorted(members)
@@ -297,10 +297,10 @@ def test_who_finishes_first_is_short():
             num = sum(length <= made for length in ordered)
             for member, length in enumerate(ordered[:num]):
                 found.finished(TrajectoryId(group, member), length)
-            stage = told["none" if not num else "few" if 2 * num < MEMBERS else "most"]
+            stage = results["none" if not num else "few" if 2 * num < MEMBERS else "most"]
             stage[0] += (MEMBERS - num) * (found.expected(group, made) - made)
             stage[1] += sum(length - made for length in ordered[num:])
-    ratios = {name: expected / true for name, (expected, true) in told.items()}
+    ratios = {name: expected / true for name, (expected, true) in results.items()}
     assert ratios == pytest.approx(dict.fromkeys(ratios, 1.0), abs=0.15)
 
 
@@ -335,12 +335,12 @@ def test_an_informative_history(shape):
     """Two epochs know a level nearly; it explains 65% of the variance of scores."""
     world = World(shape)
     found = trained(world, 2)
-    told = play(found, world.epoch(), 2)
-    known = [length for *_, length in told]
-    assert spearman([expected for expected, *_ in told], known) > 0.7
-    covered = [low <= length <= high for _, low, high, length in told]
+    results = play(found, world.epoch(), 2)
+    known = [length for *_, length in results]
+    assert spearman([expected for expected, *_ in results], known) > 0.7
+    covered = [low <= length <= high for _, low, high, length in results]
     assert fmean(covered) == pytest.approx(0.8, abs=0.06)
-    assert fmean(t[0] for t in told) / fmean(known) == pytest.approx(1, abs=0.15)
+    assert fmean(t[0] for t in results) / fmean(known) == pytest.approx(1, abs=0.15)
     assert found.explained_variance == pytest.approx(0.6, abs=0.12)
     metrics = found.quality.metrics()
     assert metrics["lengths/rank_correlation"] > 0.65
@@ -379,8 +379,8 @@ def test_a_history_that_is_no_longer_true_and_then_is_again():
 def test_all_lengths_double():
     world = World()
     found = trained(world, 2)
-    told = play(found, world.epoch(times=2.0), 2, batch=8)
-    first, later = told[:64], told[24 * MEMBERS : 56 * MEMBERS]
+    results = play(found, world.epoch(times=2.0), 2, batch=8)
+    first, later = results[:64], results[24 * MEMBERS : 56 * MEMBERS]
     assert fmean(t[0] for t in first) / fmean(t[3] for t in first) < 0.75
     assert fmean(t[0] for t in later) / fmean(t[3] for t in later) == pytest.approx(1, abs=0.15)
     assert found._seen.slope > 0.8, "what it says of differences is as true as before"

@@ -25,7 +25,15 @@ from rhymeflow.store import codec
 LOGS = sorted((Path(__file__).parent / "replay").glob("*.jsonl.gz"))
 
 FIELDS = {"Snapshot": {"made": "decoded_tokens"}}
-VALUES = {"cut": "finished_early", "status": "when_version_unusable"}
+VALUES = {
+    "cut": "finished_early",
+    "status": "when_version_unusable",
+    "stuck; its prompt is drawn again": "stuck; its prompt is retried",
+    "stuck, and there was nothing of it yet; its prompt is drawn again": (
+        "stuck, and there was nothing of it yet; its prompt is retried"
+    ),
+}
+EVENTS = {"GroupDrawn": "GroupCreated"}
 COMMANDS = {"Draw": "RequestPrompts", "Redraw": "RetryPrompt", "Conclude": "FinishEarly"}
 ROLLOUT = {"max_running": "max_num_seqs"}
 
@@ -57,7 +65,7 @@ def config_of(head: dict[str, Any]) -> Config:
 
 def command_of(name: str, fields: dict[str, Any]) -> tuple[str, str]:
     """Its name, and its fields as JSON, which knows no tuples."""
-    return COMMANDS.get(name, name), json.dumps(fields, sort_keys=True)
+    return COMMANDS.get(name, name), json.dumps(renamed(fields, {}), sort_keys=True)
 
 
 @pytest.mark.parametrize("path", LOGS, ids=lambda path: path.name.split(".")[0])
@@ -67,7 +75,9 @@ def test_a_recorded_log_gives_the_commands_that_it_gave(path: Path) -> None:
     coordinator = Coordinator(build.plan(config), build.schedule(config))
     kinds = set()
     for number, (kind, body, given) in enumerate(steps):
-        event = codec.decode(kind, json.dumps(renamed(body, FIELDS.get(kind, {}))))
+        event = codec.decode(
+            EVENTS.get(kind, kind), json.dumps(renamed(body, FIELDS.get(kind, {})))
+        )
         found = [
             command_of(type(command).__name__, dataclasses.asdict(command))
             for command in coordinator.handle(event)

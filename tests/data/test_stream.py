@@ -14,9 +14,9 @@ def source(size: int) -> list[Prompt]:
 
 
 def epoch_rows(stream: PromptStream, size: int, epoch: int) -> list[int]:
-    drawn = [stream.at(serial) for serial in range(epoch * size, (epoch + 1) * size)]
-    assert {number for number, _ in drawn} == {epoch}
-    return [prompt.row for _, prompt in drawn]
+    requested = [stream.at(i) for i in range(epoch * size, (epoch + 1) * size)]
+    assert {number for number, _ in requested} == {epoch}
+    return [prompt.row for _, prompt in requested]
 
 
 @given(size=sizes, seed=seeds, epoch=st.integers(min_value=0, max_value=5), shuffle=st.booleans())
@@ -27,12 +27,12 @@ def test_each_epoch_draws_every_row_once(size: int, seed: int, epoch: int, shuff
         assert rows == list(range(size))
 
 
-@given(size=sizes, seed=seeds, serials=st.lists(st.integers(0, 400), min_size=1, max_size=20))
-def test_at_depends_on_the_serial_only(size: int, seed: int, serials: list[int]) -> None:
+@given(size=sizes, seed=seeds, numbers=st.lists(st.integers(0, 400), min_size=1, max_size=20))
+def test_at_depends_on_the_number_only(size: int, seed: int, numbers: list[int]) -> None:
     used = PromptStream(source(size), seed, True)
-    for serial in serials:
+    for number in numbers:
         fresh = PromptStream(source(size), seed, True)
-        assert used.at(serial) == fresh.at(serial)
+        assert used.at(number) == fresh.at(number)
 
 
 @given(seed=st.integers(min_value=0, max_value=2**40))

@@ -32,7 +32,7 @@ class World:
     fair: float = 0.0
     """The same without noise: what a run is judged by."""
     plain: float = 0.0
-    """What the same tokens would have taken without drafts, in the batches they were made in."""
+    """What the same tokens would have taken without drafts, in the batches they came in."""
     searches: int = 0
     random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
 
@@ -113,13 +113,13 @@ def verified(
     handles: Sequence[int], drafts: Sequence[Draft], done: dict[int, int]
 ) -> list[list[int]]:
     """What an engine makes of drafts: a response is 0, 1, 2, ..."""
-    made = []
+    generated = []
     for handle, draft in zip(handles, drafts, strict=True):
         size = 0
         while size < len(draft.tokens) and draft.tokens[size] == done[handle] + size:
             size += 1
-        made.append(list(range(done[handle], done[handle] + size + 1)))
-    return made
+        generated.append(list(range(done[handle], done[handle] + size + 1)))
+    return generated
 
 
 def disturbance(world: World) -> float:
@@ -131,12 +131,12 @@ def disturbance(world: World) -> float:
 def enter(
     it: drafter.Drafter,
     handles: Sequence[int],
-    made: list[list[int]],
+    generated: list[list[int]],
     left: dict[int, int],
     done: dict[int, int],
 ) -> None:
-    """Count what was made, and end what is complete."""
-    for handle, tokens in zip(handles, made, strict=True):
+    """Count what was generated, and end what is complete."""
+    for handle, tokens in zip(handles, generated, strict=True):
         done[handle] += len(tokens)
         left[handle] -= len(tokens)
         if not left[handle]:
@@ -159,15 +159,15 @@ def decode(world: World, it: drafter.Drafter, lengths: Sequence[int]) -> None:
             other_rows=0,
             kv_tokens=sum(done.values()),
         )
-        made = verified(handles, drafts, done)
+        generated = verified(handles, drafts, done)
         rows = len(handles) + sum(len(draft.tokens) for draft in drafts)
         disturbed = disturbance(world)
         seconds = world.iteration(rows) * disturbed
         world.now += seconds
         world.fair += world.iteration(rows)
-        world.plain += world.iteration(len(handles)) * sum(map(len, made)) / len(handles)
-        it.observe(handles, made, rows=rows, kv_tokens=sum(done.values()), seconds=seconds)
-        enter(it, handles, made, left, done)
+        world.plain += world.iteration(len(handles)) * sum(map(len, generated)) / len(handles)
+        it.observe(handles, generated, rows=rows, kv_tokens=sum(done.values()), seconds=seconds)
+        enter(it, handles, generated, left, done)
 
 
 def stream(
@@ -194,7 +194,7 @@ def stream(
         drafts = it.propose(
             handles, [left[h] - 1 for h in handles], other_rows=other, kv_tokens=0
         ) if handles else []  # fmt: skip
-        made = verified(handles, drafts, done)
+        generated = verified(handles, drafts, done)
         rows = len(handles) + sum(len(draft.tokens) for draft in drafts)
         disturbed = disturbance(world)
         true = world.iteration(rows) + other * prompt_row
@@ -202,11 +202,11 @@ def stream(
         world.fair += true
         world.plain += other * prompt_row
         if handles:
-            world.plain += world.iteration(len(handles)) * sum(map(len, made)) / len(handles)
-            it.observe(handles, made, rows=rows + other, kv_tokens=0, seconds=true * disturbed)
+            world.plain += world.iteration(len(handles)) * sum(map(len, generated)) / len(handles)
+            it.observe(handles, generated, rows=rows + other, kv_tokens=0, seconds=true * disturbed)
         else:
             world.plain += world.iteration(0)
-        enter(it, handles, made, left, done)
+        enter(it, handles, generated, left, done)
         for _ in range(new):
             handle = it.begin([begun], [], sample=0, noise_epoch=0)
             left[handle], done[handle] = length, 0

@@ -24,13 +24,13 @@ def see(
     model: Acceptance,
     handle: int,
     nodes: list[tuple[int, int]],
-    made: list[int],
+    generated: list[int],
     *,
     verified: int = 0,
     numbers: list[int] | None = None,
     probability: float = 0.9,
 ) -> int:
-    """One sequence's proposal and what it made; return how many verified tokens were accepted."""
+    """One sequence's proposal and what it got; return how many verified tokens were accepted."""
     state = int(model.states(np.array([handle]))[0])
     numbers = numbers or [acceptance.bucket(SHARE / 8, state, 1, 4)] * len(nodes)
     proposals = Proposals(
@@ -42,7 +42,7 @@ def see(
     )
     (accepted,) = model.observe(
         proposals, np.array([verified]), np.array([0]), np.array([handle]),
-        np.array(made, np.int32), np.array([0, len(made)]),
+        np.array(generated, np.int32), np.array([0, len(generated)]),
     )  # fmt: skip
     return int(accepted)
 
@@ -184,19 +184,19 @@ def test_the_walk_counts_what_a_plain_walk_down_the_tree_counts(data: st.DataObj
     size = data.draw(st.integers(1, 10))
     tokens = data.draw(st.lists(st.integers(0, 2), min_size=size, max_size=size))
     parents = [data.draw(st.integers(-1, node - 1)) for node in range(size)]
-    made = data.draw(st.lists(st.integers(0, 2), min_size=1, max_size=6))
+    generated = data.draw(st.lists(st.integers(0, 2), min_size=1, max_size=6))
     verified = data.draw(st.integers(0, size))
     model = Acceptance(1)
     nodes, numbers = list(zip(tokens, parents, strict=True)), list(range(size))
-    accepted = see(model, 0, nodes, made, verified=verified, numbers=numbers)
+    accepted = see(model, 0, nodes, generated, verified=verified, numbers=numbers)
     count = 0
     for node in range(size):
         path = [node]
         while parents[path[0]] >= 0:
             path.insert(0, parents[path[0]])
-        parent_came = [tokens[i] for i in path[:-1]] == made[: len(path) - 1]
-        is_tried = parent_came and len(path) <= len(made)
-        is_right = is_tried and tokens[node] == made[len(path) - 1]
+        parent_came = [tokens[i] for i in path[:-1]] == generated[: len(path) - 1]
+        is_tried = parent_came and len(path) <= len(generated)
+        is_right = is_tried and tokens[node] == generated[len(path) - 1]
         assert trials(model)[node].tolist() == [is_tried, is_right]
         count += is_right and node < verified
     assert accepted == count

@@ -1,4 +1,4 @@
-"""The drafter: its books, against a real index; its decisions, in virtual time."""
+"""The drafter: its statistics, against a real index; its decisions, in virtual time."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def test_what_history_says_is_drafted_and_counted() -> None:
     handle = drafter.begin(PROMPT, [], sample=0, noise_epoch=0)
     done = follow(drafter, handle, TEXT, 0, 10)
     stats = drafter.stats
-    assert done == stats.made > 40
+    assert done == stats.generated > 40
     assert stats.steps == 10
-    assert stats.accepted == stats.made - stats.steps
+    assert stats.accepted == stats.generated - stats.steps
     assert stats.drafted >= stats.accepted
     assert 0 < stats.seconds < 0.001
     assert stats.saved_seconds > 0.1
@@ -95,7 +95,7 @@ def test_sequences_that_were_not_asked_about_may_be_told_of_in_any_order() -> No
     made = [[0], TEXT[5:8], [0]]
     drafter.observe([c, b, a], made, rows=26, kv_tokens=0, seconds=0.005)
     assert drafter.stats.accepted == 2
-    assert drafter.stats.made == 5
+    assert drafter.stats.generated == 5
     drafter.observe([c], [[1]], rows=30, kv_tokens=0, seconds=0.005)
     assert drafter.stats.steps == 4
 
@@ -157,7 +157,7 @@ def test_stragglers_are_drafted_for_though_the_batch_is_not(
     world = World(lambda now: [0.6], CURVES["memory"], lambda n: 1e-4 + 1e-5 * n)
     world.iteration = lambda rows: 5e-4 + 5e-4 * max(16, rows)
     drafter = run(world, "cost", lengths, monkeypatch=monkeypatch)
-    assert drafter.stats.made - drafter.stats.steps > 0.4 * 4 * 540
+    assert drafter.stats.generated - drafter.stats.steps > 0.4 * 4 * 540
 
 
 def test_a_second_wave_starts_from_what_the_first_taught(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ def busy_state() -> ProgressState:
         rollout_tokens_per_s=3210.4,
         trained_tokens_per_s=2900.0,
         has_drafts=True,
-        tokens_per_step=2.345,
+        mean_acceptance_length=2.345,
         acceptance_rate=0.714,
         time_saved_share=0.305,
         idle_rollout=0.031,
@@ -55,7 +55,7 @@ def test_everything_is_there_at_80_columns():
         "0.375 before training, 0.484 now",
         "mean 0.42, max 1 (bound 1)",
         "rollout 3,210 tokens/s, trained 2,900 tokens/s",
-        "drafts     2.35 tokens/step, 71% accepted, 30% time saved",
+        "drafts     acceptance length 2.35, 71% accepted, 30% time saved",
         "rollout 3%, learner 12%",
         "64 running, 12 waiting",
         "now        training on batch 12",
@@ -77,7 +77,7 @@ def test_everything_is_there_at_80_columns():
         staleness_mean=st.none() | st.floats(0, 100),
         rollout_tokens_per_s=st.none() | st.floats(0, 1e7),
         has_drafts=st.booleans(),
-        tokens_per_step=st.none() | st.floats(1, 100),
+        mean_acceptance_length=st.none() | st.floats(1, 100),
         acceptance_rate=st.none() | st.floats(0, 1),
         time_saved_share=st.none() | st.floats(-100, 1),
         idle_rollout=st.none() | st.floats(0, 1),
@@ -137,7 +137,8 @@ def test_the_plain_line():
     assert line(busy_state()) == (
         "step 12/60 | reward 0.320 | held out 0.484 | staleness 0.42 max 1 | "
         "rollout 3,210 tokens/s | trained 2,900 tokens/s | "
-        "drafts 2.35 tokens/step, 71% accepted, 30% time saved | idle rollout 3% learner 12% | "
+        "drafts acceptance length 2.35, 71% accepted, 30% time saved | "
+        "idle rollout 3% learner 12% | "
         "1:15 elapsed, 4:00 left"
     )
 

@@ -31,9 +31,11 @@ def test_summary_of_a_run(tmp_path):
     assert found.endings == {"consumed": 8, "filtered": 0, "aborted": 1, "unfinished": 1}
     assert found.idle == pytest.approx({"rollout": 0.1, "learner": 0.3})
     drafts = found.drafts
-    assert (drafts.tokens_per_step, drafts.acceptance_rate, drafts.time_saved) == pytest.approx(
-        (1190 / 783, (1190 - 783) / 832, 6.0)
-    )
+    assert (
+        drafts.mean_acceptance_length,
+        drafts.acceptance_rate,
+        drafts.time_saved,
+    ) == pytest.approx((1190 / 783, (1190 - 783) / 832, 6.0))
     written = json.loads((tmp_path / "summary.json").read_text())
     assert written["staleness"] == {"0": 10, "1": 6}
     assert written["eval_rewards"] == [[0, 0.25], [4, 0.75]]
@@ -63,7 +65,7 @@ def test_panel(tmp_path):
         "mean 0.38, greatest 1",
         "16 trajectories, 936 tokens of 1,190 generated",
         "8 consumed, 1 aborted, 1 unfinished",
-        "1.52 tokens per step, 49% accepted, 6 s saved",
+        "acceptance length 1.52, 49% accepted, 6 s saved",
         "rollout 10%, learner 30%",
         "rhymeflow inspect",
     ):

@@ -11,7 +11,7 @@ from rhymeflow import build
 from rhymeflow.config import Config
 from rhymeflow.core.commands import Command, Pull, Route, Train
 from rhymeflow.core.coordinator import Coordinator
-from rhymeflow.core.events import Event, GroupDrawn, InstanceJoined, Pulled
+from rhymeflow.core.events import Event, GroupCreated, InstanceJoined, Pulled
 from rhymeflow.observe.summary import Summary
 from rhymeflow.runtime.train import train as run
 from rhymeflow.store.reader import TrajectoryReader
@@ -62,6 +62,6 @@ def check_bound(config: Config) -> None:
     )
     consumed = log.query("SELECT group_id FROM groups WHERE ending = 'consumed' ORDER BY 1")
     assert [group for (group,) in consumed] == sorted(ended)
-    drawn = {e.group for e, _ in steps if isinstance(e, GroupDrawn)}
-    assert drawn == {group for (group,) in log.query("SELECT group_id FROM groups")}
+    requested = {e.group for e, _ in steps if isinstance(e, GroupCreated)}
+    assert requested == {group for (group,) in log.query("SELECT group_id FROM groups")}
     log.close()

@@ -149,7 +149,7 @@ def test_the_figures_are_where_they_are_looked_for(drafted):
     rows = metrics.read(Path(config.run.output_dir))
     for name in ("mean_acceptance_length", "acceptance_rate", "time_saved", "history_tokens"):
         assert f"draft/{name}" in rows[STEPS], name
-    assert summary.drafts.tokens_per_step == pytest.approx(tokens / steps)
+    assert summary.drafts.mean_acceptance_length == pytest.approx(tokens / steps)
     assert summary.drafts.acceptance_rate == pytest.approx((tokens - steps) / proposed)
     log = reader(config)
     ((counted,),) = log.query("SELECT SUM(steps <= LENGTH(tokens) / 4 AND steps > 0) FROM segments")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rhymeflow.core.events import GroupDrawn
+from rhymeflow.core.events import GroupCreated
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.data.prompts import Prompt
 from rhymeflow.data.run_prompts import RunPrompts
@@ -50,11 +50,11 @@ def segments(store, trajectory=FIRST, columns="start, length(tokens) / 4, versio
 
 def test_a_prompt_requested_again_is_a_new_group_of_its_row_and_epoch(in_flight):
     requested = [in_flight.request() for _ in range(4)]
-    assert requested[1] == GroupDrawn(1, 1, 0, 4)
-    assert requested[3] == GroupDrawn(3, 0, 1, 2), "the second epoch"
+    assert requested[1] == GroupCreated(1, 1, 0, 4)
+    assert requested[3] == GroupCreated(3, 0, 1, 2), "the second epoch"
     in_flight.end(1)
-    assert in_flight.request_again(1) == GroupDrawn(4, 1, 0, 4, repeats=1)
-    assert in_flight.request() == GroupDrawn(5, 1, 1, 4), "it took no place in the order of prompts"
+    assert in_flight.retry(1) == GroupCreated(4, 1, 0, 4, repeats=1)
+    assert in_flight.request() == GroupCreated(5, 1, 1, 4), "a retry takes no place in the order"
     assert in_flight[4].prompt == in_flight[5].prompt == SOURCE[1]
 
 

@@ -1,7 +1,7 @@
 """Random small runs on random small clusters: each ends, keeps the laws, and is the same twice.
 
-That the bound holds and every group ends once is checked by the ledger, in every run; here the
-ledger itself is shown to see what it is there for.
+That the bound holds and every group ends once is checked by the audit, in every run; here the
+audit itself is shown to see what it is there for.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Lengths:
     def __init__(self, seed: int) -> None:
         self.seed = seed
 
-    def prompt(self, draw: int) -> Prompt:
-        return Prompt(draw % 7, draw // 7, 1 + int(20 * uniform(self.seed, b"p", draw % 7)))
+    def prompt(self, number: int) -> Prompt:
+        return Prompt(number % 7, number // 7, 1 + int(20 * uniform(self.seed, b"p", number % 7)))
 
     def length(self, row: int, epoch: int, member: int) -> int:
         return 1 + int(60 * uniform(self.seed, b"l", row, epoch, member) ** 2)
@@ -110,7 +110,7 @@ def a_cluster(seed: int, timeline: Timeline | None = None) -> Cluster:
 def story(cluster: Cluster) -> tuple:
     return (
         cluster.steps, cluster.events, cluster.commands, cluster.ticks, cluster.audit.outcomes,
-        cluster.audit.batches, cluster.audit.staleness, [i.tally for i in cluster.everyone],
+        cluster.audit.batches, cluster.audit.staleness, [i.tally for i in cluster.all_instances],
     )  # fmt: skip
 
 
@@ -147,10 +147,10 @@ def test_the_random_runs_have_what_is_hard_in_them() -> None:
     runs = [a_cluster(seed) for seed in range(150)]
     for cluster in runs:
         cluster.run()
-    tallies = [instance.tally for cluster in runs for instance in cluster.everyone]
+    tallies = [instance.tally for cluster in runs for instance in cluster.all_instances]
     assert sum(tally.preemptions > 0 for tally in tallies) >= 10
     assert sum(tally.interrupts > 0 for tally in tallies) >= 20
-    assert sum(len(cluster.everyone) > cluster.num_instances for cluster in runs) >= 20
+    assert sum(len(cluster.all_instances) > cluster.num_instances for cluster in runs) >= 20
     outcomes = {
         (outcome.ending, outcome.reason) for cluster in runs for outcome in cluster.audit.outcomes
     }
@@ -169,7 +169,7 @@ def test_the_mind_plans_no_more_often_than_it_is_to() -> None:
     assert counts[1] < counts[0] / 2
 
 
-# -- the ledger sees it ----------------------------------------------------------------------------
+# -- the audit sees it -----------------------------------------------------------------------------
 
 
 def a_ledger(versions: tuple[int, ...], batches: int = 0) -> Audit:
@@ -264,7 +264,7 @@ def replace_version(response: Response, version: int) -> Response:
 
 
 def test_a_mind_that_breaks_the_bound_is_found_out() -> None:
-    """The coordinator is told of a bound of 3; the ledger holds the run to 0."""
+    """The coordinator gets a bound of 3; the audit holds the run to 0."""
     cluster = a_cluster_of_partial()
     cluster.audit._max_staleness = 0
     with pytest.raises(InvariantViolation, match="the bound is 0"):

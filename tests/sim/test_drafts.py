@@ -50,7 +50,10 @@ def test_nothing_is_better_of_all_drafts_of_each_trajectory(cost, classes) -> No
     drafts = choosing(cost, 4)
     counts = tuple(classes.count(index) for index in range(CLASSES))
     best = max(
-        sum(generated(drafts.chances[index], d) for index, d in zip(classes, drafted, strict=True))
+        sum(
+            generated(drafts.acceptance[index], d)
+            for index, d in zip(classes, drafted, strict=True)
+        )
         / cost.iteration(len(classes) + sum(drafted), 0)
         for drafted in product(range(5), repeat=len(classes))
     )
@@ -62,7 +65,7 @@ def test_nothing_is_better_of_all_drafts_of_each_trajectory(cost, classes) -> No
 def test_nothing_is_better_of_all_drafts_of_each_class(cost, counts) -> None:
     drafts = choosing(cost, 3)
     for drafted in product(range(4), repeat=CLASSES):
-        classes = list(zip(counts, drafts.chances, drafted, strict=True))
+        classes = list(zip(counts, drafts.acceptance, drafted, strict=True))
         tokens = sum(n * generated(chance, d) for n, chance, d in classes)
         seconds = cost.iteration(sum(n * (1 + d) for n, _, d in classes), 0)
         assert tokens / seconds <= rate(drafts, counts, 0) * (1 + 1e-12)

@@ -37,8 +37,8 @@ class Constant:
 
     longest_prompt = PROMPT
 
-    def prompt(self, draw: int) -> Prompt:
-        return Prompt(draw, 0, PROMPT)
+    def prompt(self, number: int) -> Prompt:
+        return Prompt(number, 0, PROMPT)
 
     def length(self, row: int, epoch: int, member: int) -> int:
         return LENGTH
@@ -92,8 +92,8 @@ def train_seconds() -> float:
 class Repeated(Constant):
     """There are two prompts."""
 
-    def prompt(self, draw: int) -> Prompt:
-        return Prompt(draw % 2, draw // 2, PROMPT)
+    def prompt(self, number: int) -> Prompt:
+        return Prompt(number % 2, number // 2, PROMPT)
 
 
 def test_drafts_make_as_many_tokens_as_their_chances_say(tmp_path: Path) -> None:

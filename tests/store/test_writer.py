@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rhymeflow.core.events import GroupDrawn, TrajectoryRewarded, VersionPublished
+from rhymeflow.core.events import GroupCreated, TrajectoryRewarded, VersionPublished
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.errors import UserError
 from rhymeflow.store.reader import IncompleteBatch, TrajectoryReader
@@ -74,7 +74,7 @@ def put_trajectory(store: SqliteTrajectoryStore, group: int, member: int, length
 
 
 def test_events_come_back_in_order_with_their_times(store, path):
-    events = [GroupDrawn(i, i, 0, 3) for i in range(5)]
+    events = [GroupCreated(i, i, 0, 3) for i in range(5)]
     store.record(1.5, events[:2])
     store.commit()
     store.record(2.5, events[2:])
@@ -138,7 +138,7 @@ def write_ticks(path: Path, acknowledged) -> None:
     store = SqliteTrajectoryStore(path)
     for tick in itertools.count():
         for part in range(EVENTS_PER_TICK):
-            store.record(float(tick), [GroupDrawn(tick * EVENTS_PER_TICK + part, 0, 0, 1)])
+            store.record(float(tick), [GroupCreated(tick * EVENTS_PER_TICK + part, 0, 0, 1)])
             put_group(store, tick * EVENTS_PER_TICK + part)
         store.commit(durable=tick % 10 == 0)
         acknowledged.send(tick)

@@ -15,16 +15,16 @@ from rhymeflow.store.follow import Follower
 from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.store.writer import SqliteTrajectoryStore
 from rhymeflow.workers import history
-from rhymeflow.workers.history import Scribe
+from rhymeflow.workers.history import IndexWriter
 from rhymeflow.workers.noise import EVALUATION_EPOCH
 from tests.store.stores import answer, judge, prompt_of, put
 
 
-class Book:
+class FakeIndex:
     """An index that remembers what it was told."""
 
     def __init__(self, max_responses: int = 1000) -> None:
-        self.handle = IndexHandle("book", 1, 1, max_responses)
+        self.handle = IndexHandle("index", 1, 1, max_responses)
         self.begun: list[dict] = []
         self.texts: list[list[int]] = []
         self.rewards: dict[int, float | None] = {}
@@ -57,90 +57,90 @@ def reader(store: SqliteTrajectoryStore):
     reader.close()
 
 
-def scribe(book, reader, config=None, num_tokens=10**9, **about):
-    return Scribe(book, Follower(reader, num_tokens=num_tokens), config or Config(), **about)
+def index_writer(index, reader, config=None, num_tokens=10**9, **about):
+    return IndexWriter(index, Follower(reader, num_tokens=num_tokens), config or Config(), **about)
 
 
 def test_a_response_is_entered_with_what_drafts_are_chosen_by(store, reader):
-    book, config = Book(), Config(rollout={"num_generations": 4, "rhyming_noise": 0.5})
-    writing = scribe(book, reader, config)
+    index, config = FakeIndex(), Config(rollout={"num_generations": 4, "rhyming_noise": 0.5})
+    writing = index_writer(index, reader, config)
     put(store, TrajectoryId(3, 1), 0, [1, 2], version=6, epoch=2)
     put(store, TrajectoryId(3, 2), 0, [3], version=7, epoch=2)
     put(store, TrajectoryId(3, 1), 2, [4], version=8, epoch=2)
     store.commit()
     assert writing.write() == 3
     key, tail = prompt_key(prompt_of(3)), prompt_of(3)[-16:]
-    assert book.begun == [
+    assert index.begun == [
         {"prompt": key, "tail": tail, "sample": 1, "noise_epoch": 0, "version": 6},
         {"prompt": key, "tail": tail, "sample": 2, "noise_epoch": 2, "version": 7},
     ], "half of the members rhyme"
-    assert book.texts == [[1, 2, 4], [3]]
-    assert book.rewards == {}
+    assert index.texts == [[1, 2, 4], [3]]
+    assert index.rewards == {}
     judge(store, TrajectoryId(3, 1), 3, 0.75)
     store.commit()
     writing.write()
-    assert book.rewards == {0: 0.75}
+    assert index.rewards == {0: 0.75}
 
 
 def test_of_a_run_with_other_noise_nothing_is_aligned_and_its_versions_are_older(store, reader):
-    book = Book()
+    index = FakeIndex()
     put(store, TrajectoryId(0, 0), 0, [1], version=6)
     store.commit()
-    scribe(book, reader, aligned=False, age=9).write()
-    assert (book.begun[0]["noise_epoch"], book.begun[0]["version"]) == (-1, -3)
+    index_writer(index, reader, aligned=False, age=9).write()
+    assert (index.begun[0]["noise_epoch"], index.begun[0]["version"]) == (-1, -3)
 
 
 def test_held_out_answers_are_entered_whole_under_the_noise_they_all_have(store, reader):
-    book, prompt_ids = Book(), list(range(20))
-    writing = scribe(book, reader)
+    index, prompt_ids = FakeIndex(), list(range(20))
+    writing = index_writer(index, reader)
     put(store, TrajectoryId(0, 0), 0, [1])
     answer(store, 5, prompt_ids, [7, 8], version=4, reward=0.5)
     store.commit()
     assert (writing.write(), writing.write()) == (2, 0)
     about = {"prompt": prompt_key(prompt_ids), "tail": prompt_ids[-16:], "sample": 0}
-    assert book.begun[1:] == [{**about, "noise_epoch": EVALUATION_EPOCH, "version": 4}]
-    assert (book.texts, book.rewards) == ([[1], [7, 8]], {1: 0.5})
+    assert index.begun[1:] == [{**about, "noise_epoch": EVALUATION_EPOCH, "version": 4}]
+    assert (index.texts, index.rewards) == ([[1], [7, 8]], {1: 0.5})
     answer(store, 5, prompt_ids, [9], version=6, reward=1.0)
     store.commit()
     assert writing.write() == 1
-    assert (book.texts[2:], book.rewards[2]) == ([[9]], 1.0)
+    assert (index.texts[2:], index.rewards[2]) == ([[9]], 1.0)
 
 
 def test_answers_wait_while_segments_fill_a_turn(store, reader, monkeypatch):
     monkeypatch.setattr(history, "SEGMENTS_AT_ONCE", 2)
-    book = Book()
+    index = FakeIndex()
     for group in range(3):
         put(store, TrajectoryId(group, 0), 0, [group])
         answer(store, group, [group], [10 + group], version=0, reward=0.0)
     store.commit()
-    writing = scribe(book, reader)
+    writing = index_writer(index, reader)
     assert [writing.write() for _ in range(4)] == [2, 2, 2, 0]
-    assert book.texts == [[0], [1], [2], [10], [11], [12]]
+    assert index.texts == [[0], [1], [2], [10], [11], [12]]
 
 
 def test_answers_of_a_run_with_other_noise_are_not_aligned(store, reader):
-    book = Book()
+    index = FakeIndex()
     answer(store, 0, [1], [2], version=6, reward=0.0)
     answer(store, 0, [1], [3], version=9, reward=0.0)
     store.commit()
-    scribe(book, reader, num_tokens=1, aligned=False, age=9).write()
-    assert book.texts == [[3]], "the older one is beyond what is kept"
-    assert (book.begun[0]["noise_epoch"], book.begun[0]["version"]) == (-1, 0)
+    index_writer(index, reader, num_tokens=1, aligned=False, age=9).write()
+    assert index.texts == [[3]], "the older one is beyond what is kept"
+    assert (index.begun[0]["noise_epoch"], index.begun[0]["version"]) == (-1, 0)
 
 
 def test_what_began_before_the_tail_is_left_out(store, reader):
-    book = Book()
+    index = FakeIndex()
     put(store, TrajectoryId(0, 0), 0, [1, 2])
     put(store, TrajectoryId(1, 0), 0, [3])
     put(store, TrajectoryId(0, 0), 2, [4])
     store.commit()
-    scribe(book, reader, num_tokens=2).write()
-    assert book.texts == [[3]]
+    index_writer(index, reader, num_tokens=2).write()
+    assert index.texts == [[3]]
 
 
 def test_what_is_never_judged_is_not_remembered_for_ever(store, reader):
-    book = Book(max_responses=3)
-    writing = scribe(book, reader)
+    index = FakeIndex(max_responses=3)
+    writing = index_writer(index, reader)
     for group in range(8):
         put(store, TrajectoryId(group, 0), 0, [group])
     store.commit()
@@ -150,11 +150,11 @@ def test_what_is_never_judged_is_not_remembered_for_ever(store, reader):
     judge(store, TrajectoryId(7, 0), 1, 1.0)
     store.commit()
     writing.write()
-    assert book.rewards == {7: 1.0}
+    assert index.rewards == {7: 1.0}
 
 
 def test_what_is_stored_and_judged_while_it_reads_is_not_lost(store, reader):
-    book, trajectory = Book(), TrajectoryId(0, 0)
+    index, trajectory = FakeIndex(), TrajectoryId(0, 0)
     put(store, trajectory, 0, [1, 2])
     store.commit()
     tail = Follower(reader, num_tokens=10**9)
@@ -168,21 +168,21 @@ def test_what_is_stored_and_judged_while_it_reads_is_not_lost(store, reader):
         return found
 
     tail.segments = read_before_the_rest_is_stored
-    writing = Scribe(book, tail, Config())
+    writing = IndexWriter(index, tail, Config())
     writing.write()
-    assert (book.texts, book.rewards) == ([[1, 2]], {})
+    assert (index.texts, index.rewards) == ([[1, 2]], {})
     tail.segments = read
     writing.write()
-    assert (book.texts, book.rewards) == ([[1, 2, 3]], {0: 0.5})
+    assert (index.texts, index.rewards) == ([[1, 2, 3]], {0: 0.5})
 
 
 @pytest.mark.parametrize("at_once", [1, 3, 100])
-def test_however_store_and_scribe_take_turns_all_of_it_is_written(
+def test_however_store_and_writer_take_turns_all_of_it_is_written(
     store, reader, monkeypatch, at_once
 ):
     monkeypatch.setattr(history, "SEGMENTS_AT_ONCE", at_once)
-    chance, book = random.Random(at_once), Book()
-    writing = scribe(book, reader)
+    chance, index = random.Random(at_once), FakeIndex()
+    writing = index_writer(index, reader)
     lengths = {TrajectoryId(group, member): 0 for group in range(4) for member in range(3)}
     for _ in range(300):
         trajectory = chance.choice(list(lengths))
@@ -198,7 +198,7 @@ def test_however_store_and_scribe_take_turns_all_of_it_is_written(
     store.commit()
     while writing.write():
         pass
-    assert book.texts == [[n // 2 * 2 for n in range(10)]] * len(lengths)
+    assert index.texts == [[n // 2 * 2 for n in range(10)]] * len(lengths)
     keys = [prompt_key(prompt_of(group)) for group in range(4)]
-    rewards = {n: float(keys.index(about["prompt"])) for n, about in enumerate(book.begun)}
-    assert book.rewards == rewards
+    rewards = {n: float(keys.index(about["prompt"])) for n, about in enumerate(index.begun)}
+    assert index.rewards == rewards

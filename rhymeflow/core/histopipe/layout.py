@@ -3,8 +3,8 @@
 Groups are ranked by the length their responses are expected to have, and the ranking is cut into
 ranking groups of as many groups each. A ranking group gets some instances of its own, over which
 the members of its groups are dealt out. In even steps instances are given to ranking groups from
-short to long, in odd steps from long to short (tier 1, `pipeline.py`), so that who had long
-responses has short ones next, and begins them while others are still at this step. How many
+short to long, in odd steps from long to short (tier 1, `pipeline.py`), so that an instance that had
+long responses has short ones next, and begins them while others are still at this step. How many
 instances a ranking group gets is tier 2:
 
 - off: each as many;
@@ -27,7 +27,7 @@ nothing of what runs now, nor of drafts.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import NamedTuple
 
 from rhymeflow.core.cost import CostModel
@@ -70,9 +70,8 @@ def lay_out(
     `places`: trajectories that an instance decodes at a time. `balance`: tier 2.
     """
     count = min(RANKING_GROUPS, num_instances, len(groups))
-    ranked = sorted(groups, key=lambda g: (g.mean, g.group))
-    cuts = [round(i * len(ranked) / count) for i in range(count + 1)]
-    parts = [ranked[a:b] for a, b in pairwise(cuts)]
+    ranked = iter(sorted(groups, key=lambda g: (g.mean, g.group)))
+    parts = [list(islice(ranked, size)) for size in _even(count, len(groups))]
     numbers = _even(count, num_instances)
     if balance:
         numbers = _balanced(parts, num_instances, cost, places)
@@ -109,8 +108,8 @@ def duration(cost: CostModel, lengths: Sequence[float], prompt_tokens: float, pl
     return total
 
 
-def _even(count: int, num_instances: int) -> list[int]:
-    cuts = [round(i * num_instances / count) for i in range(count + 1)]
+def _even(count: int, total: int) -> list[int]:
+    cuts = [round(i * total / count) for i in range(count + 1)]
     return [b - a for a, b in pairwise(cuts)]
 
 
@@ -153,7 +152,7 @@ def _enough(times: Sequence[Sequence[float]], high: float, slope: float) -> list
 
 
 def _spread(times: Sequence[Sequence[float]], numbers: list[int], num_instances: int) -> list[int]:
-    """Give the instances that are left to whom they gain most."""
+    """Give the instances that are left to the parts that gain most."""
     numbers = list(numbers)
     for _ in range(num_instances - sum(numbers)):
         gains = [of_part[n - 1] - of_part[min(n, len(of_part) - 1)] for of_part, n in

@@ -5,8 +5,8 @@ step before and all of that is admitted, with what is known of lengths by then. 
 its share when nothing of an earlier step runs there. What is taken away from an instance (an
 outlier) gets a place of its own: another instance in its step, or the same one in the next.
 
-Holds true: every group is laid out once; a place names an instance that was there at the time. Who
-gets how many instances is decided in `layout.py`; what may start, by the protocol.
+Holds true: every group is laid out once; a place names an instance that was there at the time. How
+many instances a ranking group gets is decided in `layout.py`; what may start, by the protocol.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 
 class Place(NamedTuple):
-    """When and where something is to be produced."""
+    """When and where something is to be generated."""
 
     step: int
     instance: InstanceId
 
 
 class Pipeline:
-    """The layouts made so far, as far as their groups have not ended.
+    """The layouts computed so far, as far as their groups have not ended.
 
     Args:
         alternate_order: tier 1, every other step in the opposite order.
@@ -41,17 +41,17 @@ class Pipeline:
         self.num_steps = 0
         """Steps laid out."""
         self._groups: dict[GroupId, tuple[int, tuple[InstanceId, ...]]] = {}
-        """The step of each, and whom its members are dealt out to."""
+        """The step of each, and the instances that its members are dealt out to."""
         self._moved: dict[GroupId, dict[TrajectoryId, Place]] = {}
         self._shares: dict[InstanceId, float] = {}
 
-    # -- questions ---------------------------------------------------------------------------
+    # -- queries -----------------------------------------------------------------------------
 
     def __contains__(self, group: GroupId) -> bool:
         return group in self._groups
 
     def place(self, trajectory: TrajectoryId) -> Place | None:
-        """Where a trajectory is to be produced; None: its group is not laid out yet."""
+        """Where a trajectory is to be generated; None: its group is not laid out yet."""
         if trajectory.group not in self._groups:
             return None
         if self.has_moved(trajectory):
@@ -120,18 +120,18 @@ class Pipeline:
         """What is laid out on instances that are gone goes to the others."""
         for name in self._shares.keys() - instances:
             del self._shares[name]
-        everyone = tuple(sorted(instances))
+        all_names = tuple(sorted(instances))
         for group, (step, names) in self._groups.items():
             if not all(name in instances for name in names):
                 left = tuple(name for name in names if name in instances)
-                self._groups[group] = step, left or everyone
+                self._groups[group] = step, left or all_names
         for moved in self._moved.values():
             for trajectory, place in moved.items():
                 if place.instance not in instances:
-                    moved[trajectory] = Place(place.step, everyone[0])
+                    moved[trajectory] = Place(place.step, all_names[0])
 
     def move(self, trajectories: Iterable[TrajectoryId], to: InstanceId, *, later: bool) -> None:
-        """Produce them there, in their step or in the next."""
+        """Generate them there, in their step or in the next."""
         for trajectory in trajectories:
             place = self.place(trajectory)
             assert place is not None, f"{trajectory} is not laid out"

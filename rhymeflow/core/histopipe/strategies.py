@@ -29,7 +29,7 @@ def planned(view: FleetView) -> list[Assignment]:
     """Each to the place its layout says, once that instance has come to its step.
 
     Of what may start on an instance the earliest step goes first, then what was begun before, then
-    the longest: what has no place at a time begins when the long ones are under way.
+    the longest: what has no place at a time begins when the long ones are running.
     """
     pipeline = view.layout
     if not isinstance(pipeline, Pipeline):
@@ -82,7 +82,7 @@ def migrate_outliers(view: FleetView) -> Iterator[Migration]:
     """Take away what keeps an instance from its next share (RhymeRL, HistoPipe, tier 2).
 
     An outlier is among the last tenth of its instance's share and has `outlier_ratio` times the
-    tokens that its prompt's history made expect. It goes to an instance that has longer to go, of
+    tokens that its prompt's history predicted. It goes to an instance that has longer to go, of
     those that are as fresh the one with the fewest responses; if there is none, it goes on where it
     is, with the next step. Each is moved once.
     """

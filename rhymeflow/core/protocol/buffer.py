@@ -30,7 +30,7 @@ class Held(dict[GroupId, Version]):
     """Groups whose entries are in one state, with their versions.
 
     Args:
-        sign: 1 if the oldest (of the lowest version, then drawn first) comes first; -1 if last.
+        sign: 1 if the oldest (of the lowest version, then id) comes first; -1 if last.
     """
 
     __slots__ = ("_heap", "_sign")

@@ -1,8 +1,8 @@
 """The entries of all buffers: which group sits where, and under which version.
 
 Holds true: a group holds one entry at most, in a buffer of its window and never in one that is
-consumed. Knows nothing of which entry a group is to have: that
-is `staleness.py`, which changes it through the methods at the end.
+consumed. Knows nothing of which entry a group is to have: that is `staleness.py`, which changes it
+through the methods at the end.
 """
 
 from __future__ import annotations
@@ -26,10 +26,7 @@ OPERATIONS: Mapping[str, Mapping[EntryState, EntryState]] = {
 
 
 class ProtocolError(AssertionError):
-    """An operation that the protocol does not allow: a defect in the caller, never bad luck.
-
-    It is raised before anything is changed.
-    """
+    """An operation that the protocol does not allow: a defect in the caller, never bad luck."""
 
 
 class Entries:
@@ -61,7 +58,7 @@ class Entries:
         self._holes: set[Version] = set()
         """Buffers that may have an EMPTY entry which finished work of later ones could take."""
 
-    # -- questions ---------------------------------------------------------------------------
+    # -- queries -----------------------------------------------------------------------------
 
     def window(self, version: Version) -> range:
         """Buffers, lowest first, that a group of this version may sit in."""

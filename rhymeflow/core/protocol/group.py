@@ -105,9 +105,9 @@ class Group:
         return [TrajectoryId(self.id, member) for member in range(len(self.members))]
 
     def rewarded(self) -> tuple[int, ...]:
-        """The members that are judged, in ascending order."""
+        """The members that are rewarded, in ascending order."""
         return tuple(i for i, m in enumerate(self.members) if m.state is REWARDED)
 
     def num_alive(self) -> int:
-        """Members that are judged or still can be."""
+        """Members that are rewarded or still can be."""
         return sum(m.state is not ABORTED for m in self.members)

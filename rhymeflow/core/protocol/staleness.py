@@ -31,8 +31,8 @@ of buffer b only if
 
 | what follows | moves | from | into | which first |
 | --- | --- | --- | --- | --- |
-| late (backfill) | RESERVED | the lowest buffer | the highest EMPTY entry | newest, drawn last |
-| early | OCCUPIED | any later buffer | the lowest EMPTY entry | oldest, drawn first |
+| late (backfill) | RESERVED | the lowest buffer | the highest EMPTY entry | newest, highest id |
+| early | OCCUPIED | any later buffer | the lowest EMPTY entry | oldest, lowest id |
 | surplus | RESERVED | a buffer that has met its target | nothing: returned | |
 
 `reserve` and `tighten` are refused where there is no such entry. Moves stay in the group's window
@@ -40,16 +40,16 @@ and are made until there are none; `settle` is late, then early with late after 
 surplus. In `occupy`, where the group's own entry must not be moved out of its reach, late empties
 no buffer below the group's version before the group has its entry.
 
-Before generation starts nobody knows how long it will last. So reservations count on the worst and
-lie as late as they can, which leaves the early entries to those that must have them, and finished
-work lies as early as it can, which completes the next batch first. After every operation
+Before generation starts, lengths are unknown. So reservations count on the worst and lie as late as
+they can, which leaves the early entries to those that must have them, and finished work lies as
+early as it can, which completes the next batch first. After every operation
 
   - no reservation could move into an EMPTY entry of a later buffer, and
   - after `occupy` and `release`, no finished group could move into one of an earlier buffer.
 
 (`tighten` leaves its hole to the next of those two, which is sure to come since its own group is
 RESERVED. It has no way to say that groups have become surplus.) A group never ends later than where
-it was reserved. If a finished group is filtered, or a stuck one drawn again, finished work of later
+it was reserved. If a finished group is filtered, or a stuck one retried, finished work of later
 buffers is in its place at once.
 
 **Surplus.** Of `groups_per_batch + extra_groups` reservations those that finish first make the
@@ -67,7 +67,7 @@ member starts only after `tighten` has allowed it, so no trajectory's version is
 law 1. Redundancy changes how many entries there are, filtering only takes groups out; neither has a
 say in the window. `consume` looks once more.
 
-**No deadlock.** (1) Whoever is RESERVED can be taken in when it finishes. Its buffer b has not met
+**No deadlock.** (1) A RESERVED group finds an entry when it finishes. Its buffer b has not met
 its target, or it would have been surplus. The entry it gives up stays EMPTY, or is filled by a
 reservation out of a buffer from v on that is below b and has not met its target either, and so on:
 one EMPTY entry between v and b is left at the end. (2) The first buffer gets complete. While it has
@@ -95,10 +95,7 @@ from rhymeflow.core.types import GroupId, Version
 
 
 class StalenessBuffers(Entries):
-    """The buffers of all batches that are not consumed yet, and the operations on them.
-
-    Arguments as of `Entries`. `ProtocolError` is raised before anything is changed.
-    """
+    """`Entries` and the operations on them; `ProtocolError` is raised before anything changes."""
 
     # -- operations --------------------------------------------------------------------------
 
@@ -167,7 +164,7 @@ class StalenessBuffers(Entries):
     def consume(self) -> tuple[GroupId, ...]:
         """Take the first buffer, which must be ready; its groups in ascending order.
 
-        The order does not depend on who finished first: at `max_staleness` 0 the batch is the one
+        The order does not depend on which finished first: at `max_staleness` 0 the batch is the one
         the plain synchronous loop would train on.
         """
         if not self.ready():
@@ -180,7 +177,7 @@ class StalenessBuffers(Entries):
         del self.by_version[self.first]
         for group in groups:
             del self._place[group]
-        assert self.first not in self._holes, "whoever completed it has settled the moves"
+        assert self.first not in self._holes, "what completed it has settled the moves"
         self.first += 1
         return tuple(sorted(groups))
 
@@ -194,11 +191,8 @@ class StalenessBuffers(Entries):
             self._holes.add(source)
             self._pack_late(source, self.first)
         self._holes.clear()
-        surplus: list[GroupId] = []
-        for number in filled:
-            buffer = self.by_version[number]
-            if buffer.met and buffer.reserved:
-                surplus += buffer.reserved
+        buffers = (self.by_version[number] for number in filled)
+        surplus = [group for buffer in buffers if buffer.met for group in buffer.reserved]
         for group in surplus:
             self._take(group)
         return tuple(sorted(surplus))

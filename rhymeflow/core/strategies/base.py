@@ -1,9 +1,8 @@
 """What a strategy sees, and what it may answer. All of it is read-only.
 
-A strategy is a pure function of a view: it proposes, the protocol disposes. The coordinator checks
-each proposal against the staleness protocol and leaves out what it does not allow, so no strategy,
-a user's own included, can break the bound. The view is the fleet as it will be once every command
-given so far is carried out (the speculative state), so a strategy never plans for one gap twice.
+A strategy is a pure function of a view. It proposes; the coordinator leaves out what the staleness
+protocol does not allow, so no strategy, a user's own included, can break the bound. The view is the
+fleet as it will be once every command given so far is carried out (`core/instance.py`).
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ class TrajectoryView(NamedTuple):
     min_version: Version
     """The lowest version an instance may hold to be given it."""
     tokens: int
-    """Tokens to be taken in: the prompt, and what there is of the response."""
+    """Tokens to be prefilled: the prompt, and what there is of the response."""
 
 
 class InstanceView(NamedTuple):
-    """An instance, once it has carried out what it was told."""
+    """An instance, once it has carried out its commands."""
 
     name: InstanceId
     version: Version
@@ -88,7 +87,7 @@ class LengthPrediction(Protocol):
 class Layout(Protocol):
     """What a schedule remembers of where trajectories are to run, for its own rules to read.
 
-    The coordinator makes one when it begins, and knows no more of it than this.
+    The coordinator creates one when it starts, and knows no more of it than this.
     """
 
     def extend(self, state: State) -> None:
@@ -119,12 +118,12 @@ class FleetView:
     """Everything at one tick."""
 
     published: Version
-    """The newest version in the parameter server."""
+    """The newest version in the weight store."""
     instances: tuple[InstanceView, ...]
     """In the order they joined."""
     queue: Iterable[TrajectoryView]
     """What waits: oldest V_traj first, then new members of admitted groups, then new groups.
-    Made while it is read; reading it twice gives the same."""
+    Generated while it is read; reading it twice gives the same."""
     lowest_waiting: Version | None
     """The least `min_version` among what waits and is not of a new group; None: nothing is."""
     num_returning: int
@@ -158,7 +157,7 @@ Routing = Callable[[FleetView], Iterable[Assignment]]
 """Which of what waits goes where, in the order it is to be done."""
 
 Sync = Callable[[InstanceView, FleetView], bool]
-"""Whether this instance, which lags behind the parameter server, is to pull now."""
+"""Whether this instance, which lags behind the weight store, is to pull now."""
 
 Migrating = Callable[[FleetView], Iterable[Migration]]
 """What is to be taken away from where it is."""

@@ -27,13 +27,13 @@ def rebalance(view: FleetView) -> tuple[Migration, ...]:
     An instance is starved if it has room, nothing in the queue could fill it, and another of its
     version has more than `throughput_ratio` times its load. Load is the throughput that the cost
     model gives for what is decoded there, in tokens per second. The other gives away what it
-    decodes, the fewest tokens first, for they are the cheapest to take in again.
+    decodes, the fewest tokens first, for they are the cheapest to recompute.
 
-    Why it ends. Each that is taken must leave the donor at least as loaded as the starved one,
-    must gain more on the starved one than it would back on the donor, and
-    enough to be accepted there. So routing does not give it back, and a pair that has shared is
-    even: it shares again only after the loads have come apart by the whole ratio. Nothing is shared
-    while anything waits or is on its way back, so no gap is filled twice.
+    Why it ends. Each that is taken must leave the donor at least as loaded as the starved one, must
+    gain more on the starved one than it would back on the donor, and enough to be accepted there.
+    So routing does not give it back, and a pair that has shared is even: it shares again only after
+    the loads have come apart by the whole ratio. Nothing is shared while anything waits or is on
+    its way back, so no gap is filled twice.
     """
     overfull = {x.name for x in view.instances if len(x.waiting) > view.settings.max_waiting}
     if not any(has_room(x) and not x.waiting for x in view.instances):
@@ -47,8 +47,8 @@ def rebalance(view: FleetView) -> tuple[Migration, ...]:
 def skip_nearly_done(view: FleetView) -> tuple[Migration, ...]:
     """As `rebalance`, but what is about to end stays where it is.
 
-    A response is worth moving if it is expected to need at least `WORTH` times as long as taking it
-    in again takes. If nothing is known of lengths (`explained_variance` 0), all are moved.
+    A response is moved if it is expected to need `MIN_REMAINING` times as long as recomputing its
+    cache takes. If nothing is known of lengths (`explained_variance` 0), all are moved.
     """
     migrations = rebalance(view)
     if view.lengths.explained_variance <= 0 or not migrations:
@@ -65,8 +65,8 @@ def skip_nearly_done(view: FleetView) -> tuple[Migration, ...]:
     return tuple(chosen)
 
 
-WORTH = 4.0
-"""What is to last must last so many times as long as it takes to be taken in again."""
+MIN_REMAINING = 4.0
+"""Expected time to go over recomputation time from which a response is moved."""
 
 
 def _is_to_last(trajectory: TrajectoryId, giver: InstanceView, view: FleetView) -> bool:
@@ -75,7 +75,7 @@ def _is_to_last(trajectory: TrajectoryId, giver: InstanceView, view: FleetView) 
         _num_decoded(giver), giver.kv_tokens
     )
     tokens = giver.assigned[trajectory] + view.lengths.generated(trajectory)
-    return goes_on > WORTH * cost.prefill_token * tokens
+    return goes_on > MIN_REMAINING * cost.prefill_token * tokens
 
 
 def _shares(view: FleetView) -> Iterator[Migration]:

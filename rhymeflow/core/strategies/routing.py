@@ -2,7 +2,7 @@
 
 Holds true of both rules: an assignment names an instance that accepts, holds at least the
 trajectory's `min_version` and has room, counting what this very answer has given it already; no
-trajectory is assigned twice; the view is only read. Equals are told apart by who joined first, so
+trajectory is assigned twice; the view is only read. Among equals the first that joined is taken, so
 one view has one answer.
 
 **A block ends the tick.** The queue comes in levels: V_traj, oldest first, then what is new.

@@ -51,7 +51,7 @@ class Bundle(NamedTuple):
     on_pull: OnPull
     migration: Migrating
     max_inflight_batches: float | None = None
-    """Batches' worth of groups produced at a time; None: as many as the bound allows."""
+    """Batches' worth of groups in flight at a time; None: as many as the bound allows."""
     throughput_ratio: float = 5.0
     """An instance gives work away to one that has this many times less of it."""
     layout: Callable[..., Layout] | None = None

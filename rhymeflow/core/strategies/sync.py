@@ -1,4 +1,4 @@
-"""Synchronisation: when an instance that lags behind the parameter server pulls.
+"""Synchronisation: when an instance that lags behind the weight store pulls.
 
 Each rule answers for one instance whose version is below the newest. A rule must let every instance
 that lags pull in the end, or the run stalls: its docstring says why it does.
@@ -55,8 +55,8 @@ def when_version_unusable(instance: InstanceView, view: FleetView) -> bool:
 def gather_stragglers(instance: InstanceView, view: FleetView) -> bool:
     """When its version is of no more use, and others can take over what it has.
 
-    As long as something may be started or gone on with at its version it does not pull: a pull
-    makes it take in again all that is cached, and at an old version long responses have the
+    As long as something may be started or continued at its version it does not pull: a pull
+    makes it recompute all that is cached, and at an old version long responses have the
     instance for themselves. After that it could only run empty. So of all that are in this state,
     those with the most stay, as many as it takes for nothing there to be decoded more than
     `max_slowdown` times slower than alone; the others pull at once, and what they had is routed to
@@ -88,12 +88,12 @@ def _stay(view: FleetView) -> frozenset[InstanceId]:
     if not total:
         return frozenset()
     tokens = sum(x.kv_tokens for _, _, x in idle) / total
-    each = _company(view.settings.cost, tokens, view.settings.max_slowdown)
+    each = _max_together(view.settings.cost, tokens, view.settings.max_slowdown)
     most = len(view.instances) - 1  # one is to be fresh
     return frozenset(x.name for _, _, x in sorted(idle)[: min(most, -(-total // each))])
 
 
-def _company(cost: CostModel, tokens: float, max_slowdown: float) -> int:
+def _max_together(cost: CostModel, tokens: float, max_slowdown: float) -> int:
     """Most trajectories of so many tokens among which one is not slowed down by more than this."""
     most, slowest = 1, max_slowdown * cost.iteration(1, tokens)
     while most < _MOST and cost.iteration(most + 1, (most + 1) * tokens) <= slowest:

@@ -8,10 +8,10 @@ one small matrix, [slots * G, W * H / G, D] against [slots * G, L, D], so keys a
 once for all rows of a sequence and are not repeated. A block is either a run of neighbouring slots,
 whose keys and values are read where they are, or any slots, whose keys and values are copied: few
 with long drafts among many with short ones are copied, so that they do not widen the others' rows
-(`parts.py`).
+(`packing.py`).
 
-Holds true: everything that does not depend on the layer is made once per iteration; a draft's token
-attends to the sequence and to its own ancestors. Knows nothing of requests or scheduling.
+Holds true: everything that does not depend on the layer is computed once per iteration; a draft's
+token attends to the sequence and to its own ancestors. Knows nothing of requests or scheduling.
 """
 
 from __future__ import annotations

@@ -203,7 +203,7 @@ class Engine:
     def _run(self, work: list[Work], cached: attention.Attention) -> Tensor:
         """Run the body of the model over the packed row; return hidden states.
 
-        [T, D], and some rows more that belong to nobody.
+        [T, D], and some rows more that belong to no sequence.
         """
         ids: list[int] = []
         positions: list[int] = []

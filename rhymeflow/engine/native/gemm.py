@@ -13,7 +13,7 @@ GFLOPS, against 60 for the best loop that numba could be led to vectorise.
 
 It is LLVM's own vector arithmetic, emitted by a numba intrinsic, so it runs on any CPU, in whatever
 width that has. Holds true: an element's sum is taken in the order of k, whatever else is computed.
-No index is checked: whoever calls it knows that the arrays are large enough.
+No index is checked: the caller knows that the arrays are large enough.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ class NativeEngine:
         self._engine.submit(request)
 
     def poll(self, timeout: float) -> list[Finished]:
-        """Run one iteration, if there is anything to run; it waits for nobody."""
+        """Run one iteration, if there is anything to run; it never waits."""
         return self._engine.step()
 
     def interrupt(self, ids: Iterable[Hashable] | None = None) -> list[Request]:

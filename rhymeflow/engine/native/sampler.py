@@ -3,8 +3,8 @@
 Holds true: a row's token depends on its logits, its `Sampling` and its noise key only; the
 distribution is `models.logits.shaped`, the learner's; the log-probability is that of the sampled
 token under it (at temperature 0: under the untempered logits). Equal greatest logits go to the
-smaller token at temperature 0. A sequence may sample several rows in one call: rows are told apart
-by stream and position alone.
+smaller token at temperature 0. A sequence may sample several rows in one call: rows are
+distinguished by stream and position alone.
 """
 
 from __future__ import annotations

@@ -66,8 +66,8 @@ class Scheduler:
     def plan(self) -> Plan:
         """Admit what there is room for and say what runs now.
 
-        A copy counts as done: the sequence's `cached` is raised here. Work does not; whoever runs
-        it calls `advance`.
+        A copy counts as done: the sequence's `cached` is raised here. Work does not: the caller
+        runs it and calls `advance`.
         """
         while self.waiting and len(self.running) < self.max_num_seqs:
             self.running.append(self.waiting.popleft())
@@ -99,14 +99,14 @@ class Scheduler:
             self.waiting = deque(sequence for sequence in self.waiting if sequence not in gone)
 
     def _share(self, unready: list[Sequence], plan: Plan) -> set[Sequence]:
-        """Plan copies of prompts that are in the cache; return who waits for one in the making."""
+        """Plan copies of prompts in the cache; return the sequences that wait for theirs."""
         donors: dict[tuple[int, ...], Sequence] = {}
         for sequence in self.running:
             if sequence.cached >= len(sequence.prompt) - 1 and not sequence.is_mixed:
                 donors.setdefault(sequence.prompt, sequence)
         makers: set[tuple[int, ...]] = set()
         held = set()
-        # One that has begun goes on before one that has not, so nobody waits for a sequence that
+        # One that has begun goes on before one that has not, so none waits for a sequence that
         # itself waits.
         for sequence in sorted(unready, key=lambda sequence: sequence.cached == 0):
             length = len(sequence.prompt) - 1

@@ -1,4 +1,4 @@
-"""What a verified draft is worth: the path of it that the target's own tokens follow.
+"""What of a verified draft is accepted: the path of it that the target's own tokens follow.
 
 Every row of a draft is run and the target's token is sampled at each, with that position's noise.
 The first is the response's next token, whatever was drafted. If a child of the row is that token,

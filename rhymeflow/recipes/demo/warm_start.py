@@ -1,7 +1,7 @@
 """Makes the demo's checkpoint: `python -m rhymeflow.recipes.demo.warm_start DIRECTORY`.
 
 A Llama of 0.8 million parameters and a character tokenizer, trained on the solutions of a careless
-teacher, who forgets every other carry. So the model knows how a sum is written out, finds each
+teacher that forgets every other carry. So the model knows how a sum is written out, finds each
 term and ends in time, but is right only about four times in ten: what is left for reinforcement
 learning, which sees nothing but the final answer, is to find out that carries matter.
 

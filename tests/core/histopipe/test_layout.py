@@ -36,9 +36,9 @@ def skewed(count: int, seed: int = 0) -> list[Ranked]:
 
 def times(shares: list[Share], groups: list[Ranked], places: int = 64) -> list[float]:
     """Completion times of the ranking groups, the shortest first."""
-    by_serial = {each.group: each for each in groups}
+    by_group = {each.group: each for each in groups}
     return [
-        completion_time([by_serial[g] for g in share.groups], share.num_instances, COST_14B, places)
+        completion_time([by_group[g] for g in share.groups], share.num_instances, COST_14B, places)
         for share in shares
     ]
 

@@ -93,7 +93,7 @@ def test_what_was_laid_out_on_one_that_left_goes_to_the_others() -> None:
     assert [where(made, group) for group in range(4)] == before, "who comes takes nothing away"
 
 
-def test_a_group_drawn_again_joins_the_last_step() -> None:
+def test_a_retried_group_joins_the_last_step() -> None:
     made = planned(steps=2)
     made.join(40, {"b", "a"})
     assert where(made, 40) == [Place(1, "a"), Place(1, "b")] * 2

@@ -1,4 +1,4 @@
-"""Routing: rules on small fleets, laws on drawn ones, and a slow formula as the oracle."""
+"""Routing: rules on small fleets, laws on random ones, and a slow formula as the oracle."""
 
 from __future__ import annotations
 
