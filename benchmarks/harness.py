@@ -54,6 +54,10 @@ class Target:
         return f"{self.name}: {self.value:.4g} (target {sign} {self.target:g}: {verdict})"
 
 
+Found = tuple[list[dict[str, Any]], list[Target]]
+"""Rows and targets of a part."""
+
+
 def add_common_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of every benchmark; `rhymeflow bench` calls it before the module's own."""
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
@@ -103,13 +107,6 @@ def share(text: str) -> float:
     return value
 
 
-def add_runs_argument(parser: argparse.ArgumentParser) -> None:
-    """Add `--runs`, the directory of recorded rollouts."""
-    default = Path("runs/recorded")
-    what = f"recorded rollouts; those that are missing are made (default {default})"
-    parser.add_argument("--runs", type=Path, default=default, metavar="DIR", help=what)
-
-
 def add_python_argument(parser: argparse.ArgumentParser, peer: str) -> None:
     """Add `--PEER-python`, of the environment that the peer is installed in."""
     what = "python of its environment; without it this side is left out"
@@ -117,7 +114,7 @@ def add_python_argument(parser: argparse.ArgumentParser, peer: str) -> None:
 
 
 def add_parts_argument(parser: argparse.ArgumentParser, parts: Iterable[str]) -> None:
-    """Add `--parts`, which `chosen_parts` reads; the default is all of them."""
+    """Add `--parts`, which `report_parts` reads; the default is all of them."""
     parser.add_argument(
         "--parts",
         default=",".join(parts),
@@ -125,24 +122,11 @@ def add_parts_argument(parser: argparse.ArgumentParser, parts: Iterable[str]) ->
     )
 
 
-def chosen_parts(args: argparse.Namespace, parts: Iterable[str]) -> list[str]:
-    """Return the parts that were asked for; `UserError` if there is no such part."""
-    chosen = args.parts.split(",")
-    if unknown := set(chosen) - set(parts):
-        raise UserError(f"--parts: no part {min(unknown)!r}; there are {', '.join(parts)}")
-    return chosen
-
-
 def interpreter(path: str) -> str:
     """An option's type: the python of another environment, as an absolute path."""
     if not (os.path.isfile(path) and os.access(path, os.X_OK)):
         raise argparse.ArgumentTypeError(f"{path}: there is no such program")
     return os.path.abspath(path)
-
-
-def record_name(name: str, chosen: Sequence[str], parts: Iterable[str]) -> str:
-    """Return `NAME`, or `NAME-PART-...` where not all parts were asked for."""
-    return name if list(chosen) == list(parts) else "-".join([name, *chosen])
 
 
 def machine() -> dict[str, Any]:
@@ -189,16 +173,36 @@ def median_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
     return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
 
 
+def spread(name: str, values: Sequence[float], digits: int = 4) -> dict[str, float]:
+    """Return the columns of some values: their median, called `name`, `least` and `greatest`."""
+    found = {name: statistics.median(values), "least": min(values), "greatest": max(values)}
+    return {column: round(value, digits) for column, value in found.items()}
+
+
 def side_row(side: str, values: Sequence[float], unit: str) -> dict[str, Any]:
     """Return a table row: median and spread of one side's values."""
-    return {
-        "side": side,
-        "median": round(statistics.median(values), 4),
-        "least": round(min(values), 4),
-        "greatest": round(max(values), 4),
-        "runs": len(values),
-        "unit": unit,
-    }
+    return {"side": side, **spread("median", values), "runs": len(values), "unit": unit}
+
+
+def report_parts(
+    name: str,
+    parts: Mapping[str, Callable[[argparse.Namespace], Found]],
+    args: argparse.Namespace,
+    notes: str,
+) -> dict[str, Any]:
+    """Measure the parts that were asked for and report them, as `NAME-PART-...` if not all were."""
+    chosen = args.parts.split(",")
+    if unknown := set(chosen) - set(parts):
+        raise UserError(f"--parts: no part {min(unknown)!r}; there are {', '.join(parts)}")
+    rows: list[dict[str, Any]] = []
+    targets: list[Target] = []
+    for part in chosen:
+        print(f"{part}:", file=sys.stderr, flush=True)
+        found = parts[part](args)
+        rows += found[0]
+        targets += found[1]
+    name = name if chosen == list(parts) else "-".join([name, *chosen])
+    return report(name, rows, targets, args, notes)
 
 
 def report(

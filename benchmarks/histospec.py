@@ -22,15 +22,13 @@ from typing import Any
 
 from benchmarks import harness
 from benchmarks.rollouts import record
-from benchmarks.rollouts.history import empty_history, remember
 from benchmarks.rollouts.policy import Policy, drain, one_core
-from benchmarks.rollouts.recorded import Rollout, load
+from benchmarks.rollouts.recorded import Rollout, empty_history, load, remember
 from benchmarks.training import drafting as runs
 from rhymeflow.engine.base import Request
 from rhymeflow.engine.native.engine import Engine
 from rhymeflow.histospec.drafter import Drafter
 
-PARTS = ("demo", "smollm2", "rhyming", "runs")
 EPOCH = 2
 """From 0: its weights and prompts; the epochs before it are history."""
 STEPS = {"demo": 16, "smollm2": 4}
@@ -39,8 +37,6 @@ REQUESTS = {1: 4, 8: 32, 32: 64, 64: 64, 128: 128}
 """Responses of one measurement, by how many run at a time."""
 WARM_UP = 2
 """Measurements that are not counted: iteration times and acceptance are learned."""
-
-Found = tuple[list[dict[str, Any]], list[harness.Target]]
 
 
 @dataclass(frozen=True)
@@ -83,7 +79,7 @@ def cases(part: str) -> list[Case]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of this benchmark."""
-    harness.add_runs_argument(parser)
+    record.add_arguments(parser)
     harness.add_parts_argument(parser, PARTS)
     harness.add_number(parser, "--repeats", 7, "measurements of a case")
     harness.add_number(parser, "--pairs", 3, "of real runs")
@@ -92,20 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Measure the chosen parts and report them."""
-    parts = harness.chosen_parts(args, PARTS)
-    rows: list[dict[str, Any]] = []
-    targets: list[harness.Target] = []
-    for part in parts:
-        print(f"{part}:", file=sys.stderr, flush=True)
-        if part == "runs":
-            found = runs.measure(args.pairs, args.steps)
-        else:
-            with one_core():
-                found = in_process(part, args)
-        rows += found[0]
-        targets += found[1]
-    name = harness.record_name("histospec", parts, PARTS)
-    return harness.report(name, rows, targets, args, NOTES)
+    return harness.report_parts("histospec", PARTS, args, NOTES)
 
 
 NOTES = (
@@ -119,15 +102,22 @@ NOTES = (
 )
 
 
-def in_process(part: str, args: argparse.Namespace) -> Found:
+def in_process(args: argparse.Namespace, part: str) -> harness.Found:
     """All cases of one part, which are of one model."""
-    policy = Policy(record.configuration(cases(part)[0].recipe))
     rows, targets = [], []
-    for case in cases(part):
-        found, target = Comparison(case, policy, args.runs).measure(args.repeats)
-        rows += [{"part": part, **row} for row in found]
-        targets.append(target)
+    with one_core():
+        policy = Policy(record.configuration(cases(part)[0].recipe))
+        for case in cases(part):
+            found, target = Comparison(case, policy, args.runs).measure(args.repeats)
+            rows += [{"part": part, **row} for row in found]
+            targets.append(target)
     return rows, targets
+
+
+PARTS: dict[str, Callable[[argparse.Namespace], harness.Found]] = {
+    **{name: functools.partial(in_process, part=name) for name in ("demo", "smollm2", "rhyming")},
+    "runs": lambda args: runs.measure(args.pairs, args.steps),
+}
 
 
 class Comparison:

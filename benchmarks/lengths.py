@@ -1,7 +1,5 @@
 """How well lengths are predicted, on recorded rollouts of real runs.
 
-    python -m benchmarks.lengths [--runs DIR] [--recordings demo,...] [--shuffled]
-
 Recordings (`rollouts/record.py`) are told to a `LengthPredictor` as a run would: the groups of a
 batch are opened, their responses finish in the order of their lengths, and they end together. By
 epoch: prediction at opening against the truth, how many ended within the 80% interval, and the
@@ -23,35 +21,35 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks import harness
+from benchmarks.rollouts import record
 from benchmarks.rollouts.recorded import Rollout, load
 from rhymeflow.core.lengths import LengthPredictor
 from rhymeflow.core.prediction_quality import spearman
 from rhymeflow.core.types import TrajectoryId
 
 RECORDINGS = ("demo", "demo-0.6", "smollm2", "smollm2-long-1.0", "smollm2-long-0.6")
-LONGEST = {"demo": 448, "demo-0.6": 448, "smollm2": 8}
-"""Longest response of a recording; the others' is `LONG`."""
-LONG = 96
-GROUPS = {"demo": 16, "demo-0.6": 16, "smollm2": 16}
-"""Groups that run together: a training batch; 8 for the others, which have 32 prompts."""
+LONG_GROUPS = 8
+"""Groups that run together in recordings of recipe `long`, which has 32 prompts; of others a
+training batch."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of this benchmark."""
-    harness.add_runs_argument(parser)
-    parser.add_argument("--recordings", default=",".join(RECORDINGS), help="default: all")
+    record.add_arguments(parser, RECORDINGS)
     parser.add_argument("--shuffled", action="store_true", help="with histories of other prompts")
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Replay the recordings and report."""
-    from benchmarks.rollouts.record import recording
-
     rows = []
     for name in args.recordings.split(","):
-        rollouts = load(recording(name, args.runs)).batches(GROUPS.get(name, 8))
-        batches = shuffled(rollouts) if args.shuffled else rollouts
-        rows += replay(name, batches, LONGEST.get(name, LONG))
+        recipe = record.recipe_of(name)
+        config = record.configuration(recipe)
+        groups = LONG_GROUPS if recipe == "long" else config.learner.groups_per_batch
+        batches = load(record.recording(name, args.runs)).batches(groups)
+        if args.shuffled:
+            batches = shuffled(batches)
+        rows += replay(name, batches, config.rollout.max_completion_length)
     return harness.report("lengths", rows, [], args, NOTES)
 
 
@@ -133,10 +131,3 @@ def shuffled(batches: Sequence[list[Rollout]]) -> list[list[Rollout]]:
 
 def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 3)
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    harness.add_common_arguments(parser)
-    add_arguments(parser)
-    run(parser.parse_args())

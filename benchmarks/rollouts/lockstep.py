@@ -3,40 +3,29 @@
 All sequences of a batch run together. In each iteration every running sequence gets a draft, what
 the recording says next is accepted as far as the draft has it, one token more comes from the
 policy's own row, and the drafter is told. The first token of a response comes with its prompt and
-is not counted, on any side. When the batch is over its rollouts, with their rewards, are history.
+is not counted. When the batch is over its rollouts, with their rewards, are history.
 
-Holds true: every side sees the same rollouts in the same order; only the calls to it are timed, in
-seconds of the thread that makes them, which another program on the machine does not lengthen much.
-Imports numpy only, by way of `recorded`: other systems' sides run it in their own environments.
+Holds true: only the calls to the side are timed, in seconds of the thread that makes them, which
+another program on the machine does not lengthen much.
+
+What is measured is a side, as `drafter.Replayed`. Its sequences are numbered from 0 in each batch:
+
+    begin(rollouts, first)     a batch begins: prompts, and the first tokens of their responses
+    propose(running, room)     drafts of at most `room` tokens: `tokens`, and in `parents` the
+                               place of each one's parent or -1
+    extend(running, made)      what became of the drafts: accepted tokens and the policy's next
+    end(sequence)              a response is complete
+    finish(rollouts)           the batch is over; rewards are known
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Any
 
 from benchmarks.rollouts.recorded import Rollout
-
-
-class Side(Protocol):
-    """What is measured; sequences are numbered from 0 in each batch."""
-
-    def begin(self, rollouts: Sequence[Rollout], first: Sequence[list[int]]) -> None:
-        """A batch begins: prompts, and the first tokens of their responses."""
-
-    def propose(self, running: list[int], room: list[int]) -> list[tuple[list[int], list[int]]]:
-        """Drafts of at most `room` tokens: tokens, and the place of each one's parent or -1."""
-
-    def extend(self, running: list[int], made: list[list[int]]) -> None:
-        """What became of the drafts: accepted tokens and the policy's next."""
-
-    def end(self, sequence: int) -> None:
-        """A response is complete."""
-
-    def finish(self, rollouts: Sequence[Rollout]) -> None:
-        """The batch is over; rewards are known."""
 
 
 @dataclass
@@ -58,7 +47,7 @@ class Count:
 
 
 def replay(
-    side: Side,
+    side: Any,
     batches: Sequence[Sequence[Rollout]],
     limit: int,
     iterations: int | None = None,
@@ -76,7 +65,7 @@ def replay(
 
 
 def _replay(
-    side: Side, batch: Sequence[Rollout], limit: int, iterations: int | None, count: Count
+    side: Any, batch: Sequence[Rollout], limit: int, iterations: int | None, count: Count
 ) -> None:
     side.begin(batch, [rollout.tokens[:1] for rollout in batch])
     done = [1] * len(batch)
@@ -127,12 +116,10 @@ def num_accepted(
     return accepted
 
 
-def total(counts: Sequence[Count], epochs: range | None = None) -> Count:
-    """The sum of counts, of some epochs only if asked."""
+def total(counts: Sequence[Count]) -> Count:
+    """The sum of counts."""
     whole = Count(-1)
     for count in counts:
-        if epochs is None or count.epoch in epochs:
-            for field_ in fields(count)[1:]:
-                value = getattr(whole, field_.name) + getattr(count, field_.name)
-                setattr(whole, field_.name, value)
+        for name in ("steps", "drafted", "accepted", "generated", "iteration_seconds"):
+            setattr(whole, name, getattr(whole, name) + getattr(count, name))
     return whole

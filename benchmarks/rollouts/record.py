@@ -15,8 +15,10 @@ directories keep a checkpoint per epoch, from which the samples are generated.
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,6 +65,20 @@ SAMPLES = {
     "smollm2-0.6": Samples("smollm2", 0.6, (0, 4)),
     "smollm2-rhyming": Samples("smollm2", 1.0, (0, 4), rhymes=True),
 }
+
+
+def add_arguments(parser: argparse.ArgumentParser, recordings: Sequence[str] = ()) -> None:
+    """Add `--runs`, the directory of recordings, and `--recordings` where there is a choice."""
+    default = Path("runs/recorded")
+    what = f"recorded rollouts; those that are missing are made (default {default})"
+    parser.add_argument("--runs", type=Path, default=default, metavar="DIR", help=what)
+    if recordings:
+        parser.add_argument("--recordings", default=",".join(recordings), help="default: all")
+
+
+def recipe_of(name: str) -> str:
+    """The recipe of a recording, for `configuration`."""
+    return SAMPLES[name].recipe if name in SAMPLES else name
 
 
 def recording(name: str, folder: Path) -> Path:

@@ -1,8 +1,7 @@
 """Rollouts of a run, as flat arrays in one `.npz` file, in the order they were generated.
 
 Holds true: responses of one group stand together; groups come in the order they were requested; a
-rollout's `tokens` are all of the response, its stop token included. Imports numpy only, so that the
-sides of other systems can read it.
+rollout's `tokens` are all of the response, its stop token included.
 
     for batch in load(path).batches(groups=16):   # what runs together
         for rollout in batch: rollout.prompt, rollout.epoch, rollout.tokens, rollout.reward ...
@@ -10,12 +9,17 @@ sides of other systems can read it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+
+from rhymeflow.histospec.index import Index, prompt_key
+
+PROMPT_TAIL = 16
+"""Tokens of the prompt that stand before a response; an index keeps as many as it wants."""
 
 
 class Rollout(NamedTuple):
@@ -79,3 +83,23 @@ def load(path: Path) -> Recording:
             parts = np.split(data[name], data[f"{name}_ends"][:-1])
             columns[name] = [part.tolist() for part in parts]
     return Recording([Rollout(*row) for row in zip(*columns.values(), strict=True)])
+
+
+def empty_history(rollouts: Sequence[Rollout]) -> Index:
+    """An index with room for these and a little more."""
+    tokens = sum(len(rollout.tokens) + PROMPT_TAIL for rollout in rollouts)
+    return Index(max_tokens=max(tokens, 1024), max_responses=max(len(rollouts), 16))
+
+
+def remember(history: Index, rollouts: Sequence[Rollout]) -> None:
+    """Enter finished responses with their rewards."""
+    for rollout in rollouts:
+        response = history.begin(
+            prompt_key(rollout.prompt),
+            rollout.prompt[-PROMPT_TAIL:],
+            sample=rollout.sample,
+            noise_epoch=rollout.noise_epoch,
+            version=rollout.version,
+        )
+        history.extend(response, rollout.tokens)
+        history.finish(response, rollout.reward)

@@ -34,7 +34,7 @@ DRAFTS = ("draft/mean_acceptance_length", "draft/acceptance_rate")
 Figures = dict[str, float]
 
 
-def measure(pairs: int, steps: int) -> tuple[list[dict[str, Any]], list[harness.Target]]:
+def measure(pairs: int, steps: int) -> harness.Found:
     """Rows of both sides; targets of steps per second and rollout throughput."""
     seen: dict[str, list[Figures]] = {"off": [], "cost": []}
     with tempfile.TemporaryDirectory(prefix="rhymeflow-histospec-") as folder:

@@ -1,8 +1,8 @@
-"""What one training run's event log says about time and about the order of groups.
+"""What one training run's event log says about time.
 
 Holds true: a run is ready when the first response could begin, that is, when a version is published
 and an instance has joined: loading is over, and no schedule has won or lost anything yet. An
-evaluation counts from when its result is known. Groups stand in the order they were requested.
+evaluation counts from when its result is known.
 """
 
 from __future__ import annotations
@@ -24,16 +24,6 @@ class Evaluation(msgspec.Struct, frozen=True):
     reward: float
 
 
-class Group(msgspec.Struct, frozen=True):
-    """A group of responses."""
-
-    epoch: int
-    batch: int | None
-    """It was trained on in; None: in none."""
-    length: float
-    """Mean tokens of its responses."""
-
-
 class Run(msgspec.Struct, frozen=True):
     """One run; seconds are those of its log."""
 
@@ -44,7 +34,6 @@ class Run(msgspec.Struct, frozen=True):
     """Seconds of version 1, 2 and so on."""
     staleness: int
     """Greatest of all trained trajectories."""
-    groups: list[Group]
 
 
 class Reached(msgspec.Struct, frozen=True):
@@ -73,14 +62,10 @@ def read(run_dir: Path) -> Run:
                 case VersionPublished():
                     published.append(time)
         ((staleness,),) = reader.query("SELECT MAX(staleness) FROM trained")
-        groups = reader.query(
-            "SELECT epoch, MAX(trained), COALESCE(AVG(length), 0)"
-            " FROM groups LEFT JOIN responses USING (group_id) GROUP BY group_id ORDER BY group_id"
-        )
     finally:
         reader.close()
     ready = max(first[LearnerReady], first[InstanceJoined])
-    return Run(ready, evaluations, published, staleness, [Group(*row) for row in groups])
+    return Run(ready, evaluations, published, staleness)
 
 
 def reached(run: Run, goal: float) -> Reached:
