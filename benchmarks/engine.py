@@ -23,7 +23,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks import harness
-from benchmarks.peers.process import Vllm
+from benchmarks.peers.process import Peer
 from benchmarks.rollouts.policy import drain
 from rhymeflow.config import ModelConfig
 from rhymeflow.engine.base import NoiseKey, Request, Sampling
@@ -127,8 +127,9 @@ def sides(
         "generate": functools.partial(generate_speed, plain),
     }
     if args.vllm_python:
-        vllm = stack.enter_context(closing(Vllm(args.vllm_python, args.threads, checkpoint)))
-        speeds["vllm"] = lambda work: vllm.speed(work.prompts, work.lengths)
+        command = ["benchmarks/peers/vllm_side.py", str(checkpoint)]
+        vllm = stack.enter_context(closing(Peer(args.vllm_python, command, args.threads)))
+        speeds["vllm"] = functools.partial(vllm_speed, vllm)
     for speed in speeds.values():
         speed(Workload(work.prompts, [min(length, 16) for length in work.lengths]))
     return {side: functools.partial(speed, work) for side, speed in speeds.items()}
@@ -165,3 +166,10 @@ def generate_speed(model: Any, work: Workload) -> float:
             top_p=1.0,
         )
     return sum(work.lengths) / (time.perf_counter() - start)
+
+
+def vllm_speed(vllm: Peer, work: Workload) -> float:
+    """Useful tokens per second of vLLM's CPU build."""
+    answer = vllm.ask(work._asdict())
+    assert answer["lengths"] == work.lengths, "vLLM generated other numbers of tokens"
+    return sum(work.lengths) / float(answer["seconds"])

@@ -43,6 +43,8 @@ REFERENCES = ("synchronous", "staleflow")
 LEAST_STEPS = 37
 """Of every run, so that all are equally long where speed is concerned: two epochs of the demo, and
 what may be trained on late."""
+INSTANCES, EVAL_STEPS, MAX_STEPS = 2, 2, 96
+"""Of rollout; versions between evaluations; steps of a run that does not reach the goal."""
 TARGET = 0.5
 """Seconds of `rhymeflow` over those of `synchronous`."""
 
@@ -71,11 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     harness.add_choice(real, "--schedule", NAMES)
     what = "of schedules that don't fix theirs; may be repeated (default: 1 and 3)"
     real.add_argument("--bound", type=harness.whole(0), action="append", help=what, metavar="N")
-    real.add_argument("--recipe", default="demo")
-    harness.add_number(real, "--instances", 2, "of rollout")
     harness.add_number(real, "--seeds", 3, "runs of each side")
-    harness.add_number(real, "--eval-steps", 2, "versions between evaluations")
-    harness.add_number(real, "--max-steps", 96, "if the goal is not reached")
     real.add_argument(
         "--goal", type=harness.share, default=0.85, help="held-out reward (default 0.85)"
     )
@@ -121,7 +119,7 @@ def measure(side: Side, args: argparse.Namespace, folder: Path, seen: list[Run])
     """Make the next seed's run, or reuse it; return its seconds to the goal."""
     drafts = "" if side.has_drafts else "-no-drafts"
     run_dir = folder / f"{side.schedule}-{side.bound}{drafts}-{len(seen)}"
-    config = configure(side, args, seed=len(seen), run_dir=run_dir)
+    config = configure(side, seed=len(seen), run_dir=run_dir)
     kept = run_dir / "figures.json"
     if kept.exists():
         told, found = msgspec.json.decode(kept.read_bytes(), type=tuple[str, Run])
@@ -138,17 +136,17 @@ def measure(side: Side, args: argparse.Namespace, folder: Path, seen: list[Run])
     return log.reached(found, args.goal).seconds
 
 
-def configure(side: Side, args: argparse.Namespace, seed: int, run_dir: Path) -> Config:
-    """The recipe under one schedule."""
+def configure(side: Side, seed: int, run_dir: Path) -> Config:
+    """Recipe `demo` under one schedule."""
     return read_config(
-        args.recipe,
+        "demo",
         {
-            **pinned(args.instances),
+            **pinned(INSTANCES),
             **({} if side.has_drafts else {"drafting.window": "off"}),
             "schedule.name": side.schedule,
             "schedule.max_staleness": str(side.bound),
-            "learner.max_steps": str(args.max_steps),
-            "run.eval_steps": str(args.eval_steps),
+            "learner.max_steps": str(MAX_STEPS),
+            "run.eval_steps": str(EVAL_STEPS),
             "run.report_to": "[]",
             "run.seed": str(seed),
             "run.output_dir": str(run_dir.resolve()),
@@ -207,12 +205,12 @@ def targets(rows: Sequence[dict[str, Any]], args: argparse.Namespace) -> list[ha
 
 def notes(args: argparse.Namespace) -> str:
     """How it was measured."""
-    learner, instances = cores(args.instances)
+    learner, instances = cores(INSTANCES)
     return (
-        f"{args.recipe}, {args.instances} rollout instances, {args.seeds} seeds, runs interleaved, "
+        f"demo, {INSTANCES} rollout instances, {args.seeds} seeds, runs interleaved, "
         f"medians. Cores: learner {learner}, instances {instances}, one thread each. `seconds`: "
         "from when the run is ready (a version published, an instance joined) to the first "
-        f"greedy evaluation, of one every {args.eval_steps} versions, whose held-out reward is "
+        f"greedy evaluation, of one every {EVAL_STEPS} versions, whose held-out reward is "
         f"{args.goal:g} or more; `published`: to the publication of that version. A run that ended "
         "before counts with all its time. Ratios are to `synchronous` with the same seed."
     )

@@ -19,6 +19,7 @@ import argparse
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -127,8 +128,7 @@ def _run(name: str, folder: Path) -> list[Rollout]:
 
 def read_run(run_dir: Path) -> list[Rollout]:
     """All rewarded responses of a run that has ended, in the order their groups were requested."""
-    reader = TrajectoryReader(run_dir / EVENTS)
-    try:
+    with closing(TrajectoryReader(run_dir / EVENTS)) as reader:
         rows = reader.query(
             "SELECT group_id, member, row, epoch, prompt_tokens, reward"
             " FROM groups JOIN trajectories USING (group_id)"
@@ -139,8 +139,6 @@ def read_run(run_dir: Path) -> list[Rollout]:
             "SELECT group_id, member, version, tokens FROM segments ORDER BY start"
         ):
             segments[group, member].append(tuple(segment))
-    finally:
-        reader.close()
     rollouts = []
     for group, member, row, epoch, prompt, reward in rows:
         versions, blobs = zip(*segments[group, member], strict=True)

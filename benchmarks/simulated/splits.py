@@ -64,13 +64,13 @@ class Case(NamedTuple):
     devices: int
     settings: tuple[tuple[str, str], ...]
     """Of recipe `cluster`, besides the devices."""
-    colocated: bool
+    colocated: bool = False
     """All devices alternate: there is nothing to search."""
-    uncounted: int
+    uncounted: int = 0
     """Steps at the end that are not counted."""
-    parts: tuple[int, ...]
+    parts: tuple[int, ...] = (16,)
     """The search moves by one of so many parts of the devices, then by one of so many."""
-    start: tuple[int, int]
+    start: tuple[int, int] = START
     """Share of the devices with which the search begins."""
 
     def __str__(self) -> str:
@@ -78,18 +78,9 @@ class Case(NamedTuple):
         return f"{self.devices} devices, {told}"
 
 
-def case(
-    devices: int,
-    overrides: Mapping[str, str],
-    *,
-    colocated: bool = False,
-    uncounted: int = 0,
-    parts: Iterable[int] = (16,),
-    start: tuple[int, int] = START,
-) -> Case:
+def case(devices: int, overrides: Mapping[str, str], **search: Any) -> Case:
     """A case; `overrides` are settings of recipe `cluster`."""
-    told = tuple(sorted(overrides.items()))
-    return Case(devices, told, colocated, uncounted, tuple(parts), start)
+    return Case(devices, tuple(sorted(overrides.items())), **search)
 
 
 def add_arguments(parser: argparse._ActionsContainer) -> None:

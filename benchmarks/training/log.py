@@ -7,6 +7,7 @@ evaluation counts from when its result is known.
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -49,8 +50,7 @@ class Reached(msgspec.Struct, frozen=True):
 
 def read(run_dir: Path) -> Run:
     """Read the log of a run that has ended."""
-    reader = TrajectoryReader(run_dir / EVENTS)
-    try:
+    with closing(TrajectoryReader(run_dir / EVENTS)) as reader:
         first: dict[type, float] = {}
         evaluations, published = [], []
         for _, time, event in reader.events():
@@ -62,8 +62,6 @@ def read(run_dir: Path) -> Run:
                 case VersionPublished():
                     published.append(time)
         ((staleness,),) = reader.query("SELECT MAX(staleness) FROM trained")
-    finally:
-        reader.close()
     ready = max(first[LearnerReady], first[InstanceJoined])
     return Run(ready, evaluations, published, staleness)
 

@@ -70,13 +70,12 @@ def test_time_to_the_goal_is_paired_by_seed_and_judged(trained) -> None:
 
 
 def test_runs_differ_from_the_recipe_in_what_is_said(trained, tmp_path: Path) -> None:
-    args = arguments("--eval-steps", "3", "--max-steps", "5")
-    config = schedules.configure(Side("staleflow", 1), args, 4, tmp_path)
+    config = schedules.configure(Side("staleflow", 1), 4, tmp_path)
     assert (config.schedule.name, config.schedule.bound) == ("staleflow", 1)
-    assert (config.run.eval_steps, config.run.eval_temperature, config.run.seed) == (3, 0, 4)
-    assert config.learner.max_steps == 5
+    assert (config.run.eval_steps, config.run.eval_temperature, config.run.seed) == (2, 0, 4)
+    assert config.learner.max_steps == 96
     assert (config.learner.cpus, config.rollout.cpus) == ((4,), ((5,), (5,)))
-    bare = schedules.configure(Side("staleflow", 1, False), args, 4, tmp_path)
+    bare = schedules.configure(Side("staleflow", 1, False), 4, tmp_path)
     drafting = config.drafting.model_copy(update={"window": "off"})
     assert bare == config.model_copy(update={"drafting": drafting})
 
@@ -94,15 +93,16 @@ def test_a_run_goes_on_until_goal_and_least_steps_are_there(monkeypatch, tmp_pat
         assert schedules.is_enough(tmp_path, goal=0.85) is expected
 
 
-def test_kept_runs_are_reused(trained, tmp_path: Path) -> None:
+def test_kept_runs_are_reused(trained, tmp_path: Path, monkeypatch) -> None:
     kept = ("--runs", str(tmp_path / "runs"), "--seeds", "2")
     first = schedules.run(arguments(*kept))
     assert len(trained) == 2 * 13
     again = schedules.run(arguments(*kept))
     assert again["rows"] == first["rows"]
     assert len(trained) == 2 * 13, "nothing was made again"
+    monkeypatch.setattr(schedules, "EVAL_STEPS", 4)
     with pytest.raises(UserError, match="a run with other settings"):
-        schedules.run(arguments(*kept, "--eval-steps", "4"))
+        schedules.run(arguments(*kept))
 
 
 def test_what_an_interrupted_benchmark_left_is_made_again(trained, tmp_path: Path) -> None:

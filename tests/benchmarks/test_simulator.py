@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 
@@ -15,12 +14,10 @@ from benchmarks.simulator import (
     configure,
     figures,
     reward_seconds,
-    targets_of,
+    target,
 )
 from rhymeflow.config.load import read_config
 from rhymeflow.runtime.controller import ROUND_SECONDS
-
-ARGS = argparse.Namespace(recipe="demo", instances=1, max_staleness=2, steps=7, repeats=1)
 
 
 def test_the_first_step_is_not_counted_and_shares_are_of_the_time() -> None:
@@ -44,18 +41,23 @@ def test_errors_are_of_rounds_and_their_median_counts() -> None:
     assert (rollout["error"], rollout["relative"]) == (0.1, 0.25)
     assert learner["error"] == 0.04
     assert learner["relative"] == pytest.approx(0.11)  # of the rounds in which it was idle
-    assert [t.value for t in targets_of("x", pairs)] == [0.1, 0.1, 0.04]
-    assert [t.met for t in targets_of("x", pairs[2:])] == [False, False, True]
+    found = [target(row) for row in (speed, rollout, learner)]
+    assert [(t.name, t.value) for t in found] == [
+        ("simulator/x/steps_per_s (relative)", 0.1),
+        ("simulator/x/idle_rollout (points)", 0.1),
+        ("simulator/x/idle_learner (points)", 0.04),
+    ]
+    assert [target(row).met for row in compared("x", pairs[2:])] == [False, False, True]
 
 
 def test_the_run_is_quiet_and_every_worker_has_its_core(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {3, 5})
-    config = configure("staleflow", ARGS, tmp_path)
+    config = configure("staleflow", 7, tmp_path)
     assert (config.learner.cpus, config.rollout.cpus) == ((3,), ((5,),))
-    assert (config.learner.max_steps, config.schedule.bound, config.run.eval_steps) == (7, 2, 0)
-    assert configure("synchronous", ARGS, tmp_path).schedule.bound == 0
+    assert (config.learner.max_steps, config.schedule.bound, config.run.eval_steps) == (7, 1, 0)
+    assert configure("synchronous", 7, tmp_path).schedule.bound == 0
 
 
 def test_a_reward_takes_what_is_beyond_a_round() -> None:
