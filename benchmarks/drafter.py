@@ -21,7 +21,7 @@ import numpy as np
 from benchmarks import harness
 from benchmarks.rollouts import record
 from benchmarks.rollouts.lockstep import Count, replay, total
-from benchmarks.rollouts.recorded import Rollout, empty_history, load, remember
+from benchmarks.rollouts.recorded import Rollout, empty_history, remember
 from rhymeflow.histospec.drafter import Drafter
 
 DRAFTS = (4, 8, 16)
@@ -111,20 +111,18 @@ def accepted(args: argparse.Namespace) -> harness.Found:
     """Accepted tokens per step, by recording, draft and shape."""
     rows = []
     for name in args.recordings.split(","):
-        config = record.configuration(record.recipe_of(name))
-        limit = config.rollout.max_completion_length
-        is_long = record.recipe_of(name) == "long"
-        found = load(record.recording(name, args.runs))
-        batches = found.batches(LONG_GROUPS if is_long else config.learner.groups_per_batch)
-        compiled = Replayed(found.rollouts, max_draft=DRAFTS[0], shape="linear")
+        batches, limit = record.replayable(name, args.runs, LONG_GROUPS)
+        rollouts = [rollout for batch in batches for rollout in batch]
+        num_tokens = sum(len(rollout.tokens) for rollout in rollouts)
+        compiled = Replayed(rollouts, max_draft=DRAFTS[0], shape="linear")
         replay(compiled, batches[:2], limit)  # the first call compiles
         for shape in ("linear", "tree"):
             for max_draft in DRAFTS:
-                side = Replayed(found.rollouts, max_draft=max_draft, shape=shape)
+                side = Replayed(rollouts, max_draft=max_draft, shape=shape)
                 counts = replay(side, batches, limit)
                 row = {"part": "accepted", "recording": name, "draft": f"{shape} {max_draft}"}
                 row |= figures(counts)
-                row["bytes/token"] = round(side.history.num_bytes / found.num_tokens)
+                row["bytes/token"] = round(side.history.num_bytes / num_tokens)
                 print("  " + " ".join(map(str, row.values())), file=sys.stderr, flush=True)
                 rows.append(row)
     return rows, []

@@ -27,7 +27,7 @@ from rhymeflow.config.load import dump_config, read_config
 
 @dataclass(frozen=True)
 class Workload:
-    """One comparison: a recipe, how long, and what makes the peer fastest on it."""
+    """One comparison: a recipe, and how long."""
 
     recipe: str
     target: float
@@ -35,14 +35,16 @@ class Workload:
     steps: int
     """Steps counted, after the first."""
     repeats: int
-    per_device: int
-    """TRL's sequences per forward and backward, the fastest of those tried (docs/lab-log.md)."""
 
 
 WORKLOADS = {
-    "demo": Workload("demo", target=5.0, steps=8, repeats=5, per_device=32),
-    "smollm2": Workload("smollm2", target=3.0, steps=3, repeats=3, per_device=32),
+    "demo": Workload("demo", target=5.0, steps=8, repeats=5),
+    "smollm2": Workload("smollm2", target=3.0, steps=3, repeats=3),
 }
+NUM_CORES = 2
+"""That both sides run on."""
+PER_DEVICE = 32
+"""TRL's sequences per forward and backward, the fastest of those tried (docs/lab-log.md)."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,7 +53,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     harness.add_choice(parser, "--workload", WORKLOADS)
     harness.add_number(parser, "--repeats", None, "pairs of runs (default: 5 demo, 3 smollm2)")
     harness.add_number(parser, "--steps", None, "counted after the first (default: 8 and 3)")
-    harness.add_number(parser, "--cores", 2, "that both sides run on")
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
@@ -73,7 +74,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             rows.append({"workload": name, **row, "mean length": round(length, 1)})
         ratio = harness.median_ratio(values["rhymeflow"], values["trl"])
         targets.append(harness.Target(f"e2e/trl/{name}", ratio, workload.target))
-    return harness.report("e2e", rows, targets, args, notes=NOTES.format(cores=args.cores))
+    return harness.report("e2e", rows, targets, args, notes=NOTES.format(cores=NUM_CORES))
 
 
 NOTES = (
@@ -89,7 +90,7 @@ class Comparison:
     """The two sides of one workload, and the mean lengths of their responses."""
 
     def __init__(self, workload: Workload, args: argparse.Namespace, folder: Path) -> None:
-        self.workload, self.folder, self.num_cores = workload, folder, args.cores
+        self.workload, self.folder = workload, folder
         self.steps = args.steps or workload.steps
         self.lengths: dict[str, list[float]] = {"rhymeflow": [], "trl": []}
 
@@ -97,7 +98,7 @@ class Comparison:
         """Train here; return trajectories per second."""
         ahead = 1 + self._config(1).schedule.bound
         config = self._config(1 + self.steps + ahead, "rhymeflow")
-        rows = training_rows(train(config, num_cores=self.num_cores))[: 1 + self.steps]
+        rows = training_rows(train(config, num_cores=NUM_CORES))[: 1 + self.steps]
         lengths = [row["completions/mean_length"] for row in rows]
         return self._rate("rhymeflow", [row["time"] for row in rows], lengths)
 
@@ -107,9 +108,8 @@ class Comparison:
         config.write_text(dump_config(self._config(1 + self.steps)), encoding="utf-8")
         out = self.folder / "trl.json"
         command = [sys.executable, "-m", "benchmarks.peers.trl_side", str(config), str(out)]
-        command += ["--threads", str(self.num_cores)]
-        command += ["--per-device", str(self.workload.per_device)]
-        call(command, num_cores=self.num_cores)
+        command += ["--threads", str(NUM_CORES), "--per-device", str(PER_DEVICE)]
+        call(command, num_cores=NUM_CORES)
         result = json.loads(out.read_text(encoding="utf-8"))
         out.unlink()
         return self._rate("trl", result["ends"], result["lengths"])

@@ -206,8 +206,8 @@ class Side:
 
 def material(case: Case, runs: Path) -> tuple[list[Rollout], list[int]]:
     """History, and the rows of the prompts that come next, in the run's order."""
-    history = load(record.recording(case.history, runs)).rollouts
-    order = load(record.recording(case.recipe, runs)).rollouts
+    history = load(record.recording(case.history, runs))
+    order = load(record.recording(case.recipe, runs))
     rows = dict.fromkeys(rollout.row for rollout in order if rollout.epoch == EPOCH)
     return [rollout for rollout in history if rollout.epoch < EPOCH], list(rows)
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks import harness
 from benchmarks.rollouts import record
-from benchmarks.rollouts.recorded import Rollout, load
+from benchmarks.rollouts.recorded import Rollout
 from rhymeflow.core.lengths import LengthPredictor
 from rhymeflow.core.prediction_quality import spearman
 from rhymeflow.core.types import TrajectoryId
@@ -43,13 +43,10 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     """Replay the recordings and report."""
     rows = []
     for name in args.recordings.split(","):
-        recipe = record.recipe_of(name)
-        config = record.configuration(recipe)
-        groups = LONG_GROUPS if recipe == "long" else config.learner.groups_per_batch
-        batches = load(record.recording(name, args.runs)).batches(groups)
+        batches, longest = record.replayable(name, args.runs, LONG_GROUPS)
         if args.shuffled:
             batches = shuffled(batches)
-        rows += replay(name, batches, config.rollout.max_completion_length)
+        rows += replay(name, batches, longest)
     return harness.report("lengths", rows, [], args, NOTES)
 
 

@@ -14,14 +14,11 @@ from __future__ import annotations
 
 import argparse
 import functools
-import shutil
 import statistics
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
-
-import msgspec
 
 from benchmarks import harness
 from benchmarks.simulated import schedules as simulated
@@ -30,8 +27,7 @@ from benchmarks.training import log
 from benchmarks.training.log import Run
 from benchmarks.training.train import cores, pinned, train
 from rhymeflow.config import FIXED_BOUNDS, Config, ScheduleConfig
-from rhymeflow.config.load import dump_config, read_config
-from rhymeflow.errors import UserError
+from rhymeflow.config.load import read_config
 from rhymeflow.observe import metrics
 
 RECORD = "schedules-learning"
@@ -77,25 +73,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     real.add_argument(
         "--goal", type=harness.share, default=0.85, help="held-out reward (default 0.85)"
     )
-    real.add_argument(
-        "--runs",
-        type=Path,
-        metavar="DIR",
-        help="keep runs here; those that are complete are reused",
-    )
     splits.add_arguments(parser.add_argument_group("with --simulated"))
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Make the runs that are missing, and report; or simulate."""
+    """Make the runs and report; or simulate."""
     if args.simulated:
         return simulated.run(args)
     chosen = sides(args.schedule or NAMES, args.bound or BOUNDS)
     seen: Runs = {side: [] for side in chosen}
     with tempfile.TemporaryDirectory(prefix="rhymeflow-schedules-") as temporary:
-        folder = args.runs or Path(temporary)
         measures = {
-            str(side): functools.partial(measure, side, args, folder, seen[side]) for side in chosen
+            str(side): functools.partial(measure, side, args.goal, Path(temporary), found)
+            for side, found in seen.items()
         }
         harness.interleave(measures, args.seeds)
     rows = table(seen, args.goal)
@@ -115,25 +105,16 @@ def sides(names: Iterable[str], bounds: Sequence[int]) -> list[Side]:
     ]
 
 
-def measure(side: Side, args: argparse.Namespace, folder: Path, seen: list[Run]) -> float:
-    """Make the next seed's run, or reuse it; return its seconds to the goal."""
-    drafts = "" if side.has_drafts else "-no-drafts"
-    run_dir = folder / f"{side.schedule}-{side.bound}{drafts}-{len(seen)}"
-    config = configure(side, seed=len(seen), run_dir=run_dir)
-    kept = run_dir / "figures.json"
-    if kept.exists():
-        told, found = msgspec.json.decode(kept.read_bytes(), type=tuple[str, Run])
-        if told != dump_config(config):
-            raise UserError(f"{run_dir}: a run with other settings; choose another --runs")
-    else:
-        if run_dir.exists():  # left by a benchmark that was interrupted
-            shutil.rmtree(run_dir)
-        train(config, is_enough=functools.partial(is_enough, goal=args.goal))
-        found = log.read(run_dir)
-        kept.write_bytes(msgspec.json.encode((dump_config(config), found)))
+def measure(side: Side, goal: float, folder: Path, seen: list[Run]) -> float:
+    """Make the next seed's run; return its seconds to the goal."""
+    config = configure(
+        side, seed=len(seen), run_dir=folder / "-".join(map(str, [*side, len(seen)]))
+    )
+    run_dir = train(config, is_enough=functools.partial(is_enough, goal=goal))
+    found = log.read(run_dir)
     assert found.staleness <= side.bound, f"{side}: staleness {found.staleness}"
     seen.append(found)
-    return log.reached(found, args.goal).seconds
+    return log.reached(found, goal).seconds
 
 
 def configure(side: Side, seed: int, run_dir: Path) -> Config:

@@ -20,13 +20,13 @@ import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from benchmarks.rollouts.policy import Policy, drain
-from benchmarks.rollouts.recorded import Rollout, save
+from benchmarks.rollouts.recorded import Rollout, batches, load, save
 from benchmarks.training.train import QUIET, train
 from rhymeflow.config import Config
 from rhymeflow.config.load import parse_config, read_config
@@ -42,20 +42,14 @@ RUNS = {
 PLAIN = {**QUIET, "drafting.window": "off"}
 
 
-@dataclass(frozen=True)
-class Samples:
+class Samples(NamedTuple):
     """Responses of a policy: in each epoch, with the weights of a step of a run."""
 
     recipe: str
-    """One of `RUNS`, or `long`."""
+    """One of `RUNS`, or `long`, which samples the policy of run `smollm2`."""
     temperature: float
     steps: tuple[int, ...]
     rhymes: bool = False
-
-    @property
-    def run(self) -> str:
-        """The run whose weights are used."""
-        return "demo" if self.recipe == "demo" else "smollm2"
 
 
 SAMPLES = {
@@ -77,9 +71,16 @@ def add_arguments(parser: argparse.ArgumentParser, recordings: Sequence[str] = (
         parser.add_argument("--recordings", default=",".join(recordings), help="default: all")
 
 
-def recipe_of(name: str) -> str:
-    """The recipe of a recording, for `configuration`."""
-    return SAMPLES[name].recipe if name in SAMPLES else name
+def replayable(name: str, folder: Path, groups_of_long: int) -> tuple[list[list[Rollout]], int]:
+    """A recording's batches, those of a training run, and the longest response there can be.
+
+    `groups_of_long`: how many groups of recipe `long`, which is not trained, run together.
+    """
+    recipe = SAMPLES[name].recipe if name in SAMPLES else name
+    config = configuration(recipe)
+    groups = groups_of_long if recipe == "long" else config.learner.groups_per_batch
+    rollouts = load(recording(name, folder))
+    return batches(rollouts, groups), config.rollout.max_completion_length
 
 
 def recording(name: str, folder: Path) -> Path:
@@ -155,9 +156,10 @@ def _sampled(name: str, folder: Path) -> list[Rollout]:
     """Sample from a policy, with the weights of each epoch in turn."""
     how = SAMPLES[name]
     policy = Policy(configuration(how.recipe))
+    run = how.recipe if how.recipe in RUNS else "smollm2"
     rollouts = []
     for epoch, step in enumerate(how.steps):
-        policy.load(checkpoint(how.run, folder, step))
+        policy.load(checkpoint(run, folder, step))
         noise_epoch = 0 if how.rhymes else epoch
         requests = policy.requests(range(len(policy.prompts)), noise_epoch, how.temperature)
         drain(policy.engine(policy.config.rollout.max_num_seqs), requests)

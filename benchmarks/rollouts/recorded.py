@@ -3,14 +3,13 @@
 Holds true: responses of one group stand together; groups come in the order they were requested; a
 rollout's `tokens` are all of the response, its stop token included.
 
-    for batch in load(path).batches(groups=16):   # what runs together
+    for batch in batches(load(path), groups=16):   # what runs together
         for rollout in batch: rollout.prompt, rollout.epoch, rollout.tokens, rollout.reward ...
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,29 +39,18 @@ class Rollout(NamedTuple):
     reward: float
 
 
-@dataclass(frozen=True)
-class Recording:
-    """All rollouts of a run."""
-
-    rollouts: list[Rollout]
-
-    @property
-    def num_tokens(self) -> int:
-        """Of all responses."""
-        return sum(len(rollout.tokens) for rollout in self.rollouts)
-
-    def batches(self, groups: int) -> list[list[Rollout]]:
-        """Rollouts of so many groups at a time; never of two epochs together."""
-        batches: list[list[Rollout]] = []
-        found: set[int] = set()
-        for rollout in self.rollouts:
-            is_full = rollout.group not in found and len(found) == groups
-            if not batches or is_full or batches[-1][-1].epoch != rollout.epoch:
-                batches.append([])
-                found = set()
-            found.add(rollout.group)
-            batches[-1].append(rollout)
-        return batches
+def batches(rollouts: Iterable[Rollout], groups: int) -> list[list[Rollout]]:
+    """Rollouts of so many groups at a time; never of two epochs together."""
+    found: list[list[Rollout]] = []
+    seen: set[int] = set()
+    for rollout in rollouts:
+        is_full = rollout.group not in seen and len(seen) == groups
+        if not found or is_full or found[-1][-1].epoch != rollout.epoch:
+            found.append([])
+            seen = set()
+        seen.add(rollout.group)
+        found[-1].append(rollout)
+    return found
 
 
 def save(path: Path, rollouts: Iterable[Rollout]) -> None:
@@ -75,14 +63,14 @@ def save(path: Path, rollouts: Iterable[Rollout]) -> None:
     np.savez_compressed(path, **{name: np.asarray(values) for name, values in columns.items()})
 
 
-def load(path: Path) -> Recording:
+def load(path: Path) -> list[Rollout]:
     """Read what `save` wrote."""
     with np.load(path) as data:
         columns = {name: data[name].tolist() for name in Rollout._fields}
         for name in ("prompt", "tokens"):
             parts = np.split(data[name], data[f"{name}_ends"][:-1])
             columns[name] = [part.tolist() for part in parts]
-    return Recording([Rollout(*row) for row in zip(*columns.values(), strict=True)])
+    return [Rollout(*row) for row in zip(*columns.values(), strict=True)]
 
 
 def empty_history(rollouts: Sequence[Rollout]) -> Index:

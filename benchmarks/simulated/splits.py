@@ -33,20 +33,8 @@ Figures = dict[str, Any]
 
 START = (6, 16)
 """The share of devices with which the search begins, unless a case says otherwise."""
-SHOWN = (
-    "rollout devices",
-    "tokens/s",
-    "rollout share",
-    "idle rollout",
-    "idle in rollout",
-    "idle learner",
-    "idle devices",
-    "mean staleness",
-    "greatest staleness",
-    "interrupted",
-    "wasted tokens",
-)
-"""The columns of tables."""
+HIDDEN = ("steps/s", "push")
+"""Figures that are no columns of tables."""
 SKIPPED = 4
 """Steps at the beginning that are not counted: the first batches fill buffers and history."""
 NOTES = (
@@ -228,7 +216,8 @@ def table(
     rows = []
     for cell, bases in wanted.items():
         rate = found[cell]["tokens/s"]
-        columns = {name: round(found[cell][name], 3) for name in SHOWN} | {"tokens/s": round(rate)}
+        columns = {n: round(value, 3) for n, value in found[cell].items() if n not in HIDDEN}
+        columns["tokens/s"] = round(rate)
         ratios = {f"over {n}": round(rate / found[b]["tokens/s"], 4) for n, b in bases.items()}
         rows.append({**cell._asdict(), **columns, **ratios})
     return rows

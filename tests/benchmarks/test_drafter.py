@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from benchmarks import drafter
 from benchmarks.peers.process import Peer
 from benchmarks.rollouts.lockstep import num_accepted, replay, total
-from benchmarks.rollouts.recorded import Recording, Rollout, load, save
+from benchmarks.rollouts.recorded import Rollout, batches, load, save
 from rhymeflow.errors import UserError
 
 
@@ -79,10 +79,10 @@ def test_drafts_stop_short_of_the_limit() -> None:
 
 def test_counts_are_by_epoch_and_batches_do_not_mix_them() -> None:
     rollouts = [rollout(row, epoch, 0, [1, 2, 3]) for epoch in (0, 1) for row in range(3)]
-    batches = Recording(rollouts).batches(groups=2)
-    assert [len(batch) for batch in batches] == [2, 1, 2, 1]
+    found = batches(rollouts, groups=2)
+    assert [len(batch) for batch in found] == [2, 1, 2, 1]
     side = Oracle(most=0)
-    counts = replay(side, batches, limit=10)
+    counts = replay(side, found, limit=10)
     assert [(count.epoch, count.steps) for count in counts] == [(0, 6), (1, 6)]
     assert total(counts).generated == 12
     assert total(counts[1:]).generated == 6
@@ -91,7 +91,7 @@ def test_counts_are_by_epoch_and_batches_do_not_mix_them() -> None:
 
 def test_members_of_a_group_stay_together() -> None:
     rollouts = [rollout(row, 0, sample, [1, 2]) for row in range(3) for sample in range(2)]
-    assert [len(batch) for batch in Recording(rollouts).batches(groups=2)] == [4, 2]
+    assert [len(batch) for batch in batches(rollouts, groups=2)] == [4, 2]
 
 
 def test_broken_off_after_some_iterations() -> None:
@@ -134,7 +134,7 @@ def test_accepted_is_the_longest_path_that_the_target_takes(data: st.DataObject)
 def test_saved_rollouts_are_loaded_equal(tmp_path: Path) -> None:
     rollouts = [rollout(0, 0, 0, [1, 2], reward=0.25), rollout(1, 0, 0, [3])]
     save(tmp_path / "some.npz", rollouts)
-    assert load(tmp_path / "some.npz").rollouts == rollouts
+    assert load(tmp_path / "some.npz") == rollouts
 
 
 def text(row: int) -> list[int]:
@@ -144,7 +144,7 @@ def text(row: int) -> list[int]:
 def test_history_is_drafted_from_the_second_epoch_on() -> None:
     rollouts = [rollout(row, epoch, 0, text(row)) for epoch in range(2) for row in range(2)]
     side = drafter.Replayed(rollouts, max_draft=8, shape="linear")
-    first, second = replay(side, Recording(rollouts).batches(2), limit=64)
+    first, second = replay(side, batches(rollouts, 2), limit=64)
     assert first.accepted == 0
     assert second.accepted > 0.7 * second.generated
 

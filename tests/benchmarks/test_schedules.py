@@ -12,7 +12,6 @@ from benchmarks.schedules import Side, sides
 from benchmarks.simulated import schedules as simulated
 from benchmarks.training.log import Run
 from rhymeflow.config import Config
-from rhymeflow.errors import UserError
 from tests.benchmarks.test_training import made_up
 
 
@@ -30,7 +29,6 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
     periods = {"synchronous": 2.0, "rhymeflow": 0.8}
 
     def train(config: Config, is_enough) -> None:
-        Path(config.run.output_dir).mkdir(parents=True)
         made.append(config)
 
     def read(run_dir: Path) -> Run:
@@ -93,25 +91,17 @@ def test_a_run_goes_on_until_goal_and_least_steps_are_there(monkeypatch, tmp_pat
         assert schedules.is_enough(tmp_path, goal=0.85) is expected
 
 
-def test_kept_runs_are_reused(trained, tmp_path: Path, monkeypatch) -> None:
-    kept = ("--runs", str(tmp_path / "runs"), "--seeds", "2")
-    first = schedules.run(arguments(*kept))
-    assert len(trained) == 2 * 13
-    again = schedules.run(arguments(*kept))
-    assert again["rows"] == first["rows"]
-    assert len(trained) == 2 * 13, "nothing was made again"
-    monkeypatch.setattr(schedules, "EVAL_STEPS", 4)
-    with pytest.raises(UserError, match="a run with other settings"):
-        schedules.run(arguments(*kept))
-
-
-def test_what_an_interrupted_benchmark_left_is_made_again(trained, tmp_path: Path) -> None:
-    (tmp_path / "bounded-1-0").mkdir()
+def test_without_synchronous_there_is_nothing_to_compare_with(trained) -> None:
     names = ("--schedule", "bounded", "--bound", "1")
-    result = schedules.run(arguments(*names, "--seeds", "1", "--runs", str(tmp_path)))
+    result = schedules.run(arguments(*names, "--seeds", "1"))
     assert len(trained) == 1
-    assert "ratio" not in result["rows"][0], "there is no synchronous to compare with"
+    assert "ratio" not in result["rows"][0]
     assert result["targets"] == []
+
+
+def test_all_schedules_are_measured(trained) -> None:
+    assert len(schedules.run(arguments("--seeds", "2"))["rows"]) == 13
+    assert len(trained) == len({config.run.output_dir for config in trained}) == 2 * 13
 
 
 def test_a_goal_that_is_missed_is_in_the_targets_name(trained) -> None:
