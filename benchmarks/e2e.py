@@ -63,11 +63,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         workload = WORKLOADS[name]
         with tempfile.TemporaryDirectory(prefix="rhymeflow-e2e-") as folder:
             comparison = Comparison(workload, args, Path(folder))
-            values = harness.interleave(
-                {"rhymeflow": comparison.ours, "trl": comparison.trl},
-                args.repeats or workload.repeats,
-                progress=lambda line, name=name: print(name, line, file=sys.stderr, flush=True),
-            )
+            both = {"rhymeflow": comparison.ours, "trl": comparison.trl}
+            values = harness.interleave(both, args.repeats or workload.repeats, name)
         for side, measured in values.items():
             row = harness.side_row(side, measured, "trajectories/s")
             length = statistics.fmean(comparison.lengths[side])  # both sides did the same work

@@ -148,23 +148,22 @@ def machine() -> dict[str, Any]:
 
 
 def interleave(
-    sides: Mapping[str, Callable[[], float]],
-    repeats: int,
-    progress: Callable[[str], None] | None = None,
+    sides: Mapping[str, Callable[[], float]], repeats: int, what: str = ""
 ) -> dict[str, list[float]]:
     """Measure each side `repeats` times, in turn, in reverse order every other time.
 
-    Values of one index are a pair: they were measured one right after the other. `progress` gets
-    one line per measurement (default: stderr).
+    Values of one index are a pair: they were measured one right after the other. A line for each
+    goes to stderr; `what` is measured, for the line.
     """
-    tell = progress or (lambda line: print(line, file=sys.stderr, flush=True))
     values: dict[str, list[float]] = {side: [] for side in sides}
     for repeat in range(repeats):
         order = list(sides) if repeat % 2 == 0 else list(reversed(sides))
         for side in order:
             value = sides[side]()
             values[side].append(value)
-            tell(f"  {repeat + 1}/{repeats} {side}: {value:.4g}")
+            print(
+                f"{what}  {repeat + 1}/{repeats} {side}: {value:.4g}", file=sys.stderr, flush=True
+            )
     return values
 
 

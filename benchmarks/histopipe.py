@@ -1,12 +1,9 @@
 """The setting RhymeRL was measured in, simulated: pipeline, two tiers, drafts, one after another.
 
-The coordinator is the one that drives real runs; the cluster around it is simulated
-(docs/simulator.md). Published (arXiv 2508.18588; 128 Hopper GPUs, Qwen3-8B, Qwen3-14B,
-Qwen2.5-32B, responses of up to 8K and 16K tokens): over a synchronous system 1.43x with the
-pipeline, 1.56x with two tiers, 2.34x with drafts (14B, mathematics), 2.6x at most; rollout is 84 to
-91% of a synchronous step and idle for more than 46% of its time; 2 to 6% of the responses are
-migrated or postponed. Their batch and their lengths are not published. Assumed, and fixed before
-schedules were compared:
+Published (arXiv 2508.18588; 128 Hopper GPUs, responses of up to 8K and 16K tokens): over a
+synchronous system 1.43x with the pipeline, 1.56x with two tiers, 2.34x with drafts (14B,
+mathematics), 2.6x at most; 2 to 6% of the responses are migrated or postponed. Batch and lengths
+are not published. Assumed, and fixed before schedules were compared:
 
 - batch of 128 groups of 16; prompts of 1,024 tokens;
 - lengths are lognormal with a mean of a quarter of the longest and sigma 0.95, with which, before
@@ -16,13 +13,10 @@ schedules were compared:
   the end, are not counted;
 - costs: profiles `*-h800`, derived, not measured (docs/cost-model.md);
 - drafts are accepted as `simulation.acceptance` says, its default within what RhymeRL reports;
-- `synchronous` alternates on all devices; the stages split them, each where it is fastest
-  (benchmarks/simulated/splits.py).
+- `synchronous` alternates on all devices; the stages split them, each where it is fastest.
 
-The default takes less than ten minutes on two quiet cores.
-
-Ratios are of trained tokens per second. What is compared is schedules, everything else being equal;
-the published ratios are of systems.
+Ratios are of trained tokens per second, and of schedules, everything else being equal; the
+published ratios are of systems. The default takes less than ten minutes on two quiet cores.
 """
 
 from __future__ import annotations

@@ -14,8 +14,7 @@ from __future__ import annotations
 import argparse
 import functools
 import statistics
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -127,7 +126,7 @@ class Comparison:
         self.case, self.policy = case, policy
         policy.load(record.checkpoint(case.recipe, runs, EPOCH * STEPS[case.recipe]))
         history, prompts = material(case, runs)
-        self.requests = list(slices(prompts, case, policy))
+        self.slices = slices(prompts, case, policy)
         drafting, rollout = policy.config.drafting, policy.config.rollout
         index = empty_history(history)
         remember(index, history)
@@ -147,19 +146,14 @@ class Comparison:
 
     def measure(self, repeats: int) -> tuple[list[dict[str, Any]], harness.Target]:
         """Rows of both sides, and the target."""
-        repeats = min(repeats, len(self.requests) - WARM_UP)
+        repeats = min(repeats, len(self.slices) - WARM_UP)
         sides = {
-            name: functools.partial(side.measure, self.requests)
-            for name, side in self.sides.items()
+            name: functools.partial(side.measure, self.slices) for name, side in self.sides.items()
         }
-        harness.interleave(sides, WARM_UP, progress=lambda line: None)
+        harness.interleave(sides, WARM_UP, f"{self.case.name}, warm-up")
         for side in self.sides.values():
             side.done.clear()
-        values = harness.interleave(
-            sides,
-            repeats,
-            progress=lambda line: print(self.case.name, line, file=sys.stderr, flush=True),
-        )
+        values = harness.interleave(sides, repeats, self.case.name)
         ratio = harness.median_ratio(values["cost"], values["off"])
         target = harness.Target(f"histospec/{self.case.name}", ratio, self.case.target)
         return [self._row(name, values) for name in self.sides], target
@@ -177,9 +171,7 @@ class Comparison:
             "batch": case.batch,
             "window": name,
             "tokens/s": round(statistics.median(values[name])),
-            "ratio": round(statistics.median(ratios), 3),
-            "least": round(min(ratios), 3),
-            "greatest": round(max(ratios), 3),
+            **harness.spread("ratio", ratios, 3),
             "mean acceptance length": round(generated / steps, 2),
             "acceptance rate": round((generated - steps) / drafted, 3) if drafted else "",
             "identical": round(same, 3),
@@ -212,16 +204,15 @@ def material(case: Case, runs: Path) -> tuple[list[Rollout], list[int]]:
     return [rollout for rollout in history if rollout.epoch < EPOCH], list(rows)
 
 
-def slices(rows: list[int], case: Case, policy: Policy) -> Iterator[Callable[[], list[Request]]]:
+def slices(rows: list[int], case: Case, policy: Policy) -> list[Callable[[], list[Request]]]:
     """Makers of equal requests for both sides: the epoch's prompts, so many at a time."""
     noise_epoch = 0 if case.rhymes else EPOCH
     members, size = policy.config.rollout.num_generations, REQUESTS[case.batch]
-    for first in range(0, len(rows) * members - size + 1, size):
 
-        def make(first: int = first) -> list[Request]:
-            groups = rows[first // members : -(-(first + size) // members)]
-            requests = policy.requests(groups, noise_epoch, case.temperature)
-            start = first % members
-            return requests[start : start + size]
+    def make(first: int) -> list[Request]:
+        groups = rows[first // members : -(-(first + size) // members)]
+        start = first % members
+        return policy.requests(groups, noise_epoch, case.temperature)[start : start + size]
 
-        yield make
+    firsts = range(0, len(rows) * members - size + 1, size)
+    return [functools.partial(make, first) for first in firsts]

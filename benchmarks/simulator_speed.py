@@ -1,9 +1,7 @@
 """How long the simulator takes, on one core, for a large cluster and for a very large one.
 
-The recipe `cluster` under `staleflow`, responses of 4,000 tokens on average, 10 versions: 32
-instances with 2,048 trajectories a step, and 1,024 instances with 16,384. Counted is processor time
-from the configuration to the result, without starting Python. The staleness of what was trained on
-is checked against the bound in every run, as always.
+The recipe `cluster` under `staleflow`. Counted is processor time from the configuration to the
+result, without starting Python.
 """
 
 from __future__ import annotations

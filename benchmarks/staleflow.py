@@ -1,8 +1,6 @@
 """The setting StaleFlow was measured in, simulated: every schedule at its own best split.
 
-The coordinator is the one that drives real runs; the cluster around it is simulated
-(docs/simulator.md) with the profiles in `rhymeflow/profiles`. Assumed, and fixed before anything
-was run:
+Assumed, and fixed before anything was run:
 
 - batches of 128 groups of 16, prompts of 2,048 tokens, responses of up to 20,480 (the setting of
   arXiv 2601.12784, evaluation);
@@ -16,8 +14,8 @@ was run:
   costs nothing but the transfer of weights; all others split the devices, each at the split where
   it is fastest, in sixteenths (benchmarks/simulated/splits.py).
 
-Ratios are of trained tokens per second. The published ratios are of other systems (verl 0.5 and
-others) on real devices; these are of schedules, everything else being equal.
+Ratios are of trained tokens per second, and of schedules, everything else being equal; the
+published ratios are of other systems (verl 0.5 and others) on real devices.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Every schedule on the same simulated workloads: `rhymeflow bench schedules --simulated`.
 
-The setting is the one StaleFlow was measured in, with the assumptions of benchmarks/staleflow.py
-(128 groups of 16, prompts of 2,048 tokens, responses of up to 20,480 with a mean of 5,000, H20s),
-except that an epoch is four steps, so that from the fifth step on every prompt was answered before.
-Fixed before anything was run:
+The setting and its assumptions are those of benchmarks/staleflow.py, except that an epoch is four
+steps, so that from the fifth step on every prompt was answered before. Fixed before anything was
+run:
 
 - the first epoch is not counted, nor are the last three steps, ahead of which nothing runs;
 - long tail: sigma 0.99; short tail: sigma 0.5, the same mean;
@@ -11,21 +10,14 @@ Fixed before anything was run:
   correlation of 0.98 from epoch to epoch), shuffled (a correlation of 0: an epoch says nothing
   about the next) or none (the prompt explains nothing);
 - with drafts, they are accepted as `simulation.acceptance` says, however predictable lengths are;
-- at a bound of 0 all devices alternate, as for `synchronous`; else each schedule has the split, in
-  sixteenths, where it is fastest (benchmarks/simulated/splits.py);
+- at a bound of 0 all devices alternate, as for `synchronous`;
 - the coordinator plans once a second;
-- `over synchronous` is over `synchronous` as published, without drafts; `over synchronous, drafts`
-  is over the same with drafts.
+- prompts of 256 tokens stand beside those of 2,048 in one place: the published setting gives 2,048
+  as the limit, but the prompts of DAPO-Math, the dataset it names, are mostly short.
 
-The published setting gives 2,048 as the limit of a prompt. The prompts of DAPO-Math, the dataset it
-names, are mostly short, so prompts of 256 tokens stand beside those of 2,048 in one place. The
-greatest ratio to `synchronous` is over both.
-
-The default takes less than ten minutes on two quiet cores: all schedules in one place, in the
-others `rhymeflow` and the two it is compared with.
-
-Ratios are of trained tokens per second. `over staleflow` is at the same bound, and `over histopipe`
-at any bound above 0, that of `histopipe` being 1.
+`over synchronous` is over `synchronous` as published, without drafts; `over staleflow` is at the
+same bound, and `over histopipe` at any bound above 0, that of `histopipe` being 1. The default
+takes less than ten minutes on two quiet cores.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 Holds true: equal cases are simulated once; every case is searched in the same way, uphill in both
 directions from the same share of the devices, in ever smaller steps. A direction that the learner
 alone rules out is not tried. A case is settings of recipe `cluster`; this module knows nothing of
-schedules.
+schedules. The coordinator is the one that drives real runs, the cluster around it is simulated
+(docs/simulator.md).
 
     cases = {name: case(64, {"schedule.name": name}) for name in ("bounded", "staleflow")}
     found = best(cases, jobs=2)

@@ -19,7 +19,7 @@ from rhymeflow.errors import UserError
 def test_sides_take_turns_and_the_order_turns_round() -> None:
     calls: list[str] = []
     sides = {name: lambda name=name: calls.append(name) or float(len(calls)) for name in "ab"}
-    values = harness.interleave(sides, 3, progress=lambda line: None)
+    values = harness.interleave(sides, 3)
     assert "".join(calls) == "abbaab"
     assert values == {"a": [1, 4, 5], "b": [2, 3, 6]}
 
