@@ -27,9 +27,8 @@ from rhymeflow.config.load import dump_config, read_config
 
 @dataclass(frozen=True)
 class Workload:
-    """One comparison: a recipe, and how long."""
+    """One comparison."""
 
-    recipe: str
     target: float
     """Ratio to reach."""
     steps: int
@@ -38,9 +37,10 @@ class Workload:
 
 
 WORKLOADS = {
-    "demo": Workload("demo", target=5.0, steps=8, repeats=5),
-    "smollm2": Workload("smollm2", target=3.0, steps=3, repeats=3),
+    "demo": Workload(target=5.0, steps=8, repeats=5),
+    "smollm2": Workload(target=3.0, steps=3, repeats=3),
 }
+"""By recipe."""
 NUM_CORES = 2
 """That both sides run on."""
 PER_DEVICE = 32
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     for name in args.workload or list(WORKLOADS):
         workload = WORKLOADS[name]
         with tempfile.TemporaryDirectory(prefix="rhymeflow-e2e-") as folder:
-            comparison = Comparison(workload, args, Path(folder))
+            comparison = Comparison(name, args.steps or workload.steps, Path(folder))
             both = {"rhymeflow": comparison.ours, "trl": comparison.trl}
             values = harness.interleave(both, args.repeats or workload.repeats, name)
         for side, measured in values.items():
@@ -86,9 +86,8 @@ NOTES = (
 class Comparison:
     """The two sides of one workload, and the mean lengths of their responses."""
 
-    def __init__(self, workload: Workload, args: argparse.Namespace, folder: Path) -> None:
-        self.workload, self.folder = workload, folder
-        self.steps = args.steps or workload.steps
+    def __init__(self, recipe: str, steps: int, folder: Path) -> None:
+        self.recipe, self.steps, self.folder = recipe, steps, folder
         self.lengths: dict[str, list[float]] = {"rhymeflow": [], "trl": []}
 
     def ours(self) -> float:
@@ -121,4 +120,4 @@ class Comparison:
     def _config(self, max_steps: int, side: str = "trl") -> Config:
         run_dir = self.folder / f"{side}-{len(self.lengths[side])}"
         fields = {"learner.max_steps": str(max_steps), "run.output_dir": str(run_dir)}
-        return read_config(self.workload.recipe, {**QUIET, **fields})
+        return read_config(self.recipe, {**QUIET, **fields})

@@ -35,12 +35,15 @@ from rhymeflow.models.source import locate
 REQUESTS = 32
 """All of them run at the same time."""
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
+MEDIAN, LEAST, GREATEST = 48, 8, 256
 NOTES = (
-    "Prompts of 20 to 60 random tokens. New tokens per request: lognormal with median {median} "
-    "and sigma 0.8, cut to {least}..{greatest}, seed 0. {threads} threads on every side; "
-    "sides interleaved, medians of {repeats}; ratios are medians of neighbouring pairs. 32 "
-    "requests at a time."
+    f"Prompts of 20 to 60 random tokens. New tokens per request: lognormal with median {MEDIAN} "
+    f"and sigma 0.8, cut to {LEAST}..{GREATEST}, seed 0. {{threads}} threads on every side; sides "
+    "interleaved, medians of {repeats}; ratios are medians of neighbouring pairs. "
+    f"{REQUESTS} requests at a time."
 )
+TARGETS = {"generate": 1.5, "vllm": 1.0}
+"""Least ratio of the engine to a side."""
 
 
 class Workload(NamedTuple):
@@ -48,11 +51,6 @@ class Workload(NamedTuple):
 
     prompts: list[list[int]]
     lengths: list[int]
-
-
-MEDIAN, LEAST, GREATEST = 48, 8, 256
-TARGETS = {"generate": 1.5, "vllm": 1.0}
-"""Least ratio of the engine to a side."""
 
 
 def workload() -> Workload:
@@ -79,9 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Measure all sides and report them."""
     torch.set_num_threads(args.threads)
-    notes = NOTES.format(
-        median=MEDIAN, least=LEAST, greatest=GREATEST, threads=args.threads, repeats=args.repeats
-    )
+    notes = NOTES.format(threads=args.threads, repeats=args.repeats)
     return harness.report_parts("engine", PARTS, args, notes)
 
 

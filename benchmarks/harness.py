@@ -19,7 +19,7 @@ import platform
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -218,13 +218,7 @@ def report(
     result = {
         "name": name,
         "rows": [dict(row) for row in rows],
-        "targets": [
-            {
-                **{field: getattr(target, field) for field in ("name", "value", "target", "met")},
-                "text": target.text(),
-            }
-            for target in targets
-        ],
+        "targets": [{**asdict(t), "met": t.met, "text": t.text()} for t in targets],
         "notes": notes,
         "command": _command(),
         "machine": machine(),

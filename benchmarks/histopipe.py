@@ -53,6 +53,10 @@ PUBLISHED = {"pipeline": 1.43, "+ two tiers": 1.56, "+ drafts": 2.34}
 """Over synchronous, of 14B and mathematics; taken to be 128 devices and 16K."""
 GREATEST = 2.6
 MOVED = 0.06
+ROLLOUT = (
+    "Published: rollout is 84 to 91% of a synchronous step and idle for more than 46% of that. A "
+    "response is interrupted to be migrated or postponed. "
+)
 
 
 class Cell(NamedTuple):
@@ -69,15 +73,13 @@ class Cell(NamedTuple):
         return {"synchronous": self._replace(stage="synchronous")}
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add this benchmark's options."""
-    splits.add_arguments(parser)
+add_arguments = splits.add_arguments
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Find the figures of every stage in every place and report."""
     rows = splits.table(splits.chosen(cells(), args.only), case, Cell.baselines, args.jobs)
-    notes = splits.notes(STEPS, "benchmarks/histopipe.py", synchronous(rows))
+    notes = splits.notes(STEPS, "benchmarks/histopipe.py", ROLLOUT)
     return harness.report("histopipe", rows, targets(rows), args, notes)
 
 
@@ -144,16 +146,3 @@ def targets(rows: Sequence[Mapping[str, Any]]) -> list[harness.Target]:
         moved = statistics.mean(r["interrupted"] for r in last)
         found.append(harness.Target("histopipe/interrupted, mean", moved, MOVED, at_most=True))
     return found
-
-
-def synchronous(rows: Sequence[Mapping[str, Any]]) -> str:
-    """How the assumed setting compares with the published one."""
-    before = [r for r in rows if r["stage"] == "synchronous"]
-    if not before:
-        return ""
-    share, idle = ([r[name] for r in before] for name in ("rollout share", "idle in rollout"))
-    return (
-        f"Synchronous rollout takes {min(share):.0%} to {max(share):.0%} of a step here and is "
-        f"idle for {min(idle):.0%} to {max(idle):.0%} of that (published: 84 to 91% and more than "
-        "46%). A response is interrupted to be migrated or postponed. "
-    )

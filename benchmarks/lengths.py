@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import math
 import random
+import statistics
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -73,8 +74,8 @@ def replay(name: str, batches: Sequence[list[Rollout]], longest: int) -> list[di
         epoch = batch[0].epoch
         if number + 1 == len(batches) or batches[number + 1][0].epoch != epoch:
             rows.append({"recording": name, "epoch": epoch, **figures(seen)})
-            rows[-1]["explained variance"] = round(predictor.explained_variance, 3)
-            rows[-1]["us/response"] = round(1e6 * seconds / len(seen), 1)
+            rows[-1]["explained variance"] = predictor.explained_variance
+            rows[-1]["us/response"] = 1e6 * seconds / len(seen)
             seen, seconds = [], 0.0
     return rows
 
@@ -108,10 +109,10 @@ def figures(seen: Sequence[tuple[Rollout, float, bool]]) -> dict[str, Any]:
     mean = sum(expected for _, expected, _ in seen) / sum(lengths)
     return {
         "responses": len(seen),
-        "rank correlation": _rounded(correlation),
-        "its siblings'": _rounded(spearman(others, lengths)),
-        "coverage": _rounded(sum(covered for *_, covered in seen) / len(seen)),
-        "expected / true mean": round(mean, 3),
+        "rank correlation": correlation,
+        "its siblings'": spearman(others, lengths),
+        "coverage": statistics.fmean(covered for *_, covered in seen),
+        "expected / true mean": mean,
     }
 
 
@@ -124,7 +125,3 @@ def shuffled(batches: Sequence[list[Rollout]]) -> list[list[Rollout]]:
         random.Random(epoch).shuffle(new)
         renamed[epoch] = dict(zip(rows, new, strict=True))
     return [[r._replace(row=renamed[r.epoch][r.row]) for r in batch] for batch in batches]
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 3)

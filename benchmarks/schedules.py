@@ -158,7 +158,6 @@ def table(seen: Runs, goal: float) -> list[dict[str, Any]]:
             "drafts": side.has_drafts,
             "reached": f"{sum(each.is_goal for each in goals)} of {len(goals)}",
             **harness.spread("seconds", [each.seconds for each in goals], 2),
-            "published": round(statistics.median(each.published for each in goals), 2),
             "steps to goal": statistics.median(each.steps for each in goals),
             "steps/s": round(statistics.median(map(log.steps_per_second, seen[side])), 3),
             "greatest staleness": max(run.staleness for run in seen[side]),
@@ -192,6 +191,6 @@ def notes(args: argparse.Namespace) -> str:
         f"medians. Cores: learner {learner}, instances {instances}, one thread each. `seconds`: "
         "from when the run is ready (a version published, an instance joined) to the first "
         f"greedy evaluation, of one every {EVAL_STEPS} versions, whose held-out reward is "
-        f"{args.goal:g} or more; `published`: to the publication of that version. A run that ended "
+        f"{args.goal:g} or more. A run that ended "
         "before counts with all its time. Ratios are to `synchronous` with the same seed."
     )

@@ -21,9 +21,8 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks import harness
 from benchmarks.training.train import QUIET, call, cores, pinned, train, training_rows
@@ -47,8 +46,7 @@ SKIPPED = 1
 """Steps at the beginning that are not counted: caches and kernels are warmed up in them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Figures:
+class Figures(NamedTuple):
     """What is compared. Shares are of all instances' time, and of the learner's."""
 
     steps_per_s: float
@@ -174,7 +172,7 @@ def figures(rows: Sequence[Mapping[str, float]]) -> Figures:
 def compared(name: str, pairs: Sequence[tuple[Figures, Figures]]) -> list[dict[str, Any]]:
     """A table row for each figure: medians, and the median of the rounds' errors."""
     rows = []
-    for figure in (field.name for field in fields(Figures)):
+    for figure in Figures._fields:
         real, predicted = (
             [getattr(side, figure) for side in sides] for sides in zip(*pairs, strict=True)
         )

@@ -53,9 +53,7 @@ class Cell(NamedTuple):
         }
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add this benchmark's options."""
-    splits.add_arguments(parser)
+add_arguments = splits.add_arguments
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:

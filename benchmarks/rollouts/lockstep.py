@@ -40,11 +40,6 @@ class Count:
     iteration_seconds: list[float] = field(default_factory=list)
     """Of each iteration, proposing and extending."""
 
-    @property
-    def iterations(self) -> int:
-        """How many."""
-        return len(self.iteration_seconds)
-
 
 def replay(
     side: Any,
@@ -72,8 +67,8 @@ def _replay(
     running = [sequence for sequence, rollout in enumerate(batch) if len(rollout.tokens) > 1]
     for sequence in set(range(len(batch))) - set(running):
         side.end(sequence)
-    last = None if iterations is None else count.iterations + iterations
-    while running and count.iterations != last:
+    last = None if iterations is None else len(count.iteration_seconds) + iterations
+    while running and len(count.iteration_seconds) != last:
         room = [limit - done[sequence] - 1 for sequence in running]
         started = time.thread_time()
         drafts = side.propose(running, room)

@@ -2,12 +2,8 @@
 
     DIR/demo.npz, DIR/demo/            64 steps, 4 epochs over 256 prompts, 50 tokens a response
     DIR/smollm2.npz, DIR/smollm2/      12 steps, 3 epochs over 64 prompts, 6 tokens a response
-    DIR/smollm2-long-1.0.npz, ...-0.6  32 chat prompts x 4 x <= 96 tokens, two epochs of the same
-                                       weights with fresh noise, at these temperatures
-    DIR/smollm2-rhyme.npz              the same prompts at temperature 1, the same noise in every
-                                       epoch, weights of the smollm2 run's epochs
-    DIR/demo-0.6.npz, smollm2-0.6.npz  what the runs' policies say at temperature 0.6
-    DIR/smollm2-rhyming.npz            and at 1 with the same noise in every epoch
+    DIR/smollm2-long-1.0.npz, ...      what `SAMPLES` says; `long` is 32 chat prompts x 4 responses
+                                       of at most 96 tokens
 
 What exists is not made again. The runs draft nothing, so that no recording favours a drafter; their
 directories keep a checkpoint per epoch, from which the samples are generated.

@@ -43,8 +43,6 @@ class Reached(msgspec.Struct, frozen=True):
     is_goal: bool
     seconds: float
     """From ready to the evaluation's result."""
-    published: float
-    """From ready to the publication of the evaluated version."""
     steps: int
 
 
@@ -73,11 +71,9 @@ def reached(run: Run, goal: float) -> Reached:
     """
     for evaluation in run.evaluations:
         if evaluation.reward >= goal:
-            version = evaluation.version
-            published = run.published[version - 1] if version else run.ready
-            return Reached(True, evaluation.seconds - run.ready, published - run.ready, version)
+            return Reached(True, evaluation.seconds - run.ready, evaluation.version)
     last = max([run.published[-1], *(e.seconds for e in run.evaluations)])
-    return Reached(False, last - run.ready, run.published[-1] - run.ready, len(run.published))
+    return Reached(False, last - run.ready, len(run.published))
 
 
 def steps_per_second(run: Run) -> float:

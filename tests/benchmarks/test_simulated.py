@@ -220,7 +220,6 @@ def test_histopipe_reports_each_stage_and_the_published_place_is_the_target(simu
     assert [t["met"] for t in result["targets"]] == [True] * 5
     assert "14b, 16K, 128 devices" in result["targets"][0]["name"]
     assert result["targets"][-1]["value"] == pytest.approx(0.04)
-    assert "85% to 85%" in result["notes"]
 
 
 def test_histopipe_elsewhere_has_targets_too(simulated):

@@ -53,7 +53,7 @@ def made_up(*rewards: float, seconds: float = 1.0, staleness: int = 0) -> Run:
 
 def test_the_goal_is_reached_when_an_evaluation_is_known_and_not_between_two() -> None:
     run = made_up(0.3, 0.8, 0.86, 0.9, seconds=2.0)
-    assert log.reached(run, 0.85) == Reached(True, 8.5, 8.0, 4)
+    assert log.reached(run, 0.85) == Reached(True, 8.5, 4)
     assert log.reached(run, 0.86).steps == 4
     assert log.reached(run, 0.861).steps == 6
     assert log.steps_per_second(run) == pytest.approx(0.5)
@@ -66,7 +66,7 @@ def test_the_evaluation_that_is_known_first_counts_whatever_its_version() -> Non
 
 
 def test_a_run_that_never_reached_the_goal_counts_with_all_its_time() -> None:
-    assert log.reached(made_up(0.3, 0.5, 0.6), 0.85) == Reached(False, 4.5, 4.0, 4)
+    assert log.reached(made_up(0.3, 0.5, 0.6), 0.85) == Reached(False, 4.5, 4)
 
 
 # -- starting and stopping -------------------------------------------------------------------------
