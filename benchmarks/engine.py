@@ -71,7 +71,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     harness.add_number(parser, "--repeats", 5, "measurements per side")
     harness.add_number(parser, "--threads", len(os.sched_getaffinity(0)), "of every side")
     harness.add_parts_argument(parser, PARTS)
-    harness.add_python_argument(parser, "vllm")
+    what = "python of vLLM's environment; without it this side is left out"
+    parser.add_argument("--vllm-python", type=harness.interpreter, metavar="PATH", help=what)
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:

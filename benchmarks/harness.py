@@ -67,20 +67,17 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_number(
-    parser: argparse._ActionsContainer, option: str, value: int | None, what: str, least: int = 1
+    parser: argparse._ActionsContainer, option: str, value: int | None, what: str
 ) -> None:
-    """Add an option for a whole number from `least` on; `what` it is, for the help."""
+    """Add an option for a whole number from 1 on; `what` it is, for the help."""
     default = "" if value is None else f" (default {value})"
-    parser.add_argument(option, type=whole(least), default=value, help=what + default, metavar="N")
+    parser.add_argument(option, type=whole(1), default=value, help=what + default, metavar="N")
 
 
-def add_choice(
-    parser: argparse._ActionsContainer, option: str, choices: Iterable[str], default: str = "all"
-) -> None:
-    """Add an option that may be given several times; None: the default."""
-    parser.add_argument(
-        option, choices=list(choices), action="append", help=f"may be repeated (default: {default})"
-    )
+def add_choice(parser: argparse._ActionsContainer, option: str, choices: Iterable[str]) -> None:
+    """Add an option that may be given several times; None: all."""
+    what = "may be repeated (default: all)"
+    parser.add_argument(option, choices=list(choices), action="append", help=what)
 
 
 def whole(least: int) -> Callable[[str], int]:
@@ -107,19 +104,10 @@ def share(text: str) -> float:
     return value
 
 
-def add_python_argument(parser: argparse.ArgumentParser, peer: str) -> None:
-    """Add `--PEER-python`, of the environment that the peer is installed in."""
-    what = "python of its environment; without it this side is left out"
-    parser.add_argument(f"--{peer}-python", type=interpreter, metavar="PATH", help=what)
-
-
 def add_parts_argument(parser: argparse.ArgumentParser, parts: Iterable[str]) -> None:
     """Add `--parts`, which `report_parts` reads; the default is all of them."""
-    parser.add_argument(
-        "--parts",
-        default=",".join(parts),
-        help=f"comma-separated, of {', '.join(parts)} (default: all)",
-    )
+    what = f"comma-separated, of {', '.join(parts)} (default: all)"
+    parser.add_argument("--parts", default=",".join(parts), help=what)
 
 
 def interpreter(path: str) -> str:

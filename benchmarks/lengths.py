@@ -105,14 +105,13 @@ def figures(seen: Sequence[tuple[Rollout, float, bool]]) -> dict[str, Any]:
     for rollout, *_ in seen:
         logs = siblings[rollout.group]
         others.append((sum(logs) - math.log(len(rollout.tokens))) / max(1, len(logs) - 1))
-    correlation = spearman([expected for _, expected, _ in seen], lengths)
-    mean = sum(expected for _, expected, _ in seen) / sum(lengths)
+    expected = [each for _, each, _ in seen]
     return {
         "responses": len(seen),
-        "rank correlation": correlation,
+        "rank correlation": spearman(expected, lengths),
         "its siblings'": spearman(others, lengths),
         "coverage": statistics.fmean(covered for *_, covered in seen),
-        "expected / true mean": mean,
+        "expected / true mean": sum(expected) / sum(lengths),
     }
 
 

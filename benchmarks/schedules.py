@@ -18,7 +18,7 @@ import statistics
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 from benchmarks import harness
 from benchmarks.simulated import schedules as simulated
@@ -26,12 +26,12 @@ from benchmarks.simulated import splits
 from benchmarks.training import log
 from benchmarks.training.log import Run
 from benchmarks.training.train import cores, pinned, train
-from rhymeflow.config import FIXED_BOUNDS, Config, ScheduleConfig
+from rhymeflow.config import FIXED_BOUNDS, Config
 from rhymeflow.config.load import read_config
 from rhymeflow.observe import metrics
 
 RECORD = "schedules-learning"
-NAMES: tuple[str, ...] = get_args(ScheduleConfig.model_fields["name"].annotation)
+NAMES = simulated.NAMES
 BOUNDS = (1, 3)
 """Of the schedules that don't fix it."""
 REFERENCES = ("synchronous", "staleflow")

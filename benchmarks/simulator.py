@@ -15,11 +15,10 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import statistics
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,11 +27,13 @@ from benchmarks import harness
 from benchmarks.training.train import QUIET, call, cores, pinned, train, training_rows
 from rhymeflow.config import Config
 from rhymeflow.config.load import dump_config, read_config
+from rhymeflow.core.events import TrajectoryFinished, TrajectoryRewarded
+from rhymeflow.core.types import TrajectoryId
 from rhymeflow.observe.summary import EVENTS
 from rhymeflow.runtime.controller import ROUND_SECONDS
 from rhymeflow.sim import simulate
 from rhymeflow.sim.workload import workload
-from rhymeflow.store.reader import TrajectoryReader
+from rhymeflow.store.reader import Recorded, TrajectoryReader
 from rhymeflow.workers.rollout import STATUS_SECONDS
 
 SCHEDULES = {"staleflow": 1, "synchronous": 0}
@@ -123,10 +124,7 @@ def as_it_ran(config: Config, profile: Path, run_dir: Path) -> Config:
     Routing in the run weighed with `schedule.cost_model`, so it does in the simulation.
     """
     with closing(TrajectoryReader(run_dir / EVENTS)) as reader:
-        rows = reader.query(
-            "SELECT kind, time, body FROM events WHERE kind IN"
-            " ('TrajectoryFinished', 'TrajectoryRewarded') ORDER BY seq"
-        )
+        seconds = reward_seconds(reader.events())
     simulation = {
         "profile": str(profile),
         "skip_steps": SKIPPED,
@@ -134,25 +132,25 @@ def as_it_ran(config: Config, profile: Path, run_dir: Path) -> Config:
         "snapshot_seconds": STATUS_SECONDS,
         "command_seconds": MESSAGE_SECONDS,
         "event_seconds": MESSAGE_SECONDS,
-        "reward_seconds": reward_seconds(rows),
+        "reward_seconds": seconds,
     }
     values = config.model_dump()
     return Config.model_validate({**values, "simulation": {**values["simulation"], **simulation}})
 
 
-def reward_seconds(rows: Sequence[tuple[str, float, str]]) -> float:
+def reward_seconds(log: Iterable[Recorded]) -> float:
     """Median time from the event that finishes a response to that of its reward, less a round.
 
     Both wait for the end of a round of events, of which the simulation has its own.
     """
-    finished: dict[str, float] = {}
+    finished: dict[TrajectoryId, float] = {}
     waits = []
-    for kind, when, body in rows:
-        trajectory = json.dumps(json.loads(body)["trajectory"])
-        if kind == "TrajectoryFinished":
-            finished[trajectory] = when
-        elif trajectory in finished:
-            waits.append(when - finished[trajectory])
+    for _, when, event in log:
+        match event:
+            case TrajectoryFinished():
+                finished[event.trajectory] = when
+            case TrajectoryRewarded() if event.trajectory in finished:
+                waits.append(when - finished[event.trajectory])
     return max(0.0, statistics.median(waits) - ROUND_SECONDS)
 
 

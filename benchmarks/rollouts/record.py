@@ -85,7 +85,11 @@ def recording(name: str, folder: Path) -> Path:
     if not path.is_file():
         folder.mkdir(parents=True, exist_ok=True)
         print(f"recording {name} ...", file=sys.stderr, flush=True)
-        save(path, _run(name, folder) if name in RUNS else _sampled(name, folder))
+        if name in RUNS:
+            fields = {**PLAIN, **RUNS[name], "run.output_dir": str((folder / name).resolve())}
+            save(path, read_run(train(read_config(name, fields))))
+        else:
+            save(path, _sampled(name, folder))
     return path
 
 
@@ -115,12 +119,6 @@ rollout: { num_generations: 4, max_completion_length: 96, num_threads: 1 }
 drafting: { window: off }
 reward: { functions: [{ function: reasoning_gym }] }
 """
-
-
-def _run(name: str, folder: Path) -> list[Rollout]:
-    """Train the recipe, read what it generated."""
-    fields = {**PLAIN, **RUNS[name], "run.output_dir": str((folder / name).resolve())}
-    return read_run(train(read_config(name, fields)))
 
 
 def read_run(run_dir: Path) -> list[Rollout]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,10 @@ from benchmarks.simulator import (
     target,
 )
 from rhymeflow.config.load import read_config
+from rhymeflow.core.events import TrajectoryFinished, TrajectoryRewarded
+from rhymeflow.core.types import TrajectoryId
 from rhymeflow.runtime.controller import ROUND_SECONDS
+from rhymeflow.store.reader import Recorded
 
 
 def test_the_first_step_is_not_counted_and_shares_are_of_the_time() -> None:
@@ -61,22 +63,26 @@ def test_the_run_is_quiet_and_every_worker_has_its_core(
 
 
 def test_a_reward_takes_what_is_beyond_a_round() -> None:
-    def event(kind: str, time: float, member: int) -> tuple[str, float, str]:
-        return kind, time, json.dumps({"trajectory": [0, member], "other": 1})
+    def finished(member: int) -> Recorded:
+        event = TrajectoryFinished(TrajectoryId(0, member), "rollout-0", 5, "stop")
+        return Recorded(member, 1.0, event)
 
-    rows = [event("TrajectoryFinished", 1.0, m) for m in range(3)]
-    rows += [event("TrajectoryRewarded", 1.0 + t, m) for m, t in enumerate((0.01, 0.05, 0.5))]
-    rows.append(event("TrajectoryRewarded", 9.0, 3))  # it was cut
-    assert reward_seconds(rows) == pytest.approx(0.05 - ROUND_SECONDS)
-    assert reward_seconds([rows[0], rows[3]]) == 0
+    def rewarded(member: int, time: float) -> Recorded:
+        return Recorded(9, time, TrajectoryRewarded(TrajectoryId(0, member), 1.0))
+
+    log = [finished(member) for member in range(3)]
+    log += [rewarded(member, 1.0 + t) for member, t in enumerate((0.01, 0.05, 0.5))]
+    log.append(rewarded(3, 9.0))  # it was cut
+    assert reward_seconds(log) == pytest.approx(0.05 - ROUND_SECONDS)
+    assert reward_seconds([log[0], log[3]]) == 0
 
 
 def test_the_simulation_is_of_the_run_at_the_local_pace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(simulator, "reward_seconds", lambda rows: 0.5)
+    monkeypatch.setattr(simulator, "reward_seconds", lambda log: 0.5)
     monkeypatch.setattr(simulator.TrajectoryReader, "__init__", lambda self, path: None)
-    monkeypatch.setattr(simulator.TrajectoryReader, "query", lambda self, sql: [])
+    monkeypatch.setattr(simulator.TrajectoryReader, "events", lambda self: [])
     monkeypatch.setattr(simulator.TrajectoryReader, "close", lambda self: None)
     config = read_config("demo", {"rollout.num_instances": "3"})
     found = simulator.as_it_ran(config, tmp_path / "p.json", tmp_path)
