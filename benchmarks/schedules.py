@@ -15,8 +15,7 @@ from __future__ import annotations
 import argparse
 import functools
 import statistics
-import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +24,7 @@ from benchmarks.simulated import schedules as simulated
 from benchmarks.simulated import splits
 from benchmarks.training import log
 from benchmarks.training.log import Run
-from benchmarks.training.train import cores, pinned, train
+from benchmarks.training.train import cores, pinned, repeated, train
 from rhymeflow.config import FIXED_BOUNDS, Config
 from rhymeflow.config.load import read_config
 from rhymeflow.observe import metrics
@@ -58,10 +57,6 @@ class Side(NamedTuple):
         return f"{self.schedule}, bound {self.bound}{drafts}"
 
 
-Runs = dict[Side, list[Run]]
-"""In the order of seeds."""
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this benchmark's options."""
     parser.add_argument("--simulated", action="store_true", help="simulate, instead of real runs")
@@ -81,13 +76,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     if args.simulated:
         return simulated.run(args)
     chosen = sides(args.schedule or NAMES, args.bound or BOUNDS)
-    seen: Runs = {side: [] for side in chosen}
-    with tempfile.TemporaryDirectory(prefix="rhymeflow-schedules-") as temporary:
-        measures = {
-            str(side): functools.partial(measure, side, args.goal, Path(temporary), found)
-            for side, found in seen.items()
-        }
-        harness.interleave(measures, args.seeds)
+    measures = {side: functools.partial(measure, side, args.goal) for side in chosen}
+    seen = repeated(measures, args.seeds, lambda run: log.reached(run, args.goal).seconds)
     rows = table(seen, args.goal)
     return harness.report(RECORD, rows, targets(rows, args), args, notes=notes(args))
 
@@ -105,16 +95,12 @@ def sides(names: Iterable[str], bounds: Sequence[int]) -> list[Side]:
     ]
 
 
-def measure(side: Side, goal: float, folder: Path, seen: list[Run]) -> float:
-    """Make the next seed's run; return its seconds to the goal."""
-    config = configure(
-        side, seed=len(seen), run_dir=folder / "-".join(map(str, [*side, len(seen)]))
-    )
-    run_dir = train(config, is_enough=functools.partial(is_enough, goal=goal))
-    found = log.read(run_dir)
+def measure(side: Side, goal: float, seed: int, run_dir: Path) -> Run:
+    """Make one run."""
+    config = configure(side, seed, run_dir)
+    found = log.read(train(config, is_enough=functools.partial(is_enough, goal=goal)))
     assert found.staleness <= side.bound, f"{side}: staleness {found.staleness}"
-    seen.append(found)
-    return log.reached(found, goal).seconds
+    return found
 
 
 def configure(side: Side, seed: int, run_dir: Path) -> Config:
@@ -146,7 +132,7 @@ def is_enough(run_dir: Path, *, goal: float) -> bool:
 # -- report ----------------------------------------------------------------------------------------
 
 
-def table(seen: Runs, goal: float) -> list[dict[str, Any]]:
+def table(seen: Mapping[Side, list[Run]], goal: float) -> list[dict[str, Any]]:
     """A row for each side: medians over seeds; ratios are paired by seed."""
     reached = {side: [log.reached(run, goal) for run in found] for side, found in seen.items()}
     base = next((s for s in seen if s.schedule == "synchronous" and s.has_drafts), None)

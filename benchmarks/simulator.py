@@ -17,14 +17,13 @@ import argparse
 import functools
 import statistics
 import sys
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks import harness
-from benchmarks.training.train import QUIET, call, cores, pinned, train, training_rows
+from benchmarks.training.train import QUIET, call, cores, pinned, repeated, train, training_rows
 from rhymeflow.config import Config
 from rhymeflow.config.load import dump_config, read_config
 from rhymeflow.core.events import TrajectoryFinished, TrajectoryRewarded
@@ -63,13 +62,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Calibrate, run and simulate in turn, and report."""
-    seen: dict[str, list[tuple[Figures, Figures]]] = {name: [] for name in SCHEDULES}
-    with tempfile.TemporaryDirectory(prefix="rhymeflow-simulator-") as folder:
-        sides = {
-            name: functools.partial(measure, name, args.steps, Path(folder), found)
-            for name, found in seen.items()
-        }
-        harness.interleave(sides, args.repeats)
+    sides = {name: functools.partial(measure, name, args.steps) for name in SCHEDULES}
+    seen = repeated(sides, args.repeats, lambda pair: pair[1].steps_per_s / pair[0].steps_per_s)
     rows = [row for name, found in seen.items() for row in compared(name, found)]
     targets = [target(row) for row in rows]
     return harness.report("simulator", rows, targets, args, notes=notes(args))
@@ -87,19 +81,15 @@ def notes(args: argparse.Namespace) -> str:
     )
 
 
-def measure(name: str, steps: int, folder: Path, seen: list[tuple[Figures, Figures]]) -> float:
-    """Calibrate, run, simulate; return simulated over real steps per second."""
-    run_dir = folder / f"{name}-{len(seen)}"
+def measure(name: str, steps: int, _: int, run_dir: Path) -> tuple[Figures, Figures]:
+    """Calibrate, run, simulate; return the real figures and the simulated ones."""
     config = configure(name, steps, run_dir)
-    path, profile = folder / "calibrated.yaml", folder / "calibrated.json"
+    path, profile = (run_dir.with_name(f"calibrated.{kind}") for kind in ("yaml", "json"))
     path.write_text(dump_config(config), encoding="utf-8")
-    rhymeflow = [sys.executable, "-m", "rhymeflow"]
-    call([*rhymeflow, "calibrate", str(path), "--output", str(profile)])
+    call([sys.executable, "-m", "rhymeflow", "calibrate", str(path), "--output", str(profile)])
     real = figures(training_rows(train(config)))
     result = simulate.run(as_it_ran(config, profile, run_dir), workload(config, run_dir))
-    predicted = Figures(result.steps_per_second, result.idle_rollout, result.idle_learner)
-    seen.append((real, predicted))
-    return predicted.steps_per_s / real.steps_per_s
+    return real, Figures(result.steps_per_second, result.idle_rollout, result.idle_learner)
 
 
 def configure(name: str, steps: int, run_dir: Path) -> Config:

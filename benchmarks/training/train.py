@@ -13,13 +13,17 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from benchmarks import harness
 from rhymeflow.config import Config
 from rhymeflow.config.load import dump_config
 from rhymeflow.errors import UserError
+
+Side = TypeVar("Side", bound=Hashable)
+Found = TypeVar("Found")
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 POLL_SECONDS = 1.0
@@ -124,6 +128,29 @@ def _wait(process: subprocess.Popen[bytes], is_enough: Callable[[], bool] | None
                 is_stopped = True
         else:
             return is_stopped
+
+
+def repeated(
+    sides: Mapping[Side, Callable[[int, Path], Found]],
+    repeats: int,
+    figure: Callable[[Found], float],
+) -> dict[Side, list[Found]]:
+    """What each side finds, in turn; sides get the number of the repeat and a new run directory.
+
+    `figure` is the one of a result that is shown as it goes.
+    """
+    found: dict[Side, list[Found]] = {side: [] for side in sides}
+
+    def measure(side: Side, run_dir: Path) -> float:
+        number = len(found[side])
+        found[side].append(sides[side](number, run_dir.with_name(f"{run_dir.name}-{number}")))
+        return figure(found[side][-1])
+
+    with tempfile.TemporaryDirectory(prefix="rhymeflow-bench-") as folder:
+        places = {side: Path(folder) / str(place) for place, side in enumerate(sides)}
+        measures = {str(s): functools.partial(measure, s, place) for s, place in places.items()}
+        harness.interleave(measures, repeats)
+    return found
 
 
 def training_rows(run_dir: Path) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from pathlib import Path
 
@@ -126,6 +127,21 @@ def test_a_run_may_end_by_itself_on_the_cores_it_was_given(trainer, tmp_path: Pa
 def test_a_failure_is_told_with_the_last_line(trainer) -> None:
     with pytest.raises(UserError, match=r"run.yaml failed: rhymeflow: the last word"):
         trainer(fails=True)
+
+
+def test_sides_take_turns_in_directories_of_their_own() -> None:
+    seen: list[tuple[str, int, Path]] = []
+
+    def measure(side: str, number: int, run_dir: Path) -> float:
+        assert run_dir.parent.is_dir()
+        assert not run_dir.exists()
+        seen.append((side, number, run_dir))
+        return float(len(seen))
+
+    sides = {side: functools.partial(measure, side) for side in "ab"}
+    assert train.repeated(sides, 2, lambda found: found) == {"a": [1, 4], "b": [2, 3]}
+    assert [each[:2] for each in seen] == [("a", 0), ("b", 0), ("b", 1), ("a", 1)]
+    assert len({run_dir for *_, run_dir in seen}) == 4
 
 
 def test_workers_are_pinned_and_one_core_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
