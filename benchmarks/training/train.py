@@ -23,7 +23,7 @@ from rhymeflow.config.load import dump_config
 from rhymeflow.errors import UserError
 
 Side = TypeVar("Side", bound=Hashable)
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 POLL_SECONDS = 1.0
@@ -131,15 +131,15 @@ def _wait(process: subprocess.Popen[bytes], is_enough: Callable[[], bool] | None
 
 
 def repeated(
-    sides: Mapping[Side, Callable[[int, Path], Found]],
+    sides: Mapping[Side, Callable[[int, Path], Result]],
     repeats: int,
-    figure: Callable[[Found], float],
-) -> dict[Side, list[Found]]:
+    figure: Callable[[Result], float],
+) -> dict[Side, list[Result]]:
     """What each side finds, in turn; sides get the number of the repeat and a new run directory.
 
     `figure` is the one of a result that is shown as it goes.
     """
-    found: dict[Side, list[Found]] = {side: [] for side in sides}
+    found: dict[Side, list[Result]] = {side: [] for side in sides}
 
     def measure(side: Side, run_dir: Path) -> float:
         number = len(found[side])
