@@ -29,10 +29,8 @@ CAPACITY = 64
 """Trajectories an instance decodes at a time."""
 NUM_GENERATIONS = 16
 SCHEDULE, BOUND = "staleflow", 5
-VERSIONS = 6
-"""Batches to train on."""
-FINISHED = 256
-"""Trajectories per round."""
+VERSIONS, FINISHED = 6, 256
+"""Batches to train on; trajectories that finish in a round."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,8 +45,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     rows = [row(name, times) for name, times in driver.times.items()]
     everything = [t for times in driver.times.values() for t in times]
     rows.append(row("all calls", everything))
-    p99 = percentile(everything, 0.99)
-    targets = [harness.Target("coordinator/p99 ms", p99, 10, at_most=True)]
+    targets = [harness.Target("coordinator/p99 ms", rows[-1]["p99 ms"], 10, at_most=True)]
     notes = (
         f"{args.instances} instances, {args.instances * CAPACITY} trajectories in flight, schedule "
         f"{SCHEDULE}, {VERSIONS} versions, {FINISHED} trajectories finish between "

@@ -61,9 +61,8 @@ Found = tuple[list[dict[str, Any]], list[Target]]
 def add_common_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of every benchmark; `rhymeflow bench` calls it before the module's own."""
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
-    parser.add_argument(
-        "--record", action="store_true", help="write benchmarks/results/NAME.json and .md"
-    )
+    what = "write benchmarks/results/NAME.json and .md"
+    parser.add_argument("--record", action="store_true", help=what)
 
 
 def add_number(
@@ -85,9 +84,8 @@ def whole(least: int) -> Callable[[str], int]:
 
     def parsed(text: str) -> int:
         if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(
-                f"given {text}, should be a whole number from {least} on"
-            )
+            what = f"given {text}, should be a whole number from {least} on"
+            raise argparse.ArgumentTypeError(what)
         return int(text)
 
     return parsed
@@ -149,9 +147,8 @@ def interleave(
         for side in order:
             value = sides[side]()
             values[side].append(value)
-            print(
-                f"{what}  {repeat + 1}/{repeats} {side}: {value:.4g}", file=sys.stderr, flush=True
-            )
+            line = f"{what}  {repeat + 1}/{repeats} {side}: {value:.4g}"
+            print(line, file=sys.stderr, flush=True)
     return values
 
 

@@ -51,8 +51,7 @@ STAGES: dict[str, dict[str, str]] = {
 
 PUBLISHED = {"pipeline": 1.43, "+ two tiers": 1.56, "+ drafts": 2.34}
 """Over synchronous, of 14B and mathematics; taken to be 128 devices and 16K."""
-GREATEST = 2.6
-MOVED = 0.06
+GREATEST, MOVED = 2.6, 0.06
 ROLLOUT = (
     "Published: rollout is 84 to 91% of a synchronous step and idle for more than 46% of that. A "
     "response is interrupted to be migrated or postponed. "

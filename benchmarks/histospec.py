@@ -58,9 +58,8 @@ class Case:
     @property
     def history(self) -> str:
         """The recording that holds the history."""
-        if self.rhymes:
-            return f"{self.recipe}-rhyming"
-        return self.recipe if self.temperature == 1.0 else f"{self.recipe}-{self.temperature}"
+        other = "" if self.temperature == 1.0 else f"-{self.temperature}"
+        return self.recipe + ("-rhyming" if self.rhymes else other)
 
 
 def cases(part: str) -> list[Case]:

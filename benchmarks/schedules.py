@@ -25,7 +25,7 @@ from benchmarks.simulated import splits
 from benchmarks.training import log
 from benchmarks.training.log import Run
 from benchmarks.training.train import cores, pinned, repeated, train
-from rhymeflow.config import FIXED_BOUNDS, Config
+from rhymeflow.config import Config
 from rhymeflow.config.load import read_config
 from rhymeflow.observe import metrics
 
@@ -65,9 +65,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = "of schedules that don't fix theirs; may be repeated (default: 1 and 3)"
     real.add_argument("--bound", type=harness.whole(0), action="append", help=what, metavar="N")
     harness.add_number(real, "--seeds", 3, "runs of each side")
-    real.add_argument(
-        "--goal", type=harness.share, default=0.85, help="held-out reward (default 0.85)"
-    )
+    what = "held-out reward (default 0.85)"
+    real.add_argument("--goal", type=harness.share, default=0.85, help=what)
     splits.add_arguments(parser.add_argument_group("with --simulated"))
 
 
@@ -84,15 +83,10 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 def sides(names: Iterable[str], bounds: Sequence[int]) -> list[Side]:
     """Every schedule at its bounds; then the references without drafts, at the lowest."""
-    found = [
-        Side(name, bound)
-        for name in names
-        for bound in ([FIXED_BOUNDS[name]] if name in FIXED_BOUNDS else bounds)
-    ]
+    found = [Side(name, bound) for name in names for bound in splits.bounds_of(name, bounds)]
     lowest = {side.schedule: side for side in reversed(sorted(found))}
-    return found + [
-        lowest[name]._replace(has_drafts=False) for name in REFERENCES if name in lowest
-    ]
+    bare = [lowest[name]._replace(has_drafts=False) for name in REFERENCES if name in lowest]
+    return found + bare
 
 
 def measure(side: Side, goal: float, seed: int, run_dir: Path) -> Run:
@@ -177,6 +171,6 @@ def notes(args: argparse.Namespace) -> str:
         f"medians. Cores: learner {learner}, instances {instances}, one thread each. `seconds`: "
         "from when the run is ready (a version published, an instance joined) to the first "
         f"greedy evaluation, of one every {EVAL_STEPS} versions, whose held-out reward is "
-        f"{args.goal:g} or more. A run that ended "
-        "before counts with all its time. Ratios are to `synchronous` with the same seed."
+        f"{args.goal:g} or more. A run that ended before counts with all its time. Ratios are to "
+        "`synchronous` with the same seed."
     )

@@ -87,7 +87,7 @@ def build(config: Config, folder: str, per_device: int) -> tuple[Clock, GRPOTrai
         processing_class=tokenizer,
         reward_funcs=[reward(function, prompts) for function in config.reward.functions],
         train_dataset=dataset(prompts, config, tokenizer),
-        args=arguments(config, folder, per_device, on_cpu=device.type == "cpu"),
+        args=arguments(config, folder, per_device, device),
         callbacks=[clock],
     )
     clock.trainer = trainer
@@ -103,7 +103,7 @@ SAMPLING = ("num_generations", "max_completion_length", "temperature", "top_p", 
 """Fields of `learner` and of `rollout` that TRL calls the same."""
 
 
-def arguments(config: Config, folder: str, per_device: int, *, on_cpu: bool) -> GRPOConfig:
+def arguments(config: Config, folder: str, per_device: int, device: torch.device) -> GRPOConfig:
     """Carry the settings over, field by field."""
     learner, rollout = config.learner, config.rollout
     batch = learner.groups_per_batch * rollout.num_generations
@@ -111,7 +111,7 @@ def arguments(config: Config, folder: str, per_device: int, *, on_cpu: bool) -> 
         **{name: getattr(learner, name) for name in SAME},
         **{name: getattr(rollout, name) for name in SAMPLING},
         output_dir=folder,
-        use_cpu=on_cpu,
+        use_cpu=device.type == "cpu",
         seed=config.run.seed,
         shuffle_dataset=False,
         per_device_train_batch_size=per_device,
@@ -137,9 +137,7 @@ def dataset(prompts: PromptSource, config: Config, tokenizer: Any) -> Dataset:
         ids = encoder.encode(prompt)
         text = tokenizer.decode(ids)
         if list(tokenizer(text=text)["input_ids"]) != ids:
-            raise SystemExit(
-                f"{prompt.where}: does not tokenize to the same tokens in TRL: {text!r}"
-            )
+            raise SystemExit(f"{prompt.where}: TRL tokenizes {text!r} to other tokens")
         rows.append({"prompt": text, "row": prompt.row})
     return Dataset.from_list(rows)
 

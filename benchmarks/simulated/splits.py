@@ -74,13 +74,8 @@ def case(devices: int, overrides: Mapping[str, str], **search: Any) -> Case:
 
 def add_arguments(parser: argparse._ActionsContainer) -> None:
     """The options of all benchmarks of simulated clusters."""
-    parser.add_argument(
-        "--only",
-        action="append",
-        default=[],
-        metavar="COLUMN=VALUE",
-        help="rows of the table to find, as model=14b; may be repeated (default: all)",
-    )
+    what = "rows of the table to find, as model=14b; may be repeated (default: all)"
+    parser.add_argument("--only", action="append", default=[], metavar="COLUMN=VALUE", help=what)
     harness.add_number(parser, "--jobs", 2, "cases at a time")
 
 

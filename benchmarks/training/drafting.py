@@ -27,8 +27,7 @@ RATIOS = {
     "rollout tokens/s, later epochs": ("rollout", 2.5),
 }
 """Figures whose ratio has a target: its name and value."""
-SHARES = ("idle/rollout", "idle/learner")
-DRAFTS = ("draft/mean_acceptance_length", "draft/acceptance_rate")
+MEANS = ("idle/rollout", "idle/learner", "draft/mean_acceptance_length", "draft/acceptance_rate")
 
 Figures = dict[str, float]
 
@@ -73,7 +72,7 @@ def figures(rows: list[dict[str, Any]], steps: int) -> Figures:
     later = rows[EPOCH : steps - LAST]
     busy = sum(row["step_time"] * (1 - row["idle/rollout"]) for row in later)
     generated = sum(row["step_time"] * row["rollout/tokens_per_s"] for row in later)
-    means = [*SHARES, *(name for name in DRAFTS if name in later[-1])]
+    means = [name for name in MEANS if name in later[-1]]
     return {
         "steps/s": _rate(rows, 0, steps - LAST),
         "steps/s, later epochs": _rate(rows, EPOCH - 1, steps - LAST),

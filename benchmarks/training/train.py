@@ -76,9 +76,8 @@ def train(
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(dump_config(config), encoding="utf-8")
     command = [sys.executable, "-m", "rhymeflow", "train", str(path)]
-    call(
-        command, num_cores=num_cores, is_enough=is_enough and functools.partial(is_enough, run_dir)
-    )
+    watch = is_enough and functools.partial(is_enough, run_dir)
+    call(command, num_cores=num_cores, is_enough=watch)
     return run_dir
 
 
