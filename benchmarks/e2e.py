@@ -11,38 +11,38 @@ against those that were in progress at its beginning.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import statistics
 import sys
-import tempfile
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks import harness
-from benchmarks.training.train import QUIET, call, train, training_rows
+from benchmarks.training.train import QUIET, call, repeated, train, training_rows
 from rhymeflow.config import Config
 from rhymeflow.config.load import dump_config, read_config
 
 
-@dataclass(frozen=True)
-class Workload:
-    """One comparison: a recipe, how long, and what makes the peer fastest on it."""
+class Workload(NamedTuple):
+    """One comparison."""
 
-    recipe: str
     target: float
     """Ratio to reach."""
     steps: int
     """Steps counted, after the first."""
     repeats: int
-    per_device: int
-    """TRL's sequences per forward and backward, the fastest of those tried (docs/lab-log.md)."""
 
 
 WORKLOADS = {
-    "demo": Workload("demo", target=5.0, steps=8, repeats=5, per_device=32),
-    "smollm2": Workload("smollm2", target=3.0, steps=3, repeats=3, per_device=32),
+    "demo": Workload(target=5.0, steps=8, repeats=5),
+    "smollm2": Workload(target=3.0, steps=3, repeats=3),
 }
+"""By recipe."""
+NUM_CORES = 2
+"""That both sides run on."""
+PER_DEVICE = 32
+"""TRL's sequences per forward and backward, the fastest of those tried (docs/lab-log.md)."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,77 +51,75 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     harness.add_choice(parser, "--workload", WORKLOADS)
     harness.add_number(parser, "--repeats", None, "pairs of runs (default: 5 demo, 3 smollm2)")
     harness.add_number(parser, "--steps", None, "counted after the first (default: 8 and 3)")
-    harness.add_number(parser, "--cores", 2, "that both sides run on")
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Measure each workload and report."""
     rows: list[dict[str, Any]] = []
     targets = []
-    for name in args.workload or list(WORKLOADS):
+    for name in args.workload or WORKLOADS:
         workload = WORKLOADS[name]
-        with tempfile.TemporaryDirectory(prefix="rhymeflow-e2e-") as folder:
-            comparison = Comparison(workload, args, Path(folder))
-            values = harness.interleave(
-                {"rhymeflow": comparison.ours, "trl": comparison.trl},
-                args.repeats or workload.repeats,
-                progress=lambda line, name=name: print(name, line, file=sys.stderr, flush=True),
-            )
-        for side, measured in values.items():
-            row = harness.side_row(side, measured, "trajectories/s")
-            length = statistics.fmean(comparison.lengths[side])  # both sides did the same work
+        sides = {
+            side: functools.partial(measure, name, args.steps or workload.steps)
+            for side, measure in (("rhymeflow", train_here), ("trl", train_in_trl))
+        }
+        found = repeated(sides, args.repeats or workload.repeats, lambda run: run.speed)
+        speeds = {side: [run.speed for run in runs] for side, runs in found.items()}
+        for side, runs in found.items():
+            row = harness.side_row(side, speeds[side], "trajectories/s")
+            length = statistics.fmean(run.mean_length for run in runs)  # both did the same work
             rows.append({"workload": name, **row, "mean length": round(length, 1)})
-        ratio = harness.median_ratio(values["rhymeflow"], values["trl"])
+        ratio = harness.median_ratio(speeds["rhymeflow"], speeds["trl"])
         targets.append(harness.Target(f"e2e/trl/{name}", ratio, workload.target))
-    return harness.report("e2e", rows, targets, args, notes=NOTES.format(cores=args.cores))
+    return harness.report("e2e", rows, targets, args, NOTES)
 
 
 NOTES = (
     "Trained trajectories per second from the end of the first step on; ratios are medians over "
-    "pairs run one right after the other. Both on {cores} cores: TRL with a thread on each, here "
-    "one for the rollout and one for the learner. TRL: GRPOTrainer with transformers' generate, "
-    "without gradient checkpointing, logging or saving, smollm2's weights in bfloat16; float32, "
-    "autocast and its continuous batching were slower (docs/lab-log.md)."
+    f"pairs run one right after the other. Both on {NUM_CORES} cores: TRL with a thread on each, "
+    "here one for the rollout and one for the learner. TRL: GRPOTrainer with transformers' "
+    "generate, without gradient checkpointing, logging or saving, smollm2's weights in bfloat16; "
+    "float32, autocast and its continuous batching were slower (docs/lab-log.md)."
 )
 
 
-class Comparison:
-    """The two sides of one workload, and the mean lengths of their responses."""
+class Measured(NamedTuple):
+    """One run."""
 
-    def __init__(self, workload: Workload, args: argparse.Namespace, folder: Path) -> None:
-        self.workload, self.folder, self.num_cores = workload, folder, args.cores
-        self.steps = args.steps or workload.steps
-        self.lengths: dict[str, list[float]] = {"rhymeflow": [], "trl": []}
+    speed: float
+    """Trajectories per second."""
+    mean_length: float
 
-    def ours(self) -> float:
-        """Train here; return trajectories per second."""
-        ahead = 1 + self._config(1).schedule.bound
-        config = self._config(1 + self.steps + ahead, "rhymeflow")
-        rows = training_rows(train(config, num_cores=self.num_cores))[: 1 + self.steps]
-        lengths = [row["completions/mean_length"] for row in rows]
-        return self._rate("rhymeflow", [row["time"] for row in rows], lengths)
 
-    def trl(self) -> float:
-        """Train in TRL; return trajectories per second."""
-        config = self.folder / "trl.yaml"
-        config.write_text(dump_config(self._config(1 + self.steps)), encoding="utf-8")
-        out = self.folder / "trl.json"
-        command = [sys.executable, "-m", "benchmarks.peers.trl_side", str(config), str(out)]
-        command += ["--threads", str(self.num_cores)]
-        command += ["--per-device", str(self.workload.per_device)]
-        call(command, num_cores=self.num_cores)
-        result = json.loads(out.read_text(encoding="utf-8"))
-        out.unlink()
-        return self._rate("trl", result["ends"], result["lengths"])
+def train_here(recipe: str, steps: int, _: int, run_dir: Path) -> Measured:
+    """Train with Rhymeflow."""
+    ahead = 1 + configuration(recipe, 1, run_dir).schedule.bound
+    config = configuration(recipe, 1 + steps + ahead, run_dir)
+    rows = training_rows(train(config, num_cores=NUM_CORES))[: 1 + steps]
+    lengths = [row["completions/mean_length"] for row in rows]
+    return measured(config, steps, [row["time"] for row in rows], lengths)
 
-    def _rate(self, side: str, ends: list[float], lengths: list[float]) -> float:
-        assert len(ends) == 1 + self.steps, f"{side}: {len(ends)} steps"
-        self.lengths[side].append(statistics.fmean(lengths[1:]))
-        config = self._config(1)
-        batch = config.learner.groups_per_batch * config.rollout.num_generations
-        return self.steps * batch / (ends[-1] - ends[0])
 
-    def _config(self, max_steps: int, side: str = "trl") -> Config:
-        run_dir = self.folder / f"{side}-{len(self.lengths[side])}"
-        fields = {"learner.max_steps": str(max_steps), "run.output_dir": str(run_dir)}
-        return read_config(self.workload.recipe, {**QUIET, **fields})
+def train_in_trl(recipe: str, steps: int, _: int, run_dir: Path) -> Measured:
+    """Train with TRL."""
+    config = configuration(recipe, 1 + steps, run_dir)
+    path, out = (run_dir.with_suffix(suffix) for suffix in (".yaml", ".json"))
+    path.write_text(dump_config(config), encoding="utf-8")
+    command = [sys.executable, "-m", "benchmarks.peers.trl_side", str(path), str(out)]
+    command += ["--threads", str(NUM_CORES), "--per-device", str(PER_DEVICE)]
+    call(command, num_cores=NUM_CORES)
+    result = json.loads(out.read_text(encoding="utf-8"))
+    return measured(config, steps, result["ends"], result["lengths"])
+
+
+def measured(config: Config, steps: int, ends: list[float], lengths: list[float]) -> Measured:
+    """The figures of a run from the ends of its steps, without the first, and their lengths."""
+    assert len(ends) == 1 + steps, f"{len(ends)} steps"
+    batch = config.learner.groups_per_batch * config.rollout.num_generations
+    return Measured(steps * batch / (ends[-1] - ends[0]), statistics.fmean(lengths[1:]))
+
+
+def configuration(recipe: str, max_steps: int, run_dir: Path) -> Config:
+    """The recipe, without what only costs time."""
+    fields = {"learner.max_steps": str(max_steps), "run.output_dir": str(run_dir)}
+    return read_config(recipe, {**QUIET, **fields})

@@ -19,7 +19,7 @@ import platform
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -54,29 +54,29 @@ class Target:
         return f"{self.name}: {self.value:.4g} (target {sign} {self.target:g}: {verdict})"
 
 
+Found = tuple[list[dict[str, Any]], list[Target]]
+"""Rows and targets of a part."""
+
+
 def add_common_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of every benchmark; `rhymeflow bench` calls it before the module's own."""
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
-    parser.add_argument(
-        "--record", action="store_true", help="write benchmarks/results/NAME.json and .md"
-    )
+    what = "write benchmarks/results/NAME.json and .md"
+    parser.add_argument("--record", action="store_true", help=what)
 
 
 def add_number(
-    parser: argparse._ActionsContainer, option: str, value: int | None, what: str, least: int = 1
+    parser: argparse._ActionsContainer, option: str, value: int | None, what: str
 ) -> None:
-    """Add an option for a whole number from `least` on; `what` it is, for the help."""
+    """Add an option for a whole number from 1 on; `what` it is, for the help."""
     default = "" if value is None else f" (default {value})"
-    parser.add_argument(option, type=whole(least), default=value, help=what + default, metavar="N")
+    parser.add_argument(option, type=whole(1), default=value, help=what + default, metavar="N")
 
 
-def add_choice(
-    parser: argparse._ActionsContainer, option: str, choices: Iterable[str], default: str = "all"
-) -> None:
-    """Add an option that may be given several times; None: the default."""
-    parser.add_argument(
-        option, choices=list(choices), action="append", help=f"may be repeated (default: {default})"
-    )
+def add_choice(parser: argparse._ActionsContainer, option: str, choices: Iterable[str]) -> None:
+    """Add an option that may be given several times; None: all."""
+    what = "may be repeated (default: all)"
+    parser.add_argument(option, choices=list(choices), action="append", help=what)
 
 
 def whole(least: int) -> Callable[[str], int]:
@@ -84,9 +84,8 @@ def whole(least: int) -> Callable[[str], int]:
 
     def parsed(text: str) -> int:
         if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(
-                f"given {text}, should be a whole number from {least} on"
-            )
+            what = f"given {text}, should be a whole number from {least} on"
+            raise argparse.ArgumentTypeError(what)
         return int(text)
 
     return parsed
@@ -103,34 +102,10 @@ def share(text: str) -> float:
     return value
 
 
-def add_runs_argument(parser: argparse.ArgumentParser) -> None:
-    """Add `--runs`, the directory of recorded rollouts."""
-    default = Path("runs/recorded")
-    what = f"recorded rollouts; those that are missing are made (default {default})"
-    parser.add_argument("--runs", type=Path, default=default, metavar="DIR", help=what)
-
-
-def add_python_argument(parser: argparse.ArgumentParser, peer: str) -> None:
-    """Add `--PEER-python`, of the environment that the peer is installed in."""
-    what = "python of its environment; without it this side is left out"
-    parser.add_argument(f"--{peer}-python", type=interpreter, metavar="PATH", help=what)
-
-
 def add_parts_argument(parser: argparse.ArgumentParser, parts: Iterable[str]) -> None:
-    """Add `--parts`, which `chosen_parts` reads; the default is all of them."""
-    parser.add_argument(
-        "--parts",
-        default=",".join(parts),
-        help=f"comma-separated, of {', '.join(parts)} (default: all)",
-    )
-
-
-def chosen_parts(args: argparse.Namespace, parts: Iterable[str]) -> list[str]:
-    """Return the parts that were asked for; `UserError` if there is no such part."""
-    chosen = args.parts.split(",")
-    if unknown := set(chosen) - set(parts):
-        raise UserError(f"--parts: no part {min(unknown)!r}; there are {', '.join(parts)}")
-    return chosen
+    """Add `--parts`, which `report_parts` reads; the default is all of them."""
+    what = f"comma-separated, of {', '.join(parts)} (default: all)"
+    parser.add_argument("--parts", default=",".join(parts), help=what)
 
 
 def interpreter(path: str) -> str:
@@ -138,11 +113,6 @@ def interpreter(path: str) -> str:
     if not (os.path.isfile(path) and os.access(path, os.X_OK)):
         raise argparse.ArgumentTypeError(f"{path}: there is no such program")
     return os.path.abspath(path)
-
-
-def record_name(name: str, chosen: Sequence[str], parts: Iterable[str]) -> str:
-    """Return `NAME`, or `NAME-PART-...` where not all parts were asked for."""
-    return name if list(chosen) == list(parts) else "-".join([name, *chosen])
 
 
 def machine() -> dict[str, Any]:
@@ -164,23 +134,21 @@ def machine() -> dict[str, Any]:
 
 
 def interleave(
-    sides: Mapping[str, Callable[[], float]],
-    repeats: int,
-    progress: Callable[[str], None] | None = None,
+    sides: Mapping[str, Callable[[], float]], repeats: int, what: str = ""
 ) -> dict[str, list[float]]:
     """Measure each side `repeats` times, in turn, in reverse order every other time.
 
-    Values of one index are a pair: they were measured one right after the other. `progress` gets
-    one line per measurement (default: stderr).
+    Values of one index are a pair: they were measured one right after the other. A line for each
+    goes to stderr; `what` is measured, for the line.
     """
-    tell = progress or (lambda line: print(line, file=sys.stderr, flush=True))
     values: dict[str, list[float]] = {side: [] for side in sides}
     for repeat in range(repeats):
         order = list(sides) if repeat % 2 == 0 else list(reversed(sides))
         for side in order:
             value = sides[side]()
             values[side].append(value)
-            tell(f"  {repeat + 1}/{repeats} {side}: {value:.4g}")
+            line = f"{what}  {repeat + 1}/{repeats} {side}: {value:.4g}"
+            print(line, file=sys.stderr, flush=True)
     return values
 
 
@@ -189,16 +157,36 @@ def median_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
     return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
 
 
+def spread(name: str, values: Sequence[float], digits: int = 4) -> dict[str, float]:
+    """Return the columns of some values: their median, called `name`, `least` and `greatest`."""
+    found = {name: statistics.median(values), "least": min(values), "greatest": max(values)}
+    return {column: round(value, digits) for column, value in found.items()}
+
+
 def side_row(side: str, values: Sequence[float], unit: str) -> dict[str, Any]:
     """Return a table row: median and spread of one side's values."""
-    return {
-        "side": side,
-        "median": round(statistics.median(values), 4),
-        "least": round(min(values), 4),
-        "greatest": round(max(values), 4),
-        "runs": len(values),
-        "unit": unit,
-    }
+    return {"side": side, **spread("median", values), "runs": len(values), "unit": unit}
+
+
+def report_parts(
+    name: str,
+    parts: Mapping[str, Callable[[argparse.Namespace], Found]],
+    args: argparse.Namespace,
+    notes: str,
+) -> dict[str, Any]:
+    """Measure the parts that were asked for and report them, as `NAME-PART-...` if not all were."""
+    chosen = args.parts.split(",")
+    if unknown := set(chosen) - set(parts):
+        raise UserError(f"--parts: no part {min(unknown)!r}; there are {', '.join(parts)}")
+    rows: list[dict[str, Any]] = []
+    targets: list[Target] = []
+    for part in chosen:
+        print(f"{part}:", file=sys.stderr, flush=True)
+        found = parts[part](args)
+        rows += found[0]
+        targets += found[1]
+    name = name if chosen == list(parts) else "-".join([name, *chosen])
+    return report(name, rows, targets, args, notes)
 
 
 def report(
@@ -215,13 +203,7 @@ def report(
     result = {
         "name": name,
         "rows": [dict(row) for row in rows],
-        "targets": [
-            {
-                **{field: getattr(target, field) for field in ("name", "value", "target", "met")},
-                "text": target.text(),
-            }
-            for target in targets
-        ],
+        "targets": [{**asdict(t), "met": t.met, "text": t.text()} for t in targets],
         "notes": notes,
         "command": _command(),
         "machine": machine(),

@@ -14,23 +14,20 @@ from __future__ import annotations
 import argparse
 import functools
 import statistics
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks import harness
 from benchmarks.rollouts import record
-from benchmarks.rollouts.history import empty_history, remember
 from benchmarks.rollouts.policy import Policy, drain, one_core
-from benchmarks.rollouts.recorded import Rollout, load
+from benchmarks.rollouts.recorded import Rollout, empty_history, load, remember
 from benchmarks.training import drafting as runs
 from rhymeflow.engine.base import Request
 from rhymeflow.engine.native.engine import Engine
 from rhymeflow.histospec.drafter import Drafter
 
-PARTS = ("demo", "smollm2", "rhyming", "runs")
 EPOCH = 2
 """From 0: its weights and prompts; the epochs before it are history."""
 STEPS = {"demo": 16, "smollm2": 4}
@@ -39,8 +36,6 @@ REQUESTS = {1: 4, 8: 32, 32: 64, 64: 64, 128: 128}
 """Responses of one measurement, by how many run at a time."""
 WARM_UP = 2
 """Measurements that are not counted: iteration times and acceptance are learned."""
-
-Found = tuple[list[dict[str, Any]], list[harness.Target]]
 
 
 @dataclass(frozen=True)
@@ -63,9 +58,8 @@ class Case:
     @property
     def history(self) -> str:
         """The recording that holds the history."""
-        if self.rhymes:
-            return f"{self.recipe}-rhyming"
-        return self.recipe if self.temperature == 1.0 else f"{self.recipe}-{self.temperature}"
+        other = "" if self.temperature == 1.0 else f"-{self.temperature}"
+        return self.recipe + ("-rhyming" if self.rhymes else other)
 
 
 def cases(part: str) -> list[Case]:
@@ -83,7 +77,7 @@ def cases(part: str) -> list[Case]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of this benchmark."""
-    harness.add_runs_argument(parser)
+    record.add_arguments(parser)
     harness.add_parts_argument(parser, PARTS)
     harness.add_number(parser, "--repeats", 7, "measurements of a case")
     harness.add_number(parser, "--pairs", 3, "of real runs")
@@ -92,20 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Measure the chosen parts and report them."""
-    parts = harness.chosen_parts(args, PARTS)
-    rows: list[dict[str, Any]] = []
-    targets: list[harness.Target] = []
-    for part in parts:
-        print(f"{part}:", file=sys.stderr, flush=True)
-        if part == "runs":
-            found = runs.measure(args.pairs, args.steps)
-        else:
-            with one_core():
-                found = in_process(part, args)
-        rows += found[0]
-        targets += found[1]
-    name = harness.record_name("histospec", parts, PARTS)
-    return harness.report(name, rows, targets, args, NOTES)
+    return harness.report_parts("histospec", PARTS, args, NOTES)
 
 
 NOTES = (
@@ -119,15 +100,22 @@ NOTES = (
 )
 
 
-def in_process(part: str, args: argparse.Namespace) -> Found:
+def in_process(args: argparse.Namespace, part: str) -> harness.Found:
     """All cases of one part, which are of one model."""
-    policy = Policy(record.configuration(cases(part)[0].recipe))
     rows, targets = [], []
-    for case in cases(part):
-        found, target = Comparison(case, policy, args.runs).measure(args.repeats)
-        rows += [{"part": part, **row} for row in found]
-        targets.append(target)
+    with one_core():
+        policy = Policy(record.configuration(cases(part)[0].recipe))
+        for case in cases(part):
+            found, target = Comparison(case, policy, args.runs).measure(args.repeats)
+            rows += [{"part": part, **row} for row in found]
+            targets.append(target)
     return rows, targets
+
+
+PARTS: dict[str, Callable[[argparse.Namespace], harness.Found]] = {
+    **{name: functools.partial(in_process, part=name) for name in ("demo", "smollm2", "rhyming")},
+    "runs": lambda args: runs.measure(args.pairs, args.steps),
+}
 
 
 class Comparison:
@@ -137,7 +125,7 @@ class Comparison:
         self.case, self.policy = case, policy
         policy.load(record.checkpoint(case.recipe, runs, EPOCH * STEPS[case.recipe]))
         history, prompts = material(case, runs)
-        self.requests = list(slices(prompts, case, policy))
+        self.slices = slices(prompts, case, policy)
         drafting, rollout = policy.config.drafting, policy.config.rollout
         index = empty_history(history)
         remember(index, history)
@@ -157,19 +145,14 @@ class Comparison:
 
     def measure(self, repeats: int) -> tuple[list[dict[str, Any]], harness.Target]:
         """Rows of both sides, and the target."""
-        repeats = min(repeats, len(self.requests) - WARM_UP)
+        repeats = min(repeats, len(self.slices) - WARM_UP)
         sides = {
-            name: functools.partial(side.measure, self.requests)
-            for name, side in self.sides.items()
+            name: functools.partial(side.measure, self.slices) for name, side in self.sides.items()
         }
-        harness.interleave(sides, WARM_UP, progress=lambda line: None)
+        harness.interleave(sides, WARM_UP, f"{self.case.name}, warm-up")
         for side in self.sides.values():
             side.done.clear()
-        values = harness.interleave(
-            sides,
-            repeats,
-            progress=lambda line: print(self.case.name, line, file=sys.stderr, flush=True),
-        )
+        values = harness.interleave(sides, repeats, self.case.name)
         ratio = harness.median_ratio(values["cost"], values["off"])
         target = harness.Target(f"histospec/{self.case.name}", ratio, self.case.target)
         return [self._row(name, values) for name in self.sides], target
@@ -187,9 +170,7 @@ class Comparison:
             "batch": case.batch,
             "window": name,
             "tokens/s": round(statistics.median(values[name])),
-            "ratio": round(statistics.median(ratios), 3),
-            "least": round(min(ratios), 3),
-            "greatest": round(max(ratios), 3),
+            **harness.spread("ratio", ratios, 3),
             "mean acceptance length": round(generated / steps, 2),
             "acceptance rate": round((generated - steps) / drafted, 3) if drafted else "",
             "identical": round(same, 3),
@@ -216,22 +197,21 @@ class Side:
 
 def material(case: Case, runs: Path) -> tuple[list[Rollout], list[int]]:
     """History, and the rows of the prompts that come next, in the run's order."""
-    history = load(record.recording(case.history, runs)).rollouts
-    order = load(record.recording(case.recipe, runs)).rollouts
+    history = load(record.recording(case.history, runs))
+    order = load(record.recording(case.recipe, runs))
     rows = dict.fromkeys(rollout.row for rollout in order if rollout.epoch == EPOCH)
     return [rollout for rollout in history if rollout.epoch < EPOCH], list(rows)
 
 
-def slices(rows: list[int], case: Case, policy: Policy) -> Iterator[Callable[[], list[Request]]]:
+def slices(rows: list[int], case: Case, policy: Policy) -> list[Callable[[], list[Request]]]:
     """Makers of equal requests for both sides: the epoch's prompts, so many at a time."""
     noise_epoch = 0 if case.rhymes else EPOCH
     members, size = policy.config.rollout.num_generations, REQUESTS[case.batch]
-    for first in range(0, len(rows) * members - size + 1, size):
 
-        def make(first: int = first) -> list[Request]:
-            groups = rows[first // members : -(-(first + size) // members)]
-            requests = policy.requests(groups, noise_epoch, case.temperature)
-            start = first % members
-            return requests[start : start + size]
+    def make(first: int) -> list[Request]:
+        groups = rows[first // members : -(-(first + size) // members)]
+        start = first % members
+        return policy.requests(groups, noise_epoch, case.temperature)[start : start + size]
 
-        yield make
+    firsts = range(0, len(rows) * members - size + 1, size)
+    return [functools.partial(make, first) for first in firsts]

@@ -1,7 +1,5 @@
 """How well lengths are predicted, on recorded rollouts of real runs.
 
-    python -m benchmarks.lengths [--runs DIR] [--recordings demo,...] [--shuffled]
-
 Recordings (`rollouts/record.py`) are told to a `LengthPredictor` as a run would: the groups of a
 batch are opened, their responses finish in the order of their lengths, and they end together. By
 epoch: prediction at opening against the truth, how many ended within the 80% interval, and the
@@ -18,40 +16,38 @@ from __future__ import annotations
 import argparse
 import math
 import random
+import statistics
 import time
 from collections.abc import Sequence
 from typing import Any
 
 from benchmarks import harness
-from benchmarks.rollouts.recorded import Rollout, load
+from benchmarks.rollouts import record
+from benchmarks.rollouts.recorded import Rollout
 from rhymeflow.core.lengths import LengthPredictor
 from rhymeflow.core.prediction_quality import spearman
 from rhymeflow.core.types import TrajectoryId
 
 RECORDINGS = ("demo", "demo-0.6", "smollm2", "smollm2-long-1.0", "smollm2-long-0.6")
-LONGEST = {"demo": 448, "demo-0.6": 448, "smollm2": 8}
-"""Longest response of a recording; the others' is `LONG`."""
-LONG = 96
-GROUPS = {"demo": 16, "demo-0.6": 16, "smollm2": 16}
-"""Groups that run together: a training batch; 8 for the others, which have 32 prompts."""
+LONG_GROUPS = 8
+"""Groups that run together in recordings of recipe `long`, which has 32 prompts; of others a
+training batch."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of this benchmark."""
-    harness.add_runs_argument(parser)
-    parser.add_argument("--recordings", default=",".join(RECORDINGS), help="default: all")
+    record.add_arguments(parser, RECORDINGS)
     parser.add_argument("--shuffled", action="store_true", help="with histories of other prompts")
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Replay the recordings and report."""
-    from benchmarks.rollouts.record import recording
-
     rows = []
     for name in args.recordings.split(","):
-        rollouts = load(recording(name, args.runs)).batches(GROUPS.get(name, 8))
-        batches = shuffled(rollouts) if args.shuffled else rollouts
-        rows += replay(name, batches, LONGEST.get(name, LONG))
+        batches, longest = record.replayable(name, args.runs, LONG_GROUPS)
+        if args.shuffled:
+            batches = shuffled(batches)
+        rows += replay(name, batches, longest)
     return harness.report("lengths", rows, [], args, NOTES)
 
 
@@ -78,8 +74,8 @@ def replay(name: str, batches: Sequence[list[Rollout]], longest: int) -> list[di
         epoch = batch[0].epoch
         if number + 1 == len(batches) or batches[number + 1][0].epoch != epoch:
             rows.append({"recording": name, "epoch": epoch, **figures(seen)})
-            rows[-1]["explained variance"] = round(predictor.explained_variance, 3)
-            rows[-1]["us/response"] = round(1e6 * seconds / len(seen), 1)
+            rows[-1]["explained variance"] = predictor.explained_variance
+            rows[-1]["us/response"] = 1e6 * seconds / len(seen)
             seen, seconds = [], 0.0
     return rows
 
@@ -109,14 +105,13 @@ def figures(seen: Sequence[tuple[Rollout, float, bool]]) -> dict[str, Any]:
     for rollout, *_ in seen:
         logs = siblings[rollout.group]
         others.append((sum(logs) - math.log(len(rollout.tokens))) / max(1, len(logs) - 1))
-    correlation = spearman([expected for _, expected, _ in seen], lengths)
-    mean = sum(expected for _, expected, _ in seen) / sum(lengths)
+    expected = [each for _, each, _ in seen]
     return {
         "responses": len(seen),
-        "rank correlation": _rounded(correlation),
-        "its siblings'": _rounded(spearman(others, lengths)),
-        "coverage": _rounded(sum(covered for *_, covered in seen) / len(seen)),
-        "expected / true mean": round(mean, 3),
+        "rank correlation": spearman(expected, lengths),
+        "its siblings'": spearman(others, lengths),
+        "coverage": statistics.fmean(covered for *_, covered in seen),
+        "expected / true mean": sum(expected) / sum(lengths),
     }
 
 
@@ -129,14 +124,3 @@ def shuffled(batches: Sequence[list[Rollout]]) -> list[list[Rollout]]:
         random.Random(epoch).shuffle(new)
         renamed[epoch] = dict(zip(rows, new, strict=True))
     return [[r._replace(row=renamed[r.epoch][r.row]) for r in batch] for batch in batches]
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 3)
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    harness.add_common_arguments(parser)
-    add_arguments(parser)
-    run(parser.parse_args())

@@ -15,26 +15,29 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import statistics
 import sys
-import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks import harness
-from benchmarks.schedules import NAMES
-from benchmarks.training.train import QUIET, call, cores, pinned, train, training_rows
-from rhymeflow.config import FIXED_BOUNDS, Config
+from benchmarks.training.train import QUIET, call, cores, pinned, repeated, train, training_rows
+from rhymeflow.config import Config
 from rhymeflow.config.load import dump_config, read_config
+from rhymeflow.core.events import TrajectoryFinished, TrajectoryRewarded
+from rhymeflow.core.types import TrajectoryId
+from rhymeflow.observe.summary import EVENTS
 from rhymeflow.runtime.controller import ROUND_SECONDS
 from rhymeflow.sim import simulate
 from rhymeflow.sim.workload import workload
-from rhymeflow.store.reader import TrajectoryReader
+from rhymeflow.store.reader import Recorded, TrajectoryReader
 from rhymeflow.workers.rollout import STATUS_SECONDS
 
+SCHEDULES = {"staleflow": 1, "synchronous": 0}
+"""And their bounds."""
+INSTANCES = 1
 TOLERANCE = 0.1
 MESSAGE_SECONDS = 0.0005
 """A message between two processes by a pipe, packed and unpacked; a tenth of the shortest
@@ -43,8 +46,7 @@ SKIPPED = 1
 """Steps at the beginning that are not counted: caches and kernels are warmed up in them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Figures:
+class Figures(NamedTuple):
     """What is compared. Shares are of all instances' time, and of the learner's."""
 
     steps_per_s: float
@@ -54,33 +56,24 @@ class Figures:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this benchmark's options."""
-    parser.add_argument("--recipe", default="demo")
-    harness.add_choice(parser, "--schedule", NAMES, default="staleflow and synchronous")
-    harness.add_number(parser, "--instances", 1, "of rollout")
-    harness.add_number(parser, "--max-staleness", 1, "of schedules that don't fix it", least=0)
     harness.add_number(parser, "--steps", 20, "of each run, the first included")
     harness.add_number(parser, "--repeats", 3, "rounds; medians are reported")
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Calibrate, run and simulate in turn, and report."""
-    names = args.schedule or ["staleflow", "synchronous"]
-    seen: dict[str, list[tuple[Figures, Figures]]] = {name: [] for name in names}
-    with tempfile.TemporaryDirectory(prefix="rhymeflow-simulator-") as folder:
-        sides = {
-            name: functools.partial(measure, name, args, Path(folder), seen[name]) for name in names
-        }
-        harness.interleave(sides, args.repeats)
-    rows = [row for name in names for row in compared(name, seen[name])]
-    targets = [target for name in names for target in targets_of(name, seen[name])]
+    sides = {name: functools.partial(measure, name, args.steps) for name in SCHEDULES}
+    seen = repeated(sides, args.repeats, lambda pair: pair[1].steps_per_s / pair[0].steps_per_s)
+    rows = [row for name, found in seen.items() for row in compared(name, found)]
+    targets = [target(row) for row in rows]
     return harness.report("simulator", rows, targets, args, notes=notes(args))
 
 
 def notes(args: argparse.Namespace) -> str:
     """How it was measured."""
-    learner, instances = cores(args.instances)
+    learner, instances = cores(INSTANCES)
     return (
-        f"{args.recipe}, {args.instances} rollout instances, {args.steps} steps, medians of "
+        f"demo, {INSTANCES} rollout instance, {args.steps} steps, medians of "
         f"{args.repeats} rounds of calibration, run and simulation. Cores: learner {learner}, "
         f"instances {instances}, one thread each. Errors of steps per second are relative "
         "(simulated / real - 1), those of idle shares are in shares of the time (0.1 is ten "
@@ -88,37 +81,28 @@ def notes(args: argparse.Namespace) -> str:
     )
 
 
-def measure(
-    name: str,
-    args: argparse.Namespace,
-    folder: Path,
-    seen: list[tuple[Figures, Figures]],
-) -> float:
-    """Calibrate, run, simulate; return simulated over real steps per second."""
-    run_dir = folder / f"{name}-{len(seen)}"
-    config = configure(name, args, run_dir)
-    path, profile = folder / "calibrated.yaml", folder / "calibrated.json"
+def measure(name: str, steps: int, _: int, run_dir: Path) -> tuple[Figures, Figures]:
+    """Calibrate, run, simulate; return the real figures and the simulated ones."""
+    config = configure(name, steps, run_dir)
+    path, profile = (run_dir.with_name(f"calibrated.{kind}") for kind in ("yaml", "json"))
     path.write_text(dump_config(config), encoding="utf-8")
-    rhymeflow = [sys.executable, "-m", "rhymeflow"]
-    call([*rhymeflow, "calibrate", str(path), "--output", str(profile)])
+    call([sys.executable, "-m", "rhymeflow", "calibrate", str(path), "--output", str(profile)])
     real = figures(training_rows(train(config)))
     result = simulate.run(as_it_ran(config, profile, run_dir), workload(config, run_dir))
-    predicted = Figures(result.steps_per_second, result.idle_rollout, result.idle_learner)
-    seen.append((real, predicted))
-    return predicted.steps_per_s / real.steps_per_s
+    return real, Figures(result.steps_per_second, result.idle_rollout, result.idle_learner)
 
 
-def configure(name: str, args: argparse.Namespace, run_dir: Path) -> Config:
-    """The recipe under one schedule."""
+def configure(name: str, steps: int, run_dir: Path) -> Config:
+    """Recipe `demo` under one schedule."""
     return read_config(
-        args.recipe,
+        "demo",
         {
             **QUIET,
-            **pinned(args.instances),
+            **pinned(INSTANCES),
             "drafting.window": "off",
             "schedule.name": name,
-            "schedule.max_staleness": str(FIXED_BOUNDS.get(name, args.max_staleness)),
-            "learner.max_steps": str(args.steps),
+            "schedule.max_staleness": str(SCHEDULES[name]),
+            "learner.max_steps": str(steps),
             "run.output_dir": str(run_dir),
         },
     )
@@ -129,14 +113,8 @@ def as_it_ran(config: Config, profile: Path, run_dir: Path) -> Config:
 
     Routing in the run weighed with `schedule.cost_model`, so it does in the simulation.
     """
-    reader = TrajectoryReader(run_dir / "events.db")
-    try:
-        rows = reader.query(
-            "SELECT kind, time, body FROM events WHERE kind IN"
-            " ('TrajectoryFinished', 'TrajectoryRewarded') ORDER BY seq"
-        )
-    finally:
-        reader.close()
+    with closing(TrajectoryReader(run_dir / EVENTS)) as reader:
+        seconds = reward_seconds(reader.events())
     simulation = {
         "profile": str(profile),
         "skip_steps": SKIPPED,
@@ -144,25 +122,25 @@ def as_it_ran(config: Config, profile: Path, run_dir: Path) -> Config:
         "snapshot_seconds": STATUS_SECONDS,
         "command_seconds": MESSAGE_SECONDS,
         "event_seconds": MESSAGE_SECONDS,
-        "reward_seconds": reward_seconds(rows),
+        "reward_seconds": seconds,
     }
     values = config.model_dump()
     return Config.model_validate({**values, "simulation": {**values["simulation"], **simulation}})
 
 
-def reward_seconds(rows: Sequence[tuple[str, float, str]]) -> float:
+def reward_seconds(log: Iterable[Recorded]) -> float:
     """Median time from the event that finishes a response to that of its reward, less a round.
 
     Both wait for the end of a round of events, of which the simulation has its own.
     """
-    finished: dict[str, float] = {}
+    finished: dict[TrajectoryId, float] = {}
     waits = []
-    for kind, when, body in rows:
-        trajectory = json.dumps(json.loads(body)["trajectory"])
-        if kind == "TrajectoryFinished":
-            finished[trajectory] = when
-        elif trajectory in finished:
-            waits.append(when - finished[trajectory])
+    for _, when, event in log:
+        match event:
+            case TrajectoryFinished():
+                finished[event.trajectory] = when
+            case TrajectoryRewarded() if event.trajectory in finished:
+                waits.append(when - finished[event.trajectory])
     return max(0.0, statistics.median(waits) - ROUND_SECONDS)
 
 
@@ -182,18 +160,17 @@ def figures(rows: Sequence[Mapping[str, float]]) -> Figures:
 def compared(name: str, pairs: Sequence[tuple[Figures, Figures]]) -> list[dict[str, Any]]:
     """A table row for each figure: medians, and the median of the rounds' errors."""
     rows = []
-    for figure in ("steps_per_s", "idle_rollout", "idle_learner"):
-        real = [getattr(side, figure) for side, _ in pairs]
-        predicted = [getattr(side, figure) for _, side in pairs]
+    for figure in Figures._fields:
+        real, predicted = (
+            [getattr(side, figure) for side in sides] for sides in zip(*pairs, strict=True)
+        )
         errors = [b - a for a, b in zip(real, predicted, strict=True)]
         relative = [b / a - 1 for a, b in zip(real, predicted, strict=True) if a > 0]
         rows.append(
             {
                 "schedule": name,
                 "figure": figure,
-                "real": round(statistics.median(real), 4),
-                "least": round(min(real), 4),
-                "greatest": round(max(real), 4),
+                **harness.spread("real", real),
                 "simulated": round(statistics.median(predicted), 4),
                 "error": round(statistics.median(errors), 4),
                 "relative": round(statistics.median(relative), 4) if relative else None,
@@ -202,15 +179,9 @@ def compared(name: str, pairs: Sequence[tuple[Figures, Figures]]) -> list[dict[s
     return rows
 
 
-def targets_of(name: str, pairs: Sequence[tuple[Figures, Figures]]) -> list[harness.Target]:
+def target(row: Mapping[str, Any]) -> harness.Target:
     """Relative error of steps per second, errors of idle shares in shares of the time."""
-    speed, rollout, learner = compared(name, pairs)
-    errors = {
-        "steps_per_s (relative)": speed["relative"],
-        "idle_rollout (points)": rollout["error"],
-        "idle_learner (points)": learner["error"],
-    }
-    return [
-        harness.Target(f"simulator/{name}/{figure}", abs(error), TOLERANCE, at_most=True)
-        for figure, error in errors.items()
-    ]
+    figure = row["figure"]
+    error, unit = ("relative", "relative") if figure == "steps_per_s" else ("error", "points")
+    name = f"simulator/{row['schedule']}/{figure} ({unit})"
+    return harness.Target(name, abs(row[error]), TOLERANCE, at_most=True)

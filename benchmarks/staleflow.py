@@ -1,8 +1,6 @@
 """The setting StaleFlow was measured in, simulated: every schedule at its own best split.
 
-The coordinator is the one that drives real runs; the cluster around it is simulated
-(docs/simulator.md) with the profiles in `rhymeflow/profiles`. Assumed, and fixed before anything
-was run:
+Assumed, and fixed before anything was run:
 
 - batches of 128 groups of 16, prompts of 2,048 tokens, responses of up to 20,480 (the setting of
   arXiv 2601.12784, evaluation);
@@ -16,8 +14,8 @@ was run:
   costs nothing but the transfer of weights; all others split the devices, each at the split where
   it is fastest, in sixteenths (benchmarks/simulated/splits.py).
 
-Ratios are of trained tokens per second. The published ratios are of other systems (verl 0.5 and
-others) on real devices; these are of schedules, everything else being equal.
+Ratios are of trained tokens per second, and of schedules, everything else being equal; the
+published ratios are of other systems (verl 0.5 and others) on real devices.
 """
 
 from __future__ import annotations
@@ -35,8 +33,7 @@ MODELS = {"14b": "qwen2.5-14b-h20", "32b": "qwen2.5-32b-h20", "30b-a3b": "qwen3-
 DEVICES = (64, 128)
 BOUNDS = (1, 2, 3)
 SCHEDULES = ("synchronous", "one_step", "bounded", "partial", "staleflow")
-SKIPPED = 4
-"""Steps at the beginning that are not counted: the first batches fill the buffers."""
+STEPS = 20
 
 
 class Cell(NamedTuple):
@@ -56,51 +53,53 @@ class Cell(NamedTuple):
         }
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add this benchmark's options."""
-    splits.add_arguments(parser, MODELS, DEVICES)
-    splits.add_numbers(parser, "--bound", "of staleness", BOUNDS, least=0)
-    harness.add_number(parser, "--steps", 20, "of which the first four are not counted")
+add_arguments = splits.add_arguments
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Find every cell's figure and report."""
-    steps = args.steps
-    rows = splits.table(cells(args), lambda cell: case(cell, steps), Cell.baselines, args.jobs)
-    return harness.report("staleflow", rows, targets(rows), args, notes=notes(args))
+    rows = splits.table(splits.chosen(cells(), args.only), case, Cell.baselines, args.jobs)
+    notes = splits.notes(STEPS, "benchmarks/staleflow.py", PUBLISHED)
+    return harness.report("staleflow", rows, targets(rows), args, notes)
 
 
-def cells(args: argparse.Namespace) -> list[Cell]:
-    """Those asked for."""
-    places = [
-        (model, devices, 2048)
-        for model in args.model or MODELS
-        for devices in args.devices or DEVICES
-    ]
+PUBLISHED = (
+    "Published, of other systems on real devices: up to 2.68x over synchronous, up to 1.42x over "
+    "the strongest bounded asynchronous one. "
+)
+
+
+def cells() -> list[Cell]:
+    """Every schedule at its bounds, in every place."""
+    places = [(model, devices, 2048) for model in MODELS for devices in DEVICES]
     # 2K is the setting's longest prompt; a short one shows how much depends on it.
     places.insert(1, (*places[0][:2], 256))
     return [
         Cell(name, *place, bound)
         for place in places
         for name in SCHEDULES
-        for bound in splits.bounds_of(name, args.bound or BOUNDS)
+        for bound in splits.bounds_of(name, BOUNDS)
     ]
 
 
-def case(cell: Cell, steps: int) -> splits.Case:
+def case(cell: Cell) -> splits.Case:
     """The published setting, under one schedule."""
-    overrides = {
+    return splits.case(cell.devices, setting(cell, STEPS), colocated=cell.bound == 0)
+
+
+def setting(cell: Any, max_steps: int) -> dict[str, str]:
+    """Settings of recipe `cluster` for a cell that has at least the fields of `Cell`."""
+    return {
         "schedule.name": cell.schedule,
         "schedule.max_staleness": str(cell.bound),
         "schedule.cost_model": MODELS[cell.model],
-        "simulation.skip_steps": str(SKIPPED),
+        "simulation.skip_steps": str(splits.SKIPPED),
         "simulation.workload.mean_length": "5000",
         "simulation.workload.sigma": "0.99",
         "simulation.workload.prompt_tokens": str(cell.prompt),
-        "learner.max_steps": str(steps),
+        "learner.max_steps": str(max_steps),
         "drafting.window": "off",
     }
-    return splits.case(cell.devices, overrides, colocated=cell.schedule == "synchronous")
 
 
 def targets(rows: Sequence[dict[str, Any]]) -> list[harness.Target]:
@@ -111,21 +110,10 @@ def targets(rows: Sequence[dict[str, Any]]) -> list[harness.Target]:
     """
     ours = [r for r in rows if r["schedule"] == "staleflow" and r["prompt"] == 2048]
     strongest = [splits.over_better(r, ("one_step", "bounded")) for r in ours]
-    best = "staleflow/best of one_step and bounded"
-    partial = statistics.mean(r["over partial"] for r in ours)
-    return [
-        harness.Target("staleflow/synchronous", max(r["over synchronous"] for r in ours), 2.68),
-        harness.Target(f"{best}, greatest", max(strongest), 1.42),
-        harness.Target(f"{best}, mean", statistics.mean(strongest), 1.17),
-        harness.Target("staleflow/partial, mean", partial, 1.0),
-    ]
-
-
-def notes(args: argparse.Namespace) -> str:
-    """What the figures are."""
-    return (
-        f"Simulated, {args.steps} steps of which the first {SKIPPED} are not counted. Each figure "
-        "is at the split (rollout devices of all) where the schedule is fastest. Published, of "
-        "other systems on real devices: up to 2.68x over synchronous, up to 1.42x over the "
-        f"strongest bounded asynchronous one. {splits.COLUMNS}Assumptions: benchmarks/staleflow.py."
+    best, mean = "staleflow/best of one_step and bounded", statistics.mean
+    return splits.judged(
+        ("staleflow/synchronous", max, [r["over synchronous"] for r in ours], 2.68),
+        (f"{best}, greatest", max, strongest, 1.42),
+        (f"{best}, mean", mean, strongest, 1.17),
+        ("staleflow/partial, mean", mean, [r["over partial"] for r in ours], 1.0),
     )

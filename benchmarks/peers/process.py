@@ -13,7 +13,6 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from benchmarks.training.train import ROOT
@@ -69,17 +68,3 @@ class Peer:
         self._errors.seek(0)
         last = self._errors.read().strip().splitlines()[-1:]
         raise UserError(f"{self._python}: {' '.join(last)}")
-
-
-class Vllm(Peer):
-    """vLLM's CPU build; `checkpoint` in Hugging Face format."""
-
-    def __init__(self, python: str, num_threads: int, checkpoint: Path) -> None:
-        script = Path(__file__).with_name("vllm_side.py")
-        super().__init__(python, [str(script), str(checkpoint)], num_threads)
-
-    def speed(self, prompts: list[list[int]], lengths: list[int]) -> float:
-        """Useful tokens per second at temperature 1, responses of exactly these lengths."""
-        answer = self.ask({"prompts": prompts, "lengths": lengths})
-        assert answer["lengths"] == lengths, "vLLM generated other numbers of tokens"
-        return sum(lengths) / float(answer["seconds"])

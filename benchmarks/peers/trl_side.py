@@ -60,7 +60,7 @@ def main() -> None:
     parser.add_argument("config", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--per-device", type=int, help="sequences per forward and backward")
+    parser.add_argument("--per-device", type=int, required=True, help="sequences at a time")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     warnings.filterwarnings("ignore")
@@ -72,7 +72,7 @@ def main() -> None:
     args.out.write_text(json.dumps({"ends": clock.ends, "lengths": clock.lengths}))
 
 
-def build(config: Config, folder: str, per_device: int | None) -> tuple[Clock, GRPOTrainer]:
+def build(config: Config, folder: str, per_device: int) -> tuple[Clock, GRPOTrainer]:
     """Return the trainer, and the clock that it carries."""
     tokenizer = load_tokenizer(config.model)
     clock = Clock()
@@ -87,7 +87,7 @@ def build(config: Config, folder: str, per_device: int | None) -> tuple[Clock, G
         processing_class=tokenizer,
         reward_funcs=[reward(function, prompts) for function in config.reward.functions],
         train_dataset=dataset(prompts, config, tokenizer),
-        args=arguments(config, folder, per_device, on_cpu=device.type == "cpu"),
+        args=arguments(config, folder, per_device, device),
         callbacks=[clock],
     )
     clock.trainer = trainer
@@ -97,32 +97,25 @@ def build(config: Config, folder: str, per_device: int | None) -> tuple[Clock, G
 SAME = (
     "learning_rate", "lr_scheduler_type", "warmup_steps", "weight_decay", "max_steps",
     "num_iterations", "loss_type", "scale_rewards", "epsilon", "epsilon_high", "beta",
-    "mask_truncated_completions",
+    "mask_truncated_completions", "adam_beta1", "adam_beta2", "adam_epsilon",
 )  # fmt: skip
-"""Fields of `learner` that TRL calls the same."""
+SAMPLING = ("num_generations", "max_completion_length", "temperature", "top_p", "top_k")
+"""Fields of `learner` and of `rollout` that TRL calls the same."""
 
 
-def arguments(config: Config, folder: str, per_device: int | None, *, on_cpu: bool) -> GRPOConfig:
+def arguments(config: Config, folder: str, per_device: int, device: torch.device) -> GRPOConfig:
     """Carry the settings over, field by field."""
     learner, rollout = config.learner, config.rollout
     batch = learner.groups_per_batch * rollout.num_generations
-    per_device = per_device or batch
     return GRPOConfig(
         **{name: getattr(learner, name) for name in SAME},
+        **{name: getattr(rollout, name) for name in SAMPLING},
         output_dir=folder,
-        use_cpu=on_cpu,
+        use_cpu=device.type == "cpu",
         seed=config.run.seed,
         shuffle_dataset=False,
         per_device_train_batch_size=per_device,
         gradient_accumulation_steps=batch // per_device,
-        num_generations=rollout.num_generations,
-        max_completion_length=rollout.max_completion_length,
-        temperature=rollout.temperature,
-        top_p=rollout.top_p,
-        top_k=rollout.top_k,
-        adam_beta1=learner.adam_beta1,
-        adam_beta2=learner.adam_beta2,
-        adam_epsilon=learner.adam_epsilon,
         max_grad_norm=learner.max_grad_norm or 0.0,
         reward_weights=[function.weight for function in config.reward.functions],
         gradient_checkpointing=False,
@@ -144,9 +137,7 @@ def dataset(prompts: PromptSource, config: Config, tokenizer: Any) -> Dataset:
         ids = encoder.encode(prompt)
         text = tokenizer.decode(ids)
         if list(tokenizer(text=text)["input_ids"]) != ids:
-            raise SystemExit(
-                f"{prompt.where}: does not tokenize to the same tokens in TRL: {text!r}"
-            )
+            raise SystemExit(f"{prompt.where}: TRL tokenizes {text!r} to other tokens")
         rows.append({"prompt": text, "row": prompt.row})
     return Dataset.from_list(rows)
 

@@ -3,40 +3,29 @@
 All sequences of a batch run together. In each iteration every running sequence gets a draft, what
 the recording says next is accepted as far as the draft has it, one token more comes from the
 policy's own row, and the drafter is told. The first token of a response comes with its prompt and
-is not counted, on any side. When the batch is over its rollouts, with their rewards, are history.
+is not counted. When the batch is over its rollouts, with their rewards, are history.
 
-Holds true: every side sees the same rollouts in the same order; only the calls to it are timed, in
-seconds of the thread that makes them, which another program on the machine does not lengthen much.
-Imports numpy only, by way of `recorded`: other systems' sides run it in their own environments.
+Holds true: only the calls to the side are timed, in seconds of the thread that makes them, which
+another program on the machine does not lengthen much.
+
+What is measured is a side, as `drafter.Replayed`. Its sequences are numbered from 0 in each batch:
+
+    begin(rollouts, first)     a batch begins: prompts, and the first tokens of their responses
+    propose(running, room)     drafts of at most `room` tokens: `tokens`, and in `parents` the
+                               place of each one's parent or -1
+    extend(running, made)      what became of the drafts: accepted tokens and the policy's next
+    end(sequence)              a response is complete
+    finish(rollouts)           the batch is over; rewards are known
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Any
 
 from benchmarks.rollouts.recorded import Rollout
-
-
-class Side(Protocol):
-    """What is measured; sequences are numbered from 0 in each batch."""
-
-    def begin(self, rollouts: Sequence[Rollout], first: Sequence[list[int]]) -> None:
-        """A batch begins: prompts, and the first tokens of their responses."""
-
-    def propose(self, running: list[int], room: list[int]) -> list[tuple[list[int], list[int]]]:
-        """Drafts of at most `room` tokens: tokens, and the place of each one's parent or -1."""
-
-    def extend(self, running: list[int], made: list[list[int]]) -> None:
-        """What became of the drafts: accepted tokens and the policy's next."""
-
-    def end(self, sequence: int) -> None:
-        """A response is complete."""
-
-    def finish(self, rollouts: Sequence[Rollout]) -> None:
-        """The batch is over; rewards are known."""
 
 
 @dataclass
@@ -51,14 +40,9 @@ class Count:
     iteration_seconds: list[float] = field(default_factory=list)
     """Of each iteration, proposing and extending."""
 
-    @property
-    def iterations(self) -> int:
-        """How many."""
-        return len(self.iteration_seconds)
-
 
 def replay(
-    side: Side,
+    side: Any,
     batches: Sequence[Sequence[Rollout]],
     limit: int,
     iterations: int | None = None,
@@ -76,15 +60,15 @@ def replay(
 
 
 def _replay(
-    side: Side, batch: Sequence[Rollout], limit: int, iterations: int | None, count: Count
+    side: Any, batch: Sequence[Rollout], limit: int, iterations: int | None, count: Count
 ) -> None:
     side.begin(batch, [rollout.tokens[:1] for rollout in batch])
     done = [1] * len(batch)
     running = [sequence for sequence, rollout in enumerate(batch) if len(rollout.tokens) > 1]
     for sequence in set(range(len(batch))) - set(running):
         side.end(sequence)
-    last = None if iterations is None else count.iterations + iterations
-    while running and count.iterations != last:
+    last = None if iterations is None else len(count.iteration_seconds) + iterations
+    while running and len(count.iteration_seconds) != last:
         room = [limit - done[sequence] - 1 for sequence in running]
         started = time.thread_time()
         drafts = side.propose(running, room)
@@ -127,12 +111,10 @@ def num_accepted(
     return accepted
 
 
-def total(counts: Sequence[Count], epochs: range | None = None) -> Count:
-    """The sum of counts, of some epochs only if asked."""
+def total(counts: Sequence[Count]) -> Count:
+    """The sum of counts."""
     whole = Count(-1)
     for count in counts:
-        if epochs is None or count.epoch in epochs:
-            for field_ in fields(count)[1:]:
-                value = getattr(whole, field_.name) + getattr(count, field_.name)
-                setattr(whole, field_.name, value)
+        for name in ("steps", "drafted", "accepted", "generated", "iteration_seconds"):
+            setattr(whole, name, getattr(whole, name) + getattr(count, name))
     return whole

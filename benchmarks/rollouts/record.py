@@ -2,12 +2,8 @@
 
     DIR/demo.npz, DIR/demo/            64 steps, 4 epochs over 256 prompts, 50 tokens a response
     DIR/smollm2.npz, DIR/smollm2/      12 steps, 3 epochs over 64 prompts, 6 tokens a response
-    DIR/smollm2-long-1.0.npz, ...-0.6  32 chat prompts x 4 x <= 96 tokens, two epochs of the same
-                                       weights with fresh noise, at these temperatures
-    DIR/smollm2-rhyme.npz              the same prompts at temperature 1, the same noise in every
-                                       epoch, weights of the smollm2 run's epochs
-    DIR/demo-0.6.npz, smollm2-0.6.npz  what the runs' policies say at temperature 0.6
-    DIR/smollm2-rhyming.npz            and at 1 with the same noise in every epoch
+    DIR/smollm2-long-1.0.npz, ...      what `SAMPLES` says; `long` is 32 chat prompts x 4 responses
+                                       of at most 96 tokens
 
 What exists is not made again. The runs draft nothing, so that no recording favours a drafter; their
 directories keep a checkpoint per epoch, from which the samples are generated.
@@ -15,15 +11,18 @@ directories keep a checkpoint per epoch, from which the samples are generated.
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections import defaultdict
-from dataclasses import dataclass
+from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from benchmarks.rollouts.policy import Policy, drain
-from benchmarks.rollouts.recorded import Rollout, save
+from benchmarks.rollouts.recorded import Rollout, batches, load, save
 from benchmarks.training.train import QUIET, train
 from rhymeflow.config import Config
 from rhymeflow.config.load import parse_config, read_config
@@ -39,20 +38,14 @@ RUNS = {
 PLAIN = {**QUIET, "drafting.window": "off"}
 
 
-@dataclass(frozen=True)
-class Samples:
+class Samples(NamedTuple):
     """Responses of a policy: in each epoch, with the weights of a step of a run."""
 
     recipe: str
-    """One of `RUNS`, or `long`."""
+    """One of `RUNS`, or `long`, which samples the policy of run `smollm2`."""
     temperature: float
     steps: tuple[int, ...]
     rhymes: bool = False
-
-    @property
-    def run(self) -> str:
-        """The run whose weights are used."""
-        return "demo" if self.recipe == "demo" else "smollm2"
 
 
 SAMPLES = {
@@ -65,13 +58,38 @@ SAMPLES = {
 }
 
 
+def add_arguments(parser: argparse.ArgumentParser, recordings: Sequence[str] = ()) -> None:
+    """Add `--runs`, the directory of recordings, and `--recordings` where there is a choice."""
+    default = Path("runs/recorded")
+    what = f"recorded rollouts; those that are missing are made (default {default})"
+    parser.add_argument("--runs", type=Path, default=default, metavar="DIR", help=what)
+    if recordings:
+        parser.add_argument("--recordings", default=",".join(recordings), help="default: all")
+
+
+def replayable(name: str, folder: Path, groups_of_long: int) -> tuple[list[list[Rollout]], int]:
+    """A recording's batches, those of a training run, and the longest response there can be.
+
+    `groups_of_long`: how many groups of recipe `long`, which is not trained, run together.
+    """
+    recipe = SAMPLES[name].recipe if name in SAMPLES else name
+    config = configuration(recipe)
+    groups = groups_of_long if recipe == "long" else config.learner.groups_per_batch
+    rollouts = load(recording(name, folder))
+    return batches(rollouts, groups), config.rollout.max_completion_length
+
+
 def recording(name: str, folder: Path) -> Path:
     """The `.npz` file of recording `name` in `folder`, made if it is not there."""
     path = folder / f"{name}.npz"
     if not path.is_file():
         folder.mkdir(parents=True, exist_ok=True)
         print(f"recording {name} ...", file=sys.stderr, flush=True)
-        save(path, _run(name, folder) if name in RUNS else _sampled(name, folder))
+        if name in RUNS:
+            fields = {**PLAIN, **RUNS[name], "run.output_dir": str((folder / name).resolve())}
+            save(path, read_run(train(read_config(name, fields))))
+        else:
+            save(path, _sampled(name, folder))
     return path
 
 
@@ -103,16 +121,9 @@ reward: { functions: [{ function: reasoning_gym }] }
 """
 
 
-def _run(name: str, folder: Path) -> list[Rollout]:
-    """Train the recipe, read what it generated."""
-    fields = {**PLAIN, **RUNS[name], "run.output_dir": str((folder / name).resolve())}
-    return read_run(train(read_config(name, fields)))
-
-
 def read_run(run_dir: Path) -> list[Rollout]:
     """All rewarded responses of a run that has ended, in the order their groups were requested."""
-    reader = TrajectoryReader(run_dir / EVENTS)
-    try:
+    with closing(TrajectoryReader(run_dir / EVENTS)) as reader:
         rows = reader.query(
             "SELECT group_id, member, row, epoch, prompt_tokens, reward"
             " FROM groups JOIN trajectories USING (group_id)"
@@ -123,8 +134,6 @@ def read_run(run_dir: Path) -> list[Rollout]:
             "SELECT group_id, member, version, tokens FROM segments ORDER BY start"
         ):
             segments[group, member].append(tuple(segment))
-    finally:
-        reader.close()
     rollouts = []
     for group, member, row, epoch, prompt, reward in rows:
         versions, blobs = zip(*segments[group, member], strict=True)
@@ -141,9 +150,10 @@ def _sampled(name: str, folder: Path) -> list[Rollout]:
     """Sample from a policy, with the weights of each epoch in turn."""
     how = SAMPLES[name]
     policy = Policy(configuration(how.recipe))
+    run = how.recipe if how.recipe in RUNS else "smollm2"
     rollouts = []
     for epoch, step in enumerate(how.steps):
-        policy.load(checkpoint(how.run, folder, step))
+        policy.load(checkpoint(run, folder, step))
         noise_epoch = 0 if how.rhymes else epoch
         requests = policy.requests(range(len(policy.prompts)), noise_epoch, how.temperature)
         drain(policy.engine(policy.config.rollout.max_num_seqs), requests)

@@ -1,21 +1,24 @@
 """Rollouts of a run, as flat arrays in one `.npz` file, in the order they were generated.
 
 Holds true: responses of one group stand together; groups come in the order they were requested; a
-rollout's `tokens` are all of the response, its stop token included. Imports numpy only, so that the
-sides of other systems can read it.
+rollout's `tokens` are all of the response, its stop token included.
 
-    for batch in load(path).batches(groups=16):   # what runs together
+    for batch in batches(load(path), groups=16):   # what runs together
         for rollout in batch: rollout.prompt, rollout.epoch, rollout.tokens, rollout.reward ...
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+
+from rhymeflow.histospec.index import Index, prompt_key
+
+PROMPT_TAIL = 16
+"""Tokens of the prompt that stand before a response; an index keeps as many as it wants."""
 
 
 class Rollout(NamedTuple):
@@ -36,29 +39,18 @@ class Rollout(NamedTuple):
     reward: float
 
 
-@dataclass(frozen=True)
-class Recording:
-    """All rollouts of a run."""
-
-    rollouts: list[Rollout]
-
-    @property
-    def num_tokens(self) -> int:
-        """Of all responses."""
-        return sum(len(rollout.tokens) for rollout in self.rollouts)
-
-    def batches(self, groups: int) -> list[list[Rollout]]:
-        """Rollouts of so many groups at a time; never of two epochs together."""
-        batches: list[list[Rollout]] = []
-        found: set[int] = set()
-        for rollout in self.rollouts:
-            is_full = rollout.group not in found and len(found) == groups
-            if not batches or is_full or batches[-1][-1].epoch != rollout.epoch:
-                batches.append([])
-                found = set()
-            found.add(rollout.group)
-            batches[-1].append(rollout)
-        return batches
+def batches(rollouts: Iterable[Rollout], groups: int) -> list[list[Rollout]]:
+    """Rollouts of so many groups at a time; never of two epochs together."""
+    found: list[list[Rollout]] = []
+    seen: set[int] = set()
+    for rollout in rollouts:
+        is_full = rollout.group not in seen and len(seen) == groups
+        if not found or is_full or found[-1][-1].epoch != rollout.epoch:
+            found.append([])
+            seen = set()
+        seen.add(rollout.group)
+        found[-1].append(rollout)
+    return found
 
 
 def save(path: Path, rollouts: Iterable[Rollout]) -> None:
@@ -71,11 +63,31 @@ def save(path: Path, rollouts: Iterable[Rollout]) -> None:
     np.savez_compressed(path, **{name: np.asarray(values) for name, values in columns.items()})
 
 
-def load(path: Path) -> Recording:
+def load(path: Path) -> list[Rollout]:
     """Read what `save` wrote."""
     with np.load(path) as data:
         columns = {name: data[name].tolist() for name in Rollout._fields}
         for name in ("prompt", "tokens"):
             parts = np.split(data[name], data[f"{name}_ends"][:-1])
             columns[name] = [part.tolist() for part in parts]
-    return Recording([Rollout(*row) for row in zip(*columns.values(), strict=True)])
+    return [Rollout(*row) for row in zip(*columns.values(), strict=True)]
+
+
+def empty_history(rollouts: Sequence[Rollout]) -> Index:
+    """An index with room for these and a little more."""
+    tokens = sum(len(rollout.tokens) + PROMPT_TAIL for rollout in rollouts)
+    return Index(max_tokens=max(tokens, 1024), max_responses=max(len(rollouts), 16))
+
+
+def remember(history: Index, rollouts: Sequence[Rollout]) -> None:
+    """Enter finished responses with their rewards."""
+    for rollout in rollouts:
+        response = history.begin(
+            prompt_key(rollout.prompt),
+            rollout.prompt[-PROMPT_TAIL:],
+            sample=rollout.sample,
+            noise_epoch=rollout.noise_epoch,
+            version=rollout.version,
+        )
+        history.extend(response, rollout.tokens)
+        history.finish(response, rollout.reward)

@@ -3,7 +3,8 @@
 Holds true: equal cases are simulated once; every case is searched in the same way, uphill in both
 directions from the same share of the devices, in ever smaller steps. A direction that the learner
 alone rules out is not tried. A case is settings of recipe `cluster`; this module knows nothing of
-schedules.
+schedules. The coordinator is the one that drives real runs, the cluster around it is simulated
+(docs/simulator.md).
 
     cases = {name: case(64, {"schedule.name": name}) for name in ("bounded", "staleflow")}
     found = best(cases, jobs=2)
@@ -22,6 +23,7 @@ from benchmarks import harness
 from rhymeflow import profiles
 from rhymeflow.config import FIXED_BOUNDS, Config
 from rhymeflow.config.load import read_config
+from rhymeflow.errors import UserError
 from rhymeflow.sim.result import Result
 from rhymeflow.sim.simulate import run as simulate
 from rhymeflow.sim.workload import workload
@@ -32,24 +34,16 @@ Figures = dict[str, Any]
 
 START = (6, 16)
 """The share of devices with which the search begins, unless a case says otherwise."""
-SHOWN = (
-    "rollout devices",
-    "tokens/s",
-    "rollout share",
-    "idle rollout",
-    "idle in rollout",
-    "idle learner",
-    "idle devices",
-    "mean staleness",
-    "greatest staleness",
-    "interrupted",
-    "wasted tokens",
-)
-"""The columns of tables."""
-COLUMNS = (
-    "`rollout share` is of the time, and 1 unless rollout and training alternate; `idle rollout` "
-    "is of all the time, `idle in rollout` of rollout's share; `idle devices` do neither. "
-    "`interrupted`: interruptions per response; `wasted tokens`: share never trained on. "
+HIDDEN = ("steps/s", "push")
+"""Figures that are no columns of tables."""
+SKIPPED = 4
+"""Steps at the beginning that are not counted: the first batches fill buffers and history."""
+NOTES = (
+    "Simulated, {steps} steps, of which the first {skipped} are not counted. Each figure is at the "
+    "split (rollout devices of all) where the schedule is fastest. {more}`rollout share` is of the "
+    "time, and 1 unless rollout and training alternate; `idle rollout` is of all the time, `idle "
+    "in rollout` of rollout's share; `idle devices` do neither. `interrupted`: interruptions per "
+    "response; `wasted tokens`: share never trained on. Assumptions: {assumptions}."
 )
 
 
@@ -59,14 +53,13 @@ class Case(NamedTuple):
     devices: int
     settings: tuple[tuple[str, str], ...]
     """Of recipe `cluster`, besides the devices."""
-    colocated: bool
+    colocated: bool = False
     """All devices alternate: there is nothing to search."""
-    uncounted: int
+    uncounted: int = 0
     """Steps at the end that are not counted."""
-    parts: tuple[int, ...]
-    """The search moves by one of so many parts of the devices, then by one of so many; empty: it
-    stays at its start."""
-    start: tuple[int, int]
+    parts: tuple[int, ...] = (16,)
+    """The search moves by one of so many parts of the devices, then by one of so many."""
+    start: tuple[int, int] = START
     """Share of the devices with which the search begins."""
 
     def __str__(self) -> str:
@@ -74,36 +67,27 @@ class Case(NamedTuple):
         return f"{self.devices} devices, {told}"
 
 
-def case(
-    devices: int,
-    overrides: Mapping[str, str],
-    *,
-    colocated: bool = False,
-    uncounted: int = 0,
-    parts: Iterable[int] = (16,),
-    start: tuple[int, int] = START,
-) -> Case:
+def case(devices: int, overrides: Mapping[str, str], **search: Any) -> Case:
     """A case; `overrides` are settings of recipe `cluster`."""
-    told = tuple(sorted(overrides.items()))
-    return Case(devices, told, colocated, uncounted, tuple(parts), start)
+    return Case(devices, tuple(sorted(overrides.items())), **search)
 
 
-def add_arguments(
-    parser: argparse._ActionsContainer, models: Iterable[str], devices: Iterable[int]
-) -> None:
+def add_arguments(parser: argparse._ActionsContainer) -> None:
     """The options of all benchmarks of simulated clusters."""
-    harness.add_choice(parser, "--model", models)
-    add_numbers(parser, "--devices", "of the cluster", devices)
+    what = "rows of the table to find, as model=14b; may be repeated (default: all)"
+    parser.add_argument("--only", action="append", default=[], metavar="COLUMN=VALUE", help=what)
     harness.add_number(parser, "--jobs", 2, "cases at a time")
 
 
-def add_numbers(
-    parser: argparse._ActionsContainer, option: str, what: str, default: Iterable[int], least=1
-) -> None:
-    """Add an option for a number that may be given several times; None: the default."""
-    shown = f"{what}; may be repeated (default: {', '.join(map(str, default))})"
-    kind = harness.whole(least)
-    parser.add_argument(option, type=kind, action="append", help=shown, metavar="N")
+def chosen(cells: Iterable[Cell], only: Sequence[str]) -> list[Cell]:
+    """Those whose fields have one of the values that were asked for; `UserError` if none has."""
+    found = list(cells)
+    for column in dict.fromkeys(each.partition("=")[0] for each in only):
+        wanted = [value for name, _, value in (e.partition("=") for e in only) if name == column]
+        found = [cell for cell in found if str(getattr(cell, column, None)) in wanted]
+    if not found:
+        raise UserError(f"--only {' --only '.join(only)}: the table has no such row")
+    return found
 
 
 def bounds_of(schedule: str, bounds: Iterable[int]) -> Iterable[int]:
@@ -225,19 +209,28 @@ def table(
     wanted = {cell: baselines(cell) for cell in cells}
     keys = dict.fromkeys([*wanted, *(base for each in wanted.values() for base in each.values())])
     found = best({key: case(key) for key in keys}, jobs)
-    return [row(cell, found, bases) for cell, bases in wanted.items()]
-
-
-def row(cell: Cell, found: Mapping[Cell, Figures], baselines: Mapping[str, Cell]) -> dict[str, Any]:
-    """A table row, rounded."""
-    figures = found[cell]
-    columns = {name: round(figures[name], 3) for name in SHOWN}
-    columns["tokens/s"] = round(figures["tokens/s"])
-    rate = figures["tokens/s"]
-    ratios = {f"over {n}": round(rate / found[b]["tokens/s"], 4) for n, b in baselines.items()}
-    return {**cell._asdict(), **columns, **ratios}
+    rows = []
+    for cell, bases in wanted.items():
+        rate = found[cell]["tokens/s"]
+        columns = {n: round(value, 3) for n, value in found[cell].items() if n not in HIDDEN}
+        columns["tokens/s"] = round(rate)
+        ratios = {f"over {n}": round(rate / found[b]["tokens/s"], 4) for n, b in bases.items()}
+        rows.append({**cell._asdict(), **columns, **ratios})
+    return rows
 
 
 def over_better(row: Mapping[str, Any], rivals: Sequence[str]) -> float:
     """A row's ratio to the better of its rivals."""
     return float(min(row[f"over {name}"] for name in rivals))
+
+
+def judged(
+    *wanted: tuple[str, Callable[[Sequence[float]], float], Sequence[float], float],
+) -> list[harness.Target]:
+    """Targets of (name, max or min or mean, of these figures, target); none where no figure is."""
+    return [harness.Target(name, of(values), to) for name, of, values, to in wanted if values]
+
+
+def notes(steps: int, assumptions: str, more: str = "") -> str:
+    """What the figures of a table are; `assumptions`: the file that holds them."""
+    return NOTES.format(steps=steps, skipped=SKIPPED, assumptions=assumptions, more=more)

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import functools
 import statistics
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from benchmarks import harness
-from benchmarks.training.train import train, training_rows
+from benchmarks.training.train import repeated, train, training_rows
 from rhymeflow.config.load import read_config
 
 EPOCH = 16
@@ -28,24 +27,19 @@ RATIOS = {
     "rollout tokens/s, later epochs": ("rollout", 2.5),
 }
 """Figures whose ratio has a target: its name and value."""
-SHARES = ("idle/rollout", "idle/learner")
-DRAFTS = ("draft/mean_acceptance_length", "draft/acceptance_rate")
+MEANS = ("idle/rollout", "idle/learner", "draft/mean_acceptance_length", "draft/acceptance_rate")
 
 Figures = dict[str, float]
 
 
-def measure(pairs: int, steps: int) -> tuple[list[dict[str, Any]], list[harness.Target]]:
+def measure(pairs: int, steps: int) -> harness.Found:
     """Rows of both sides; targets of steps per second and rollout throughput."""
-    seen: dict[str, list[Figures]] = {"off": [], "cost": []}
-    with tempfile.TemporaryDirectory(prefix="rhymeflow-histospec-") as folder:
-        sides = {
-            window: functools.partial(run, window, steps, Path(folder), found)
-            for window, found in seen.items()
-        }
-        values = harness.interleave(sides, pairs)
+    sides = {window: functools.partial(run, window, steps) for window in ("off", "cost")}
+    seen = repeated(sides, pairs, lambda found: found["steps/s"])
     rows = []
     for window, runs in seen.items():
-        row = {"part": "runs", **harness.side_row(window, values[window], "steps/s")}
+        speeds = [each["steps/s"] for each in runs]
+        row = {"part": "runs", **harness.side_row(window, speeds, "steps/s")}
         rest = [name for name in runs[0] if name != "steps/s"]
         rows.append(row | {n: round(statistics.median(each[n] for each in runs), 3) for n in rest})
     return rows, [
@@ -54,17 +48,16 @@ def measure(pairs: int, steps: int) -> tuple[list[dict[str, Any]], list[harness.
     ]
 
 
-def run(window: str, steps: int, folder: Path, seen: list[Figures]) -> float:
-    """Train once; return steps per second."""
+def run(window: str, steps: int, _: int, run_dir: Path) -> Figures:
+    """Train once."""
     fields = {
         "drafting.window": window,
         "learner.max_steps": str(steps),
         "run.eval_steps": str(EPOCH),
         "run.report_to": "[]",
-        "run.output_dir": str(folder / f"{window}-{len(seen)}"),
+        "run.output_dir": str(run_dir),
     }
-    seen.append(figures(training_rows(train(read_config("demo", fields))), steps))
-    return seen[-1]["steps/s"]
+    return figures(training_rows(train(read_config("demo", fields))), steps)
 
 
 def ratio(ours: list[Figures], theirs: list[Figures], name: str) -> float:
@@ -79,7 +72,7 @@ def figures(rows: list[dict[str, Any]], steps: int) -> Figures:
     later = rows[EPOCH : steps - LAST]
     busy = sum(row["step_time"] * (1 - row["idle/rollout"]) for row in later)
     generated = sum(row["step_time"] * row["rollout/tokens_per_s"] for row in later)
-    means = [*SHARES, *(name for name in DRAFTS if name in later[-1])]
+    means = [name for name in MEANS if name in later[-1]]
     return {
         "steps/s": _rate(rows, 0, steps - LAST),
         "steps/s, later epochs": _rate(rows, EPOCH - 1, steps - LAST),

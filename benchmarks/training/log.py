@@ -1,12 +1,13 @@
-"""What one training run's event log says about time and about the order of groups.
+"""What one training run's event log says about time.
 
 Holds true: a run is ready when the first response could begin, that is, when a version is published
 and an instance has joined: loading is over, and no schedule has won or lost anything yet. An
-evaluation counts from when its result is known. Groups stand in the order they were requested.
+evaluation counts from when its result is known.
 """
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -24,16 +25,6 @@ class Evaluation(msgspec.Struct, frozen=True):
     reward: float
 
 
-class Group(msgspec.Struct, frozen=True):
-    """A group of responses."""
-
-    epoch: int
-    batch: int | None
-    """It was trained on in; None: in none."""
-    length: float
-    """Mean tokens of its responses."""
-
-
 class Run(msgspec.Struct, frozen=True):
     """One run; seconds are those of its log."""
 
@@ -44,7 +35,6 @@ class Run(msgspec.Struct, frozen=True):
     """Seconds of version 1, 2 and so on."""
     staleness: int
     """Greatest of all trained trajectories."""
-    groups: list[Group]
 
 
 class Reached(msgspec.Struct, frozen=True):
@@ -53,15 +43,12 @@ class Reached(msgspec.Struct, frozen=True):
     is_goal: bool
     seconds: float
     """From ready to the evaluation's result."""
-    published: float
-    """From ready to the publication of the evaluated version."""
     steps: int
 
 
 def read(run_dir: Path) -> Run:
     """Read the log of a run that has ended."""
-    reader = TrajectoryReader(run_dir / EVENTS)
-    try:
+    with closing(TrajectoryReader(run_dir / EVENTS)) as reader:
         first: dict[type, float] = {}
         evaluations, published = [], []
         for _, time, event in reader.events():
@@ -73,14 +60,8 @@ def read(run_dir: Path) -> Run:
                 case VersionPublished():
                     published.append(time)
         ((staleness,),) = reader.query("SELECT MAX(staleness) FROM trained")
-        groups = reader.query(
-            "SELECT epoch, MAX(trained), COALESCE(AVG(length), 0)"
-            " FROM groups LEFT JOIN responses USING (group_id) GROUP BY group_id ORDER BY group_id"
-        )
-    finally:
-        reader.close()
     ready = max(first[LearnerReady], first[InstanceJoined])
-    return Run(ready, evaluations, published, staleness, [Group(*row) for row in groups])
+    return Run(ready, evaluations, published, staleness)
 
 
 def reached(run: Run, goal: float) -> Reached:
@@ -90,11 +71,9 @@ def reached(run: Run, goal: float) -> Reached:
     """
     for evaluation in run.evaluations:
         if evaluation.reward >= goal:
-            version = evaluation.version
-            published = run.published[version - 1] if version else run.ready
-            return Reached(True, evaluation.seconds - run.ready, published - run.ready, version)
+            return Reached(True, evaluation.seconds - run.ready, evaluation.version)
     last = max([run.published[-1], *(e.seconds for e in run.evaluations)])
-    return Reached(False, last - run.ready, run.published[-1] - run.ready, len(run.published))
+    return Reached(False, last - run.ready, len(run.published))
 
 
 def steps_per_second(run: Run) -> float:

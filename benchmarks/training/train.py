@@ -13,13 +13,17 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from benchmarks import harness
 from rhymeflow.config import Config
 from rhymeflow.config.load import dump_config
 from rhymeflow.errors import UserError
+
+Side = TypeVar("Side", bound=Hashable)
+Result = TypeVar("Result")
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 POLL_SECONDS = 1.0
@@ -72,9 +76,8 @@ def train(
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(dump_config(config), encoding="utf-8")
     command = [sys.executable, "-m", "rhymeflow", "train", str(path)]
-    call(
-        command, num_cores=num_cores, is_enough=is_enough and functools.partial(is_enough, run_dir)
-    )
+    watch = is_enough and functools.partial(is_enough, run_dir)
+    call(command, num_cores=num_cores, is_enough=watch)
     return run_dir
 
 
@@ -124,6 +127,29 @@ def _wait(process: subprocess.Popen[bytes], is_enough: Callable[[], bool] | None
                 is_stopped = True
         else:
             return is_stopped
+
+
+def repeated(
+    sides: Mapping[Side, Callable[[int, Path], Result]],
+    repeats: int,
+    figure: Callable[[Result], float],
+) -> dict[Side, list[Result]]:
+    """What each side finds, in turn; sides get the number of the repeat and a new run directory.
+
+    `figure` is the one of a result that is shown as it goes.
+    """
+    found: dict[Side, list[Result]] = {side: [] for side in sides}
+
+    def measure(side: Side, run_dir: Path) -> float:
+        number = len(found[side])
+        found[side].append(sides[side](number, run_dir.with_name(f"{run_dir.name}-{number}")))
+        return figure(found[side][-1])
+
+    with tempfile.TemporaryDirectory(prefix="rhymeflow-bench-") as folder:
+        places = {side: Path(folder) / str(place) for place, side in enumerate(sides)}
+        measures = {str(s): functools.partial(measure, s, place) for s, place in places.items()}
+        harness.interleave(measures, repeats)
+    return found
 
 
 def training_rows(run_dir: Path) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from rhymeflow.errors import UserError
 def test_sides_take_turns_and_the_order_turns_round() -> None:
     calls: list[str] = []
     sides = {name: lambda name=name: calls.append(name) or float(len(calls)) for name in "ab"}
-    values = harness.interleave(sides, 3, progress=lambda line: None)
+    values = harness.interleave(sides, 3)
     assert "".join(calls) == "abbaab"
     assert values == {"a": [1, 4, 5], "b": [2, 3, 6]}
 
@@ -36,14 +36,18 @@ def test_a_target_is_met_from_its_value_on(value: float, met: bool) -> None:
     assert harness.Target("x", 4.0 - value, 2.0, at_most=True).met is met
 
 
-def test_some_parts_are_recorded_under_a_name_of_their_own() -> None:
+def test_some_parts_are_measured_and_recorded_under_a_name_of_their_own() -> None:
+    target = harness.Target("x", 1, 2)
+    parts = {name: lambda args, name=name: ([{"part": name}], [target]) for name in "abc"}
     parser = argparse.ArgumentParser()
-    harness.add_parts_argument(parser, ("a", "b", "c"))
+    harness.add_parts_argument(parser, parts)
     for given, name in (([], "x"), (["--parts", "a,b,c"], "x"), (["--parts", "b,c"], "x-b-c")):
-        chosen = harness.chosen_parts(parser.parse_args(given), ("a", "b", "c"))
-        assert harness.record_name("x", chosen, ("a", "b", "c")) == name
+        result = harness.report_parts("x", parts, parser.parse_args(given), "How.")
+        assert result["name"] == name
+        assert [row["part"] for row in result["rows"]] == list("bc" if "-" in name else "abc")
+        assert len(result["targets"]) == len(result["rows"])
     with pytest.raises(UserError, match=r"--parts: no part 'd'; there are a, b, c$"):
-        harness.chosen_parts(parser.parse_args(["--parts", "a,d"]), ("a", "b", "c"))
+        harness.report_parts("x", parts, parser.parse_args(["--parts", "a,d"]), "How.")
 
 
 def test_the_report_ends_in_one_json_line(

@@ -13,6 +13,7 @@ from benchmarks.simulated import schedules as simulated_schedules
 from benchmarks.simulated import splits
 from benchmarks.simulated.schedules import Cell, cells
 from rhymeflow import profiles
+from rhymeflow.errors import UserError
 from rhymeflow.sim.simulate import run as simulate
 from rhymeflow.sim.workload import workload
 
@@ -156,12 +157,8 @@ def test_in_turn_the_time_of_training_is_no_idle_rollout():
 
 
 def configurations():
-    for given in ((), ("--model", "32b", "--bound", "2")):
-        found = cells(arguments(schedules, *given))
-        yield from (simulated_schedules.case(cell, 12) for cell in found)
-    for cell in histopipe.cells(arguments(histopipe)):
-        of_part = {"rollout devices": 112} if cell.devices == 1024 else None
-        yield histopipe.case(cell, 12, of_part)
+    yield from (simulated_schedules.case(cell) for cell in cells())
+    yield from (histopipe.case(cell) for cell in histopipe.cells())
 
 
 def test_all_that_may_be_asked_for_can_be_configured():
@@ -170,7 +167,7 @@ def test_all_that_may_be_asked_for_can_be_configured():
     for one in configurations():
         told = dict(one.settings)
         key = (told["schedule.name"], told.get("schedule.max_staleness"), told["drafting.window"])
-        seen.setdefault((*key, one.devices > 256), one)
+        seen.setdefault(key, one)
     assert len(seen) > 20
     for one in seen.values():
         config = splits.configure(one, None if one.colocated else 2)
@@ -183,14 +180,14 @@ def test_all_that_may_be_asked_for_can_be_configured():
 
 def test_nothing_is_drafted_where_none_was_published():
     cell = staleflow.Cell("bounded", "14b", 64, 2048, 1)
-    one = staleflow.case(cell, 20)
+    one = staleflow.case(cell)
     assert (one.parts, one.colocated) == ((16,), False)
     assert splits.configure(one, 24).drafting.window == "off"
-    assert staleflow.case(cell.baselines()["synchronous"], 20).colocated
+    assert staleflow.case(cell.baselines()["synchronous"]).colocated
 
 
 def test_staleflow_is_compared_with_the_stronger_baseline_at_its_own_bound(simulated):
-    result = staleflow.run(arguments(staleflow, "--model", "14b", "--devices", "64"))
+    result = staleflow.run(arguments(staleflow, "--only", "model=14b", "--only", "devices=64"))
     assert len(result["rows"]) == 2 * (2 + 3 * 3)
     ours = [r for r in result["rows"] if r["schedule"] == "staleflow"]
     assert {(r["bound"], r["prompt"]) for r in ours} == {
@@ -211,8 +208,8 @@ def test_staleflow_is_compared_with_the_stronger_baseline_at_its_own_bound(simul
 def test_histopipe_reports_each_stage_and_the_published_place_is_the_target(simulated, capsys):
     result = histopipe.run(arguments(histopipe, "--json"))
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["name"] == "histopipe"
-    assert len(result["rows"]) == len(histopipe.STAGES) * (3 * 2 * 3 + 1)
-    there = [r for r in result["rows"] if (r["model"], r["devices"]) == ("14b", 1024)]
+    assert len(result["rows"]) == len(histopipe.STAGES) * 3 * 2 * 3
+    there = [r for r in result["rows"] if (r["model"], r["devices"]) == ("14b", 128)]
     assert {r["stage"]: r["over synchronous"] for r in there} == {
         "synchronous": 1.0,
         "synchronous, drafts": 1.5,
@@ -223,31 +220,17 @@ def test_histopipe_reports_each_stage_and_the_published_place_is_the_target(simu
     assert [t["met"] for t in result["targets"]] == [True] * 5
     assert "14b, 16K, 128 devices" in result["targets"][0]["name"]
     assert result["targets"][-1]["value"] == pytest.approx(0.04)
-    assert "85% to 85%" in result["notes"]
-
-
-def test_a_thousand_devices_have_the_split_of_an_eighth():
-    large = histopipe.Cell("14b", 16384, 1024, "+ drafts")
-    assert large.part in histopipe.cells(arguments(histopipe))
-    one = histopipe.case(large, 12, {"rollout devices": 112})
-    tried = []
-    splits.uphill(
-        lambda rollout: tried.append(rollout) or {"idle learner": 0, "idle rollout": 0}, one
-    )
-    assert tried == [896]
-    assert splits.configure(one, 896).learner.groups_per_batch == 1024
-    assert splits.configure(histopipe.case(large.part, 12), 112)
 
 
 def test_histopipe_elsewhere_has_targets_too(simulated):
-    result = histopipe.run(arguments(histopipe, "--model", "8b", "--devices", "32"))
+    result = histopipe.run(arguments(histopipe, "--only", "model=8b", "--only", "devices=32"))
     assert "mean" in result["targets"][0]["name"]
     assert {r["length"] for r in result["rows"]} == {8192, 16384}
 
 
 def test_the_lengths_are_as_skewed_as_the_docstring_says():
     cell = histopipe.Cell("14b", 16384, 128, "pipeline")
-    config = splits.configure(histopipe.case(cell, 12), 64)
+    config = splits.configure(histopipe.case(cell), 64)
     lengths = workload(config, None)._lengths
     spread = math.log(lengths.at(1.5) / lengths.at(0)) / 1.5  # below the cut-off
     assert math.exp(2.326 * spread) == pytest.approx(9, rel=0.05)
@@ -282,16 +265,30 @@ def test_the_subset_compares_with_the_better_of_both_at_the_same_bound(simulated
 
 
 def test_without_rhymeflow_there_are_no_targets(simulated):
-    result = schedules.run(arguments(schedules, "--simulated", "--schedule", "bounded"))
+    result = schedules.run(arguments(schedules, "--simulated", "--only", "schedule=bounded"))
     assert result["targets"] == []
     assert {r["schedule"] for r in result["rows"]} == {"bounded", "synchronous"}
 
 
-def test_models_devices_and_bounds_can_be_asked_for():
-    asked = ("--model", "32b", "--devices", "64", "--bound", "2", "--schedule", "partial")
-    found = list(cells(arguments(schedules, *asked)))
-    assert {(c.model, c.devices, c.schedule, c.bound) for c in found} == {("32b", 64, "partial", 2)}
-    assert len({c[2:6] for c in found}) == len(found) > 4, "each workload of the default, once"
+def test_rows_can_be_asked_for():
+    only = ["model=14b", "devices=64", "schedule=partial", "schedule=bounded", "bound=2"]
+    found = splits.chosen(cells(), only)
+    assert [(c[:2], c.schedule, c.bound) for c in found] == [
+        (("14b", 64), name, 2) for name in ("bounded", "partial")
+    ]
+    assert splits.chosen(cells(), []) == cells()
+    for wrong in ("model=15b", "modle=14b", "14b"):
+        with pytest.raises(UserError, match=f"--only {wrong}: the table has no such row"):
+            splits.chosen(cells(), [wrong])
+
+
+@pytest.mark.parametrize("module", [staleflow, histopipe])
+@pytest.mark.parametrize("name", ["synchronous", "pipeline", "partial"])
+def test_targets_of_rows_that_were_not_asked_for_are_left_out(simulated, module, name):
+    column = "stage" if module is histopipe else "schedule"
+    if name in (histopipe.STAGES if module is histopipe else staleflow.SCHEDULES):
+        result = module.run(arguments(module, "--only", f"{column}={name}"))
+        assert len(result["targets"]) == (name == "pipeline")
 
 
 def test_the_last_steps_can_be_left_uncounted():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 from pathlib import Path
 
 import pytest
@@ -15,12 +13,13 @@ from benchmarks.simulator import (
     configure,
     figures,
     reward_seconds,
-    targets_of,
+    target,
 )
 from rhymeflow.config.load import read_config
+from rhymeflow.core.events import TrajectoryFinished, TrajectoryRewarded
+from rhymeflow.core.types import TrajectoryId
 from rhymeflow.runtime.controller import ROUND_SECONDS
-
-ARGS = argparse.Namespace(recipe="demo", instances=1, max_staleness=2, steps=7, repeats=1)
+from rhymeflow.store.reader import Recorded
 
 
 def test_the_first_step_is_not_counted_and_shares_are_of_the_time() -> None:
@@ -44,37 +43,46 @@ def test_errors_are_of_rounds_and_their_median_counts() -> None:
     assert (rollout["error"], rollout["relative"]) == (0.1, 0.25)
     assert learner["error"] == 0.04
     assert learner["relative"] == pytest.approx(0.11)  # of the rounds in which it was idle
-    assert [t.value for t in targets_of("x", pairs)] == [0.1, 0.1, 0.04]
-    assert [t.met for t in targets_of("x", pairs[2:])] == [False, False, True]
+    found = [target(row) for row in (speed, rollout, learner)]
+    assert [(t.name, t.value) for t in found] == [
+        ("simulator/x/steps_per_s (relative)", 0.1),
+        ("simulator/x/idle_rollout (points)", 0.1),
+        ("simulator/x/idle_learner (points)", 0.04),
+    ]
+    assert [target(row).met for row in compared("x", pairs[2:])] == [False, False, True]
 
 
 def test_the_run_is_quiet_and_every_worker_has_its_core(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {3, 5})
-    config = configure("staleflow", ARGS, tmp_path)
+    config = configure("staleflow", 7, tmp_path)
     assert (config.learner.cpus, config.rollout.cpus) == ((3,), ((5,),))
-    assert (config.learner.max_steps, config.schedule.bound, config.run.eval_steps) == (7, 2, 0)
-    assert configure("synchronous", ARGS, tmp_path).schedule.bound == 0
+    assert (config.learner.max_steps, config.schedule.bound, config.run.eval_steps) == (7, 1, 0)
+    assert configure("synchronous", 7, tmp_path).schedule.bound == 0
 
 
 def test_a_reward_takes_what_is_beyond_a_round() -> None:
-    def event(kind: str, time: float, member: int) -> tuple[str, float, str]:
-        return kind, time, json.dumps({"trajectory": [0, member], "other": 1})
+    def finished(member: int) -> Recorded:
+        event = TrajectoryFinished(TrajectoryId(0, member), "rollout-0", 5, "stop")
+        return Recorded(member, 1.0, event)
 
-    rows = [event("TrajectoryFinished", 1.0, m) for m in range(3)]
-    rows += [event("TrajectoryRewarded", 1.0 + t, m) for m, t in enumerate((0.01, 0.05, 0.5))]
-    rows.append(event("TrajectoryRewarded", 9.0, 3))  # it was cut
-    assert reward_seconds(rows) == pytest.approx(0.05 - ROUND_SECONDS)
-    assert reward_seconds([rows[0], rows[3]]) == 0
+    def rewarded(member: int, time: float) -> Recorded:
+        return Recorded(9, time, TrajectoryRewarded(TrajectoryId(0, member), 1.0))
+
+    log = [finished(member) for member in range(3)]
+    log += [rewarded(member, 1.0 + t) for member, t in enumerate((0.01, 0.05, 0.5))]
+    log.append(rewarded(3, 9.0))  # it was cut
+    assert reward_seconds(log) == pytest.approx(0.05 - ROUND_SECONDS)
+    assert reward_seconds([log[0], log[3]]) == 0
 
 
 def test_the_simulation_is_of_the_run_at_the_local_pace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(simulator, "reward_seconds", lambda rows: 0.5)
+    monkeypatch.setattr(simulator, "reward_seconds", lambda log: 0.5)
     monkeypatch.setattr(simulator.TrajectoryReader, "__init__", lambda self, path: None)
-    monkeypatch.setattr(simulator.TrajectoryReader, "query", lambda self, sql: [])
+    monkeypatch.setattr(simulator.TrajectoryReader, "events", lambda self: [])
     monkeypatch.setattr(simulator.TrajectoryReader, "close", lambda self: None)
     config = read_config("demo", {"rollout.num_instances": "3"})
     found = simulator.as_it_ran(config, tmp_path / "p.json", tmp_path)
