@@ -62,7 +62,10 @@ class WorkerHandle(Protocol):
         """Where what it prints can be read."""
 
     def send(self, message: Message) -> None:
-        """Send a message. Never waits, not for a worker that hangs or is gone either."""
+        """Send a message. Never waits, not for a worker that hangs or is gone either.
+
+        A runtime may hold it back until its next `wait`, and then hand over all of a turn at once.
+        """
 
 
 class Runtime(Protocol):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import select
 import signal
 import threading
 import time
@@ -33,6 +34,8 @@ class LocalRuntime:
     def __init__(self, config: Config, run_dir: Path) -> None:
         self._config, self._run_dir = config, run_dir
         self._workers: dict[str, LocalWorker] = {}
+        self._poll = select.poll()  # of the pipes of workers that have not ended
+        self._by_descriptor: dict[int, LocalWorker] = {}
 
     def __enter__(self) -> LocalRuntime:
         return self
@@ -44,32 +47,53 @@ class LocalRuntime:
         """Start a process; see `base.Runtime`."""
         worker = LocalWorker(role, name, resources, self._config, self._run_dir)
         self._workers[name] = worker
+        descriptor = worker.connection.fileno()
+        self._by_descriptor[descriptor] = worker
+        self._poll.register(descriptor, select.POLLIN)
         return worker
 
     def wait(self, timeout: float, *, for_any_of: Collection[str] | None = None) -> list[News]:
-        """Read all pipes; see `base.Runtime`."""
-        awaited = [
-            worker.connection
-            for worker in self._workers.values()
-            if not worker.has_ended and (for_any_of is None or worker.name in for_any_of)
-        ]
-        wait(awaited, timeout)
-        return [news for worker in tuple(self._workers.values()) for news in worker.news()]
+        """Hand over what was sent, and read all pipes; see `base.Runtime`."""
+        for worker in self._workers.values():
+            worker.hand_over()
+        if for_any_of is None:
+            self._poll.poll(timeout * 1000)
+        else:
+            there = self._by_descriptor.values()
+            wait([worker.connection for worker in there if worker.name in for_any_of], timeout)
+        news: list[News] = []
+        while ready := self._poll.poll(0):
+            for descriptor, _ in ready:
+                item = self._by_descriptor[descriptor].read()
+                if isinstance(item, WorkerLost):
+                    self._forget(descriptor)
+                news.append(item)
+        return news
 
     def stop(self, name: str, *, patience: float) -> None:
         """End one process; see `base.Runtime`."""
         worker = self._workers.pop(name)
+        if worker.connection.fileno() in self._by_descriptor:  # it has not ended by itself
+            self._forget(worker.connection.fileno())
         worker.send(Shutdown())
+        worker.hand_over()
         worker.end(time.monotonic() + patience)
 
     def close(self) -> None:
         """End all processes."""
         for worker in self._workers.values():
             worker.send(Shutdown())
+            worker.hand_over()
         deadline = time.monotonic() + CLOSE_SECONDS
         for worker in self._workers.values():
             worker.end(deadline)
         self._workers.clear()
+        for descriptor in tuple(self._by_descriptor):
+            self._forget(descriptor)
+
+    def _forget(self, descriptor: int) -> None:
+        self._poll.unregister(descriptor)
+        del self._by_descriptor[descriptor]
 
 
 class LocalWorker:
@@ -79,7 +103,7 @@ class LocalWorker:
         self, role: Role, name: str, resources: Resources, config: Config, run_dir: Path
     ) -> None:
         context = multiprocessing.get_context("spawn")
-        self.name, self.has_ended = name, False
+        self.name = name
         self._log = run_dir / "logs" / f"{name}.log"
         self.connection, theirs = context.Pipe(duplex=True)
         # No daemons: the reward worker has processes of its own. `LocalRuntime.close` ends all.
@@ -102,7 +126,8 @@ class LocalWorker:
         with _environment(OMP_NUM_THREADS=str(resources.num_threads)):
             self._process.start()
         theirs.close()  # so that the end of the child is the end of the pipe
-        self._outbox: SimpleQueue[bytes | None] = SimpleQueue()
+        self._sent: list[bytes] = []
+        self._outbox: SimpleQueue[list[bytes] | None] = SimpleQueue()
         self._sender = threading.Thread(target=self._deliver, daemon=True, name=f"to {name}")
         self._sender.start()
 
@@ -118,18 +143,22 @@ class LocalWorker:
         return str(self._log)
 
     def send(self, message: Message) -> None:
-        """Send a message; see `base.WorkerHandle`."""
-        self._outbox.put(encode(message))
+        """Send a message with the next `hand_over`; see `base.WorkerHandle`."""
+        self._sent.append(encode(message))
 
-    def news(self) -> Iterator[News]:
-        """What has arrived, and that it ended if it did. Never waits."""
+    def hand_over(self) -> None:
+        """Let what was sent go. All of a turn at once: it wakes a thread."""
+        if self._sent:
+            self._outbox.put(self._sent)
+            self._sent = []
+
+    def read(self) -> News:
+        """The next message, which has arrived, or that the worker ended."""
         try:
-            while not self.has_ended and self.connection.poll():
-                yield Received(self.name, receive(self.connection))
+            return Received(self.name, receive(self.connection))
         except (EOFError, ConnectionResetError):
-            self.has_ended = True
             self._process.join(timeout=5)  # the pipe closes a little before the process is gone
-            yield WorkerLost(
+            return WorkerLost(
                 self.name,
                 f"{self.name} died {self._how_it_ended()}; what it printed is in {self.log}",
             )
@@ -147,9 +176,10 @@ class LocalWorker:
         self.connection.close()
 
     def _deliver(self) -> None:
-        while (message := self._outbox.get()) is not None:
+        while (messages := self._outbox.get()) is not None:
             try:
-                self.connection.send_bytes(message)
+                for message in messages:
+                    self.connection.send_bytes(message)
             except OSError:  # it is gone, which `news` will report
                 return
 
