@@ -70,7 +70,11 @@ class HeldOut:
 
 def main(connection: Connection, name: str, config: Config, run_dir: Path) -> None:
     """Join the run and serve it until `Shutdown`."""
-    Instance(connection, name, config).serve()
+    instance = Instance(connection, name, config)
+    try:
+        instance.serve()
+    finally:
+        instance.engine.close()
 
 
 class Instance:
