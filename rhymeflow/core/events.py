@@ -1,7 +1,9 @@
 """Events reported to the coordinator. Each is stored before it is acted on.
 
 An event says what has happened, never what to do; it can arrive late or twice. Heavy data (tokens,
-log-probabilities, weights) is not in it. Those of one instance arrive in order.
+log-probabilities, weights) is not in it. Those of one instance arrive in order. A `checksum` of
+weights (16 hexadecimal digits; none in a simulation) is the learner's of what it published, or an
+instance's of what it then held.
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ class InstanceJoined:
     """Trajectories that it decodes at a time."""
     kv_capacity: int
     """Tokens that its KV cache holds."""
+    checksum: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,7 @@ class Pulled:
     instance: InstanceId
     number: int
     version: Version
+    checksum: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +120,7 @@ class LearnerReady:
     """The learner is up and the weight store holds `version`."""
 
     version: Version
+    checksum: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +128,7 @@ class VersionPublished:
     """Training on batch `version - 1` is over and the weight store holds `version`."""
 
     version: Version
+    checksum: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,8 +158,11 @@ class Controller:
                 self._weights = messages.ConnectWeights(message.handle)
                 for name in self.supervisor.instances:
                     self._connect(name)
-                self._events.append(LearnerReady(message.version))
+                self._events.append(LearnerReady(message.version, message.checksum))
                 self.reporter.begin_training()
+            case messages.TokenDetails():
+                for details in message.responses:
+                    self.store.put_token_details(*details)
             case messages.BatchTrained():
                 self._trained = message
             case messages.VersionPublished():
@@ -174,7 +177,7 @@ class Controller:
         assert self._trained is not None
         trained, self._trained = self._trained, None
         self._training, self._published = False, message.version
-        self._events.append(VersionPublished(message.version))
+        self._events.append(VersionPublished(message.version, message.checksum))
         self.reporter.end_step(
             trained,
             message,
@@ -217,11 +220,12 @@ class Controller:
         while self._events and not self._finished:
             events, self._events = [*self._events, Tick()], []
             now = self.reporter.now
-            self.store.record(now, events)
+            first = self.store.record(now, events)
             if any(isinstance(e, VersionPublished | LearnerReady) for e in events):
                 self._commit(now, durable=True)
-            for event in events:
+            for number, event in enumerate(events, start=first):
                 for command in self._handle(event):
+                    self.store.record_command(number, command)
                     self._carry_out(command)
         if self.reporter.now - self._committed_at >= COMMIT_SECONDS:
             self._commit(self.reporter.now)

@@ -25,6 +25,7 @@ from rhymeflow.observe import summary
 from rhymeflow.observe.metrics import MetricsWriter
 from rhymeflow.observe.progress import Progress
 from rhymeflow.observe.summary import Summary
+from rhymeflow.runtime import in_force
 from rhymeflow.runtime import run_dir as directories
 from rhymeflow.runtime.base import Runtime
 from rhymeflow.runtime.controller import Controller
@@ -54,7 +55,9 @@ def train(
     """
     console = console or Console()
     previous_run.check(config.drafting.history_run, "drafting.history_run")
-    path = directories.create_run_dir(config, run_dir)
+    path = run_dir or directories.choose_run_dir(config)
+    config = in_force.before_the_start(config, path)
+    directories.create_run_dir(config, path)
     metrics = MetricsWriter(
         path,
         report_to=config.run.report_to,
@@ -98,13 +101,17 @@ def assembled(
     ):
         supervisor.start()
         reporter.say("loading the model, the data and the reward functions")
+        tokenizer = load_tokenizer(config.model)
+        config = in_force.of_the_model(config, tokenizer)
+        directories.write_config(config, path)
+        store.put_config(config.model_dump_json())
         yield Controller(
             config,
             supervisor=supervisor,
             store=store,
             learner=SingleLearner(supervisor.learner),
             history=HistoryIndex(index, supervisor, reporter.warn),
-            prompts=RunPrompts.load(config, load_tokenizer(config.model)),
+            prompts=RunPrompts.load(config, tokenizer),
             reporter=reporter,
         )
 
