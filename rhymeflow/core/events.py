@@ -1,9 +1,7 @@
 """Events reported to the coordinator. Each is stored before it is acted on.
 
 An event says what has happened, never what to do; it can arrive late or twice. Heavy data (tokens,
-log-probabilities, weights) is not in it. Those of one instance arrive in order. A `checksum` of
-weights (16 hexadecimal digits; none in a simulation) is the learner's of what it published, or an
-instance's of what it then held.
+log-probabilities, weights) is not in it. Those of one instance arrive in order.
 """
 
 from __future__ import annotations
@@ -44,6 +42,8 @@ class InstanceJoined:
     kv_capacity: int
     """Tokens that its KV cache holds."""
     checksum: str = ""
+    """Of the weights that it holds, here and in `Pulled`; of the learner's, in `LearnerReady` and
+    `VersionPublished`. 16 hexadecimal digits; empty in a simulation, which has no weights."""
 
 
 @dataclass(frozen=True, slots=True)
