@@ -15,7 +15,7 @@ and an index are handed to it.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from rhymeflow import build
@@ -55,7 +55,8 @@ so few large ones cost less than many small ones."""
 class Controller:
     """Carries a run from its first prompt to its last version.
 
-    `supervisor` has started the workers, which may still be loading.
+    `supervisor` has started the workers, which may still be loading. `on_model` is called with what
+    the learner says once it has loaded the model.
     """
 
     def __init__(
@@ -68,9 +69,11 @@ class Controller:
         history: HistoryIndex,
         prompts: RunPrompts,
         reporter: Reporter,
+        on_model: Callable[[messages.LearnerReady], None],
     ) -> None:
         self.config, self.supervisor, self.store = config, supervisor, store
         self.learner, self.history, self.reporter = learner, history, reporter
+        self._on_model = on_model
         self.coordinator = Coordinator(build.plan(config), build.schedule(config))
         self.in_flight = InFlight(store, prompts)
         self.evaluations = Evaluations(prompts.held_out, prompts.held_out_ids)
@@ -155,6 +158,7 @@ class Controller:
     def _from_learner(self, message: Any) -> None:
         match message:
             case messages.LearnerReady():
+                self._on_model(message)
                 self._weights = messages.ConnectWeights(message.handle)
                 for name in self.supervisor.instances:
                     self._connect(name)

@@ -1,10 +1,10 @@
 """The configuration in force: what a field leaves to others, as the value that it then has.
 
 `config.yaml` of a run and its log hold this. A null in them is a value of its own: none, off, or no
-limit. Two steps, so that workers need not wait for what takes loading.
+limit. It comes in steps, as things are loaded, so that workers need not wait for it.
 
 Holds true: a run of the result is the same run. Section `simulation` is left as it is: nothing of
-it is in force where something is trained.
+it is in force where something is trained. Loads no model and no torch.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from pathlib import Path
 from rhymeflow import build
 from rhymeflow.config import Config
 from rhymeflow.data.encode import Tokenizer
-from rhymeflow.models.load import load_config, resolve_device, resolve_dtype
+from rhymeflow.data.run_prompts import RunPrompts
 from rhymeflow.runtime.supervisor import share_of_cores
+from rhymeflow.workers.messages import LearnerReady
 
 
 def before_the_start(config: Config, run_dir: Path) -> Config:
@@ -42,23 +43,26 @@ def before_the_start(config: Config, run_dir: Path) -> Config:
     )
 
 
-def of_the_model(config: Config, tokenizer: Tokenizer) -> Config:
-    """What the model and its tokenizer decide, too.
-
-    Raises:
-        UserError: there is no such model, or not the device that is asked for.
-    """
-    device, rollout, data = resolve_device(config.model), config.rollout, config.data
-    dtype = str(resolve_dtype(config.model, device)).removeprefix("torch.")
-    longest = load_config(config.model).max_position_embeddings
+def once_loaded(config: Config, tokenizer: Tokenizer, prompts: RunPrompts) -> Config:
+    """What the data and the tokenizer decide, too."""
+    data = config.data
     has_template = bool(tokenizer.chat_template)
-    wraps = has_template if data.chat_template is None else data.chat_template
+    found = {
+        "chat_template": has_template if data.chat_template is None else data.chat_template,
+        "size": len(prompts.train),
+        "eval_size": len(prompts.held_out),
+    }
+    return config.model_copy(update={"data": data.model_copy(update=found)})
+
+
+def with_the_model(config: Config, ready: LearnerReady) -> Config:
+    """What the learner says of the model that it has, too; instances have the same."""
+    rollout = config.rollout
+    capacity = rollout.max_kv_tokens or rollout.max_num_seqs * ready.max_length
+    found = {"device": ready.device, "dtype": ready.dtype}
     return config.model_copy(
         update={
-            "model": config.model.model_copy(update={"device": device.type, "dtype": dtype}),
-            "data": data.model_copy(update={"chat_template": wraps}),
-            "rollout": rollout.model_copy(
-                update={"max_kv_tokens": rollout.max_kv_tokens or rollout.max_num_seqs * longest}
-            ),
+            "model": config.model.model_copy(update=found),
+            "rollout": rollout.model_copy(update={"max_kv_tokens": capacity}),
         }
     )

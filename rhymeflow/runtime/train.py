@@ -35,6 +35,7 @@ from rhymeflow.runtime.reporting import Reporter
 from rhymeflow.runtime.single_learner import SingleLearner
 from rhymeflow.runtime.supervisor import Supervisor
 from rhymeflow.store import previous_run
+from rhymeflow.store.base import TrajectoryStore
 from rhymeflow.store.writer import SqliteTrajectoryStore
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -102,18 +103,27 @@ def assembled(
         supervisor.start()
         reporter.say("loading the model, the data and the reward functions")
         tokenizer = load_tokenizer(config.model)
-        config = in_force.of_the_model(config, tokenizer)
-        directories.write_config(config, path)
-        store.put_config(config.model_dump_json())
+        prompts = RunPrompts.load(config, tokenizer)
+        config = in_force.once_loaded(config, tokenizer, prompts)
+        record_config(config, path, store)
         yield Controller(
             config,
             supervisor=supervisor,
             store=store,
             learner=SingleLearner(supervisor.learner),
             history=HistoryIndex(index, supervisor, reporter.warn),
-            prompts=RunPrompts.load(config, tokenizer),
+            prompts=prompts,
             reporter=reporter,
+            on_model=lambda ready: record_config(
+                in_force.with_the_model(config, ready), path, store
+            ),
         )
+
+
+def record_config(config: Config, path: Path, store: TrajectoryStore) -> None:
+    """Write down the values in force, as far as they are known: for people, and in the log."""
+    directories.write_config(config, path)
+    store.put_config(config.model_dump_json())
 
 
 @contextmanager

@@ -114,8 +114,8 @@ def _previous_run(index: Index, config: Config) -> IndexWriter:
 
 
 def _numbering(data: DataConfig) -> DataConfig:
-    """What numbers prompts; a run that was made says of `chat_template` what came of it."""
-    return data.model_copy(update={"chat_template": None})
+    """What numbers prompts. Of the others, a run that was made says what came of them."""
+    return data.model_copy(update={"chat_template": None, "size": None, "eval_size": 0})
 
 
 class IndexWriter:

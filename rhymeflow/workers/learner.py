@@ -73,7 +73,15 @@ class LearnerProcess:
         self.weights = SharedMemoryWeightStore.create(manifest_of(tensors))
         checksum = self.weights.publish(self.version, tensors)
         self._reader = TrajectoryReader(run_dir / "events.db")
-        send(connection, LearnerReady(self.version, self.weights.handle, as_text(checksum)))
+        ready = LearnerReady(
+            self.version,
+            self.weights.handle,
+            as_text(checksum),
+            device.type,
+            str(dtype).removeprefix("torch."),
+            self.learner.model.config.max_position_embeddings,
+        )
+        send(connection, ready)
 
     def serve(self) -> None:
         """Carry out what is asked for, until `Shutdown`."""

@@ -231,6 +231,11 @@ class LearnerReady(Message):
     version: Version
     handle: SharedMemoryWeightHandle
     checksum: str
+    device: str
+    dtype: str
+    """Compute precision, torch's name."""
+    max_length: int
+    """Tokens that a prompt and the response to it can have together."""
 
 
 class ResponseDetails(NamedTuple):

@@ -113,11 +113,11 @@ def test_the_configuration_says_the_values_in_force(config, run_dir, db):
         if value is None
     }
     assert nulls == {
-        "model.gguf_file", "data.size", "data.eval_source", "data.system_prompt",
-        "data.assistant_prefix", "data.max_prompt_length", "rollout.cpus", "learner.cpus",
-        "drafting.history_run",
+        "model.gguf_file", "data.eval_source", "data.system_prompt", "data.assistant_prefix",
+        "data.max_prompt_length", "rollout.cpus", "learner.cpus", "drafting.history_run",
     }, "each of them means none, or no limit"  # fmt: skip
     assert (found.schedule.max_staleness, found.schedule.routing) == (1, "waterfall")
+    assert (found.data.size, found.data.eval_size, found.data.chat_template) == (10, 2, False)
     assert (found.model.device, found.model.dtype) == ("cpu", "float32")
     assert found.rollout.max_kv_tokens == 5 * 128, "as the engine has it"
     assert found.learner.epsilon_high == 1e-4

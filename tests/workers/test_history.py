@@ -92,9 +92,9 @@ def test_of_a_run_with_other_noise_nothing_is_aligned_and_its_versions_are_older
 
 def test_the_configuration_of_a_run_that_was_made_numbers_prompts_as_the_one_it_was_made_with():
     given = Config().data
-    in_force = given.model_copy(update={"chat_template": True})  # config.yaml says what came of it
+    in_force = given.model_copy(update={"chat_template": True, "size": 9, "eval_size": 3})
     assert history._numbering(in_force) == history._numbering(given)
-    other = given.model_copy(update={"size": 7})
+    other = given.model_copy(update={"source": "other.jsonl"})
     assert history._numbering(other) != history._numbering(given)
 
 
