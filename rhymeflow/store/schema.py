@@ -22,8 +22,8 @@ number."""
 # docs/run-directory.md describes each table, and has queries.
 #
 # Blobs are little-endian: int32 tokens, float32 log-probabilities. A command belongs to the event
-# upon which it was given (for most, a `Tick`). `trajectories` holds what has
-# finished, its `text` once it was decoded; `trained` is the batch a trajectory was trained on in. A
+# upon which it was given (for most, a `Tick`). `trajectories` holds what has finished, its `text`
+# once it was decoded; `trained` is the batch a trajectory was trained on in. A
 # member that its consumed group did not need (there were more than num_generations) counts as
 # aborted. `steps` is the number of iterations that generated a segment's tokens, `drafted` of the
 # tokens that were proposed in them. `held_out` has the prompts that `evaluations` answers. With

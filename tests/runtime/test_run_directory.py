@@ -147,6 +147,27 @@ def test_the_audit_is_short_and_finds_nothing_wrong(run_dir):
     assert printed.splitlines()[-1] == "all hold"
 
 
+def test_the_audit_of_a_run_that_was_killed_allows_for_what_was_in_flight(run_dir, tmp_path):
+    shutil.copy(run_dir / "events.db", tmp_path)
+    connection = sqlite3.connect(tmp_path / "events.db")
+    (last,) = connection.execute("SELECT MAX(event) FROM commands WHERE kind = 'Train'").fetchone()
+    groups = "SELECT value FROM commands, json_each(body, '$.groups') WHERE event >= ?"
+    for statement in (  # as if it had ended before its last batch was complete
+        f"UPDATE groups SET ending = NULL WHERE group_id IN ({groups} AND kind = 'Train')",
+        f"UPDATE trajectories SET trained = NULL WHERE group_id IN ({groups} AND kind = 'Train')",
+        "UPDATE groups SET ending = NULL WHERE group_id IN (SELECT json_extract(body, '$.group')"
+        " FROM commands WHERE event >= ? AND kind = 'Drop')",
+        "DELETE FROM commands WHERE event >= ?",
+        "DELETE FROM events WHERE seq >= ?",
+    ):
+        connection.execute(statement, (last,))
+    connection.commit()
+    connection.close()
+    code, printed = audit(tmp_path)
+    assert code == 0, printed
+    assert printed.splitlines()[-1] == "all hold so far: it has not ended"
+
+
 def changed(table: str, kind: str, field: str, value: str, which: str = "TRUE") -> str:
     """A statement that changes a field of these events or commands."""
     return (
