@@ -23,6 +23,9 @@ class RunConfig(Section):
     """Checkpoint every so many steps, and at the end; 0: only at the end."""
     report_to: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ("tensorboard",)
     """Where metrics go besides `metrics.jsonl`."""
+    token_details: bool = False
+    """Store what else is known of each token: whether it was drafted, the learner's log-probability
+    when it was trained on, and whether it was clipped, capped or masked (docs/run-directory.md)."""
     worker_timeout: PositiveFloat = 300.0
     """Seconds a worker may be silent before it counts as hung."""
     instance_restarts: NonNegative = 3

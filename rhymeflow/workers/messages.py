@@ -9,7 +9,7 @@ Holds true: messages to and from one worker keep their order.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -147,6 +147,8 @@ class Joined(Message):
     """Responses that it decodes at a time."""
     kv_capacity: int
     """Tokens that its KV cache holds."""
+    checksum: str
+    """Of the weights it holds, `weights.proof.as_text`; so in all messages."""
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):
@@ -162,6 +164,8 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     drafted: int
     tokens: list[int]
     logprobs: list[float]
+    accepted: bytes = b""
+    """With `run.token_details`: for each token 1 if it was drafted, else 0."""
 
 
 class TokensGenerated(Message):
@@ -191,6 +195,7 @@ class Pulled(Message):
 
     number: int
     version: Version
+    checksum: str
     seconds: float
 
 
@@ -225,6 +230,27 @@ class LearnerReady(Message):
 
     version: Version
     handle: SharedMemoryWeightHandle
+    checksum: str
+    device: str
+    dtype: str
+    """Compute precision, torch's name."""
+    max_length: int
+    """Tokens that a prompt and the response to it can have together."""
+
+
+class ResponseDetails(NamedTuple):
+    """What the learner found and did in one response: see `learner/token_details.py`."""
+
+    trajectory: TrajectoryId
+    logprobs: bytes | None
+    flags: bytes
+
+
+class TokenDetails(Message):
+    """With `run.token_details`, before `BatchTrained`: every response of batch `version`."""
+
+    version: Version
+    responses: list[ResponseDetails]
 
 
 class BatchTrained(Message):
@@ -239,6 +265,7 @@ class VersionPublished(Message):
     """`version` can be pulled; publishing it took so many seconds."""
 
     version: Version
+    checksum: str
     seconds: float
 
 
@@ -294,8 +321,8 @@ _Any = (
     ConnectWeights | Route | Interrupt | Abort | Pull | Evaluate | UseDrafter | Train | Publish
     | SaveCheckpoint | IndexHistory | ComputeReward | Shutdown | Joined | TokensGenerated
     | TrajectoryFinished | TrajectoryInterrupted | Pulled | Answered | InstanceStatus | LearnerReady
-    | BatchTrained | VersionPublished | CheckpointSaved | HistoryReady | RewardComputed
-    | RewardFailed | Alive | Failed
+    | TokenDetails | BatchTrained | VersionPublished | CheckpointSaved | HistoryReady
+    | RewardComputed | RewardFailed | Alive | Failed
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()
