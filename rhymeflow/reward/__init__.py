@@ -7,6 +7,6 @@ Knows nothing of groups, versions or advantages. An error is never a reward.
 """
 
 from rhymeflow.reward.executor import RewardDone, RewardError, RewardExecutor
-from rhymeflow.reward.messages import RewardRequest
+from rhymeflow.reward.messages import RewardRequest, TrainerState
 
-__all__ = ["RewardDone", "RewardError", "RewardExecutor", "RewardRequest"]
+__all__ = ["RewardDone", "RewardError", "RewardExecutor", "RewardRequest", "TrainerState"]
