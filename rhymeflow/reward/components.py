@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from rhymeflow.config import RewardFunction
-from rhymeflow.reward.builtin import BUILT_IN
 
 
 def component_names(functions: Iterable[RewardFunction]) -> tuple[str, ...]:
@@ -16,7 +15,7 @@ def component_names(functions: Iterable[RewardFunction]) -> tuple[str, ...]:
     names: list[str] = []
     for each in functions:
         spec = each.function
-        if spec.startswith("recipe:") or spec in BUILT_IN:
+        if spec.startswith("recipe:") or "." not in spec:
             short = spec
         else:
             short = spec.rpartition(":")[2] if ".py:" in spec else spec.rpartition(".")[2]

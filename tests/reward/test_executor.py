@@ -19,14 +19,9 @@ import pytest
 from rhymeflow.config import RewardConfig, RewardFunction
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.errors import UserError
-from rhymeflow.reward import (
-    RewardDone,
-    RewardError,
-    RewardExecutor,
-    RewardRequest,
-    TrainerState,
-)
 from rhymeflow.reward.components import WeightedSum
+from rhymeflow.reward.executor import RewardDone, RewardError, RewardExecutor
+from rhymeflow.reward.messages import RewardRequest, TrainerState
 
 FILE = Path(__file__).parent / "functions.py"
 Start = Callable[..., RewardExecutor]
@@ -369,7 +364,8 @@ def test_workers_end_with_their_parent(tmp_path: Path) -> None:
         import os, time
         from multiprocessing.connection import wait
         from rhymeflow.config import RewardConfig, RewardFunction
-        from rhymeflow.reward import RewardExecutor, RewardRequest, TrainerState
+        from rhymeflow.reward.executor import RewardExecutor
+        from rhymeflow.reward.messages import RewardRequest, TrainerState
         if __name__ == "__main__":
             function = RewardFunction(function={str(FILE) + ":by_order"!r})
             executor = RewardExecutor(RewardConfig(functions=(function,), num_workers=2))

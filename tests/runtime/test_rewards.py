@@ -171,6 +171,14 @@ def test_a_group_call_that_fails_is_a_reward_for_none_of_its_members(start):
     assert run.asked() == [([3, 4, 5], (0,))], "spare ones, if the coordinator goes on"
 
 
+def test_as_many_spare_ones_as_are_needed_are_judged_in_place_of_a_call_that_failed(start):
+    run = start(RANK)
+    run.finish(*range(7))
+    assert run.asked() == [([0, 1, 2], (0,))], "one call at a time"
+    assert run.fail(run.last[0]) == failed(0, 1, 2)
+    assert run.asked() == [([3, 4, 5], (0,))]
+
+
 def test_one_response_that_no_function_applies_to_fails_the_group(start):
     run = start(RANK)
     run.finish(0, 1, 2)

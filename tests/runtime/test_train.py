@@ -186,7 +186,7 @@ def reward_file(tmp_path: Path, body: str) -> dict:
     [
         ("    raise KeyError('no such thing')", "no such thing"),
         ("    import time; time.sleep(60)", "took longer than reward.timeout"),
-        ("    return [float('nan')]", "nan"),
+        ("    return [float('nan')] * 3", "nan"),
         ("    return [1.0, 2.0]", "returned 2 rewards for 3 responses"),
     ],
     ids=["raises", "hangs", "nan", "wrong count"],
