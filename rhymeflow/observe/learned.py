@@ -204,7 +204,7 @@ def _show_responses(title: str, responses: Sequence[Response], console: Console)
         console.print(line)
         rows = [
             ("prompt", shortened(conversation(each.prompt), width)),
-            ("response", shortened(each.text or "", width * _RESPONSE_LINES)),
+            ("response", _said(each.text, width * _RESPONSE_LINES)),
             ("columns", shortened(_columns(each.columns), width)),
         ]
         if len(parts) > 1:
@@ -232,7 +232,14 @@ def _summary(response: Response) -> str:
         end = "not needed"
     else:
         end = "waits" if response.ending is None else str(response.ending)
-    return f"reward {_figure(response.reward)}, {response.length} tokens{how}, {end}"
+    tokens = f"{response.length} token{'' if response.length == 1 else 's'}"
+    return f"reward {_figure(response.reward)}, {tokens}{how}, {end}"
+
+
+def _said(text: str | None, width: int) -> str:
+    if text is None:
+        return "(no text is stored)"
+    return shortened(text, width) if text else "(empty)"
 
 
 def _columns(columns: str) -> str:

@@ -218,8 +218,8 @@ def test_a_run_that_has_just_begun_and_one_that_rewarded_something(tmp_path):
     store.put_group(0, row=0, epoch=0, prompt="p", prompt_tokens=[1], columns={})
     for member, reward in enumerate((0.5, 0.25, None)):
         where = TrajectoryId(0, member)
-        store.put_finished(where, length=3, reason="stop")
-        store.put_text(where, "said")
+        store.put_finished(where, length=1 + member, reason="stop")
+        store.put_text(where, "" if member else "said")
         if reward is not None:
             store.put_reward(where, reward=reward, components={"f": reward})
     store.commit()  # and the run goes on
@@ -227,7 +227,8 @@ def test_a_run_that_has_just_begun_and_one_that_rewarded_something(tmp_path):
     assert "So far: 1 prompts, 3 finished responses, 2 rewarded, mean reward 0.375" in text
     assert ids(text) == ["0.0", "0.1"], "the best, the worst"
     assert "Best responses so far" in text
-    assert "waits" in text
+    assert "0.0  reward 0.500, 1 token, waits\n" in text
+    assert "response (empty)" in text
     store.close()
 
 
