@@ -73,7 +73,10 @@ def show_learned(run_dir: Path, steps: Steps, reader: TrajectoryReader, console:
         evaluated = [row["eval/reward"] for row in steps.values() if "eval/reward" in row]
         if evaluated:
             console.print(Text(f"Held-out reward before training: {_figure(evaluated[0])}"))
-    ((last,),) = reader.query("SELECT MAX(trained) FROM trajectories")
+    # A batch that is being trained on has no metrics yet.
+    ((last,),) = reader.query(
+        "SELECT MAX(trained) FROM trajectories WHERE trained < ?", max(steps, default=0)
+    )
     ((count,),) = reader.query(
         "SELECT COUNT(*) FROM trajectories"
         " WHERE reward IS NOT NULL AND (?1 IS NULL OR trained = ?1)",

@@ -232,6 +232,15 @@ def test_a_run_that_has_just_begun_and_one_that_rewarded_something(tmp_path):
     store.close()
 
 
+def test_responses_are_of_the_last_step_that_is_complete(tmp_path):
+    make_run(tmp_path, num_steps=4)
+    rows = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{row}\n" for row in rows[:4]))
+    text = shown(tmp_path)
+    assert "step 3 after" in text
+    assert "Best responses of step 3" in text
+
+
 def test_the_headline_says_how_far_the_run_is(tmp_path):
     make_run(tmp_path)
     assert "step 4 after 0:41; it is running, or was killed" in shown(tmp_path)
