@@ -105,7 +105,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     sub.add_argument("recipe", metavar="RECIPE_OR_FILE", help="a recipe's name or a YAML file")
     sub.add_argument("--output", metavar="FILE", type=Path, help="where the profile goes")
-    sub = add("inspect", inspect, help="show what a run learned, and how it went")
+    sub = add("inspect", inspect, help="show what happened in a run")
     sub.add_argument("run_dir", metavar="RUN_DIR", type=Path)
     sub.add_argument(
         "--trajectory", metavar="G.M", help="one response in full: member M of group G"
