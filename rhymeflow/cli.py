@@ -110,6 +110,10 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument(
         "--trajectory", metavar="G.M", help="one response in full: member M of group G"
     )
+    for kind in ("worst", "best"):
+        which = f"the N responses with the {kind} rewards (5 if no number is given)"
+        sub.add_argument(f"--{kind}", metavar="N", type=int, nargs="?", const=5, help=which)
+    sub.add_argument("--step", metavar="S", type=int, help="with --best, --worst: only of step S")
     add("recipes", recipes, help="list the ready configurations")
     add("doctor", doctor, help="what this machine can run, and what is missing")
     add("bench", bench, help="run a benchmark: `rhymeflow bench` lists them", add_help=False)
@@ -155,12 +159,19 @@ def calibrate(args: argparse.Namespace) -> int:
 
 
 def inspect(args: argparse.Namespace) -> int:
-    """Show a run's steps, staleness, lengths and endings, or one trajectory."""
+    """Show what a run learned and how it went, or some of its responses."""
     from rich.console import Console
 
     from rhymeflow.observe.inspect import inspect as show
 
-    show(args.run_dir, args.trajectory, Console())
+    show(
+        args.run_dir,
+        Console(),
+        trajectory=args.trajectory,
+        best=args.best,
+        worst=args.worst,
+        step=args.step,
+    )
     return 0
 
 

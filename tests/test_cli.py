@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tomllib
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.cells import cell_len
 
 from rhymeflow import cli, doctor, sizes
 from rhymeflow.config import Config
@@ -158,11 +160,16 @@ def test_a_short_demo_and_a_look_at_it(tmp_path: Path) -> None:
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["steps"] == 2
     assert summary["staleness_max"] <= 1
-    shown = command("inspect", "run", cwd=tmp_path)
+    narrow = {**os.environ, "COLUMNS": "80"}
+    shown = command("inspect", "run", cwd=tmp_path, env=narrow)
     assert shown.returncode == 0, shown.stderr
     assert "Steps" in shown.stdout
+    assert shown.stdout.index("held-out reward") < shown.stdout.index("Steps")
+    assert max(map(cell_len, shown.stdout.splitlines())) <= 80
     shown = command("inspect", "run", "--trajectory", "0.1", cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr
+    shown = command("inspect", "run", "--worst", "3", cwd=tmp_path)
+    assert shown.stdout.count("  reward ") == 3, shown.stderr
     again = command("train", "demo", *options, "--run.output_dir", "run", cwd=tmp_path)
     assert again.returncode == 2
     assert again.stderr.splitlines()[-1].startswith("rhymeflow: run.output_dir: run holds a run")

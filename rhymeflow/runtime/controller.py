@@ -82,7 +82,8 @@ class Controller:
             store,
             self.in_flight,
             self.evaluations,
-            on_failure=config.reward.on_failure,
+            config,
+            published_version=lambda: self._published,
             evaluated=reporter.evaluated,
         )
         self.instances = Instances(

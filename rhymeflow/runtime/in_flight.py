@@ -49,6 +49,11 @@ class Group:
     stored: dict[int, array[int]] = field(default_factory=dict)
     """Of each member that there is anything of, the tokens that are stored."""
     aborted: set[int] = field(default_factory=set)
+    to_judge: dict[int, dict[str, float]] = field(default_factory=dict)
+    """Members that could be judged together, in the order in which they came to that, with the
+    rewards that they have by themselves."""
+    is_judged: bool = False
+    """Whether reward functions were called with the group, and have not failed."""
 
 
 class InFlight:

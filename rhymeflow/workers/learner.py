@@ -162,4 +162,5 @@ def _sample(record: TrajectoryRecord) -> Sample:
         versions=record.versions,
         reward=record.reward,
         truncated=record.reason != "stop",
+        components=record.components,
     )

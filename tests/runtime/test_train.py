@@ -165,7 +165,7 @@ def test_the_run_directory_is_complete(synchronous):
 
 
 def test_what_reward_functions_print_is_in_the_log_and_not_on_the_terminal(tmp_path, capfd):
-    body = "    print('a word from the reward')\n    return [float(len(completions[0]))]"
+    body = "    print('a word from the reward')\n    return [float(len(c)) for c in completions]"
     config = tiny_config(tmp_path, reward=reward_file(tmp_path, body), learner={"max_steps": 1})
     train(config)
     assert "a word from the reward" in (tmp_path / "run" / "logs" / "reward.log").read_text()
@@ -186,14 +186,14 @@ def reward_file(tmp_path: Path, body: str) -> dict:
     [
         ("    raise KeyError('no such thing')", "no such thing"),
         ("    import time; time.sleep(60)", "took longer than reward.timeout"),
-        ("    return [float('nan')]", "nan"),
-        ("    return [1.0, 2.0]", "2"),
+        ("    return [float('nan')] * 3", "nan"),
+        ("    return [1.0, 2.0]", "returned 2 rewards for 3 responses"),
     ],
     ids=["raises", "hangs", "nan", "wrong count"],
 )
 def test_a_reward_that_is_none_stops_the_run_and_says_why(tmp_path, body, said):
     config = tiny_config(tmp_path, reward=reward_file(tmp_path, body), data={"eval_size": 0})
-    with pytest.raises(UserError, match=r"judge.*trajectory") as raised:
+    with pytest.raises(UserError, match=r"judge.*group \d") as raised:
         train(config)
     assert said in str(raised.value)
     assert "\n" not in str(raised.value)
@@ -202,7 +202,7 @@ def test_a_reward_that_is_none_stops_the_run_and_says_why(tmp_path, body, said):
 def test_groups_without_a_reward_can_be_dropped_and_are_counted(tmp_path):
     body = (
         "    if prompts[0].startswith('03'): raise ValueError('not this one')\n"
-        "    return [0.5 + len(completions[0]) / 100]"
+        "    return [0.5 + len(completion) / 100 for completion in completions]"
     )
     config = tiny_config(
         tmp_path,
