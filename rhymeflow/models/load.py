@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub.constants import HF_HUB_OFFLINE
+from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.constants import HF_HUB_CACHE
+from safetensors import SafetensorError, safe_open
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -29,7 +31,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from rhymeflow.config import ModelConfig
 from rhymeflow.errors import UserError
-from rhymeflow.models import attention
+from rhymeflow.models import attention, hub
 from rhymeflow.models.converted import converted, forget_quantization
 from rhymeflow.models.precision import auto_dtype, resolve_device
 from rhymeflow.models.source import Source, locate
@@ -60,16 +62,22 @@ def load_config(config: ModelConfig) -> PreTrainedConfig:
     """
     source = _readable(config)
     with _explained(source):
-        hf_config = AutoConfig.from_pretrained(source.location)
+        hf_config = AutoConfig.from_pretrained(source.location, **_offline(source))
     _check_supported(source, hf_config)
     return hf_config
+
+
+def max_length(config: ModelConfig) -> int:
+    """The model's context: tokens of the longest prompt and its response together."""
+    length: int = load_config(config).get_text_config().max_position_embeddings
+    return length
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     """The tokenizer with its chat template, if it has one; a missing pad token becomes eos."""
     source = _readable(config)
-    with _explained(source):
-        tokenizer = AutoTokenizer.from_pretrained(source.location)
+    with _explained(source, "the tokenizer"):
+        tokenizer = AutoTokenizer.from_pretrained(source.location, **_offline(source))
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
@@ -79,10 +87,16 @@ def load_model(config: ModelConfig, *, dtype: torch.dtype, device: torch.device)
     """The model with its weights, attending through `models.attention`, in eval mode."""
     load_config(config)
     source = _readable(config)
-    with _explained(source):
-        model = AutoModelForCausalLM.from_pretrained(
-            source.location, dtype=dtype, attn_implementation=attention.NAME
+    with _explained(source, "the weights"):
+        model, report = AutoModelForCausalLM.from_pretrained(
+            source.location,
+            dtype=dtype,
+            attn_implementation=attention.NAME,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # reported below, in one line
+            **_offline(source),
         )
+    _check_complete(source, report)
     forget_quantization(model)
     return model.to(device).eval()
 
@@ -107,15 +121,67 @@ def empty_model(
     source = _readable(config)
     if source.is_hub or (Path(source.location) / "generation_config.json").is_file():
         with _explained(source):
-            model.generation_config = GenerationConfig.from_pretrained(source.location)
+            model.generation_config = GenerationConfig.from_pretrained(
+                source.location, **_offline(source)
+            )
     return model.eval()
 
 
 def stop_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     """Every token that ends a response, by the generation config, the model and the tokenizer."""
+    return _stop_tokens(model.name_or_path, model.generation_config, model.config, tokenizer)
+
+
+def check_files(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Look whether the weights can be opened and a response can end; reads no weights.
+
+    Of a hub model that is not in the cache nothing is known before it is fetched. Raises
+    `UserError`.
+    """
+    source = _readable(config)
+    hf_config = load_config(config)
+    generation = None
+    if source.is_hub or (Path(source.location) / "generation_config.json").is_file():
+        try:
+            generation = GenerationConfig.from_pretrained(source.location, **_offline(source))
+        except OSError:  # it need not have one
+            generation = None
+    _stop_tokens(config.name, generation, hf_config, tokenizer)
+    if source.is_hub:
+        _check_cached(source)
+        return
+    folder = Path(source.location)
+    files = sorted(folder.glob("*.safetensors"))
+    if not files and not any(folder.glob("pytorch_model*.bin")):
+        raise UserError(
+            f"model.name = {source.name!r}: {folder} holds no weights (no *.safetensors, no "
+            "pytorch_model.bin)"
+        )
+    with _explained(source, "the weights"):
+        for file in files:
+            with safe_open(file, framework="pt"):  # reads the header, and compares the size
+                pass
+
+
+def _check_cached(source: Source) -> None:
+    if hub.unreachable() is None:
+        return
+    with _explained(source, "a file of the weights"):
+        names = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
+        found = [try_to_load_from_cache(source.location, name) for name in names]
+        if not any(isinstance(each, str) for each in found):
+            raise OSError("none is in the cache")
+
+
+def _stop_tokens(
+    name: str,
+    generation_config: GenerationConfig | None,
+    hf_config: PreTrainedConfig,
+    tokenizer: PreTrainedTokenizerBase,
+) -> frozenset[int]:
     given: tuple[Any, ...] = (
-        getattr(model.generation_config, "eos_token_id", None),
-        getattr(model.config.get_text_config(), "eos_token_id", None),
+        getattr(generation_config, "eos_token_id", None),
+        getattr(hf_config.get_text_config(), "eos_token_id", None),
         tokenizer.eos_token_id,
     )
     ids = frozenset(
@@ -126,7 +192,7 @@ def stop_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -
     )
     if not ids:
         raise UserError(
-            f"model {model.name_or_path!r} names no end-of-sequence token (eos_token_id in its "
+            f"model {name!r} names no end-of-sequence token (eos_token_id in its "
             "generation config, config or tokenizer), so a response could never end"
         )
     return ids
@@ -145,27 +211,48 @@ def _readable(config: ModelConfig) -> Source:
     return Source(source.name, str(converted(source.gguf_path)))
 
 
+def _offline(source: Source) -> dict[str, bool]:
+    """Options for `from_pretrained`: the cache alone, where the hub does not answer."""
+    return {"local_files_only": True} if source.is_hub and hub.unreachable() else {}
+
+
+def _check_complete(source: Source, report: dict[str, Any]) -> None:
+    """transformers fills what it does not find with random numbers."""
+    missing, mismatched = sorted(report["missing_keys"]), sorted(report["mismatched_keys"])
+    wrong = [f"has no {name}" for name in missing]
+    wrong += [f"{name} is {list(there)}, not {list(due)}" for name, there, due in mismatched]
+    if wrong:
+        more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+        raise UserError(
+            f"model.name = {source.name!r}: the weights do not fit its config.json: "
+            f"{wrong[0]}{more}"
+        )
+
+
 @contextmanager
-def _explained(source: Source) -> Iterator[None]:
+def _explained(source: Source, what: str = "the config") -> Iterator[None]:
     """Turn transformers' ways of failing to read a model into one line for the user."""
     try:
         yield
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         if isinstance(error, UserError):
             raise
-        first = next(
-            (line.strip() for line in str(error).splitlines() if line.strip()), repr(error)
-        )
+        reason = " ".join(line.strip() for line in str(error).splitlines()[:2] if line.strip())
+        reason = reason or type(error).__name__
         if not source.is_hub:
             raise UserError(
-                f"model.name = {source.name!r}: cannot be loaded from {source.location}: {first}"
+                f"model.name = {source.name!r}: {what} cannot be loaded from {source.location}: "
+                f"{reason}"
             ) from error
-        offline = " (HF_HUB_OFFLINE is set)" if HF_HUB_OFFLINE else ""
+        why = hub.unreachable()
+        if why is None:
+            raise UserError(
+                f"model.name = {source.name!r}: there is no such directory here, and of the hub "
+                f"model {what} cannot be loaded: {reason}"
+            ) from error
         raise UserError(
-            f"model.name = {source.name!r}: no such directory here, and as a Hugging Face hub name "
-            f"it is not in the cache and could not be downloaded{offline}: {first} "
-            "Give a local directory that holds the model, or fetch it once on a machine with "
-            "network access, copy the cache (HF_HOME) and set HF_HUB_OFFLINE=1."
+            f"model.name = {source.name!r}: there is no such directory here; as a Hugging Face hub "
+            f"name, {what} is not in the cache ({HF_HUB_CACHE}) and {why}; {hub.WAYS_OUT}"
         ) from error
 
 
@@ -188,10 +275,12 @@ def _check_supported(source: Source, hf_config: PreTrainedConfig) -> None:
 
 
 __all__ = [
+    "check_files",
     "empty_model",
     "load_config",
     "load_model",
     "load_tokenizer",
+    "max_length",
     "num_parameters",
     "resolve_device",
     "resolve_dtype",

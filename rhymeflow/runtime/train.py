@@ -20,7 +20,7 @@ from rich.console import Console
 from rhymeflow.config import Config
 from rhymeflow.data.run_prompts import RunPrompts
 from rhymeflow.histospec.index import Index
-from rhymeflow.models.load import load_tokenizer
+from rhymeflow.models.load import load_tokenizer, max_length
 from rhymeflow.observe import summary
 from rhymeflow.observe.metrics import MetricsWriter
 from rhymeflow.observe.progress import Progress
@@ -29,17 +29,18 @@ from rhymeflow.runtime import run_dir as directories
 from rhymeflow.runtime.base import Runtime
 from rhymeflow.runtime.controller import Controller
 from rhymeflow.runtime.history_index import HistoryIndex
+from rhymeflow.runtime.leftovers import leaves_nothing_untrained
 from rhymeflow.runtime.local import LocalRuntime
 from rhymeflow.runtime.reporting import Reporter
 from rhymeflow.runtime.single_learner import SingleLearner
 from rhymeflow.runtime.supervisor import Supervisor
-from rhymeflow.store import previous_run
 from rhymeflow.store.writer import SqliteTrajectoryStore
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """What people and what clusters stop a run with."""
 
 
+@leaves_nothing_untrained
 def train(
     config: Config, *, run_dir: Path | None = None, console: Console | None = None
 ) -> Summary:
@@ -53,7 +54,6 @@ def train(
         WorkerDied: a worker process ended, hangs, or has a defect.
     """
     console = console or Console()
-    previous_run.check(config.drafting.history_run, "drafting.history_run")
     path = directories.create_run_dir(config, run_dir)
     metrics = MetricsWriter(
         path,
@@ -104,7 +104,7 @@ def assembled(
             store=store,
             learner=SingleLearner(supervisor.learner),
             history=HistoryIndex(index, supervisor, reporter.warn),
-            prompts=RunPrompts.load(config, load_tokenizer(config.model)),
+            prompts=RunPrompts.load(config, load_tokenizer(config.model), max_length(config.model)),
             reporter=reporter,
         )
 
