@@ -110,11 +110,11 @@ def _parser() -> argparse.ArgumentParser:
 
     def add_run(name: str, command: object, **options: Any) -> argparse.ArgumentParser:
         sub = add(name, command, formatter_class=pages.Page, add_help=False, **options)
-        needs = "RECIPE_OR_FILE" if command is simulate else "[RECIPE_OR_FILE]"
+        needs = "RECIPE_OR_FILE" if name == "simulate" else "[RECIPE_OR_FILE]"
         sub.usage = f"rhymeflow {name} {needs} [OPTION ...] [--section.field VALUE ...]"
         sub.add_argument(
             "recipe",
-            nargs=None if command is simulate else "?",
+            nargs=None if name == "simulate" else "?",
             metavar="RECIPE_OR_FILE",
             help="a recipe's name or a YAML file",
         )
