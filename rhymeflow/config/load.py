@@ -31,6 +31,9 @@ SHORT = {
 NEEDED = ("model", "data", "reward")
 """What must be given to train where there is neither a recipe nor a file."""
 
+_DATA = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
+"""What a file of prompts is called, and no configuration."""
+
 Overrides = Mapping[str, str]
 """Field paths with their values as YAML text, such as `{"learner.learning_rate": "1e-5"}`."""
 
@@ -148,14 +151,22 @@ def _locate(recipe_or_file: str) -> Path:
     if re.fullmatch(r"[\w-]+", recipe_or_file) and path.is_file():
         return path
     path = Path(recipe_or_file).expanduser()
+    if path.is_file() and any(f"{each}." in f"{path.name}.".lower() for each in _DATA):
+        raise UserError(f"{recipe_or_file}: is no YAML; prompts are given as --data {path}")
     if path.exists() and not path.is_dir():
         return path
     if path.is_dir():
-        raise UserError(f"{recipe_or_file}: is a directory; a recipe's name or a YAML file is due")
+        raise UserError(
+            f"{recipe_or_file}: is a directory; a recipe's name or a YAML file is due (a model is "
+            f"given as --model {path})"
+        )
     names = list_recipes()
+    hint = suggestion(recipe_or_file, names)
+    if "/" in recipe_or_file and path.suffix not in (".yaml", ".yml"):
+        hint = hint or f"; a model is given as --model {recipe_or_file}"
     raise UserError(
-        f"{recipe_or_file}: there is no such recipe or file"
-        f"{suggestion(recipe_or_file, names)} (recipes: {', '.join(names) or 'none'})"
+        f"{recipe_or_file}: there is no such recipe or file{hint} "
+        f"(recipes: {', '.join(names) or 'none'})"
     )
 
 

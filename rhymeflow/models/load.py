@@ -8,6 +8,7 @@ plain transformers model. Every way a model can be missing or unfit is a `UserEr
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -157,7 +158,11 @@ def check_files(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> None
             f"model.name = {source.name!r}: {folder} holds no weights (no *.safetensors, no "
             "pytorch_model.bin)"
         )
+    index = folder / "model.safetensors.index.json"
     with _explained(source, "the weights"):
+        if index.is_file():
+            named = set(json.loads(index.read_text())["weight_map"].values())
+            files = [folder / name for name in sorted(named)]
         for file in files:
             with safe_open(file, framework="pt"):  # reads the header, and compares the size
                 pass
