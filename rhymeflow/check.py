@@ -1,8 +1,9 @@
 """What can be wrong with a configuration, found out before a run begins.
 
-Holds true: `before_start` takes milliseconds, runs no code of reward functions and loads no model;
-what passes `everything` has its data, tokenizer, reward functions, cost model and strategies, and
-weights that can be opened. Nothing is written. Knows nothing of how a run is carried out.
+Holds true: `before_start` takes milliseconds, runs no code of a reward function and reads no
+weights; what passes `everything` has its data, tokenizer, reward functions, cost model and
+strategies, and weights that can be opened. Nothing is written. Knows nothing of how a run is
+carried out.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from rhymeflow.data.load import check_sources
 from rhymeflow.data.prompts import PromptSource
 from rhymeflow.data.run_prompts import RunPrompts
 from rhymeflow.errors import UserError
-from rhymeflow.models.load import check_files, load_tokenizer, max_length
-from rhymeflow.models.source import locate
+from rhymeflow.models.files import check_end, check_files
+from rhymeflow.models.load import load_tokenizer, max_length
 from rhymeflow.reward.builtin import BUILT_IN
 from rhymeflow.reward.functions import Judge
 from rhymeflow.store import previous_run
@@ -31,7 +32,7 @@ def before_start(config: Config) -> None:
         UserError: something is not there.
     """
     previous_run.check(config.drafting.history_run, "drafting.history_run")
-    locate(config.model)
+    check_files(config.model)
     check_sources(config.data)
     for function in config.reward.functions:
         _check_name(function)
@@ -46,7 +47,7 @@ def everything(config: Config) -> int:
     """
     before_start(config)
     tokenizer = load_tokenizer(config.model)
-    check_files(config.model, tokenizer)
+    check_end(config.model, tokenizer)
     prompts = RunPrompts.load(config, tokenizer, max_length(config.model))
     # What a user's file prints is no part of the configuration that is printed.
     with contextlib.redirect_stdout(sys.stderr):

@@ -181,6 +181,7 @@ LOADED: dict[str, tuple[Callable[[], object], list[str], str]] = {
     "no end": (no_end, ONE_LINE + SHORT, "names no end-of-sequence token"),
     "no tokenizer": (lambda: [each.unlink() for each in Path("model").glob("tokenizer*")], ONE_LINE + SHORT, "model.name = 'model': the tokenizer cannot be loaded from model: "),
     "no weights": (lambda: Path("model/model.safetensors").unlink(), ONE_LINE + SHORT, "model holds no weights"),
+    "a pointer": (lambda: Path("model/model.safetensors").write_text("version https://git-lfs.github.com"), ONE_LINE + SHORT, "model.safetensors is a Git LFS pointer"),
     "half the weights": (half_the_weights, ONE_LINE + SHORT, "the weights cannot be loaded from model: "),
     "options": (dict, ["train", "demo", "--data.options", "{foo: 1}"], "data.options: recipe:demo has no option 'foo'; there are: max_terms, median_terms, min_terms"),
 }  # fmt: skip

@@ -8,16 +8,10 @@ plain transformers model. Every way a model can be missing or unfit is a `UserEr
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import try_to_load_from_cache
-from huggingface_hub.constants import HF_HUB_CACHE
-from safetensors import SafetensorError, safe_open
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -32,8 +26,9 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from rhymeflow.config import ModelConfig
 from rhymeflow.errors import UserError
-from rhymeflow.models import attention, hub
+from rhymeflow.models import attention
 from rhymeflow.models.converted import converted, forget_quantization
+from rhymeflow.models.explained import explained, offline
 from rhymeflow.models.precision import auto_dtype, resolve_device
 from rhymeflow.models.source import Source, locate
 
@@ -61,9 +56,9 @@ def load_config(config: ModelConfig) -> PreTrainedConfig:
 
     Raises `UserError` if nothing is there, or if this kind of model cannot be served.
     """
-    source = _readable(config)
-    with _explained(source):
-        hf_config = AutoConfig.from_pretrained(source.location, **_offline(source))
+    source = readable(config)
+    with explained(source):
+        hf_config = AutoConfig.from_pretrained(source.location, **offline(source))
     _check_supported(source, hf_config)
     return hf_config
 
@@ -76,9 +71,9 @@ def max_length(config: ModelConfig) -> int:
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     """The tokenizer with its chat template, if it has one; a missing pad token becomes eos."""
-    source = _readable(config)
-    with _explained(source, "the tokenizer"):
-        tokenizer = AutoTokenizer.from_pretrained(source.location, **_offline(source))
+    source = readable(config)
+    with explained(source, "the tokenizer"):
+        tokenizer = AutoTokenizer.from_pretrained(source.location, **offline(source))
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
@@ -87,15 +82,15 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
 def load_model(config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
     """The model with its weights, attending through `models.attention`, in eval mode."""
     load_config(config)
-    source = _readable(config)
-    with _explained(source, "the weights"):
+    source = readable(config)
+    with explained(source, "the weights"):
         model, report = AutoModelForCausalLM.from_pretrained(
             source.location,
             dtype=dtype,
             attn_implementation=attention.NAME,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # reported below, in one line
-            **_offline(source),
+            **offline(source),
         )
     _check_complete(source, report)
     forget_quantization(model)
@@ -119,71 +114,27 @@ def empty_model(
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.fill_(torch.nan)
-    source = _readable(config)
+    source = readable(config)
     if source.is_hub or (Path(source.location) / "generation_config.json").is_file():
-        with _explained(source):
+        with explained(source):
             model.generation_config = GenerationConfig.from_pretrained(
-                source.location, **_offline(source)
+                source.location, **offline(source)
             )
     return model.eval()
 
 
 def stop_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     """Every token that ends a response, by the generation config, the model and the tokenizer."""
-    return _stop_tokens(model.name_or_path, model.generation_config, model.config, tokenizer)
+    return stop_tokens(model.name_or_path, model.generation_config, model.config, tokenizer)
 
 
-def check_files(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Look whether the weights can be opened and a response can end; reads no weights.
-
-    Of a hub model that is not in the cache nothing is known before it is fetched. Raises
-    `UserError`.
-    """
-    source = _readable(config)
-    hf_config = load_config(config)
-    generation = None
-    if source.is_hub or (Path(source.location) / "generation_config.json").is_file():
-        try:
-            generation = GenerationConfig.from_pretrained(source.location, **_offline(source))
-        except OSError:  # it need not have one
-            generation = None
-    _stop_tokens(config.name, generation, hf_config, tokenizer)
-    if source.is_hub:
-        _check_cached(source)
-        return
-    folder = Path(source.location)
-    files = sorted(folder.glob("*.safetensors"))
-    if not files and not any(folder.glob("pytorch_model*.bin")):
-        raise UserError(
-            f"model.name = {source.name!r}: {folder} holds no weights (no *.safetensors, no "
-            "pytorch_model.bin)"
-        )
-    index = folder / "model.safetensors.index.json"
-    with _explained(source, "the weights"):
-        if index.is_file():
-            named = set(json.loads(index.read_text())["weight_map"].values())
-            files = [folder / name for name in sorted(named)]
-        for file in files:
-            with safe_open(file, framework="pt"):  # reads the header, and compares the size
-                pass
-
-
-def _check_cached(source: Source) -> None:
-    if hub.unreachable() is None:
-        return
-    with _explained(source, "a file of the weights"):
-        names = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
-        found = [try_to_load_from_cache(source.location, name) for name in names]
-        if not any(isinstance(each, str) for each in found):
-            raise OSError("none is in the cache")
-
-
-def _stop_tokens(
+def stop_tokens(
     name: str,
     generation_config: GenerationConfig | None,
     hf_config: PreTrainedConfig,
     tokenizer: PreTrainedTokenizerBase,
 ) -> frozenset[int]:
+    """The same without the model; `UserError` if nobody names one."""
     given: tuple[Any, ...] = (
         getattr(generation_config, "eos_token_id", None),
         getattr(hf_config.get_text_config(), "eos_token_id", None),
@@ -203,7 +154,7 @@ def _stop_tokens(
     return ids
 
 
-def _readable(config: ModelConfig) -> Source:
+def readable(config: ModelConfig) -> Source:
     """The model's source in a format that transformers loads quickly."""
     source = locate(config)
     if source.gguf_path is None:
@@ -214,11 +165,6 @@ def _readable(config: ModelConfig) -> Source:
             )
         return source
     return Source(source.name, str(converted(source.gguf_path)))
-
-
-def _offline(source: Source) -> dict[str, bool]:
-    """Options for `from_pretrained`: the cache alone, where the hub does not answer."""
-    return {"local_files_only": True} if source.is_hub and hub.unreachable() else {}
 
 
 def _check_complete(source: Source, report: dict[str, Any]) -> None:
@@ -232,33 +178,6 @@ def _check_complete(source: Source, report: dict[str, Any]) -> None:
             f"model.name = {source.name!r}: the weights do not fit its config.json: "
             f"{wrong[0]}{more}"
         )
-
-
-@contextmanager
-def _explained(source: Source, what: str = "the config") -> Iterator[None]:
-    """Turn transformers' ways of failing to read a model into one line for the user."""
-    try:
-        yield
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        if isinstance(error, UserError):
-            raise
-        reason = " ".join(line.strip() for line in str(error).splitlines()[:2] if line.strip())
-        reason = reason or type(error).__name__
-        if not source.is_hub:
-            raise UserError(
-                f"model.name = {source.name!r}: {what} cannot be loaded from {source.location}: "
-                f"{reason}"
-            ) from error
-        why = hub.unreachable()
-        if why is None:
-            raise UserError(
-                f"model.name = {source.name!r}: there is no such directory here, and of the hub "
-                f"model {what} cannot be loaded: {reason}"
-            ) from error
-        raise UserError(
-            f"model.name = {source.name!r}: there is no such directory here; as a Hugging Face hub "
-            f"name, {what} is not in the cache ({HF_HUB_CACHE}) and {why}; {hub.WAYS_OUT}"
-        ) from error
 
 
 def _check_supported(source: Source, hf_config: PreTrainedConfig) -> None:
@@ -280,14 +199,15 @@ def _check_supported(source: Source, hf_config: PreTrainedConfig) -> None:
 
 
 __all__ = [
-    "check_files",
     "empty_model",
     "load_config",
     "load_model",
     "load_tokenizer",
     "max_length",
     "num_parameters",
+    "readable",
     "resolve_device",
     "resolve_dtype",
     "stop_token_ids",
+    "stop_tokens",
 ]

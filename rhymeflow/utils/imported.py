@@ -62,7 +62,8 @@ def check_file(spec: str, where: str) -> None:
 
 def _no_function(spec: str, where: str) -> str:
     spec = spec.rstrip(":")
-    names = _defined(Path(spec).expanduser(), where) or {}
+    path = Path(spec).expanduser()
+    names = (_defined(path, where) or {}) if path.is_file() else {}
     functions = sorted(name for name, is_function in names.items() if is_function)
     there = f" (it has {', '.join(functions[:5])})" if functions else ""
     return f"{where}: name the function too, as in {spec}:{(functions or ['function'])[0]}{there}"
