@@ -209,16 +209,27 @@ def test_a_directory_that_holds_a_run_is_named(
         assert "run holds a run already" in mistake(arguments + more, capsys)
 
 
+@pytest.mark.slow
 def test_a_hub_that_cannot_be_reached_is_one_line_within_seconds(folder: Path) -> None:
-    code = "import sys; from rhymeflow.cli import main; sys.exit(main(sys.argv[1:]))"
+    """And what is in the cache is taken from there."""
+    cached = folder / "hf" / "hub" / "models--some--tiny"
+    shutil.copytree("model", cached / "snapshots" / "abc")
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text("abc")
     environment = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(folder / "hf")}
     environment.pop("HF_HUB_OFFLINE", None)
+    code = (
+        "from rhymeflow.cli import main\n"
+        f"assert main({[*with_(model='some/tiny'), *SHORT, '--dry-run']}) == 0\n"
+        f"raise SystemExit(main({[*with_(model='Qwen/Qwen2.5-0.5B'), '--dry-run=plan']}))"
+    )
     done = subprocess.run(
-        [sys.executable, "-c", code, *with_(model="Qwen/Qwen2.5-0.5B"), "--dry-run=plan"],
+        [sys.executable, "-c", code],
         capture_output=True, text=True, env=environment, timeout=60,
     )  # fmt: skip
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
+    assert "name: some/tiny" in done.stdout
     for part in (
         "Qwen/Qwen2.5-0.5B", "http://127.0.0.1:9 cannot be reached: Connection refused",
         "local directory", "HF_HOME", "HF_ENDPOINT", "HF_HUB_OFFLINE",
