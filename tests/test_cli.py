@@ -37,7 +37,7 @@ def command(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]
         (["train", "demo", "--learner.beta"], "needs a value"),
         (["train", "demo", "--schedule", "stalefow"], "did you mean staleflow?"),
         (["train", "demo", "--schedule=simple"], '--schedule.name: given "simple", allowed: '),
-        (["train", "demo", "--schedule"], "--schedule.name: needs a value"),
+        (["train", "demo", "--schedule"], "--schedule: needs a value"),
         (["train", "demo", "--schedule", "partial", "--schedule.name", "bounded"], "given twice"),
         (["train", "demo", "extra"], "extra: there is no such argument"),
         (["train", "demo", "--dry-run", "--model.name", "/nowhere"], "/nowhere"),

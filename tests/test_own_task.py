@@ -76,10 +76,8 @@ def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def changed(path: str, **values: Any) -> None:
-    """Change a JSON file's entries; `None` removes one."""
-    content = json.loads(Path(path).read_text()) | values
-    kept = {name: value for name, value in content.items() if value is not None}
-    Path(path).write_text(json.dumps(kept))
+    """Change a JSON file's entries."""
+    Path(path).write_text(json.dumps(json.loads(Path(path).read_text()) | values))
 
 
 def with_(**options: str) -> list[str]:
@@ -149,9 +147,8 @@ def rewritten(rows: list[dict[str, Any]]) -> Callable[[], None]:
 
 
 def no_end() -> None:
-    changed("model/config.json", eos_token_id=None, model_type="qwen2")  # Llama's default is 2
-    changed("model/generation_config.json", eos_token_id=None)
-    changed("model/tokenizer_config.json", eos_token=None)
+    for name in ("config", "generation_config", "tokenizer_config"):
+        changed(f"model/{name}.json", eos_token_id=None, eos_token=None)
 
 
 def chat() -> None:
@@ -173,16 +170,16 @@ LOADED: dict[str, tuple[Callable[[], object], list[str], str]] = {
     "import": (dict, with_(reward="raises.py:f"), "importing it raised ValueError: boom bang (raises.py:2)"),
     "no function": (dict, with_(reward="judges.py:LIMIT"), "judges.py:LIMIT: is a int, not a function"),
     "dotted": (dict, with_(reward="helpers.f"), "reward function helpers.f: "),
-    "long prompt": (rewritten([*ROWS, {"prompt": "1" * 120, "answer": ""}, *ROWS]), ONE_LINE + SHORT, "sums.csv:42: the prompt is 120 tokens long; the model's context, less rollout.max_completion_length, leaves 116"),
-    "limit": (dict, [*ONE_LINE, "--data.max_prompt_length", "3", *SHORT], "the prompt is 5 tokens long, data.max_prompt_length = 3"),
+    "long prompt": (rewritten([*ROWS, {"prompt": "1" * 120, "answer": ""}, *ROWS]), ONE_LINE, "sums.csv:42: the prompt is 120 tokens long; the model's context, less rollout.max_completion_length, leaves 116"),
+    "limit": (dict, [*ONE_LINE, "--data.max_prompt_length", "3"], "the prompt is 5 tokens long, data.max_prompt_length = 3"),
     "response": (dict, ONE_LINE, "rollout.max_completion_length = 512 leaves no room for a prompt in the model's context of 128"),
-    "no template": (chat, with_(data="sums.jsonl") + SHORT, "sums.jsonl:2: the prompt is a list of messages, but the model's tokenizer has no chat template"),
-    "asked template": (dict, [*ONE_LINE, "--data.chat_template", "true", *SHORT], "the model's tokenizer has no chat template"),
-    "no end": (no_end, ONE_LINE + SHORT, "names no end-of-sequence token"),
-    "no tokenizer": (lambda: [each.unlink() for each in Path("model").glob("tokenizer*")], ONE_LINE + SHORT, "model.name = 'model': the tokenizer cannot be loaded from model: "),
-    "no weights": (lambda: Path("model/model.safetensors").unlink(), ONE_LINE + SHORT, "model holds no weights"),
-    "a pointer": (lambda: Path("model/model.safetensors").write_text("version https://git-lfs.github.com"), ONE_LINE + SHORT, "model.safetensors is a Git LFS pointer"),
-    "half the weights": (half_the_weights, ONE_LINE + SHORT, "the weights cannot be loaded from model: "),
+    "no template": (chat, with_(data="sums.jsonl"), "sums.jsonl:2: the prompt is a list of messages, but the model's tokenizer has no chat template"),
+    "asked template": (dict, [*ONE_LINE, "--data.chat_template", "true"], "the model's tokenizer has no chat template"),
+    "no end": (no_end, ONE_LINE, "names no end-of-sequence token"),
+    "no tokenizer": (lambda: [each.unlink() for each in Path("model").glob("tokenizer*")], ONE_LINE, "model.name = 'model': the tokenizer cannot be loaded from model: "),
+    "no weights": (lambda: Path("model/model.safetensors").unlink(), ONE_LINE, "model holds no weights"),
+    "a pointer": (lambda: Path("model/model.safetensors").write_text("version https://git-lfs.github.com"), ONE_LINE, "model.safetensors is a Git LFS pointer"),
+    "half the weights": (half_the_weights, ONE_LINE, "the weights cannot be loaded from model: "),
     "options": (dict, ["train", "demo", "--data.options", "{foo: 1}"], "data.options: recipe:demo has no option 'foo'; there are: max_terms, median_terms, min_terms"),
 }  # fmt: skip
 
@@ -196,7 +193,8 @@ def test_a_dry_run_finds_what_would_not_start(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     spoil()
-    assert said in mistake([*arguments, "--dry-run"], capsys)
+    more = [] if "leaves no room" in said else SHORT
+    assert said in mistake([*arguments, "--dry-run", *more], capsys)
 
 
 def test_a_directory_that_holds_a_run_is_named(

@@ -11,7 +11,8 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, get_args
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
 
 import yaml
 from pydantic import ValidationError
@@ -92,7 +93,8 @@ def takes_text(name: str) -> bool:
             return False
         annotation = section.model_fields[part].annotation
         section = section_of(annotation)
-    return annotation is str or str in get_args(annotation)
+    is_union = get_origin(annotation) in (Union, UnionType)
+    return annotation is str or (is_union and str in get_args(annotation))
 
 
 def only_path(name: str, where: str) -> str:

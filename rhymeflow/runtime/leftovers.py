@@ -51,7 +51,7 @@ def was_trained(path: Path) -> bool:
     """Whether the run directory's summary counts a step."""
     try:
         return bool(json.loads((path / "summary.json").read_text())["steps"])
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
 
 
