@@ -380,6 +380,11 @@ def test_all_of_help_has_every_field_with_its_meaning(capsys: pytest.CaptureFixt
         assert len(lines[at + 1].strip()) > 8, path
 
 
+def test_help_of_simulate_has_its_section(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--simulation.workload.kind" in shown(["simulate", "--help"], capsys)
+    assert "simulation" not in shown(["train", "--help"], capsys)
+
+
 def test_help_on_a_section_or_a_field(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--learner.adam_beta1" in shown(["train", "--help=learner"], capsys)
     text = shown(["train", "--help=learner.beta"], capsys)

@@ -56,7 +56,7 @@ SHORT = {
 
 
 SHOWN_ALONE = ("simulation",)
-"""Sections of which no field is common: `--help=NAME` shows them."""
+"""Sections that a run does not use: `simulate --help` and `--help=NAME` show them."""
 
 
 class Page(argparse.RawDescriptionHelpFormatter):
@@ -78,7 +78,8 @@ class Help(argparse.Action):
     ) -> None:
         """Print, and exit with 0."""
         if values == "common":
-            text = f"{parser.format_help()}\n{INTRODUCTION}\n\n{common()}"
+            whole = "simulation" if parser.prog.endswith("simulate") else None
+            text = f"{parser.format_help()}\n{INTRODUCTION}\n\n{common(whole)}"
         else:
             text = all_fields(None if values == "all" else values)
         try:
@@ -88,16 +89,19 @@ class Help(argparse.Action):
         parser.exit()
 
 
-def common() -> str:
-    """The sections, and of each the fields that most runs set, by their first sentence."""
+def common(whole: str | None = None) -> str:
+    """The sections, and of each the fields that most runs set, by their first sentence.
+
+    Of the section called `whole`, all fields; of one in `SHOWN_ALONE` otherwise none.
+    """
     parts = []
     for name, section in _sections():
-        if name in SHOWN_ALONE:
+        if name in SHOWN_ALONE and name != whole:
             continue
         entries = [
             _entry(path, field, _in_short(field, text))
             for path, field, text in _fields(name, section)
-            if path in COMMON
+            if path in COMMON or name == whole
         ]
         parts.append("\n".join([_heading(name, section), *entries]))
     return "\n\n".join(parts)
