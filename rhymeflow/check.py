@@ -1,8 +1,8 @@
 """What can be wrong with a configuration, found out before a run begins.
 
-Holds true: `before_start` takes milliseconds, runs no code of a reward function and reads no
-weights; what passes `everything` has its data, tokenizer, reward functions, cost model and
-strategies, and weights that can be opened. Nothing is written. Knows nothing of how a run is
+Holds true: `before_start` takes milliseconds, runs no code of a reward function, reads no weights
+and loads no torch; what passes `everything` has its data, tokenizer, reward functions, cost model
+and strategies, and weights that can be opened. Nothing is written. Knows nothing of how a run is
 carried out.
 """
 
@@ -17,8 +17,7 @@ from rhymeflow.data.load import check_sources
 from rhymeflow.data.prompts import PromptSource
 from rhymeflow.data.run_prompts import RunPrompts
 from rhymeflow.errors import UserError
-from rhymeflow.models.files import check_end, check_files
-from rhymeflow.models.load import load_tokenizer, max_length
+from rhymeflow.models.files import check_files
 from rhymeflow.reward.builtin import BUILT_IN
 from rhymeflow.reward.functions import Judge
 from rhymeflow.store import previous_run
@@ -46,6 +45,9 @@ def everything(config: Config) -> int:
         UserError: a run would not start.
     """
     before_start(config)
+    from rhymeflow.models.load import check_end  # loads torch, so not before
+    from rhymeflow.models.tokenizer import load_tokenizer, max_length
+
     tokenizer = load_tokenizer(config.model)
     check_end(config.model, tokenizer)
     prompts = RunPrompts.load(config, tokenizer, max_length(config.model))

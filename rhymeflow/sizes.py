@@ -8,6 +8,7 @@ micro-batch.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 from rhymeflow.config import Config
@@ -19,7 +20,6 @@ from rhymeflow.models.load import (
     resolve_device,
     resolve_dtype,
 )
-from rhymeflow.utils.cores import share_of_cores
 
 _MASTER = 4
 """Bytes of a float32: the learner's weights, gradients and AdamW moments."""
@@ -92,7 +92,7 @@ def _origin(config: Config, longest_prompt: int | None) -> str:
 def placement(config: Config, device: str) -> list[tuple[str, str]]:
     """Return each process that computes, with its device, threads and cores."""
     rollout, learner = config.rollout, config.learner
-    share = share_of_cores(1 + rollout.num_instances)
+    share = max(1, len(os.sched_getaffinity(0)) // (1 + rollout.num_instances))
     cores = rollout.cpus or (None,) * rollout.num_instances
     workers = [("learner", learner.num_threads, learner.cpus)]
     workers += [(f"rollout-{n}", rollout.num_threads, each) for n, each in enumerate(cores)]

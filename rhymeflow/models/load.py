@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import try_to_load_from_cache
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
-    AutoTokenizer,
     GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
@@ -26,11 +26,12 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from rhymeflow.config import ModelConfig
 from rhymeflow.errors import UserError
-from rhymeflow.models import attention
-from rhymeflow.models.converted import converted, forget_quantization
-from rhymeflow.models.explained import explained, offline
+from rhymeflow.models import attention, hub
+from rhymeflow.models.converted import forget_quantization
 from rhymeflow.models.precision import auto_dtype, resolve_device
-from rhymeflow.models.source import Source, locate
+from rhymeflow.models.reading import explained, offline, readable
+from rhymeflow.models.source import Source
+from rhymeflow.models.tokenizer import load_tokenizer
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -61,22 +62,6 @@ def load_config(config: ModelConfig) -> PreTrainedConfig:
         hf_config = AutoConfig.from_pretrained(source.location, **offline(source))
     _check_supported(source, hf_config)
     return hf_config
-
-
-def max_length(config: ModelConfig) -> int:
-    """The model's context: tokens of the longest prompt and its response together."""
-    length: int = load_config(config).get_text_config().max_position_embeddings
-    return length
-
-
-def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
-    """The tokenizer with its chat template, if it has one; a missing pad token becomes eos."""
-    source = readable(config)
-    with explained(source, "the tokenizer"):
-        tokenizer = AutoTokenizer.from_pretrained(source.location, **offline(source))
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    return tokenizer
 
 
 def load_model(config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
@@ -125,10 +110,39 @@ def empty_model(
 
 def stop_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     """Every token that ends a response, by the generation config, the model and the tokenizer."""
-    return stop_tokens(model.name_or_path, model.generation_config, model.config, tokenizer)
+    return _stop_tokens(model.name_or_path, model.generation_config, model.config, tokenizer)
 
 
-def stop_tokens(
+def check_end(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Look whether a response can end, and a hub model's weights are to be had.
+
+    Raises:
+        UserError: nobody names a token that ends a response; or the hub cannot be reached, and the
+            weights are not in the cache.
+    """
+    source = readable(config)
+    generation = None
+    if source.is_hub or (Path(source.location) / "generation_config.json").is_file():
+        try:
+            generation = GenerationConfig.from_pretrained(source.location, **offline(source))
+        except OSError:  # it need not have one
+            generation = None
+    _stop_tokens(config.name, generation, load_config(config), tokenizer)
+    if source.is_hub:
+        _check_cached(source)
+
+
+def _check_cached(source: Source) -> None:
+    if hub.unreachable() is None:
+        return
+    with explained(source, "a file of the weights"):
+        names = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
+        found = [try_to_load_from_cache(source.location, name) for name in names]
+        if not any(isinstance(each, str) for each in found):
+            raise OSError("none is in the cache")
+
+
+def _stop_tokens(
     name: str,
     generation_config: GenerationConfig | None,
     hf_config: PreTrainedConfig,
@@ -152,19 +166,6 @@ def stop_tokens(
             "generation config, config or tokenizer), so a response could never end"
         )
     return ids
-
-
-def readable(config: ModelConfig) -> Source:
-    """The model's source in a format that transformers loads quickly."""
-    source = locate(config)
-    if source.gguf_path is None:
-        if source.gguf_file is not None:
-            raise UserError(
-                f"model.gguf_file = {source.gguf_file!r} of hub model {source.name!r}: "
-                "download the file and give its directory as model.name"
-            )
-        return source
-    return Source(source.name, str(converted(source.gguf_path)))
 
 
 def _check_complete(source: Source, report: dict[str, Any]) -> None:
@@ -199,15 +200,13 @@ def _check_supported(source: Source, hf_config: PreTrainedConfig) -> None:
 
 
 __all__ = [
+    "check_end",
     "empty_model",
     "load_config",
     "load_model",
     "load_tokenizer",
-    "max_length",
     "num_parameters",
-    "readable",
     "resolve_device",
     "resolve_dtype",
     "stop_token_ids",
-    "stop_tokens",
 ]

@@ -14,6 +14,7 @@ Knows nothing of processes (that is the runtime's) or of what workers do.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 
 from rhymeflow.config import Config
@@ -28,7 +29,6 @@ from rhymeflow.runtime.base import (
     WorkerHandle,
     WorkerLost,
 )
-from rhymeflow.utils.cores import share_of_cores
 from rhymeflow.workers.messages import Failed
 
 
@@ -162,3 +162,8 @@ class Supervisor:
         count = num_threads or (len(cpus) if cpus else self._share)
         self._roles[name] = role
         return self._runtime.start(role, name, Resources(count, cpus))
+
+
+def share_of_cores(num_workers: int) -> int:
+    """Threads for each of `num_workers` that compute at once on the cores this process may use."""
+    return max(1, len(os.sched_getaffinity(0)) // num_workers)

@@ -20,7 +20,7 @@ from rich.console import Console
 from rhymeflow.config import Config
 from rhymeflow.data.run_prompts import RunPrompts
 from rhymeflow.histospec.index import Index
-from rhymeflow.models.load import load_tokenizer, max_length
+from rhymeflow.models.tokenizer import load_tokenizer, max_length
 from rhymeflow.observe import summary
 from rhymeflow.observe.metrics import MetricsWriter
 from rhymeflow.observe.progress import Progress

@@ -1,6 +1,7 @@
-"""What is said when transformers cannot read a model: one line, with the way out.
+"""Where transformers finds a model or a tokenizer, and what is said when it does not.
 
-Knows nothing of what is read.
+Holds true: every way of failing is a `UserError` that names `model.name`, in one line, with the way
+out. Loads no torch by itself.
 """
 
 from __future__ import annotations
@@ -12,9 +13,25 @@ from pathlib import Path
 from huggingface_hub.constants import HF_HUB_CACHE
 from safetensors import SafetensorError
 
+from rhymeflow.config import ModelConfig
 from rhymeflow.errors import UserError
 from rhymeflow.models import hub
-from rhymeflow.models.source import Source
+from rhymeflow.models.source import Source, locate
+
+
+def readable(config: ModelConfig) -> Source:
+    """The model's source in a format that transformers loads quickly."""
+    source = locate(config)
+    if source.gguf_path is None:
+        if source.gguf_file is not None:
+            raise UserError(
+                f"model.gguf_file = {source.gguf_file!r} of hub model {source.name!r}: "
+                "download the file and give its directory as model.name"
+            )
+        return source
+    from rhymeflow.models.converted import converted  # loads torch and all of transformers
+
+    return Source(source.name, str(converted(source.gguf_path)))
 
 
 def offline(source: Source) -> dict[str, bool]:
