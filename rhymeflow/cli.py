@@ -169,16 +169,20 @@ def _parser() -> argparse.ArgumentParser:
 
 def train(args: argparse.Namespace) -> int:
     """Train, or with `--dry-run` check and show what would be trained."""
+    from rhymeflow import check
+
     config = read_config(args.recipe, args.overrides)
     if args.dry_run:
-        from rhymeflow import check, sizes
         from rhymeflow.runtime.run_dir import check_run_dir
 
         check_run_dir(config)
         longest = check.everything(config) if args.dry_run == "full" else None
+        from rhymeflow import sizes  # loads torch, and mistakes are said without waiting for it
+
         needs = sizes.describe(config, longest)
         print(dump_config(config) + needs)
         return 0
+    check.before_start(config)
     from rhymeflow.runtime.supervisor import WorkerDied
     from rhymeflow.runtime.train import train
 
