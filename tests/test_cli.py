@@ -31,16 +31,15 @@ def command(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        ([], "COMMAND"),
         (["trian", "demo"], "trian"),
-        (["train"], "RECIPE_OR_FILE"),
+        (["simulate"], "RECIPE_OR_FILE"),
         (["train", "dmeo"], "did you mean demo?"),
-        (["train", "demo", "--learning_rate", "1"], "did you mean learner.learning_rate?"),
+        (["train", "demo", "--learning_rate", "1"], "did you mean --learner.learning_rate?"),
         (["train", "demo", "--learner.learning_rte", "1"], "did you mean learner.learning_rate?"),
         (["train", "demo", "--learner.beta"], "needs a value"),
         (["train", "demo", "--schedule", "stalefow"], "did you mean staleflow?"),
         (["train", "demo", "--schedule=simple"], '--schedule.name: given "simple", allowed: '),
-        (["train", "demo", "--schedule"], "--schedule.name: needs a value"),
+        (["train", "demo", "--schedule"], "--schedule: needs a value"),
         (["train", "demo", "--schedule", "partial", "--schedule.name", "bounded"], "given twice"),
         (["train", "demo", "extra"], "extra: there is no such argument"),
         (["train", "demo", "--dry-run", "--model.name", "/nowhere"], "/nowhere"),
@@ -225,23 +224,6 @@ def test_no_sequence_is_longer_than_the_models_context() -> None:
     model = sizes.Model(1, 1, 1, 1, 1, 100, 4, "float32", "cpu")
     rows = sizes.estimate(Config(), model, 10)
     assert any("64 x 100 tokens" in row.what for row in rows)
-
-
-def test_the_longest_prompt_is_looked_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Tokenizer:
-        chat_template = None
-
-        def __call__(self, text: str, **options: Any) -> dict[str, list[int]]:
-            return {"input_ids": list(range(len(text)))}
-
-    rows = [{"prompt": "a" * length} for length in (3, 9, 5, 12)]
-    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    monkeypatch.setattr(sizes, "load_tokenizer", lambda config: Tokenizer())
-    fields = {"source": str(tmp_path / "rows.jsonl"), "eval_size": 1}
-    assert sizes.longest_prompt(build_config(fields, where="test")) == 12
-    monkeypatch.setattr(sizes, "LOOKED_AT", 1)
-    fields["eval_size"] = 0
-    assert sizes.longest_prompt(build_config(fields, where="test")) == 3
 
 
 @pytest.mark.parametrize("more", [[], ["--dry-run"]])

@@ -88,6 +88,11 @@ class Calibration:
             lines.append(
                 f"\nwritten to {self.output}: use it as --schedule.cost_model {self.output}"
             )
+        else:
+            lines.append(
+                "\nthe profile was not saved: --output FILE.json saves it, and "
+                "--schedule.cost_model FILE.json uses it"
+            )
         return "\n".join(lines)
 
 
@@ -97,6 +102,8 @@ def calibrate(config: Config, *, output: Path | None) -> Calibration:
     Raises:
         UserError: the model or the prompts cannot be loaded, or the file not be written.
     """
+    if output is not None:
+        profiles.check_writable(output)
     jobs = workers(config)
     # Workers that take turns are measured alone, those that do not at the same time.
     turns = [[job] for job in (jobs[0], jobs[-1])] if config.schedule.bound == 0 else [jobs]

@@ -12,11 +12,12 @@ import asyncio
 import copy
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from rhymeflow.config import RewardFunction
 from rhymeflow.data.generators import task_module
+from rhymeflow.data.prompts import RESERVED
 from rhymeflow.errors import UserError, nearest
 from rhymeflow.reward.builtin import BUILT_IN
 from rhymeflow.reward.messages import RewardRequest
@@ -85,6 +86,21 @@ class Judge:
                     f"{nearest(name, request.columns)}"
                 )
         return {name: given[name] for name in self._parameters if name in given}
+
+    def check_columns(self, columns: Iterable[str]) -> None:
+        """Look whether data with these columns has all that the function must be given.
+
+        Raises:
+            UserError: it takes an argument that there is no column for.
+        """
+        given = {*columns, *self._options, *RESERVED, "trainer_state"}
+        for name, parameter in self._parameters.items():
+            is_named = parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+            if is_named and parameter.default is parameter.empty and name not in given:
+                raise UserError(
+                    f"reward function {self._name}: takes an argument {name!r}, and the data has "
+                    f"no such column{nearest(name, set(columns))}"
+                )
 
 
 async def _awaited(result: Any) -> Any:

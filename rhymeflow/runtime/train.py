@@ -20,7 +20,7 @@ from rich.console import Console
 from rhymeflow.config import Config
 from rhymeflow.data.run_prompts import RunPrompts
 from rhymeflow.histospec.index import Index
-from rhymeflow.models.load import load_tokenizer
+from rhymeflow.models.tokenizer import load_tokenizer, max_length
 from rhymeflow.observe import summary
 from rhymeflow.observe.metrics import MetricsWriter
 from rhymeflow.observe.progress import Progress
@@ -30,11 +30,11 @@ from rhymeflow.runtime import run_dir as directories
 from rhymeflow.runtime.base import Runtime
 from rhymeflow.runtime.controller import Controller
 from rhymeflow.runtime.history_index import HistoryIndex
+from rhymeflow.runtime.leftovers import leaves_nothing_untrained
 from rhymeflow.runtime.local import LocalRuntime
 from rhymeflow.runtime.reporting import Reporter
 from rhymeflow.runtime.single_learner import SingleLearner
 from rhymeflow.runtime.supervisor import Supervisor
-from rhymeflow.store import previous_run
 from rhymeflow.store.base import TrajectoryStore
 from rhymeflow.store.writer import SqliteTrajectoryStore
 
@@ -42,6 +42,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """What people and what clusters stop a run with."""
 
 
+@leaves_nothing_untrained
 def train(
     config: Config, *, run_dir: Path | None = None, console: Console | None = None
 ) -> Summary:
@@ -55,7 +56,6 @@ def train(
         WorkerDied: a worker process ended, hangs, or has a defect.
     """
     console = console or Console()
-    previous_run.check(config.drafting.history_run, "drafting.history_run")
     path = run_dir or directories.choose_run_dir(config)
     config = in_force.before_the_start(config, path)
     directories.create_run_dir(config, path)
@@ -103,7 +103,7 @@ def assembled(
         supervisor.start()
         reporter.say("loading the model, the data and the reward functions")
         tokenizer = load_tokenizer(config.model)
-        prompts = RunPrompts.load(config, tokenizer)
+        prompts = RunPrompts.load(config, tokenizer, max_length(config.model))
         config = in_force.once_loaded(config, tokenizer, prompts)
         record_config(config, path, store)
         yield Controller(

@@ -63,7 +63,7 @@ def test_held_out_problems_are_distinct_even_where_few_exist() -> None:
     assert not set(texts(train)) & set(texts(held_out))
     assert len(set(texts(held_out))) == 20
     message = refused("reasoning_gym:chain_sum", size=400, eval_size=300, options=few)
-    assert "problems besides the 400 to train on, and data.eval_size = 300" in message
+    assert "problems besides the 400 to train on, and 300 are to be held" in message
 
 
 def test_mistakes_are_named() -> None:
@@ -121,7 +121,9 @@ def test_a_recipe_of_one_file() -> None:
     assert "makes only 30 problems" in refused(
         "recipe:toy", size=40, eval_size=31, options={"modulus": 70}
     )
-    assert "recipe:toy refuses {'mod': 1}" in refused("recipe:toy", size=1, options={"mod": 1})
+    assert "recipe:toy has no option 'mod'; did you mean modulus?" in refused(
+        "recipe:toy", size=1, options={"mod": 1}
+    )
 
 
 def test_held_out_problems_of_another_generator() -> None:

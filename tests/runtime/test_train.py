@@ -197,6 +197,7 @@ def test_a_reward_that_is_none_stops_the_run_and_says_why(tmp_path, body, said):
         train(config)
     assert said in str(raised.value)
     assert "\n" not in str(raised.value)
+    assert not (tmp_path / "run").exists(), "nothing was trained"
 
 
 def test_groups_without_a_reward_can_be_dropped_and_are_counted(tmp_path):
