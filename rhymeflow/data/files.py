@@ -15,6 +15,7 @@ from rhymeflow.data import text
 from rhymeflow.data.compressed import COMPRESSIONS, inner_suffix, read_bytes
 from rhymeflow.data.prompts import Row
 from rhymeflow.errors import UserError
+from rhymeflow.utils.extras import how_to_install
 
 TEXT = {
     ".jsonl": text.json_lines,
@@ -87,7 +88,7 @@ def extra(module: str, needed_for: str, name: str) -> ModuleType:
         if error.name is None or error.name.partition(".")[0] != module.partition(".")[0]:
             raise  # the package is there, but something it needs is not
         raise UserError(
-            f"{needed_for} needs the package {module}: pip install 'rhymeflow[{name}]'"
+            f"{needed_for} needs the package {module}: {how_to_install(name)}"
         ) from None
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import xxhash
 
-from rhymeflow.data.files import extra
+from rhymeflow.data.gym import reasoning_gym
 from rhymeflow.data.prompts import Row
 from rhymeflow.errors import UserError, nearest
 
@@ -120,7 +120,7 @@ def _reasoning_gym(
 
 
 def _gym_dataset(name: str, options: dict[str, Any], seed: int, size: int, field: str) -> Any:
-    gym = extra("reasoning_gym", f"{field}: reasoning_gym:{name}", "reasoning")
+    gym = reasoning_gym(f"{field}: reasoning_gym:{name}")
     known = importlib.import_module("reasoning_gym.factory").DATASETS
     if name not in known:
         raise UserError(f"{field}: reasoning-gym has no dataset {name!r}{nearest(name, known)}")

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 from types import FrameType
@@ -18,14 +19,14 @@ from types import FrameType
 from rich.console import Console
 
 from rhymeflow.config import Config
+from rhymeflow.data.encode import Tokenizer
 from rhymeflow.data.run_prompts import RunPrompts
 from rhymeflow.histospec.index import Index
-from rhymeflow.models.tokenizer import load_tokenizer, max_length
 from rhymeflow.observe import summary
 from rhymeflow.observe.metrics import MetricsWriter
 from rhymeflow.observe.progress import Progress
 from rhymeflow.observe.summary import Summary
-from rhymeflow.runtime import in_force
+from rhymeflow.runtime import in_force, processes
 from rhymeflow.runtime import run_dir as directories
 from rhymeflow.runtime.base import Runtime
 from rhymeflow.runtime.controller import Controller
@@ -55,6 +56,7 @@ def train(
         UserError: something in the configuration, the data, the model or a reward is wrong.
         WorkerDied: a worker process ended, hangs, or has a defect.
     """
+    processes.prepare()
     console = console or Console()
     path = run_dir or directories.choose_run_dir(config)
     config = in_force.before_the_start(config, path)
@@ -100,10 +102,7 @@ def assembled(
         closing(SqliteTrajectoryStore(path / "events.db")) as store,
         history_index(config) as index,
     ):
-        supervisor.start()
-        reporter.say("loading the model, the data and the reward functions")
-        tokenizer = load_tokenizer(config.model)
-        prompts = RunPrompts.load(config, tokenizer, max_length(config.model))
+        tokenizer, prompts = _load_while(supervisor.start, config, reporter)
         config = in_force.once_loaded(config, tokenizer, prompts)
         record_config(config, path, store)
         yield Controller(
@@ -124,6 +123,22 @@ def record_config(config: Config, path: Path, store: TrajectoryStore) -> None:
     """Write down the values in force, as far as they are known: for people, and in the log."""
     directories.write_config(config, path)
     store.put_config(config.model_dump_json())
+
+
+def _load_while(
+    start: Callable[[], None], config: Config, reporter: Reporter
+) -> tuple[Tokenizer, RunPrompts]:
+    """Load the prompts while workers start, which wait for the server that they are forked from."""
+    with ThreadPoolExecutor(1, "start") as background:
+        started = background.submit(start)
+        reporter.say("loading the model, the data and the reward functions")
+        with processes.importing():
+            from rhymeflow.models.tokenizer import load_tokenizer, max_length  # take long
+
+            tokenizer = load_tokenizer(config.model)
+        prompts = RunPrompts.load(config, tokenizer, max_length(config.model))
+    started.result()
+    return tokenizer, prompts
 
 
 @contextmanager

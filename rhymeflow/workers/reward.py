@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 from rhymeflow.config import Config
-from rhymeflow.models.load import load_tokenizer
+from rhymeflow.models.tokenizer import load_tokenizer
 from rhymeflow.reward.executor import Outcome, RewardDone, RewardExecutor
 from rhymeflow.reward.messages import RewardRequest
 from rhymeflow.workers.messages import (

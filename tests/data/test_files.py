@@ -217,4 +217,4 @@ def test_an_absent_package_is_named_with_its_command(
     assert "needs the package pyarrow: pip install 'rhymeflow[data]'" in refused(file)
     assert "needs the package datasets: pip install 'rhymeflow[data]'" in refused(folder)
     message = refused("reasoning_gym:chain_sum", size=1)
-    assert "needs the package reasoning_gym: pip install 'rhymeflow[reasoning]'" in message
+    assert "needs the package reasoning_gym: pip install 'rhymeflow[reasoning]' && " in message
