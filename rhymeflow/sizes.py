@@ -2,8 +2,9 @@
 
 Holds true: each row is a product of numbers that the configuration, the model's own config and the
 longest prompt give; neither weights nor a tokenizer are loaded. Left out, because they depend on
-libraries and data: Python and torch themselves (about 0.5 GB a process) and the activations of one
-micro-batch.
+libraries and data: Python and torch themselves (about 0.5 GB a process), the activations of one
+micro-batch, and on CPUs the copies of weights that are laid out for its instructions (the head's is
+float32, in engine and learner).
 """
 
 from __future__ import annotations

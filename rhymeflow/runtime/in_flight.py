@@ -167,16 +167,17 @@ class InFlight:
         self.seal(trajectory)
         return self.tokens(trajectory)
 
-    def seal_all(self, instance: InstanceId | None = None) -> None:
-        """Store what there is of every response, or of those of one instance."""
+    def seal_all(self, instance: InstanceId | None = None) -> list[tuple[TrajectoryId, int]]:
+        """Store what there is of every response, or of those of one instance; return which, and how
+        many tokens each has.
+        """
         chosen = [
             TrajectoryId(group_id, member)
             for group_id, group in self._groups.items()
             for member, segment in group.open.items()
             if instance in (None, segment.instance)
         ]
-        for trajectory in chosen:
-            self.seal(trajectory)
+        return [(trajectory, self.seal(trajectory)) for trajectory in chosen]
 
     def tokens(self, trajectory: TrajectoryId) -> list[int]:
         """The response so far, all of it stored."""
