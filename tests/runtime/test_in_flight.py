@@ -132,7 +132,7 @@ def test_what_is_stored_of_each_response_is_said_before_its_instance_has_left(in
     instances = Instances(in_flight, other, other, other)
     second = FIRST._replace(member=1)
     for name, *parts in (("a", part(0, 3), part(3, 4)), ("b", part(0, 2, trajectory=second))):
-        assert len(list(instances.events(name, Joined(0, 4, 100)))) == 1
+        assert len(list(instances.events(name, Joined(0, 4, 100, "0")))) == 1
         assert not list(instances.events(name, TokensGenerated(parts)))
     assert list(instances.leave("a", "killed")) == [
         TrajectoryInterrupted(FIRST, "a", 0, 7),
