@@ -163,7 +163,7 @@ def half_the_weights() -> None:
 
 
 LOADED: dict[str, tuple[Callable[[], object], list[str], str]] = {
-    "column of the prompt": (rewritten([{"question": "1+1?", "answer": "2"}]), ONE_LINE, "sums.csv:2: no column 'prompt'; data.prompt_column names the one that holds the prompt; there are: answer, question"),
+    "column of the prompt": (rewritten([{"question": "1+1?", "answer": "2"}] * 2), ONE_LINE, "sums.csv:2: no column 'prompt'; data.prompt_column names the one that holds the prompt; there are: answer, question"),
     "empty prompt": (rewritten([*ROWS, {"prompt": "", "answer": ""}]), ONE_LINE, "sums.csv:42: column 'prompt': the prompt is empty"),
     "one row": (rewritten(ROWS[:1]), ONE_LINE, "data.eval_size = 1 leaves nothing to train on: sums.csv has 1 row; 0 holds out none"),
     "column of the reward": (dict, with_(reward="judges.py:gold"), "sums.csv:2: reward function judges.py:gold: takes an argument 'gold', and the data has no such column; there are: answer"),
