@@ -16,7 +16,7 @@ demo: .venv/.installed
 test: lint
 	$(BIN)/python -m pytest
 
-FAST := config core data observe store utils weights workers
+FAST := config core observe store utils
 
 test-fast: .venv/.installed-test
 	$(BIN)/python -m pytest -m "not slow" $(addprefix tests/,$(FAST))

@@ -86,6 +86,7 @@ class Started:
 def calls(install, monkeypatch):
     """What the installer starts, while nothing is installed."""
     started: list[list[str]] = []
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
     monkeypatch.setattr(install, "make_venv", lambda: None)
     monkeypatch.setattr(install, "has_nvidia_gpu", lambda: True)
     monkeypatch.setattr(
