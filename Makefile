@@ -6,6 +6,8 @@
 # A second call is quick: .venv is made anew only when pyproject.toml or the installer changes.
 
 BIN := .venv/bin
+# As many processes as cores; each file in one of them, those with slow tests first (tests/conftest.py).
+PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test test-fast lint nightly clean
 .DELETE_ON_ERROR:
@@ -14,12 +16,12 @@ demo: .venv/.installed
 	$(BIN)/rhymeflow train demo
 
 test: lint
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 FAST := config core observe store utils
 
 test-fast: .venv/.installed-test
-	$(BIN)/python -m pytest -m "not slow" $(addprefix tests/,$(FAST))
+	$(PYTEST) -m "not slow" $(addprefix tests/,$(FAST))
 
 lint: .venv/.installed-test
 	$(BIN)/ruff check .

@@ -10,6 +10,7 @@ import sys
 import time
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,6 +21,7 @@ from rhymeflow.errors import UserError
 from rhymeflow.observe import metrics
 from rhymeflow.runtime.controller import Controller
 from rhymeflow.runtime.supervisor import WorkerDied
+from rhymeflow.runtime.train import STOP_SIGNALS, interruptible
 from rhymeflow.store.reader import TrajectoryReader
 from tests.runtime import plain
 from tests.runtime.logs import reader, replay, train
@@ -260,9 +262,20 @@ def test_a_worker_that_hangs_is_named(tmp_path, monkeypatch):
         train(config)
 
 
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_what_stops_a_run_asks_it_to_end_and_then_ends_it(number):
+    controller = SimpleNamespace(stop_asked=False)
+    before = signal.getsignal(number)
+    with interruptible(controller):
+        signal.raise_signal(number)
+        assert controller.stop_asked
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(number)
+    assert signal.getsignal(number) == before
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_ends_the_step_saves_and_says_so(tmp_path, number):
+def test_ctrl_c_ends_the_step_saves_and_says_so(tmp_path):
     config = tiny_config(tmp_path, learner={"max_steps": 10_000})
     config_file = tmp_path / "config.yaml"
     config_file.write_text(json.dumps(config.model_dump(mode="json")))
@@ -276,7 +289,7 @@ def test_ctrl_c_ends_the_step_saves_and_says_so(tmp_path, number):
     while max(metrics.read(tmp_path / "run"), default=0) < 1:
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    process.send_signal(number)
+    process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130, output
     assert "stopped" in output
