@@ -19,8 +19,15 @@ class RunConfig(Section):
     at the start and the end."""
     eval_temperature: NonNegativeFloat = 0.0
     """Temperature of held-out evaluation; 0 is greedy."""
+    save_seconds: NonNegativeFloat = 120.0
+    """Checkpoint when the steps since the last one took the learner so long: this much at most is
+    trained again when a run is resumed. If evaluations come often, the next version that is
+    evaluated is saved instead, so that the best by held-out reward is among the checkpoints. 0:
+    never for this reason. There is one at the end in any case."""
     save_steps: NonNegative = 0
-    """Checkpoint every so many steps, and at the end; 0: only at the end."""
+    """Checkpoint also every so many steps; 0: not."""
+    save_total_limit: NonNegative = 2
+    """The newest so many checkpoints stay, and the best by held-out reward; 0: all stay."""
     report_to: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ("tensorboard",)
     """Where metrics go besides `metrics.jsonl`."""
     worker_timeout: PositiveFloat = 300.0

@@ -104,17 +104,21 @@ class Learner:
         """
         return {name: p.detach() for name, p in self.model.named_parameters()}
 
-    def save(self, directory: Path) -> None:
-        """Write a Hugging Face checkpoint that also holds what `restore` needs.
-
-        The directory appears in one rename, complete; one that is there is replaced.
-        """
+    def snapshot(self) -> checkpoint.Snapshot:
+        """A copy of all that a checkpoint holds: a Hugging Face model and what `restore` needs."""
         state = {
             "optimizer": self._optimizer.state_dict(),
             "version": self.version,
             "num_tokens": self.num_tokens,
         }
-        checkpoint.save(directory, self.model, self._tokenizer, state)
+        return checkpoint.snapshot(self.model, self._tokenizer, state)
+
+    def save(self, directory: Path) -> None:
+        """Write a checkpoint.
+
+        The directory appears in one rename, complete; one that is there is replaced.
+        """
+        self.snapshot().write(directory)
 
     def restore(self, directory: Path) -> int:
         """Continue from what `save` wrote; return the version.

@@ -27,6 +27,7 @@ from rhymeflow.core.types import InstanceId, Version
 from rhymeflow.data.run_prompts import RunPrompts
 from rhymeflow.learner.base import Batch, LearnerGroup
 from rhymeflow.runtime.base import News, Received, WorkerLost
+from rhymeflow.runtime.checkpoints import Checkpoints
 from rhymeflow.runtime.commands import message_for
 from rhymeflow.runtime.evaluation import Evaluations
 from rhymeflow.runtime.history_index import HistoryIndex
@@ -80,13 +81,17 @@ class Controller:
             self.in_flight,
             self.evaluations,
             on_failure=config.reward.on_failure,
-            evaluated=reporter.evaluated,
+            evaluated=self._evaluated,
         )
         self.instances = Instances(
             self.in_flight, self.evaluations, self.rewards, reporter.throughput
         )
         self.stop_asked = False
+        self.checkpoints = Checkpoints(
+            config.run, self.coordinator.state.plan.evaluates, num_steps=config.learner.max_steps
+        )
         self.checkpoint: str | None = None
+        """The newest that is complete."""
         self._weights: messages.ConnectWeights | None = None  # once there is a version to pull
         self._published: Version = 0
         self._trained: messages.BatchTrained | None = None  # and not published yet
@@ -94,7 +99,7 @@ class Controller:
         self._pulling: set[InstanceId] = set()
         self._coordinator_seconds = 0.0
         self._round_began = self._committed_at = 0.0
-        self._training = self._saving = self._finished = False
+        self._training = self._finished = False
         for row, ids in enumerate(prompts.held_out_ids):
             store.put_held_out(row, prompt=prompts.held_out[row].prompt, prompt_tokens=ids)
 
@@ -102,7 +107,7 @@ class Controller:
         """Go on until the coordinator says `Finish`, or the user wants to stop."""
         self.history.start()
         try:
-            while not (self._finished and not self._saving):
+            while not (self._finished and not self.checkpoints.is_pending):
                 self._receive(self._wait())
                 self._tick()
                 self.reporter.show()
@@ -165,15 +170,23 @@ class Controller:
             case messages.VersionPublished():
                 self._end_step(message)
             case messages.CheckpointSaved():
+                self.checkpoints.saved(message.version)
                 self.checkpoint = message.path
-                self._saving = False
+            case messages.CheckpointFailed():
+                self.checkpoints.failed(message.version)
+                self.reporter.warn(f"no checkpoint of version {message.version}: {message.error}")
             case _:
                 raise AssertionError(f"unexpected message {message}")
+
+    def _evaluated(self, version: Version, reward: float) -> None:
+        self.checkpoints.evaluated(version, reward)
+        self.reporter.evaluated(version, reward)
 
     def _end_step(self, message: messages.VersionPublished) -> None:
         assert self._trained is not None
         trained, self._trained = self._trained, None
         self._training, self._published = False, message.version
+        self.checkpoints.trained(trained.seconds)
         self._events.append(VersionPublished(message.version))
         self.reporter.end_step(
             trained,
@@ -273,11 +286,11 @@ class Controller:
         # The learner reads the batch from the store, so it is committed before the message.
         self._commit(self.reporter.now)
         self._training = True
-        reached, every = command.version + 1, self.config.run.save_steps
+        reached = command.version + 1
         self.learner.train(command.version, Batch(command.groups, command.members))
         self.learner.publish(reached)
-        if reached == self.config.learner.max_steps or (every > 0 and reached % every == 0):
-            self._save()
+        if self.checkpoints.is_due(reached):
+            self._save(reached)
 
     def _drop(self, command: commands.Drop) -> None:
         self.in_flight.end(command.group)
@@ -289,11 +302,10 @@ class Controller:
 
     def _stop_early(self) -> None:
         """Ctrl-C: the step is over; keep the version that was reached."""
-        if self._published:
+        if self._published and self._published not in self.checkpoints:
             self.reporter.say(f"stopping: saving version {self._published}")
-            self._save()
+            self._save(self._published)
         self._finished = True
 
-    def _save(self) -> None:
-        self._saving = True
-        self.learner.save()
+    def _save(self, version: Version) -> None:
+        self.learner.save(self.checkpoints.begin(version))

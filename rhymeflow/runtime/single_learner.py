@@ -5,6 +5,8 @@ Holds true: calls arrive in order and none waits. Knows nothing of training.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rhymeflow.core.types import Version
 from rhymeflow.learner.base import Batch
 from rhymeflow.runtime.base import WorkerHandle
@@ -25,6 +27,6 @@ class SingleLearner:
         """Publish a version; see `LearnerGroup`."""
         self._worker.send(messages.Publish(version))
 
-    def save(self) -> None:
+    def save(self, keep: Sequence[Version]) -> None:
         """Write a checkpoint; see `LearnerGroup`."""
-        self._worker.send(messages.SaveCheckpoint())
+        self._worker.send(messages.SaveCheckpoint(tuple(keep)))

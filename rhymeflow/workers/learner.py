@@ -17,6 +17,7 @@ import torch
 from rhymeflow.config import Config
 from rhymeflow.core.types import Version
 from rhymeflow.learner.sample import Sample
+from rhymeflow.learner.saver import Saver
 from rhymeflow.learner.single import Learner
 from rhymeflow.models.load import load_model, load_tokenizer, resolve_device, resolve_dtype
 from rhymeflow.store.reader import TrajectoryReader, TrajectoryRecord
@@ -25,6 +26,7 @@ from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
 from rhymeflow.workers.messages import (
     Alive,
     BatchTrained,
+    CheckpointFailed,
     CheckpointSaved,
     LearnerReady,
     Publish,
@@ -38,6 +40,9 @@ from rhymeflow.workers.messages import (
 
 ALIVE_SECONDS = 1.0
 """How often an idle learner gives a sign of life."""
+
+SAVING_SECONDS = 0.05
+"""How often an idle learner looks whether a checkpoint is written: a run ends only then."""
 
 
 def main(connection: Connection, name: str, config: Config, run_dir: Path) -> None:
@@ -53,7 +58,7 @@ class LearnerProcess:
     """The learner, the store that it reads batches from, and the weights it publishes."""
 
     def __init__(self, connection: Connection, config: Config, run_dir: Path) -> None:
-        self.connection, self.config, self.run_dir = connection, config, run_dir
+        self.connection, self.config = connection, config
         device = resolve_device(config.model)
         dtype = resolve_dtype(config.model, device)
         self.learner = Learner(
@@ -69,21 +74,23 @@ class LearnerProcess:
         self.weights = SharedMemoryWeightStore.create(manifest_of(tensors))
         self.weights.publish(self.version, tensors)
         self._reader = TrajectoryReader(run_dir / "events.db")
+        self._saver = Saver(run_dir / "checkpoints")
         send(connection, LearnerReady(self.version, self.weights.handle))
 
     def serve(self) -> None:
         """Carry out what is asked for, until `Shutdown`."""
         while True:
-            if not self.connection.poll(ALIVE_SECONDS):
-                send(self.connection, Alive())
+            is_saving = self._saver.is_busy
+            if not self.connection.poll(SAVING_SECONDS if is_saving else ALIVE_SECONDS):
+                self._report_saved() if is_saving else send(self.connection, Alive())
                 continue
             match receive(self.connection):
                 case Train() as message:
                     self._train(message)
                 case Publish(version=version):
                     self._publish(version)
-                case SaveCheckpoint():
-                    self._save()
+                case SaveCheckpoint(keep=keep):
+                    self._saver.begin(self.version, self.learner.snapshot(), keep)
                 case Shutdown():
                     return
                 case message:
@@ -107,10 +114,12 @@ class LearnerProcess:
         self.weights.publish(version, self.learner.weights())
         send(self.connection, VersionPublished(version, time.perf_counter() - started))
 
-    def _save(self) -> None:
-        path = self.run_dir / "checkpoints" / f"step-{self.version}"
-        self.learner.save(path)
-        send(self.connection, CheckpointSaved(self.version, str(path)))
+    def _report_saved(self) -> None:
+        for version, path, error in self._saver.ended():
+            if error is None:
+                send(self.connection, CheckpointSaved(version, str(path)))
+            else:
+                send(self.connection, CheckpointFailed(version, f"{path}: {error}"))
 
 
 def staleness(

@@ -110,7 +110,13 @@ class Publish(Message):
 
 
 class SaveCheckpoint(Message):
-    """Write a checkpoint of the version that the learner holds."""
+    """Write a checkpoint of the version that the learner holds, and delete all but those named.
+
+    It is copied at once and written while training goes on.
+    """
+
+    keep: tuple[Version, ...]
+    """Earlier checkpoints that stay."""
 
 
 # -- controller -> history ------------------------------------------------------------------------
@@ -249,6 +255,13 @@ class CheckpointSaved(Message):
     path: str
 
 
+class CheckpointFailed(Message):
+    """A checkpoint of `version` could not be written; those before it are as they were."""
+
+    version: Version
+    error: str
+
+
 # -- history -> controller ------------------------------------------------------------------------
 
 
@@ -294,8 +307,8 @@ _Any = (
     ConnectWeights | Route | Interrupt | Abort | Pull | Evaluate | UseDrafter | Train | Publish
     | SaveCheckpoint | IndexHistory | ComputeReward | Shutdown | Joined | TokensGenerated
     | TrajectoryFinished | TrajectoryInterrupted | Pulled | Answered | InstanceStatus | LearnerReady
-    | BatchTrained | VersionPublished | CheckpointSaved | HistoryReady | RewardComputed
-    | RewardFailed | Alive | Failed
+    | BatchTrained | VersionPublished | CheckpointSaved | CheckpointFailed | HistoryReady
+    | RewardComputed | RewardFailed | Alive | Failed
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()
