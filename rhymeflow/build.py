@@ -50,19 +50,40 @@ def schedule(config: Config) -> Schedule:
     Raises:
         UserError: a piece or the cost model is not there, or cannot be called as such a piece.
     """
-    chosen = config.schedule
-    bundle = SCHEDULES[chosen.name]
+    chosen = rules_in_force(config.schedule)
+    assert chosen.on_pull is not None
     return Schedule(
         name=chosen.name,
         admission=_admission(chosen),
-        routing=_piece("routing", chosen.routing, ROUTING, bundle.routing, "view"),
-        sync=_piece("sync", chosen.sync, SYNC, bundle.sync, "instance, view"),
-        on_pull=chosen.on_pull or bundle.on_pull,
-        migration=_piece("migration", chosen.migration, MIGRATION, bundle.migration, "view"),
-        max_inflight_groups=_max_inflight_groups(config),
-        settings=_settings(config),
+        routing=_piece("routing", chosen.routing, ROUTING, "view"),
+        sync=_piece("sync", chosen.sync, SYNC, "instance, view"),
+        on_pull=chosen.on_pull,
+        migration=_piece("migration", chosen.migration, MIGRATION, "view"),
+        max_inflight_groups=_max_inflight_groups(chosen, config.learner.groups_per_batch),
+        settings=_settings(chosen, config.rollout.num_generations),
         layout=_layout(chosen),
     )
+
+
+def rules_in_force(chosen: ScheduleConfig) -> ScheduleConfig:
+    """The section with what it leaves to its schedule filled in: no field of it is `None` then."""
+    bundle = SCHEDULES[chosen.name]
+    own = {
+        "max_staleness": chosen.bound,
+        "routing": _name(bundle.routing, ROUTING),
+        "sync": _name(bundle.sync, SYNC),
+        "migration": _name(bundle.migration, MIGRATION),
+        "on_pull": bundle.on_pull,
+        "max_inflight_batches": float(bundle.max_inflight_batches or chosen.bound + 1),
+        "throughput_ratio": bundle.throughput_ratio,
+        "max_slowdown": 1 + (chosen.bound + 1) / 8,
+    }
+    missing = {name: value for name, value in own.items() if getattr(chosen, name) is None}
+    return chosen.model_copy(update=missing)
+
+
+def _name(rule: Callable[..., Any], known: Mapping[str, Rule]) -> str:
+    return next(name for name, each in known.items() if each is rule)
 
 
 def _layout(chosen: ScheduleConfig) -> Callable[[], Layout]:
@@ -81,36 +102,31 @@ def _admission(chosen: ScheduleConfig) -> Admission:
     return "lockstep" if waits else bundle.admission
 
 
-def _max_inflight_groups(config: Config) -> int:
-    """Groups in flight at a time: so many batches' worth, or as many as there are entries."""
-    chosen = config.schedule
-    batch = config.learner.groups_per_batch + chosen.extra_groups
-    own = SCHEDULES[chosen.name].max_inflight_batches
-    batches = chosen.max_inflight_batches or own or chosen.bound + 1
-    return max(1, math.ceil(batches * batch))
+def _max_inflight_groups(chosen: ScheduleConfig, groups_per_batch: int) -> int:
+    """Groups in flight at a time: so many batches' worth."""
+    assert chosen.max_inflight_batches is not None
+    return max(1, math.ceil(chosen.max_inflight_batches * (groups_per_batch + chosen.extra_groups)))
 
 
-def _settings(config: Config) -> Settings:
-    chosen = config.schedule
+def _settings(chosen: ScheduleConfig, num_generations: int) -> Settings:
+    assert chosen.throughput_ratio is not None
+    assert chosen.max_slowdown is not None
     return Settings(
         # Strategies weigh decoding only, which is the same however many devices train.
         cost=profiles.load(chosen.cost_model).cost(train_devices=1),
         routing_gain=chosen.routing_gain,
         kv_headroom=chosen.kv_headroom,
         max_waiting=chosen.max_waiting,
-        throughput_ratio=chosen.throughput_ratio or SCHEDULES[chosen.name].throughput_ratio,
-        max_slowdown=chosen.max_slowdown or 1 + (chosen.bound + 1) / 8,
+        throughput_ratio=chosen.throughput_ratio,
+        max_slowdown=chosen.max_slowdown,
         outlier_ratio=chosen.outlier_ratio,
-        group_size=config.rollout.num_generations + chosen.extra_generations,
+        group_size=num_generations + chosen.extra_generations,
     )
 
 
-def _piece(
-    field: str, given: str | None, known: Mapping[str, Rule], own: Rule, arguments: str
-) -> Rule:
-    """The rule of this name, or the user's function, or (None) the schedule's own."""
-    if given is None:
-        return own
+def _piece(field: str, given: str | None, known: Mapping[str, Rule], arguments: str) -> Rule:
+    """The rule of this name, or the user's function."""
+    assert given is not None
     if given in known:
         return known[given]
     where = f"schedule.{field}"

@@ -276,7 +276,8 @@ class FakeRuntime:
             case Pull(version=version):
                 assert instance.commanded < version <= self.published
                 instance.commanded = version
-            case Route(trajectory=trajectory):
+            case Route(trajectory=trajectory, version=version):
+                assert version == instance.commanded, "V_traj, as the log will have it"
                 begun = self.begun.setdefault(trajectory, instance.commanded)
                 assert instance.commanded >= begun, (
                     "goes on under weights older than it began under"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from rhymeflow.config import (
     RolloutConfig,
     ScheduleConfig,
 )
+from rhymeflow.config.load import dump_config, parse_config
 from rhymeflow.core.histopipe.pipeline import Pipeline
 from rhymeflow.core.strategies.base import NoLayout
 from rhymeflow.core.strategies.routing import fewest_requests, waterfall
@@ -85,6 +86,21 @@ def test_a_bundle_by_name(name: str) -> None:
     assert all(getattr(made, piece) == getattr(bundle, piece) for piece in pieces)
     assert made.settings.throughput_ratio == bundle.throughput_ratio
     assert (made.layout is NoLayout) == (bundle.layout is None)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_the_rules_in_force_are_all_named_and_make_the_same_schedule(name: str) -> None:
+    given = rules(name=name, on_pull="keep")
+    named = build.rules_in_force(given.schedule)
+    assert None not in named.model_dump().values()
+    assert (named.name, named.on_pull) == (name, "keep")
+    assert parse_config(dump_config(given.model_copy(update={"schedule": named}))).schedule == named
+    found = build.schedule(given.model_copy(update={"schedule": named}))
+    expected = build.schedule(given)
+    layouts = found.layout, expected.layout
+    assert replace(found, layout=NoLayout) == replace(expected, layout=NoLayout)
+    assert type(layouts[0]()) is type(layouts[1]())
+    assert build.rules_in_force(named) == named
 
 
 def test_what_a_schedule_leaves_open_is_as_given() -> None:

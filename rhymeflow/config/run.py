@@ -30,6 +30,9 @@ class RunConfig(Section):
     """The newest so many checkpoints stay, and the best by held-out reward; 0: all stay."""
     report_to: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ("tensorboard",)
     """Where metrics go besides `metrics.jsonl`."""
+    token_details: bool = False
+    """Store what else is known of each token: whether it was drafted, the learner's log-probability
+    when it was trained on, and whether it was clipped, capped or masked (docs/run-directory.md)."""
     worker_timeout: PositiveFloat = 300.0
     """Seconds a worker may be silent before it counts as hung."""
     instance_restarts: NonNegative = 3

@@ -28,11 +28,14 @@ class RetryPrompt:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Generate the trajectory on this instance, continuing from what is stored of it."""
+    """Generate the trajectory on this instance, continuing from what is stored of it.
+
+    `version`: what the instance holds by then, or older; in a trajectory's first, its V_traj."""
 
     instance: InstanceId
     number: int
     trajectory: TrajectoryId
+    version: Version
 
 
 @dataclass(frozen=True, slots=True)

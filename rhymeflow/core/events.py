@@ -41,6 +41,9 @@ class InstanceJoined:
     """Trajectories that it decodes at a time."""
     kv_capacity: int
     """Tokens that its KV cache holds."""
+    checksum: str = ""
+    """Of the weights that it holds, here and in `Pulled`; of the learner's, in `LearnerReady` and
+    `VersionPublished`. 16 hexadecimal digits; empty in a simulation, which has no weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,7 @@ class Pulled:
     instance: InstanceId
     number: int
     version: Version
+    checksum: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +120,7 @@ class LearnerReady:
     """The learner is up and the weight store holds `version`."""
 
     version: Version
+    checksum: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +128,7 @@ class VersionPublished:
     """Training on batch `version - 1` is over and the weight store holds `version`."""
 
     version: Version
+    checksum: str = ""
 
 
 @dataclass(frozen=True, slots=True)

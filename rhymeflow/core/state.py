@@ -140,7 +140,7 @@ class State:
             member.version = instance.version
         tokens = group.prompt_tokens + member.length
         instance.assign(trajectory, tokens)
-        yield Route(instance.name, instance.next_number(tokens), trajectory)
+        yield Route(instance.name, instance.next_number(tokens), trajectory, instance.version)
 
     def _admit(self, group_id: GroupId, version: Version) -> bool:
         """Reserve an entry for a group that waits; False: there is none for it."""

@@ -66,8 +66,9 @@ class Request:
     """One response to be generated, or gone on with where `tokens` is not empty.
 
     The engine appends to `tokens`, `logprobs` (natural logarithm, under the distribution sampled
-    from) and `segments`, and counts in `steps` and `drafted`; it changes nothing else. `logprobs`
-    are those of the last tokens: of tokens that were generated elsewhere they need not be known.
+    from), `segments` and `accepted`, and counts in `steps` and `drafted`; it changes nothing else.
+    `logprobs` are those of the last tokens: of tokens that were generated elsewhere they need not
+    be known.
     """
 
     id: Hashable
@@ -81,6 +82,9 @@ class Request:
     """Iterations of the engine that generated tokens of it."""
     drafted: int = 0
     """Tokens that were drafted for it and verified, accepted or not."""
+    accepted: bytearray | None = None
+    """Where this is asked for: for each of the last tokens, as many as were generated here, 1 if it
+    was drafted, else 0."""
 
     def finish_reason(self) -> Literal["stop", "length"] | None:
         """Why the response is complete, or None. A stop token at the last place counts as stop."""
@@ -130,6 +134,10 @@ class Engine(Protocol):
     @property
     def version(self) -> Version:
         """The weights that it computes with."""
+
+    @property
+    def checksum(self) -> int:
+        """Of the weights that it computes with, as they were proved."""
 
     @property
     def has_work(self) -> bool:

@@ -32,6 +32,7 @@ from rhymeflow.learner.minibatch import MicroBatch, split
 from rhymeflow.learner.optimizer import Optimizer, learning_rate
 from rhymeflow.learner.recomputation import recompute_layers
 from rhymeflow.learner.sample import Sample
+from rhymeflow.learner.token_details import TokenDetails
 
 
 class Learner:
@@ -65,8 +66,12 @@ class Learner:
         if learner.gradient_checkpointing:
             recompute_layers(model)
 
-    def train(self, batch: Sequence[Sample], step: int) -> dict[str, float]:
+    def train(
+        self, batch: Sequence[Sample], step: int, details: TokenDetails | None = None
+    ) -> dict[str, float]:
         """Consume one batch as version `step`, making version `step + 1`; return the metrics.
+
+        `details`, if given, is of this batch and is filled in.
 
         Raises `UserError` if a gradient is not finite; the version's weights are kept then.
         """
@@ -84,7 +89,7 @@ class Learner:
         for iteration in range(config.num_iterations):
             for minibatch in minibatches:
                 for micro in minibatch:
-                    self._accumulate(micro, totals, is_first_pass=iteration == 0)
+                    self._accumulate(micro, totals, details, is_first_pass=iteration == 0)
                 totals.add_step(self._optimizer.step(rate))
         self.version = step + 1
         self.num_tokens += sum(len(s.prompt_ids) + len(s.completion_ids) for s in batch)
@@ -146,7 +151,14 @@ class Learner:
                     reference_R, _ = self._reference.score(micro.row)
                     micro.inputs = micro.inputs.with_(reference_R=reference_R)
 
-    def _accumulate(self, micro: MicroBatch, totals: Totals, *, is_first_pass: bool) -> None:
+    def _accumulate(
+        self,
+        micro: MicroBatch,
+        totals: Totals,
+        details: TokenDetails | None,
+        *,
+        is_first_pass: bool,
+    ) -> None:
         """Add one micro-batch's gradient to the step's, and its numbers to the totals."""
         config, inputs = self._config, micro.inputs
 
@@ -163,6 +175,10 @@ class Learner:
         if is_first_pass:
             current_R = logprob_R if inputs.proximal_R is None else inputs.proximal_R
             totals.add_mismatch(*mismatch(current_R, inputs.behaviour_R), num_tokens)
+            if details is not None:
+                details.add_logprobs(micro.row, current_R)
+        if details is not None:
+            details.add_flags(micro, logprob_R)
 
 
 __all__ = ["Learner"]

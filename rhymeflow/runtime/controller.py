@@ -15,7 +15,7 @@ and an index are handed to it.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from rhymeflow import build
@@ -56,7 +56,8 @@ so few large ones cost less than many small ones."""
 class Controller:
     """Carries a run from its first prompt to its last version.
 
-    `supervisor` has started the workers, which may still be loading.
+    `supervisor` has started the workers, which may still be loading. `on_model` is called with what
+    the learner says once it has loaded the model.
     """
 
     def __init__(
@@ -69,9 +70,11 @@ class Controller:
         history: HistoryIndex,
         prompts: RunPrompts,
         reporter: Reporter,
+        on_model: Callable[[messages.LearnerReady], None],
     ) -> None:
         self.config, self.supervisor, self.store = config, supervisor, store
         self.learner, self.history, self.reporter = learner, history, reporter
+        self._on_model = on_model
         self.coordinator = Coordinator(build.plan(config), build.schedule(config))
         self.in_flight = InFlight(store, prompts)
         self.evaluations = Evaluations(prompts.held_out, prompts.held_out_ids)
@@ -160,11 +163,15 @@ class Controller:
     def _from_learner(self, message: Any) -> None:
         match message:
             case messages.LearnerReady():
+                self._on_model(message)
                 self._weights = messages.ConnectWeights(message.handle)
                 for name in self.supervisor.instances:
                     self._connect(name)
-                self._events.append(LearnerReady(message.version))
+                self._events.append(LearnerReady(message.version, message.checksum))
                 self.reporter.begin_training()
+            case messages.TokenDetails():
+                for details in message.responses:
+                    self.store.put_token_details(*details)
             case messages.BatchTrained():
                 self._trained = message
             case messages.VersionPublished():
@@ -187,7 +194,7 @@ class Controller:
         trained, self._trained = self._trained, None
         self._training, self._published = False, message.version
         self.checkpoints.trained(trained.seconds)
-        self._events.append(VersionPublished(message.version))
+        self._events.append(VersionPublished(message.version, message.checksum))
         self.reporter.end_step(
             trained,
             message,
@@ -230,11 +237,12 @@ class Controller:
         while self._events and not self._finished:
             events, self._events = [*self._events, Tick()], []
             now = self.reporter.now
-            self.store.record(now, events)
+            first = self.store.record(now, events)
             if any(isinstance(e, VersionPublished | LearnerReady) for e in events):
                 self._commit(now, durable=True)
-            for event in events:
+            for number, event in enumerate(events, start=first):
                 for command in self._handle(event):
+                    self.store.record_command(number, command)
                     self._carry_out(command)
         if self.reporter.now - self._committed_at >= COMMIT_SECONDS:
             self._commit(self.reporter.now)

@@ -33,6 +33,8 @@ class Segment:
     drafted: int
     tokens: list[int]
     logprobs: list[float]
+    accepted: bytes
+    """For each token 1 if it was drafted; empty where that is not to be stored."""
 
 
 @dataclass(slots=True)
@@ -125,6 +127,7 @@ class InFlight:
                 part.drafted,
                 part.tokens,
                 part.logprobs,
+                part.accepted,
             )
             return
         assert segment.instance == instance, (segment.instance, instance, part.trajectory)
@@ -133,6 +136,7 @@ class InFlight:
         segment.drafted += part.drafted
         segment.tokens += part.tokens
         segment.logprobs += part.logprobs
+        segment.accepted += part.accepted
 
     def seal(self, trajectory: TrajectoryId) -> int:
         """Store what is not stored of a response; return how many tokens it has."""
@@ -148,6 +152,7 @@ class InFlight:
                 drafted=segment.drafted,
                 tokens=segment.tokens,
                 logprobs=segment.logprobs,
+                accepted=segment.accepted or None,
             )
             group.stored.setdefault(trajectory.member, array("i")).extend(segment.tokens)
         return self._num_stored(trajectory)

@@ -46,7 +46,11 @@ class Instances:
             case messages.Joined():
                 self._snapshots[name] = None
                 yield InstanceJoined(
-                    name, message.version, message.max_num_seqs, message.kv_capacity
+                    name,
+                    message.version,
+                    message.max_num_seqs,
+                    message.kv_capacity,
+                    message.checksum,
                 )
             case messages.TokensGenerated():
                 for part in message.parts:
@@ -64,7 +68,7 @@ class Instances:
                     yield TrajectoryInterrupted(trajectory, name, message.number, length)
             case messages.Pulled():
                 self._throughput.pull_seconds.append(message.seconds)
-                yield Pulled(name, message.number, message.version)
+                yield Pulled(name, message.number, message.version, message.checksum)
             case messages.Answered():
                 self._rewards.answered(name, message)
             case messages.InstanceStatus():

@@ -1,6 +1,6 @@
 """The run directory: where it is, and what is in it at its end.
 
-config.yaml     the resolved configuration
+config.yaml     the configuration, the values in force
 events.db       every event and every token (SQLite)
 metrics.jsonl   one row a step
 summary.json    what it came to
@@ -24,21 +24,26 @@ from rhymeflow.errors import UserError
 RUNS = Path("runs")
 
 
-def create_run_dir(config: Config, run_dir: Path | None = None) -> Path:
-    """Create the run's directory with its `config.yaml`; return its path.
+def create_run_dir(config: Config, path: Path) -> None:
+    """Create the run's directory with its `config.yaml`.
 
     Raises:
-        UserError: the configured directory holds a run already, or cannot be created.
+        UserError: the directory holds a run already, or cannot be created.
     """
-    path = run_dir or choose_run_dir(config)
     if (path / "events.db").exists():
-        raise UserError(f"run.output_dir: {path} holds a run already")
+        raise UserError(
+            f"run.output_dir: {path} holds a run already; null makes a new directory in runs/"
+        )
     try:
         path.mkdir(parents=True, exist_ok=True)
-        (path / "config.yaml").write_text(dump_config(config))
+        write_config(config, path)
     except OSError as error:
         raise UserError(f"run.output_dir: {path} cannot be written: {error}") from error
-    return path
+
+
+def write_config(config: Config, path: Path) -> None:
+    """Write `config.yaml`, in place of one that is there."""
+    (path / "config.yaml").write_text(dump_config(config))
 
 
 def choose_run_dir(config: Config) -> Path:

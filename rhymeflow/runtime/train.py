@@ -25,6 +25,7 @@ from rhymeflow.observe import summary
 from rhymeflow.observe.metrics import MetricsWriter
 from rhymeflow.observe.progress import Progress
 from rhymeflow.observe.summary import Summary
+from rhymeflow.runtime import in_force
 from rhymeflow.runtime import run_dir as directories
 from rhymeflow.runtime.base import Runtime
 from rhymeflow.runtime.controller import Controller
@@ -34,6 +35,7 @@ from rhymeflow.runtime.reporting import Reporter
 from rhymeflow.runtime.single_learner import SingleLearner
 from rhymeflow.runtime.supervisor import Supervisor
 from rhymeflow.store import previous_run
+from rhymeflow.store.base import TrajectoryStore
 from rhymeflow.store.writer import SqliteTrajectoryStore
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -54,7 +56,9 @@ def train(
     """
     console = console or Console()
     previous_run.check(config.drafting.history_run, "drafting.history_run")
-    path = directories.create_run_dir(config, run_dir)
+    path = run_dir or directories.choose_run_dir(config)
+    config = in_force.before_the_start(config, path)
+    directories.create_run_dir(config, path)
     metrics = MetricsWriter(
         path,
         report_to=config.run.report_to,
@@ -98,15 +102,28 @@ def assembled(
     ):
         supervisor.start()
         reporter.say("loading the model, the data and the reward functions")
+        tokenizer = load_tokenizer(config.model)
+        prompts = RunPrompts.load(config, tokenizer)
+        config = in_force.once_loaded(config, tokenizer, prompts)
+        record_config(config, path, store)
         yield Controller(
             config,
             supervisor=supervisor,
             store=store,
             learner=SingleLearner(supervisor.learner),
             history=HistoryIndex(index, supervisor, reporter.warn),
-            prompts=RunPrompts.load(config, load_tokenizer(config.model)),
+            prompts=prompts,
             reporter=reporter,
+            on_model=lambda ready: record_config(
+                in_force.with_the_model(config, ready), path, store
+            ),
         )
+
+
+def record_config(config: Config, path: Path, store: TrajectoryStore) -> None:
+    """Write down the values in force, as far as they are known: for people, and in the log."""
+    directories.write_config(config, path)
+    store.put_config(config.model_dump_json())
 
 
 @contextmanager

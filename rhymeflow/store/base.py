@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from rhymeflow.core.commands import Command
 from rhymeflow.core.events import Event
 from rhymeflow.core.types import Ending, FinishReason, GroupId, InstanceId, TrajectoryId, Version
 
@@ -26,8 +27,17 @@ class TrajectoryStore(Protocol):
     seconds: float
     """Time spent in here: what storing costs the run."""
 
-    def record(self, now: float, events: Sequence[Event]) -> None:
-        """Append events in this order; `now` is seconds since the run began."""
+    def put_config(self, config: str) -> None:
+        """Store the run's configuration, the values in force, as JSON text."""
+
+    def record(self, now: float, events: Sequence[Event]) -> int:
+        """Append events in this order; return the number of the first.
+
+        `now` is seconds since the run began.
+        """
+
+    def record_command(self, event: int, command: Command) -> None:
+        """Append what was commanded upon the event of this number."""
 
     def commit(self, *, durable: bool = False) -> None:
         """Show readers all that came since the last commit; it survives the death of this process.
@@ -61,10 +71,12 @@ class TrajectoryStore(Protocol):
         drafted: int,
         tokens: Sequence[int],
         logprobs: Sequence[float],
+        accepted: bytes | None = None,
     ) -> None:
         """Store the tokens from position `start` on that `instance` generated under `version`.
 
         It took `steps` iterations, in which `drafted` tokens were proposed and verified.
+        `accepted`, where it is known: for each token 1 if it was drafted, else 0.
         """
 
     def put_finished(self, trajectory: TrajectoryId, *, length: int, reason: FinishReason) -> None:
@@ -80,6 +92,11 @@ class TrajectoryStore(Protocol):
 
     def put_consumed(self, group: GroupId, *, version: Version, members: Sequence[int]) -> None:
         """Store that these members of the group are trained on as part of batch `version`."""
+
+    def put_token_details(
+        self, trajectory: TrajectoryId, logprobs: bytes | None, flags: bytes
+    ) -> None:
+        """Store what the learner found and did, token by token (`learner/token_details.py`)."""
 
     def put_ending(self, group: GroupId, ending: Ending, *, version: Version, reason: str) -> None:
         """Store that the group was left out for `reason` when `version` was the newest."""

@@ -1,8 +1,8 @@
-"""Events as JSON text and back.
+"""Events and commands as JSON text and back.
 
-Holds true: `decode(*encode(event)) == event` for every event of `core.events`; the kind is the
-class's name, and the body holds the fields by name, so SQL can aggregate them with `json_extract`.
-A trajectory id is the list [group, member].
+Holds true: `decode(*encode(event)) == event` for every event of `core.events`, and the same of
+every command of `core.commands`; the kind is the class's name, and the body holds the fields by
+name, so SQL can aggregate them with `json_extract`. A trajectory id is the list [group, member].
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from typing import Any, get_args
 
 import msgspec
 
+from rhymeflow.core.commands import Command
 from rhymeflow.core.events import Event
 
 KINDS: dict[str, type] = {kind.__name__: kind for kind in get_args(Event)}
+COMMANDS: dict[str, type] = {kind.__name__: kind for kind in get_args(Command)}
 
 _FLOATS = {
     kind: tuple(field.name for field in fields(kind) if field.type == "float")
@@ -24,7 +26,7 @@ _FLOATS = {
 
 _encoder = msgspec.json.Encoder()
 _decoders: dict[str, msgspec.json.Decoder[Any]] = {
-    name: msgspec.json.Decoder(kind) for name, kind in KINDS.items()
+    name: msgspec.json.Decoder(kind) for name, kind in {**KINDS, **COMMANDS}.items()
 }
 
 
@@ -39,6 +41,17 @@ def decode(kind: str, body: str) -> Event:
     """Return the event that `encode` was given."""
     event: Event = _decoders[kind].decode(body)
     return event
+
+
+def encode_command(command: Command) -> tuple[str, str]:
+    """Return (kind, body) of a command; no command holds a fraction."""
+    return type(command).__name__, _encoder.encode(command).decode()
+
+
+def decode_command(kind: str, body: str) -> Command:
+    """Return the command that `encode_command` was given."""
+    command: Command = _decoders[kind].decode(body)
+    return command
 
 
 def to_json(value: Any) -> str:

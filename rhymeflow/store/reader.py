@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rhymeflow.core.commands import Command
 from rhymeflow.core.events import Event
 from rhymeflow.core.types import FinishReason, GroupId, InstanceId, TrajectoryId, Version
 from rhymeflow.store import codec, schema
@@ -29,6 +30,19 @@ class Recorded(NamedTuple):
     seq: int
     time: float
     event: Event
+
+
+class RecordedCommand(NamedTuple):
+    """What was commanded upon the event of number `event`."""
+
+    seq: int
+    event: int
+    command: Command
+
+
+ROWS_AT_ONCE = 4096
+"""Of a log that is read from its beginning. No read transaction stays open between two such parts,
+however long what is read takes to be worked on: it would hold up the writer's checkpoints."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +117,19 @@ class TrajectoryReader:
         self._connection.close()
 
     def events(self) -> Iterator[Recorded]:
-        """The log from its beginning, in order."""
-        rows = self._connection.execute("SELECT seq, time, kind, body FROM events ORDER BY seq")
-        for seq, time, kind, body in rows:
+        """The log from its beginning to where it ends now, in order."""
+        for seq, time, kind, body in self._rows("seq, time, kind, body", "events"):
             yield Recorded(seq, time, codec.decode(kind, body))
+
+    def commands(self) -> Iterator[RecordedCommand]:
+        """What was commanded, from the beginning, in order; see `events`."""
+        for seq, event, kind, body in self._rows("seq, event, kind, body", "commands"):
+            yield RecordedCommand(seq, event, codec.decode_command(kind, body))
+
+    def config(self) -> str:
+        """The run's configuration, the values in force, as JSON text."""
+        ((text,),) = self.query("SELECT value FROM meta WHERE key = 'config'")
+        return text
 
     def batch(
         self, groups: Sequence[GroupId], members: Sequence[Sequence[int]]
@@ -163,6 +186,16 @@ class TrajectoryReader:
     def query(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
         """Rows of one SQL statement over the tables and views of `schema`."""
         return self._connection.execute(statement, values).fetchall()
+
+    def _rows(self, columns: str, table: str) -> Iterator[tuple[Any, ...]]:
+        """Rows of a log, which only grows, so parts of it read one by one are one state of it."""
+        ((last,),) = self.query(f"SELECT COALESCE(MAX(seq), 0) FROM {table}")
+        for first in range(1, last + 1, ROWS_AT_ONCE):
+            yield from self.query(
+                f"SELECT {columns} FROM {table} WHERE seq BETWEEN ? AND ? ORDER BY seq",
+                first,
+                min(first + ROWS_AT_ONCE - 1, last),
+            )
 
     def _prompt_tokens(self, group: GroupId) -> list[int]:
         found = self.query("SELECT prompt_tokens FROM groups WHERE group_id = ?", group)

@@ -15,28 +15,38 @@ from urllib.parse import quote
 
 from rhymeflow.errors import UserError
 
-SCHEMA_VERSION = 6
-"""Of the tables and of what events hold: a log that cannot be read is refused by its number."""
+SCHEMA_VERSION = 7
+"""Of the tables and of what events and commands hold: a log that cannot be read is refused by its
+number."""
 
-# Blobs are little-endian: int32 tokens, float32 log-probabilities. `trajectories` holds what has
-# finished, its `text` once it was decoded; `trained` is the batch a trajectory was trained on in. A
+# docs/run-directory.md describes each table, and has queries.
+#
+# Blobs are little-endian: int32 tokens, float32 log-probabilities. A command belongs to the event
+# upon which it was given (for most, a `Tick`). `trajectories` holds what has finished, its `text`
+# once it was decoded; `trained` is the batch a trajectory was trained on in. A
 # member that its consumed group did not need (there were more than num_generations) counts as
 # aborted. `steps` is the number of iterations that generated a segment's tokens, `drafted` of the
-# tokens that were proposed in them. `held_out` has the prompts that `evaluations` answers.
+# tokens that were proposed in them. `held_out` has the prompts that `evaluations` answers. With
+# `run.token_details` there is a byte for each token: in `segments.accepted` 1 if it was drafted, in
+# `token_details.flags` what the learner did about it (`learner/token_details.py`).
 _TABLES = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value);
 CREATE TABLE events (seq INTEGER PRIMARY KEY, time REAL NOT NULL, kind TEXT NOT NULL,
+    body TEXT NOT NULL);
+CREATE TABLE commands (seq INTEGER PRIMARY KEY, event INTEGER NOT NULL, kind TEXT NOT NULL,
     body TEXT NOT NULL);
 CREATE TABLE groups (group_id INTEGER PRIMARY KEY, row INTEGER NOT NULL, epoch INTEGER NOT NULL,
     prompt TEXT NOT NULL, prompt_tokens BLOB NOT NULL, columns TEXT NOT NULL,
     ending TEXT, ending_version INTEGER, ending_reason TEXT);
 CREATE TABLE segments (group_id INTEGER NOT NULL, member INTEGER NOT NULL, start INTEGER NOT NULL,
     version INTEGER NOT NULL, instance TEXT NOT NULL, steps INTEGER NOT NULL,
-    drafted INTEGER NOT NULL, tokens BLOB NOT NULL, logprobs BLOB NOT NULL,
+    drafted INTEGER NOT NULL, tokens BLOB NOT NULL, logprobs BLOB NOT NULL, accepted BLOB,
     PRIMARY KEY (group_id, member, start));
 CREATE TABLE trajectories (group_id INTEGER NOT NULL, member INTEGER NOT NULL,
     length INTEGER NOT NULL, reason TEXT NOT NULL, text TEXT,
     reward REAL, components TEXT, trained INTEGER, PRIMARY KEY (group_id, member));
+CREATE TABLE token_details (group_id INTEGER NOT NULL, member INTEGER NOT NULL, logprobs BLOB,
+    flags BLOB NOT NULL, PRIMARY KEY (group_id, member));
 CREATE TABLE held_out (row INTEGER PRIMARY KEY, prompt TEXT NOT NULL, prompt_tokens BLOB NOT NULL);
 CREATE TABLE evaluations (version INTEGER NOT NULL, row INTEGER NOT NULL, tokens BLOB NOT NULL,
     text TEXT NOT NULL, reward REAL NOT NULL, PRIMARY KEY (version, row));
@@ -51,6 +61,15 @@ CREATE VIEW trained AS
     SELECT group_id, member, trained AS version, first_version,
         trained - first_version AS staleness, length, reason, reward
     FROM responses WHERE trained IS NOT NULL;
+CREATE VIEW routes AS
+    SELECT c.seq, c.event, e.time, json_extract(c.body, '$.trajectory[0]') AS group_id,
+        json_extract(c.body, '$.trajectory[1]') AS member,
+        json_extract(c.body, '$.instance') AS instance,
+        json_extract(c.body, '$.number') AS number, json_extract(c.body, '$.version') AS version
+    FROM commands c JOIN events e ON e.seq = c.event WHERE c.kind = 'Route';
+CREATE VIEW first_routes AS
+    SELECT group_id, member, MIN(seq) AS seq, time, instance, version AS v_traj
+    FROM routes GROUP BY group_id, member;
 """
 
 
@@ -138,5 +157,5 @@ def check_version(connection: sqlite3.Connection, path: Path) -> None:
     if found != SCHEMA_VERSION:
         raise UserError(
             f"{path}: was written by another Rhymeflow (schema version {found}; this one reads "
-            f"version {SCHEMA_VERSION})"
+            f"version {SCHEMA_VERSION}); use the Rhymeflow that wrote it, or SQL"
         )

@@ -1,11 +1,13 @@
 """The trajectory store: the run's event store and the tokens beside it, in one SQLite file.
 
 Holds true:
-- events are stored in the order they are recorded, numbered from 1 without holes;
+- events are stored in the order they are recorded, numbered from 1 without holes, and so are
+  commands, each with the number of the event upon which it was given;
 - everything between two commits is one transaction: after a crash it is there whole or not at all,
   and every commit is there (after a crash of the machine: every commit up to the last durable one);
 - what is delivered twice is stored once;
-- one process writes; any number read meanwhile (`reader.TrajectoryReader`).
+- one process writes; any number read meanwhile (`reader.TrajectoryReader`);
+- once it is closed, `events.db` alone is the whole store (`final.py`).
 
 Knows nothing of what events mean: it stores what it is given.
 """
@@ -21,46 +23,11 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from rhymeflow.core.commands import Command
 from rhymeflow.core.events import Event
 from rhymeflow.core.types import Ending, FinishReason, GroupId, InstanceId, TrajectoryId, Version
-from rhymeflow.store import codec, schema
-
-_GROUP = """INSERT INTO groups (group_id, row, epoch, prompt, prompt_tokens, columns)
-    VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"""
-_SEGMENT = """INSERT INTO segments VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
-    ON CONFLICT DO UPDATE SET version = excluded.version, instance = excluded.instance,
-    steps = excluded.steps, drafted = excluded.drafted,
-    tokens = excluded.tokens, logprobs = excluded.logprobs
-    WHERE length(excluded.tokens) > length(tokens)"""
-_FINISHED = """INSERT INTO trajectories (group_id, member, length, reason)
-    VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE
-    SET length = excluded.length, reason = excluded.reason"""
-_TEXT = "UPDATE trajectories SET text = ? WHERE group_id = ? AND member = ?"
-_REWARD = "UPDATE trajectories SET reward = ?, components = ? WHERE group_id = ? AND member = ?"
-_TRAINED = "UPDATE trajectories SET trained = ? WHERE group_id = ? AND member = ?"
-_ENDING = """UPDATE groups SET ending = ?, ending_version = ?, ending_reason = ?
-    WHERE group_id = ?"""
-_HELD_OUT = "INSERT INTO held_out VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
-_EVALUATION = """INSERT INTO evaluations VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE
-    SET tokens = excluded.tokens, text = excluded.text, reward = excluded.reward"""
-_EVENT = "INSERT INTO events VALUES (?, ?, ?, ?)"
-
-_ORDER = (
-    _GROUP,
-    _SEGMENT,
-    _FINISHED,
-    _TEXT,
-    _REWARD,
-    _TRAINED,
-    _ENDING,
-    _HELD_OUT,
-    _EVALUATION,
-    _EVENT,
-)
-"""In which rows of one transaction are written: what changes a row after what makes it."""
-
-_CHANGES_ONE = {_TEXT, _REWARD, _TRAINED, _ENDING}
-"""Statements that are about a row that must be there."""
+from rhymeflow.store import codec, final, schema
+from rhymeflow.store import statements as sql
 
 _Given = ParamSpec("_Given")
 _Answer = TypeVar("_Answer")
@@ -101,16 +68,32 @@ class SqliteTrajectoryStore:
         self.seconds = 0.0
         """Time spent in here: what storing costs the run."""
         self._connection, self._lock = schema.open_for_writing(self.path)
-        (last,) = self._connection.execute("SELECT MAX(seq) FROM events").fetchone()
-        self._last_seq: int = last or 0
+        self._last_seq = self._last("events")
+        self._last_command = self._last("commands")
         self._rows: dict[str, list[tuple[Any, ...]]] = {}
 
     @_counted
-    def record(self, now: float, events: Sequence[Event]) -> None:
-        """Append events in this order; `now` is the time handed to the coordinator, in seconds."""
+    def put_config(self, config: str) -> None:
+        """Store the run's configuration as JSON text; one that is there is replaced."""
+        self._put(sql.META, "config", config)
+
+    @_counted
+    def record(self, now: float, events: Sequence[Event]) -> int:
+        """Append events in this order; return the number of the first.
+
+        `now` is the time since the run began, in seconds.
+        """
+        first = self._last_seq + 1
         for event in events:
             self._last_seq += 1
-            self._put(_EVENT, self._last_seq, now, *codec.encode(event))
+            self._put(sql.EVENT, self._last_seq, now, *codec.encode(event))
+        return first
+
+    @_counted
+    def record_command(self, event: int, command: Command) -> None:
+        """Append what was commanded upon the event of this number."""
+        self._last_command += 1
+        self._put(sql.COMMAND, self._last_command, event, *codec.encode_command(command))
 
     @_counted
     def put_group(
@@ -125,7 +108,7 @@ class SqliteTrajectoryStore:
     ) -> None:
         """Store a prompt that was requested. Chat messages and columns are kept as JSON."""
         self._put(
-            _GROUP,
+            sql.GROUP,
             group,
             row,
             epoch,
@@ -157,18 +140,21 @@ class SqliteTrajectoryStore:
         drafted: int,
         tokens: Sequence[int],
         logprobs: Sequence[float],
+        accepted: bytes | None = None,
     ) -> None:
         """Store the tokens from position `start` on that `instance` generated under `version`.
 
         It took `steps` iterations, in which `drafted` tokens were proposed and verified.
-        A segment that grew is delivered again from the same start: the longer one stays, in
-        whichever order they come. One without tokens leaves no trace.
+        `accepted`, where it is known: for each token 1 if it was drafted, else 0. A segment that
+        grew is delivered again from the same start: the longer one stays, in whichever order they
+        come. One without tokens leaves no trace.
         """
         assert len(tokens) == len(logprobs), f"{trajectory}: {len(tokens)} != {len(logprobs)}"
+        assert accepted is None or len(accepted) == len(tokens), f"{trajectory}: {len(accepted)}"
         if not len(tokens):
             return
         self._put(
-            _SEGMENT,
+            sql.SEGMENT,
             *trajectory,
             start,
             version,
@@ -177,50 +163,58 @@ class SqliteTrajectoryStore:
             drafted,
             _int32(tokens),
             struct.pack(f"<{len(logprobs)}f", *logprobs),
+            accepted,
         )
 
     @_counted
     def put_finished(self, trajectory: TrajectoryId, *, length: int, reason: FinishReason) -> None:
         """Store that the response is complete with `length` tokens."""
-        self._put(_FINISHED, *trajectory, length, reason)
+        self._put(sql.FINISHED, *trajectory, length, reason)
 
     @_counted
     def put_text(self, trajectory: TrajectoryId, text: str) -> None:
         """Store the text of a finished response."""
-        self._put(_TEXT, text, *trajectory)
+        self._put(sql.TEXT, text, *trajectory)
 
     @_counted
     def put_reward(
         self, trajectory: TrajectoryId, *, reward: float, components: Mapping[str, float]
     ) -> None:
         """Store a finished response's weighted sum of rewards, and each by its function's name."""
-        self._put(_REWARD, float(reward), codec.to_json(components), *trajectory)
+        self._put(sql.REWARD, float(reward), codec.to_json(components), *trajectory)
 
     @_counted
     def put_consumed(self, group: GroupId, *, version: Version, members: Sequence[int]) -> None:
         """Store that these members of the group are trained on as part of batch `version`."""
-        self._put(_ENDING, "consumed", version, None, group)
+        self._put(sql.ENDING, "consumed", version, None, group)
         for member in members:
-            self._put(_TRAINED, version, group, member)
+            self._put(sql.TRAINED, version, group, member)
+
+    @_counted
+    def put_token_details(
+        self, trajectory: TrajectoryId, logprobs: bytes | None, flags: bytes
+    ) -> None:
+        """Store what the learner found and did, token by token (`learner/token_details.py`)."""
+        self._put(sql.TOKEN_DETAILS, *trajectory, logprobs, flags)
 
     @_counted
     def put_ending(self, group: GroupId, ending: Ending, *, version: Version, reason: str) -> None:
         """Store that the group was left out for `reason` when `version` was the newest."""
-        self._put(_ENDING, ending, version, reason, group)
+        self._put(sql.ENDING, ending, version, reason, group)
 
     @_counted
     def put_held_out(
         self, row: int, *, prompt: str | list[dict[str, Any]], prompt_tokens: Sequence[int]
     ) -> None:
         """Store a held-out prompt; one that is there stays."""
-        self._put(_HELD_OUT, row, _prompt(prompt), _int32(prompt_tokens))
+        self._put(sql.HELD_OUT, row, _prompt(prompt), _int32(prompt_tokens))
 
     @_counted
     def put_evaluation(
         self, version: Version, row: int, *, tokens: Sequence[int], text: str, reward: float
     ) -> None:
         """Store the answer to one held-out prompt under `version`, and its reward."""
-        self._put(_EVALUATION, version, row, _int32(tokens), text, float(reward))
+        self._put(sql.EVALUATION, version, row, _int32(tokens), text, float(reward))
 
     @_counted
     def commit(self, *, durable: bool = False) -> None:
@@ -236,11 +230,17 @@ class SqliteTrajectoryStore:
             self._flush()
 
     def close(self) -> None:
-        """Release the file. What was not committed is dropped, as in a crash."""
-        if self._connection.in_transaction:
-            self._connection.execute("ROLLBACK")
-        self._connection.close()
-        os.close(self._lock)
+        """Release the file, which then is whole without its `-wal`.
+
+        What was not committed is dropped, as in a crash.
+        """
+        try:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            final.make_whole(self._connection, self.path)
+        finally:
+            self._connection.close()
+            os.close(self._lock)
 
     def _flush(self) -> None:
         # In WAL mode a commit at FULL flushes the whole journal, and with it the commits before,
@@ -251,6 +251,10 @@ class SqliteTrajectoryStore:
         )
         self._connection.execute("PRAGMA synchronous = NORMAL")
 
+    def _last(self, table: str) -> int:
+        (last,) = self._connection.execute(f"SELECT MAX(seq) FROM {table}").fetchone()
+        return last or 0
+
     def _put(self, statement: str, *values: Any) -> None:
         self._rows.setdefault(statement, []).append(values)
 
@@ -258,7 +262,7 @@ class SqliteTrajectoryStore:
         """Bring all that was put into the transaction."""
         if self._rows and not self._connection.in_transaction:
             self._connection.execute("BEGIN IMMEDIATE")
-        for statement in _ORDER:
+        for statement in sql.ORDER:
             rows = self._rows.pop(statement, None)
             if rows is None:
                 continue
@@ -267,7 +271,7 @@ class SqliteTrajectoryStore:
             except sqlite3.Error as error:
                 error.add_note(f"while writing to {self.path}")
                 raise
-            assert statement not in _CHANGES_ONE or changed == len(rows), (
+            assert statement not in sql.CHANGES_ONE or changed == len(rows), (
                 f"{statement}: {len(rows)} rows were to change, and {changed} did"
             )
 

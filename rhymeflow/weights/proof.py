@@ -26,6 +26,11 @@ def bytes_of(tensor: Tensor) -> np.ndarray:
     return flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
 
 
+def as_text(checksum: int) -> str:
+    """The checksum as logs have it: 16 hexadecimal digits, as SQL has no unsigned 64-bit number."""
+    return f"{checksum:016x}"
+
+
 def digest(data: np.ndarray) -> int:
     """64-bit checksum of one tensor's bytes (xxHash XXH3)."""
     return xxhash.xxh3_64_intdigest(data.data)

@@ -16,7 +16,7 @@ from functools import lru_cache
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from rhymeflow.config import Config
+from rhymeflow.config import Config, DataConfig
 from rhymeflow.core.events import TrajectoryRewarded
 from rhymeflow.core.types import GroupId, TrajectoryId, Version
 from rhymeflow.histospec.index import Index, prompt_key
@@ -104,11 +104,18 @@ def _previous_run(index: Index, config: Config) -> IndexWriter:
     assert config.drafting.history_run is not None
     previous, reader = open_run(config.drafting.history_run, "drafting.history_run")
     follower = Follower(reader, num_tokens=config.drafting.history_tokens)
-    is_same_noise = (previous.run.seed, previous.data) == (config.run.seed, config.data)
+    is_same_noise = previous.run.seed == config.run.seed and (
+        _numbering(previous.data) == _numbering(config.data)
+    )
     # Its last version is where this run may have begun, and is older than all of this run's.
     return IndexWriter(
         index, follower, previous, aligned=is_same_noise, age=follower.last_version()
     )
+
+
+def _numbering(data: DataConfig) -> DataConfig:
+    """What numbers prompts. Of the others, a run that was made says what came of them."""
+    return data.model_copy(update={"chat_template": None, "size": None, "eval_size": 0})
 
 
 class IndexWriter:

@@ -15,14 +15,17 @@ from pathlib import Path
 import torch
 
 from rhymeflow.config import Config
-from rhymeflow.core.types import Version
+from rhymeflow.core.types import TrajectoryId, Version
 from rhymeflow.learner.sample import Sample
 from rhymeflow.learner.saver import Saver
 from rhymeflow.learner.single import Learner
+from rhymeflow.learner.token_details import TokenDetails
 from rhymeflow.models.load import load_model, load_tokenizer, resolve_device, resolve_dtype
 from rhymeflow.store.reader import TrajectoryReader, TrajectoryRecord
 from rhymeflow.weights.manifest import manifest_of
+from rhymeflow.weights.proof import as_text
 from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
+from rhymeflow.workers import messages
 from rhymeflow.workers.messages import (
     Alive,
     BatchTrained,
@@ -30,6 +33,7 @@ from rhymeflow.workers.messages import (
     CheckpointSaved,
     LearnerReady,
     Publish,
+    ResponseDetails,
     SaveCheckpoint,
     Shutdown,
     Train,
@@ -72,10 +76,18 @@ class LearnerProcess:
         self.version: Version = 0
         tensors = self.learner.weights()
         self.weights = SharedMemoryWeightStore.create(manifest_of(tensors))
-        self.weights.publish(self.version, tensors)
+        checksum = self.weights.publish(self.version, tensors)
         self._reader = TrajectoryReader(run_dir / "events.db")
         self._saver = Saver(run_dir / "checkpoints")
-        send(connection, LearnerReady(self.version, self.weights.handle))
+        ready = LearnerReady(
+            self.version,
+            self.weights.handle,
+            as_text(checksum),
+            device.type,
+            str(dtype).removeprefix("torch."),
+            self.learner.model.config.max_position_embeddings,
+        )
+        send(connection, ready)
 
     def serve(self) -> None:
         """Carry out what is asked for, until `Shutdown`."""
@@ -101,18 +113,32 @@ class LearnerProcess:
         started = time.perf_counter()
         records = self._reader.batch(message.groups, message.members)
         ages = staleness(records, self.version, self.config.schedule.bound)
-        metrics = self.learner.train([_sample(r) for r in records], self.version)
+        batch = [_sample(r) for r in records]
+        details = (
+            TokenDetails(batch, self.config.learner) if self.config.run.token_details else None
+        )
+        metrics = self.learner.train(batch, self.version, details)
         metrics["staleness/mean"] = sum(ages) / len(ages)
         metrics["staleness/max"] = max(ages)
+        if details is not None:
+            self._report(details, records)
         self.version += 1
         seconds = time.perf_counter() - started
         send(self.connection, BatchTrained(message.version, metrics, seconds))
 
+    def _report(self, details: TokenDetails, records: list[TrajectoryRecord]) -> None:
+        found = [
+            ResponseDetails(TrajectoryId(record.group, record.member), logprobs, flags)
+            for record, (logprobs, flags) in zip(records, details.blobs(), strict=True)
+        ]
+        send(self.connection, messages.TokenDetails(self.version, found))
+
     def _publish(self, version: Version) -> None:
         assert version == self.version, (version, self.version)
         started = time.perf_counter()
-        self.weights.publish(version, self.learner.weights())
-        send(self.connection, VersionPublished(version, time.perf_counter() - started))
+        checksum = as_text(self.weights.publish(version, self.learner.weights()))
+        seconds = time.perf_counter() - started
+        send(self.connection, VersionPublished(version, checksum, seconds))
 
     def _report_saved(self) -> None:
         for version, path, error in self._saver.ended():

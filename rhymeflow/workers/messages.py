@@ -9,7 +9,7 @@ Holds true: messages to and from one worker keep their order.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -153,6 +153,8 @@ class Joined(Message):
     """Responses that it decodes at a time."""
     kv_capacity: int
     """Tokens that its KV cache holds."""
+    checksum: str
+    """Of the weights it holds, `weights.proof.as_text`; so in all messages."""
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):
@@ -168,6 +170,8 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     drafted: int
     tokens: list[int]
     logprobs: list[float]
+    accepted: bytes = b""
+    """With `run.token_details`: for each token 1 if it was drafted, else 0."""
 
 
 class TokensGenerated(Message):
@@ -197,6 +201,7 @@ class Pulled(Message):
 
     number: int
     version: Version
+    checksum: str
     seconds: float
 
 
@@ -231,6 +236,27 @@ class LearnerReady(Message):
 
     version: Version
     handle: SharedMemoryWeightHandle
+    checksum: str
+    device: str
+    dtype: str
+    """Compute precision, torch's name."""
+    max_length: int
+    """Tokens that a prompt and the response to it can have together."""
+
+
+class ResponseDetails(NamedTuple):
+    """What the learner found and did in one response: see `learner/token_details.py`."""
+
+    trajectory: TrajectoryId
+    logprobs: bytes | None
+    flags: bytes
+
+
+class TokenDetails(Message):
+    """With `run.token_details`, before `BatchTrained`: every response of batch `version`."""
+
+    version: Version
+    responses: list[ResponseDetails]
 
 
 class BatchTrained(Message):
@@ -245,6 +271,7 @@ class VersionPublished(Message):
     """`version` can be pulled; publishing it took so many seconds."""
 
     version: Version
+    checksum: str
     seconds: float
 
 
@@ -307,7 +334,8 @@ _Any = (
     ConnectWeights | Route | Interrupt | Abort | Pull | Evaluate | UseDrafter | Train | Publish
     | SaveCheckpoint | IndexHistory | ComputeReward | Shutdown | Joined | TokensGenerated
     | TrajectoryFinished | TrajectoryInterrupted | Pulled | Answered | InstanceStatus | LearnerReady
-    | BatchTrained | VersionPublished | CheckpointSaved | CheckpointFailed | HistoryReady
+    | TokenDetails | BatchTrained | VersionPublished | CheckpointSaved | CheckpointFailed
+    | HistoryReady
     | RewardComputed | RewardFailed | Alive | Failed
 )  # fmt: skip
 

@@ -20,6 +20,7 @@ from rhymeflow.config import Config
 from rhymeflow.core.types import TrajectoryId, Version
 from rhymeflow.engine.base import Engine, Finished, NoiseKey, Request, Sampling
 from rhymeflow.engine.native.native_engine import NativeEngine
+from rhymeflow.weights.proof import as_text
 from rhymeflow.workers.drafting import drafter
 from rhymeflow.workers.messages import (
     Abort,
@@ -98,7 +99,13 @@ class Instance:
         self.busy_seconds = 0.0
         self._last_status = 0.0
         self._ending = False
-        send(connection, Joined(self.engine.version, limits.max_num_seqs, limits.kv_capacity))
+        joined = Joined(
+            self.engine.version,
+            limits.max_num_seqs,
+            limits.kv_capacity,
+            as_text(self.engine.checksum),
+        )
+        send(connection, joined)
 
     def serve(self) -> None:
         """Carry out commands and iterate, until `Shutdown`."""
@@ -154,7 +161,8 @@ class Instance:
         epoch = epoch_of_noise(self.config, message.epoch, trajectory.member)
         noise = NoiseKey(message.prompt, epoch, trajectory.member)
         how = self._sampling(self.config.rollout.temperature)
-        request = Request(trajectory, message.prompt_ids, noise, how, tokens)
+        accepted = bytearray() if self.config.run.token_details else None
+        request = Request(trajectory, message.prompt_ids, noise, how, tokens, accepted=accepted)
         if reason := request.finish_reason():
             # Its last token was sent by an instance that died before it could say so.
             send(self.connection, TrajectoryFinished(trajectory, len(tokens), reason))
@@ -194,7 +202,8 @@ class Instance:
         keep = self.config.rollout.kv_cache_on_pull == "keep"
         pulled = self.engine.install(self.weights, message.version, keep_cache=keep)
         seconds = time.perf_counter() - started
-        send(self.connection, Pulled(message.number, pulled.version, seconds))
+        checksum = as_text(pulled.checksum)
+        send(self.connection, Pulled(message.number, pulled.version, checksum, seconds))
 
     def _report(self, finished: list[Finished]) -> None:
         self._hand_over(request for request, _ in finished)
@@ -226,6 +235,7 @@ class Instance:
                     request.drafted - sent.drafted,
                     request.tokens[start:],
                     request.logprobs[start - end :],
+                    b"" if request.accepted is None else bytes(request.accepted[start - end :]),
                 )
                 parts.append(part)
                 self._sent[request.id] = Sent(end, request.steps, request.drafted)

@@ -71,7 +71,9 @@ def test_any_drafts_any_requests_any_moves(scripts, mix, generated):
         end = min([most, *ends])
         expected[which] = (whole.tokens[:end], "stop" if end in ends else "length")
         options = sampling(max_new_tokens=most, stop=stop, **HOWS[how])
-        requests.append(Request(which, whole.prompt_ids, whole.noise_key, options))
+        requests.append(
+            Request(which, whole.prompt_ids, whole.noise_key, options, accepted=bytearray())
+        )
     answers = {}
     for request, (_, how, *_rest) in zip(requests, mix, strict=True):
         whole = whole_answers(how)[request.id]
@@ -88,4 +90,7 @@ def test_any_drafts_any_requests_any_moves(scripts, mix, generated):
     for request in requests:
         assert (request.tokens, reasons[request.id]) == expected[request.id]
         assert request.segments == moves.segments(request)
-        assert len(request.logprobs) == len(request.tokens)
+        assert len(request.logprobs) == len(request.accepted) == len(request.tokens)
+        # An iteration ends with a token that nobody drafted, but for a drafted one that stops.
+        own = request.accepted.count(0)
+        assert own == request.steps - (reasons[request.id] == "stop" and request.accepted[-1])

@@ -34,6 +34,25 @@ def replay(config: Config) -> list[tuple[Event, list[Command]]]:
     return found
 
 
+def check_replay(config: Config) -> None:
+    """A replay of the recorded events, under the recorded configuration, gives the commands that
+    are recorded beside them: each upon its event, and no others.
+    """
+    log = reader(config)
+    recorded: dict[int, list[Command]] = {}
+    numbers = [(r.seq, r.event) for r in log.commands()]
+    assert [seq for seq, _ in numbers] == list(range(1, len(numbers) + 1))
+    assert [event for _, event in numbers] == sorted(event for _, event in numbers)
+    for _, event, command in log.commands():
+        recorded.setdefault(event, []).append(command)
+    stored = Config.model_validate_json(log.config())
+    coordinator = Coordinator(build.plan(stored), build.schedule(stored))
+    for seq, _, event in log.events():
+        assert coordinator.handle(event) == recorded.pop(seq, []), (seq, event)
+    assert not recorded, "commands upon events that are not there"
+    log.close()
+
+
 def check_bound(config: Config) -> None:
     """Law 1, seen three times: from the tokens, from the log, and in how groups ended (law 2)."""
     log, bound = reader(config), config.schedule.bound
@@ -50,7 +69,8 @@ def check_bound(config: Config) -> None:
     begun: dict = {}
     for route in (c for c in commands if isinstance(c, Route)):
         before = [v for (i, n), v in pulls.items() if i == route.instance and n < route.number]
-        begun.setdefault(route.trajectory, max([held[route.instance], *before]))
+        begun.setdefault(route.trajectory, route.version)
+        assert route.version >= max([held[route.instance], *before])
     ended = []
     for train in (c for c in commands if isinstance(c, Train)):
         ended += train.groups

@@ -80,7 +80,7 @@ def scenario(seed: int):
         if kind < 0.6 or not lengths:
             trajectory = TrajectoryId(rng.randrange(5), number)
             lengths[trajectory] = rng.randint(1, 60)
-            commands.append((time, Route("rollout-0", number, trajectory)))
+            commands.append((time, Route("rollout-0", number, trajectory, version)))
         elif kind < 0.8:
             some = tuple(rng.sample(sorted(lengths), min(len(lengths), rng.randint(1, 3))))
             command = Abort if rng.random() < 0.3 else Interrupt
@@ -165,7 +165,7 @@ def test_equals_one_iteration_after_another_with_drafts(seed: int) -> None:
 
 
 def routes(*members: TrajectoryId) -> list:
-    return [(0.0, Route("rollout-0", n, t)) for n, t in enumerate(members, start=1)]
+    return [(0.0, Route("rollout-0", n, t, 0)) for n, t in enumerate(members, start=1)]
 
 
 def test_the_scenarios_have_what_is_hard_in_them() -> None:
@@ -219,7 +219,7 @@ def test_a_crash_leaves_what_was_stored() -> None:
         "rollout-0", 0, HARDWARE, version=0, now=0.0, find=lambda _: response,
         published=lambda: 1,
     )  # fmt: skip
-    instance.deliver(Route("rollout-0", 1, response.id), 0.0)
+    instance.deliver(Route("rollout-0", 1, response.id, 0), 0.0)
     instance.deliver(Pull("rollout-0", 2, 1), 0.0)
     while instance.next < 0.2:
         instance.advance(instance.next)
@@ -239,7 +239,7 @@ def test_what_was_interrupted_survives_the_next_instance() -> None:
         instance = Instance(
             name, 0, HARDWARE, version=0, now=0.0, find=lambda _: response, published=lambda: 0,
         )  # fmt: skip
-        instance.deliver(Route(name, 1, response.id), 0.0)
+        instance.deliver(Route(name, 1, response.id, 0), 0.0)
         while instance.next < 0.2:
             instance.advance(instance.next)
         instance.deliver(Interrupt(name, 2, (response.id,) if name == "rollout-0" else ()), 0.2)

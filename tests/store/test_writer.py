@@ -17,9 +17,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from rhymeflow.core.commands import Pull
 from rhymeflow.core.events import GroupCreated, TrajectoryRewarded, VersionPublished
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.errors import UserError
+from rhymeflow.store import reader as reading
 from rhymeflow.store.reader import IncompleteBatch, TrajectoryReader
 from rhymeflow.store.writer import SqliteTrajectoryStore
 
@@ -88,10 +90,25 @@ def test_events_come_back_in_order_with_their_times(store, path):
 def test_a_reopened_store_goes_on_numbering(path):
     for version in (1, 2):
         store = SqliteTrajectoryStore(path)
-        store.record(0.0, [VersionPublished(version)])
+        number = store.record(0.0, [VersionPublished(version)])
+        assert number == version
+        store.record_command(number, Pull("a", version, version))
         store.commit()
         store.close()
     assert [r.seq for r in TrajectoryReader(path).events()] == [1, 2]
+    assert list(TrajectoryReader(path).commands()) == [
+        (1, 1, Pull("a", 1, 1)),
+        (2, 2, Pull("a", 2, 2)),
+    ]
+
+
+def test_a_long_log_is_read_in_parts(store, path, monkeypatch):
+    monkeypatch.setattr(reading, "ROWS_AT_ONCE", 7)
+    for count in (0, 6, 1, 1, 13):
+        store.record(0.0, [VersionPublished(version) for version in range(count)])
+        store.commit()
+        found = [r.seq for r in TrajectoryReader(path).events()]
+        assert found == list(range(1, store._last_seq + 1))
 
 
 def test_sql_reads_into_the_bodies(store, path):
@@ -471,7 +488,7 @@ def test_another_schema_version_is_refused(path, opened):
     connection = sqlite3.connect(path, isolation_level=None)
     connection.execute("UPDATE meta SET value = 99 WHERE key = 'schema_version'")
     connection.close()
-    with pytest.raises(UserError, match="schema version 99; this one reads version 6"):
+    with pytest.raises(UserError, match="schema version 99; this one reads version 7\\)"):
         opened(path)
 
 

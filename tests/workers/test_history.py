@@ -90,6 +90,14 @@ def test_of_a_run_with_other_noise_nothing_is_aligned_and_its_versions_are_older
     assert (index.begun[0]["noise_epoch"], index.begun[0]["version"]) == (-1, -3)
 
 
+def test_the_configuration_of_a_run_that_was_made_numbers_prompts_as_the_one_it_was_made_with():
+    given = Config().data
+    in_force = given.model_copy(update={"chat_template": True, "size": 9, "eval_size": 3})
+    assert history._numbering(in_force) == history._numbering(given)
+    other = given.model_copy(update={"source": "other.jsonl"})
+    assert history._numbering(other) != history._numbering(given)
+
+
 def test_held_out_answers_are_entered_whole_under_the_noise_they_all_have(store, reader):
     index, prompt_ids = FakeIndex(), list(range(20))
     writing = index_writer(index, reader)

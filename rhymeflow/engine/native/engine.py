@@ -280,7 +280,7 @@ class Engine:
             sequence.extend(sampled[:1], logprobs[:1], segment)
             return sampled[:1]
         rows = [0, *(node + 1 for node in path)]
-        tokens = [sampled[row] for row in rows]
+        tokens, num_accepted = [sampled[row] for row in rows], len(path)
         for i, token in enumerate(tokens):
             if token in request.sampling.stop_token_ids:
                 del tokens[i + 1 :], rows[i + 1 :], path[i:]
@@ -288,7 +288,7 @@ class Engine:
         known = len(sequence.ids)
         if path and path[-1] >= len(path):
             self._cache.gather(sequence.slot, known, [known + node for node in path])
-        sequence.extend(tokens, [logprobs[row] for row in rows], segment)
+        sequence.extend(tokens, [logprobs[row] for row in rows], segment, num_accepted=num_accepted)
         sequence.cached = known + len(path)
         return tokens
 

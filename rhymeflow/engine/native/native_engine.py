@@ -48,13 +48,15 @@ class NativeEngine:
         self._drafter_for = drafter_for
         self._drafter: Drafter | None = None
         stop_tokens = stop_token_ids(self.model, load_tokenizer(config.model))
+        pulled = install(weights, self._parameters)
+        self._checksum = pulled.checksum
         self._engine = Engine(
             self.model,
             seed=config.run.seed,
             max_num_seqs=rollout.max_num_seqs,
             max_prefill_tokens=rollout.max_prefill_tokens,
             instance=instance,
-            version=install(weights, self._parameters).version,
+            version=pulled.version,
         )
         max_length = self._engine.max_length
         capacity = rollout.max_kv_tokens or rollout.max_num_seqs * max_length
@@ -64,6 +66,11 @@ class NativeEngine:
     def version(self) -> Version:
         """The weights that it computes with."""
         return self._engine.version
+
+    @property
+    def checksum(self) -> int:
+        """Of the weights that it computes with, as they were proved."""
+        return self._checksum
 
     @property
     def has_work(self) -> bool:
@@ -101,6 +108,7 @@ class NativeEngine:
     def install(self, weights: WeightReader, want: Version, *, keep_cache: bool) -> Pulled:
         """Copy weights into the model; see `base.Engine`."""
         pulled = install_at_least(weights, self._parameters, want, have=self.version)
+        self._checksum = pulled.checksum
         self._engine.set_version(pulled.version, keep_cache=keep_cache)
         return pulled
 

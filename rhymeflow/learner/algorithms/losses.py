@@ -132,10 +132,7 @@ def diagnose(
     logprob_R: Tensor, entropy_R: Tensor, inputs: TokenInputs, config: LearnerConfig
 ) -> dict[str, Tensor]:
     """Sums over the tokens by metric name, no gradient; `loss` is weighted."""
-    low, high = clip_range(config)
-    ratio_R, advantage_R = _ratio(logprob_R, inputs, config), inputs.advantage_R
-    is_low_R = (ratio_R < low) & (advantage_R < 0)
-    is_high_R = (ratio_R > high) & (advantage_R > 0)
+    is_low_R, is_high_R = clipped(logprob_R, inputs, config)
     sums = {
         "loss": (token_losses(logprob_R, inputs, config) * inputs.weight_R).sum(),
         "entropy": entropy_R.sum(),
@@ -146,6 +143,21 @@ def diagnose(
     if config.beta > 0.0:
         sums["kl"] = reference_kl(logprob_R, inputs, config).sum()
     return sums
+
+
+def clipped(logprob_R: Tensor, inputs: TokenInputs, config: LearnerConfig) -> tuple[Tensor, Tensor]:
+    """Whether each token's ratio is past the clip, below and above, so it carries no gradient."""
+    low, high = clip_range(config)
+    ratio_R, advantage_R = _ratio(logprob_R, inputs, config), inputs.advantage_R
+    return (ratio_R < low) & (advantage_R < 0), (ratio_R > high) & (advantage_R > 0)
+
+
+def capped(logprob_R: Tensor, inputs: TokenInputs, config: LearnerConfig) -> Tensor:
+    """Whether each token's u is past `importance_sampling_cap`, [R] bool."""
+    if config.off_policy_correction == "none":
+        return torch.zeros_like(logprob_R, dtype=torch.bool)
+    log_u_R = _proximal(logprob_R, inputs) - inputs.behaviour_R
+    return log_u_R.exp() > config.importance_sampling_cap
 
 
 def mismatch(logprob_R: Tensor, behaviour_R: Tensor) -> tuple[Tensor, Tensor]:
@@ -169,7 +181,9 @@ def _k3(d_R: Tensor) -> Tensor:
 
 __all__ = [
     "TokenInputs",
+    "capped",
     "clip_range",
+    "clipped",
     "diagnose",
     "diagnosis_names",
     "mismatch",

@@ -1,0 +1,65 @@
+"""What the learner finds and does in each token of a batch, for people who look at single tokens.
+
+Of each response: the log-probability of every token under the learner's policy, float32 (of `tis`
+and `decoupled`: pi_prox; of `none`: when the token was first trained on); and for every token a
+byte of flags, the sum of
+
+    1  clipped  in some optimizer step the ratio was past the clip, and carried no gradient
+    2  capped   u was past `learner.importance_sampling_cap` (`tis` caps it, `decoupled` drops it)
+    4  masked   the token is not in the loss (`learner.mask_truncated_completions`)
+
+A response that is masked is not computed at all: it has flags, but no log-probabilities. Holds
+true: what is trained is the same with and without this. Knows nothing of how it is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from torch import Tensor
+
+from rhymeflow.config import LearnerConfig
+from rhymeflow.learner.algorithms.losses import capped, clipped
+from rhymeflow.learner.minibatch import MicroBatch
+from rhymeflow.learner.packing import PackedRow
+from rhymeflow.learner.sample import Sample
+
+CLIPPED, CAPPED, MASKED = 1, 2, 4
+
+
+class TokenDetails:
+    """Collects them while `Learner.train` runs on `batch`; `blobs` returns them."""
+
+    def __init__(self, batch: Sequence[Sample], config: LearnerConfig) -> None:
+        self._config = config
+        self._logprobs: list[np.ndarray | None] = [None] * len(batch)
+        self._flags = [np.full(len(s.completion_ids), MASKED, np.uint8) for s in batch]
+
+    def add_logprobs(self, row: PackedRow, logprob_R: Tensor) -> None:
+        """The responses of this row are in the loss, and have these log-probabilities."""
+        for member, logprobs in _by_member(row, logprob_R.detach().float().cpu().numpy()):
+            self._logprobs[member] = logprobs
+            self._flags[member] &= ~np.uint8(MASKED)
+
+    def add_flags(self, micro: MicroBatch, logprob_R: Tensor) -> None:
+        """An optimizer step took these log-probabilities of the row."""
+        logprob_R = logprob_R.detach()
+        is_low_R, is_high_R = clipped(logprob_R, micro.inputs, self._config)
+        is_capped_R = capped(logprob_R, micro.inputs, self._config)
+        flags_R = CLIPPED * (is_low_R | is_high_R).byte() + CAPPED * is_capped_R.byte()
+        for member, flags in _by_member(micro.row, flags_R.cpu().numpy()):
+            self._flags[member] |= flags
+
+    def blobs(self) -> Iterator[tuple[bytes | None, bytes]]:
+        """Log-probabilities (float32, little-endian) and flags of each sample of the batch."""
+        for logprobs, flags in zip(self._logprobs, self._flags, strict=True):
+            yield None if logprobs is None else logprobs.astype("<f4").tobytes(), flags.tobytes()
+
+
+def _by_member(row: PackedRow, values_R: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    ends = np.cumsum(row.lengths)
+    return zip(row.members, np.split(values_R, ends[:-1]), strict=True)
+
+
+__all__ = ["CAPPED", "CLIPPED", "MASKED", "TokenDetails"]

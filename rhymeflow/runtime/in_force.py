@@ -1,0 +1,68 @@
+"""The configuration in force: what a field leaves to others, as the value that it then has.
+
+`config.yaml` of a run and its log hold this. A null in them is a value of its own: none, off, or no
+limit. It comes in steps, as things are loaded, so that workers need not wait for it.
+
+Holds true: a run of the result is the same run. Section `simulation` is left as it is: nothing of
+it is in force where something is trained. Loads no model and no torch.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rhymeflow import build
+from rhymeflow.config import Config
+from rhymeflow.data.encode import Tokenizer
+from rhymeflow.data.run_prompts import RunPrompts
+from rhymeflow.runtime.supervisor import share_of_cores
+from rhymeflow.workers.messages import LearnerReady
+
+
+def before_the_start(config: Config, run_dir: Path) -> Config:
+    """What the configuration decides by itself, or the run's place and the machine do."""
+    learner, rollout = config.learner, config.rollout
+    share = share_of_cores(1 + rollout.num_instances)
+    sizes = {len(cpus) for cpus in rollout.cpus or ()}
+    own_size = sizes.pop() if len(sizes) == 1 else None  # else each has as many as `cpus` says
+    epsilon_high = learner.epsilon if learner.epsilon_high is None else learner.epsilon_high
+    return config.model_copy(
+        update={
+            "schedule": build.rules_in_force(config.schedule),
+            "run": config.run.model_copy(update={"output_dir": str(run_dir)}),
+            "learner": learner.model_copy(
+                update={
+                    "epsilon_high": epsilon_high,
+                    "num_threads": learner.num_threads or len(learner.cpus or ()) or share,
+                }
+            ),
+            "rollout": rollout.model_copy(
+                update={"num_threads": rollout.num_threads or (own_size if rollout.cpus else share)}
+            ),
+        }
+    )
+
+
+def once_loaded(config: Config, tokenizer: Tokenizer, prompts: RunPrompts) -> Config:
+    """What the data and the tokenizer decide, too."""
+    data = config.data
+    has_template = bool(tokenizer.chat_template)
+    found = {
+        "chat_template": has_template if data.chat_template is None else data.chat_template,
+        "size": len(prompts.train),
+        "eval_size": len(prompts.held_out),
+    }
+    return config.model_copy(update={"data": data.model_copy(update=found)})
+
+
+def with_the_model(config: Config, ready: LearnerReady) -> Config:
+    """What the learner says of the model that it has, too; instances have the same."""
+    rollout = config.rollout
+    capacity = rollout.max_kv_tokens or rollout.max_num_seqs * ready.max_length
+    found = {"device": ready.device, "dtype": ready.dtype}
+    return config.model_copy(
+        update={
+            "model": config.model.model_copy(update=found),
+            "rollout": rollout.model_copy(update={"max_kv_tokens": capacity}),
+        }
+    )

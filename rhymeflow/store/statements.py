@@ -1,0 +1,49 @@
+"""What the writer of a store says in SQL, and in which order.
+
+Holds true: a row that is given twice is there once.
+"""
+
+from __future__ import annotations
+
+GROUP = """INSERT INTO groups (group_id, row, epoch, prompt, prompt_tokens, columns)
+    VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"""
+SEGMENT = """INSERT INTO segments VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    ON CONFLICT DO UPDATE SET version = excluded.version, instance = excluded.instance,
+    steps = excluded.steps, drafted = excluded.drafted,
+    tokens = excluded.tokens, logprobs = excluded.logprobs, accepted = excluded.accepted
+    WHERE length(excluded.tokens) > length(tokens)"""
+FINISHED = """INSERT INTO trajectories (group_id, member, length, reason)
+    VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE
+    SET length = excluded.length, reason = excluded.reason"""
+TEXT = "UPDATE trajectories SET text = ? WHERE group_id = ? AND member = ?"
+REWARD = "UPDATE trajectories SET reward = ?, components = ? WHERE group_id = ? AND member = ?"
+TRAINED = "UPDATE trajectories SET trained = ? WHERE group_id = ? AND member = ?"
+ENDING = """UPDATE groups SET ending = ?, ending_version = ?, ending_reason = ?
+    WHERE group_id = ?"""
+META = "INSERT OR REPLACE INTO meta VALUES (?, ?)"
+HELD_OUT = "INSERT INTO held_out VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
+EVALUATION = """INSERT INTO evaluations VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE
+    SET tokens = excluded.tokens, text = excluded.text, reward = excluded.reward"""
+TOKEN_DETAILS = "INSERT OR REPLACE INTO token_details VALUES (?, ?, ?, ?)"
+EVENT = "INSERT INTO events VALUES (?, ?, ?, ?)"
+COMMAND = "INSERT INTO commands VALUES (?, ?, ?, ?)"
+
+ORDER = (
+    META,
+    GROUP,
+    SEGMENT,
+    FINISHED,
+    TEXT,
+    REWARD,
+    TRAINED,
+    ENDING,
+    HELD_OUT,
+    EVALUATION,
+    TOKEN_DETAILS,
+    EVENT,
+    COMMAND,
+)
+"""In which rows of one transaction are written: what changes a row after what makes it."""
+
+CHANGES_ONE = {TEXT, REWARD, TRAINED, ENDING}
+"""Statements that are about a row that must be there."""

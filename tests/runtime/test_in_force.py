@@ -1,0 +1,45 @@
+"""What a configuration leaves to others, as a run's `config.yaml` says it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rhymeflow.config import Config
+from rhymeflow.config.load import dump_config, parse_config
+from rhymeflow.runtime import in_force
+
+
+def before_the_start(monkeypatch, **sections) -> Config:
+    monkeypatch.setattr(in_force, "share_of_cores", lambda num_workers: 24 // num_workers)
+    found = in_force.before_the_start(Config.model_validate(sections), Path("runs/one"))
+    assert parse_config(dump_config(found)) == found
+    assert in_force.before_the_start(found, Path("runs/one")) == found
+    return found
+
+
+def test_cores_are_shared_where_nothing_says_how_many(monkeypatch):
+    found = before_the_start(monkeypatch, rollout={"num_instances": 3})
+    assert (found.learner.num_threads, found.rollout.num_threads) == (6, 6)
+    assert found.run.output_dir == "runs/one"
+    found = before_the_start(
+        monkeypatch, learner={"num_threads": 5, "cpus": [0, 1]}, rollout={"num_threads": 4}
+    )
+    assert (found.learner.num_threads, found.rollout.num_threads) == (5, 4)
+
+
+@pytest.mark.parametrize(("cpus", "threads"), [([[0, 1], [2, 3]], 2), ([[0, 1], [2]], None)])
+def test_pinned_workers_have_as_many_threads_as_cores(monkeypatch, cpus, threads):
+    found = before_the_start(
+        monkeypatch,
+        learner={"cpus": [4, 5, 6]},
+        rollout={"num_instances": 2, "cpus": cpus},
+    )
+    assert (found.learner.num_threads, found.rollout.num_threads) == (3, threads)
+
+
+def test_the_upper_clip_is_the_lower_one_where_none_is_given(monkeypatch):
+    for given, expected in ((None, 0.1), (0.3, 0.3)):
+        learner = {"epsilon": 0.1, "epsilon_high": given}
+        assert before_the_start(monkeypatch, learner=learner).learner.epsilon_high == expected
