@@ -37,6 +37,7 @@ class RunConfig(Section):
     """Seconds a worker may be silent before it counts as hung."""
     instance_restarts: NonNegative = 3
     """Rollout instances, in all, that may die or hang and are replaced, while their responses
-    continue elsewhere; one more stops the run. The same number holds for the reward worker, and for
-    the history worker, without which the run then goes on. Losing the learner stops the run, and an
-    error in any of them but the history worker stops it at once."""
+    continue elsewhere; one more stops the run. The same number holds for the learner, which is
+    restored as `rhymeflow resume` does, for the reward worker, and for the history worker, without
+    which the run then goes on. An error in any of them but the history worker stops the run at
+    once."""

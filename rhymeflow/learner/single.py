@@ -66,6 +66,14 @@ class Learner:
         if learner.gradient_checkpointing:
             recompute_layers(model)
 
+    def reconfigure(self, learner: LearnerConfig) -> None:
+        """Train by another configuration from now on.
+
+        Its `beta` and `gradient_checkpointing` stay what the learner was made with.
+        """
+        self._config = learner
+        self._optimizer.reconfigure(learner)
+
     def train(
         self, batch: Sequence[Sample], step: int, details: TokenDetails | None = None
     ) -> dict[str, float]:

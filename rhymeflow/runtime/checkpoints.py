@@ -88,6 +88,12 @@ class Checkpoints:
         """It could not be written."""
         del self._pending[version]
 
+    def lose_pending(self) -> tuple[Version, ...]:
+        """Those that were being written will not be; return their versions."""
+        lost = tuple(self._pending)
+        self._pending.clear()
+        return lost
+
     def _kept(self) -> tuple[Version, ...]:
         there = sorted({*self._versions, *self._pending})
         limit = self._config.save_total_limit

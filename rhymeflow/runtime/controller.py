@@ -18,10 +18,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from rhymeflow import build
 from rhymeflow.config import Config
 from rhymeflow.core import commands
-from rhymeflow.core.coordinator import Coordinator
 from rhymeflow.core.events import Event, LearnerReady, Tick, VersionPublished
 from rhymeflow.core.types import InstanceId, Version
 from rhymeflow.data.run_prompts import RunPrompts
@@ -33,9 +31,11 @@ from rhymeflow.runtime.evaluation import Evaluations
 from rhymeflow.runtime.history_index import HistoryIndex
 from rhymeflow.runtime.in_flight import InFlight
 from rhymeflow.runtime.instances import Instances
+from rhymeflow.runtime.replay import Past
 from rhymeflow.runtime.reporting import Reporter
+from rhymeflow.runtime.resume import take_up
 from rhymeflow.runtime.rewards import Rewards
-from rhymeflow.runtime.supervisor import Supervisor, WorkerDied
+from rhymeflow.runtime.supervisor import Supervisor
 from rhymeflow.store.base import TrajectoryStore
 from rhymeflow.workers import messages
 
@@ -70,12 +70,14 @@ class Controller:
         history: HistoryIndex,
         prompts: RunPrompts,
         reporter: Reporter,
+        past: Past,
+        checkpoints: Checkpoints,
         on_model: Callable[[messages.LearnerReady], None],
     ) -> None:
         self.config, self.supervisor, self.store = config, supervisor, store
         self.learner, self.history, self.reporter = learner, history, reporter
         self._on_model = on_model
-        self.coordinator = Coordinator(build.plan(config), build.schedule(config))
+        self.coordinator, self.checkpoints = past.coordinator, checkpoints
         self.in_flight = InFlight(store, prompts)
         self.evaluations = Evaluations(prompts.held_out, prompts.held_out_ids)
         self.rewards = Rewards(
@@ -90,21 +92,33 @@ class Controller:
             self.in_flight, self.evaluations, self.rewards, reporter.throughput
         )
         self.stop_asked = False
-        self.checkpoints = Checkpoints(
-            config.run, self.coordinator.state.plan.evaluates, num_steps=config.learner.max_steps
-        )
         self.checkpoint: str | None = None
         """The newest that is complete."""
         self._weights: messages.ConnectWeights | None = None  # once there is a version to pull
-        self._published: Version = 0
+        self._published: Version = self.coordinator.state.published or 0
+        self._batch: commands.Train | None = None
+        """Being trained on."""
         self._trained: messages.BatchTrained | None = None  # and not published yet
-        self._events: list[Event] = []
+        self._events: list[Event] = take_up(past, self.in_flight, self.rewards)
         self._pulling: set[InstanceId] = set()
         self._coordinator_seconds = 0.0
         self._round_began = self._committed_at = 0.0
-        self._training = self._finished = False
+        self._finished = False
         for row, ids in enumerate(prompts.held_out_ids):
             store.put_held_out(row, prompt=prompts.held_out[row].prompt, prompt_tokens=ids)
+        self._go_on(past)
+
+    def _go_on(self, past: Past) -> None:
+        """Carry out what an earlier attempt was asked to do and had not begun."""
+        for number, command in past.unrecorded:
+            self.store.record_command(number, command)
+            if isinstance(command, commands.FinishEarly | commands.Drop | commands.Train):
+                self._carry_out(command)
+        if self._batch is None and past.training is not None:
+            self._begin_training(past.training)
+        last = self.config.learner.max_steps
+        if self._published == last and last not in self.checkpoints:
+            self._save(last)
 
     def run(self) -> None:
         """Go on until the coordinator says `Finish`, or the user wants to stop."""
@@ -114,7 +128,7 @@ class Controller:
                 self._receive(self._wait())
                 self._tick()
                 self.reporter.show()
-                if self.stop_asked and not self._finished and not self._training:
+                if self.stop_asked and not self._finished and self._batch is None:
                     self._stop_early()
         finally:  # whatever ends it, the log says how far it came
             self.in_flight.seal_all()
@@ -169,6 +183,8 @@ class Controller:
                     self._connect(name)
                 self._events.append(LearnerReady(message.version, message.checksum))
                 self.reporter.begin_training()
+            case messages.Retraining():
+                self.reporter.say(f"training again: {message.version} of {message.last}")
             case messages.TokenDetails():
                 for details in message.responses:
                     self.store.put_token_details(*details)
@@ -192,7 +208,7 @@ class Controller:
     def _end_step(self, message: messages.VersionPublished) -> None:
         assert self._trained is not None
         trained, self._trained = self._trained, None
-        self._training, self._published = False, message.version
+        self._batch, self._published = None, message.version
         self.checkpoints.trained(trained.seconds)
         self._events.append(VersionPublished(message.version, message.checksum))
         self.reporter.end_step(
@@ -221,7 +237,18 @@ class Controller:
             case "history":
                 self.history.lose(loss)
             case "learner":
-                raise WorkerDied(loss.reason)
+                self._lose_learner(loss)
+
+    def _lose_learner(self, loss: WorkerLost) -> None:
+        """Another restores the version that was published, and does what this one had begun."""
+        self.supervisor.replace_learner(loss)
+        self.reporter.warn(f"{loss.reason}; {self.supervisor.learner.name} restores what it was")
+        self._weights = self._trained = None
+        unfinished = self.checkpoints.lose_pending()
+        if self._batch is not None:
+            self._begin_training(self._batch)
+        elif self._published in unfinished:
+            self._save(self._published)
 
     def _connect(self, instance: InstanceId) -> None:
         """Let an instance join, once there are weights to join with."""
@@ -293,7 +320,10 @@ class Controller:
         self.reporter.endings["consumed"] += len(command.groups)
         # The learner reads the batch from the store, so it is committed before the message.
         self._commit(self.reporter.now)
-        self._training = True
+        self._begin_training(command)
+
+    def _begin_training(self, command: commands.Train) -> None:
+        self._batch = command
         reached = command.version + 1
         self.learner.train(command.version, Batch(command.groups, command.members))
         self.learner.publish(reached)

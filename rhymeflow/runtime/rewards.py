@@ -47,8 +47,13 @@ class Rewards:
         """Store that a response is complete as it is and have it rewarded; return its length."""
         tokens = self._in_flight.complete(trajectory)
         self._store.put_finished(trajectory, length=len(tokens), reason=reason)
-        self._ask(trajectory, str(trajectory), self._in_flight[trajectory.group].prompt, tokens)
+        self.ask(trajectory)
         return len(tokens)
+
+    def ask(self, trajectory: TrajectoryId) -> None:
+        """Have a complete response rewarded."""
+        tokens = self._in_flight.tokens(trajectory)
+        self._ask(trajectory, str(trajectory), self._in_flight[trajectory.group].prompt, tokens)
 
     def answered(self, instance: InstanceId, message: messages.Answered) -> None:
         """Have an answer to a held-out prompt rewarded."""

@@ -32,6 +32,19 @@ class Recorded(NamedTuple):
     event: Event
 
 
+class Attempt(NamedTuple):
+    """A start of the run, by its beginning or by `resume`."""
+
+    number: int
+    first_event: int
+    time: float
+    """When it began, on the clock of the events: seconds, those between attempts not counted."""
+    started: str
+    """When it began, date and time."""
+    config: str
+    """Its configuration, the values in force, as JSON text."""
+
+
 class RecordedCommand(NamedTuple):
     """What was commanded upon the event of number `event`."""
 
@@ -126,10 +139,10 @@ class TrajectoryReader:
         for seq, event, kind, body in self._rows("seq, event, kind, body", "commands"):
             yield RecordedCommand(seq, event, codec.decode_command(kind, body))
 
-    def config(self) -> str:
-        """The run's configuration, the values in force, as JSON text."""
-        ((text,),) = self.query("SELECT value FROM meta WHERE key = 'config'")
-        return text
+    def attempts(self) -> list[Attempt]:
+        """The attempts at this run, in order."""
+        rows = self.query("SELECT attempt, first_event, time, started, config FROM attempts")
+        return [Attempt(*row) for row in sorted(rows)]
 
     def batch(
         self, groups: Sequence[GroupId], members: Sequence[Sequence[int]]

@@ -21,6 +21,7 @@ number."""
 
 # docs/run-directory.md describes each table, and has queries.
 #
+# An attempt begins where a run is started or resumed; its events are those from `first_event` on.
 # Blobs are little-endian: int32 tokens, float32 log-probabilities. A command belongs to the event
 # upon which it was given (for most, a `Tick`). `trajectories` holds what has finished, its `text`
 # once it was decoded; `trained` is the batch a trajectory was trained on in. A
@@ -31,6 +32,8 @@ number."""
 # `token_details.flags` what the learner did about it (`learner/token_details.py`).
 _TABLES = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value);
+CREATE TABLE attempts (attempt INTEGER PRIMARY KEY, first_event INTEGER NOT NULL,
+    time REAL NOT NULL, started TEXT NOT NULL, config TEXT NOT NULL);
 CREATE TABLE events (seq INTEGER PRIMARY KEY, time REAL NOT NULL, kind TEXT NOT NULL,
     body TEXT NOT NULL);
 CREATE TABLE commands (seq INTEGER PRIMARY KEY, event INTEGER NOT NULL, kind TEXT NOT NULL,

@@ -16,7 +16,7 @@ import torch
 
 from rhymeflow.config import Config
 from rhymeflow.core.types import TrajectoryId, Version
-from rhymeflow.learner.sample import Sample
+from rhymeflow.learner.checkpoint import CHECKPOINTS
 from rhymeflow.learner.saver import Saver
 from rhymeflow.learner.single import Learner
 from rhymeflow.learner.token_details import TokenDetails
@@ -33,6 +33,7 @@ from rhymeflow.workers.messages import (
     CheckpointSaved,
     LearnerReady,
     Publish,
+    Retraining,
     ResponseDetails,
     SaveCheckpoint,
     Shutdown,
@@ -41,6 +42,7 @@ from rhymeflow.workers.messages import (
     receive,
     send,
 )
+from rhymeflow.workers.restore import restore, sample
 
 ALIVE_SECONDS = 1.0
 """How often an idle learner gives a sign of life."""
@@ -73,12 +75,14 @@ class LearnerProcess:
             config.rollout,
             dtype,
         )
-        self.version: Version = 0
+        self._reader = TrajectoryReader(run_dir / "events.db")
+        self._saver = Saver(run_dir / CHECKPOINTS)
+        for step, last in restore(self.learner, self._reader, run_dir / CHECKPOINTS, config):
+            send(connection, Retraining(step, last))
+        self.version: Version = self.learner.version
         tensors = self.learner.weights()
         self.weights = SharedMemoryWeightStore.create(manifest_of(tensors))
         checksum = self.weights.publish(self.version, tensors)
-        self._reader = TrajectoryReader(run_dir / "events.db")
-        self._saver = Saver(run_dir / "checkpoints")
         ready = LearnerReady(
             self.version,
             self.weights.handle,
@@ -113,7 +117,7 @@ class LearnerProcess:
         started = time.perf_counter()
         records = self._reader.batch(message.groups, message.members)
         ages = staleness(records, self.version, self.config.schedule.bound)
-        batch = [_sample(r) for r in records]
+        batch = [sample(r) for r in records]
         details = (
             TokenDetails(batch, self.config.learner) if self.config.run.token_details else None
         )
@@ -160,15 +164,3 @@ def staleness(
                 f"old; max_staleness is {max_staleness}"
             )
     return ages
-
-
-def _sample(record: TrajectoryRecord) -> Sample:
-    return Sample(
-        group=record.group,
-        prompt_ids=record.prompt_ids,
-        completion_ids=record.completion_ids,
-        logprobs=record.logprobs,
-        versions=record.versions,
-        reward=record.reward,
-        truncated=record.reason != "stop",
-    )

@@ -259,6 +259,14 @@ class TokenDetails(Message):
     responses: list[ResponseDetails]
 
 
+class Retraining(Message):
+    """The learner of a run that is resumed trains on a stored batch, to make `version` again."""
+
+    version: Version
+    last: Version
+    """Where it stops."""
+
+
 class BatchTrained(Message):
     """Batch `version` is trained on, which took so many seconds."""
 
@@ -334,8 +342,8 @@ _Any = (
     ConnectWeights | Route | Interrupt | Abort | Pull | Evaluate | UseDrafter | Train | Publish
     | SaveCheckpoint | IndexHistory | ComputeReward | Shutdown | Joined | TokensGenerated
     | TrajectoryFinished | TrajectoryInterrupted | Pulled | Answered | InstanceStatus | LearnerReady
-    | TokenDetails | BatchTrained | VersionPublished | CheckpointSaved | CheckpointFailed
-    | HistoryReady
+    | Retraining | TokenDetails | BatchTrained | VersionPublished | CheckpointSaved
+    | CheckpointFailed | HistoryReady
     | RewardComputed | RewardFailed | Alive | Failed
 )  # fmt: skip
 
