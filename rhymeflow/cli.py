@@ -12,7 +12,7 @@ import argparse
 import importlib
 import pkgutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
@@ -40,7 +40,7 @@ def _dispatch(arguments: list[str]) -> int:
         return bench(arguments[1:])
     rest, overrides = split_overrides(arguments)
     args, unknown = _parser().parse_known_args(rest)
-    configures = args.command in (train, simulate, calibrate)
+    configures = args.command in (train, resume, simulate, calibrate)
     if unknown or (overrides and not configures):
         option = unknown[0] if unknown else f"--{next(iter(overrides))}"
         hint = fields.nearest_field(option.lstrip("-")) if configures else ""
@@ -86,6 +86,15 @@ def _parser() -> argparse.ArgumentParser:
         help="show the resolved configuration and what it needs, and stop",
     )
     sub = add(
+        "resume",
+        resume,
+        help="go on with a run, however it ended",
+        usage="rhymeflow resume RUN_DIR [--section.field VALUE ...]",
+        epilog="Fields that have no part in what is in flight can be changed, such as "
+        "`--learner.max_steps 200` for a run that is finished.",
+    )
+    sub.add_argument("run_dir", metavar="RUN_DIR", type=Path)
+    sub = add(
         "simulate",
         simulate,
         help="run a configuration on a simulated cluster",
@@ -125,11 +134,23 @@ def train(args: argparse.Namespace) -> int:
         needs = sizes.describe(config)
         print(dump_config(config) + needs)
         return 0
-    from rhymeflow.runtime.supervisor import WorkerDied
     from rhymeflow.runtime.train import train
 
+    return _to_its_end(lambda: train(config))
+
+
+def resume(args: argparse.Namespace) -> int:
+    """Go on with a run."""
+    from rhymeflow.runtime.train import resume
+
+    return _to_its_end(lambda: resume(args.run_dir, args.overrides))
+
+
+def _to_its_end(run: Callable[[], object]) -> int:
+    from rhymeflow.runtime.supervisor import WorkerDied
+
     try:
-        train(config)
+        run()
     except WorkerDied as error:  # a traceback of the controller would say nothing about it
         print(f"rhymeflow: {error}", file=sys.stderr)
         return 1

@@ -45,9 +45,13 @@ def check_replay(config: Config) -> None:
     assert [event for _, event in numbers] == sorted(event for _, event in numbers)
     for _, event, command in log.commands():
         recorded.setdefault(event, []).append(command)
-    stored = Config.model_validate_json(log.config())
+    attempts = {attempt.first_event: attempt for attempt in log.attempts()}
+    stored = Config.model_validate_json(attempts.pop(1).config)
     coordinator = Coordinator(build.plan(stored), build.schedule(stored))
     for seq, _, event in log.events():
+        if attempt := attempts.get(seq):
+            stored = Config.model_validate_json(attempt.config)
+            coordinator.reconfigure(build.plan(stored), build.schedule(stored))
         assert coordinator.handle(event) == recorded.pop(seq, []), (seq, event)
     assert not recorded, "commands upon events that are not there"
     log.close()

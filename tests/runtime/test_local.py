@@ -25,7 +25,7 @@ def runtime(tmp_path, monkeypatch):
     """As in a real run, with one more role: `threads` of `tests.runtime.threads_entry`."""
     monkeypatch.setattr(local, "multiprocessing", multiprocessing)
     monkeypatch.setattr(local.entry, "enter", enter)
-    with LocalRuntime(Config(), tmp_path) as runtime:
+    with LocalRuntime(Config(), tmp_path, tmp_path / "logs") as runtime:
         yield runtime
 
 

@@ -168,7 +168,10 @@ def test_what_reward_functions_print_is_in_the_log_and_not_on_the_terminal(tmp_p
     body = "    print('a word from the reward')\n    return [float(len(completions[0]))]"
     config = tiny_config(tmp_path, reward=reward_file(tmp_path, body), learner={"max_steps": 1})
     train(config)
-    assert "a word from the reward" in (tmp_path / "run" / "logs" / "reward.log").read_text()
+    assert (
+        "a word from the reward"
+        in (tmp_path / "run" / "logs" / "attempt-1" / "reward.log").read_text()
+    )
     assert capfd.readouterr().out == ""
 
 
