@@ -1,19 +1,27 @@
 # make demo   a real run on this machine's CPU or GPU, a few minutes
 # make test   import rules, types, style, tests
+# make test-fast   a minute of tests, while you work: no runs, no models
 # make lint   the first three
 # make nightly   a million operations of the staleness protocol against its naive model
 # A second call is quick: .venv is made anew only when pyproject.toml or the installer changes.
 
 BIN := .venv/bin
+# As many processes as cores; each file in one of them, those with slow tests first (tests/conftest.py).
+PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test lint nightly clean
+.PHONY: demo test test-fast lint nightly clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.installed
 	$(BIN)/rhymeflow train demo
 
 test: lint
-	$(BIN)/python -m pytest
+	$(PYTEST)
+
+FAST := config core observe store utils
+
+test-fast: .venv/.installed-test
+	$(PYTEST) -m "not slow" $(addprefix tests/,$(FAST))
 
 lint: .venv/.installed-test
 	$(BIN)/ruff check .
@@ -25,12 +33,12 @@ nightly: .venv/.installed-test
 	$(BIN)/python -m tests.core.nightly
 
 .venv/.installed: pyproject.toml scripts/install.py
-	@echo "Installing into .venv (once, about a minute) ..."
+	@echo "Installing into .venv (once, one or two minutes) ..."
 	@python3 scripts/install.py
 	@touch $@
 
 .venv/.installed-test: pyproject.toml scripts/install.py
-	@echo "Installing into .venv with what the tests need (once, a minute or two) ..."
+	@echo "Installing into .venv with what the tests need (once, two or three minutes) ..."
 	@python3 scripts/install.py test
 	@touch $@ .venv/.installed
 

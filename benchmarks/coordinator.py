@@ -45,7 +45,12 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     rows = [row(name, times) for name, times in driver.times.items()]
     everything = [t for times in driver.times.values() for t in times]
     rows.append(row("all calls", everything))
-    targets = [harness.Target("coordinator/p99 ms", rows[-1]["p99 ms"], 10, at_most=True)]
+    # Of the call that plans: among a million small ones its times do not show.
+    planning = driver.times[e.Tick.__name__]
+    targets = [
+        harness.Target("coordinator/Tick, p99 ms", percentile(planning, 0.99), 10, at_most=True),
+        harness.Target("coordinator/Tick, greatest ms", max(planning) * 1e3, 100, at_most=True),
+    ]
     notes = (
         f"{args.instances} instances, {args.instances * CAPACITY} trajectories in flight, schedule "
         f"{SCHEDULE}, {VERSIONS} versions, {FINISHED} trajectories finish between "

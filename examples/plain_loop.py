@@ -42,7 +42,7 @@ from rhymeflow.models.load import (
     stop_token_ids,
 )
 from rhymeflow.reward.functions import Judge
-from rhymeflow.reward.messages import RewardRequest
+from rhymeflow.reward.messages import RewardRequest, TrainerState
 
 
 class Step(NamedTuple):
@@ -70,7 +70,7 @@ def train(config: Config) -> Iterator[Step]:
     engine, sampling = rollout_engine(model, stop_token_ids(model, tokenizer), config)
     prompts = PromptStream(load_prompts(config.data, seed)[0], seed, config.data.shuffle)
     encoder = PromptEncoder(tokenizer, config.data)
-    reward_of = rewards(config)
+    rewards_of = rewards(config)
 
     for step in range(learner.max_steps):
         # 1. Sample a group of responses to each prompt. The noise key makes sampling repeatable.
@@ -83,12 +83,15 @@ def train(config: Config) -> Iterator[Step]:
         ]
         generate(engine, requests)
 
-        # 2. Reward them.
-        texts = [tokenizer.decode(each.tokens, skip_special_tokens=True) for each in requests]
-        batch = [
-            sample(response, step, reward_of(groups[response.id[0]][1], text, response.tokens))
-            for response, text in zip(requests, texts, strict=True)
-        ]
+        # 2. Reward them, group by group: a reward function may compare responses.
+        batch = []
+        for group, (_, prompt) in groups.items():
+            members = [each for each in requests if each.id[0] == group]
+            texts = [tokenizer.decode(each.tokens, skip_special_tokens=True) for each in members]
+            found = rewards_of(step, prompt, texts, [each.tokens for each in members])
+            batch += [
+                sample(each, step, reward) for each, reward in zip(members, found, strict=True)
+            ]
 
         # 3. A response's advantage is its reward compared with the rest of its group.
         reward_N, group_N = [each.reward for each in batch], [each.group for each in batch]
@@ -151,17 +154,28 @@ def sample(response: Request, step: int, reward: float) -> Sample:
     )
 
 
-def rewards(config: Config) -> Callable[[Prompt, str, list[int]], float]:
+def rewards(config: Config) -> Callable[[int, Prompt, list[str], list[list[int]]], list[float]]:
     """The weighted sum of the configured reward functions, called in this process."""
-    judges = [(each.weight, Judge(each)) for each in config.reward.functions]
+    judges = [(each, Judge(each)) for each in config.reward.functions]
     runner = asyncio.Runner()
 
-    def reward_of(prompt: Prompt, text: str, tokens: list[int]) -> float:
-        request = RewardRequest(prompt.prompt, text, tokens, prompt.columns)
-        values = [(weight, judge(request, runner)) for weight, judge in judges]
-        return sum(weight * value for weight, value in values if value is not None)
+    def rewards_of(
+        step: int, prompt: Prompt, texts: list[str], tokens: list[list[int]]
+    ) -> list[float]:
+        state = TrainerState(step, config.learner.max_steps)
+        sums = [0.0] * len(texts)
+        for function, judge in judges:
+            size = len(texts) if function.per == "group" else 1
+            for at in range(0, len(texts), size):
+                part = slice(at, at + size)
+                request = RewardRequest(
+                    prompt.prompt, texts[part], tokens[part], prompt.columns, state
+                )
+                for i, value in enumerate(judge(request, runner), start=at):
+                    sums[i] += function.weight * (value or 0.0)  # None: it does not apply
+        return sums
 
-    return reward_of
+    return rewards_of
 
 
 def clipped_objective(

@@ -33,7 +33,7 @@ def plan(config: Config) -> Plan:
         num_generations=config.rollout.num_generations,
         max_length=config.rollout.max_completion_length,
         max_staleness=rules.bound,
-        eval_steps=config.run.eval_steps if config.data.eval_size else None,
+        eval_steps=None if config.data.eval_size == 0 else config.run.eval_steps,
         extra_groups=rules.extra_groups,
         extra_generations=rules.extra_generations,
         filter_zero_variance=rules.filter_zero_variance,

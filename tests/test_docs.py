@@ -44,7 +44,11 @@ def commands(page: Path) -> Iterator[list[str]]:
     """The commands of a page that name a recipe or a benchmark, not only a placeholder."""
     for name, rest in COMMAND.findall(page.read_text(encoding="utf-8")):
         arguments = shlex.split(rest.replace(" PATH", f" {sys.executable}"))
-        if (name == "bench" and arguments[0] != "NAME") or arguments[0] in list_recipes():
+        if (
+            (name == "bench" and arguments[0] != "NAME")
+            or arguments[0] in list_recipes()
+            or (name == "train" and arguments[0].startswith("--model"))
+        ):
             yield [name, *arguments]
 
 

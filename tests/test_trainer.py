@@ -138,6 +138,24 @@ def test_mistakes_are_one_clear_line(tmp_path: Path, arguments: dict[str, Any], 
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("tries", [1, 2])
+def test_a_mistake_before_the_first_step_leaves_no_run_directory(
+    tmp_path: Path, tries: int
+) -> None:
+    made = trainer(tmp_path, model="./nowhere", train_dataset=[{"prompt": "a"}])
+    assert Path(made.config.data.source).is_file()
+    for _ in range(tries):
+        with pytest.raises(UserError, match=r"\./nowhere.*no such directory"):
+            made.train()
+        assert not made.run_dir.exists()
+
+
+def test_a_mistake_in_an_argument_leaves_no_inputs(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="eval_dataset is empty"):
+        trainer(tmp_path, train_dataset=[{"prompt": "a"}], eval_dataset=[])
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_model_object_is_saved(tmp_path: Path) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -35,7 +35,7 @@ from rhymeflow.models.converted import converted
 from rhymeflow.models.load import load_tokenizer, resolve_device, resolve_dtype
 from rhymeflow.models.source import locate
 from rhymeflow.reward.functions import Judge
-from rhymeflow.reward.messages import RewardRequest
+from rhymeflow.reward.messages import RewardRequest, TrainerState
 
 
 class Clock(TrainerCallback):
@@ -143,18 +143,18 @@ def dataset(prompts: PromptSource, config: Config, tokenizer: Any) -> Dataset:
 
 
 def reward(function: RewardFunction, source: PromptSource) -> Callable[..., list[float | None]]:
-    """Return the reward function itself, called as our workers call it."""
-    judge, runner = Judge(function), asyncio.Runner()
+    """Return the reward function itself, called as our workers call a built-in: per response."""
+    judge, runner, state = Judge(function), asyncio.Runner(), TrainerState(0, 1)
 
     def judged(
         completions: list[str], completion_ids: list[list[int]], row: list[int], **_: Any
     ) -> list[float | None]:
         prompts = [source[index] for index in row]
         requests = [
-            RewardRequest(prompt.prompt, completion, ids, prompt.columns)
+            RewardRequest(prompt.prompt, [completion], [ids], prompt.columns, state)
             for prompt, completion, ids in zip(prompts, completions, completion_ids, strict=True)
         ]
-        return [judge(request, runner) for request in requests]
+        return [value for request in requests for value in judge(request, runner)]
 
     return judged
 

@@ -26,7 +26,7 @@ from rhymeflow.models.load import (
     stop_token_ids,
 )
 from rhymeflow.reward.functions import Judge
-from rhymeflow.reward.messages import RewardRequest
+from rhymeflow.reward.messages import RewardRequest, TrainerState
 
 
 class Policy:
@@ -88,13 +88,15 @@ class Policy:
     def rewards(self, requests: Iterable[Request]) -> list[float]:
         """What the configuration's reward function says of complete responses."""
         (function,) = self.config.reward.functions
-        judge, found = Judge(function), []
+        judge, found, state = Judge(function), [], TrainerState(0, 1)
         with asyncio.Runner() as runner:
             for request in requests:
                 prompt = self._source[request.noise_key.prompt]
                 text = self._tokenizer.decode(request.tokens, skip_special_tokens=True)
-                asked = RewardRequest(prompt.prompt, text, request.tokens, prompt.columns)
-                found.append(judge(asked, runner) or 0.0)
+                asked = RewardRequest(
+                    prompt.prompt, [text], [request.tokens], prompt.columns, state
+                )
+                found += [value or 0.0 for value in judge(asked, runner)]
         return found
 
 

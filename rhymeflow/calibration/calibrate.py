@@ -8,7 +8,6 @@ carried out.
 
 from __future__ import annotations
 
-import os
 import platform
 import statistics
 from collections.abc import Sequence
@@ -30,6 +29,7 @@ from rhymeflow.calibration.learner import LearnerBench, LearnerTimings, TrainTim
 from rhymeflow.calibration.workers import Job, together
 from rhymeflow.config import Config
 from rhymeflow.profiles import Profile
+from rhymeflow.utils.cores import usable_cores
 
 PUBLISHED_ERROR = 0.105
 """Mean error of the cost model as StaleFlow's authors report it."""
@@ -88,6 +88,11 @@ class Calibration:
             lines.append(
                 f"\nwritten to {self.output}: use it as --schedule.cost_model {self.output}"
             )
+        else:
+            lines.append(
+                "\nthe profile was not saved: --output FILE.json saves it, and "
+                "--schedule.cost_model FILE.json uses it"
+            )
         return "\n".join(lines)
 
 
@@ -97,6 +102,8 @@ def calibrate(config: Config, *, output: Path | None) -> Calibration:
     Raises:
         UserError: the model or the prompts cannot be loaded, or the file not be written.
     """
+    if output is not None:
+        profiles.check_writable(output)
     jobs = workers(config)
     # Workers that take turns are measured alone, those that do not at the same time.
     turns = [[job] for job in (jobs[0], jobs[-1])] if config.schedule.bound == 0 else [jobs]
@@ -112,7 +119,7 @@ def calibrate(config: Config, *, output: Path | None) -> Calibration:
 def workers(config: Config) -> list[Job]:
     """The workers that a run has: its instances, then the learner."""
     rollout, training, text = config.rollout, config.learner, config.model_dump_json()
-    share = max(1, len(os.sched_getaffinity(0)) // (1 + rollout.num_instances))
+    share = max(1, usable_cores() // (1 + rollout.num_instances))
     cores = rollout.cpus or (None,) * rollout.num_instances
     engines = [Job(EngineBench, text, rollout.num_threads or share, cpus) for cpus in cores]
     return [*engines, Job(LearnerBench, text, training.num_threads or share, training.cpus)]
@@ -225,7 +232,7 @@ def _spread(seconds: Sequence[float]) -> Errors:
 
 def _machine(jobs: Sequence[Job]) -> str:
     return (
-        f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores; {len(jobs) - 1} engine, "
+        f"{platform.machine()}, {usable_cores()} cores; {len(jobs) - 1} engine, "
         f"{jobs[0].num_threads} threads each; learner, {jobs[-1].num_threads} threads"
     )
 

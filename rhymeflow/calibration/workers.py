@@ -17,6 +17,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple, Protocol
 
 from rhymeflow.errors import UserError
+from rhymeflow.utils.cores import stay_on
 
 PATIENCE = 10.0
 """Seconds in which a worker may end what it is at."""
@@ -88,9 +89,9 @@ def _answer(process: BaseProcess, connection: Connection) -> Any:
 
 def _serve(connection: Connection, job: Job) -> None:
     """The worker's side: be ready, measure on request, work until the pipe is closed."""
-    if job.cpus is not None:
-        os.sched_setaffinity(0, job.cpus)
     try:
+        if job.cpus is not None:
+            stay_on(job.cpus)
         bench = job.make(job.argument)
         connection.send("ready")
         connection.recv()

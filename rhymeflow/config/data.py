@@ -11,8 +11,9 @@ class DataConfig(Section):
     """Prompts to train on and to hold out."""
 
     source: str = "recipe:demo"
-    """A JSONL or Parquet file, a directory saved by Hugging Face `datasets`, `reasoning_gym:NAME`,
-    or `recipe:NAME` (the task of a recipe)."""
+    """A CSV, TSV, JSON, JSONL or Parquet file (the text formats also as `.gz`, `.bz2`, `.xz` or
+    `.zst`), a directory saved by Hugging Face `datasets`, `reasoning_gym:NAME`, or `recipe:NAME`
+    (the task of a recipe)."""
     options: dict[str, Any] = {}
     """Passed on to a task generator, such as `{min_terms: 2}` for reasoning_gym's `chain_sum`."""
     size: Positive | None = None
@@ -20,8 +21,9 @@ class DataConfig(Section):
     eval_source: str | None = None
     """Held-out prompts. `None`: a generator makes further, distinct problems; a file gives its last
     `eval_size` rows, which are then not trained on."""
-    eval_size: NonNegative = 64
-    """Number of held-out prompts; 0 switches evaluation off."""
+    eval_size: NonNegative | None = None
+    """Number of held-out prompts; 0 switches evaluation off. `None`: 64, but of the file that is
+    trained on at most a tenth of the rows, and of `eval_source` at most all of them."""
     prompt_column: str = "prompt"
     """Column that holds the prompt: a string or a list of chat messages."""
     system_prompt: str | None = None

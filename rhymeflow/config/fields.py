@@ -11,7 +11,8 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, get_args
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
 
 import yaml
 from pydantic import ValidationError
@@ -79,7 +80,7 @@ def field_paths() -> list[str]:
 def is_field_like(name: str) -> bool:
     """Whether an option's name is a field: has a dot, or is a field outside all sections."""
     top = Config.model_fields
-    outside = name in top and _section_of(top[name].annotation) is None
+    outside = name in top and section_of(top[name].annotation) is None
     return outside or re.fullmatch(r"\w[\w-]*(\.[\w-]+)+", name) is not None
 
 
@@ -91,8 +92,9 @@ def takes_text(name: str) -> bool:
         if section is None or part not in section.model_fields:
             return False
         annotation = section.model_fields[part].annotation
-        section = _section_of(annotation)
-    return annotation is str or str in get_args(annotation)
+        section = section_of(annotation)
+    is_union = get_origin(annotation) in (Union, UnionType)
+    return annotation is str or (is_union and str in get_args(annotation))
 
 
 def only_path(name: str, where: str) -> str:
@@ -166,11 +168,12 @@ def _by_last_name(name: str, paths: list[str]) -> str:
 def _paths(section: type[Section], prefix: str) -> Iterable[str]:
     for name, field in section.model_fields.items():
         yield prefix + name
-        inner = _section_of(field.annotation)
+        inner = section_of(field.annotation)
         if inner is not None:
             yield from _paths(inner, f"{prefix}{name}.")
 
 
-def _section_of(annotation: Any) -> type[Section] | None:
+def section_of(annotation: Any) -> type[Section] | None:
+    """The section that a field's type is, or None."""
     is_section = isinstance(annotation, type) and issubclass(annotation, Section)
     return annotation if is_section else None

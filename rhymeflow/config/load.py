@@ -19,8 +19,20 @@ from rhymeflow.errors import UserError, suggestion
 RECIPES = Path(__file__).parent.parent / "recipes"
 """The folder of ready configurations, one `NAME.yaml` each."""
 
-SHORT = {"schedule": "schedule.name", "history": "drafting.history_run"}
+SHORT = {
+    "model": "model.name",
+    "data": "data.source",
+    "reward": "reward.functions",
+    "schedule": "schedule.name",
+    "history": "drafting.history_run",
+}
 """Options that stand for a field."""
+
+NEEDED = ("model", "data", "reward")
+"""What must be given to train where there is neither a recipe nor a file."""
+
+_DATA = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
+"""What a file of prompts is called, and no configuration."""
 
 Overrides = Mapping[str, str]
 """Field paths with their values as YAML text, such as `{"learner.learning_rate": "1e-5"}`."""
@@ -35,11 +47,20 @@ def list_recipes() -> dict[str, str]:
     return found
 
 
-def read_config(recipe_or_file: str, overrides: Overrides | None = None) -> Config:
+def read_config(
+    recipe_or_file: str | None,
+    overrides: Overrides | None = None,
+    needed: Sequence[str] = NEEDED,
+) -> Config:
     """Read a recipe by name, or a YAML file, with `overrides` put over it.
+
+    With `None` there are the defaults below the overrides, which then give what is `needed`.
 
     Raises `UserError` for a name or file that is not there, broken YAML, and each wrong field.
     """
+    if recipe_or_file is None:
+        _check_complete(overrides or {}, needed)
+        return parse_config("", overrides, where="the command line")
     path = _locate(recipe_or_file)
     try:
         text = path.read_text(encoding="utf-8")
@@ -58,6 +79,7 @@ def parse_config(text: str, overrides: Overrides | None = None, *, where: str = 
     # JSON and back, so that an override of a value does not change its aliases.
     values = json.loads(json.dumps({key: v for key, v in values.items() if v is not None}))
     source = fields.Source(where, node, frozenset(overrides or ()))
+    _make_way(values, overrides or {})
     for name, value in (overrides or {}).items():
         _override(values, name, value)
     return fields.validate(values, source)
@@ -88,27 +110,36 @@ def dump_config(config: Config) -> str:
 def split_overrides(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     """Part `--section.field VALUE` and `--section.field=VALUE` from the other arguments.
 
-    `--schedule NAME` is `--schedule.name NAME`, `--history DIR` is `--drafting.history_run DIR`.
+    `SHORT` has the options that stand for a field. `--reward` may be given several times: the
+    reward is the sum of the functions.
 
     Raises `UserError` for a field given twice or without a value.
     """
     rest: list[str] = []
     overrides: dict[str, str] = {}
+    rewards: list[str] = []
     remaining = iter(arguments)
     for argument in remaining:
-        name, equals, value = argument.removeprefix("--").partition("=")
-        name = SHORT.get(name, name)
+        option, equals, value = argument.removeprefix("--").partition("=")
+        name = SHORT.get(option, option)
         if not argument.startswith("--") or not fields.is_field_like(name):
             rest.append(argument)
             continue
         if not equals:
             following = next(remaining, None)
             if following is None or following.startswith("--"):
-                raise UserError(f"--{name}: needs a value")
+                raise UserError(f"--{option}: needs a value")
             value = following
-        if name in overrides:
+        if option == "reward":
+            rewards.append(value)
+        elif name in overrides:
             raise UserError(f"--{name}: given twice")
-        overrides[name] = value
+        else:
+            overrides[name] = value
+    if rewards and SHORT["reward"] in overrides:
+        raise UserError("--reward and --reward.functions: two names of one thing; give one")
+    if rewards:
+        overrides[SHORT["reward"]] = json.dumps([{"function": each} for each in rewards])
     return rest, overrides
 
 
@@ -120,18 +151,68 @@ def _locate(recipe_or_file: str) -> Path:
     if re.fullmatch(r"[\w-]+", recipe_or_file) and path.is_file():
         return path
     path = Path(recipe_or_file).expanduser()
+    if path.is_file() and any(f"{each}." in f"{path.name}.".lower() for each in _DATA):
+        raise UserError(f"{recipe_or_file}: is no YAML; prompts are given as --data {path}")
     if path.exists() and not path.is_dir():
         return path
     if path.is_dir():
-        raise UserError(f"{recipe_or_file}: is a directory; a recipe's name or a YAML file is due")
+        raise UserError(
+            f"{recipe_or_file}: is a directory; a recipe's name or a YAML file is due (a model is "
+            f"given as --model {path})"
+        )
     names = list_recipes()
+    hint = suggestion(recipe_or_file, names)
+    if "/" in recipe_or_file and path.suffix not in (".yaml", ".yml"):
+        hint = hint or f"; a model is given as --model {recipe_or_file}"
     raise UserError(
-        f"{recipe_or_file}: there is no such recipe or file"
-        f"{suggestion(recipe_or_file, names)} (recipes: {', '.join(names) or 'none'})"
+        f"{recipe_or_file}: there is no such recipe or file{hint} "
+        f"(recipes: {', '.join(names) or 'none'})"
     )
 
 
 # -- overrides ------------------------------------------------------------------------------------
+
+
+_EXAMPLES = {"model": "DIR_OR_HUB_NAME", "data": "FILE", "reward": "FILE.py:FUNCTION"}
+
+
+def _check_complete(overrides: Overrides, needed: Sequence[str]) -> None:
+    """Without a recipe, the command line says what is trained, on what, by which reward."""
+    missing = [
+        f"--{option}"
+        for option in needed
+        if not any(f"{name}.".startswith(f"{SHORT[option]}.") for name in overrides)
+    ]
+    example = " ".join(f"--{option} {_EXAMPLES[option]}" for option in needed)
+    if len(missing) == len(needed):
+        raise UserError(
+            f"give a recipe ({', '.join(list_recipes())}), a YAML file, or a task of your own: "
+            f"{example}"
+        )
+    if missing:
+        raise UserError(
+            f"without a recipe or a YAML file, {' and '.join(missing)} must be given too "
+            f"(as in {example})"
+        )
+
+
+def _make_way(values: dict[str, Any], overrides: Overrides) -> None:
+    """What a recipe or a file says of its own source or model does not hold for another one."""
+    # A held-out source of its own still is one, and has its number.
+    held_out = () if _given(values, "data.eval_source") else ("eval_size",)
+    for path, names in (
+        ("data.source", ("size", "options", *held_out)),
+        ("model.name", ("gguf_file",)),
+    ):
+        if path in overrides and overrides[path] != _given(values, path):
+            section = values.get(path.partition(".")[0])
+            for name in names if isinstance(section, dict) else ():
+                section.pop(name, None)
+
+
+def _given(values: dict[str, Any], path: str) -> Any:
+    section, _, field = path.partition(".")
+    return values[section].get(field) if isinstance(values.get(section), dict) else None
 
 
 def _override(values: dict[str, Any], name: str, text: str) -> None:

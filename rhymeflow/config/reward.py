@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from pydantic import model_validator
+
 from rhymeflow.config.section import NonNegative, Positive, PositiveFloat, Section
 
 
@@ -17,6 +19,19 @@ class RewardFunction(Section):
     """Factor in the weighted sum."""
     options: dict[str, Any] = {}
     """Keyword arguments bound before the call, such as `{pattern: ...}` for `regex`."""
+    per: Literal["group", "response"] = "group"
+    """`group`: called once for each group, with exactly the responses that are trained on, so it
+    can compare them. `response`: called as each response ends, with this one alone. Built-ins are
+    called per response if this is not given."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _built_ins_judge_alone(cls, given: Any) -> Any:
+        """A built-in compares nothing, so it need not wait for the rest of the group."""
+        name = given.get("function") if isinstance(given, dict) else None
+        if isinstance(name, str) and (name.startswith("recipe:") or "." not in name):
+            return {"per": "response"} | given
+        return given
 
 
 class RewardConfig(Section):
@@ -27,7 +42,8 @@ class RewardConfig(Section):
     num_workers: Positive = 1
     """Processes that run the functions, started by the reward worker."""
     timeout: PositiveFloat = 60.0
-    """Seconds one call may take before its process is killed and the call counts as failed."""
+    """Seconds one call may take, of a group or of a response, before its process is killed and the
+    call counts as failed."""
     start_timeout: PositiveFloat = 120.0
     """Seconds a process may take to import the functions."""
     retries: NonNegative = 1

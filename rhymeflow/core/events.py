@@ -1,7 +1,7 @@
 """Events reported to the coordinator. Each is stored before it is acted on.
 
-An event says what has happened, never what to do; it can arrive late or twice. Heavy data (tokens,
-log-probabilities, weights) is not in it. Those of one instance arrive in order.
+An event says what has happened, never what to do; it can arrive late, twice, or after what happened
+later. Heavy data (tokens, log-probabilities, weights) is not in it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ class GroupCreated:
     """The data gave one more prompt: group `group` is `prompt` (row number) in `epoch`.
 
     The numbers of groups follow one another, also where the prompt is that of an earlier group.
+    Groups are taken in this order, however they arrive.
     """
 
     group: GroupId
@@ -56,7 +57,11 @@ class InstanceLeft:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """How an instance is, after its commands up to `number` and the events it reported before."""
+    """How an instance is, after its commands up to `number` and the events it reported before.
+
+    Of two the one with more of `number`, then of `decoded_tokens`, is newer; of equal ones the one
+    that came last.
+    """
 
     instance: InstanceId
     number: int
@@ -81,7 +86,10 @@ class Pulled:
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryInterrupted:
-    """By command `number`: stopped, and stored with `length` response tokens (it may be 0)."""
+    """By command `number`: stopped, and stored with `length` response tokens (it may be 0).
+
+    `number` 0: by no command; the instance is lost, which is reported next, and so much is stored.
+    """
 
     trajectory: TrajectoryId
     instance: InstanceId

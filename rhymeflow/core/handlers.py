@@ -1,8 +1,10 @@
 """What each event changes, and the commands that follow from it at once.
 
-Holds true: an event that came late or twice, or is about what has ended, changes nothing and
-commands nothing. Which event is believed in which state of a member is the table in
-`protocol/group.py`. Plans nothing.
+Holds true: an event that came twice, or is about what has ended or never was, changes nothing and
+commands nothing; what must have an event before it that has not come yet (a group with a lower
+number, the end of a rewarded response) is kept until that has, so the order of events decides
+nothing about which groups there are and which get rewards. Which event is believed in which state
+of a member is the table in `protocol/group.py`. Plans nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from typing import Any
 from rhymeflow.core import events
 from rhymeflow.core.commands import Command
 from rhymeflow.core.instance import Instance
-from rhymeflow.core.protocol.group import Group
+from rhymeflow.core.protocol.group import NOT_FINISHED, Group, Member, MemberState
 from rhymeflow.core.state import Prompt, State
 from rhymeflow.core.types import TrajectoryId
 
@@ -21,9 +23,15 @@ Commands = Iterator[Command]
 
 
 def on_group_created(state: State, event: events.GroupCreated) -> None:
-    """One more group waits to be admitted; a prompt that is retried goes first."""
-    if event.group != state.next_group:
-        return
+    """One more group, and those that were reported before it, though they come after it."""
+    if event.group >= state.next_group:
+        state.early[event.group] = event
+    while state.next_group in state.early:
+        _add_group(state, state.early.pop(state.next_group))
+
+
+def _add_group(state: State, event: events.GroupCreated) -> None:
+    """The next group waits to be admitted; a prompt that is retried goes first."""
     state.next_group += 1
     state.num_requested -= 1
     retries = 0 if event.repeats is None else state.retries.pop(event.repeats)
@@ -45,7 +53,8 @@ def on_instance_joined(state: State, event: events.InstanceJoined) -> None:
 
 
 def on_instance_left(state: State, event: events.InstanceLeft) -> Commands:
-    """What it had waits to be routed anew, from what is stored of it."""
+    """What it had waits to be routed anew, from what is stored of it; if it joins yet, too late."""
+    state.names.add(event.instance)
     instance = state.instances.pop(event.instance, None)
     if instance is None:
         return
@@ -71,13 +80,18 @@ def on_pulled(state: State, event: events.Pulled) -> None:
 
 
 def on_trajectory_interrupted(state: State, event: events.TrajectoryInterrupted) -> Commands:
-    """A trajectory waits to be routed anew."""
+    """A trajectory waits to be routed anew. So much is stored of it, even if that is all it says:
+    its instance is being lost, or has been.
+    """
     member = state.member(event.trajectory)
-    if member is None or (member.instance, member.stop) != (event.instance, event.number):
+    if member is None:
+        return
+    if member.instance == event.instance or member.state is MemberState.WAITING:
+        member.length = max(member.length, event.length)
+    if (member.instance, member.stop) != (event.instance, event.number):
         return
     if state.put_back(event.trajectory, events.TrajectoryInterrupted):
         state.instances[event.instance].stopping.discard(event.trajectory)
-        member.length = event.length
         yield from _finish_early(state, event.trajectory)
 
 
@@ -92,7 +106,7 @@ def _finish_early(state: State, trajectory: TrajectoryId) -> Commands:
         yield from state.finish_early(trajectory)
 
 
-def on_trajectory_finished(state: State, event: events.TrajectoryFinished) -> None:
+def on_trajectory_finished(state: State, event: events.TrajectoryFinished) -> Commands:
     """A response is complete and is being rewarded."""
     member = state.member(event.trajectory)
     if member is None or member.instance != event.instance:
@@ -103,12 +117,14 @@ def on_trajectory_finished(state: State, event: events.TrajectoryFinished) -> No
         member.length = event.length
         if event.reason != "finished_early":
             state.lengths.finished(event.trajectory, event.length)
+        if member.judged is not None:
+            yield from HANDLERS[type(member.judged)](state, member.judged) or ()
 
 
 def on_trajectory_rewarded(state: State, event: events.TrajectoryRewarded) -> Commands:
     """A response is rewarded; with enough of them the group is complete."""
-    member = state.member(event.trajectory)
-    if member is None or not member.apply(events.TrajectoryRewarded):
+    member = _judged(state, event)
+    if member is None:
         return
     member.reward = event.reward
     group = state.groups[event.trajectory.group]
@@ -131,12 +147,21 @@ def _complete(state: State, group: Group) -> Commands:
 
 def on_reward_failed(state: State, event: events.RewardFailed) -> Commands:
     """The group goes on without this member while it has spare ones, else it ends."""
-    member = state.member(event.trajectory)
-    if member is None or not member.apply(events.RewardFailed):
+    if _judged(state, event) is None:
         return
     group = state.groups[event.trajectory.group]
     if group.num_alive() < state.plan.num_generations:
         yield from state.release(group.id, "aborted", f"reward failed: {event.error}")
+
+
+def _judged(state: State, event: events.TrajectoryRewarded | events.RewardFailed) -> Member | None:
+    """The member, if it has finished just before; else the event is kept until it has."""
+    member = state.member(event.trajectory)
+    if member is None or member.apply(type(event)):
+        return member
+    if member.state in NOT_FINISHED:
+        member.judged = event
+    return None
 
 
 def on_learner_ready(state: State, event: events.LearnerReady) -> None:

@@ -2,7 +2,8 @@
 
 Holds true: what a command does to an instance is counted from the moment the command is given and
 exactly once. A snapshot says up to which command it reflects; what was commanded since is added to
-it. So nothing is planned twice for one gap, however late snapshots are. Knows no rules.
+it. So nothing is planned twice for one gap, however late snapshots are; one that is older than what
+is known is left out. Knows no rules.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class Instance:
     """When last seen; see `Snapshot.decoded_tokens`."""
     _decoded_before: dict[TrajectoryId, float] = field(default_factory=dict)
     """Of those assigned: `decoded_tokens` when it was last seen not to be decoded."""
+    _last: Snapshot | None = None
     _kv_seen: int = 0
     _unreflected: deque[tuple[int, int]] = field(default_factory=deque)
     """(number, change of KV tokens) of commands that no snapshot reflects."""
@@ -80,8 +82,11 @@ class Instance:
         self.version = max(self.version, version)
 
     def reflect(self, seen: Snapshot) -> None:
-        """Update what is known of it."""
-        self._view = None
+        """Update what is known of it, unless that is from a later snapshot or from this one."""
+        last = self._last
+        if last == seen or (last is not None and _age(seen) < _age(last)):
+            return
+        self._view, self._last = None, seen
         self._kv_seen, self.waiting, self.decoded_tokens = (
             seen.kv_tokens, seen.waiting, seen.decoded_tokens
         )  # fmt: skip
@@ -113,3 +118,8 @@ class Instance:
                 accepts,
             )
         return self._view
+
+
+def _age(seen: Snapshot) -> tuple[int, float]:
+    """What never falls from one snapshot of an instance to the next."""
+    return seen.number, seen.decoded_tokens

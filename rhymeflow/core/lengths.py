@@ -38,15 +38,14 @@ from itertools import pairwise
 from math import erfc, exp, inf, log, pi, sqrt
 from statistics import NormalDist, fmean
 
+from rhymeflow.core.line import GROUPS, Line
 from rhymeflow.core.prediction_quality import Prediction, PredictionQuality
 from rhymeflow.core.types import GroupId, TrajectoryId
 
 MAX_PROMPTS = 100_000
-"""Prompts remembered, 25 MB; beyond them the one that was trained on longest ago is forgotten."""
-_LONG, _SHORT = 96.0, 16.0
-"""Groups that a line is fitted to, and the few that may contradict it."""
-_SURPRISE = 3.0
-"""Standard errors by which the mean of those few has to differ."""
+"""Prompts remembered. Beyond them, a new one takes the place of the one that was trained on longest
+ago if that did not come in the last epoch, and is not remembered otherwise: of data with more
+prompts so many are known, where forgetting the oldest would forget each just before it returns."""
 _EPOCH = 0.5
 _RESIDUALS, _POINTS = 1024, 128
 """Responses that say how lengths are distributed, and points that stand for them."""
@@ -76,8 +75,8 @@ class LengthPredictor:
         # Before anything has ended: lognormal, with a mean of a quarter of the longest.
         self._within, self._squares, self._freedom = 0.5, 0.5, 1.0
         start = log(longest / 4) - 0.5
-        self._unseen = _Line(*((0.0, start + d) for d in (-1, -0.1, 0.1, 1)))
-        self._seen: _Line | None = None
+        self._unseen = Line(*((0.0, start + d) for d in (-1, -0.1, 0.1, 1)))
+        self._seen: Line | None = None
         normal = (NormalDist().inv_cdf((i + 0.5) / _POINTS) for i in range(_POINTS))
         self._residuals = deque(normal, maxlen=_RESIDUALS)
         self._points = list(self._residuals)
@@ -134,7 +133,7 @@ class LengthPredictor:
         level, scale = self._level(self._open.get(group, _NOBODY))
         return min(max(exp(level + scale * self._residual(q)), 1.0), float(self.longest))
 
-    def _line(self, x: float | None) -> _Line:
+    def _line(self, x: float | None) -> Line:
         return self._unseen if x is None or self._seen is None else self._seen
 
     def _prior(self, group: _Group) -> tuple[float, float]:
@@ -176,7 +175,7 @@ class LengthPredictor:
         mean, variance = self._prior(_NOBODY)
         if self._seen is None:  # at first history is trusted
             d, e = sqrt(variance), sqrt(variance / 5)
-            self._seen = _Line(*((mean + x, mean + x + y) for x in (-d, d) for y in (-e, e)))
+            self._seen = Line(*((mean + x, mean + x + y) for x in (-d, d) for y in (-e, e)))
         doubt = self._within / variance
         return (total + doubt * mean) / (weight + doubt)
 
@@ -207,7 +206,7 @@ class LengthPredictor:
         self._unseen.add(0.0, mean)
         if group.x is not None and self._seen is not None:
             self._seen.add(group.x, mean)
-        keep = 1 - 1 / _LONG
+        keep = 1 - 1 / GROUPS
         self._squares = keep * self._squares + sum((y - mean) ** 2 for y in logs)
         self._freedom = keep * self._freedom + len(logs) - 1
         self._within = max(self._squares / self._freedom, _LEAST)
@@ -217,12 +216,15 @@ class LengthPredictor:
         logs, level = group.logs.values(), fmean(group.logs.values())
         if len(logs) < self.group_size:
             level, _ = self._level(group, max(logs), self.group_size - len(logs))
+        if group.prompt not in self._prompts and len(self._prompts) >= MAX_PROMPTS:
+            oldest = next(iter(self._prompts))
+            if self._prompts[oldest][0] >= group.epoch - 1:
+                return
+            del self._prompts[oldest]
         epoch, weight, total = self._prompts.pop(group.prompt, (group.epoch, 0.0, 0.0))
         keep = _EPOCH ** max(0, group.epoch - epoch)
         weight, total = keep * weight + len(logs), keep * total + level * len(logs)
         self._prompts[group.prompt] = max(epoch, group.epoch), weight, total
-        if len(self._prompts) > MAX_PROMPTS:
-            del self._prompts[next(iter(self._prompts))]
 
 
 @dataclass(slots=True)
@@ -240,69 +242,6 @@ class _Group:
 
 _NOBODY = _Group(-1, 0, None)
 """A group of a prompt never seen."""
-
-_Sums = tuple[float, ...]
-"""Decayed sums over pairs: 1, x, y, x x, x y, y y."""
-
-
-class _Line:
-    """u = mean + slope (x - mean x), with the drift guard; begins with invented groups (x, u)."""
-
-    def __init__(self, *groups: tuple[float, float]) -> None:
-        terms = [_terms(x, y) for x, y in groups]
-        self._long: _Sums = tuple(map(sum, zip(*terms, strict=True)))
-        self._short = self._long
-        self._solve()
-
-    def at(self, x: float | None) -> float:
-        """The prediction; None: of any prompt."""
-        return self.mean if x is None else self.mean + self.slope * (x - self._x)
-
-    def add(self, x: float, y: float) -> None:
-        """One more group."""
-        new = _terms(x, y)
-        self._long = _added(self._long, new, _LONG)
-        self._short = _added(self._short, new, _SHORT)
-        a, b = _fitted(self._short)
-        num, sum_x, sum_y = self._short[:3]
-        shift = sum_y / num - self.at(sum_x / num)
-        is_new = shift**2 > _SURPRISE**2 * _left(self._short, a, b) / num
-        if b < self.slope / 4 or is_new:
-            self._long = self._short
-        self._solve()
-
-    def _solve(self) -> None:
-        num, x, y, xx, *_ = self._long
-        a, b = _fitted(self._long)
-        self._x, self.mean, self.slope = x / num, y / num, 0.0
-        if b > 0:
-            error = num / (num - 2) * _left(self._long, a, b) / (xx - x * x / num)  # squared
-            self.slope = min(1.0, max(0.0, b - error / b))
-        self.left = _left(self._long, self.at(0.0), self.slope)
-        """Mean square of what it does not explain."""
-
-
-def _terms(x: float, y: float) -> _Sums:
-    return 1.0, x, y, x * x, x * y, y * y
-
-
-def _added(sums: _Sums, new: _Sums, groups: float) -> _Sums:
-    return tuple((1 - 1 / groups) * a + b for a, b in zip(sums, new, strict=True))
-
-
-def _fitted(sums: _Sums) -> tuple[float, float]:
-    """The least squares of y on a + b x."""
-    num, x, y, xx, xy, _ = sums
-    spread = xx - x * x / num
-    b = (xy - x * y / num) / spread if spread > 1e-9 * num else 0.0
-    return (y - b * x) / num, b
-
-
-def _left(sums: _Sums, a: float, b: float) -> float:
-    """Mean square of y - a - b x."""
-    num, x, y, xx, xy, yy = sums
-    left = yy - 2 * a * y - 2 * b * xy + a * a * num + 2 * a * b * x + b * b * xx
-    return max(0.0, left / num)
 
 
 def mean_above(floor: float, mean: float, deviation: float) -> float:

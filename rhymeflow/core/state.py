@@ -1,7 +1,7 @@
 """Everything the coordinator remembers, and the few ways in which it changes.
 
 Holds true: the protocol's buffers, groups, queue and instances tell the same story between any two
-calls (`protocol/invariants.py`); a group that ends is taken out of all of them at once, and ends
+calls (`tests/core/invariants.py`); a group that ends is taken out of all of them at once, and ends
 once. Handlers of events and the planner change it only through the methods here and those of its
 parts. Knows no strategies and no time.
 """
@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from rhymeflow.core.commands import Abort, Command, Drop, FinishEarly, Interrupt, RetryPrompt, Route
+from rhymeflow.core.events import GroupCreated
 from rhymeflow.core.instance import Instance
 from rhymeflow.core.lengths import LengthPredictor
 from rhymeflow.core.plan import Plan, Schedule
@@ -45,7 +46,7 @@ class State:
         self.layout = schedule.layout()
         self.instances: dict[InstanceId, Instance] = {}
         self.names: set[InstanceId] = set()
-        """Every instance that ever joined."""
+        """Every instance that ever joined or left."""
         self.groups: dict[GroupId, Group] = {}
         """Admitted groups that have not ended."""
         self.queue = Queue()
@@ -58,6 +59,8 @@ class State:
         """Versions still to be evaluated."""
         self.next_group: GroupId = 0
         """The number of the next group that the data will give."""
+        self.early: dict[GroupId, GroupCreated] = {}
+        """Groups reported before one with a lower number."""
         self.num_requested = 0
         """Groups requested from the data but not reported yet."""
         self.prompts: dict[GroupId, Prompt] = {}
@@ -90,9 +93,11 @@ class State:
     # -- queries -----------------------------------------------------------------------------
 
     def member(self, trajectory: TrajectoryId) -> Member | None:
-        """The trajectory's record; None if its group has ended or never was."""
+        """The trajectory's record; None if its group has ended, or it never was."""
         group = self.groups.get(trajectory.group)
-        return None if group is None else group.members[trajectory.member]
+        if group is None or not 0 <= trajectory.member < len(group.members):
+            return None
+        return group.members[trajectory.member]
 
     def generated(self, trajectory: TrajectoryId) -> int:
         """Tokens it has, about: since it was routed, by its instance's progress."""

@@ -30,14 +30,16 @@ class PromptEncoder:
 
     Messages, and strings if `data.chat_template` says so, go through the tokenizer's chat template;
     other strings are tokenized as they are, with the tokenizer's own beginning of sequence. A
-    prompt whose last message is the assistant's is continued there.
+    prompt whose last message is the assistant's is continued there. `room`: tokens that the model's
+    context leaves for a prompt, if that is to be looked at.
 
     Raises:
         UserError: the configuration asks for a chat model and the tokenizer has no template.
     """
 
-    def __init__(self, tokenizer: Tokenizer, config: DataConfig) -> None:
+    def __init__(self, tokenizer: Tokenizer, config: DataConfig, room: int | None = None) -> None:
         self._tokenizer = tokenizer
+        self._room = room
         self._config = config
         has_template = bool(tokenizer.chat_template)
         if config.chat_template and not has_template:
@@ -49,8 +51,8 @@ class PromptEncoder:
         """Return the prompt's token ids, at least one.
 
         Raises:
-            UserError: the prompt does not fit the chat template or is longer than
-                `data.max_prompt_length`.
+            UserError: the prompt does not fit the chat template, or is longer than
+                `data.max_prompt_length` or the model's context allow.
         """
         if isinstance(prompt.prompt, str) and not self._wraps:
             text, is_rendered = self._bare(prompt), False
@@ -65,6 +67,11 @@ class PromptEncoder:
             raise UserError(
                 f"{prompt.where}: the prompt is {len(ids)} tokens long, "
                 f"data.max_prompt_length = {limit}"
+            )
+        if self._room is not None and len(ids) > self._room:
+            raise UserError(
+                f"{prompt.where}: the prompt is {len(ids)} tokens long; the model's context, less "
+                f"rollout.max_completion_length, leaves {self._room}"
             )
         if not ids:
             raise UserError(f"{prompt.where}: the prompt has no tokens")

@@ -1,4 +1,4 @@
-"""Rows of a file: JSONL, Parquet, or a directory saved by Hugging Face `datasets`.
+"""Rows of a file (CSV, TSV, JSON, JSONL, Parquet) or a directory saved by Hugging Face `datasets`.
 
 Holds true: every row read carries its place; what cannot be read is a `UserError` that names the
 file and the line or row. Knows nothing of prompts: any columns will do.
@@ -7,15 +7,26 @@ file and the line or row. Knows nothing of prompts: any columns will do.
 from __future__ import annotations
 
 import importlib
-import json
+from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
+from rhymeflow.data import text
+from rhymeflow.data.compressed import COMPRESSIONS, inner_suffix, read_bytes
 from rhymeflow.data.prompts import Row
 from rhymeflow.errors import UserError
+from rhymeflow.utils.extras import how_to_install
 
-READABLE = (".jsonl", ".parquet")
+TEXT = {
+    ".jsonl": text.json_lines,
+    ".ndjson": text.json_lines,
+    ".json": text.json_document,
+    ".csv": partial(text.table, delimiter=","),
+    ".tsv": partial(text.table, delimiter="\t"),
+}
+"""Kinds of text files, by the end of their names; each may be compressed."""
+
+READABLE = (*TEXT, ".parquet")
 
 
 def read_rows(path: Path, field: str) -> list[Row]:
@@ -28,22 +39,45 @@ def read_rows(path: Path, field: str) -> list[Row]:
     Raises:
         UserError: no such file, an unknown kind of file, no rows, or a row that cannot be read.
     """
-    if not path.exists():
-        raise UserError(f"{field}: there is no file or directory {path}")
+    check_source(path, field)
+    kind = inner_suffix(path)
     if path.is_dir():
         rows = _saved_dataset(path, field)
-    elif path.suffix == ".jsonl":
-        rows = _jsonl(path)
-    elif path.suffix == ".parquet":
-        rows = _parquet(path, field)
+    elif kind in TEXT:
+        rows = TEXT[kind](read_bytes(path, field), path)
     else:
-        raise UserError(
-            f"{field}: {path} is of an unknown kind: known are {', '.join(READABLE)} and "
-            "directories saved by `datasets`"
-        )
+        rows = _parquet(path, field)
     if not rows:
         raise UserError(f"{field}: {path} holds no rows")
     return rows
+
+
+def check_source(path: Path, field: str) -> None:
+    """Look whether there is such a file of a kind that can be read; opens nothing.
+
+    Raises:
+        UserError: it is not there, or of another kind.
+    """
+    if not path.exists():
+        is_name = str(path).count("/") == 1 and not path.suffix
+        raise UserError(
+            f"{field}: there is no file or directory {path}"
+            + (
+                "; a dataset of the Hugging Face hub is fetched with `datasets` and saved by "
+                "`save_to_disk(DIR)`"
+                if is_name
+                else ""
+            )
+        )
+    if path.is_dir():
+        return
+    is_compressed = path.suffix.lower() in COMPRESSIONS
+    kind = inner_suffix(path)
+    if kind not in READABLE or (is_compressed and kind not in TEXT):
+        raise UserError(
+            f"{field}: {path} is of an unknown kind: known are {', '.join(READABLE)}, the text "
+            f"formats also with {', '.join(COMPRESSIONS)}, and directories saved by `datasets`"
+        )
 
 
 def extra(module: str, needed_for: str, name: str) -> ModuleType:
@@ -54,32 +88,8 @@ def extra(module: str, needed_for: str, name: str) -> ModuleType:
         if error.name is None or error.name.partition(".")[0] != module.partition(".")[0]:
             raise  # the package is there, but something it needs is not
         raise UserError(
-            f"{needed_for} needs the package {module}: pip install 'rhymeflow[{name}]'"
+            f"{needed_for} needs the package {module}: {how_to_install(name)}"
         ) from None
-
-
-def _jsonl(path: Path) -> list[Row]:
-    rows = []
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if line.strip():
-                where = f"{path}:{number}"
-                rows.append(Row(where, _json_object(line, where)))
-    return rows
-
-
-def _json_object(line: bytes, where: str) -> dict[str, Any]:
-    try:
-        value = json.loads(line.rstrip().decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise UserError(f"{where}: no UTF-8 text (byte {error.start} of the line)") from None
-    except json.JSONDecodeError as error:
-        raise UserError(f"{where}: no JSON: {error.msg} at column {error.colno}") from None
-    except RecursionError:
-        raise UserError(f"{where}: JSON nested too deeply") from None
-    if not isinstance(value, dict):
-        raise UserError(f"{where}: should be a JSON object, is {type(value).__name__}")
-    return value
 
 
 def _parquet(path: Path, field: str) -> list[Row]:
@@ -106,8 +116,10 @@ def _saved_dataset(path: Path, field: str) -> list[Row]:
                 f"{', '.join(splits) or 'there are none'}"
             )
     if not (split / "state.json").is_file():
+        inside = sorted(each.name for each in split.iterdir() if inner_suffix(each) in READABLE)
+        hint = f"; it holds {', '.join(inside[:3])}: name a file" if inside else ""
         raise UserError(
-            f"{field}: {split} is a directory, but none that `datasets` saved (no state.json)"
+            f"{field}: {split} is a directory, but none that `datasets` saved (no state.json){hint}"
         )
     datasets = extra("datasets", f"{field}: {path}: a saved dataset", "data")
     try:

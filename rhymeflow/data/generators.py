@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import importlib
+import inspect
 import itertools
 from collections.abc import Iterator
 from types import ModuleType
@@ -16,7 +17,7 @@ from typing import Any
 
 import xxhash
 
-from rhymeflow.data.files import extra
+from rhymeflow.data.gym import reasoning_gym
 from rhymeflow.data.prompts import Row
 from rhymeflow.errors import UserError, nearest
 
@@ -53,8 +54,8 @@ def generate(
     if len(held_out) < num_held_out:
         raise UserError(
             f"{field}: {source} makes only {len(held_out)} problems besides the {num_train} to "
-            f"train on, and data.eval_size = {num_held_out}: lower data.size or data.eval_size, "
-            "or widen data.options"
+            f"train on, and {num_held_out} are to be held out: lower data.size or "
+            "data.eval_size, or widen data.options"
         )
     return train, held_out
 
@@ -119,7 +120,7 @@ def _reasoning_gym(
 
 
 def _gym_dataset(name: str, options: dict[str, Any], seed: int, size: int, field: str) -> Any:
-    gym = extra("reasoning_gym", f"{field}: reasoning_gym:{name}", "reasoning")
+    gym = reasoning_gym(f"{field}: reasoning_gym:{name}")
     known = importlib.import_module("reasoning_gym.factory").DATASETS
     if name not in known:
         raise UserError(f"{field}: reasoning-gym has no dataset {name!r}{nearest(name, known)}")
@@ -156,6 +157,12 @@ def _recipe(
     name: str, options: dict[str, Any], seed: int, num_train: int, attempts: int, field: str
 ) -> Iterator[Row]:
     make = task_module(name, field).problems
+    allowed = list(inspect.signature(make).parameters)[2:]  # after count and seed
+    for option in options:
+        if option not in allowed:
+            raise UserError(
+                f"data.options: recipe:{name} has no option {option!r}{nearest(option, allowed)}"
+            )
     # Separate calls: a task need not promise that a longer list begins with the shorter one.
     calls = [(num_train, seed)] if num_train else []
     step = attempts // ATTEMPTS_PER_PROBLEM

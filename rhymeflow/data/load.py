@@ -9,13 +9,19 @@ from __future__ import annotations
 from pathlib import Path
 
 from rhymeflow.config import DataConfig
-from rhymeflow.data.files import read_rows
+from rhymeflow.data.files import check_source, read_rows
 from rhymeflow.data.generators import generate, is_generator
 from rhymeflow.data.prompts import PromptSource, Row, checked
 from rhymeflow.errors import UserError
 
 GENERATED_COLUMN = "prompt"
 """`data.prompt_column` is about files; generators call it this."""
+
+EVAL_SIZE = 64
+"""Held-out prompts if `data.eval_size` says nothing."""
+
+EVAL_SHARE = 10
+"""Then, of a file's rows that are not trained on for it, at most one in so many."""
 
 
 def load_prompts(config: DataConfig, seed: int) -> tuple[PromptSource, PromptSource]:
@@ -25,21 +31,22 @@ def load_prompts(config: DataConfig, seed: int) -> tuple[PromptSource, PromptSou
         UserError: the source, its rows or the numbers are wrong.
     """
     _check_options(config)
-    num_inner = config.eval_size if config.eval_source in (None, config.source) else 0
+    is_apart = config.eval_source not in (None, config.source)
     if is_generator(config.source):
         if config.size is None:
             raise UserError(f"data.size: {config.source} makes problems; say how many")
+        num_inner = 0 if is_apart else _eval_size(config)
         train, held_out = generate(
             config.source, config.options, seed, config.size, num_inner, "data.source"
         )
-    elif config.eval_source == config.source and config.eval_size:
+    elif config.eval_source == config.source and config.eval_size != 0:
         raise UserError(
             f"data.eval_source: {config.source} is trained on; leave eval_source out to hold out "
             "its last rows"
         )
     else:
-        train, held_out = _split(config, num_inner)
-    if num_inner < config.eval_size:
+        train, held_out = _split(config, is_apart)
+    if is_apart and config.eval_size != 0:
         held_out = _held_out(config, seed)
     column, eval_column = (
         GENERATED_COLUMN if is_generator(source) else config.prompt_column
@@ -52,18 +59,38 @@ def _check_options(config: DataConfig) -> None:
     sources = [config.source] + ([config.eval_source] if config.eval_source else [])
     if config.options and not any(is_generator(source) for source in sources):
         raise UserError(
-            f"data.options: {', '.join(config.options)} given, but {config.source} is read, not "
-            "generated"
+            f"data.options: {', '.join(config.options)} given, but {config.source} is a file; "
+            "options are for reasoning_gym:NAME and recipe:NAME"
         )
 
 
-def _split(config: DataConfig, num_held_out: int) -> tuple[list[Row], list[Row]]:
+def check_sources(config: DataConfig) -> None:
+    """Look whether files are there and can be meant, without reading them; else `UserError`."""
+    _check_options(config)
+    if not is_generator(config.source):
+        check_source(Path(config.source), "data.source")
+    elif config.size is None:
+        raise UserError(f"data.size: {config.source} makes problems; say how many")
+    if config.eval_source is not None and not is_generator(config.eval_source):
+        check_source(Path(config.eval_source), "data.eval_source")
+
+
+def _eval_size(config: DataConfig, most: int | None = None) -> int:
+    """The configured number, or as many as there should be of `most`."""
+    if config.eval_size is not None:
+        return config.eval_size
+    return EVAL_SIZE if most is None else min(EVAL_SIZE, most)
+
+
+def _split(config: DataConfig, is_apart: bool) -> tuple[list[Row], list[Row]]:
+    """The file's rows to train on, and its last ones, unless what is held out stands apart."""
     rows = read_rows(Path(config.source), "data.source")
+    num_held_out = 0 if is_apart else _eval_size(config, -(-len(rows) // EVAL_SHARE))
     remaining = len(rows) - num_held_out
     if remaining <= 0:
         raise UserError(
             f"data.eval_size = {num_held_out} leaves nothing to train on: {config.source} has "
-            f"{len(rows)} rows"
+            f"{len(rows)} row{'s' * (len(rows) != 1)}; 0 holds out none"
         )
     if config.size is not None and config.size > remaining:
         held = f" less {num_held_out} held out" if num_held_out else ""
@@ -77,8 +104,9 @@ def _held_out(config: DataConfig, seed: int) -> list[Row]:
     source, field = config.eval_source, "data.eval_source"
     assert source is not None
     if is_generator(source):
-        return generate(source, config.options, seed, 0, config.eval_size, field)[1]
+        return generate(source, config.options, seed, 0, _eval_size(config), field)[1]
     rows = read_rows(Path(source), field)
-    if len(rows) < config.eval_size:
-        raise UserError(f"data.eval_size = {config.eval_size}, but {source} has {len(rows)} rows")
-    return rows[: config.eval_size]
+    count = _eval_size(config, len(rows))
+    if len(rows) < count:
+        raise UserError(f"data.eval_size = {count}, but {source} has {len(rows)} rows")
+    return rows[:count]

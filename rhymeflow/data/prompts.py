@@ -62,8 +62,8 @@ def _checked(index: int, row: Row, prompt_column: str) -> Prompt:
     values = dict(row.values)
     if prompt_column not in values:
         raise UserError(
-            f"{row.where}: no column {prompt_column!r} (data.prompt_column)"
-            f"{nearest(prompt_column, values)}"
+            f"{row.where}: no column {prompt_column!r}; data.prompt_column names the one that "
+            f"holds the prompt{nearest(prompt_column, values)}"
         )
     prompt = _prompt(values.pop(prompt_column), f"{row.where}: column {prompt_column!r}")
     columns = {}

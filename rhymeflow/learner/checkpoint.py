@@ -21,13 +21,9 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rhymeflow.errors import UserError
-
-CHECKPOINTS = "checkpoints"
-"""The folder of a run directory that holds `step-N` for each version N that was saved."""
+from rhymeflow.learner.checkpoint_dirs import UNFINISHED
 
 STATE_FILE = "learner.pt"
-UNFINISHED = ".unfinished"
-"""Ends the name of a directory that is being written, or was when its writer ended."""
 
 
 class Snapshot(NamedTuple):
@@ -73,16 +69,6 @@ def load(directory: Path, device: torch.device) -> dict[str, Any]:
     return torch.load(path, map_location=device, weights_only=True)
 
 
-def checkpoints_up_to(directory: Path, newest: int) -> dict[int, Path]:
-    """The complete checkpoints of versions up to `newest`, in ascending order."""
-    found = {
-        int(path.name.removeprefix("step-")): path
-        for path in directory.glob("step-*")
-        if not path.name.endswith(UNFINISHED)
-    }
-    return {version: found[version] for version in sorted(found) if version <= newest}
-
-
 def remove_others(directory: Path, keep: Collection[Path]) -> None:
     """Delete the checkpoints in `directory` that are not in `keep`, and what was left unfinished.
 
@@ -121,4 +107,4 @@ def _flush(path: Path) -> None:
         os.close(descriptor)
 
 
-__all__ = ["CHECKPOINTS", "Snapshot", "checkpoints_up_to", "load", "remove_others", "snapshot"]
+__all__ = ["Snapshot", "load", "remove_others", "snapshot"]

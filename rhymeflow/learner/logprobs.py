@@ -6,8 +6,13 @@ the next chunk is begun, so one chunk's softmax is all that exists of the vocabu
 and nothing is computed twice (a recomputed head would multiply by the vocabulary a fourth time).
 That is possible because every loss here is a sum over tokens.
 
+Logits are float32 whatever the model's dtype, by the engine's own head (`models.lm_head`): in
+bfloat16 they would be rounded on this side only. Their gradient is rounded to the model's dtype
+before it is multiplied on. That is an error of 1 in 512 in single terms of long sums, without bias,
+where a product in float32 takes four times as long.
+
 Holds true: policy, old and reference log-probabilities come from this one path; the distribution is
-that of `models.logits`, the engine's; log-softmax is in float32; entropy carries no gradient.
+that of `models.logits`, the engine's; entropy carries no gradient.
 """
 
 from __future__ import annotations
@@ -18,7 +23,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -27,6 +31,7 @@ from rhymeflow.errors import UserError
 from rhymeflow.learner.attention import PackedAttention
 from rhymeflow.learner.packing import PackedRow
 from rhymeflow.learner.recomputation import attending_recomputably
+from rhymeflow.models.lm_head import LMHead
 from rhymeflow.models.logits import shaped
 
 LossOf = Callable[[Tensor, slice], Tensor]
@@ -45,8 +50,11 @@ class TokenScorer:
         """Return log-probability and entropy of each response token, float32 [R] each, in nats."""
         targets_R = self._tensor(row.targets_R)
         with torch.no_grad():
-            hidden_RD = self._hidden(row)
-            scores = [self._head(hidden_RD[chunk], targets_R[chunk]) for chunk in self._chunks(row)]
+            hidden_RD, lm_head = self._hidden(row), LMHead(self.model)
+            scores = [
+                self._head(lm_head, hidden_RD[chunk], targets_R[chunk])
+                for chunk in self._chunks(row)
+            ]
         return _cat(scores)
 
     def backward(self, row: PackedRow, loss_of: LossOf) -> tuple[Tensor, Tensor]:
@@ -55,11 +63,11 @@ class TokenScorer:
         `loss_of` is called once per chunk, in order, with a log-probability that carries gradient.
         """
         targets_R = self._tensor(row.targets_R)
-        hidden_RD = self._hidden(row)
+        hidden_RD, lm_head = self._hidden(row), LMHead(self.model)
         scores, gradients = [], []
         for chunk in self._chunks(row):
             leaf_CD = hidden_RD[chunk].detach().requires_grad_()
-            logprob_C, entropy_C = self._head(leaf_CD, targets_R[chunk])
+            logprob_C, entropy_C = self._head(lm_head, leaf_CD, targets_R[chunk])
             loss_of(logprob_C, chunk).backward()
             gradients.append(leaf_CD.grad)
             scores.append((logprob_C.detach(), entropy_C))
@@ -95,9 +103,12 @@ class TokenScorer:
             ).last_hidden_state
         return hidden_1TD[0].index_select(0, self._tensor(row.predictors_R))
 
-    def _head(self, hidden_CD: Tensor, targets_C: Tensor) -> tuple[Tensor, Tensor]:
+    def _head(self, lm_head: LMHead, hidden_CD: Tensor, targets_C: Tensor) -> tuple[Tensor, Tensor]:
         head = self.model.get_output_embeddings()
-        return _HeadLogprobs.apply(hidden_CD, head.weight, head.bias, targets_C, self.rollout)
+        logits_CV = lm_head.logits(hidden_CD.detach())
+        return _HeadLogprobs.apply(
+            hidden_CD, head.weight, head.bias, logits_CV, targets_C, self.rollout
+        )
 
     def _chunks(self, row: PackedRow) -> Iterator[slice]:
         for start in range(0, len(row.targets_R), self.chunk_size):
@@ -108,7 +119,8 @@ class TokenScorer:
 
 
 class _HeadLogprobs(torch.autograd.Function):
-    """Head, shaping, log-softmax and selection in one, with the gradient written out.
+    """Head, shaping, log-softmax and selection in one, with the gradient written out. The head's
+    products are given, as `logits_CV`.
 
     d logprob[target] / d logits = (onehot - softmax) / temperature; left-out tokens have softmax 0.
     The softmax is kept from forward to backward and turned into the gradient in place.
@@ -120,20 +132,23 @@ class _HeadLogprobs(torch.autograd.Function):
         hidden_CD: Tensor,
         weight_VD: Tensor,
         bias_V: Tensor | None,
+        logits_CV: Tensor,
         targets_C: Tensor,
         rollout: RolloutConfig,
     ) -> tuple[Tensor, Tensor]:
         x_CV = shaped(
-            F.linear(hidden_CD, weight_VD, bias_V),
+            logits_CV,
             temperature=rollout.temperature,
             top_k=rollout.top_k,
             top_p=rollout.top_p,
             keep_R=targets_C,
         )
         target_C1 = targets_C[:, None]
-        logsumexp_C = x_CV.logsumexp(dim=1)
-        logprob_C = x_CV.gather(1, target_C1)[:, 0] - logsumexp_C
         p_CV = x_CV.softmax(dim=1)
+        largest_C, place_C = x_CV.max(dim=1)
+        # As exact as `logsumexp`, which would take every exponential once more.
+        logsumexp_C = largest_C - p_CV.gather(1, place_C[:, None])[:, 0].log()
+        logprob_C = x_CV.gather(1, target_C1)[:, 0] - logsumexp_C
         if rollout.top_k or rollout.top_p < 1.0:
             x_CV = x_CV.masked_fill(p_CV == 0.0, 0.0)  # 0 times -inf is no number
         entropy_C = logsumexp_C - torch.linalg.vecdot(p_CV, x_CV)
@@ -150,9 +165,9 @@ class _HeadLogprobs(torch.autograd.Function):
         grad_C1 = grad_C[:, None] * ctx.scale
         grad_CV = ctx.softmax_CV.mul_(-grad_C1).scatter_add_(1, target_C1, grad_C1)
         del ctx.softmax_CV
-        grad_bias_V = grad_CV.sum(0) if ctx.has_bias else None
+        grad_bias_V = grad_CV.sum(0).to(weight_VD.dtype) if ctx.has_bias else None
         grad_CV = grad_CV.to(weight_VD.dtype)
-        return grad_CV @ weight_VD, grad_CV.T @ hidden_CD, grad_bias_V, None, None
+        return grad_CV @ weight_VD, grad_CV.T @ hidden_CD, grad_bias_V, None, None, None
 
 
 def _cat(scores: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

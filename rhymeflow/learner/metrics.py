@@ -55,17 +55,39 @@ class Totals:
 
 
 def batch_metrics(batch: Sequence[Sample]) -> dict[str, float]:
-    """What can be said of a batch without the policy."""
+    """What can be said of a batch without the policy.
+
+    The mean and standard deviation of a reward function are over the responses it applied to.
+    """
     reward_N = np.array([sample.reward for sample in batch])
     length_N = np.array([len(sample.completion_ids) for sample in batch])
     return {
         "reward": float(reward_N.mean()),
-        "reward_std": float(reward_N.std(ddof=1)) if len(batch) > 1 else 0.0,
+        "reward_std": _std(reward_N),
         "completions/mean_length": float(length_N.mean()),
         "completions/min_length": float(length_N.min()),
         "completions/max_length": float(length_N.max()),
         "completions/clipped_ratio": float(np.mean([sample.truncated for sample in batch])),
+        **_by_function(batch),
     }
+
+
+def _by_function(batch: Sequence[Sample]) -> dict[str, float]:
+    rewards: dict[str, list[float]] = {}
+    for sample in batch:
+        for name, value in sample.components.items():
+            rewards.setdefault(name, []).append(value)
+    metrics = {}
+    for name, values in rewards.items():
+        values_N = np.array(values)
+        metrics[f"rewards/{name}/mean"] = float(values_N.mean())
+        metrics[f"rewards/{name}/std"] = _std(values_N)
+    return metrics
+
+
+def _std(values_N: np.ndarray) -> float:
+    """As TRL does: of a sample (n - 1); 0 for a single value."""
+    return float(values_N.std(ddof=1)) if len(values_N) > 1 else 0.0
 
 
 __all__ = ["Totals", "batch_metrics"]

@@ -6,7 +6,7 @@ nothing of stores, engines or the staleness protocol; imports no torch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,8 @@ class Sample:
     """The weighted sum of the reward functions."""
     truncated: bool
     """The policy did not end the response: it was cut, at `max_completion_length` or before."""
+    components: dict[str, float] = field(default_factory=dict)
+    """What each reward function that applied gave, by its name; for metrics."""
 
     def __post_init__(self) -> None:
         length = len(self.completion_ids)

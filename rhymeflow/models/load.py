@@ -8,17 +8,14 @@ plain transformers model. Every way a model can be missing or unfit is a `UserEr
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub.constants import HF_HUB_OFFLINE
+from huggingface_hub import try_to_load_from_cache
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
-    AutoTokenizer,
     GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
@@ -29,10 +26,12 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from rhymeflow.config import ModelConfig
 from rhymeflow.errors import UserError
-from rhymeflow.models import attention
-from rhymeflow.models.converted import converted, forget_quantization
+from rhymeflow.models import attention, hub
+from rhymeflow.models.converted import forget_quantization
 from rhymeflow.models.precision import auto_dtype, resolve_device
-from rhymeflow.models.source import Source, locate
+from rhymeflow.models.reading import explained, offline, readable
+from rhymeflow.models.source import Source
+from rhymeflow.models.tokenizer import load_tokenizer
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -58,31 +57,27 @@ def load_config(config: ModelConfig) -> PreTrainedConfig:
 
     Raises `UserError` if nothing is there, or if this kind of model cannot be served.
     """
-    source = _readable(config)
-    with _explained(source):
-        hf_config = AutoConfig.from_pretrained(source.location)
+    source = readable(config)
+    with explained(source):
+        hf_config = AutoConfig.from_pretrained(source.location, **offline(source))
     _check_supported(source, hf_config)
     return hf_config
-
-
-def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
-    """The tokenizer with its chat template, if it has one; a missing pad token becomes eos."""
-    source = _readable(config)
-    with _explained(source):
-        tokenizer = AutoTokenizer.from_pretrained(source.location)
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    return tokenizer
 
 
 def load_model(config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
     """The model with its weights, attending through `models.attention`, in eval mode."""
     load_config(config)
-    source = _readable(config)
-    with _explained(source):
-        model = AutoModelForCausalLM.from_pretrained(
-            source.location, dtype=dtype, attn_implementation=attention.NAME
+    source = readable(config)
+    with explained(source, "the weights"):
+        model, report = AutoModelForCausalLM.from_pretrained(
+            source.location,
+            dtype=dtype,
+            attn_implementation=attention.NAME,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # reported below, in one line
+            **offline(source),
         )
+    _check_complete(source, report)
     forget_quantization(model)
     return model.to(device).eval()
 
@@ -104,18 +99,59 @@ def empty_model(
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.fill_(torch.nan)
-    source = _readable(config)
+    source = readable(config)
     if source.is_hub or (Path(source.location) / "generation_config.json").is_file():
-        with _explained(source):
-            model.generation_config = GenerationConfig.from_pretrained(source.location)
+        with explained(source):
+            model.generation_config = GenerationConfig.from_pretrained(
+                source.location, **offline(source)
+            )
     return model.eval()
 
 
 def stop_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     """Every token that ends a response, by the generation config, the model and the tokenizer."""
+    return _stop_tokens(model.name_or_path, model.generation_config, model.config, tokenizer)
+
+
+def check_end(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Look whether a response can end, and a hub model's weights are to be had.
+
+    Raises:
+        UserError: nobody names a token that ends a response; or the hub cannot be reached, and the
+            weights are not in the cache.
+    """
+    source = readable(config)
+    generation = None
+    if source.is_hub or (Path(source.location) / "generation_config.json").is_file():
+        try:
+            generation = GenerationConfig.from_pretrained(source.location, **offline(source))
+        except OSError:  # it need not have one
+            generation = None
+    _stop_tokens(config.name, generation, load_config(config), tokenizer)
+    if source.is_hub:
+        _check_cached(source)
+
+
+def _check_cached(source: Source) -> None:
+    if hub.unreachable() is None:
+        return
+    with explained(source, "a file of the weights"):
+        names = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
+        found = [try_to_load_from_cache(source.location, name) for name in names]
+        if not any(isinstance(each, str) for each in found):
+            raise OSError("none is in the cache")
+
+
+def _stop_tokens(
+    name: str,
+    generation_config: GenerationConfig | None,
+    hf_config: PreTrainedConfig,
+    tokenizer: PreTrainedTokenizerBase,
+) -> frozenset[int]:
+    """The same without the model; `UserError` if nobody names one."""
     given: tuple[Any, ...] = (
-        getattr(model.generation_config, "eos_token_id", None),
-        getattr(model.config.get_text_config(), "eos_token_id", None),
+        getattr(generation_config, "eos_token_id", None),
+        getattr(hf_config.get_text_config(), "eos_token_id", None),
         tokenizer.eos_token_id,
     )
     ids = frozenset(
@@ -126,47 +162,23 @@ def stop_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -
     )
     if not ids:
         raise UserError(
-            f"model {model.name_or_path!r} names no end-of-sequence token (eos_token_id in its "
+            f"model {name!r} names no end-of-sequence token (eos_token_id in its "
             "generation config, config or tokenizer), so a response could never end"
         )
     return ids
 
 
-def _readable(config: ModelConfig) -> Source:
-    """The model's source in a format that transformers loads quickly."""
-    source = locate(config)
-    if source.gguf_path is None:
-        if source.gguf_file is not None:
-            raise UserError(
-                f"model.gguf_file = {source.gguf_file!r} of hub model {source.name!r}: "
-                "download the file and give its directory as model.name"
-            )
-        return source
-    return Source(source.name, str(converted(source.gguf_path)))
-
-
-@contextmanager
-def _explained(source: Source) -> Iterator[None]:
-    """Turn transformers' ways of failing to read a model into one line for the user."""
-    try:
-        yield
-    except (OSError, ValueError, KeyError) as error:
-        if isinstance(error, UserError):
-            raise
-        first = next(
-            (line.strip() for line in str(error).splitlines() if line.strip()), repr(error)
-        )
-        if not source.is_hub:
-            raise UserError(
-                f"model.name = {source.name!r}: cannot be loaded from {source.location}: {first}"
-            ) from error
-        offline = " (HF_HUB_OFFLINE is set)" if HF_HUB_OFFLINE else ""
+def _check_complete(source: Source, report: dict[str, Any]) -> None:
+    """transformers fills what it does not find with random numbers."""
+    missing, mismatched = sorted(report["missing_keys"]), sorted(report["mismatched_keys"])
+    wrong = [f"has no {name}" for name in missing]
+    wrong += [f"{name} is {list(there)}, not {list(due)}" for name, there, due in mismatched]
+    if wrong:
+        more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
         raise UserError(
-            f"model.name = {source.name!r}: no such directory here, and as a Hugging Face hub name "
-            f"it is not in the cache and could not be downloaded{offline}: {first} "
-            "Give a local directory that holds the model, or fetch it once on a machine with "
-            "network access, copy the cache (HF_HOME) and set HF_HUB_OFFLINE=1."
-        ) from error
+            f"model.name = {source.name!r}: the weights do not fit its config.json: "
+            f"{wrong[0]}{more}"
+        )
 
 
 def _check_supported(source: Source, hf_config: PreTrainedConfig) -> None:
@@ -188,6 +200,7 @@ def _check_supported(source: Source, hf_config: PreTrainedConfig) -> None:
 
 
 __all__ = [
+    "check_end",
     "empty_model",
     "load_config",
     "load_model",

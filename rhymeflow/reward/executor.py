@@ -1,4 +1,7 @@
-"""Judging trajectories in worker processes: in parallel, with a timeout, and no invented rewards.
+"""Judging responses in worker processes: in parallel, with a timeout, and no invented rewards.
+
+A request is judged as a whole: one response, or several to the same prompt, in one call of each
+function that is asked for. A timeout and a retry are those of a call.
 
 Holds true: every submitted key comes back exactly once, as a `RewardDone` or a `RewardError`; a
 function that raises, hangs, kills its process or returns something else than a reward is tried
@@ -16,7 +19,7 @@ import atexit
 import math
 import multiprocessing.connection
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -25,7 +28,7 @@ import msgspec
 
 from rhymeflow.config import RewardConfig
 from rhymeflow.errors import UserError
-from rhymeflow.reward.functions import component_names
+from rhymeflow.reward.components import component_names
 from rhymeflow.reward.messages import (
     Failure,
     Ready,
@@ -43,7 +46,7 @@ BATCH_SECONDS = 0.01
 """Calls are sent together as long as they are expected to take no longer than this in all."""
 
 LARGEST_BATCH = 32
-"""Trajectories sent together at most."""
+"""Requests sent together at most."""
 
 SHORTEST = 1e-6
 """Seconds of a call below which the clock means nothing."""
@@ -57,16 +60,15 @@ FAILED_STARTS = 3
 
 @dataclass(frozen=True, slots=True)
 class RewardDone:
-    """The weighted sum, and each function's own reward by name (those that applied)."""
+    """For each response, the reward of each function by name (of those that applied to it)."""
 
     key: Hashable
-    reward: float
-    components: dict[str, float]
+    components: tuple[dict[str, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class RewardError:
-    """No reward could be had: which function, for which trajectory, did what."""
+    """No reward could be had: which function did what, asked under which key."""
 
     key: Hashable
     message: str
@@ -76,13 +78,14 @@ Outcome = RewardDone | RewardError
 
 
 @dataclass(slots=True, eq=False)
-class _Trajectory:
-    """One submitted trajectory: what is known of its rewards, by index of the function."""
+class _Request:
+    """One submitted request: what is known of its rewards, by index of the function."""
 
     key: Hashable
-    request: msgspec.Raw
+    encoded: msgspec.Raw
+    size: int
     missing: list[int]
-    values: dict[int, float | None] = field(default_factory=dict)
+    values: dict[int, list[float | None]] = field(default_factory=dict)
     failures: dict[int, list[str]] = field(default_factory=dict)
 
 
@@ -93,7 +96,7 @@ class _Worker:
     process: WorkerProcess
     deadline: float | None
     is_ready: bool = False
-    calls: deque[tuple[_Trajectory, int]] = field(default_factory=deque)
+    calls: deque[tuple[_Request, int]] = field(default_factory=deque)
 
     @property
     def is_free(self) -> bool:
@@ -113,7 +116,7 @@ class RewardExecutor:
         self.names = component_names(config.functions)
         self._config = config
         self._workers: list[_Worker] = []
-        self._queue: deque[_Trajectory] = deque()
+        self._queue: deque[_Request] = deque()
         self._outcomes: list[Outcome] = []
         self._active: set[Hashable] = set()
         self._mean_seconds = BATCH_SECONDS  # of a call; until some are measured, send them singly
@@ -149,16 +152,21 @@ class RewardExecutor:
         self._active.clear()
 
     def __len__(self) -> int:
-        """Return the number of trajectories submitted and not yet reported."""
+        """Return the number of requests submitted and not yet reported."""
         return len(self._active)
 
-    def submit(self, key: Hashable, request: RewardRequest) -> None:
-        """Queue one trajectory; the next `poll` sends it."""
+    def submit(self, key: Hashable, request: RewardRequest, functions: Sequence[int]) -> None:
+        """Queue responses for these functions (by index); the next `poll` sends them.
+
+        `key`, as text, says in errors what was judged.
+        """
+        assert functions, f"{key}: no function is asked for"
         assert self._workers, "not started"
         assert key not in self._active, f"{key} is being judged already"
         self._active.add(key)
-        functions = list(range(len(self.names)))
-        self._queue.append(_Trajectory(key, msgspec.Raw(encode(request)), functions))
+        self._queue.append(
+            _Request(key, msgspec.Raw(encode(request)), len(request.completions), list(functions))
+        )
 
     def connections(self) -> list[Connection]:
         """What to wait on (`multiprocessing.connection.wait`); changes when workers do."""
@@ -203,50 +211,39 @@ class RewardExecutor:
         return None
 
     def _answered(self, worker: _Worker, reply: Value | Failure) -> None:
-        trajectory, function = worker.calls.popleft()
+        request, function = worker.calls.popleft()
         self._failed_starts = 0
         self._mean_seconds += (reply.seconds - self._mean_seconds) * MEAN_WEIGHT
         if isinstance(reply, Value):
-            trajectory.missing.remove(function)
-            trajectory.values[function] = reply.value
+            request.missing.remove(function)
+            request.values[function] = reply.values
         else:
-            trajectory.failures.setdefault(function, []).append(reply.error)
-        if not worker.calls or worker.calls[0][0] is not trajectory:
-            self._settle(trajectory)
+            request.failures.setdefault(function, []).append(reply.error)
+        if not worker.calls or worker.calls[0][0] is not request:
+            self._settle(request)
 
-    def _settle(self, trajectory: _Trajectory) -> None:
-        """All calls that were sent are answered: report the trajectory, or queue it again."""
-        for function, errors in trajectory.failures.items():
-            if function in trajectory.missing and len(errors) > self._config.retries:
+    def _settle(self, request: _Request) -> None:
+        """All calls that were sent are answered: report the request, or queue it again."""
+        for function, errors in request.failures.items():
+            if function in request.missing and len(errors) > self._config.retries:
                 tries = f" (tried {len(errors)} times)" if len(errors) > 1 else ""
-                self._fail(
-                    trajectory, f"reward function {self.names[function]!r}", errors[-1] + tries
-                )
+                message = f"reward function {self.names[function]!r}, {request.key}: "
+                self._active.remove(request.key)
+                self._outcomes.append(RewardError(request.key, message + errors[-1] + tries))
                 return
-        if trajectory.missing:
-            self._queue.append(trajectory)
+        if request.missing:
+            self._queue.append(request)
             return
-        components = {
-            name: value
-            for index, name in enumerate(self.names)
-            if (value := trajectory.values[index]) is not None
-        }
-        if not components:
-            every = f"reward functions {', '.join(self.names)}"
-            self._fail(trajectory, every, "all returned None: none applies to this sample")
-            return
-        reward = sum(
-            function.weight * components[name]
-            for name, function in zip(self.names, self._config.functions, strict=True)
-            if name in components
+        components = tuple(
+            {
+                self.names[function]: value
+                for function, values in sorted(request.values.items())
+                if (value := values[response]) is not None
+            }
+            for response in range(request.size)
         )
-        self._active.remove(trajectory.key)
-        self._outcomes.append(RewardDone(trajectory.key, reward, components))
-
-    def _fail(self, trajectory: _Trajectory, function: str, what: str) -> None:
-        self._active.remove(trajectory.key)
-        message = f"{function}, trajectory {trajectory.key}: {what}"
-        self._outcomes.append(RewardError(trajectory.key, message))
+        self._active.remove(request.key)
+        self._outcomes.append(RewardDone(request.key, components))
 
     def _replaced(self, worker: _Worker, end: str, now: float) -> _Worker:
         """Kill a worker; charge the call it was in; queue the rest again; start another."""
@@ -258,16 +255,16 @@ class RewardExecutor:
                     f"reward workers: {FAILED_STARTS} ended in a row; the last one {end}"
                 )
         else:
-            trajectory, function = worker.calls[0]
-            trajectory.failures.setdefault(function, []).append(end)
+            request, function = worker.calls[0]
+            request.failures.setdefault(function, []).append(end)
             # Each once, in order; the later ones were not begun, and go first.
-            first, *rest = dict.fromkeys(trajectory for trajectory, _ in worker.calls)
+            first, *rest = dict.fromkeys(request for request, _ in worker.calls)
             self._queue.extendleft(reversed(rest))
             self._settle(first)
         return self._new_worker(now + self._config.start_timeout)
 
     def _dispatch(self, now: float) -> None:
-        """Send queued trajectories to free workers, several at a time if calls are short."""
+        """Send queued requests to free workers, several at a time if calls are short."""
         free = [worker for worker in self._workers if worker.is_free]
         short = int(BATCH_SECONDS / max(self._mean_seconds * len(self.names), SHORTEST))
         for number, worker in enumerate(free):
@@ -275,7 +272,7 @@ class RewardExecutor:
             batch = [self._queue.popleft() for _ in range(min(share, max(short, 1), LARGEST_BATCH))]
             if not batch:
                 return
-            if not worker.process.send(Work([Task(each.request, each.missing) for each in batch])):
+            if not worker.process.send(Work([Task(each.encoded, each.missing) for each in batch])):
                 self._queue.extendleft(reversed(batch))  # gone: its end is seen by the next poll
                 continue
             worker.calls.extend((each, function) for each in batch for function in each.missing)

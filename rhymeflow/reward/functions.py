@@ -1,13 +1,15 @@
-"""From the name of a reward function to something that judges one trajectory.
+"""From the name of a reward function to something that judges responses.
 
 Holds true: what cannot be imported is a `UserError` that names the function and says why. A
-`Judge` returns a finite number or None, or raises `NoReward` saying what the function did instead:
-nothing else comes out of user code.
+`Judge` returns a finite number or None for each response, or raises `NoReward` saying what the
+function did instead: nothing else comes out of user code. What a function does to its arguments is
+seen by no other call.
 """
 
 from __future__ import annotations
 
 import asyncio
+import copy
 import inspect
 import math
 from collections.abc import Callable, Iterable
@@ -15,30 +17,15 @@ from typing import Any
 
 from rhymeflow.config import RewardFunction
 from rhymeflow.data.generators import task_module
+from rhymeflow.data.prompts import RESERVED
 from rhymeflow.errors import UserError, nearest
 from rhymeflow.reward.builtin import BUILT_IN
 from rhymeflow.reward.messages import RewardRequest
 from rhymeflow.utils.imported import described, function_of, imported
 
-GIVEN = ("prompts", "completions", "completion_ids")
-
 
 class NoReward(Exception):  # noqa: N818 - it is what happened
     """The function did something else than give a reward; the text says what."""
-
-
-def component_names(functions: Iterable[RewardFunction]) -> tuple[str, ...]:
-    """Name each function's share of the reward: its short name, numbered where two are equal."""
-    names: list[str] = []
-    for each in functions:
-        spec = each.function
-        if spec.startswith("recipe:") or spec in BUILT_IN:
-            short = spec
-        else:
-            short = spec.rpartition(":")[2] if ".py:" in spec else spec.rpartition(".")[2]
-        number = 1 + sum(name.partition("#")[0] == short for name in names)
-        names.append(short if number == 1 else f"{short}#{number}")
-    return tuple(names)
 
 
 class Judge:
@@ -67,8 +54,8 @@ class Judge:
                     f"{nearest(option, self._parameters)}"
                 )
 
-    def __call__(self, request: RewardRequest, runner: asyncio.Runner) -> float | None:
-        """Judge one trajectory; coroutines run in `runner`.
+    def __call__(self, request: RewardRequest, runner: asyncio.Runner) -> list[float | None]:
+        """Judge the request's responses in one call; coroutines run in `runner`.
 
         Raises:
             NoReward: the function raised, or returned something that is no reward.
@@ -81,12 +68,15 @@ class Judge:
         # User code: whatever it raises becomes a message and no reward.
         except (Exception, SystemExit, asyncio.CancelledError) as error:  # noqa: BLE001
             raise NoReward(f"raised {described(error)}") from None
-        return _single(result)
+        return _checked(result, len(request.completions))
 
     def _arguments(self, request: RewardRequest) -> dict[str, Any]:
-        given: dict[str, Any] = {name: [value] for name, value in request.columns.items()}
+        count = len(request.completions)
+        given = {name: _repeated(value, count) for name, value in request.columns.items()}
         given |= self._options
-        given |= _conversation(request) | {"completion_ids": [request.completion_ids]}
+        given |= _conversation(request)
+        given["completion_ids"] = copy.deepcopy(request.completion_ids)
+        given["trainer_state"] = request.trainer_state
         if self._takes_all:
             return given
         for name, parameter in self._parameters.items():
@@ -96,6 +86,21 @@ class Judge:
                     f"{nearest(name, request.columns)}"
                 )
         return {name: given[name] for name in self._parameters if name in given}
+
+    def check_columns(self, columns: Iterable[str]) -> None:
+        """Look whether data with these columns has all that the function must be given.
+
+        Raises:
+            UserError: it takes an argument that there is no column for.
+        """
+        given = {*columns, *self._options, *RESERVED, "trainer_state"}
+        for name, parameter in self._parameters.items():
+            is_named = parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+            if is_named and parameter.default is parameter.empty and name not in given:
+                raise UserError(
+                    f"reward function {self._name}: takes an argument {name!r}, and the data has "
+                    f"no such column{nearest(name, set(columns))}"
+                )
 
 
 async def _awaited(result: Any) -> Any:
@@ -107,27 +112,39 @@ def _conversation(request: RewardRequest) -> dict[str, Any]:
 
     A prompt that ends in the beginning of an answer gives that to the response.
     """
-    prompt = request.prompt
+    prompt, texts = request.prompt, request.completions
     if isinstance(prompt, str):
-        return {"prompts": [prompt], "completions": [request.completion]}
+        return {"prompts": [prompt] * len(texts), "completions": list(texts)}
     begun = ""
     if prompt and prompt[-1]["role"] == "assistant":
         begun, prompt = prompt[-1]["content"], prompt[:-1]
-    answer = {"role": "assistant", "content": begun + request.completion}
-    return {"prompts": [prompt], "completions": [[answer]]}
+    answers = [[{"role": "assistant", "content": begun + text}] for text in texts]
+    return {"prompts": _repeated(prompt, len(texts)), "completions": answers}
 
 
-def _single(result: Any) -> float | None:
-    """Check what a function returned for one trajectory."""
+def _repeated(value: Any, count: int) -> list[Any]:
+    """A list with the value for each response: copies, as user code may change them."""
+    return [copy.deepcopy(value) for _ in range(count)]
+
+
+def _checked(result: Any, count: int) -> list[float | None]:
+    """Check what a function returned for so many responses."""
+    wanted = f"a list with {count} number{'' if count == 1 else 's'}"
     if isinstance(result, str | bytes | dict) or not hasattr(result, "__len__"):
-        raise NoReward(f"returned {_shown(result)}, should be a list with 1 number")
+        raise NoReward(f"returned {_shown(result)}, should be {wanted}")
     try:
         values = list(result)
     except TypeError:  # a 0-dimensional array has a length that it refuses to tell
-        raise NoReward(f"returned {_shown(result)}, should be a list with 1 number") from None
-    if len(values) != 1:
-        raise NoReward(f"returned {len(values)} rewards for 1 response")
-    value = values[0]
+        raise NoReward(f"returned {_shown(result)}, should be {wanted}") from None
+    if len(values) != count:
+        what = f"returned {len(values)} reward{'' if len(values) == 1 else 's'} for {count} "
+        what += f"response{'' if count == 1 else 's'}"
+        raise NoReward(what + (" (`per: response` hands them over singly)" if count > 1 else ""))
+    return [_number(value) for value in values]
+
+
+def _number(value: Any) -> float | None:
+    """Check what a function returned for one response."""
     if value is None:
         return None
     if isinstance(value, str | bytes) or not hasattr(value, "__float__"):

@@ -14,13 +14,22 @@ LONGEST_TEXT = 1000
 """Characters of an error that are passed on."""
 
 
+class TrainerState(msgspec.Struct, frozen=True):
+    """How far training is: what TRL's `trainer_state` says of it."""
+
+    global_step: int
+    """Versions published when the responses were handed in."""
+    max_steps: int
+
+
 class RewardRequest(msgspec.Struct, frozen=True):
-    """One trajectory to judge; `columns` are those of its prompt."""
+    """Responses to one prompt, judged together; `columns` are those of the prompt."""
 
     prompt: str | list[dict[str, Any]]
-    completion: str
-    completion_ids: list[int]
+    completions: list[str]
+    completion_ids: list[list[int]]
     columns: dict[str, Any]
+    trainer_state: TrainerState
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -47,9 +56,9 @@ class Unusable(msgspec.Struct, frozen=True, tag=True):
 
 
 class Value(msgspec.Struct, frozen=True, tag=True):
-    """The function's reward, or None if it does not apply to the sample."""
+    """The function's reward of each response, or None where it does not apply."""
 
-    value: float | None
+    values: list[float | None]
     seconds: float
 
 

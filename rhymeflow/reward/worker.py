@@ -66,10 +66,10 @@ def _serve(connection: Connection, judges: list[Judge], runner: asyncio.Runner) 
 def _judged(judge: Judge, request: RewardRequest, runner: asyncio.Runner) -> Reply:
     begin = time.perf_counter()
     try:
-        value = judge(request, runner)
+        values = judge(request, runner)
     except NoReward as what:
         return Failure(clipped(str(what)), time.perf_counter() - begin)
-    return Value(value, time.perf_counter() - begin)
+    return Value(values, time.perf_counter() - begin)
 
 
 def _detach(parent: int) -> None:

@@ -85,7 +85,8 @@ class Controller:
             store,
             self.in_flight,
             self.evaluations,
-            on_failure=config.reward.on_failure,
+            config,
+            published_version=lambda: self._published,
             evaluated=self._evaluated,
         )
         self.instances = Instances(

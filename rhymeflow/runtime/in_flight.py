@@ -51,6 +51,11 @@ class Group:
     stored: dict[int, array[int]] = field(default_factory=dict)
     """Of each member that there is anything of, the tokens that are stored."""
     aborted: set[int] = field(default_factory=set)
+    to_judge: dict[int, dict[str, float]] = field(default_factory=dict)
+    """Members that could be judged together, in the order in which they came to that, with the
+    rewards that they have by themselves."""
+    is_judged: bool = False
+    """Whether reward functions were called with the group, and have not failed."""
 
 
 class InFlight:
@@ -190,16 +195,17 @@ class InFlight:
         self.seal(trajectory)
         return self.tokens(trajectory)
 
-    def seal_all(self, instance: InstanceId | None = None) -> None:
-        """Store what there is of every response, or of those of one instance."""
+    def seal_all(self, instance: InstanceId | None = None) -> list[tuple[TrajectoryId, int]]:
+        """Store what there is of every response, or of those of one instance; return which, and how
+        many tokens each has.
+        """
         chosen = [
             TrajectoryId(group_id, member)
             for group_id, group in self._groups.items()
             for member, segment in group.open.items()
             if instance in (None, segment.instance)
         ]
-        for trajectory in chosen:
-            self.seal(trajectory)
+        return [(trajectory, self.seal(trajectory)) for trajectory in chosen]
 
     def tokens(self, trajectory: TrajectoryId) -> list[int]:
         """The response so far, all of it stored."""

@@ -84,8 +84,9 @@ class Instances:
             yield snapshot
 
     def leave(self, name: InstanceId, reason: str) -> Iterator[Event]:
-        """An instance is gone: keep the tokens it has sent; an event only if it had joined."""
-        self._in_flight.seal_all(name)
+        """An instance is gone: keep the tokens it has sent; events only if it had joined."""
+        for trajectory, length in self._in_flight.seal_all(name):
+            yield TrajectoryInterrupted(trajectory, name, 0, length)
         self._evaluations.leave(name)
         self._throughput.leave(name)
         if name in self._snapshots:

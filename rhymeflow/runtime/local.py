@@ -1,25 +1,24 @@
 """The runtime of one machine: every worker is a process, its messages go through a pipe.
 
-Holds true: processes are started by `spawn`, never `fork`; a worker's threads are set before it
-imports torch; whatever ends the run, `close` leaves no process behind. Knows nothing of what
-workers do or say, except `Shutdown`.
+Holds true: the controller's process is never forked; a worker has its threads before it computes;
+whatever ends the run, `close` leaves no worker behind. Knows nothing of what workers do or say,
+except `Shutdown`.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import select
 import signal
 import threading
 import time
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from multiprocessing.connection import wait
 from pathlib import Path
 from queue import SimpleQueue
 
 from rhymeflow.config import Config
+from rhymeflow.runtime import processes
 from rhymeflow.runtime.base import News, Received, Resources, Role, WorkerLost
 from rhymeflow.workers import entry
 from rhymeflow.workers.messages import Message, Shutdown, encode, receive
@@ -109,7 +108,7 @@ class LocalWorker:
         run_dir: Path,
         logs: Path,
     ) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = processes.context()
         self.name = name
         self._log = logs / f"{name}.log"
         self.connection, theirs = context.Pipe(duplex=True)
@@ -124,13 +123,14 @@ class LocalWorker:
                 str(run_dir),
                 str(self._log),
                 resources.cpus,
+                {**os.environ, "OMP_NUM_THREADS": str(resources.num_threads)},
             ),
             name=name,
         )
-        # The child must find this in its environment: importing what it was given to run may load
-        # torch, and torch's thread pool reads it once. Two processes that each take all cores slow
-        # each other tenfold.
-        with _environment(OMP_NUM_THREADS=str(resources.num_threads)):
+        # A child that is spawned must find this in its environment: importing what it was given to
+        # run may load torch, and torch's thread pool reads it once. Two processes that each take
+        # all cores slow each other tenfold.
+        with processes.environment(OMP_NUM_THREADS=str(resources.num_threads)):
             self._process.start()
         theirs.close()  # so that the end of the child is the end of the pipe
         self._sent: list[bytes] = []
@@ -197,18 +197,3 @@ class LocalWorker:
         if code < 0:
             return f"(killed by {signal.Signals(-code).name})"
         return f"(exit code {code})"
-
-
-@contextmanager
-def _environment(**values: str) -> Iterator[None]:
-    """Set variables for the processes that are started in the block."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

@@ -66,7 +66,8 @@ def replay(reader: TrajectoryReader, path: Path) -> Past:
     seconds, num_drawn = attempts[-1].time, 0
     unrecorded: list[tuple[int, Command]] = []
     training: Train | None = None
-    for seq, seconds, event in reader.events():
+    for seq, time, event in reader.events():
+        seconds = max(seconds, time)
         if (attempt := begins.get(seq)) and seq > 1:
             configured(_config(attempt), coordinator)
         num_drawn += isinstance(event, GroupCreated) and event.repeats is None

@@ -1,30 +1,53 @@
 """Rewards: responses and held-out answers go to the reward worker, events come back.
 
-Holds true: a reward is stored before it is reported; one that cannot be had ends the run or, where
-the configuration says so, is reported as such, and never becomes a number (law 6); what became of
-something that has ended meanwhile is passed over; what a lost worker had not answered is sent to
-the one that takes its place. Knows nothing of instances or schedules.
+Functions that are called per response get each one as it ends. Those that are called per group get
+the first `num_generations` members of it for which that was done, in one call: with their rewards
+the group is complete, so these are the members that are trained on, and what ends later is surplus.
+If that call fails, so has each of its members; where the coordinator lets the group go on with as
+many spare ones, these are judged in their place. A held-out prompt has one answer, which is a
+group by itself.
+
+Holds true: the rewards of a group call are reported together, or none is; a reward is stored before
+it is reported; one that cannot be had ends the run or, where the configuration says so, is reported
+as such, and never becomes a number (law 6); what became of something that has ended meanwhile is
+passed over; what a lost worker had not answered is sent to the one that takes its place. Knows
+nothing of instances or schedules.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import NamedTuple
 
+from rhymeflow.config import Config
 from rhymeflow.core.events import Evaluated, Event, RewardFailed, TrajectoryRewarded
-from rhymeflow.core.types import FinishReason, InstanceId, TrajectoryId, Version
+from rhymeflow.core.types import FinishReason, GroupId, InstanceId, TrajectoryId, Version
 from rhymeflow.data.prompts import Prompt
 from rhymeflow.errors import UserError
+from rhymeflow.reward.components import WeightedSum
+from rhymeflow.reward.messages import TrainerState
 from rhymeflow.runtime.evaluation import AnswerKey, Evaluations
 from rhymeflow.runtime.in_flight import InFlight
 from rhymeflow.store.base import TrajectoryStore
 from rhymeflow.workers import messages
 
+Answer = messages.RewardComputed | messages.RewardFailed
+
+
+class Members(NamedTuple):
+    """Members of a group that are judged together, and the rewards that each has by itself."""
+
+    group: GroupId
+    members: tuple[int, ...]
+    components: tuple[dict[str, float], ...]
+
 
 class Rewards:
     """Sends complete responses to the reward worker, and makes events of its answers.
 
-    `send` reaches the reward worker. `on_failure` is the configuration's. `evaluated` is called
-    with the version and the mean reward of each evaluation that is complete.
+    `send` reaches the reward worker. `published_version` says which version is published.
+    `evaluated` is called with the version and mean reward of each evaluation that is complete.
     """
 
     def __init__(
@@ -33,14 +56,24 @@ class Rewards:
         store: TrajectoryStore,
         in_flight: InFlight,
         evaluations: Evaluations,
+        config: Config,
         *,
-        on_failure: str,
+        published_version: Callable[[], Version],
         evaluated: Callable[[Version, float], None],
     ) -> None:
         self._send, self._store = send, store
         self._in_flight, self._evaluations = in_flight, evaluations
-        self._on_failure, self._evaluated = on_failure, evaluated
-        self._asked: dict[str, tuple[TrajectoryId | AnswerKey, messages.ComputeReward]] = {}
+        self._on_failure, self._evaluated = config.reward.on_failure, evaluated
+        self._num_generations = config.rollout.num_generations
+        self._max_steps, self._published_version = config.learner.max_steps, published_version
+        functions = config.reward.functions
+        self._all = tuple(range(len(functions)))
+        self._per_group = tuple(i for i in self._all if functions[i].per == "group")
+        self._per_response = tuple(i for i in self._all if functions[i].per == "response")
+        self._sum = WeightedSum(functions)
+        self._asked: dict[
+            str, tuple[TrajectoryId | Members | AnswerKey, messages.ComputeReward]
+        ] = {}
         """What the reward worker has not answered, by the key it was given."""
 
     def finished(self, trajectory: TrajectoryId, reason: FinishReason) -> int:
@@ -51,43 +84,116 @@ class Rewards:
         return len(tokens)
 
     def ask(self, trajectory: TrajectoryId) -> None:
-        """Have a complete response rewarded."""
-        tokens = self._in_flight.tokens(trajectory)
-        self._ask(trajectory, str(trajectory), self._in_flight[trajectory.group].prompt, tokens)
+        """Have a response that is stored as complete rewarded."""
+        if self._per_response:
+            tokens = self._in_flight.tokens(trajectory)
+            prompt = self._in_flight[trajectory.group].prompt
+            name = f"trajectory {trajectory}"
+            self._ask(trajectory, name, prompt, [tokens], self._per_response)
+        else:
+            self._collect(trajectory, {})
 
     def answered(self, instance: InstanceId, message: messages.Answered) -> None:
         """Have an answer to a held-out prompt rewarded."""
         key = self._evaluations.answered(instance, message)
-        name = f"of evaluation {key.asked} on {instance}, row {key.row}"
-        self._ask(key, name, self._evaluations.prompts[message.row], message.tokens)
+        name = f"the only answer to held-out row {key.row} (version {key.asked} on {instance})"
+        prompt = self._evaluations.prompts[message.row]
+        self._ask(key, name, prompt, [message.tokens], self._all)
 
-    def take(self, message: messages.RewardComputed | messages.RewardFailed) -> Iterator[Event]:
-        """The event that an answer of the reward worker makes, if it still makes one.
+    def take(self, message: Answer) -> Iterator[Event]:
+        """The events that an answer of the reward worker makes, if it still makes any.
 
         Raises:
             UserError: a reward cannot be had, and the run is to stop then.
         """
         key, _ = self._asked.pop(message.key)
-        failed = isinstance(message, messages.RewardFailed)
-        if failed and (self._on_failure == "stop" or isinstance(key, AnswerKey)):
-            raise UserError(message.error)
         if isinstance(key, AnswerKey):
             yield from self._answer_rewarded(key, message)
+        elif isinstance(key, Members):
+            yield from self._group_judged(key, message)
         elif key in self._in_flight:
-            self._store.put_text(key, message.text)
-            if failed:
-                yield RewardFailed(key, message.error)
+            self._store.put_text(key, message.texts[0])
+            if isinstance(message, messages.RewardFailed):
+                yield self._failed(key, message.error)
+            elif self._per_group:
+                self._collect(key, message.components[0])
             else:
-                self._store.put_reward(key, reward=message.reward, components=message.components)
-                yield TrajectoryRewarded(key, message.reward)
+                yield from self._rewarded(message.key, [key], message.components)
 
     def ask_again(self) -> None:
         """Another reward worker has taken the place of one that was lost."""
         for _, message in self._asked.values():
             self._send(message)
 
-    def _answer_rewarded(self, key: AnswerKey, message: messages.RewardComputed) -> Iterator[Event]:
-        evaluation = self._evaluations.rewarded(key, message.reward)
+    # -- groups ------------------------------------------------------------------------------
+
+    def _collect(self, trajectory: TrajectoryId, components: dict[str, float]) -> None:
+        """All that a response is judged by alone is known of it; the rest is up to its group."""
+        self._in_flight[trajectory.group].to_judge[trajectory.member] = components
+        self._judge(trajectory.group)
+
+    def _judge(self, group_id: GroupId) -> None:
+        """Have a group's functions called, once there are as many members as are trained on."""
+        group = self._in_flight[group_id]
+        if group.is_judged or len(group.to_judge) < self._num_generations:
+            return
+        group.is_judged = True
+        members = sorted(islice(group.to_judge, self._num_generations))
+        key = Members(group_id, tuple(members), tuple(map(group.to_judge.pop, members)))
+        tokens = [self._in_flight.tokens(TrajectoryId(group_id, member)) for member in members]
+        self._ask(key, f"group {group_id}", group.prompt, tokens, self._per_group)
+
+    def _group_judged(self, key: Members, message: Answer) -> Iterator[Event]:
+        trajectories = [TrajectoryId(key.group, member) for member in key.members]
+        if trajectories[0] not in self._in_flight:
+            return
+        for trajectory, text in zip(trajectories, message.texts, strict=True):
+            self._store.put_text(trajectory, text)
+        if isinstance(message, messages.RewardComputed):
+            pairs = zip(key.components, message.components, strict=True)
+            components = [alone | together for alone, together in pairs]
+            yield from self._rewarded(message.key, trajectories, components)
+        else:
+            for trajectory in trajectories:
+                yield self._failed(trajectory, message.error)
+            self._in_flight[key.group].is_judged = False
+            self._judge(key.group)
+
+    # -- rewards -----------------------------------------------------------------------------
+
+    def _rewarded(
+        self,
+        name: str,
+        trajectories: list[TrajectoryId],
+        components: Sequence[dict[str, float]],
+    ) -> Iterator[Event]:
+        """Report a reward for each, or for all of them that there is none."""
+        rewards = [self._sum(each) for each in components]
+        for trajectory, each, reward in zip(trajectories, components, rewards, strict=True):
+            if None in rewards:
+                yield self._failed(trajectory, self._none_applies(name))
+            else:
+                assert reward is not None
+                ordered = self._sum.ordered(each)
+                self._store.put_reward(trajectory, reward=reward, components=ordered)
+                yield TrajectoryRewarded(trajectory, reward)
+
+    def _failed(self, trajectory: TrajectoryId, error: str) -> RewardFailed:
+        if self._on_failure == "stop":
+            raise UserError(error)
+        return RewardFailed(trajectory, error)
+
+    def _none_applies(self, name: str) -> str:
+        names = ", ".join(self._sum.names)
+        return f"reward functions {names}, {name}: all returned None: none applies to this sample"
+
+    def _answer_rewarded(self, key: AnswerKey, message: Answer) -> Iterator[Event]:
+        if isinstance(message, messages.RewardFailed):
+            raise UserError(message.error)
+        reward = self._sum(message.components[0])
+        if reward is None:
+            raise UserError(self._none_applies(message.key))
+        evaluation = self._evaluations.rewarded(key, reward)
         if evaluation is None:
             return
         assert evaluation.version is not None
@@ -95,16 +201,24 @@ class Rewards:
             evaluation.version,
             key.row,
             tokens=evaluation.answers[key.row],
-            text=message.text,
-            reward=message.reward,
+            text=message.texts[0],
+            reward=reward,
         )
         if evaluation.is_complete:
             self._evaluated(evaluation.version, evaluation.reward)
             yield Evaluated(key.instance, key.asked, evaluation.reward)
 
     def _ask(
-        self, key: TrajectoryId | AnswerKey, name: str, prompt: Prompt, tokens: list[int]
+        self,
+        key: TrajectoryId | Members | AnswerKey,
+        name: str,
+        prompt: Prompt,
+        responses: list[list[int]],
+        functions: tuple[int, ...],
     ) -> None:
-        message = messages.ComputeReward(name, prompt.prompt, tokens, prompt.columns)
+        state = TrainerState(self._published_version(), self._max_steps)
+        message = messages.ComputeReward(
+            name, prompt.prompt, responses, prompt.columns, functions, state
+        )
         self._asked[name] = key, message
         self._send(message)

@@ -13,6 +13,7 @@ Holds true: a directory is used by one run. Knows nothing of what is written to 
 
 from __future__ import annotations
 
+import os
 import time
 from itertools import count
 from pathlib import Path
@@ -30,10 +31,7 @@ def create_run_dir(config: Config, path: Path) -> None:
     Raises:
         UserError: the directory holds a run already, or cannot be created.
     """
-    if (path / "events.db").exists():
-        raise UserError(
-            f"run.output_dir: {path} holds a run already; null makes a new directory in runs/"
-        )
+    _refuse_another(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
         write_config(config, path)
@@ -53,3 +51,19 @@ def choose_run_dir(config: Config) -> Path:
     stem = f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     candidates = (RUNS / (stem if n == 0 else f"{stem}-{n}") for n in count())
     return next(path for path in candidates if not path.exists())
+
+
+def check_run_dir(config: Config) -> None:
+    """Look whether `create_run_dir` would do; creates nothing. Raises `UserError` as it does."""
+    path = choose_run_dir(config)
+    _refuse_another(path)
+    there = next(each for each in (path, *path.absolute().parents) if each.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise UserError(f"run.output_dir: {path} cannot be written: {there} is no directory for it")
+
+
+def _refuse_another(path: Path) -> None:
+    if (path / "events.db").exists():
+        raise UserError(
+            f"run.output_dir: {path} holds a run already; name another, or leave it out"
+        )

@@ -14,7 +14,6 @@ Knows nothing of processes (that is the runtime's) or of what workers do.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 
 from rhymeflow.config import Config
@@ -29,6 +28,7 @@ from rhymeflow.runtime.base import (
     WorkerHandle,
     WorkerLost,
 )
+from rhymeflow.utils.cores import usable_cores
 from rhymeflow.workers.messages import Failed
 
 
@@ -190,4 +190,4 @@ class Supervisor:
 
 def share_of_cores(num_workers: int) -> int:
     """Threads for each of `num_workers` that compute at once on the cores this process may use."""
-    return max(1, len(os.sched_getaffinity(0)) // num_workers)
+    return max(1, usable_cores() // num_workers)

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 from time import gmtime, strftime
@@ -19,20 +20,21 @@ from types import FrameType
 from rich.console import Console
 
 from rhymeflow.config import Config
+from rhymeflow.data.encode import Tokenizer
 from rhymeflow.data.run_prompts import RunPrompts
 from rhymeflow.histospec.index import Index
-from rhymeflow.learner.checkpoint import CHECKPOINTS, checkpoints_up_to
-from rhymeflow.models.load import load_tokenizer
+from rhymeflow.learner.checkpoint_dirs import CHECKPOINTS, checkpoints_up_to
 from rhymeflow.observe import metrics, summary
 from rhymeflow.observe.metrics import MetricsWriter
 from rhymeflow.observe.progress import Progress
 from rhymeflow.observe.summary import EVENTS, Summary
-from rhymeflow.runtime import in_force
+from rhymeflow.runtime import in_force, processes
 from rhymeflow.runtime import run_dir as directories
 from rhymeflow.runtime.base import Runtime
 from rhymeflow.runtime.checkpoints import Checkpoints
 from rhymeflow.runtime.controller import Controller
 from rhymeflow.runtime.history_index import HistoryIndex
+from rhymeflow.runtime.leftovers import leaves_nothing_untrained
 from rhymeflow.runtime.local import LocalRuntime
 from rhymeflow.runtime.replay import Past, beginning, configured, replay
 from rhymeflow.runtime.reporting import Reporter
@@ -48,6 +50,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """What people and clusters stop a run with, and what a closed terminal sends."""
 
 
+@leaves_nothing_untrained
 def train(
     config: Config, *, run_dir: Path | None = None, console: Console | None = None
 ) -> Summary:
@@ -61,7 +64,7 @@ def train(
         UserError: something in the configuration, the data, the model or a reward is wrong.
         WorkerDied: a worker process ended, hangs, or has a defect.
     """
-    previous_run.check(config.drafting.history_run, "drafting.history_run")
+    processes.prepare()
     path = run_dir or directories.choose_run_dir(config)
     config = in_force.before_the_start(config, path)
     directories.create_run_dir(config, path)
@@ -82,6 +85,7 @@ def resume(
             the log is damaged.
     """
     previous_run.check(str(run_dir), "resume")
+    processes.prepare()
     with closing(SqliteTrajectoryStore(run_dir / EVENTS)) as store:  # nobody else writes there now
         with closing(TrajectoryReader(run_dir / EVENTS)) as reader:
             past = replay(reader, run_dir / EVENTS)
@@ -151,10 +155,7 @@ def assembled(
     saved = checkpoints_up_to(path / CHECKPOINTS, state.published or 0)
     with history_index(config) as index:
         store.commit()  # workers read it
-        supervisor.start()
-        reporter.say("loading the model, the data and the reward functions")
-        tokenizer = load_tokenizer(config.model)
-        prompts = RunPrompts.load(config, tokenizer)
+        tokenizer, prompts = _load_while(supervisor.start, config, reporter)
         config = in_force.once_loaded(config, tokenizer, prompts)
         record_config(config, path, store)
         yield Controller(
@@ -179,6 +180,22 @@ def record_config(config: Config, path: Path, store: TrajectoryStore) -> None:
     """Write down the values in force, as far as they are known: for people, and in the log."""
     directories.write_config(config, path)
     store.put_config(config.model_dump_json())
+
+
+def _load_while(
+    start: Callable[[], None], config: Config, reporter: Reporter
+) -> tuple[Tokenizer, RunPrompts]:
+    """Load the prompts while workers start, which wait for the server that they are forked from."""
+    with ThreadPoolExecutor(1, "start") as background:
+        started = background.submit(start)
+        reporter.say("loading the model, the data and the reward functions")
+        with processes.importing():
+            from rhymeflow.models.tokenizer import load_tokenizer, max_length  # take long
+
+            tokenizer = load_tokenizer(config.model)
+        prompts = RunPrompts.load(config, tokenizer, max_length(config.model))
+    started.result()
+    return tokenizer, prompts
 
 
 @contextmanager

@@ -43,6 +43,7 @@ from rhymeflow.core.events import (
     Pulled,
     Tick,
     TrajectoryFinished,
+    TrajectoryInterrupted,
     TrajectoryRewarded,
     VersionPublished,
 )
@@ -293,8 +294,9 @@ class Cluster:
     def _leave(self, outage: Outage) -> None:
         prefix = f"rollout-{outage.index}"
         for name in [n for n in self._instances if n.partition(".")[0] == prefix]:
-            self._instances.pop(name).crash(self.now)
-            self._report([InstanceLeft(name, "outage")])
+            lost = self._instances.pop(name).crash(self.now)
+            stored = [TrajectoryInterrupted(r.id, name, 0, r.stored) for r in lost]
+            self._report([*stored, InstanceLeft(name, "outage")])
             self._at(self.now + outage.seconds, _WORLD, self._join, outage.index)
 
     # -- the learner -------------------------------------------------------------------------

@@ -46,7 +46,7 @@ class TrajectoryStore(Protocol):
         """
 
     def put_config(self, config: str) -> None:
-        """Store the attempt's configuration, the values in force, in place of what it began with."""
+        """Store the attempt's configuration, the values in force, in place of its first one."""
 
     def forget_groups(self, first: GroupId) -> None:
         """Take out groups from `first` on: their prompts were stored, and no event names them."""

@@ -29,8 +29,8 @@ def make_whole(connection: sqlite3.Connection, path: Path) -> None:
             file and `-wal` together are the store.
     """
     connection.execute(f"PRAGMA busy_timeout = {WAIT_SECONDS * 1000:.0f}")
-    _, in_wal, copied = connection.execute("PRAGMA wal_checkpoint(FULL)").fetchone()
-    if in_wal == copied:
+    is_busy, in_wal, copied = connection.execute("PRAGMA wal_checkpoint(FULL)").fetchone()
+    if not is_busy or in_wal == copied >= 0:  # below 0: it could not even begin
         connection.execute("PRAGMA busy_timeout = 0")  # it need not be empty, only superfluous
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         return

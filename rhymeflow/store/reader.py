@@ -90,6 +90,8 @@ class TrajectoryRecord:
     versions: list[Version]
     reward: float
     reason: FinishReason
+    components: dict[str, float]
+    """Each reward function's own reward, by its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,12 +220,13 @@ class TrajectoryReader:
 
     def _record(self, trajectory: TrajectoryId, prompt_ids: list[int]) -> TrajectoryRecord:
         found = self.query(
-            "SELECT length, reason, reward FROM trajectories WHERE group_id = ? AND member = ?",
+            "SELECT length, reason, reward, components FROM trajectories"
+            " WHERE group_id = ? AND member = ?",
             *trajectory,
         )
         if not found:
             raise IncompleteBatch(f"trajectory {trajectory}: has not finished")
-        length, reason, reward = found[0]
+        length, reason, reward, components = found[0]
         if reward is None:
             raise IncompleteBatch(f"trajectory {trajectory}: has no reward")
         tokens: list[int] = []
@@ -242,7 +245,16 @@ class TrajectoryReader:
             raise IncompleteBatch(
                 f"trajectory {trajectory}: {len(tokens)} tokens are stored of {length}"
             )
-        return TrajectoryRecord(*trajectory, prompt_ids, tokens, logprobs, versions, reward, reason)
+        return TrajectoryRecord(
+            *trajectory,
+            prompt_ids,
+            tokens,
+            logprobs,
+            versions,
+            reward,
+            reason,
+            json.loads(components),
+        )
 
     def _segments(self, trajectory: TrajectoryId) -> list[StoredSegment]:
         rows = self.query(

@@ -7,6 +7,7 @@ its directory on the path. Knows nothing of what the functions are for.
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 import inspect
@@ -27,10 +28,10 @@ def imported(spec: str, where: str) -> Callable[..., Any]:
         UserError: the file, the module or the function is not there, is no function, or importing
             it raised.
     """
-    if ".py:" in spec or spec.endswith(".py"):
+    if names_file(spec):
         path, _, name = spec.rpartition(":") if ".py:" in spec else (spec, "", "")
         if not name:
-            raise UserError(f"{where}: name the function too, as in {spec.rstrip(':')}:function")
+            raise UserError(_no_function(spec, where))
         module = _file_module(Path(path), where)
     else:
         path, _, name = spec.rpartition(".")
@@ -38,6 +39,63 @@ def imported(spec: str, where: str) -> Callable[..., Any]:
             raise UserError(f"{where}: give path/to/file.py:function, or a dotted name")
         module = _named_module(path, where)
     return function_of(module, name, where)
+
+
+def names_file(spec: str) -> bool:
+    """Whether `spec` means a function of a file, and not of a module."""
+    return ".py:" in spec or spec.endswith(".py")
+
+
+def check_file(spec: str, where: str) -> None:
+    """Look whether the file of `path/to/file.py:function` has such a function; runs nothing of it.
+
+    Raises:
+        UserError: there is no such file, it is no Python, or it does not define the name.
+    """
+    path, _, name = spec.rpartition(":") if ".py:" in spec else (spec, "", "")
+    if not name:
+        raise UserError(_no_function(spec, where))
+    names = _defined(Path(path).expanduser(), where)
+    if names is not None and name not in names:
+        raise UserError(f"{where}: there is no {name!r} in it{nearest(name, names)}")
+
+
+def _no_function(spec: str, where: str) -> str:
+    spec = spec.rstrip(":")
+    path = Path(spec).expanduser()
+    names = (_defined(path, where) or {}) if path.is_file() else {}
+    functions = sorted(name for name, is_function in names.items() if is_function)
+    there = f" (it has {', '.join(functions[:5])})" if functions else ""
+    return f"{where}: name the function too, as in {spec}:{(functions or ['function'])[0]}{there}"
+
+
+def _defined(path: Path, where: str) -> dict[str, bool] | None:
+    """Names at the top of a file, and whether each is a function; None if that cannot be said."""
+    if not path.is_file():
+        raise UserError(f"{where}: there is no file {path.resolve()}")
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None)
+        place = f" ({path.name}:{line})" if line else ""
+        text = getattr(error, "msg", error)
+        raise UserError(f"{where}: is no Python: {type(error).__name__}: {text}{place}") from None
+    names: dict[str, bool] = {}
+    for each in tree.body:
+        match each:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                names[name] = not name.startswith("_")
+            case ast.ClassDef(name=name):
+                names[name] = False
+            case ast.Assign() | ast.AnnAssign():
+                names |= {n.id: False for n in ast.walk(each) if isinstance(n, ast.Name)}
+            case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
+                names |= {(a.asname or a.name).partition(".")[0]: False for a in aliases}
+            case ast.Expr():
+                pass
+            case _:  # a condition, a loop: what it defines is known when it has run
+                return None
+    return None if "*" in names else names
 
 
 def function_of(module: ModuleType, name: str, where: str) -> Callable[..., Any]:

@@ -1,8 +1,8 @@
 """Named memory that processes of one machine share: created, mapped and freed.
 
 Holds true:
-- all of it is reserved when it is created: were it not, the first write past what the machine has
-  would kill the writer with SIGBUS;
+- on Linux all of it is reserved when it is created: were it not, the first write past what the
+  machine has would kill the writer with SIGBUS;
 - it is zeros at first;
 - it belongs to the process that created it: it is freed when that process says so, or by the
   interpreter's resource tracker when that process dies. A process that attached to it frees
@@ -17,23 +17,27 @@ Knows nothing of what lies in it.
 
 from __future__ import annotations
 
+import _posixshmem
 import mmap
 import os
 import secrets
+import tempfile
 from multiprocessing import resource_tracker
 from pathlib import Path
 
 from rhymeflow.errors import UserError
 
-_DIRECTORY = Path("/dev/shm")  # where Linux shows POSIX shared memory as files
+DIRECTORY = Path("/dev/shm")
+"""Where Linux shows POSIX shared memory as files. macOS has none."""
+
 _TRACKED_AS = "shared_memory"  # the resource tracker's word for it
 LINE = 64
 """Bytes of a cache line."""
 
 
 def new_name(prefix: str) -> str:
-    """Return a name that is free: `PREFIX-PID-` and chance."""
-    return f"{prefix}-{os.getpid()}-{secrets.token_hex(4)}"
+    """Return a name that is free: `PREFIX-PID-` and chance. macOS takes 30 letters."""
+    return f"{prefix}-{os.getpid()}-{secrets.token_hex(3)}"
 
 
 def create(name: str, size: int, *, what: str, advice: str) -> mmap.mmap:
@@ -42,15 +46,17 @@ def create(name: str, size: int, *, what: str, advice: str) -> mmap.mmap:
     Raises:
         UserError: the machine's shared memory is too small for `what`; ends with the advice.
     """
-    descriptor = os.open(path_of(name), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    descriptor = open_descriptor(name, os.O_RDWR | os.O_CREAT | os.O_EXCL)
     try:
         resource_tracker.register(f"/{name}", _TRACKED_AS)
-        os.posix_fallocate(descriptor, 0, size)
+        os.ftruncate(descriptor, size)
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(descriptor, 0, size)
         return mmap.mmap(descriptor, size, mmap.MAP_SHARED)
     except OSError as error:
         free(name)
         raise UserError(
-            f"{_DIRECTORY} has no room for {what} ({size / 2**20:.0f} MiB): {error.strerror}; "
+            f"{DIRECTORY} has no room for {what} ({size / 2**20:.0f} MiB): {error.strerror}; "
             f"{advice}"
         ) from error
     finally:
@@ -63,7 +69,7 @@ def attach(name: str, *, writable: bool) -> mmap.mmap:
     Raises:
         FileNotFoundError: the creator is gone.
     """
-    descriptor = os.open(path_of(name), os.O_RDWR if writable else os.O_RDONLY)
+    descriptor = open_descriptor(name, os.O_RDWR if writable else os.O_RDONLY)
     try:
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         return mmap.mmap(descriptor, 0, mmap.MAP_SHARED, protection)
@@ -73,13 +79,30 @@ def attach(name: str, *, writable: bool) -> mmap.mmap:
 
 def free(name: str) -> None:
     """Remove the name; the memory goes when the last process that mapped it does."""
-    path_of(name).unlink()
+    _posixshmem.shm_unlink(f"/{name}")
+    _lock_file(name).unlink(missing_ok=True)
     resource_tracker.unregister(f"/{name}", _TRACKED_AS)
 
 
+def open_descriptor(name: str, flags: int) -> int:
+    """Open the memory as a file, which ends with the caller's `os.close`."""
+    return _posixshmem.shm_open(f"/{name}", flags, mode=0o600)
+
+
+def open_for_locking(name: str) -> int:
+    """Open what stands for the memory in `fcntl.flock`: where it is no file, one beside it."""
+    if DIRECTORY.is_dir():
+        return open_descriptor(name, os.O_RDONLY)
+    return os.open(_lock_file(name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def _lock_file(name: str) -> Path:
+    return Path(tempfile.gettempdir()) / f"{name}.lock"
+
+
 def path_of(name: str) -> Path:
-    """The file that stands for the memory."""
-    return _DIRECTORY / name
+    """The file that stands for the memory, on Linux."""
+    return DIRECTORY / name
 
 
 def whole_lines(num_bytes: int) -> int:
@@ -87,4 +110,15 @@ def whole_lines(num_bytes: int) -> int:
     return -(-num_bytes // LINE) * LINE
 
 
-__all__ = ["LINE", "attach", "create", "free", "new_name", "path_of", "whole_lines"]
+__all__ = [
+    "DIRECTORY",
+    "LINE",
+    "attach",
+    "create",
+    "free",
+    "new_name",
+    "open_descriptor",
+    "open_for_locking",
+    "path_of",
+    "whole_lines",
+]

@@ -101,7 +101,7 @@ class SharedMemoryWeightStore:
 
     @contextmanager
     def _publishing(self) -> Iterator[None]:
-        descriptor = os.open(shared_memory.path_of(self.handle.name), os.O_RDONLY)
+        descriptor = shared_memory.open_for_locking(self.handle.name)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield

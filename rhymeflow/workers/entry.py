@@ -1,14 +1,16 @@
 """How a worker process begins: its cores, its log, its role, and what becomes of its errors.
 
 Holds true: it ignores Ctrl-C (the controller decides), ends when its controller does, and reports
-what it dies of. Imports torch only through the role it runs, after its threads are set.
+what it dies of. Imports torch only through the role it runs; its threads are set before.
 """
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import signal
+import sys
 import traceback
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -16,6 +18,7 @@ from pathlib import Path
 from rhymeflow.config import Config
 from rhymeflow.errors import UserError
 from rhymeflow.utils import output
+from rhymeflow.utils.cores import stay_on
 from rhymeflow.workers.messages import Failed, send
 
 
@@ -27,13 +30,22 @@ def enter(
     run_dir: str,
     log: str,
     cpus: tuple[int, ...] | None,
+    environment: dict[str, str],
 ) -> None:
-    """Run `rhymeflow.workers.<role>.main` until it returns or fails."""
+    """Run `rhymeflow.workers.<role>.main` until it returns or fails.
+
+    `environment` is the controller's, with this worker's `OMP_NUM_THREADS`.
+    """
+    gc.enable()  # see `preload`
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     output.redirect(Path(log))
-    if cpus is not None:
-        os.sched_setaffinity(0, cpus)
+    os.environ.clear()  # the server that this was forked from has an older one
+    os.environ.update(environment)
+    if "torch" in sys.modules:  # else it reads the variable
+        sys.modules["torch"].set_num_threads(int(environment["OMP_NUM_THREADS"]))
     try:
+        if cpus is not None:
+            stay_on(cpus)
         main = importlib.import_module(f"rhymeflow.workers.{role}").main
         main(connection, name, Config.model_validate_json(config_json), Path(run_dir))
     except (EOFError, BrokenPipeError, ConnectionResetError):

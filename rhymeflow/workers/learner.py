@@ -16,7 +16,7 @@ import torch
 
 from rhymeflow.config import Config
 from rhymeflow.core.types import TrajectoryId, Version
-from rhymeflow.learner.checkpoint import CHECKPOINTS
+from rhymeflow.learner.checkpoint_dirs import CHECKPOINTS
 from rhymeflow.learner.saver import Saver
 from rhymeflow.learner.single import Learner
 from rhymeflow.learner.token_details import TokenDetails

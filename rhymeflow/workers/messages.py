@@ -16,6 +16,7 @@ import msgspec
 from rhymeflow.core.types import FinishReason, GroupId, TrajectoryId, Version
 from rhymeflow.histospec.draft import DraftStats
 from rhymeflow.histospec.handle import IndexHandle
+from rhymeflow.reward.messages import TrainerState
 from rhymeflow.weights.handle import SharedMemoryWeightHandle
 
 if TYPE_CHECKING:
@@ -132,14 +133,18 @@ class IndexHistory(Message):
 
 
 class ComputeReward(Message):
-    """Make text of a response, call the reward functions on it, answer under `key`."""
+    """Make text of responses to one prompt, call reward functions on them, answer under `key`."""
 
     key: str
-    """Names the response in answers and in errors that users see."""
+    """Names the responses in answers and in errors that users see."""
     prompt: str | list[dict[str, Any]]
-    tokens: list[int]
+    responses: list[list[int]]
+    """Tokens; every function is called once, with all of them."""
     columns: dict[str, Any]
     """Of the prompt's row in the data."""
+    functions: tuple[int, ...]
+    """By index in the configuration."""
+    trainer_state: TrainerState
 
 
 # -- rollout instance -> controller ---------------------------------------------------------------
@@ -308,19 +313,18 @@ class HistoryReady(Message):
 
 
 class RewardComputed(Message):
-    """The response's text, the weighted sum of its rewards, and each by its function's name."""
+    """For each response its text, and its rewards by the names of the functions that applied."""
 
     key: str
-    text: str
-    reward: float
-    components: dict[str, float]
+    texts: list[str]
+    components: list[dict[str, float]]
 
 
 class RewardFailed(Message):
-    """No reward could be had for the response, after all retries; `error` says why."""
+    """No reward could be had for the responses, after all retries; `error` says why."""
 
     key: str
-    text: str
+    texts: list[str]
     error: str
 
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from rhymeflow.config import Config
 from rhymeflow.core.types import Version
-from rhymeflow.learner.checkpoint import checkpoints_up_to
+from rhymeflow.learner.checkpoint_dirs import checkpoints_up_to
 from rhymeflow.learner.sample import Sample
 from rhymeflow.learner.single import Learner
 from rhymeflow.store.reader import TrajectoryReader, TrajectoryRecord
@@ -76,6 +76,7 @@ def sample(record: TrajectoryRecord) -> Sample:
         versions=record.versions,
         reward=record.reward,
         truncated=record.reason != "stop",
+        components=record.components,
     )
 
 

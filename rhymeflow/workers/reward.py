@@ -1,10 +1,12 @@
 """The reward worker: decodes responses to text and has the reward functions judge them.
 
+A message asks about one response or several to the same prompt, and says by which functions.
+
 The functions run in processes of their own (`reward/executor.py`), which this one starts, times and
 kills; so the controller neither decodes tokens nor waits for user code.
 
-Holds true: each response that comes is answered once, by a reward or by why there is none (law 6).
-Knows nothing of groups, versions or what a reward is for.
+Holds true: each message is answered once, by rewards or by why there are none (law 6). Knows
+nothing of which responses are trained on, versions or what a reward is for.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 from rhymeflow.config import Config
-from rhymeflow.models.load import load_tokenizer
+from rhymeflow.models.tokenizer import load_tokenizer
 from rhymeflow.reward.executor import Outcome, RewardDone, RewardExecutor
 from rhymeflow.reward.messages import RewardRequest
 from rhymeflow.utils import output
@@ -56,8 +58,8 @@ class RewardWorker:
         decode: Callable[[list[int]], str],
     ) -> None:
         self._connection, self._executor, self._decode = connection, executor, decode
-        self._texts: dict[str, str] = {}
-        """Of responses that are not answered yet."""
+        self._texts: dict[str, list[str]] = {}
+        """Of what is not answered yet."""
         self._last_sent = 0.0
         self._ending = False
 
@@ -84,9 +86,10 @@ class RewardWorker:
 
     def _take(self, message: ComputeReward | Shutdown) -> None:
         match message:
-            case ComputeReward(key=key, prompt=prompt, tokens=tokens, columns=columns):
-                text = self._texts[key] = self._decode(tokens)
-                self._executor.submit(key, RewardRequest(prompt, text, tokens, columns))
+            case ComputeReward(key=key, prompt=prompt, responses=responses, columns=columns):
+                texts = self._texts[key] = [self._decode(tokens) for tokens in responses]
+                request = RewardRequest(prompt, texts, responses, columns, message.trainer_state)
+                self._executor.submit(key, request, message.functions)
             case Shutdown():
                 self._ending = True
             case _:
@@ -95,9 +98,8 @@ class RewardWorker:
     def _answer(self, outcome: Outcome) -> None:
         key = outcome.key
         assert isinstance(key, str)
-        text = self._texts.pop(key)
+        texts = self._texts.pop(key)
         if isinstance(outcome, RewardDone):
-            answer = RewardComputed(key, text, outcome.reward, outcome.components)
-            send(self._connection, answer)
+            send(self._connection, RewardComputed(key, texts, list(outcome.components)))
         else:
-            send(self._connection, RewardFailed(key, text, outcome.message))
+            send(self._connection, RewardFailed(key, texts, outcome.message))

@@ -19,7 +19,7 @@ from pathlib import Path
 from rhymeflow.config import Config
 from rhymeflow.core.types import TrajectoryId, Version
 from rhymeflow.engine.base import Engine, Finished, NoiseKey, Request, Sampling
-from rhymeflow.engine.native.native_engine import NativeEngine
+from rhymeflow.engine.native.native_engine import NativeEngine, load_kernels
 from rhymeflow.weights.proof import as_text
 from rhymeflow.workers.drafting import drafter
 from rhymeflow.workers.messages import (
@@ -83,6 +83,7 @@ class Instance:
 
     def __init__(self, connection: Connection, name: str, config: Config) -> None:
         self.connection, self.config = connection, config
+        load_kernels(config)  # while the learner loads
         connect = receive(connection)
         assert isinstance(connect, ConnectWeights), connect
         self.weights = connect.handle.open()

@@ -1,6 +1,7 @@
 """Calibration end to end on a tiny model: really measured, no claims on the numbers."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -30,12 +31,26 @@ def test_end_to_end(tmp_path):
     text = found.text()
     assert "decode iteration" in text
     assert f"--schedule.cost_model {output}" in text
+    assert "not saved" not in text
+    assert "was not saved: --output FILE.json" in replace(found, output=None).text()
 
 
 def test_the_command_says_what_is_wrong(tmp_path, capsys):
     code = main(["calibrate", "demo", "--model.name", str(tmp_path / "none")])
     assert code == 2
     assert "model.name" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("output", "said"),
+    [("a.txt", "ends in .json"), ("a.json", "is a directory"), ("b/c.json", "cannot be written")],
+)
+def test_a_profile_that_could_not_be_saved_is_not_measured(tmp_path, capsys, output, said):
+    (tmp_path / "a.json").mkdir()
+    (tmp_path / "b").write_text("")
+    assert main(["calibrate", "demo", "--output", str(tmp_path / output)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
 
 
 def test_the_workers_are_the_runs(tmp_path):

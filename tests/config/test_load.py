@@ -118,6 +118,10 @@ def test_overrides_go_over_the_file() -> None:
     assert config.rollout.cpus == ((1,),)
 
 
+def test_a_mapping_can_be_given_whole() -> None:
+    assert parse_config("", {"data.options": "{foo: 1}"}).data.options == {"foo": 1}
+
+
 def test_an_override_walks_into_a_list() -> None:
     text = "reward: {functions: [{function: a.b}, {function: c.d}]}"
     config = parse_config(text, {"reward.functions.1.weight": "2"})
@@ -179,6 +183,7 @@ MISTAKES = {
     "foreign tag": ("name: !!python/name:os.system", {}, ["f.yaml:1:7: "]),
     "two documents": ("name: a\n---\nname: b", {}, ["f.yaml:2:1: "]),
     "an alias of itself": ("data: {options: &a {x: *a}}", {}, ["f.yaml:1:"]),
+    "a mapping is no text": ("", {"data.options": "3"}, ["--data.options: given 3, should be a mapping"]),
     "no YAML in an override": ("", {"learner.beta": "[1"}, ["--learner.beta:1:"]),
 }  # fmt: skip
 

@@ -108,14 +108,16 @@ def routes(commands):
     failures=st.sampled_from([0.0, 0.0, 0.1]),
     duplicates=st.sampled_from([0.0, 0.2]),
     crashes=st.integers(0, 3),
+    disorder=st.sampled_from([0.0, 0.1, 0.5]),
 )
-def test_any_order_of_facts_ends_with_every_batch_trained_within_the_bound(
-    run_, capacities, seed, failures, duplicates, crashes
+def test_any_order_of_events_ends_with_every_batch_trained_within_the_bound(
+    run_, capacities, seed, failures, duplicates, crashes, disorder
 ):
     plan, schedule = run_
     runtime = run(
-        plan, schedule, capacities, seed, failures=failures, duplicates=duplicates, crashes=crashes
-    )
+        plan, schedule, capacities, seed, failures=failures, duplicates=duplicates,
+        crashes=crashes, disorder=disorder,
+    )  # fmt: skip
     assert runtime.published == plan.num_batches
     ended = sum(map(len, runtime.batches)) + len(runtime.dropped)
     if not plan.extra_groups:  # with surplus, nobody knows beforehand how many will be needed

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from rhymeflow.core import lengths
-from rhymeflow.core.lengths import _NOBODY, LengthPredictor, _Line, mean_above
+from rhymeflow.core import lengths, line
+from rhymeflow.core.lengths import _NOBODY, LengthPredictor, mean_above
+from rhymeflow.core.line import Line
 from rhymeflow.core.prediction_quality import Prediction, PredictionQuality, spearman
 from rhymeflow.core.types import TrajectoryId
 
@@ -168,17 +169,30 @@ def test_the_order_in_which_a_batch_ends_does_not_matter(order):
     assert found[0] == found[1]
 
 
-def test_memory_is_bounded(monkeypatch):
+def remembered(monkeypatch, *prompts: tuple[int, int]) -> list[int]:
+    """The prompts known after these (epoch, prompt), with room for four; the next to go first."""
     monkeypatch.setattr(lengths, "MAX_PROMPTS", 4)
     found = predictor(members=1)
-    for group, prompt in enumerate([0, 1, 2, 3, 0, 4, 5]):  # 1 and 2 were trained on longest ago
-        found.open(group, prompt, 0)
+    for group, (epoch, prompt) in enumerate(prompts):
+        found.open(group, prompt, epoch)
         found.finished(TrajectoryId(group, 0), 100)
         found.close(group)
-    assert found.expected(NEW)
-    assert list(found._prompts) == [3, 0, 4, 5]
+        assert found.expected(NEW)
+        assert len(found._prompts) <= 4
     assert not found._open
     assert not found._ended
+    return list(found._prompts)
+
+
+def test_memory_is_bounded_and_part_of_many_prompts_is_always_known(monkeypatch):
+    """Forgetting the oldest would know none of eight that come in turn."""
+    epochs = [(epoch, prompt) for epoch in range(3) for prompt in range(8)]
+    assert remembered(monkeypatch, *epochs) == [0, 1, 2, 3]
+
+
+def test_a_prompt_that_an_epoch_left_out_makes_room(monkeypatch):
+    first, then = [(0, prompt) for prompt in range(4)], [(1, 0), (1, 2), (1, 9), (2, 9)]
+    assert remembered(monkeypatch, *first, *then) == [3, 0, 2, 9], "1 was trained on longest ago"
 
 
 # -- the formulas ----------------------------------------------------------------------------------
@@ -228,25 +242,25 @@ def test_mean_above_a_floor(floor):
 def test_a_line_is_the_decayed_least_squares(pairs):
     """Against sums over all pairs; what is as long ago cannot contradict it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lengths, "_SHORT", 96.0)
-        line = _Line(*pairs[:4])
+        patch.setattr(line, "FEW", 96.0)
+        fitted = Line(*pairs[:4])
         for x, y in pairs[4:]:
-            line.add(x, y)
+            fitted.add(x, y)
     weights = [(1 - 1 / 96) ** (len(pairs) - max(i + 1, 4)) for i in range(len(pairs))]
     total = sum(weights)
     triples = [(w / total, x, y) for w, (x, y) in zip(weights, pairs, strict=True)]
     mean_x, mean_y = sum(w * x for w, x, _ in triples), sum(w * y for w, _, y in triples)
-    assert line.mean == pytest.approx(mean_y)
+    assert fitted.mean == pytest.approx(mean_y)
     xx = sum(w * (x - mean_x) ** 2 for w, x, _ in triples)
     assume(xx > 1e-3)
     b = sum(w * (x - mean_x) * (y - mean_y) for w, x, y in triples) / xx
     rest = sum(w * (y - mean_y - b * (x - mean_x)) ** 2 for w, x, y in triples)
     shrunk = b - rest / (total - 2) / xx / b if b > 1e-6 else 0.0
     slope = min(1.0, max(0.0, shrunk))
-    assert line.slope == pytest.approx(slope, abs=1e-4)
-    assert line.at(mean_x + 1) == pytest.approx(mean_y + slope, abs=1e-4)
+    assert fitted.slope == pytest.approx(slope, abs=1e-4)
+    assert fitted.at(mean_x + 1) == pytest.approx(mean_y + slope, abs=1e-4)
     left = sum(w * (y - mean_y - slope * (x - mean_x)) ** 2 for w, x, y in triples)
-    assert line.left == pytest.approx(left, abs=1e-3)
+    assert fitted.left == pytest.approx(left, abs=1e-3)
 
 
 def test_the_shape_is_that_of_the_last_responses():

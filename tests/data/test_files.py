@@ -119,7 +119,10 @@ GOOD = '{"prompt": "a"}\n'
     [
         ('{"prompt": "a"', "no JSON: Expecting ',' delimiter at column 15"),
         ('["prompt"]', "should be a JSON object, is list"),
-        ('{"promt": "a"}', "no column 'prompt' (data.prompt_column); did you mean promt?"),
+        (
+            '{"promt": "a"}',
+            "no column 'prompt'; data.prompt_column names the one that",
+        ),
         ('{"prompt": 3}', "should be a string or a list of messages, is int 3"),
         ('{"prompt": ""}', "the prompt is empty"),
         ('{"prompt": []}', "the list of messages is empty"),
@@ -155,14 +158,14 @@ def test_a_column_that_rewards_cannot_be_given_is_named(tmp_path: Path) -> None:
 
 
 def test_bad_files_are_named(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("prompt\n")
+    (tmp_path / "a.txt").write_text("prompt\n")
     (tmp_path / "empty.jsonl").write_text("\n")
     (tmp_path / "b.parquet").write_text("no parquet")
     (tmp_path / "folder").mkdir()
     DatasetDict(test=Dataset.from_list(ROWS)).save_to_disk(tmp_path / "splits")
     for name, said in {
         "missing.jsonl": "there is no file or directory",
-        "a.csv": "is of an unknown kind: known are .jsonl, .parquet",
+        "a.txt": "is of an unknown kind: known are .jsonl, ",
         "empty.jsonl": "holds no rows",
         "b.parquet": "no readable Parquet file",
         "folder": "none that `datasets` saved",
@@ -187,6 +190,23 @@ def test_numbers_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     assert missing.startswith("data.eval_source: ")
 
 
+def test_how_many_are_held_out_if_nobody_says(tmp_path: Path) -> None:
+    def sizes(count: int, **fields: Any) -> tuple[int, int]:
+        rows = [{"prompt": str(n)} for n in range(count)]
+        source = jsonl(tmp_path / f"{count}.jsonl", rows)
+        train, held_out = load(source, eval_size=None, **fields)
+        return len(train), len(held_out)
+
+    assert sizes(2) == (1, 1)
+    assert sizes(95) == (85, 10)
+    assert sizes(5000) == (4936, 64)
+    assert sizes(30, size=10) == (10, 3)
+    few = jsonl(tmp_path / "few.jsonl", ROWS[:4])
+    assert sizes(30, eval_source=few) == (30, 4)
+    with pytest.raises(UserError, match=r"has 1 row; 0 holds out none"):
+        sizes(1)
+
+
 def test_an_absent_package_is_named_with_its_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,4 +217,4 @@ def test_an_absent_package_is_named_with_its_command(
     assert "needs the package pyarrow: pip install 'rhymeflow[data]'" in refused(file)
     assert "needs the package datasets: pip install 'rhymeflow[data]'" in refused(folder)
     message = refused("reasoning_gym:chain_sum", size=1)
-    assert "needs the package reasoning_gym: pip install 'rhymeflow[reasoning]'" in message
+    assert "needs the package reasoning_gym: pip install 'rhymeflow[reasoning]' && " in message

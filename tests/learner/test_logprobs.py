@@ -1,3 +1,5 @@
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,7 +11,7 @@ from rhymeflow.learner.logprobs import TokenScorer
 from rhymeflow.learner.packing import pack
 from rhymeflow.models import attention
 from rhymeflow.models.logits import shaped
-from tests.learner.builders import close, made_up_batch, rollout_config, tiny_model
+from tests.learner.builders import close, made_up_batch, rollout_config, tiny_learner, tiny_model
 
 SAMPLINGS = [
     {},
@@ -140,6 +142,34 @@ def test_bfloat16_stays_near_float32():
     rounded, _ = TokenScorer(model.bfloat16(), rollout_config(), 64).score(row)
     assert rounded.dtype == torch.float32
     assert float((exact - rounded).abs().mean()) < 0.05
+
+
+def test_bfloat16_logits_are_not_rounded():
+    """Logits of 20 and more would be rounded to multiples of 1/8."""
+    batch, model = made_up_batch(), tiny_model().bfloat16()
+    (row,) = pack(batch, range(len(batch)), 10**6)
+    with torch.no_grad():
+        model.get_output_embeddings().weight *= 4
+    scorer = TokenScorer(model, rollout_config(), chunk_size=16)
+    with torch.no_grad():
+        logits_RV = scorer._hidden(row).double() @ model.get_output_embeddings().weight.double().T
+    assert float(logits_RV.abs().max()) > 16
+    targets_R1 = torch.from_numpy(row.targets_R)[:, None]
+    exact_R = logits_RV.log_softmax(1).gather(1, targets_R1)[:, 0]
+    entropy_R = torch.distributions.Categorical(logits=logits_RV).entropy()
+    for logprob_R, found_R in (scorer.score(row), scorer.backward(row, lambda x, _: x.sum())):
+        torch.testing.assert_close(logprob_R.double(), exact_R, atol=2e-4, rtol=0)
+        torch.testing.assert_close(found_R.double(), entropy_R, atol=2e-4, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_head_follows_the_weights(dtype: torch.dtype):
+    """The fused optimizer changes them without a trace that torch would show."""
+    batch, learner = made_up_batch(), tiny_learner(dtype=dtype)
+    learner.train(batch, 0)
+    (row,) = pack(batch, range(len(batch)), 10**6)
+    fresh = TokenScorer(copy.deepcopy(learner.model), rollout_config(), 64).score(row)
+    assert torch.equal(learner._policy.score(row)[0], fresh[0])
 
 
 def test_a_model_that_scales_its_logits_is_refused():

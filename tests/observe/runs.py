@@ -10,23 +10,24 @@ from rhymeflow.observe.metrics import MetricsWriter
 from rhymeflow.store.writer import SqliteTrajectoryStore
 
 
-def make_run(run_dir: Path, num_steps: int = 4) -> Path:
+def make_run(run_dir: Path, num_steps: int = 4, words: str | None = None) -> Path:
     """Two groups of two per step; member 0 begins one version early. Group 8 is left out, 9 open.
 
     Lengths: member 0 takes 10 + group tokens, member 1 takes 100 + group and is cut. From version 1
-    on as many tokens were drafted as were made, in half the iterations.
+    on as many tokens were drafted as were made, in half the iterations. `words` stand in for every
+    prompt and response.
     """
     store = SqliteTrajectoryStore(run_dir / "events.db")
     store.record(0.5, [Evaluated("rollout-0", 0, 0.25)])
     for step in range(num_steps):
         for group in (2 * step, 2 * step + 1):
-            _put_group(store, group, max(step - 1, 0), step)
+            _put_group(store, group, max(step - 1, 0), step, words)
             store.put_consumed(group, version=step, members=(0, 1))
         store.record(10.0 * (step + 1), [VersionPublished(step + 1)])
         store.commit()
-    _put_group(store, 2 * num_steps, 0, 0)
+    _put_group(store, 2 * num_steps, 0, 0, words)
     store.put_ending(2 * num_steps, "aborted", version=1, reason="reward failed: boom")
-    _put_group(store, 2 * num_steps + 1, num_steps, num_steps)
+    _put_group(store, 2 * num_steps + 1, num_steps, num_steps, words)
     store.record(10.0 * num_steps + 1, [Evaluated("rollout-0", num_steps, 0.75)])
     store.commit()
     store.close()
@@ -39,6 +40,11 @@ def make_run(run_dir: Path, num_steps: int = 4) -> Path:
             10.0 * step,
             {
                 "reward": step / 10,
+                "rewards/exact/mean": step / 10,
+                "rewards/exact/std": 0.25,
+                "rewards/short/mean": 0.5,
+                "rewards/short/std": 0.0,
+                "step_time": 10.0,
                 "staleness/mean": 0.5,
                 "staleness/max": 1.0,
                 "completions/mean_length": 55.0,
@@ -59,12 +65,14 @@ def make_run(run_dir: Path, num_steps: int = 4) -> Path:
     return run_dir
 
 
-def _put_group(store: SqliteTrajectoryStore, group: int, first: int, last: int) -> None:
+def _put_group(
+    store: SqliteTrajectoryStore, group: int, first: int, last: int, words: str | None
+) -> None:
     store.put_group(
         group,
         row=group,
         epoch=0,
-        prompt=f"[b]what is {group}?",
+        prompt=words or f"[b]what is {group}?",
         prompt_tokens=[1, 2, 3],
         columns={"answer": str(group)},
     )
@@ -86,5 +94,7 @@ def _put_group(store: SqliteTrajectoryStore, group: int, first: int, last: int) 
             length=length,
             reason="length" if member else "stop",
         )
-        store.put_text(trajectory, f"[/red] it is {group}")
-        store.put_reward(trajectory, reward=1.0 - member, components={"exact": 1.0 - member})
+        store.put_text(trajectory, words or f"[/red] it is {group}")
+        store.put_reward(
+            trajectory, reward=1.0 - member, components={"exact": 1.0 - member, "short": 0.5}
+        )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import json
 
 import pytest
+from rich.cells import cell_len
 from rich.console import Console
 
 from rhymeflow.core.types import TrajectoryId
@@ -14,9 +16,9 @@ from rhymeflow.store.writer import SqliteTrajectoryStore
 from tests.observe.runs import make_run
 
 
-def shown(run_dir, trajectory=None, width=100) -> str:
+def shown(run_dir, trajectory=None, width=100, **options) -> str:
     console = Console(file=io.StringIO(), width=width)
-    inspect(run_dir, trajectory, console)
+    inspect(run_dir, console, trajectory=trajectory, **options)
     return console.file.getvalue()
 
 
@@ -131,21 +133,130 @@ def test_members_that_were_not_needed_count_with_the_length_they_came_to(tmp_pat
     assert ["60-60", "1", "-", "0.0%", "0.0%", "0.0%", "100.0%", "0.0%"] in rows
     assert "aborted: its group did not need it" in shown(tmp_path, "0.4")
     assert "aborted: its group did not need it" in shown(tmp_path, "0.3")
-    assert "trained on in batch 0, 0 versions old" in shown(tmp_path, "0.2")
+    assert "trained on in step 1, 0 versions old" in shown(tmp_path, "0.2")
 
 
-@pytest.mark.parametrize("width", [80, 100])
-def test_nothing_wraps(tmp_path, width):
+WIDE = "\x1b[31m\u3053\u3093\u306b\u3061\u306f \U0001f600 e\u0301\n" * 40
+
+
+@pytest.mark.parametrize("width", [80, 100, 200])
+@pytest.mark.parametrize("words", [None, WIDE], ids=["plain", "wide"])
+def test_no_line_is_wider_than_the_console(tmp_path, width, words):
+    make_run(tmp_path, num_steps=200, words=words)
+    for options in ({}, {"trajectory": "4.0"}, {"worst": 3, "best": 2}):
+        text = shown(tmp_path, width=width, **options)
+        assert max(map(cell_len, text.splitlines())) <= width, options
+        assert "…" not in text, "cut by the console"
+        assert "\x1b" not in text, "a response acts on the terminal"
+
+
+def test_columns_of_large_numbers_are_left_out_before_any_is_cut(tmp_path):
     make_run(tmp_path)
-    assert all(len(text) <= width for text in shown(tmp_path, width=width).splitlines())
-    assert "…" not in shown(tmp_path, width=width)
+    row = {"step": 12345, "time": 1e6, "eval/reward": -1e5, "reward": 1e5, "entropy": 1e4}
+    row |= {"completions/mean_length": 1e5, "grad_norm": 1e7, "off_policy/mismatch_kl": 1e4}
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(row) + "\n")
+    text = shown(tmp_path, width=80)
+    assert " 100000.000 " in text
+    assert " -100000.000 " in text
+    assert "idle l" not in text
+    assert "…" not in text
+    assert max(map(cell_len, text.splitlines())) <= 80
+
+
+def test_it_opens_with_what_was_learned(tmp_path):
+    make_run(tmp_path, num_steps=9)
+    text = shown(tmp_path, width=80)
+    rows = cells(text)
+    assert ["held-out", "reward", "0.250", "0.750", "0.750", "at", "9", "▁█"] in rows
+    assert ["training", "reward", "0.100", "0.900", "0.900", "at", "9", "▁▂▃▄▅▅▆▇█"] in rows
+    assert ["exact", "0.100", "0.900", "0.900", "at", "9", "▁▂▃▄▅▅▆▇█"] in rows
+    assert ["short", "0.500", "0.500", "0.500", "at", "1", "▁▁▁▁▁▁▁▁▁"] in rows
+    places = [
+        text.index(words)
+        for words in ("held-out", "Best responses of step 9", "Worst responses", "Staleness")
+    ]
+    assert places == sorted(places)
+    best, worst = text[places[1] : places[2]], text[places[2] : places[3]]
+    assert "17.0  reward 1.000, 27 tokens, step 9" in best
+    assert "16.0  reward 1.000" in best
+    assert "17.1  reward 0.000, 117 tokens, cut at the limit, step 9" in worst
+    assert "response [/red] it is 17" in worst
+    assert "prompt   [b]what is 17?" in worst
+    assert "columns  answer = 17" in worst
+    assert "rewards  exact 0, short 0.5" in worst
+
+
+def ids(text: str) -> list[str]:
+    return [row[0] for row in cells(text) if len(row) > 1 and row[1] == "reward"]
+
+
+def test_the_worst_and_the_best_can_be_listed(tmp_path):
+    make_run(tmp_path)
+    # Groups 0 to 7 are trained on, 8 was left out, 9 is open: the newest group comes first.
+    assert ids(shown(tmp_path, worst=3)) == ["9.1", "8.1", "7.1"]
+    assert ids(shown(tmp_path, best=12)) == [*(f"{g}.0" for g in range(9, -1, -1)), "9.1", "8.1"]
+    assert ids(shown(tmp_path, worst=9, step=3)) == ["5.1", "4.1", "5.0", "4.0"]
+    assert "8.1  reward 0.000, 108 tokens, cut at the limit, aborted" in shown(tmp_path, worst=3)
+    assert "Staleness" not in shown(tmp_path, worst=3)
+    assert "No response of step 77 has a reward." in shown(tmp_path, worst=1, step=77)
+
+
+def test_options_that_make_no_sense(tmp_path):
+    make_run(tmp_path)
+    with pytest.raises(UserError, match="--worst 0: should be 1 or more"):
+        shown(tmp_path, worst=0)
+    with pytest.raises(UserError, match="--step 3: goes with --best or --worst"):
+        shown(tmp_path, step=3)
+
+
+def test_a_run_that_has_just_begun_and_one_that_rewarded_something(tmp_path):
+    store = SqliteTrajectoryStore(tmp_path / "events.db")
+    store.commit()
+    assert "step 0" in shown(tmp_path)
+    assert "So far: 0 prompts, 0 finished responses, 0 rewarded" in shown(tmp_path)
+    store.put_group(0, row=0, epoch=0, prompt="p", prompt_tokens=[1], columns={})
+    for member, reward in enumerate((0.5, 0.25, None)):
+        where = TrajectoryId(0, member)
+        store.put_finished(where, length=1 + member, reason="stop")
+        store.put_text(where, "" if member else "said")
+        if reward is not None:
+            store.put_reward(where, reward=reward, components={"f": reward})
+    store.commit()  # and the run goes on
+    text = shown(tmp_path)
+    assert "So far: 1 prompts, 3 finished responses, 2 rewarded, mean reward 0.375" in text
+    assert ids(text) == ["0.0", "0.1"], "the best, the worst"
+    assert "Best responses so far" in text
+    assert "0.0  reward 0.500, 1 token, waits\n" in text
+    assert "response (empty)" in text
+    store.close()
+
+
+def test_responses_are_of_the_last_step_that_is_complete(tmp_path):
+    make_run(tmp_path, num_steps=4)
+    rows = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{row}\n" for row in rows[:4]))
+    text = shown(tmp_path)
+    assert "step 3 after" in text
+    assert "Best responses of step 3" in text
+
+
+def test_the_headline_says_how_far_the_run_is(tmp_path):
+    make_run(tmp_path)
+    assert "step 4 after 0:41; it is running, or was killed" in shown(tmp_path)
+    (tmp_path / "config.yaml").write_text(
+        "name: sums\nlearner: {max_steps: 9}\nschedule: {name: staleflow}\n"
+    )
+    assert "sums, staleflow: step 4 of 9 after 0:41; it is running" in shown(tmp_path)
+    (tmp_path / "summary.json").write_text("{}")
+    assert "step 4 of 9 after 0:41; it has ended" in shown(tmp_path)
 
 
 def test_a_long_run_shows_some_steps_and_says_so(tmp_path):
     make_run(tmp_path, num_steps=200)
     text = shown(tmp_path)
     steps = [int(row[0]) for row in cells(text) if len(row) == 12 and row[0].isdigit()]
-    assert len(steps) < 50
+    assert len(steps) < 20
     assert (steps[0], steps[-1]) == (0, 200)
     assert f"{201 - len(steps)} more in metrics.jsonl" in text
 
@@ -157,8 +268,8 @@ def test_one_trajectory_in_full(tmp_path):
         "row 4, epoch 0",
         "answer = 4",
         "14 tokens, ended by stop",
-        "1 (exact 1)",
-        "trained on in batch 2, 1 version old",
+        "1 (exact 1, short 0.5)",
+        "trained on in step 3, 1 version old",
         "[b]what is 4?",
         "[/red] it is 4",
     ):

@@ -99,12 +99,11 @@ def test_trackers_get_the_rows(tmp_path, monkeypatch, name):
 
 @pytest.mark.parametrize("name", ["tensorboard", "wandb", "trackio"])
 def test_a_tracker_that_is_not_installed_is_named(tmp_path, monkeypatch, name):
-    module = "torch.utils.tensorboard" if name == "tensorboard" else name
-
     def missing(wanted):
-        assert wanted == module
+        assert wanted == name
         raise ModuleNotFoundError(wanted)
 
     monkeypatch.setattr(metrics.importlib, "import_module", missing)
+    monkeypatch.setattr(metrics.importlib.util, "find_spec", {"tensorboard": None}.__getitem__)
     with pytest.raises(UserError, match=f"run.report_to names {name}, which is not installed"):
         MetricsWriter(tmp_path, report_to=(name,), name="run", config={})

@@ -24,8 +24,25 @@ def half(completions, **kwargs):
 
 def sees(prompts, completions, completion_ids, colour, **kwargs):
     told = {"prompts": prompts, "completions": completions, "completion_ids": completion_ids}
-    Path(kwargs["report"][0]).write_text(repr(told | {"colour": colour}))
-    return [1]
+    Path(kwargs["report"][0]).write_text(
+        repr(told | {"colour": colour, "step": kwargs["trainer_state"].global_step})
+    )
+    return [1] * len(completions)
+
+
+def by_rank(completions, **kwargs):
+    """Compare: 1 for the longest, 0 for the shortest, nothing for the rest."""
+    by_length = sorted(completions, key=len)
+    return [{0: 0.0, len(by_length) - 1: 1.0}.get(by_length.index(each)) for each in completions]
+
+
+def spoils(prompts, completions, answers, **kwargs):
+    """Append to what it is given; return how much that was before, and one more."""
+    lengths = [len(prompt) + len(answer) for prompt, answer in zip(prompts, answers, strict=True)]
+    for each in (*prompts, *answers):
+        each.append("spoilt")
+    prompts.clear()
+    return lengths
 
 
 def picky(completions, colour, factor=2.0):

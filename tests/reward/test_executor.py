@@ -19,14 +19,22 @@ import pytest
 from rhymeflow.config import RewardConfig, RewardFunction
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.errors import UserError
-from rhymeflow.reward import RewardDone, RewardError, RewardExecutor, RewardRequest
+from rhymeflow.reward.components import WeightedSum
+from rhymeflow.reward.executor import RewardDone, RewardError, RewardExecutor
+from rhymeflow.reward.messages import RewardRequest, TrainerState
 
 FILE = Path(__file__).parent / "functions.py"
 Start = Callable[..., RewardExecutor]
 
 
 def request(completion: str = "fine", prompt: Any = "p", **columns: Any) -> RewardRequest:
-    return RewardRequest(prompt, completion, [1, 2], columns)
+    return together(completion, prompt=prompt, **columns)
+
+
+def together(*completions: str, prompt: Any = "p", **columns: Any) -> RewardRequest:
+    """Several responses to one prompt."""
+    ids = [[1, 2 + place] for place in range(len(completions))]
+    return RewardRequest(prompt, list(completions), ids, columns, TrainerState(3, 9))
 
 
 def functions(*names: str) -> tuple[RewardFunction, ...]:
@@ -63,14 +71,22 @@ def collect(executor: RewardExecutor, seconds: float = 20.0) -> dict[Any, Any]:
 
 
 def judge(executor: RewardExecutor, *requests: RewardRequest) -> list[Any]:
+    every = range(len(executor.names))
     for member, each in enumerate(requests):
-        executor.submit(TrajectoryId(4, member), each)
+        executor.submit(TrajectoryId(4, member), each, every)
     outcomes = collect(executor)
     assert len(outcomes) == len(requests)
     return [outcomes[TrajectoryId(4, member)] for member in range(len(requests))]
 
 
-def test_weighted_sum_with_components(start: Start) -> None:
+def value(done: RewardDone) -> float:
+    """What the only function gave the only response."""
+    [components] = done.components
+    [reward] = components.values()
+    return reward
+
+
+def test_each_function_gives_a_component(start: Start) -> None:
     weighted = (
         RewardFunction(function=f"{FILE}:length", weight=0.5),
         RewardFunction(function="exact_match", weight=10),
@@ -80,14 +96,12 @@ def test_weighted_sum_with_components(start: Start) -> None:
         RewardFunction(function=f"{FILE}:length", weight=2),
     )
     [done] = judge(start(functions=weighted), request("four", answer="four"))
-    assert done.components == {
-        "length": 4.0,
-        "exact_match": 1.0,
-        "patient": 0.25,
-        "half": 0.5,
-        "length#2": 4.0,
-    }
-    assert done.reward == 0.5 * 4 + 10 * 1 - 0.25 + 0.5 + 2 * 4
+    assert done.components == (
+        {"length": 4.0, "exact_match": 1.0, "patient": 0.25, "half": 0.5, "length#2": 4.0},
+    )
+    assert list(done.components[0]) == ["length", "exact_match", "patient", "half", "length#2"]
+    assert WeightedSum(weighted)(done.components[0]) == 0.5 * 4 + 10 * 1 - 0.25 + 0.5 + 2 * 4
+    assert WeightedSum(weighted)({}) is None, "nothing is not 0"
     assert done.key == TrajectoryId(4, 0)
 
 
@@ -100,6 +114,15 @@ def test_arguments_are_those_of_trl(start: Start, tmp_path: Path) -> None:
         "completions": ["b"],
         "completion_ids": [[1, 2]],
         "colour": ["red"],
+        "step": 3,
+    }
+    judge(executor, together("b", "c", colour="red", report=report))
+    assert ast.literal_eval(Path(report).read_text()) == {
+        "prompts": ["p", "p"],
+        "completions": ["b", "c"],
+        "completion_ids": [[1, 2], [1, 3]],
+        "colour": ["red", "red"],
+        "step": 3,
     }
     asked, begun = {"role": "user", "content": "q"}, {"role": "assistant", "content": "be"}
     judge(executor, request("gun", [asked, begun], colour=1, report=report))
@@ -108,11 +131,42 @@ def test_arguments_are_those_of_trl(start: Start, tmp_path: Path) -> None:
     assert told["completions"] == [[{"role": "assistant", "content": "begun"}]]
 
 
+def test_a_group_is_judged_in_one_call_and_only_by_the_functions_asked_for(start: Start) -> None:
+    executor = start("length", "by_rank", "length")
+    executor.submit("group 7", together("aaa", "b", "cc"), [0, 1])
+    assert collect(executor) == {
+        "group 7": RewardDone(
+            "group 7",
+            (
+                {"length": 3.0, "by_rank": 1.0},
+                {"length": 1.0, "by_rank": 0.0},
+                {"length": 2.0},
+            ),
+        )
+    }
+
+
+def test_an_error_of_a_group_call_says_what_is_wrong_with_the_call(start: Start) -> None:
+    executor = start("by_order", retries=0)
+    executor.submit("group 7", together("fine", "fine"), [0])
+    assert collect(executor)["group 7"].message == (
+        "reward function 'by_order', group 7: returned 1 reward for 2 responses "
+        "(`per: response` hands them over singly)"
+    )
+
+
+def test_what_a_function_does_to_its_arguments_is_seen_by_no_other(start: Start) -> None:
+    executor = start("spoils", "spoils", retries=0)
+    messages = [{"role": "user", "content": "q"}]
+    [done] = judge(executor, together("a", "b", prompt=messages, answers=["yes"]))
+    assert done.components == ({"spoils": 2.0, "spoils#2": 2.0},) * 2
+
+
 def test_a_function_may_name_only_what_it_needs(start: Start) -> None:
     picky = RewardFunction(function=f"{FILE}:picky", options={"factor": 3.0})
     executor = start(functions=(picky,))
     right, wrong = judge(executor, request("red", colour="red", x=1), request("red", color="red"))
-    assert right.reward == 3.0
+    assert value(right) == 3.0
     assert "takes an argument 'colour', and there is no such column or option" in wrong.message
     assert "did you mean color?" in wrong.message
 
@@ -144,9 +198,9 @@ def test_what_is_no_reward_is_an_error_and_harms_no_other(start: Start) -> None:
     bad = list(WRONG)
     outcomes = judge(executor, *[request(c) for order in bad for c in ("fine", order)])
     for order, fine, error in zip(bad, outcomes[::2], outcomes[1::2], strict=True):
-        assert fine == RewardDone(fine.key, 5.0, {"length": 4.0, "by_order": 1.0})
+        assert fine == RewardDone(fine.key, ({"length": 4.0, "by_order": 1.0},))
         assert isinstance(error, RewardError), order
-        assert error.message.startswith(f"reward function 'by_order', trajectory {error.key}: ")
+        assert error.message.startswith(f"reward function 'by_order', {error.key}: ")
         assert WRONG[order] in error.message
         assert "\n" not in error.message
         assert len(error.message) < 1200
@@ -159,15 +213,12 @@ def test_what_is_a_reward(start: Start, monkeypatch: pytest.MonkeyPatch) -> None
     outcomes = judge(
         executor, *[request(c) for c in ("true", "tuple", "tensor", "threads", "fork")]
     )
-    assert [outcome.reward for outcome in outcomes] == [1.0, 2.0, 0.5, 1.0, 5.0]
+    assert [value(outcome) for outcome in outcomes] == [1.0, 2.0, 0.5, 1.0, 5.0]
 
 
-def test_none_everywhere_is_an_error(start: Start) -> None:
-    [error] = judge(start("not_mine", "not_mine"), request())
-    assert error.message == (
-        "reward functions not_mine, not_mine#2, trajectory 4.0: all returned None: none applies "
-        "to this sample"
-    )
+def test_none_is_no_component(start: Start) -> None:
+    [done] = judge(start("not_mine", "not_mine"), together("a", "b"))
+    assert done.components == ({}, {})
 
 
 @pytest.mark.parametrize("function", ["flaky", "flaky_death"])
@@ -177,7 +228,7 @@ def test_a_failure_is_tried_again_and_the_rest_is_kept(
     report, counter = str(tmp_path / "report"), tmp_path / "counter"
     executor = start("counted", function, "length", retries=1)
     [done] = judge(executor, request("abc", report=report, counter=str(counter)))
-    assert done.components == {"counted": 0.5, function: 1.0, "length": 3.0}
+    assert done.components == ({"counted": 0.5, function: 1.0, "length": 3.0},)
     assert counter.read_text() == "x"
 
 
@@ -188,15 +239,15 @@ def test_tries_are_counted(start: Start) -> None:
 
 def test_a_worker_is_replaced_and_the_others_go_on(start: Start) -> None:
     executor = start("by_order", num_workers=2, timeout=0.5, retries=0)
-    before = {outcome.reward for outcome in judge(executor, *[request("pid")] * 8)}
-    executor.submit("hang", request("hang"))
+    before = {value(outcome) for outcome in judge(executor, *[request("pid")] * 8)}
+    executor.submit("hang", request("hang"), [0])
     executor.poll(time.monotonic())
     begin = time.monotonic()
     others = judge_more(executor, 20)
     assert all(isinstance(outcome, RewardDone) for outcome in others)
     assert time.monotonic() - begin < 0.4  # not behind the one that hangs
     assert isinstance(collect(executor)["hang"], RewardError)
-    after = {outcome.reward for outcome in judge(executor, *[request("pid")] * 8)}
+    after = {value(outcome) for outcome in judge(executor, *[request("pid")] * 8)}
     assert len(after - before) <= 1
     for pid in before - after:
         assert not alive(int(pid))
@@ -204,7 +255,7 @@ def test_a_worker_is_replaced_and_the_others_go_on(start: Start) -> None:
 
 def judge_more(executor: RewardExecutor, count: int) -> list[Any]:
     for number in range(count):
-        executor.submit(number, request("fine"))
+        executor.submit(number, request("fine"), [0])
     outcomes: list[Any] = []
     while len(outcomes) < count:
         wait(executor.connections(), 0.01)
@@ -216,14 +267,14 @@ def test_time_is_an_argument(start: Start) -> None:
     """A caller that is late is no function that hangs."""
     executor = start("by_order", timeout=1000, retries=0)
     assert executor.next_deadline() is None
-    executor.submit("a", request("fine"))
+    executor.submit("a", request("fine"), [0])
     assert executor.next_deadline() == -math.inf
     assert executor.poll(now=0.0) == []
     assert executor.next_deadline() == 1000.0
     wait(executor.connections())
-    assert executor.poll(now=5000.0) == [RewardDone("a", 1.0, {"by_order": 1.0})]
+    assert executor.poll(now=5000.0) == [RewardDone("a", ({"by_order": 1.0},))]
     assert executor.next_deadline() is None
-    executor.submit("b", request("hang"))
+    executor.submit("b", request("hang"), [0])
     assert executor.poll(now=6000.0) == []
     assert executor.poll(now=6999.0) == []
     [error] = executor.poll(now=7000.0)
@@ -254,11 +305,11 @@ def alive(pid: int) -> bool:
 def test_an_idle_worker_that_dies_is_replaced(start: Start) -> None:
     executor = start("by_order")
     [first] = judge(executor, request("pid"))
-    os.kill(int(first.reward), 9)
+    os.kill(int(value(first)), 9)
     wait(executor.connections())
     assert executor.poll(0.0) == []
     [second] = judge(executor, request("pid"))
-    assert second.reward != first.reward
+    assert value(second) != value(first)
 
 
 def test_workers_that_never_stay_end_the_run(start: Start, tmp_path: Path) -> None:
@@ -313,12 +364,14 @@ def test_workers_end_with_their_parent(tmp_path: Path) -> None:
         import os, time
         from multiprocessing.connection import wait
         from rhymeflow.config import RewardConfig, RewardFunction
-        from rhymeflow.reward import RewardExecutor, RewardRequest
+        from rhymeflow.reward.executor import RewardExecutor
+        from rhymeflow.reward.messages import RewardRequest, TrainerState
         if __name__ == "__main__":
             function = RewardFunction(function={str(FILE) + ":by_order"!r})
             executor = RewardExecutor(RewardConfig(functions=(function,), num_workers=2))
             executor.start()
-            executor.submit(0, RewardRequest("p", "hang in C", [], {{}}))
+            hang = RewardRequest("p", ["hang in C"], [[]], {{}}, TrainerState(0, 1))
+            executor.submit(0, hang, [0])
             executor.poll(0.0)
             time.sleep(0.2)
             print(*[worker.process.pid for worker in executor._workers], flush=True)
@@ -340,7 +393,7 @@ def test_workers_ignore_ctrl_c_and_close_ends_them(start: Start) -> None:
     pids = [worker.process.pid for worker in executor._workers]
     for pid in pids:
         os.kill(pid, 2)
-    assert judge(executor, request())[0].reward == 1.0
+    assert value(judge(executor, request())[0]) == 1.0
     executor.close()
     assert not any(alive(pid) for pid in pids)
 
@@ -349,4 +402,4 @@ def test_large_requests_and_long_queues(start: Start) -> None:
     executor = start("length", num_workers=2)
     large = request("x" * 300_000)
     outcomes = judge(executor, *[large, request("ab")] * 200)
-    assert [outcome.reward for outcome in outcomes] == [300_000.0, 2.0] * 200
+    assert [value(outcome) for outcome in outcomes] == [300_000.0, 2.0] * 200

@@ -10,14 +10,17 @@ import pytest
 from rhymeflow.config import DataConfig, RewardFunction
 from rhymeflow.data import load_prompts
 from rhymeflow.errors import UserError
-from rhymeflow.reward.functions import Judge, NoReward, component_names
-from rhymeflow.reward.messages import RewardRequest
+from rhymeflow.reward.components import component_names
+from rhymeflow.reward.functions import Judge, NoReward
+from rhymeflow.reward.messages import RewardRequest, TrainerState
 
 
 def score(function: str, completion: str, columns: dict[str, Any], **options: Any) -> Any:
     judge = Judge(RewardFunction(function=function, options=options))
     with asyncio.Runner() as runner:
-        return judge(RewardRequest("p", completion, [1], columns), runner)
+        request = RewardRequest("p", [completion], [[1]], columns, TrainerState(0, 1))
+        [reward] = judge(request, runner)
+        return reward
 
 
 def failure(function: str, completion: str, columns: dict[str, Any], **options: Any) -> str:
@@ -167,6 +170,15 @@ def test_an_absent_package_is_named_with_its_command(
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, package, None)
     assert f"needs the package {package}: pip install 'rhymeflow[{extra}]'" in refused(function)
+
+
+def test_built_ins_judge_responses_and_a_users_functions_groups() -> None:
+    for built_in in ("exact_match", "regex", "recipe:demo"):
+        assert RewardFunction(function=built_in).per == "response"
+        assert RewardFunction(function=built_in, per="group").per == "group"
+    for own in ("a/b.py:judge", "pkg.mod.judge"):
+        assert RewardFunction(function=own).per == "group"
+        assert RewardFunction(function=own, per="response").per == "response"
 
 
 def test_component_names() -> None:

@@ -1,20 +1,13 @@
-"""Workers of these tests are forked from a process that has loaded torch.
+"""Workers of these tests are forked from one server, which has loaded all that they run.
 
-Loading it takes each of them four seconds, which is most of a tiny run. A fork is otherwise like
-the processes of a real run: it has its own memory, and what it is given comes through a pipe. What
-a worker finds that was started by `spawn`, as real runs start them, is tested in `test_process.py`
-and wherever a run is started by the command line.
+What a worker finds that was spawned, as on macOS, is tested in `test_local.py`.
 """
 
 from __future__ import annotations
 
-import multiprocessing
-from multiprocessing import forkserver
-from types import SimpleNamespace
-
 import pytest
 
-from rhymeflow.runtime import local
+from rhymeflow.runtime import processes
 
 LOADED = [
     "rhymeflow.workers.learner",
@@ -28,11 +21,6 @@ LOADED = [
 @pytest.fixture(autouse=True, scope="package")
 def workers_that_have_loaded_torch():
     with pytest.MonkeyPatch.context() as patch:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(LOADED)
-        patch.setenv("OMP_NUM_THREADS", "1")  # torch's threads, as `tiny_config` has them
-        forkserver.ensure_running()
-        patch.undo()
-        fork = SimpleNamespace(get_context=lambda method: context)
-        patch.setattr(local, "multiprocessing", fork)
+        patch.setattr(processes, "PRELOAD", ["rhymeflow.workers.preload", *LOADED])
+        processes.prepare()
         yield

@@ -25,3 +25,11 @@ def talkative(connection, name, config, run_dir):
 def silent(connection, name, config, run_dir):
     """Hears nothing and says nothing."""
     time.sleep(600)
+
+
+def environment(connection, name, config, run_dir):
+    """Says what a variable is, and whether garbage is collected."""
+    import gc
+    import os
+
+    raise UserError(f"{os.environ.get('SOMETHING')} {gc.isenabled()}")

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import sys
 import time
 from multiprocessing.connection import Connection
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
 from rhymeflow.config import Config
-from rhymeflow.runtime import local
+from rhymeflow.runtime import local, processes
 from rhymeflow.runtime.base import Received, Resources, WorkerLost
 from rhymeflow.runtime.local import LocalRuntime
 from rhymeflow.runtime.supervisor import share_of_cores
 from rhymeflow.workers.messages import Alive, Failed
 
 
-@pytest.fixture
-def runtime(tmp_path, monkeypatch):
-    """As in a real run, with one more role: `threads` of `tests.runtime.threads_entry`."""
-    monkeypatch.setattr(local, "multiprocessing", multiprocessing)
+@pytest.fixture(params=["forked", "spawned"])
+def runtime(tmp_path, monkeypatch, request):
+    """As in a real run, with the roles of `tests.runtime.roles`."""
+    if request.param == "spawned":
+        monkeypatch.setattr(processes, "can_fork", lambda: False)
     monkeypatch.setattr(local.entry, "enter", enter)
     with LocalRuntime(Config(), tmp_path, tmp_path / "logs") as runtime:
         yield runtime
@@ -110,3 +110,25 @@ def test_nothing_is_delivered_once_a_worker_is_stopped(runtime, monkeypatch):
     count = len(written)
     time.sleep(1.0)
     assert len(written) == count == 1
+
+
+def test_a_worker_has_the_controllers_environment(runtime, monkeypatch):
+    monkeypatch.setenv("SOMETHING", "new")
+    runtime.start("environment", "w", Resources(1))
+    said, *_ = until(runtime, 1)
+    assert said == Received("w", Failed("new True", user_error=True))
+
+
+def test_the_server_is_another_once_libraries_would_read_something_else(monkeypatch):
+    done = []
+    server = SimpleNamespace(_stop=lambda: done.append("stop"))
+    fake = SimpleNamespace(_forkserver=server, ensure_running=lambda: done.append("start"))
+    monkeypatch.setattr(processes, "forkserver", fake)
+    monkeypatch.setattr(processes, "_started_with", None)
+    processes.prepare()
+    monkeypatch.setenv("SOMETHING", "else")
+    processes.prepare()
+    assert done == ["start", "start"], "the second does nothing while the first runs"
+    monkeypatch.setenv("HF_HOME", "elsewhere")
+    processes.prepare()
+    assert done[2:] == ["stop", "start"]

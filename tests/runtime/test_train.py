@@ -10,6 +10,7 @@ import sys
 import time
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,6 +21,7 @@ from rhymeflow.errors import UserError
 from rhymeflow.observe import metrics
 from rhymeflow.runtime.controller import Controller
 from rhymeflow.runtime.supervisor import WorkerDied
+from rhymeflow.runtime.train import STOP_SIGNALS, interruptible
 from rhymeflow.store.reader import TrajectoryReader
 from tests.runtime import plain
 from tests.runtime.logs import reader, replay, train
@@ -165,7 +167,7 @@ def test_the_run_directory_is_complete(synchronous):
 
 
 def test_what_reward_functions_print_is_in_the_log_and_not_on_the_terminal(tmp_path, capfd):
-    body = "    print('a word from the reward')\n    return [float(len(completions[0]))]"
+    body = "    print('a word from the reward')\n    return [float(len(c)) for c in completions]"
     config = tiny_config(tmp_path, reward=reward_file(tmp_path, body), learner={"max_steps": 1})
     train(config)
     assert (
@@ -189,23 +191,24 @@ def reward_file(tmp_path: Path, body: str) -> dict:
     [
         ("    raise KeyError('no such thing')", "no such thing"),
         ("    import time; time.sleep(60)", "took longer than reward.timeout"),
-        ("    return [float('nan')]", "nan"),
-        ("    return [1.0, 2.0]", "2"),
+        ("    return [float('nan')] * 3", "nan"),
+        ("    return [1.0, 2.0]", "returned 2 rewards for 3 responses"),
     ],
     ids=["raises", "hangs", "nan", "wrong count"],
 )
 def test_a_reward_that_is_none_stops_the_run_and_says_why(tmp_path, body, said):
     config = tiny_config(tmp_path, reward=reward_file(tmp_path, body), data={"eval_size": 0})
-    with pytest.raises(UserError, match=r"judge.*trajectory") as raised:
+    with pytest.raises(UserError, match=r"judge.*group \d") as raised:
         train(config)
     assert said in str(raised.value)
     assert "\n" not in str(raised.value)
+    assert not (tmp_path / "run").exists(), "nothing was trained"
 
 
 def test_groups_without_a_reward_can_be_dropped_and_are_counted(tmp_path):
     body = (
         "    if prompts[0].startswith('03'): raise ValueError('not this one')\n"
-        "    return [0.5 + len(completions[0]) / 100]"
+        "    return [0.5 + len(completion) / 100 for completion in completions]"
     )
     config = tiny_config(
         tmp_path,
@@ -262,9 +265,20 @@ def test_a_worker_that_hangs_is_named(tmp_path, monkeypatch):
         train(config)
 
 
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_what_stops_a_run_asks_it_to_end_and_then_ends_it(number):
+    controller = SimpleNamespace(stop_asked=False)
+    before = signal.getsignal(number)
+    with interruptible(controller):
+        signal.raise_signal(number)
+        assert controller.stop_asked
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(number)
+    assert signal.getsignal(number) == before
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_ends_the_step_saves_and_says_so(tmp_path, number):
+def test_ctrl_c_ends_the_step_saves_and_says_so(tmp_path):
     config = tiny_config(tmp_path, learner={"max_steps": 10_000})
     config_file = tmp_path / "config.yaml"
     config_file.write_text(json.dumps(config.model_dump(mode="json")))
@@ -278,7 +292,7 @@ def test_ctrl_c_ends_the_step_saves_and_says_so(tmp_path, number):
     while max(metrics.read(tmp_path / "run"), default=0) < 1:
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    process.send_signal(number)
+    process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130, output
     assert "stopped" in output

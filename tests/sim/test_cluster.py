@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from rhymeflow.core.commands import Drop, Train
 from rhymeflow.core.cost import CostModel
-from rhymeflow.core.protocol import invariants
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.sim.audit import Audit, InvariantViolation
 from rhymeflow.sim.cluster import Cluster
@@ -25,6 +24,7 @@ from rhymeflow.sim.hardware import Hardware, Latencies, Outage
 from rhymeflow.sim.response import Response
 from rhymeflow.sim.timeline import Timeline
 from rhymeflow.sim.workload import Prompt, uniform
+from tests.core import invariants
 from tests.helpers import a_plan, a_schedule
 
 COST = CostModel(

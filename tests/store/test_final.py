@@ -127,6 +127,19 @@ def test_a_reader_that_hangs_in_a_transaction_holds_up_the_end_for_so_long(
     assert seen_alone(path, tmp_path / "alone") == BEFORE + AFTER
 
 
+def test_another_process_that_was_about_to_write_does_not_leave_it_short(tmp_path, monkeypatch):
+    """Nobody should, but the file can be opened by whoever likes."""
+    monkeypatch.setattr(final, "WAIT_SECONDS", 0.2)
+    path = tmp_path / "events.db"
+    store = grown(path, BEFORE)
+    other = sqlite3.connect(path, isolation_level=None)
+    grown(path, AFTER, store)
+    other.execute("BEGIN IMMEDIATE")
+    store.close()
+    assert seen_alone(path, tmp_path / "alone") == BEFORE + AFTER
+    other.close()
+
+
 def test_a_log_that_is_being_read_leaves_no_transaction_open(tmp_path):
     path = tmp_path / "events.db"
     store = grown(path, BEFORE)

@@ -10,6 +10,7 @@ import pytest
 
 from rhymeflow.config import RewardConfig
 from rhymeflow.reward.executor import RewardExecutor
+from rhymeflow.reward.messages import TrainerState
 from rhymeflow.workers import reward
 from rhymeflow.workers.messages import (
     Alive,
@@ -24,9 +25,9 @@ from rhymeflow.workers.reward import RewardWorker
 
 BODY = """
 def length(prompts, completions, completion_ids, weight, **columns):
-    if "!" in completions[0]:
+    if "!" in "".join(completions):
         raise ValueError("no shouting")
-    return [weight[0] * len(completions[0])]
+    return [weight[0] * len(text) for text in completions]
 """
 
 
@@ -34,8 +35,9 @@ def decode(tokens):
     return "".join(map(chr, tokens))
 
 
-def ask(key, text, **columns):
-    return ComputeReward(key, "a prompt", [ord(letter) for letter in text], columns)
+def ask(key, *texts, **columns):
+    responses = [[ord(letter) for letter in text] for text in texts]
+    return ComputeReward(key, "a prompt", responses, columns, (0,), TrainerState(0, 1))
 
 
 @pytest.fixture
@@ -69,33 +71,38 @@ def answers(connection, count):
 
 
 def test_each_response_is_answered_once_with_its_text(ours):
-    for key, text in {"0.0": "abc", "0.1": "", "of evaluation 3, row 1": "xy"}.items():
+    for key, text in {"0.0": "abc", "0.1": "", "held-out row 1": "xy"}.items():
         send(ours, ask(key, text, weight=2))
     assert answers(ours, 3) == {
-        "0.0": RewardComputed("0.0", "abc", 6.0, {"length": 6.0}),
-        "0.1": RewardComputed("0.1", "", 0.0, {"length": 0.0}),
-        "of evaluation 3, row 1": RewardComputed(
-            "of evaluation 3, row 1", "xy", 4.0, {"length": 4.0}
-        ),
+        "0.0": RewardComputed("0.0", ["abc"], [{"length": 6.0}]),
+        "0.1": RewardComputed("0.1", [""], [{"length": 0.0}]),
+        "held-out row 1": RewardComputed("held-out row 1", ["xy"], [{"length": 4.0}]),
+    }
+
+
+def test_a_group_is_answered_by_one_message(ours):
+    send(ours, ask("group 5", "a", "bcd", weight=2))
+    assert answers(ours, 1) == {
+        "group 5": RewardComputed("group 5", ["a", "bcd"], [{"length": 2.0}, {"length": 6.0}])
     }
 
 
 def test_an_error_is_no_reward_and_says_whose_it_is(ours):
-    send(ours, ask("7.1", "no!", weight=1))
+    send(ours, ask("trajectory 7.1", "no!", weight=1))
     send(ours, ask("7.2", "yes", weight=1))
     found = answers(ours, 2)
-    failed = found["7.1"]
+    failed = found["trajectory 7.1"]
     assert isinstance(failed, RewardFailed)
-    assert failed.text == "no!"
+    assert failed.texts == ["no!"]
     assert "'length', trajectory 7.1" in failed.error
     assert "no shouting" in failed.error
-    assert found["7.2"].reward == 3.0
+    assert found["7.2"].components == [{"length": 3.0}]
 
 
 def test_a_key_can_be_asked_again_after_its_answer(ours):
     for _ in range(2):
         send(ours, ask("1.0", "ab", weight=1))
-        assert answers(ours, 1)["1.0"].reward == 2.0
+        assert answers(ours, 1)["1.0"].components == [{"length": 2.0}]
 
 
 def test_it_gives_signs_of_life_while_it_has_nothing_to_do(ours):

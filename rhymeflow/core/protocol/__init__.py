@@ -1,5 +1,5 @@
 """The staleness protocol, and the states of what it counts.
 
 `staleness` says which batch a group may end up in, on the `entries` of its `buffer`s; `group` says
-how far each member of a group has come; `invariants` checks that all of it agrees.
+how far each member of a group has come.
 """

@@ -16,8 +16,10 @@ What moves a member, a command or an event, and whereto (`TRANSITIONS`):
 
 REWARDED and ABORTED are ends. A group that has what it needs, or is dropped, aborts all members
 that can be; those on an instance by command. Whatever is not in the table is late or came twice,
-and changes nothing. The instance of a RUNNING or STOPPING member is the only one whose word on it
-counts, and on stopping only its word on the last Interrupt.
+and changes nothing, but for two things. TrajectoryRewarded or RewardFailed of a member that has not
+FINISHED is early, and takes effect when it has. TrajectoryInterrupted always says how much is
+stored. The instance of a RUNNING or STOPPING member is the only one whose word on it counts, and on
+stopping only its word on the last Interrupt.
 """
 
 from __future__ import annotations
@@ -46,6 +48,9 @@ WAITING, RUNNING, STOPPING, FINISHED, REWARDED, ABORTED = MemberState
 ON_INSTANCE = (RUNNING, STOPPING)
 """The states in which an instance has the member, or will when it has carried out its commands."""
 
+NOT_FINISHED = (WAITING, *ON_INSTANCE)
+"""The states in which the response is not complete."""
+
 TRANSITIONS: Mapping[type, Mapping[MemberState, MemberState]] = {
     commands.Route: {WAITING: RUNNING},
     commands.Interrupt: {RUNNING: STOPPING},
@@ -68,11 +73,13 @@ class Member:
     version: Version | None = None
     """V_traj: the version of the instance it was first routed to; None: it never was."""
     length: int = 0
-    """Response tokens, as last reported."""
+    """Response tokens that are stored, as far as reported; they are never lost again."""
     instance: InstanceId | None = None
     """The one that has it; None in a state that is not `ON_INSTANCE`."""
     stop: int = 0
     """Number of the last Interrupt to it."""
+    judged: events.TrajectoryRewarded | events.RewardFailed | None = None
+    """What came early; see above."""
     reward: float | None = None
 
     def apply(self, cause: type) -> bool:

@@ -100,17 +100,8 @@ class Layout(Protocol):
         """The group has ended."""
 
 
-class NoLayout:
+class NoLayout(Layout):
     """Remembers nothing: groups go wherever routing sends them."""
-
-    def extend(self, state: State) -> None:
-        """Nothing is laid out."""
-
-    def move(self, trajectories: Iterable[TrajectoryId], to: InstanceId, *, later: bool) -> None:
-        """They are routed anew."""
-
-    def end(self, group: GroupId) -> None:
-        """Nothing was known of it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

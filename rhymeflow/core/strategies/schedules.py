@@ -24,21 +24,13 @@ from rhymeflow.core.strategies.sync import (
 )
 
 ROUTING: Mapping[str, Routing] = {
-    "fewest_requests": fewest_requests,
-    "waterfall": waterfall,
-    "planned": planned,
+    rule.__name__: rule for rule in (fewest_requests, waterfall, planned)
 }
 SYNC: Mapping[str, Sync] = {
-    "when_idle": when_idle,
-    "greedy": greedy,
-    "when_version_unusable": when_version_unusable,
-    "gather_stragglers": gather_stragglers,
+    rule.__name__: rule for rule in (when_idle, greedy, when_version_unusable, gather_stragglers)
 }
 MIGRATION: Mapping[str, Migrating] = {
-    "none": none,
-    "rebalance": rebalance,
-    "skip_nearly_done": skip_nearly_done,
-    "migrate_outliers": migrate_outliers,
+    rule.__name__: rule for rule in (none, rebalance, skip_nearly_done, migrate_outliers)
 }
 
 

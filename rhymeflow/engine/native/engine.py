@@ -34,7 +34,6 @@ from rhymeflow.engine.native.attention import attention_for
 from rhymeflow.engine.native.cache import KVCache
 from rhymeflow.engine.native.drafting import Drafter, Drafting
 from rhymeflow.engine.native.linear import PackedLinears
-from rhymeflow.engine.native.lm_head import LMHead
 from rhymeflow.engine.native.packing import place
 from rhymeflow.engine.native.sampler import Draws, sample
 from rhymeflow.engine.native.scheduler import Scheduler, Work
@@ -43,6 +42,7 @@ from rhymeflow.engine.native.verify import accepted, depths
 from rhymeflow.errors import UserError
 from rhymeflow.histospec.draft import Draft
 from rhymeflow.models import attention
+from rhymeflow.models.lm_head import LMHead
 
 PAD_ROWS = 8
 """More rows than this are rounded up to a multiple of it. With drafts their number differs from

@@ -1,13 +1,11 @@
 """Linear layers with weights laid out for the CPU's matrix instructions.
 
-oneDNN multiplies by a weight that it has laid out once ("packed") a fifth to a third faster than by
-one it must rearrange on each call. `PackedLinears` puts such a copy behind every linear layer of a
-model, for inference only; parameters keep their names and storage, so weights are pulled into the
-model as before, and `refresh` packs them again.
+`PackedLinears` puts a packed copy (`models/packed.py`) behind every linear layer of a model, for
+inference only; parameters keep their names and storage, so weights are pulled into the model as
+before, and `refresh` packs them again.
 
-Holds true: results equal the unpacked layer's up to float rounding; on other devices, where this
-build of torch has no oneDNN, and in types that oneDNN does not multiply on this processor (float64
-on any, bfloat16 without AVX-512), nothing is packed.
+Holds true: results equal the unpacked layer's up to float rounding; on other devices nothing is
+packed.
 """
 
 from __future__ import annotations
@@ -15,42 +13,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-ROWS = 32
-"""Rows per call that the layout is made for; others work."""
+from rhymeflow.models.packed import Packed
 
 JOINED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Names of sibling layers that get the same input in transformers' models. It is only a guess at
 what is worth joining: a layer that is called with another input computes its own."""
-
-
-class Packed:
-    """A linear map with its own, packed copy of the weight."""
-
-    def __init__(self, weight_OI: Tensor, bias_O: Tensor | None) -> None:
-        self._plain = not _can_pack(weight_OI.dtype)
-        self._bias_O = bias_O
-        self._weight = (
-            weight_OI if self._plain else torch.ops.mkldnn._reorder_linear_weight(weight_OI, ROWS)
-        )
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return x @ weight^T + bias."""
-        if self._plain:
-            return F.linear(x, self._weight, self._bias_O)
-        return torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias_O, "none", [], "")
-
-
-def _can_pack(dtype: torch.dtype) -> bool:
-    if not torch.backends.mkldnn.is_available():
-        return False
-    if dtype == torch.bfloat16:
-        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    if dtype == torch.float16:
-        return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
-    return dtype == torch.float32
 
 
 class _Joined:
@@ -137,4 +106,4 @@ def _groups_of(module: nn.Module) -> list[list[nn.Linear]]:
     return groups + [[layer] for layer in linear.values()]
 
 
-__all__ = ["Packed", "PackedLinears"]
+__all__ = ["PackedLinears"]

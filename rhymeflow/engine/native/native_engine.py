@@ -10,12 +10,14 @@ from collections.abc import Callable, Hashable, Iterable
 from rhymeflow.config import Config
 from rhymeflow.core.types import Version
 from rhymeflow.engine.base import Finished, Limits, Load, Request
+from rhymeflow.engine.native.cpu_attention import CpuAttention
 from rhymeflow.engine.native.engine import Engine
 from rhymeflow.histospec.draft import DraftStats
 from rhymeflow.histospec.drafter import Drafter
 from rhymeflow.histospec.handle import IndexHandle
 from rhymeflow.models.load import (
     empty_model,
+    load_config,
     load_tokenizer,
     resolve_device,
     resolve_dtype,
@@ -23,6 +25,16 @@ from rhymeflow.models.load import (
 )
 from rhymeflow.weights.base import Pulled, WeightReader
 from rhymeflow.weights.install import install, install_at_least
+
+
+def load_kernels(config: Config) -> None:
+    """Load the code that an engine will run, or compile it: on a machine's first run, seconds."""
+    device = resolve_device(config.model)
+    dtype = resolve_dtype(config.model, device)
+    text = load_config(config.model).get_text_config()
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    if CpuAttention.serves(device, dtype, head_dim):
+        CpuAttention(dtype, head_dim)
 
 
 class NativeEngine:

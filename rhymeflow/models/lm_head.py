@@ -1,10 +1,10 @@
-"""The output head with float32 logits, whatever the model's dtype.
+"""The output head with float32 logits, whatever the model's dtype: one for engine and learner.
 
 A bfloat16 logit of 20 is rounded to a multiple of 1/8: ties among the likely tokens, and an error
-of several percent in every probability, which the learner would see as off-policy data. The head's
-products are therefore summed and kept in float32. On CUDA one matrix product does that; on CPUs the
-head's weight is held a second time in float32 (its own size twice over in memory; at 32 rows and
-[49152, 576] on 2 cores it takes 4.7 ms instead of 2.6).
+of several percent in every probability. Were only one side to round, the learner would see it as
+off-policy data. So the products are summed and kept in float32. On CUDA one matrix product does
+that; on CPUs the head's weight is held a second time in float32 (its own size twice over in memory;
+at 32 rows and [49152, 576] on 2 cores it takes 4.7 ms instead of 2.6).
 
 Holds true: `refresh` has been called since the model's weights last changed.
 """
@@ -16,23 +16,25 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rhymeflow.engine.native.linear import Packed
+from rhymeflow.models.packed import Packed
 
 
 class LMHead:
-    """Float32 logits of chosen rows."""
+    """Float32 logits of chosen rows. Of what it computes nothing carries a gradient."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._linear = model.get_output_embeddings()
         self._packed: Packed | None = None
         self.refresh()
 
+    @torch.no_grad()
     def refresh(self) -> None:
         """The model's weights have changed."""
         weight = self._linear.weight
         if weight.device.type == "cpu" and weight.dtype != torch.float64:
             self._packed = Packed(weight.detach().float(), _float(self._linear.bias))
 
+    @torch.no_grad()
     def logits(self, hidden_RD: Tensor) -> Tensor:
         """Return float32 logits [R, V] of hidden rows [R, D]."""
         if self._packed is not None:

@@ -1,0 +1,80 @@
+"""What can be wrong with a configuration, found out before a run begins.
+
+Holds true: `before_start` takes milliseconds, runs no code of a reward function, reads no weights
+and loads no torch; what passes `everything` has its data, tokenizer, reward functions, cost model
+and strategies, and weights that can be opened. Nothing is written. Knows nothing of how a run is
+carried out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+
+from rhymeflow import build
+from rhymeflow.config import Config, RewardFunction
+from rhymeflow.data.load import check_sources
+from rhymeflow.data.prompts import PromptSource
+from rhymeflow.data.run_prompts import RunPrompts
+from rhymeflow.errors import UserError
+from rhymeflow.models.files import check_files
+from rhymeflow.reward.builtin import BUILT_IN
+from rhymeflow.reward.functions import Judge
+from rhymeflow.store import previous_run
+from rhymeflow.utils.imported import check_file, names_file
+
+
+def before_start(config: Config) -> None:
+    """Look for what the configuration names: files, functions, the cost model, the strategies.
+
+    Raises:
+        UserError: something is not there.
+    """
+    previous_run.check(config.drafting.history_run, "drafting.history_run")
+    check_files(config.model)
+    check_sources(config.data)
+    for function in config.reward.functions:
+        _check_name(function)
+    build.schedule(config)
+
+
+def everything(config: Config) -> int:
+    """Load what a run would load, but for the weights; return the longest prompt in tokens.
+
+    Raises:
+        UserError: a run would not start.
+    """
+    before_start(config)
+    from rhymeflow.models.load import check_end  # loads torch, so not before
+    from rhymeflow.models.tokenizer import load_tokenizer, max_length
+
+    tokenizer = load_tokenizer(config.model)
+    check_end(config.model, tokenizer)
+    prompts = RunPrompts.load(config, tokenizer, max_length(config.model))
+    # What a user's file prints is no part of the configuration that is printed.
+    with contextlib.redirect_stdout(sys.stderr):
+        judges = [Judge(function) for function in config.reward.functions]
+    for part in (prompts.train, prompts.held_out):
+        for judge in judges:
+            _check_columns(judge, part)
+    return max(
+        len(prompts.encoder.encode(part[row]))
+        for part in (prompts.train, prompts.held_out)
+        for row in range(len(part))
+    )
+
+
+def _check_name(function: RewardFunction) -> None:
+    spec = function.function
+    if names_file(spec):
+        check_file(spec, f"reward function {spec}")
+    elif spec not in BUILT_IN and "." not in spec.strip("."):
+        Judge(function)  # a recipe's, or a name that means nothing
+
+
+def _check_columns(judge: Judge, prompts: PromptSource) -> None:
+    for row in range(len(prompts)):
+        try:
+            judge.check_columns(prompts[row].columns)
+        except UserError as error:
+            raise UserError(f"{prompts[row].where}: {error}") from None

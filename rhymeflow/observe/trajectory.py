@@ -1,0 +1,121 @@
+"""One response in full, for `rhymeflow inspect --trajectory`.
+
+Holds true: nothing of the response acts on the terminal; no line is wider than the console.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from rhymeflow.core.types import TrajectoryId
+from rhymeflow.errors import UserError
+from rhymeflow.observe.printable import conversation, printable
+from rhymeflow.store.reader import TrajectoryDetails, TrajectoryReader
+
+
+def _parse(text: str) -> TrajectoryId:
+    match = re.fullmatch(r"(\d+)\.(\d+)", text)
+    if match is None:
+        raise UserError(f"--trajectory {text}: is not GROUP.MEMBER, such as 12.3")
+    return TrajectoryId(int(match[1]), int(match[2]))
+
+
+def show_trajectory(run_dir: Path, reader: TrajectoryReader, name: str, console: Console) -> None:
+    """Print prompt, response, rewards and segments of trajectory `name` (`group.member`).
+
+    Raises:
+        UserError: that is no name of a trajectory, or there is none of it.
+    """
+    trajectory = _parse(name)
+    details = reader.details(trajectory)
+    if details is None:
+        ((groups,),) = reader.query("SELECT COUNT(DISTINCT group_id) FROM segments")
+        raise UserError(f"{run_dir}: has no trajectory {trajectory}; {groups} groups have any")
+    console.print(_overview(details))
+    console.print(_panel("prompt", conversation(details.prompt)))
+    if details.text is not None:
+        console.print(_panel("response", details.text))
+    console.print(_segment_table(details))
+
+
+def _panel(title: str, text: str) -> Panel:
+    return Panel(Text(printable(text)), title=title, title_align="left")
+
+
+def _overview(details: TrajectoryDetails) -> Table:
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True, style="dim")
+    grid.add_column(overflow="fold")
+    rows = [
+        ("trajectory", str(details.trajectory)),
+        ("prompt", f"row {details.row}, epoch {details.epoch}"),
+        ("columns", ", ".join(f"{k} = {v}" for k, v in details.columns.items()) or "none"),
+        ("length", _length(details)),
+        ("reward", _reward(details)),
+        ("ending", _ending(details)),
+    ]
+    for label, text in rows:
+        grid.add_row(label, Text(printable(text)))
+    return grid
+
+
+def _length(details: TrajectoryDetails) -> str:
+    if details.length is None:
+        return f"{sum(len(s.tokens) for s in details.segments)} tokens so far"
+    return f"{details.length} tokens, ended by {details.reason}"
+
+
+def _reward(details: TrajectoryDetails) -> str:
+    if details.reward is None:
+        return "none yet"
+    parts = ", ".join(f"{name} {value:g}" for name, value in (details.components or {}).items())
+    return f"{details.reward:g}" + (f" ({parts})" if parts else "")
+
+
+def _ending(details: TrajectoryDetails) -> str:
+    if details.ending is None:
+        return "open"
+    if details.ending != "consumed":
+        return f"{details.ending}: {details.ending_reason}"
+    batch = details.trained
+    if batch is None:
+        return "aborted: its group did not need it"
+    age = batch - min(segment.version for segment in details.segments)
+    return f"trained on in step {batch + 1}, {age} version{'' if age == 1 else 's'} old"
+
+
+def _segment_table(details: TrajectoryDetails) -> Table:
+    table = Table(box=SIMPLE_HEAD, title="Segments", title_justify="left")
+    drafts = ("acceptance\nlength", "drafted", "accepted")
+    for heading in ("from", "to", "version", "instance", "mean\nlogprob", *drafts):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for segment in details.segments:
+        count = len(segment.tokens)
+        table.add_row(
+            str(segment.start),
+            str(segment.start + count - 1),
+            str(segment.version),
+            segment.instance,
+            f"{sum(segment.logprobs) / count:.3f}",
+            *draft_cells(count, segment.steps, segment.drafted),
+        )
+    return table
+
+
+def draft_cells(tokens: int, steps: int, drafted: int) -> tuple[str, str, str]:
+    """Mean acceptance length, drafted tokens, and the share of them that was accepted."""
+    # Each iteration makes one token without any draft.
+    accepted = (tokens - steps) / drafted if drafted else None
+    return f"{tokens / steps:.2f}", f"{drafted:,}", number(accepted, ".1%")
+
+
+def number(value: float | None, spec: str) -> str:
+    """The value, or a dash where there is none."""
+    return "-" if value is None else format(value, spec)

@@ -1,0 +1,85 @@
+"""How the processes of workers begin: forked from a server that has loaded what they all need.
+
+torch and transformers cost every process that imports them three to four seconds of a core. On
+Linux one process, the server, imports them while the controller starts, and workers are forked from
+it. Elsewhere workers are spawned and import for themselves: macOS has libraries that do not survive
+a fork.
+
+Holds true: the server computes nothing, so it has one thread and no GPU when it forks; it was
+started with the present values of the variables that libraries read when they are imported; it ends
+with the controller. Knows nothing of what workers do.
+"""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import forkserver
+from multiprocessing.context import BaseContext
+
+PRELOAD = ["rhymeflow.workers.preload"]
+"""What the server imports."""
+
+_READ_ON_IMPORT = (
+    *("CUDA", "HF_", "HUGGINGFACE", "KMP", "LD_", "MKL", "NUMBA", "PYTHON", "PYTORCH"),
+    *("TOKENIZERS", "TORCH", "TRANSFORMERS", "XDG_"),
+)
+"""How the variables begin that libraries read once."""
+
+_started_with: dict[str, str] | None = None
+
+
+def context() -> BaseContext:
+    """Return what makes workers' processes on this system."""
+    return multiprocessing.get_context("forkserver" if can_fork() else "spawn")
+
+
+def can_fork() -> bool:
+    """Whether workers are forked here."""
+    return sys.platform == "linux"
+
+
+def prepare() -> None:
+    """Have the server load, if there is one; does not wait for it. Later calls do nothing."""
+    global _started_with
+    if not can_fork():
+        return
+    present = {k: v for k, v in os.environ.items() if k.startswith(_READ_ON_IMPORT)}
+    if _started_with not in (None, present):
+        forkserver._forkserver._stop()  # its workers stay
+    _started_with = present
+    multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)
+    # One thread until a worker is told how many it has.
+    with environment(OMP_NUM_THREADS="1"):
+        forkserver.ensure_running()
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """No garbage is looked for in the block: among what is imported that is a fifth of the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@contextmanager
+def environment(**values: str) -> Iterator[None]:
+    """Set variables for the processes that are started in the block."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

