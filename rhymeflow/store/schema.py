@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import socket
 import sqlite3
 from pathlib import Path
 from urllib.parse import quote
@@ -18,6 +19,9 @@ from rhymeflow.errors import UserError
 SCHEMA_VERSION = 7
 """Of the tables and of what events and commands hold: a log that cannot be read is refused by its
 number."""
+
+LOCK = "writer.lock"
+"""Is locked while a controller carries the run on, and names it. The lock ends with the process."""
 
 # docs/run-directory.md describes each table, and has queries.
 #
@@ -79,7 +83,7 @@ CREATE VIEW first_routes AS
 def open_for_writing(path: Path) -> tuple[sqlite3.Connection, int]:
     """Open or create the store; return the connection and the descriptor that holds the lock.
 
-    The lock is on the directory, so that no second controller works in one run directory.
+    The lock is on a file beside it, so that no second controller works in one run directory.
 
     Raises:
         UserError: no such directory, another process writes here, or the file is not ours.
@@ -105,14 +109,18 @@ def open_for_writing(path: Path) -> tuple[sqlite3.Connection, int]:
 
 
 def _lock_directory(directory: Path) -> int:
+    """Take the lock; the file says who has it."""
     if not directory.is_dir():
         raise UserError(f"{directory}: no such directory")
-    descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
+        who = os.read(descriptor, 1024).decode()
         os.close(descriptor)
-        raise UserError(f"{directory}: another process is writing to this run") from error
+        raise UserError(f"{directory}: {who} is writing to this run") from error
+    os.truncate(descriptor, 0)
+    os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
     return descriptor
 
 
