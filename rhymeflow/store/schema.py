@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from rhymeflow.errors import UserError
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 """Of the tables and of what events and commands hold: a log that cannot be read is refused by its
 number."""
 
