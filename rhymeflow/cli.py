@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from rhymeflow import __version__
-from rhymeflow.config import fields
+from rhymeflow.config import Config, fields
 from rhymeflow.config import help as pages
 from rhymeflow.config.load import (
     SHORT,
@@ -206,9 +206,13 @@ def train(args: argparse.Namespace) -> int:
 
 def resume(args: argparse.Namespace) -> int:
     """Go on with a run."""
+    from rhymeflow.runtime.resume_options import with_options
     from rhymeflow.runtime.train import resume
 
-    return _to_its_end(lambda: resume(args.run_dir, args.overrides))
+    def change(config: Config) -> Config:
+        return with_options(config, args.overrides)
+
+    return _to_its_end(lambda: resume(args.run_dir, change))
 
 
 def _to_its_end(run: Callable[[], object]) -> int:

@@ -7,9 +7,11 @@ else is refused with its reason.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from rhymeflow.config import Config
-from rhymeflow.config.load import dump_config, parse_config
+from rhymeflow.config.fields import brief
+from rhymeflow.config.load import build_config, dump_config, parse_config
 from rhymeflow.core.types import Version
 from rhymeflow.errors import UserError
 
@@ -33,28 +35,43 @@ FIXED: Mapping[str, str] = {
 """Sections and fields, with the reason why they stay."""
 
 
-def changed(config: Config, overrides: Mapping[str, str], published: Version) -> Config:
-    """The configuration of the next attempt at a run that reached version `published`.
+def with_options(config: Config, overrides: Mapping[str, str]) -> Config:
+    """The configuration with what the command line says put over it."""
+    return parse_config(dump_config(config), overrides, where="the run's configuration")
+
+
+def with_values(config: Config, given: Config) -> Config:
+    """The configuration with another one's values put over it, where that one has any."""
+    values = {name: value for name, value in _fields(given).items() if value is not None}
+    return build_config(values, config, where="the run's configuration")
+
+
+def check_change(before: Config, after: Config, published: Version) -> None:
+    """Look whether a run that reached version `published` can go on under `after`.
 
     Raises:
-        UserError: a field is not there, has no such value, or stays what it is.
+        UserError: something differs that stays what it is.
     """
-    after = parse_config(dump_config(config), overrides, where="the run's configuration")
-    for name in overrides:
-        section = name.partition(".")[0]
-        reason = FIXED.get(name, FIXED.get(section))
-        if reason is not None and _value(config, name) != _value(after, name):
-            raise UserError(f"--{name}: cannot be changed when a run is resumed: {reason}")
+    new = _fields(after)
+    for name, old in _fields(before).items():
+        reason = FIXED.get(name, FIXED.get(name.partition(".")[0]))
+        if reason is not None and new[name] != old:
+            raise UserError(
+                f"{name}: cannot be changed from {brief(old)} to {brief(new[name])} when a run is "
+                f"resumed: {reason}"
+            )
     if after.learner.max_steps < published:
         raise UserError(
-            f"--learner.max_steps: the run has reached step {published} and cannot end at "
+            f"learner.max_steps: the run has reached step {published} and cannot end at "
             f"{after.learner.max_steps}"
         )
-    return after
 
 
-def _value(config: Config, name: str) -> object:
-    found: object = config
-    for part in name.split("."):
-        found = getattr(found, part)
-    return found
+def _fields(config: Config) -> dict[str, Any]:
+    """Every field by its path."""
+    return {
+        f"{section}.{name}": value
+        for section, values in config.model_dump(mode="json").items()
+        if isinstance(values, dict)
+        for name, value in values.items()
+    }

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -38,7 +38,7 @@ from rhymeflow.runtime.leftovers import leaves_nothing_untrained
 from rhymeflow.runtime.local import LocalRuntime
 from rhymeflow.runtime.replay import Past, beginning, configured, replay
 from rhymeflow.runtime.reporting import Reporter
-from rhymeflow.runtime.resume_options import changed
+from rhymeflow.runtime.resume_options import check_change
 from rhymeflow.runtime.single_learner import SingleLearner
 from rhymeflow.runtime.supervisor import Supervisor
 from rhymeflow.store import previous_run
@@ -73,12 +73,15 @@ def train(
 
 
 def resume(
-    run_dir: Path, overrides: Mapping[str, str] | None = None, *, console: Console | None = None
+    run_dir: Path,
+    change: Callable[[Config], Config] = lambda config: config,
+    *,
+    console: Console | None = None,
 ) -> Summary:
     """Go on with the run in `run_dir`, however it ended; return what the whole run came to.
 
-    `overrides` changes fields of the configuration by name, as far as `resume_options` allows.
-    Otherwise like `train`.
+    `change` makes this attempt's configuration of the last one's, as far as `resume_options`
+    allows. Otherwise like `train`.
 
     Raises:
         UserError: there is no run, another process carries it on, the change is not possible, or
@@ -90,7 +93,8 @@ def resume(
         with closing(TrajectoryReader(run_dir / EVENTS)) as reader:
             past = replay(reader, run_dir / EVENTS)
             before = Config.model_validate_json(reader.attempts()[-1].config)
-        config = changed(before, overrides or {}, past.coordinator.state.published or 0)
+        config = change(before)
+        check_change(before, config, past.coordinator.state.published or 0)
         configured(config, past.coordinator)
         return attempt(config, run_dir, store, past, console or Console())
 

@@ -19,6 +19,7 @@ from rhymeflow.errors import UserError
 from rhymeflow.observe import metrics
 from rhymeflow.runtime import train as runtime
 from rhymeflow.runtime.controller import Controller
+from rhymeflow.runtime.resume_options import with_options
 from rhymeflow.store.reader import TrajectoryReader
 from tests.runtime.logs import check_bound, check_replay, reader, train
 from tests.runtime.tiny import tiny_config
@@ -29,7 +30,11 @@ STEPS = 6
 
 def resume(run_dir: Path, **overrides: str):
     options = {name.replace("__", "."): value for name, value in overrides.items()}
-    return runtime.resume(run_dir, options, console=Console(file=io.StringIO()))
+    return runtime.resume(
+        run_dir,
+        lambda config: with_options(config, options),
+        console=Console(file=io.StringIO()),
+    )
 
 
 def small(directory: Path, name: str = "run", **sections):
@@ -181,7 +186,7 @@ def test_a_finished_run_goes_on_with_more_steps(straight, tmp_path):
     ("name", "value", "said"),
     [
         ("model.dtype", "bfloat16", "checkpoints"),
-        ("data.seed", "1", "data.seed"),
+        ("data.shuffle", "false", "their order goes on"),
         ("rollout.num_generations", "4", "groups in flight have this size"),
         ("learner.max_steps", "3", "has reached step 6"),
         ("learner.max_stepps", "9", "did you mean"),
