@@ -273,6 +273,7 @@ class Controller:
                     self.store.record_command(number, command)
                     self._carry_out(command)
         if self.reporter.now - self._committed_at >= COMMIT_SECONDS:
+            self.in_flight.seal_all()  # a death costs no more of a response than this
             self._commit(self.reporter.now)
 
     def _commit(self, now: float, *, durable: bool = False) -> None:

@@ -2,7 +2,7 @@
 
 Tokens come in small parts, several times a second for each response, so that little is lost with an
 instance. They are put together here and stored when a segment ends: a new version, another
-instance, an interruption, the end.
+instance, an interruption, the end, or a second that is over.
 
 Holds true: a response is read only after its tokens are stored; a segment is stored
 once; what has ended, or was aborted, is passed over when something late is heard of it. Knows

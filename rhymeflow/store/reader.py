@@ -172,7 +172,7 @@ class TrajectoryReader:
             " FROM groups WHERE group_id = ?",
             trajectory.group,
         )
-        segments = self._segments(trajectory)
+        segments = _joined(self._segments(trajectory))
         finished = self.query(
             "SELECT length, reason, text, reward, components, trained FROM trajectories"
             " WHERE group_id = ? AND member = ?",
@@ -274,6 +274,25 @@ class TrajectoryReader:
             )
             for start, version, instance, steps, drafted, tokens, logprobs in rows
         ]
+
+
+def _joined(segments: Sequence[StoredSegment]) -> list[StoredSegment]:
+    """Without the cuts where what one instance generated under one version was stored in parts."""
+    found: list[StoredSegment] = []
+    for part in segments:
+        if found and (found[-1].version, found[-1].instance) == (part.version, part.instance):
+            last = found.pop()
+            part = StoredSegment(
+                last.start,
+                last.version,
+                last.instance,
+                last.steps + part.steps,
+                last.drafted + part.drafted,
+                last.tokens + part.tokens,
+                last.logprobs + part.logprobs,
+            )
+        found.append(part)
+    return found
 
 
 def _unpacked(blob: bytes, dtype: str) -> list[Any]:
