@@ -18,7 +18,7 @@ demo: .venv/.installed
 test: lint
 	$(PYTEST)
 
-FAST := config core observe store utils
+FAST := config core data observe reward store utils weights workers
 
 test-fast: .venv/.installed-test
 	$(PYTEST) -m "not slow" $(addprefix tests/,$(FAST))

@@ -221,9 +221,9 @@ def owner(name: str) -> int | None:
 
 
 def family(pid: int) -> set[int]:
-    """A process and its children."""
+    """A process and its descendants: workers are children of the server that forks them."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return {pid, *map(int, children)}
+    return {pid}.union(*(family(int(child)) for child in children))
 
 
 def test_no_memory_is_left_when_the_controller_is_killed(tmp_path):
@@ -235,9 +235,11 @@ def test_no_memory_is_left_when_the_controller_is_killed(tmp_path):
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    wait_for(lambda: max(metrics.read(tmp_path / "run"), default=0) >= 1)
-    names = [path.name for path in SHARED.iterdir() if owner(path.name) in family(process.pid)]
+    try:
+        wait_for(lambda: max(metrics.read(tmp_path / "run"), default=0) >= 1)
+        names = [path.name for path in SHARED.iterdir() if owner(path.name) in family(process.pid)]
+    finally:
+        process.kill()
+        process.wait()
     assert len(names) == 2, "weights and history"
-    process.kill()
-    process.wait()
     wait_for(lambda: not any((SHARED / name).exists() for name in names))
