@@ -31,7 +31,7 @@ from rhymeflow.runtime.evaluation import Evaluations
 from rhymeflow.runtime.history_index import HistoryIndex
 from rhymeflow.runtime.in_flight import InFlight
 from rhymeflow.runtime.instances import Instances
-from rhymeflow.runtime.replay import Past
+from rhymeflow.runtime.past import Past
 from rhymeflow.runtime.reporting import Reporter
 from rhymeflow.runtime.resume import take_up
 from rhymeflow.runtime.rewards import Rewards

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from itertools import chain, repeat
 from pathlib import Path
-from typing import NamedTuple
 
 from rhymeflow import build
 from rhymeflow.config import Config
@@ -19,24 +18,8 @@ from rhymeflow.core.commands import Command, Train
 from rhymeflow.core.coordinator import Coordinator
 from rhymeflow.core.events import GroupCreated
 from rhymeflow.errors import UserError
+from rhymeflow.runtime.past import Past
 from rhymeflow.store.reader import Attempt, TrajectoryReader
-
-
-class Past(NamedTuple):
-    """What a run was when its log ended."""
-
-    coordinator: Coordinator
-    attempts: int = 0
-    """How often it was started."""
-    seconds: float = 0.0
-    """How long it ran, those between attempts not counted."""
-    num_drawn: int = 0
-    """Groups whose prompt was taken from the data, not from a group that had ended."""
-    unrecorded: tuple[tuple[int, Command], ...] = ()
-    """Commands that the log does not have, with the numbers of their events. All were given after
-    all that it has."""
-    training: Train | None = None
-    """The batch that is being trained on."""
 
 
 def configured(config: Config, coordinator: Coordinator | None) -> Coordinator:

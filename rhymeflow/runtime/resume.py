@@ -15,7 +15,7 @@ from rhymeflow.core.events import Event, InstanceLeft
 from rhymeflow.core.protocol.group import MemberState
 from rhymeflow.core.types import GroupId, TrajectoryId
 from rhymeflow.runtime.in_flight import InFlight
-from rhymeflow.runtime.replay import Past
+from rhymeflow.runtime.past import Past
 from rhymeflow.runtime.rewards import Rewards
 
 REASON = "the run was interrupted, and resumed without it"

@@ -36,7 +36,8 @@ from rhymeflow.runtime.controller import Controller
 from rhymeflow.runtime.history_index import HistoryIndex
 from rhymeflow.runtime.leftovers import leaves_nothing_untrained
 from rhymeflow.runtime.local import LocalRuntime
-from rhymeflow.runtime.replay import Past, beginning, configured, replay
+from rhymeflow.runtime.past import Past
+from rhymeflow.runtime.replay import beginning, configured, replay
 from rhymeflow.runtime.reporting import Reporter
 from rhymeflow.runtime.resume_options import check_change
 from rhymeflow.runtime.single_learner import SingleLearner

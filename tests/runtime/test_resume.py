@@ -190,7 +190,7 @@ def test_a_finished_run_goes_on_with_more_steps(straight, tmp_path):
         ("rollout.num_generations", "4", "groups in flight have this size"),
         ("learner.max_steps", "3", "has reached step 6"),
         ("learner.max_stepps", "9", "did you mean"),
-        ("schedule.max_staleness", "4", "admitted and routed under it"),
+        ("schedule.extra_groups", "1", "admitted and routed under it"),
     ],
 )
 def test_what_cannot_be_changed_is_said_with_its_reason(straight, name, value, said):
