@@ -21,9 +21,9 @@ from typing import Any
 from rhymeflow.config import Config
 from rhymeflow.core import commands
 from rhymeflow.core.events import Event, LearnerReady, Tick, VersionPublished
-from rhymeflow.core.types import InstanceId, Version
+from rhymeflow.core.types import InstanceId
 from rhymeflow.data.run_prompts import RunPrompts
-from rhymeflow.learner.base import Batch, LearnerGroup
+from rhymeflow.learner.base import LearnerGroup
 from rhymeflow.runtime.base import News, Received, WorkerLost
 from rhymeflow.runtime.checkpoints import Checkpoints
 from rhymeflow.runtime.commands import message_for
@@ -36,6 +36,7 @@ from rhymeflow.runtime.reporting import Reporter
 from rhymeflow.runtime.resume import take_up
 from rhymeflow.runtime.rewards import Rewards
 from rhymeflow.runtime.supervisor import Supervisor
+from rhymeflow.runtime.training import Training
 from rhymeflow.store.base import TrajectoryStore
 from rhymeflow.workers import messages
 
@@ -75,9 +76,15 @@ class Controller:
         on_model: Callable[[messages.LearnerReady], None],
     ) -> None:
         self.config, self.supervisor, self.store = config, supervisor, store
-        self.learner, self.history, self.reporter = learner, history, reporter
-        self._on_model = on_model
-        self.coordinator, self.checkpoints = past.coordinator, checkpoints
+        self.history, self.reporter, self.coordinator = history, reporter, past.coordinator
+        self.training = Training(
+            learner,
+            checkpoints,
+            store,
+            reporter,
+            published=self.coordinator.state.published or 0,
+            on_model=on_model,
+        )
         self.in_flight = InFlight(store, prompts)
         self.evaluations = Evaluations(prompts.held_out, prompts.held_out_ids)
         self.rewards = Rewards(
@@ -86,20 +93,13 @@ class Controller:
             self.in_flight,
             self.evaluations,
             config,
-            published_version=lambda: self._published,
-            evaluated=self._evaluated,
+            published_version=lambda: self.training.published,
+            evaluated=self.training.evaluated,
         )
         self.instances = Instances(
             self.in_flight, self.evaluations, self.rewards, reporter.throughput
         )
         self.stop_asked = False
-        self.checkpoint: str | None = None
-        """The newest that is complete."""
-        self._weights: messages.ConnectWeights | None = None  # once there is a version to pull
-        self._published: Version = self.coordinator.state.published or 0
-        self._batch: commands.Train | None = None
-        """Being trained on."""
-        self._trained: messages.BatchTrained | None = None  # and not published yet
         self._events: list[Event] = take_up(past, self.in_flight, self.rewards)
         self._pulling: set[InstanceId] = set()
         self._coordinator_seconds = 0.0
@@ -115,21 +115,20 @@ class Controller:
             self.store.record_command(number, command)
             if isinstance(command, commands.FinishEarly | commands.Drop | commands.Train):
                 self._carry_out(command)
-        if self._batch is None and past.training is not None:
-            self._begin_training(past.training)
-        last = self.config.learner.max_steps
-        if self._published == last and last not in self.checkpoints:
-            self._save(last)
+        if self.training.batch is None and past.training is not None:
+            self.training.begin(past.training)
+        if self.training.published == self.config.learner.max_steps:
+            self.training.save()
 
     def run(self) -> None:
         """Go on until the coordinator says `Finish`, or the user wants to stop."""
         self.history.start()
         try:
-            while not (self._finished and not self.checkpoints.is_pending):
+            while not (self._finished and not self.training.checkpoints.is_pending):
                 self._receive(self._wait())
                 self._tick()
                 self.reporter.show()
-                if self.stop_asked and not self._finished and self._batch is None:
+                if self.stop_asked and not self._finished and self.training.batch is None:
                     self._stop_early()
         finally:  # whatever ends it, the log says how far it came
             self.in_flight.seal_all()
@@ -171,54 +170,23 @@ class Controller:
                 self._events += self.rewards.take(message)
             case "history":
                 self.history.hear(message)
-                if self._weights is not None:
+                if self.training.weights is not None:
                     for instance in self.supervisor.instances.values():
                         self.history.let_draft(instance)
 
     def _from_learner(self, message: Any) -> None:
+        self._events += self.training.hear(message)
         match message:
             case messages.LearnerReady():
-                self._on_model(message)
-                self._weights = messages.ConnectWeights(message.handle)
                 for name in self.supervisor.instances:
                     self._connect(name)
-                self._events.append(LearnerReady(message.version, message.checksum))
-                self.reporter.begin_training()
-            case messages.Retraining():
-                self.reporter.say(f"training again: {message.version} of {message.last}")
-            case messages.TokenDetails():
-                for details in message.responses:
-                    self.store.put_token_details(*details)
-            case messages.BatchTrained():
-                self._trained = message
             case messages.VersionPublished():
-                self._end_step(message)
-            case messages.CheckpointSaved():
-                self.checkpoints.saved(message.version)
-                self.checkpoint = message.path
-            case messages.CheckpointFailed():
-                self.checkpoints.failed(message.version)
-                self.reporter.warn(f"no checkpoint of version {message.version}: {message.error}")
-            case _:
-                raise AssertionError(f"unexpected message {message}")
-
-    def _evaluated(self, version: Version, reward: float) -> None:
-        self.checkpoints.evaluated(version, reward)
-        self.reporter.evaluated(version, reward)
-
-    def _end_step(self, message: messages.VersionPublished) -> None:
-        assert self._trained is not None
-        trained, self._trained = self._trained, None
-        self._batch, self._published = None, message.version
-        self.checkpoints.trained(trained.seconds)
-        self._events.append(VersionPublished(message.version, message.checksum))
-        self.reporter.end_step(
-            trained,
-            message,
-            {**self.history.metrics(), **self.coordinator.state.lengths.quality.metrics()},
-            coordinator=self._coordinator_seconds,
-            store=self.store.seconds,
-        )
+                self.reporter.end_step(
+                    *self.training.last_step,
+                    {**self.history.metrics(), **self.coordinator.state.lengths.quality.metrics()},
+                    coordinator=self._coordinator_seconds,
+                    store=self.store.seconds,
+                )
 
     def _lose(self, loss: WorkerLost) -> None:
         """A worker died or hangs: put another in its place, where the run can go on without it."""
@@ -238,24 +206,16 @@ class Controller:
             case "history":
                 self.history.lose(loss)
             case "learner":
-                self._lose_learner(loss)
-
-    def _lose_learner(self, loss: WorkerLost) -> None:
-        """Another restores the version that was published, and does what this one had begun."""
-        self.supervisor.replace_learner(loss)
-        self.reporter.warn(f"{loss.reason}; {self.supervisor.learner.name} restores what it was")
-        self._weights = self._trained = None
-        unfinished = self.checkpoints.lose_pending()
-        if self._batch is not None:
-            self._begin_training(self._batch)
-        elif self._published in unfinished:
-            self._save(self._published)
+                self.supervisor.replace_learner(loss)
+                self.training.lose()
+                another = self.supervisor.learner.name
+                self.reporter.warn(f"{loss.reason}; {another} restores what it was")
 
     def _connect(self, instance: InstanceId) -> None:
         """Let an instance join, once there are weights to join with."""
-        if self._weights is not None:
+        if self.training.weights is not None:
             worker = self.supervisor.instances[instance]
-            worker.send(self._weights)
+            worker.send(self.training.weights)
             self.history.let_draft(worker)
 
     # -- acting ------------------------------------------------------------------------------
@@ -322,30 +282,19 @@ class Controller:
         self.reporter.endings["consumed"] += len(command.groups)
         # The learner reads the batch from the store, so it is committed before the message.
         self._commit(self.reporter.now)
-        self._begin_training(command)
-
-    def _begin_training(self, command: commands.Train) -> None:
-        self._batch = command
-        reached = command.version + 1
-        self.learner.train(command.version, Batch(command.groups, command.members))
-        self.learner.publish(reached)
-        if self.checkpoints.is_due(reached):
-            self._save(reached)
+        self.training.begin(command)
 
     def _drop(self, command: commands.Drop) -> None:
         self.in_flight.end(command.group)
         self.store.put_ending(
-            command.group, command.ending, version=self._published, reason=command.reason
+            command.group, command.ending, version=self.training.published, reason=command.reason
         )
         self.reporter.endings[command.ending] += 1
         self.reporter.say(f"group {command.group} {command.ending}: {command.reason}")
 
     def _stop_early(self) -> None:
         """Ctrl-C: the step is over; keep the version that was reached."""
-        if self._published and self._published not in self.checkpoints:
-            self.reporter.say(f"stopping: saving version {self._published}")
-            self._save(self._published)
+        if self.training.published:
+            self.reporter.say(f"stopping: saving version {self.training.published}")
+            self.training.save()
         self._finished = True
-
-    def _save(self, version: Version) -> None:
-        self.learner.save(self.checkpoints.begin(version))

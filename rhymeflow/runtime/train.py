@@ -138,8 +138,8 @@ def report_end(console: Console, result: Summary, path: Path, controller: Contro
         console.print(text, soft_wrap=True, markup=False, highlight=False)
 
     console.print(summary.panel(result, path))
-    if controller.checkpoint is not None:
-        say(f"checkpoint: {controller.checkpoint}")
+    if controller.training.checkpoint is not None:
+        say(f"checkpoint: {controller.training.checkpoint}")
     if controller.stop_asked:
         say(f"stopped after {result.steps} steps; to go on: rhymeflow resume {path}")
         raise KeyboardInterrupt

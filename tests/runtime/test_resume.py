@@ -115,10 +115,12 @@ def straight(tmp_path_factory):
 
 
 AT = {
-    "before the first step": lambda c: c._published == 0 and len(c.in_flight._groups) > 1,
-    "while a batch is trained on": lambda c: c._published == 3 and c._batch is not None,
-    "between two steps": lambda c: c._published == 3 and c._batch is None,
-    "in the last evaluation": lambda c: c._published == STEPS,
+    "before the first step": lambda c: c.training.published == 0 and len(c.in_flight._groups) > 1,
+    "while a batch is trained on": lambda c: (
+        c.training.published == 3 and c.training.batch is not None
+    ),
+    "between two steps": lambda c: c.training.published == 3 and c.training.batch is None,
+    "in the last evaluation": lambda c: c.training.published == STEPS,
 }
 
 
@@ -146,7 +148,7 @@ def test_an_asynchronous_run_that_is_killed_twice_loses_nothing(tmp_path, monkey
         schedule={"name": schedule, "max_staleness": 2},
         rollout={"num_instances": 2, "max_completion_length": 40},
     )
-    train_until(monkeypatch, config, lambda c: c._published == 2)
+    train_until(monkeypatch, config, lambda c: c.training.published == 2)
     before = tokens(tmp_path / "run")
     assert before
     with monkeypatch.context() as patch:
@@ -154,7 +156,7 @@ def test_an_asynchronous_run_that_is_killed_twice_loses_nothing(tmp_path, monkey
 
         def tick(self):
             turn(self)
-            if self._published == 4:
+            if self.training.published == 4:
                 raise Killed
 
         patch.setattr(Controller, "_tick", tick)
@@ -234,7 +236,7 @@ def test_a_learner_that_dies_is_restored_without_ending_the_run(tmp_path, monkey
 
     def tick(self):
         turn(self)
-        if self._published == 3 and self._batch is not None and not killed:
+        if self.training.published == 3 and self.training.batch is not None and not killed:
             killed.append(self.supervisor.learner.pid)
             os.kill(killed[0], signal.SIGKILL)
 
