@@ -12,13 +12,13 @@ import argparse
 import importlib
 import pkgutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
 from rhymeflow import __version__
-from rhymeflow.config import fields
+from rhymeflow.config import Config, fields
 from rhymeflow.config import help as pages
 from rhymeflow.config.load import (
     SHORT,
@@ -53,7 +53,7 @@ def _dispatch(arguments: list[str]) -> int:
         parser.print_help()
         return 0
     args, unknown = parser.parse_known_args(rest)
-    configures = args.command in (train, simulate, calibrate)
+    configures = args.command in (train, resume, simulate, calibrate)
     if unknown or (overrides and not configures):
         raise UserError(_no_such_argument(args, unknown, overrides))
     args.overrides = overrides
@@ -141,6 +141,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     for option, help in pages.SHORT.items():
         sub.add_argument(f"--{option}", metavar=help[0], help=help[1])
+    sub = add(
+        "resume",
+        resume,
+        help="go on with a run, however it ended",
+        usage="rhymeflow resume RUN_DIR [--section.field VALUE ...]",
+        epilog="Fields that have no part in what is in flight can be changed, such as "
+        "`--learner.max_steps 200` for a run that is finished.",
+    )
+    sub.add_argument("run_dir", metavar="RUN_DIR", type=Path)
     sub = add_run(
         "simulate",
         simulate,
@@ -190,11 +199,27 @@ def train(args: argparse.Namespace) -> int:
     from rhymeflow.runtime import processes
 
     processes.prepare()  # its imports go on beside those that follow
-    from rhymeflow.runtime.supervisor import WorkerDied
     from rhymeflow.runtime.train import train
 
+    return _to_its_end(lambda: train(config))
+
+
+def resume(args: argparse.Namespace) -> int:
+    """Go on with a run."""
+    from rhymeflow.runtime.resume_options import with_options
+    from rhymeflow.runtime.train import resume
+
+    def change(config: Config) -> Config:
+        return with_options(config, args.overrides)
+
+    return _to_its_end(lambda: resume(args.run_dir, change))
+
+
+def _to_its_end(run: Callable[[], object]) -> int:
+    from rhymeflow.runtime.supervisor import WorkerDied
+
     try:
-        train(config)
+        run()
     except WorkerDied as error:  # a traceback of the controller would say nothing about it
         print(f"rhymeflow: {error}", file=sys.stderr)
         return 1

@@ -85,11 +85,15 @@ class Trainer:
         self.config = build_config(fields, self.config, where="Trainer")
         self._write_inputs()  # last, so that a mistake leaves nothing
 
-    def train(self) -> Summary:
+    def train(self, resume_from_checkpoint: bool = False) -> Summary:
         """Run to the end and return the summary; the run directory is `self.run_dir`.
 
-        A `UserError` before the first step leaves no run directory.
+        `resume_from_checkpoint`: go on with the run that `run.output_dir` holds, as `rhymeflow
+        resume` does, under this configuration. A `UserError` before the first step leaves no run
+        directory.
         """
+        if resume_from_checkpoint:
+            return self._resume()
         from rhymeflow.runtime.leftovers import was_trained
         from rhymeflow.runtime.train import train
 
@@ -103,6 +107,12 @@ class Trainer:
                 if not any(self.run_dir.iterdir()):
                     self.run_dir.rmdir()
             raise
+
+    def _resume(self) -> Summary:
+        from rhymeflow.runtime.resume_options import with_values
+        from rhymeflow.runtime.train import resume
+
+        return resume(self.run_dir, lambda config: with_values(config, self.config))
 
     def _write_inputs(self) -> None:
         if self._inputs:

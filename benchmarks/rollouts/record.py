@@ -35,7 +35,7 @@ RUNS = {
     "smollm2": {"data.size": "64", "learner.max_steps": "12", "run.save_steps": "4"},
 }
 """Recipes and what a recording of them changes."""
-PLAIN = {**QUIET, "drafting.window": "off"}
+PLAIN = {**QUIET, "drafting.window": "off", "run.save_total_limit": "0"}
 
 
 class Samples(NamedTuple):

@@ -31,7 +31,7 @@ QUIET = {
     "data.eval_size": "0",
     "data.eval_source": "null",
     "run.eval_steps": "0",
-    "run.save_steps": "0",
+    "run.save_seconds": "0",
     "run.report_to": "[]",
 }
 """Settings of runs whose speed is measured: no evaluation, no checkpoints, no reports."""

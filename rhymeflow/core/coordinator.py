@@ -29,6 +29,10 @@ class Coordinator:
     def __init__(self, plan: Plan, schedule: Schedule) -> None:
         self.state = State(plan, schedule)
 
+    def reconfigure(self, plan: Plan, schedule: Schedule) -> None:
+        """Another attempt at the run begins; see `State.reconfigure`."""
+        self.state.reconfigure(plan, schedule)
+
     def handle(self, event: Event) -> list[Command]:
         """Process one event; return what is to be done."""
         if isinstance(event, Tick):

@@ -76,6 +76,20 @@ class State:
         self.round_version: Version = 0
         """Lockstep: the version published when this round began."""
 
+    def reconfigure(self, plan: Plan, schedule: Schedule) -> None:
+        """Continue with more or fewer batches, other evaluations and other rules."""
+        now = self.published or 0
+        assert (plan.groups_per_batch, plan.max_staleness) == (
+            self.plan.groups_per_batch, self.plan.max_staleness
+        )  # fmt: skip
+        assert plan.num_batches >= self.buffers.first
+        self.plan, self.schedule, self.finished = plan, schedule, False
+        self.buffers.num_batches = plan.num_batches
+        # What was to be evaluated under an older version is evaluated under the newest there is.
+        missed = {now for version in self.evaluations if version <= now}
+        later = range(now + 1, plan.num_batches + 1)
+        self.evaluations = missed | {version for version in later if plan.evaluates(version)}
+
     # -- queries -----------------------------------------------------------------------------
 
     def member(self, trajectory: TrajectoryId) -> Member | None:

@@ -2,7 +2,8 @@
 
 The controller tells a `LearnerGroup` what to train on and when to publish. Whether that is one
 message to one worker or one to each of many ranks is the group's business; so is restarting ranks.
-Answers come as messages (`BatchTrained`, `VersionPublished`, `CheckpointSaved`).
+Answers come as messages (`BatchTrained`, `VersionPublished`, `CheckpointSaved`,
+`CheckpointFailed`).
 
 Training and publishing are two calls, because a run that is resumed trains stored batches again
 without publishing each version in between.
@@ -12,6 +13,7 @@ Knows no torch.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from rhymeflow.core.types import GroupId, Version
@@ -34,5 +36,8 @@ class LearnerGroup(Protocol):
     def publish(self, version: Version) -> None:
         """Let instances pull `version`, which the ranks hold."""
 
-    def save(self) -> None:
-        """Write a checkpoint of the version that the ranks hold."""
+    def save(self, keep: Sequence[Version]) -> None:
+        """Write a checkpoint of the version that the ranks hold, while they go on.
+
+        When it is complete, earlier ones of other versions than `keep` are deleted.
+        """

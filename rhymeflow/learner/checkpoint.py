@@ -3,41 +3,62 @@
     config.json, generation_config.json, model.safetensors, tokenizer files
     learner.pt      master weights, AdamW's moments, version, token count
 
-Holds true: a directory of the final name is complete; plain transformers loads it, without
-Rhymeflow. Knows nothing of what the state means.
+Holds true: a directory of the final name is complete, also after a loss of power; plain
+transformers loads it, without Rhymeflow; a `Snapshot` is a copy, so training may go on while it is
+written. Knows nothing of what the state means, or of when a checkpoint is due.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rhymeflow.errors import UserError
+from rhymeflow.learner.checkpoint_dirs import UNFINISHED
 
 STATE_FILE = "learner.pt"
 
 
-def save(
-    directory: Path,
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase | None,
-    state: dict[str, Any],
-) -> None:
-    """Write everything beside `directory` and put it in place with one rename."""
-    unfinished = directory.with_name(directory.name + ".unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir(parents=True)
-    model.save_pretrained(unfinished)
-    if tokenizer is not None:
-        tokenizer.save_pretrained(unfinished)
-    torch.save(state, unfinished / STATE_FILE)
-    if directory.exists():
-        shutil.rmtree(directory)
-    unfinished.rename(directory)
+class Snapshot(NamedTuple):
+    """All that a checkpoint holds, at one version."""
+
+    model: PreTrainedModel
+    """For its class and configuration; its parameters may have changed since."""
+    weights: dict[str, Tensor]
+    tokenizer: PreTrainedTokenizerBase | None
+    state: dict[str, Any]
+
+    def write(self, directory: Path) -> None:
+        """Write everything beside `directory` and put it in place with one rename."""
+        unfinished = directory.with_name(directory.name + UNFINISHED)
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+        self.model.save_pretrained(unfinished, state_dict=self.weights)
+        if self.tokenizer is not None:
+            self.tokenizer.save_pretrained(unfinished)
+        torch.save(self.state, unfinished / STATE_FILE)
+        for path in (*unfinished.iterdir(), unfinished):
+            _flush(path)
+        if directory.exists():
+            shutil.rmtree(directory)
+        unfinished.rename(directory)
+        _flush(directory.parent)
+
+
+def snapshot(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, state: dict[str, Any]
+) -> Snapshot:
+    """Copy what a checkpoint is to hold into main memory; tensors that share memory stay tied."""
+    copies: dict[Any, Tensor] = {}
+    weights = {name: _copy(tensor, copies) for name, tensor in model.state_dict().items()}
+    return Snapshot(model, weights, tokenizer, _copy(state, copies))
 
 
 def load(directory: Path, device: torch.device) -> dict[str, Any]:
@@ -48,4 +69,42 @@ def load(directory: Path, device: torch.device) -> dict[str, Any]:
     return torch.load(path, map_location=device, weights_only=True)
 
 
-__all__ = ["load", "save"]
+def remove_others(directory: Path, keep: Collection[Path]) -> None:
+    """Delete the checkpoints in `directory` that are not in `keep`, and what was left unfinished.
+
+    A checkpoint is renamed first, so that one that is half deleted has no final name.
+    """
+    for path in directory.glob("step-*"):
+        if path in keep:
+            continue
+        if not path.name.endswith(UNFINISHED):
+            path = path.rename(path.with_name(path.name + UNFINISHED))
+        shutil.rmtree(path)
+
+
+def _copy(value: Any, copies: dict[Any, Tensor]) -> Any:
+    """The value with each tensor in it copied once."""
+    match value:
+        case Tensor():
+            place = (value.device, value.data_ptr(), value.shape, value.dtype)
+            if value.numel() == 0 or place not in copies:
+                copies[place] = value.detach().to("cpu", copy=True)
+            return copies[place]
+        case dict():
+            return {key: _copy(item, copies) for key, item in value.items()}
+        case list() | tuple():
+            return type(value)(_copy(item, copies) for item in value)
+        case _:
+            return value
+
+
+def _flush(path: Path) -> None:
+    """Bring a file or a directory's entries to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+__all__ = ["Snapshot", "load", "remove_others", "snapshot"]

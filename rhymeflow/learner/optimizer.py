@@ -85,6 +85,14 @@ class Optimizer:
         self._refresh()
         return float(norm)
 
+    def reconfigure(self, config: LearnerConfig) -> None:
+        """Step by another configuration from now on; the moments stay."""
+        self._max_grad_norm = config.max_grad_norm
+        for group in self._adamw.param_groups:
+            group["betas"] = (config.adam_beta1, config.adam_beta2)
+            group["eps"] = config.adam_epsilon
+            group["weight_decay"] = config.weight_decay if group["params"][0].ndim >= 2 else 0.0
+
     def state_dict(self) -> dict[str, Any]:
         """Masters and moments, exact."""
         masters = {name: master.detach() for name, master in self._masters.items()}

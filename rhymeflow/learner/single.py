@@ -66,6 +66,14 @@ class Learner:
         if learner.gradient_checkpointing:
             recompute_layers(model)
 
+    def reconfigure(self, learner: LearnerConfig) -> None:
+        """Train by another configuration from now on.
+
+        Its `beta` and `gradient_checkpointing` stay what the learner was made with.
+        """
+        self._config = learner
+        self._optimizer.reconfigure(learner)
+
     def train(
         self, batch: Sequence[Sample], step: int, details: TokenDetails | None = None
     ) -> dict[str, float]:
@@ -109,17 +117,21 @@ class Learner:
         """
         return {name: p.detach() for name, p in self.model.named_parameters()}
 
-    def save(self, directory: Path) -> None:
-        """Write a Hugging Face checkpoint that also holds what `restore` needs.
-
-        The directory appears in one rename, complete; one that is there is replaced.
-        """
+    def snapshot(self) -> checkpoint.Snapshot:
+        """A copy of all that a checkpoint holds: a Hugging Face model and what `restore` needs."""
         state = {
             "optimizer": self._optimizer.state_dict(),
             "version": self.version,
             "num_tokens": self.num_tokens,
         }
-        checkpoint.save(directory, self.model, self._tokenizer, state)
+        return checkpoint.snapshot(self.model, self._tokenizer, state)
+
+    def save(self, directory: Path) -> None:
+        """Write a checkpoint.
+
+        The directory appears in one rename, complete; one that is there is replaced.
+        """
+        self.snapshot().write(directory)
 
     def restore(self, directory: Path) -> int:
         """Continue from what `save` wrote; return the version.

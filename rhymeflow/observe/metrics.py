@@ -152,6 +152,16 @@ def read(run_dir: Path) -> dict[int, dict[str, Any]]:
     return dict(sorted(steps.items()))
 
 
+def forget_after(run_dir: Path, step: int) -> None:
+    """Take out rows of later steps, and a half line at the end: what a resumed run does again."""
+    path = run_dir / FILE
+    if path.is_file():
+        rows = [row for row in _rows(path) if row["step"] <= step]
+        unfinished = path.with_name(f"{FILE}.unfinished")
+        unfinished.write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
+        unfinished.replace(path)
+
+
 def _rows(path: Path) -> Iterator[dict[str, Any]]:
     *lines, _ = path.read_text().split("\n")
     for number, line in enumerate(lines, start=1):

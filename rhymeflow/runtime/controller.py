@@ -18,23 +18,25 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from rhymeflow import build
 from rhymeflow.config import Config
 from rhymeflow.core import commands
-from rhymeflow.core.coordinator import Coordinator
 from rhymeflow.core.events import Event, LearnerReady, Tick, VersionPublished
-from rhymeflow.core.types import InstanceId, Version
+from rhymeflow.core.types import InstanceId
 from rhymeflow.data.run_prompts import RunPrompts
-from rhymeflow.learner.base import Batch, LearnerGroup
+from rhymeflow.learner.base import LearnerGroup
 from rhymeflow.runtime.base import News, Received, WorkerLost
+from rhymeflow.runtime.checkpoints import Checkpoints
 from rhymeflow.runtime.commands import message_for
 from rhymeflow.runtime.evaluation import Evaluations
 from rhymeflow.runtime.history_index import HistoryIndex
 from rhymeflow.runtime.in_flight import InFlight
 from rhymeflow.runtime.instances import Instances
+from rhymeflow.runtime.past import Past
 from rhymeflow.runtime.reporting import Reporter
+from rhymeflow.runtime.resume import take_up
 from rhymeflow.runtime.rewards import Rewards
-from rhymeflow.runtime.supervisor import Supervisor, WorkerDied
+from rhymeflow.runtime.supervisor import Supervisor
+from rhymeflow.runtime.training import Training
 from rhymeflow.store.base import TrajectoryStore
 from rhymeflow.workers import messages
 
@@ -69,12 +71,20 @@ class Controller:
         history: HistoryIndex,
         prompts: RunPrompts,
         reporter: Reporter,
+        past: Past,
+        checkpoints: Checkpoints,
         on_model: Callable[[messages.LearnerReady], None],
     ) -> None:
         self.config, self.supervisor, self.store = config, supervisor, store
-        self.learner, self.history, self.reporter = learner, history, reporter
-        self._on_model = on_model
-        self.coordinator = Coordinator(build.plan(config), build.schedule(config))
+        self.history, self.reporter, self.coordinator = history, reporter, past.coordinator
+        self.training = Training(
+            learner,
+            checkpoints,
+            store,
+            reporter,
+            published=self.coordinator.state.published or 0,
+            on_model=on_model,
+        )
         self.in_flight = InFlight(store, prompts)
         self.evaluations = Evaluations(prompts.held_out, prompts.held_out_ids)
         self.rewards = Rewards(
@@ -83,34 +93,42 @@ class Controller:
             self.in_flight,
             self.evaluations,
             config,
-            published_version=lambda: self._published,
-            evaluated=reporter.evaluated,
+            published_version=lambda: self.training.published,
+            evaluated=self.training.evaluated,
         )
         self.instances = Instances(
             self.in_flight, self.evaluations, self.rewards, reporter.throughput
         )
         self.stop_asked = False
-        self.checkpoint: str | None = None
-        self._weights: messages.ConnectWeights | None = None  # once there is a version to pull
-        self._published: Version = 0
-        self._trained: messages.BatchTrained | None = None  # and not published yet
-        self._events: list[Event] = []
+        self._events: list[Event] = take_up(past, self.in_flight, self.rewards)
         self._pulling: set[InstanceId] = set()
         self._coordinator_seconds = 0.0
         self._round_began = self._committed_at = 0.0
-        self._training = self._saving = self._finished = False
+        self._finished = False
         for row, ids in enumerate(prompts.held_out_ids):
             store.put_held_out(row, prompt=prompts.held_out[row].prompt, prompt_tokens=ids)
+        self._go_on(past)
+
+    def _go_on(self, past: Past) -> None:
+        """Carry out what an earlier attempt was asked to do and had not begun."""
+        for number, command in past.unrecorded:
+            self.store.record_command(number, command)
+            if isinstance(command, commands.FinishEarly | commands.Drop | commands.Train):
+                self._carry_out(command)
+        if self.training.batch is None and past.training is not None:
+            self.training.begin(past.training)
+        if self.training.published == self.config.learner.max_steps:
+            self.training.save()
 
     def run(self) -> None:
         """Go on until the coordinator says `Finish`, or the user wants to stop."""
         self.history.start()
         try:
-            while not (self._finished and not self._saving):
+            while not (self._finished and not self.training.checkpoints.is_pending):
                 self._receive(self._wait())
                 self._tick()
                 self.reporter.show()
-                if self.stop_asked and not self._finished and not self._training:
+                if self.stop_asked and not self._finished and self.training.batch is None:
                     self._stop_early()
         finally:  # whatever ends it, the log says how far it came
             self.in_flight.seal_all()
@@ -152,44 +170,23 @@ class Controller:
                 self._events += self.rewards.take(message)
             case "history":
                 self.history.hear(message)
-                if self._weights is not None:
+                if self.training.weights is not None:
                     for instance in self.supervisor.instances.values():
                         self.history.let_draft(instance)
 
     def _from_learner(self, message: Any) -> None:
+        self._events += self.training.hear(message)
         match message:
             case messages.LearnerReady():
-                self._on_model(message)
-                self._weights = messages.ConnectWeights(message.handle)
                 for name in self.supervisor.instances:
                     self._connect(name)
-                self._events.append(LearnerReady(message.version, message.checksum))
-                self.reporter.begin_training()
-            case messages.TokenDetails():
-                for details in message.responses:
-                    self.store.put_token_details(*details)
-            case messages.BatchTrained():
-                self._trained = message
             case messages.VersionPublished():
-                self._end_step(message)
-            case messages.CheckpointSaved():
-                self.checkpoint = message.path
-                self._saving = False
-            case _:
-                raise AssertionError(f"unexpected message {message}")
-
-    def _end_step(self, message: messages.VersionPublished) -> None:
-        assert self._trained is not None
-        trained, self._trained = self._trained, None
-        self._training, self._published = False, message.version
-        self._events.append(VersionPublished(message.version, message.checksum))
-        self.reporter.end_step(
-            trained,
-            message,
-            {**self.history.metrics(), **self.coordinator.state.lengths.quality.metrics()},
-            coordinator=self._coordinator_seconds,
-            store=self.store.seconds,
-        )
+                self.reporter.end_step(
+                    *self.training.last_step,
+                    {**self.history.metrics(), **self.coordinator.state.lengths.quality.metrics()},
+                    coordinator=self._coordinator_seconds,
+                    store=self.store.seconds,
+                )
 
     def _lose(self, loss: WorkerLost) -> None:
         """A worker died or hangs: put another in its place, where the run can go on without it."""
@@ -209,13 +206,16 @@ class Controller:
             case "history":
                 self.history.lose(loss)
             case "learner":
-                raise WorkerDied(loss.reason)
+                self.supervisor.replace_learner(loss)
+                self.training.lose()
+                another = self.supervisor.learner.name
+                self.reporter.warn(f"{loss.reason}; {another} restores what it was")
 
     def _connect(self, instance: InstanceId) -> None:
         """Let an instance join, once there are weights to join with."""
-        if self._weights is not None:
+        if self.training.weights is not None:
             worker = self.supervisor.instances[instance]
-            worker.send(self._weights)
+            worker.send(self.training.weights)
             self.history.let_draft(worker)
 
     # -- acting ------------------------------------------------------------------------------
@@ -233,6 +233,7 @@ class Controller:
                     self.store.record_command(number, command)
                     self._carry_out(command)
         if self.reporter.now - self._committed_at >= COMMIT_SECONDS:
+            self.in_flight.seal_all()  # a death costs no more of a response than this
             self._commit(self.reporter.now)
 
     def _commit(self, now: float, *, durable: bool = False) -> None:
@@ -281,28 +282,19 @@ class Controller:
         self.reporter.endings["consumed"] += len(command.groups)
         # The learner reads the batch from the store, so it is committed before the message.
         self._commit(self.reporter.now)
-        self._training = True
-        reached, every = command.version + 1, self.config.run.save_steps
-        self.learner.train(command.version, Batch(command.groups, command.members))
-        self.learner.publish(reached)
-        if reached == self.config.learner.max_steps or (every > 0 and reached % every == 0):
-            self._save()
+        self.training.begin(command)
 
     def _drop(self, command: commands.Drop) -> None:
         self.in_flight.end(command.group)
         self.store.put_ending(
-            command.group, command.ending, version=self._published, reason=command.reason
+            command.group, command.ending, version=self.training.published, reason=command.reason
         )
         self.reporter.endings[command.ending] += 1
         self.reporter.say(f"group {command.group} {command.ending}: {command.reason}")
 
     def _stop_early(self) -> None:
         """Ctrl-C: the step is over; keep the version that was reached."""
-        if self._published:
-            self.reporter.say(f"stopping: saving version {self._published}")
-            self._save()
+        if self.training.published:
+            self.reporter.say(f"stopping: saving version {self.training.published}")
+            self.training.save()
         self._finished = True
-
-    def _save(self) -> None:
-        self._saving = True
-        self.learner.save()

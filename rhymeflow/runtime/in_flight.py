@@ -2,7 +2,7 @@
 
 Tokens come in small parts, several times a second for each response, so that little is lost with an
 instance. They are put together here and stored when a segment ends: a new version, another
-instance, an interruption, the end.
+instance, an interruption, the end, or a second that is over.
 
 Holds true: a response is read only after its tokens are stored; a segment is stored
 once; what has ended, or was aborted, is passed over when something late is heard of it. Knows
@@ -12,12 +12,14 @@ nothing of processes or rewards.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from rhymeflow.core.events import GroupCreated
 from rhymeflow.core.types import GroupId, InstanceId, TrajectoryId, Version
 from rhymeflow.data.prompts import Prompt
 from rhymeflow.data.run_prompts import RunPrompts
+from rhymeflow.errors import UserError
 from rhymeflow.store.base import TrajectoryStore
 from rhymeflow.workers.messages import Part
 
@@ -74,6 +76,32 @@ class InFlight:
         return group is not None and trajectory.member not in group.aborted
 
     # -- groups ------------------------------------------------------------------------------
+
+    def begin_at(self, next_group: GroupId, num_drawn: int) -> None:
+        """Continue an earlier attempt, which took `num_drawn` prompts from the data.
+
+        Groups from `next_group` on that it stored are not in its log: they come again.
+        """
+        self._next_group_id, self._position = next_group, num_drawn
+        self._store.forget_groups(next_group)
+
+    def restore(self, group_id: GroupId, aborted: Iterable[int]) -> frozenset[int]:
+        """Take up a group where it is stored; return the members that are complete.
+
+        Raises:
+            UserError: its prompt is another one than it was.
+        """
+        row, epoch = self._store.origin(group_id)
+        known = self._store.progress(group_id)
+        prompt = self._prompts.train[row]
+        ids = self._prompts.encoder.encode(prompt)
+        if ids != known.prompt_ids:
+            raise UserError(
+                f"data.source: row {row} is not what it was when group {group_id} was made of it; "
+                "a run can be resumed only with the data that it began with"
+            )
+        self._groups[group_id] = Group(epoch, prompt, ids, stored=known.tokens, aborted={*aborted})
+        return known.finished
 
     def request(self) -> GroupCreated:
         """Take the next prompt and store it as a new group."""

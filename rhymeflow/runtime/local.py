@@ -30,8 +30,9 @@ CLOSE_SECONDS = 2.0
 class LocalRuntime:
     """Worker processes of one run on this machine; a context manager that ends them all."""
 
-    def __init__(self, config: Config, run_dir: Path) -> None:
-        self._config, self._run_dir = config, run_dir
+    def __init__(self, config: Config, run_dir: Path, logs: Path) -> None:
+        """`logs` is where what workers print goes."""
+        self._config, self._run_dir, self._logs = config, run_dir, logs
         self._workers: dict[str, LocalWorker] = {}
         self._poll = select.poll()  # of the pipes of workers that have not ended
         self._by_descriptor: dict[int, LocalWorker] = {}
@@ -44,7 +45,7 @@ class LocalRuntime:
 
     def start(self, role: Role, name: str, resources: Resources) -> LocalWorker:
         """Start a process; see `base.Runtime`."""
-        worker = LocalWorker(role, name, resources, self._config, self._run_dir)
+        worker = LocalWorker(role, name, resources, self._config, self._run_dir, self._logs)
         self._workers[name] = worker
         descriptor = worker.connection.fileno()
         self._by_descriptor[descriptor] = worker
@@ -99,11 +100,17 @@ class LocalWorker:
     """The controller's side of one worker process: a `base.WorkerHandle`."""
 
     def __init__(
-        self, role: Role, name: str, resources: Resources, config: Config, run_dir: Path
+        self,
+        role: Role,
+        name: str,
+        resources: Resources,
+        config: Config,
+        run_dir: Path,
+        logs: Path,
     ) -> None:
         context = processes.context()
         self.name = name
-        self._log = run_dir / "logs" / f"{name}.log"
+        self._log = logs / f"{name}.log"
         self.connection, theirs = context.Pipe(duplex=True)
         # No daemons: the reward worker has processes of its own. `LocalRuntime.close` ends all.
         self._process = context.Process(

@@ -7,6 +7,8 @@ nothing.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from typing import Any
 
 from rhymeflow.config import Config
 from rhymeflow.core.types import Version
@@ -19,17 +21,32 @@ from rhymeflow.workers.messages import BatchTrained, VersionPublished
 class Reporter:
     """Collects numbers; writes and shows them."""
 
-    def __init__(self, config: Config, metrics: MetricsWriter, progress: Progress) -> None:
+    def __init__(
+        self, config: Config, metrics: MetricsWriter, progress: Progress, *, seconds: float = 0.0
+    ) -> None:
+        """`seconds`: how long earlier attempts at the run took."""
         self._metrics, self._progress = metrics, progress
-        self._started = time.monotonic()
+        self._started = time.monotonic() - seconds
         has_drafts = config.drafting.window != "off"
-        self.throughput = Throughput(since=0.0, has_drafts=has_drafts)
+        self.throughput = Throughput(since=seconds, has_drafts=has_drafts)
         self.endings = {"consumed": 0, "filtered": 0, "aborted": 0}
         """Groups that ended, so far."""
         self._state = ProgressState(
             config.name, config.learner.max_steps, config.schedule.bound, has_drafts=has_drafts
         )
         self._trained_tokens = 0.0
+
+    def continue_from(
+        self, rows: Mapping[Version, Mapping[str, Any]], endings: Mapping[str, int]
+    ) -> None:
+        """Show what earlier attempts came to: their metrics by step, and how groups ended."""
+        self.endings |= endings
+        state = self._state
+        state.step = max(rows, default=0)
+        state.rewards += [row["reward"] for row in rows.values() if "reward" in row]
+        state.eval_rewards += [row["eval/reward"] for row in rows.values() if "eval/reward" in row]
+        tokens = (row.get("num_tokens") or 0.0 for row in rows.values())
+        self._trained_tokens = max(tokens, default=0.0)
 
     @property
     def now(self) -> float:

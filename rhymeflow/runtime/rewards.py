@@ -80,13 +80,18 @@ class Rewards:
         """Store that a response is complete as it is and have it rewarded; return its length."""
         tokens = self._in_flight.complete(trajectory)
         self._store.put_finished(trajectory, length=len(tokens), reason=reason)
+        self.ask(trajectory)
+        return len(tokens)
+
+    def ask(self, trajectory: TrajectoryId) -> None:
+        """Have a response that is stored as complete rewarded."""
         if self._per_response:
+            tokens = self._in_flight.tokens(trajectory)
             prompt = self._in_flight[trajectory.group].prompt
             name = f"trajectory {trajectory}"
             self._ask(trajectory, name, prompt, [tokens], self._per_response)
         else:
             self._collect(trajectory, {})
-        return len(tokens)
 
     def answered(self, instance: InstanceId, message: messages.Answered) -> None:
         """Have an answer to a held-out prompt rewarded."""

@@ -65,5 +65,6 @@ def check_run_dir(config: Config) -> None:
 def _refuse_another(path: Path) -> None:
     if (path / "events.db").exists():
         raise UserError(
-            f"run.output_dir: {path} holds a run already; name another, or leave it out"
+            f"run.output_dir: {path} holds a run already; `rhymeflow resume {path}` goes on with "
+            "it, or name another directory"
         )

@@ -5,6 +5,8 @@ Holds true: calls arrive in order and none waits. Knows nothing of training.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from rhymeflow.core.types import Version
 from rhymeflow.learner.base import Batch
 from rhymeflow.runtime.base import WorkerHandle
@@ -12,19 +14,22 @@ from rhymeflow.workers import messages
 
 
 class SingleLearner:
-    """A `learner.base.LearnerGroup` of one worker."""
+    """A `learner.base.LearnerGroup` of one worker.
 
-    def __init__(self, worker: WorkerHandle) -> None:
+    `worker` says which it is: one that was lost is replaced.
+    """
+
+    def __init__(self, worker: Callable[[], WorkerHandle]) -> None:
         self._worker = worker
 
     def train(self, version: Version, batch: Batch) -> None:
         """Train on a batch; see `LearnerGroup`."""
-        self._worker.send(messages.Train(version, batch.groups, batch.members))
+        self._worker().send(messages.Train(version, batch.groups, batch.members))
 
     def publish(self, version: Version) -> None:
         """Publish a version; see `LearnerGroup`."""
-        self._worker.send(messages.Publish(version))
+        self._worker().send(messages.Publish(version))
 
-    def save(self) -> None:
+    def save(self, keep: Sequence[Version]) -> None:
         """Write a checkpoint; see `LearnerGroup`."""
-        self._worker.send(messages.SaveCheckpoint())
+        self._worker().send(messages.SaveCheckpoint(tuple(keep)))

@@ -4,10 +4,10 @@ Holds true:
 - a worker that was heard once and is then silent for `run.worker_timeout` seconds is ended and
   reported lost, as one that died is;
 - an instance that is lost can be replaced under a new name (`rollout-0`, then `rollout-0.1`, ...),
-  on the same cores, `run.instance_restarts` times in all, and so can history and rewards, each as
-  often; a replaced one is gone, so it can say nothing any more;
-- a worker that reports a defect ends the run, and so does the loss of the learner; without the
-  history worker the run continues, with fewer drafts.
+  on the same cores, `run.instance_restarts` times in all, and so can learner, history and rewards,
+  each as often; a replaced one is gone, so it can say nothing any more;
+- a worker that reports a defect ends the run; without the history worker the run continues, with
+  fewer drafts.
 
 Knows nothing of processes (that is the runtime's) or of what workers do.
 """
@@ -39,8 +39,11 @@ class WorkerDied(RuntimeError):  # noqa: N818 - it is what happened
 class Supervisor:
     """Workers by role; `start` begins them."""
 
-    def __init__(self, config: Config, runtime: Runtime) -> None:
-        self._config, self._runtime = config, runtime
+    def __init__(
+        self, config: Config, runtime: Runtime, *, used_names: Iterable[InstanceId] = ()
+    ) -> None:
+        """`used_names`: of instances of earlier attempts at the run."""
+        self._config, self._runtime, self._used = config, runtime, frozenset(used_names)
         self._share = share_of_cores(1 + config.rollout.num_instances)
         self._roles: dict[str, Role] = {}
         self._last_heard: dict[str, float] = {}
@@ -55,11 +58,10 @@ class Supervisor:
 
     def start(self) -> None:
         """Start every worker of the run. They load while the caller goes on."""
-        learner = self._config.learner
-        self.learner = self._start("learner", "learner", learner.num_threads, learner.cpus)
+        self.learner = self._start_learner()
         self.rewards = self._start_another("reward")
         for index in range(self._config.rollout.num_instances):
-            self._start_instance(index, 0)
+            self._start_instance(index, self._times_used(index))
         if self._config.drafting.window != "off":
             self.history = self._start_another("history")
 
@@ -109,6 +111,17 @@ class Supervisor:
         index, replaced = self._places.pop(loss.worker)
         return self._start_instance(index, replaced + 1)
 
+    def replace_learner(self, loss: WorkerLost) -> None:
+        """Make sure that the lost learner is gone and start another.
+
+        Raises:
+            WorkerDied: as many were replaced as may be.
+        """
+        if self._num_started["learner"] > self._config.run.instance_restarts:
+            raise WorkerDied(loss.reason)
+        self._end(loss.worker)
+        self.learner = self._start_learner()
+
     def replace_rewards(self, loss: WorkerLost) -> None:
         """Make sure that the lost reward worker is gone and start another.
 
@@ -151,10 +164,21 @@ class Supervisor:
         self.instances[name], self._places[name] = worker, (index, replaced)
         return worker
 
-    def _start_another(self, role: Role) -> WorkerHandle:
+    def _times_used(self, index: int) -> int:
+        """How many instances of earlier attempts had this place."""
+        name = f"rollout-{index}"
+        return sum(used.partition(".")[0] == name for used in self._used)
+
+    def _start_learner(self) -> WorkerHandle:
+        learner = self._config.learner
+        return self._start_another("learner", learner.num_threads, learner.cpus)
+
+    def _start_another(
+        self, role: Role, num_threads: int | None = 1, cpus: tuple[int, ...] | None = None
+    ) -> WorkerHandle:
         number = self._num_started.get(role, 0)
         self._num_started[role] = number + 1
-        return self._start(role, f"{role}.{number}" if number else role, 1, None)
+        return self._start(role, f"{role}.{number}" if number else role, num_threads, cpus)
 
     def _start(
         self, role: Role, name: str, num_threads: int | None, cpus: tuple[int, ...] | None

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
+from time import gmtime, strftime
 from types import FrameType
 
 from rich.console import Console
@@ -22,25 +23,32 @@ from rhymeflow.config import Config
 from rhymeflow.data.encode import Tokenizer
 from rhymeflow.data.run_prompts import RunPrompts
 from rhymeflow.histospec.index import Index
-from rhymeflow.observe import summary
+from rhymeflow.learner.checkpoint_dirs import CHECKPOINTS, checkpoints_up_to
+from rhymeflow.observe import metrics, summary
 from rhymeflow.observe.metrics import MetricsWriter
 from rhymeflow.observe.progress import Progress
-from rhymeflow.observe.summary import Summary
+from rhymeflow.observe.summary import EVENTS, Summary
 from rhymeflow.runtime import in_force, processes
 from rhymeflow.runtime import run_dir as directories
 from rhymeflow.runtime.base import Runtime
+from rhymeflow.runtime.checkpoints import Checkpoints
 from rhymeflow.runtime.controller import Controller
 from rhymeflow.runtime.history_index import HistoryIndex
 from rhymeflow.runtime.leftovers import leaves_nothing_untrained
 from rhymeflow.runtime.local import LocalRuntime
+from rhymeflow.runtime.past import Past
+from rhymeflow.runtime.replay import beginning, configured, replay
 from rhymeflow.runtime.reporting import Reporter
+from rhymeflow.runtime.resume_options import check_change
 from rhymeflow.runtime.single_learner import SingleLearner
 from rhymeflow.runtime.supervisor import Supervisor
+from rhymeflow.store import previous_run
 from rhymeflow.store.base import TrajectoryStore
+from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.store.writer import SqliteTrajectoryStore
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-"""What people and what clusters stop a run with."""
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""What people and clusters stop a run with, and what a closed terminal sends."""
 
 
 @leaves_nothing_untrained
@@ -49,59 +57,109 @@ def train(
 ) -> Summary:
     """Run `config` to its end on this machine; return what it came to.
 
-    Ctrl-C (or SIGTERM) ends the step that is being trained on, saves a checkpoint, and then raises
-    `KeyboardInterrupt`; a second one ends the run at once. `summary.json` is written either way.
+    Ctrl-C (SIGTERM, or SIGHUP of a terminal that is closed) ends the step that is being trained on,
+    saves a checkpoint, and then raises `KeyboardInterrupt`; a second one ends the run at once.
+    `summary.json` is written either way, and `resume` goes on.
 
     Raises:
         UserError: something in the configuration, the data, the model or a reward is wrong.
         WorkerDied: a worker process ended, hangs, or has a defect.
     """
     processes.prepare()
-    console = console or Console()
     path = run_dir or directories.choose_run_dir(config)
     config = in_force.before_the_start(config, path)
     directories.create_run_dir(config, path)
-    metrics = MetricsWriter(
+    with closing(SqliteTrajectoryStore(path / EVENTS)) as store:
+        return attempt(config, path, store, beginning(config), console or Console())
+
+
+def resume(
+    run_dir: Path,
+    change: Callable[[Config], Config] = lambda config: config,
+    *,
+    console: Console | None = None,
+) -> Summary:
+    """Go on with the run in `run_dir`, however it ended; return what the whole run came to.
+
+    `change` makes this attempt's configuration of the last one's, as far as `resume_options`
+    allows. Otherwise like `train`.
+
+    Raises:
+        UserError: there is no run, another process carries it on, the change is not possible, or
+            the log is damaged.
+    """
+    previous_run.check(str(run_dir), "resume")
+    processes.prepare()
+    with closing(SqliteTrajectoryStore(run_dir / EVENTS)) as store:  # nobody else writes there now
+        with closing(TrajectoryReader(run_dir / EVENTS)) as reader:
+            past = replay(reader, run_dir / EVENTS)
+            before = Config.model_validate_json(reader.attempts()[-1].config)
+        config = change(before)
+        check_change(before, config, past.coordinator.state.published or 0)
+        configured(config, past.coordinator)
+        return attempt(config, run_dir, store, past, console or Console())
+
+
+def attempt(
+    config: Config, path: Path, store: SqliteTrajectoryStore, past: Past, console: Console
+) -> Summary:
+    """Go on from `past` until the run ends, is stopped or fails."""
+    metrics.forget_after(path, past.coordinator.state.published or 0)
+    writer = MetricsWriter(
         path,
         report_to=config.run.report_to,
         name=path.name,
         config=config.model_dump(mode="json"),
     )
+    started = strftime("%Y-%m-%dT%H:%M:%SZ", gmtime())
+    number = store.begin_attempt(config.model_dump_json(), now=past.seconds, started=started)
+    logs = path / "logs" / f"attempt-{number}"
     try:
-        with Progress(console) as progress, LocalRuntime(config, path) as runtime:
-            reporter = Reporter(config, metrics, progress)
+        with Progress(console) as progress, LocalRuntime(config, path, logs) as runtime:
+            reporter = Reporter(config, writer, progress, seconds=past.seconds)
+            reporter.continue_from(metrics.read(path), store.endings())
             with (
-                assembled(config, path, runtime, reporter) as controller,
+                assembled(config, path, store, past, runtime, reporter) as controller,
                 interruptible(controller),
             ):
                 controller.run()
     finally:
-        metrics.close()
-        if (path / "events.db").exists():
-            result = summary.write(path)
-    console.print(summary.panel(result, path))
-    saved = controller.checkpoint
-    if saved is not None:
-        console.print(f"checkpoint: {saved}", soft_wrap=True, markup=False, highlight=False)
-    if controller.stop_asked:
-        on = f"; to train on from here: --model.name {saved}" if saved else ""
-        console.print(
-            f"stopped after {result.steps} steps{on}", soft_wrap=True, markup=False, highlight=False
-        )
-        raise KeyboardInterrupt
+        writer.close()
+        store.commit()
+        result = summary.write(path)
+    report_end(console, result, path, controller)
     return result
+
+
+def report_end(console: Console, result: Summary, path: Path, controller: Controller) -> None:
+    """Say what the run came to; raise `KeyboardInterrupt` if the user stopped it."""
+
+    def say(text: str) -> None:
+        console.print(text, soft_wrap=True, markup=False, highlight=False)
+
+    console.print(summary.panel(result, path))
+    if controller.training.checkpoint is not None:
+        say(f"checkpoint: {controller.training.checkpoint}")
+    if controller.stop_asked:
+        say(f"stopped after {result.steps} steps; to go on: rhymeflow resume {path}")
+        raise KeyboardInterrupt
 
 
 @contextmanager
 def assembled(
-    config: Config, path: Path, runtime: Runtime, reporter: Reporter
+    config: Config,
+    path: Path,
+    store: SqliteTrajectoryStore,
+    past: Past,
+    runtime: Runtime,
+    reporter: Reporter,
 ) -> Iterator[Controller]:
     """Start the workers, load what the controller needs meanwhile, and put it together."""
-    supervisor = Supervisor(config, runtime)
-    with (
-        closing(SqliteTrajectoryStore(path / "events.db")) as store,
-        history_index(config) as index,
-    ):
+    state = past.coordinator.state
+    supervisor = Supervisor(config, runtime, used_names=state.names)
+    saved = checkpoints_up_to(path / CHECKPOINTS, state.published or 0)
+    with history_index(config) as index:
+        store.commit()  # workers read it
         tokenizer, prompts = _load_while(supervisor.start, config, reporter)
         config = in_force.once_loaded(config, tokenizer, prompts)
         record_config(config, path, store)
@@ -109,10 +167,14 @@ def assembled(
             config,
             supervisor=supervisor,
             store=store,
-            learner=SingleLearner(supervisor.learner),
+            learner=SingleLearner(lambda: supervisor.learner),
             history=HistoryIndex(index, supervisor, reporter.warn),
             prompts=prompts,
             reporter=reporter,
+            past=past,
+            checkpoints=Checkpoints(
+                config.run, state.plan.evaluates, num_steps=config.learner.max_steps, there=saved
+            ),
             on_model=lambda ready: record_config(
                 in_force.with_the_model(config, ready), path, store
             ),
@@ -162,7 +224,7 @@ def history_index(config: Config) -> Iterator[Index | None]:
 
 @contextmanager
 def interruptible(controller: Controller) -> Iterator[None]:
-    """Ctrl-C or SIGTERM once: end the step, save, stop. Twice: end at once.
+    """Ctrl-C, SIGTERM or SIGHUP once: end the step, save, stop. Twice: end at once.
 
     Only the main thread may take signals; a run in another thread leaves them alone.
     """

@@ -13,12 +13,23 @@ Knows nothing of what events mean.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from rhymeflow.core.commands import Command
 from rhymeflow.core.events import Event
 from rhymeflow.core.types import Ending, FinishReason, GroupId, InstanceId, TrajectoryId, Version
+
+
+class Progress(NamedTuple):
+    """What is stored of a group."""
+
+    prompt_ids: list[int]
+    tokens: dict[int, array[int]]
+    """Of each member that there is anything of."""
+    finished: frozenset[int]
+    """Members that are complete."""
 
 
 class TrajectoryStore(Protocol):
@@ -27,8 +38,18 @@ class TrajectoryStore(Protocol):
     seconds: float
     """Time spent in here: what storing costs the run."""
 
+    def begin_attempt(self, config: str, *, now: float, started: str) -> int:
+        """Begin an attempt at the run, at `started` (date and time); return its number, from 1.
+
+        `now` is seconds since the run began, those between attempts not counted; `config` is the
+        attempt's configuration as JSON text.
+        """
+
     def put_config(self, config: str) -> None:
-        """Store the run's configuration, the values in force, as JSON text."""
+        """Store the attempt's configuration, the values in force, in place of its first one."""
+
+    def forget_groups(self, first: GroupId) -> None:
+        """Take out groups from `first` on: their prompts were stored, and no event names them."""
 
     def record(self, now: float, events: Sequence[Event]) -> int:
         """Append events in this order; return the number of the first.
@@ -59,6 +80,9 @@ class TrajectoryStore(Protocol):
 
     def origin(self, group: GroupId) -> tuple[int, int]:
         """The row and epoch of a group that was stored."""
+
+    def progress(self, group: GroupId) -> Progress:
+        """How far a group that was stored has come."""
 
     def put_segment(
         self,

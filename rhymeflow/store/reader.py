@@ -32,6 +32,19 @@ class Recorded(NamedTuple):
     event: Event
 
 
+class Attempt(NamedTuple):
+    """A start of the run, by its beginning or by `resume`."""
+
+    number: int
+    first_event: int
+    time: float
+    """When it began, on the clock of the events: seconds, those between attempts not counted."""
+    started: str
+    """When it began, date and time."""
+    config: str
+    """Its configuration, the values in force, as JSON text."""
+
+
 class RecordedCommand(NamedTuple):
     """What was commanded upon the event of number `event`."""
 
@@ -128,10 +141,10 @@ class TrajectoryReader:
         for seq, event, kind, body in self._rows("seq, event, kind, body", "commands"):
             yield RecordedCommand(seq, event, codec.decode_command(kind, body))
 
-    def config(self) -> str:
-        """The run's configuration, the values in force, as JSON text."""
-        ((text,),) = self.query("SELECT value FROM meta WHERE key = 'config'")
-        return text
+    def attempts(self) -> list[Attempt]:
+        """The attempts at this run, in order."""
+        rows = self.query("SELECT attempt, first_event, time, started, config FROM attempts")
+        return [Attempt(*row) for row in sorted(rows)]
 
     def batch(
         self, groups: Sequence[GroupId], members: Sequence[Sequence[int]]
@@ -159,7 +172,7 @@ class TrajectoryReader:
             " FROM groups WHERE group_id = ?",
             trajectory.group,
         )
-        segments = self._segments(trajectory)
+        segments = _joined(self._segments(trajectory))
         finished = self.query(
             "SELECT length, reason, text, reward, components, trained FROM trajectories"
             " WHERE group_id = ? AND member = ?",
@@ -261,6 +274,25 @@ class TrajectoryReader:
             )
             for start, version, instance, steps, drafted, tokens, logprobs in rows
         ]
+
+
+def _joined(segments: Sequence[StoredSegment]) -> list[StoredSegment]:
+    """Without the cuts where what one instance generated under one version was stored in parts."""
+    found: list[StoredSegment] = []
+    for part in segments:
+        if found and (found[-1].version, found[-1].instance) == (part.version, part.instance):
+            last = found.pop()
+            part = StoredSegment(
+                last.start,
+                last.version,
+                last.instance,
+                last.steps + part.steps,
+                last.drafted + part.drafted,
+                last.tokens + part.tokens,
+                last.logprobs + part.logprobs,
+            )
+        found.append(part)
+    return found
 
 
 def _unpacked(blob: bytes, dtype: str) -> list[Any]:

@@ -9,18 +9,23 @@ from __future__ import annotations
 
 import fcntl
 import os
+import socket
 import sqlite3
 from pathlib import Path
 from urllib.parse import quote
 
 from rhymeflow.errors import UserError
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 """Of the tables and of what events and commands hold: a log that cannot be read is refused by its
 number."""
 
+LOCK = "writer.lock"
+"""Is locked while a controller carries the run on, and names it. The lock ends with the process."""
+
 # docs/run-directory.md describes each table, and has queries.
 #
+# An attempt begins where a run is started or resumed; its events are those from `first_event` on.
 # Blobs are little-endian: int32 tokens, float32 log-probabilities. A command belongs to the event
 # upon which it was given (for most, a `Tick`). `trajectories` holds what has finished, its `text`
 # once it was decoded; `trained` is the batch a trajectory was trained on in. A
@@ -31,6 +36,8 @@ number."""
 # `token_details.flags` what the learner did about it (`learner/token_details.py`).
 _TABLES = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value);
+CREATE TABLE attempts (attempt INTEGER PRIMARY KEY, first_event INTEGER NOT NULL,
+    time REAL NOT NULL, started TEXT NOT NULL, config TEXT NOT NULL);
 CREATE TABLE events (seq INTEGER PRIMARY KEY, time REAL NOT NULL, kind TEXT NOT NULL,
     body TEXT NOT NULL);
 CREATE TABLE commands (seq INTEGER PRIMARY KEY, event INTEGER NOT NULL, kind TEXT NOT NULL,
@@ -76,7 +83,7 @@ CREATE VIEW first_routes AS
 def open_for_writing(path: Path) -> tuple[sqlite3.Connection, int]:
     """Open or create the store; return the connection and the descriptor that holds the lock.
 
-    The lock is on the directory, so that no second controller works in one run directory.
+    The lock is on a file beside it, so that no second controller works in one run directory.
 
     Raises:
         UserError: no such directory, another process writes here, or the file is not ours.
@@ -102,14 +109,18 @@ def open_for_writing(path: Path) -> tuple[sqlite3.Connection, int]:
 
 
 def _lock_directory(directory: Path) -> int:
+    """Take the lock; the file says who has it."""
     if not directory.is_dir():
         raise UserError(f"{directory}: no such directory")
-    descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
+        who = os.read(descriptor, 1024).decode()
         os.close(descriptor)
-        raise UserError(f"{directory}: another process is writing to this run") from error
+        raise UserError(f"{directory}: {who} is writing to this run") from error
+    os.truncate(descriptor, 0)
+    os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
     return descriptor
 
 

@@ -20,7 +20,8 @@ REWARD = "UPDATE trajectories SET reward = ?, components = ? WHERE group_id = ? 
 TRAINED = "UPDATE trajectories SET trained = ? WHERE group_id = ? AND member = ?"
 ENDING = """UPDATE groups SET ending = ?, ending_version = ?, ending_reason = ?
     WHERE group_id = ?"""
-META = "INSERT OR REPLACE INTO meta VALUES (?, ?)"
+ATTEMPT = "INSERT INTO attempts VALUES (?, ?, ?, ?, ?)"
+CONFIG = "UPDATE attempts SET config = ? WHERE attempt = ?"
 HELD_OUT = "INSERT INTO held_out VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
 EVALUATION = """INSERT INTO evaluations VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE
     SET tokens = excluded.tokens, text = excluded.text, reward = excluded.reward"""
@@ -29,7 +30,8 @@ EVENT = "INSERT INTO events VALUES (?, ?, ?, ?)"
 COMMAND = "INSERT INTO commands VALUES (?, ?, ?, ?)"
 
 ORDER = (
-    META,
+    ATTEMPT,
+    CONFIG,
     GROUP,
     SEGMENT,
     FINISHED,
@@ -45,5 +47,5 @@ ORDER = (
 )
 """In which rows of one transaction are written: what changes a row after what makes it."""
 
-CHANGES_ONE = {TEXT, REWARD, TRAINED, ENDING}
+CHANGES_ONE = {CONFIG, TEXT, REWARD, TRAINED, ENDING}
 """Statements that are about a row that must be there."""

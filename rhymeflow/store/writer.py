@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import struct
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
@@ -28,6 +29,7 @@ from rhymeflow.core.events import Event
 from rhymeflow.core.types import Ending, FinishReason, GroupId, InstanceId, TrajectoryId, Version
 from rhymeflow.store import codec, final, schema
 from rhymeflow.store import statements as sql
+from rhymeflow.store.base import Progress
 
 _Given = ParamSpec("_Given")
 _Answer = TypeVar("_Answer")
@@ -70,12 +72,38 @@ class SqliteTrajectoryStore:
         self._connection, self._lock = schema.open_for_writing(self.path)
         self._last_seq = self._last("events")
         self._last_command = self._last("commands")
+        self._attempt = self._last("attempts", "attempt")
         self._rows: dict[str, list[tuple[Any, ...]]] = {}
 
     @_counted
+    def begin_attempt(self, config: str, *, now: float, started: str) -> int:
+        """Begin to write for an attempt at the run; return its number, from 1.
+
+        `started` is the date and time, and `config` its configuration as JSON text.
+        """
+        self._attempt += 1
+        self._put(sql.ATTEMPT, self._attempt, self._last_seq + 1, now, started, config)
+        return self._attempt
+
+    @_counted
     def put_config(self, config: str) -> None:
-        """Store the run's configuration as JSON text; one that is there is replaced."""
-        self._put(sql.META, "config", config)
+        """Store this attempt's configuration as JSON text, in place of the one it began with."""
+        self._put(sql.CONFIG, config, self._attempt)
+
+    @_counted
+    def forget_groups(self, first: GroupId) -> None:
+        """Take out groups from `first` on: their prompts were stored, and no event names them."""
+        self._write()
+        self._connection.execute("DELETE FROM groups WHERE group_id >= ?", (first,))
+
+    @_counted
+    def endings(self) -> dict[str, int]:
+        """How many groups ended in each way."""
+        self._write()
+        found = self._connection.execute(
+            "SELECT ending, COUNT(*) FROM groups WHERE ending IS NOT NULL GROUP BY 1"
+        )
+        return dict(found.fetchall())
 
     @_counted
     def record(self, now: float, events: Sequence[Event]) -> int:
@@ -127,6 +155,21 @@ class SqliteTrajectoryStore:
         assert found, f"group {group} was never requested"
         row, epoch = found
         return row, epoch
+
+    @_counted
+    def progress(self, group: GroupId) -> Progress:
+        """How far a group that was stored has come."""
+        self._write()
+        ask = self._connection.execute
+        ((prompt,),) = ask("SELECT prompt_tokens FROM groups WHERE group_id = ?", (group,))
+        tokens: dict[int, array[int]] = {}
+        for member, blob in ask(
+            "SELECT member, tokens FROM segments WHERE group_id = ? ORDER BY member, start",
+            (group,),
+        ):
+            tokens.setdefault(member, array("i")).frombytes(blob)
+        finished = ask("SELECT member FROM trajectories WHERE group_id = ?", (group,))
+        return Progress(_from_int32(prompt), tokens, frozenset(m for (m,) in finished))
 
     @_counted
     def put_segment(
@@ -251,8 +294,8 @@ class SqliteTrajectoryStore:
         )
         self._connection.execute("PRAGMA synchronous = NORMAL")
 
-    def _last(self, table: str) -> int:
-        (last,) = self._connection.execute(f"SELECT MAX(seq) FROM {table}").fetchone()
+    def _last(self, table: str, column: str = "seq") -> int:
+        (last,) = self._connection.execute(f"SELECT MAX({column}) FROM {table}").fetchone()
         return last or 0
 
     def _put(self, statement: str, *values: Any) -> None:
@@ -278,6 +321,10 @@ class SqliteTrajectoryStore:
 
 def _prompt(prompt: str | list[dict[str, Any]]) -> str:
     return prompt if isinstance(prompt, str) else codec.to_json(prompt)
+
+
+def _from_int32(blob: bytes) -> list[int]:
+    return list(struct.unpack(f"<{len(blob) // 4}i", blob))
 
 
 def _int32(tokens: Sequence[int]) -> bytes:

@@ -16,7 +16,8 @@ import torch
 
 from rhymeflow.config import Config
 from rhymeflow.core.types import TrajectoryId, Version
-from rhymeflow.learner.sample import Sample
+from rhymeflow.learner.checkpoint_dirs import CHECKPOINTS
+from rhymeflow.learner.saver import Saver
 from rhymeflow.learner.single import Learner
 from rhymeflow.learner.token_details import TokenDetails
 from rhymeflow.models.load import load_model, load_tokenizer, resolve_device, resolve_dtype
@@ -28,10 +29,12 @@ from rhymeflow.workers import messages
 from rhymeflow.workers.messages import (
     Alive,
     BatchTrained,
+    CheckpointFailed,
     CheckpointSaved,
     LearnerReady,
     Publish,
     ResponseDetails,
+    Retraining,
     SaveCheckpoint,
     Shutdown,
     Train,
@@ -39,9 +42,13 @@ from rhymeflow.workers.messages import (
     receive,
     send,
 )
+from rhymeflow.workers.restore import restore, sample
 
 ALIVE_SECONDS = 1.0
 """How often an idle learner gives a sign of life."""
+
+SAVING_SECONDS = 0.05
+"""How often an idle learner looks whether a checkpoint is written: a run ends only then."""
 
 
 def main(connection: Connection, name: str, config: Config, run_dir: Path) -> None:
@@ -57,7 +64,7 @@ class LearnerProcess:
     """The learner, the store that it reads batches from, and the weights it publishes."""
 
     def __init__(self, connection: Connection, config: Config, run_dir: Path) -> None:
-        self.connection, self.config, self.run_dir = connection, config, run_dir
+        self.connection, self.config = connection, config
         device = resolve_device(config.model)
         dtype = resolve_dtype(config.model, device)
         self.learner = Learner(
@@ -68,11 +75,14 @@ class LearnerProcess:
             config.rollout,
             dtype,
         )
-        self.version: Version = 0
+        self._reader = TrajectoryReader(run_dir / "events.db")
+        self._saver = Saver(run_dir / CHECKPOINTS)
+        for step, last in restore(self.learner, self._reader, run_dir / CHECKPOINTS, config):
+            send(connection, Retraining(step, last))
+        self.version: Version = self.learner.version
         tensors = self.learner.weights()
         self.weights = SharedMemoryWeightStore.create(manifest_of(tensors))
         checksum = self.weights.publish(self.version, tensors)
-        self._reader = TrajectoryReader(run_dir / "events.db")
         ready = LearnerReady(
             self.version,
             self.weights.handle,
@@ -86,16 +96,17 @@ class LearnerProcess:
     def serve(self) -> None:
         """Carry out what is asked for, until `Shutdown`."""
         while True:
-            if not self.connection.poll(ALIVE_SECONDS):
-                send(self.connection, Alive())
+            is_saving = self._saver.is_busy
+            if not self.connection.poll(SAVING_SECONDS if is_saving else ALIVE_SECONDS):
+                self._report_saved() if is_saving else send(self.connection, Alive())
                 continue
             match receive(self.connection):
                 case Train() as message:
                     self._train(message)
                 case Publish(version=version):
                     self._publish(version)
-                case SaveCheckpoint():
-                    self._save()
+                case SaveCheckpoint(keep=keep):
+                    self._saver.begin(self.version, self.learner.snapshot(), keep)
                 case Shutdown():
                     return
                 case message:
@@ -106,7 +117,7 @@ class LearnerProcess:
         started = time.perf_counter()
         records = self._reader.batch(message.groups, message.members)
         ages = staleness(records, self.version, self.config.schedule.bound)
-        batch = [_sample(r) for r in records]
+        batch = [sample(r) for r in records]
         details = (
             TokenDetails(batch, self.config.learner) if self.config.run.token_details else None
         )
@@ -133,10 +144,12 @@ class LearnerProcess:
         seconds = time.perf_counter() - started
         send(self.connection, VersionPublished(version, checksum, seconds))
 
-    def _save(self) -> None:
-        path = self.run_dir / "checkpoints" / f"step-{self.version}"
-        self.learner.save(path)
-        send(self.connection, CheckpointSaved(self.version, str(path)))
+    def _report_saved(self) -> None:
+        for version, path, error in self._saver.ended():
+            if error is None:
+                send(self.connection, CheckpointSaved(version, str(path)))
+            else:
+                send(self.connection, CheckpointFailed(version, f"{path}: {error}"))
 
 
 def staleness(
@@ -151,16 +164,3 @@ def staleness(
                 f"old; max_staleness is {max_staleness}"
             )
     return ages
-
-
-def _sample(record: TrajectoryRecord) -> Sample:
-    return Sample(
-        group=record.group,
-        prompt_ids=record.prompt_ids,
-        completion_ids=record.completion_ids,
-        logprobs=record.logprobs,
-        versions=record.versions,
-        reward=record.reward,
-        truncated=record.reason != "stop",
-        components=record.components,
-    )

@@ -111,7 +111,13 @@ class Publish(Message):
 
 
 class SaveCheckpoint(Message):
-    """Write a checkpoint of the version that the learner holds."""
+    """Write a checkpoint of the version that the learner holds, and delete all but those named.
+
+    It is copied at once and written while training goes on.
+    """
+
+    keep: tuple[Version, ...]
+    """Earlier checkpoints that stay."""
 
 
 # -- controller -> history ------------------------------------------------------------------------
@@ -258,6 +264,14 @@ class TokenDetails(Message):
     responses: list[ResponseDetails]
 
 
+class Retraining(Message):
+    """The learner of a run that is resumed trains on a stored batch, to make `version` again."""
+
+    version: Version
+    last: Version
+    """Where it stops."""
+
+
 class BatchTrained(Message):
     """Batch `version` is trained on, which took so many seconds."""
 
@@ -279,6 +293,13 @@ class CheckpointSaved(Message):
 
     version: Version
     path: str
+
+
+class CheckpointFailed(Message):
+    """A checkpoint of `version` could not be written; those before it are as they were."""
+
+    version: Version
+    error: str
 
 
 # -- history -> controller ------------------------------------------------------------------------
@@ -325,7 +346,8 @@ _Any = (
     ConnectWeights | Route | Interrupt | Abort | Pull | Evaluate | UseDrafter | Train | Publish
     | SaveCheckpoint | IndexHistory | ComputeReward | Shutdown | Joined | TokensGenerated
     | TrajectoryFinished | TrajectoryInterrupted | Pulled | Answered | InstanceStatus | LearnerReady
-    | TokenDetails | BatchTrained | VersionPublished | CheckpointSaved | HistoryReady
+    | Retraining | TokenDetails | BatchTrained | VersionPublished | CheckpointSaved
+    | CheckpointFailed | HistoryReady
     | RewardComputed | RewardFailed | Alive | Failed
 )  # fmt: skip
 

@@ -21,6 +21,7 @@ from rhymeflow.config import Config
 from rhymeflow.models.tokenizer import load_tokenizer
 from rhymeflow.reward.executor import Outcome, RewardDone, RewardExecutor
 from rhymeflow.reward.messages import RewardRequest
+from rhymeflow.utils import output
 from rhymeflow.workers.messages import (
     Alive,
     ComputeReward,
@@ -37,7 +38,7 @@ ALIVE_SECONDS = 1.0
 
 def main(connection: Connection, name: str, config: Config, run_dir: Path) -> None:
     """Serve the run until `Shutdown`."""
-    executor = RewardExecutor(config.reward, run_dir / "logs" / "reward.log")
+    executor = RewardExecutor(config.reward, output.path())
     executor.start()
     try:
         tokenizer = load_tokenizer(config.model)

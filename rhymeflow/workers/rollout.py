@@ -150,6 +150,8 @@ class Instance:
                     key, noise = HeldOut(message.version, row), NoiseKey(row, EVALUATION_EPOCH, 0)
                     how = self._sampling(self.config.run.eval_temperature)
                     self._submit(Request(key, prompt_ids, noise, how))
+            case ConnectWeights(handle=handle):
+                self.weights = handle.open()  # another learner took the place of a lost one
             case UseDrafter():
                 self.engine.draft_from(message.index)
             case Shutdown():

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
 from pathlib import Path
 
 from rich.console import Console
 
-from rhymeflow import build
 from rhymeflow.config import Config
 from rhymeflow.core.commands import Command, Pull, Route, Train
-from rhymeflow.core.coordinator import Coordinator
 from rhymeflow.core.events import Event, GroupCreated, InstanceJoined, Pulled
 from rhymeflow.observe.summary import Summary
+from rhymeflow.runtime.replay import configured
 from rhymeflow.runtime.train import train as run
 from rhymeflow.store.reader import TrajectoryReader
 
@@ -25,17 +25,28 @@ def reader(config: Config) -> TrajectoryReader:
     return TrajectoryReader(Path(config.run.output_dir) / "events.db")
 
 
+def replayed(log: TrajectoryReader) -> Iterator[tuple[int, Event, list[Command]]]:
+    """Each event of the log with its number, and what a fresh coordinator commands upon it, under
+    the configuration that is recorded for its attempt.
+    """
+    attempts = {attempt.first_event: attempt for attempt in log.attempts()}
+    coordinator = None
+    for seq, _, event in log.events():
+        if attempt := attempts.get(seq):
+            coordinator = configured(Config.model_validate_json(attempt.config), coordinator)
+        yield seq, event, coordinator.handle(event)
+
+
 def replay(config: Config) -> list[tuple[Event, list[Command]]]:
-    """Each event of the log, and what a fresh coordinator commands upon it."""
-    coordinator = Coordinator(build.plan(config), build.schedule(config))
+    """Each event of the run's log, and what a replay commands upon it."""
     log = reader(config)
-    found = [(r.event, coordinator.handle(r.event)) for r in log.events()]
+    found = [(event, commands) for _, event, commands in replayed(log)]
     log.close()
     return found
 
 
 def check_replay(config: Config) -> None:
-    """A replay of the recorded events, under the recorded configuration, gives the commands that
+    """A replay of the recorded events, under the recorded configurations, gives the commands that
     are recorded beside them: each upon its event, and no others.
     """
     log = reader(config)
@@ -45,10 +56,8 @@ def check_replay(config: Config) -> None:
     assert [event for _, event in numbers] == sorted(event for _, event in numbers)
     for _, event, command in log.commands():
         recorded.setdefault(event, []).append(command)
-    stored = Config.model_validate_json(log.config())
-    coordinator = Coordinator(build.plan(stored), build.schedule(stored))
-    for seq, _, event in log.events():
-        assert coordinator.handle(event) == recorded.pop(seq, []), (seq, event)
+    for seq, event, commands in replayed(log):
+        assert commands == recorded.pop(seq, []), (seq, event)
     assert not recorded, "commands upon events that are not there"
     log.close()
 

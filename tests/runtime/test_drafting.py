@@ -162,7 +162,7 @@ def test_history_that_is_killed_costs_no_token(plain, tmp_path, monkeypatch, tol
     tick, struck = Controller._tick, []
 
     def tick_and_strike(self):
-        if not struck and self._published >= 2:
+        if not struck and self.training.published >= 2:
             worker = self.supervisor.history
             while not self.history._is_ready:
                 self._take_in(self.supervisor.wait(0.1))

@@ -40,7 +40,7 @@ class Side:
         self.run_dir = directory / "run"
         self.run_dir.mkdir()
         self.store = SqliteTrajectoryStore(self.run_dir / "events.db")
-        self.runtime = LocalRuntime(self.config, self.run_dir)
+        self.runtime = LocalRuntime(self.config, self.run_dir, self.run_dir / "logs")
         self.supervisor = Supervisor(self.config, self.runtime)
         self.supervisor.history = self.supervisor._start_another("history")
         self.index = Index(max_tokens=100_000, max_responses=1000, shared=True)
@@ -161,7 +161,7 @@ def test_a_run_that_does_not_draft_has_no_index(tmp_path):
     config = tiny_config(tmp_path)
     with train.history_index(config) as index:
         assert index is None
-    with LocalRuntime(config, tmp_path) as runtime:
+    with LocalRuntime(config, tmp_path, tmp_path / "logs") as runtime:
         history = HistoryIndex(None, Supervisor(config, runtime), print)
         history.start()
         assert history.metrics() == {}

@@ -42,7 +42,7 @@ def strike(monkeypatch, number, victim, *, times=1, at_version=1):
     def tick_and_strike(self):
         name = victim if not struck else f"{victim}.{len(struck)}"
         worker = self.supervisor.instances.get(name)
-        is_due = len(struck) < times and self._published >= at_version
+        is_due = len(struck) < times and self.training.published >= at_version
         if is_due and worker is not None and is_half_way(self, name):
             struck.append(worker.pid)
             os.kill(worker.pid, number)
@@ -117,7 +117,7 @@ def test_a_reward_worker_that_dies_is_replaced_and_asked_again(tmp_path, monkeyp
 
     def tick_and_strike(self):
         asked = self.rewards._asked
-        if not struck and self._published >= 1 and asked:
+        if not struck and self.training.published >= 1 and asked:
             struck.append(self.supervisor.rewards.pid)
             lost.extend(asked)
             os.kill(struck[0], signal.SIGKILL)

@@ -25,7 +25,7 @@ def runtime(tmp_path, monkeypatch, request):
     if request.param == "spawned":
         monkeypatch.setattr(processes, "can_fork", lambda: False)
     monkeypatch.setattr(local.entry, "enter", enter)
-    with LocalRuntime(Config(), tmp_path) as runtime:
+    with LocalRuntime(Config(), tmp_path, tmp_path / "logs") as runtime:
         yield runtime
 
 

@@ -102,7 +102,7 @@ def test_the_replay_of_its_events_gives_exactly_its_commands(config):
 
 def test_the_configuration_says_the_values_in_force(config, run_dir, db):
     found = read_config(str(run_dir / "config.yaml"))
-    ((text,),) = db.execute("SELECT value FROM meta WHERE key = 'config'")
+    ((text,),) = db.execute("SELECT config FROM attempts")
     assert json.loads(text) == found.model_dump(mode="json")
     values = found.model_dump(exclude={"simulation"})
     nulls = {
@@ -186,7 +186,10 @@ TAMPERED = {
     "old tokens' version": (1, "UPDATE segments SET version = 0 WHERE version > 1"),
     "V_traj": (1, changed("commands", "Route", "version", "9")),
     "the routes": (1, "DELETE FROM commands WHERE kind = 'Route'"),
-    "the bound": (1, "UPDATE meta SET value = json_set(value, '$.schedule.max_staleness', 0)"),
+    "the bound": (
+        1,
+        "UPDATE attempts SET config = json_set(config, '$.schedule.max_staleness', 0)",
+    ),
     "a trajectory's tokens": (1, f"DELETE FROM segments WHERE {THE_GROUP}"),
     "a group's ending": (2, f"UPDATE groups SET ending = NULL WHERE {THE_GROUP}"),
     "how a group ended": (2, f"UPDATE groups SET ending = 'aborted' WHERE {THE_GROUP}"),

@@ -170,7 +170,10 @@ def test_what_reward_functions_print_is_in_the_log_and_not_on_the_terminal(tmp_p
     body = "    print('a word from the reward')\n    return [float(len(c)) for c in completions]"
     config = tiny_config(tmp_path, reward=reward_file(tmp_path, body), learner={"max_steps": 1})
     train(config)
-    assert "a word from the reward" in (tmp_path / "run" / "logs" / "reward.log").read_text()
+    assert (
+        "a word from the reward"
+        in (tmp_path / "run" / "logs" / "attempt-1" / "reward.log").read_text()
+    )
     assert capfd.readouterr().out == ""
 
 
@@ -233,7 +236,7 @@ def test_a_worker_that_is_killed_is_named_and_everything_ends(
     go_on = getattr(Controller, moment)
 
     def kill_and_go_on(self):
-        if moment == "run" or self._published >= 1:
+        if moment == "run" or self.training.published >= 1:
             seen.update({w.name: w.pid for w in self.supervisor._runtime._workers.values()})
             os.kill(seen[victim], signal.SIGKILL)
         return go_on(self)
@@ -251,7 +254,7 @@ def test_a_worker_that_hangs_is_named(tmp_path, monkeypatch):
     tick = Controller._tick
 
     def tick_and_stop(self):
-        if self._published >= 1:
+        if self.training.published >= 1:
             os.kill(self.supervisor.instances["rollout-0"].pid, signal.SIGSTOP)
         tick(self)
 

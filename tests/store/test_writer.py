@@ -457,7 +457,7 @@ def test_an_evaluation_delivered_twice_counts_once(store, path):
 
 
 def test_a_second_writer_is_refused(store, path):
-    with pytest.raises(UserError, match="another process is writing to this run"):
+    with pytest.raises(UserError, match=f"process {os.getpid()} on .* is writing to this run"):
         SqliteTrajectoryStore(path)
 
 
@@ -488,7 +488,7 @@ def test_another_schema_version_is_refused(path, opened):
     connection = sqlite3.connect(path, isolation_level=None)
     connection.execute("UPDATE meta SET value = 99 WHERE key = 'schema_version'")
     connection.close()
-    with pytest.raises(UserError, match="schema version 99; this one reads version 7\\)"):
+    with pytest.raises(UserError, match="schema version 99; this one reads version 8\\)"):
         opened(path)
 
 
@@ -504,8 +504,8 @@ def test_an_archive_that_cannot_be_written_is_read(path, monkeypatch):
     store.record(0.0, [VersionPublished(1)])
     store.commit()
     store.close()
-    assert sorted(p.name for p in path.parent.iterdir()) == ["events.db"]
+    assert sorted(p.name for p in path.parent.iterdir()) == ["events.db", "writer.lock"]
     monkeypatch.setattr(os, "access", lambda *_: False)
     reader = TrajectoryReader(path)
     assert [r.event for r in reader.events()] == [VersionPublished(1)]
-    assert sorted(p.name for p in path.parent.iterdir()) == ["events.db"]
+    assert sorted(p.name for p in path.parent.iterdir()) == ["events.db", "writer.lock"]

@@ -1,0 +1,101 @@
+"""When a checkpoint is due, and which of those there are stay.
+
+Holds true: the newest complete checkpoint is never given up before a newer one is complete; the
+best by held-out reward of those that were evaluated stays. Knows nothing of how one is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from rhymeflow.config.run import RunConfig
+from rhymeflow.core.types import Version
+
+
+class Checkpoints:
+    """The checkpoints of a run.
+
+    `evaluates` says whether a version is evaluated; `there` are the versions of checkpoints that
+    an earlier attempt wrote.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        evaluates: Callable[[Version], bool],
+        *,
+        num_steps: Version,
+        there: Iterable[Version] = (),
+    ) -> None:
+        self._config, self._evaluates, self._num_steps = config, evaluates, num_steps
+        self._versions = sorted(there)
+        self._pending: dict[Version, tuple[Version, ...]] = {}
+        """Being written, with the earlier versions that stay when it is complete."""
+        self._seconds = 0.0
+        self._rewards: dict[Version, float] = {}
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether one is being written."""
+        return bool(self._pending)
+
+    @property
+    def newest(self) -> Version | None:
+        """Of those that are complete."""
+        return self._versions[-1] if self._versions else None
+
+    @property
+    def best(self) -> Version | None:
+        """Of those that are complete, the one with the greatest held-out reward, if any has one."""
+        known = [version for version in self._versions if version in self._rewards]
+        return max(known, key=lambda version: (self._rewards[version], version), default=None)
+
+    def __contains__(self, version: Version) -> bool:
+        """Whether there is one of this version, or one is being written."""
+        return version in self._versions or version in self._pending
+
+    def trained(self, seconds: float) -> None:
+        """A step is over, which took the learner so long."""
+        self._seconds += seconds
+
+    def evaluated(self, version: Version, reward: float) -> None:
+        """Held-out prompts were answered under `version`."""
+        self._rewards[version] = reward
+
+    def is_due(self, version: Version) -> bool:
+        """Whether the version that is reached next is to be saved."""
+        run = self._config
+        if version == self._num_steps or (run.save_steps and version % run.save_steps == 0):
+            return True
+        if not run.save_seconds or self._seconds < run.save_seconds or self.is_pending:
+            return False
+        # Not for long: where evaluations are rare, what can be lost would grow with their interval.
+        return self._evaluates(version) or self._seconds >= 1.5 * run.save_seconds
+
+    def begin(self, version: Version) -> tuple[Version, ...]:
+        """It is being written; return the earlier versions that are to stay then."""
+        kept = self._kept()
+        self._pending[version] = kept
+        self._seconds = 0.0
+        return kept
+
+    def saved(self, version: Version) -> None:
+        """It is complete, and what was not to stay is gone."""
+        kept = self._pending.pop(version)
+        self._versions = [*kept, version]
+
+    def failed(self, version: Version) -> None:
+        """It could not be written."""
+        del self._pending[version]
+
+    def lose_pending(self) -> tuple[Version, ...]:
+        """Those that were being written will not be; return their versions."""
+        lost = tuple(self._pending)
+        self._pending.clear()
+        return lost
+
+    def _kept(self) -> tuple[Version, ...]:
+        there = sorted({*self._versions, *self._pending})
+        limit = self._config.save_total_limit
+        newest = there[1 - limit :] if limit > 1 else there if limit == 0 else []
+        return tuple(sorted({*newest, *([] if self.best is None else [self.best])}))

@@ -1,0 +1,85 @@
+"""The past of a run, from its log: the coordinator as it was, and what it had asked for.
+
+Replaying an attempt's events under its configuration gives the coordinator exactly as it was, and
+its commands once more; they are compared with those in the log. The log may end between an event
+and its commands, so the last of them can be missing there: they are given back, to be carried out.
+
+Holds true: nothing here writes. Knows nothing of workers, tokens or text.
+"""
+
+from __future__ import annotations
+
+from itertools import chain, repeat
+from pathlib import Path
+
+from rhymeflow import build
+from rhymeflow.config import Config
+from rhymeflow.core.commands import Command, Train
+from rhymeflow.core.coordinator import Coordinator
+from rhymeflow.core.events import GroupCreated
+from rhymeflow.errors import UserError
+from rhymeflow.runtime.past import Past
+from rhymeflow.store.reader import Attempt, TrajectoryReader
+
+
+def configured(config: Config, coordinator: Coordinator | None) -> Coordinator:
+    """The coordinator at the beginning of an attempt; None: there was none before."""
+    if coordinator is None:
+        return Coordinator(build.plan(config), build.schedule(config))
+    coordinator.reconfigure(build.plan(config), build.schedule(config))
+    return coordinator
+
+
+def beginning(config: Config) -> Past:
+    """The past of a run that has none."""
+    return Past(configured(config, None))
+
+
+def replay(reader: TrajectoryReader, path: Path) -> Past:
+    """Read the log at `path` from its beginning to its end.
+
+    Raises:
+        UserError: the events give other commands than the log has.
+    """
+    attempts = reader.attempts()
+    begins = {attempt.first_event: attempt for attempt in attempts}
+    recorded = chain(((c.event, c.command) for c in reader.commands()), repeat(None))
+    expected = next(recorded)
+    coordinator = configured(_config(attempts[0]), None)
+    seconds, num_drawn = attempts[-1].time, 0
+    unrecorded: list[tuple[int, Command]] = []
+    training: Train | None = None
+    for seq, time, event in reader.events():
+        seconds = max(seconds, time)
+        if (attempt := begins.get(seq)) and seq > 1:
+            configured(_config(attempt), coordinator)
+        num_drawn += isinstance(event, GroupCreated) and event.repeats is None
+        for command in coordinator.handle(event):
+            if isinstance(command, Train):
+                training = command
+            if expected is None:
+                unrecorded.append((seq, command))
+            elif expected == (seq, command):
+                expected = next(recorded)
+            else:
+                raise _differs(path, expected, (seq, command))
+    if expected is not None:
+        raise _differs(path, expected, None)
+    if coordinator.state.training is None:
+        training = None
+    return Past(coordinator, len(attempts), seconds, num_drawn, tuple(unrecorded), training)
+
+
+def _config(attempt: Attempt) -> Config:
+    return Config.model_validate_json(attempt.config)
+
+
+def _differs(
+    path: Path, expected: tuple[int, Command], found: tuple[int, Command] | None
+) -> UserError:
+    was = f"event {expected[0]} {expected[1]}"
+    now = "nothing more" if found is None else f"upon event {found[0]} {found[1]}"
+    return UserError(
+        f"{path}: cannot be resumed: the log has upon {was}, and its replay gives {now}. It was "
+        "written by another version of Rhymeflow, or is damaged"
+    )

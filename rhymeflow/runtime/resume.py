@@ -1,0 +1,56 @@
+"""Taking a run up again where its log ends.
+
+The coordinator is as it was (`replay.py`), and so is the store. Workers are new: instances of the
+earlier attempt have left, and what they had continues elsewhere from the tokens that are stored.
+Whatever had been asked for and not been answered is asked for again.
+
+Holds true: a prompt that was drawn is drawn once, a response that is complete is not generated
+again, and a reward that was reported is not computed again. Knows nothing of processes.
+"""
+
+from __future__ import annotations
+
+from rhymeflow.core.commands import Drop, Train
+from rhymeflow.core.events import Event, InstanceLeft
+from rhymeflow.core.protocol.group import MemberState
+from rhymeflow.core.types import GroupId, TrajectoryId
+from rhymeflow.runtime.in_flight import InFlight
+from rhymeflow.runtime.past import Past
+from rhymeflow.runtime.rewards import Rewards
+
+REASON = "the run was interrupted, and resumed without it"
+
+
+def take_up(past: Past, in_flight: InFlight, rewards: Rewards) -> list[Event]:
+    """Bring back what was in flight; return what has happened since, as events.
+
+    Raises:
+        UserError: the data is not what it was.
+    """
+    state = past.coordinator.state
+    in_flight.begin_at(state.next_group, past.num_drawn)
+    for group_id in (*state.prompts, *_ended(past)):
+        group = state.groups.get(group_id)
+        members = [] if group is None else group.members
+        aborted = [i for i, member in enumerate(members) if member.state is MemberState.ABORTED]
+        finished = in_flight.restore(group_id, aborted)
+        for index, member in enumerate(members):
+            if member.state is MemberState.FINISHED and index in finished:
+                rewards.ask(TrajectoryId(group_id, index))
+    plain = state.num_requested - len(state.retries)
+    return [
+        *(InstanceLeft(name, REASON) for name in state.instances),
+        *(in_flight.retry(group_id) for group_id in state.retries),
+        *(in_flight.request() for _ in range(plain)),
+    ]
+
+
+def _ended(past: Past) -> list[GroupId]:
+    """Groups that have ended for the coordinator and not yet in the store."""
+    found: list[GroupId] = []
+    for _, command in past.unrecorded:
+        if isinstance(command, Drop):
+            found.append(command.group)
+        elif isinstance(command, Train):
+            found += command.groups
+    return found

@@ -1,0 +1,77 @@
+"""What may be changed when a run is resumed, and why the rest may not.
+
+Holds true: what is changed has no part in what is in flight or was promised about it; everything
+else is refused with its reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rhymeflow.config import Config
+from rhymeflow.config.fields import brief
+from rhymeflow.config.load import build_config, dump_config, parse_config
+from rhymeflow.core.types import Version
+from rhymeflow.errors import UserError
+
+_STORED = "responses that are stored or in flight were made under it"
+FIXED: Mapping[str, str] = {
+    "model": "the checkpoints and the policy in flight are of this model",
+    "data": "groups name its rows, and their order goes on where it stopped",
+    "schedule": "what is in flight was admitted and routed under it",
+    "run.seed": "the order of the data and the noise of sampling follow from it",
+    "run.output_dir": "it is where the run is",
+    "learner.groups_per_batch": "batches in flight have this size",
+    "learner.beta": "the reference policy is made when a run begins",
+    "rollout.num_generations": "groups in flight have this size",
+    "rollout.max_completion_length": _STORED,
+    "rollout.temperature": _STORED,
+    "rollout.top_p": _STORED,
+    "rollout.top_k": _STORED,
+    "rollout.rhyming_noise": _STORED,
+    "simulation": "nothing is simulated",
+}
+"""Sections and fields, with the reason why they stay."""
+
+
+def with_options(config: Config, overrides: Mapping[str, str]) -> Config:
+    """The configuration with what the command line says put over it."""
+    return parse_config(dump_config(config), overrides, where="the run's configuration")
+
+
+def with_values(config: Config, given: Config) -> Config:
+    """The configuration with another one's values put over it, where that one has any."""
+    values = {name: value for name, value in _fields(given).items() if value is not None}
+    return build_config(values, config, where="the run's configuration")
+
+
+def check_change(before: Config, after: Config, published: Version) -> None:
+    """Look whether a run that reached version `published` can go on under `after`.
+
+    Raises:
+        UserError: something differs that stays what it is.
+    """
+    new = _fields(after)
+    for name, old in _fields(before).items():
+        reason = FIXED.get(name, FIXED.get(name.partition(".")[0]))
+        if reason is not None and new[name] != old:
+            raise UserError(
+                f"{name}: cannot be changed from {brief(old)} to {brief(new[name])} when a run is "
+                f"resumed: {reason}"
+            )
+    if after.learner.max_steps < published:
+        raise UserError(
+            f"learner.max_steps: the run has reached step {published} and cannot end at "
+            f"{after.learner.max_steps}"
+        )
+
+
+def _fields(config: Config) -> dict[str, Any]:
+    """Every field by its path."""
+    return {
+        f"{section}.{name}": value
+        for section, values in config.model_dump(mode="json").items()
+        if isinstance(values, dict)
+        for name, value in values.items()
+    }

@@ -1,0 +1,110 @@
+"""What the learner does: the batch that is trained on, the published version, checkpoints.
+
+Holds true: one batch is trained on at a time; whoever takes the place of a learner that was lost is
+told to do what that one had not reported. Knows nothing of instances or processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from rhymeflow.core.commands import Train
+from rhymeflow.core.events import Event, LearnerReady, VersionPublished
+from rhymeflow.core.types import Version
+from rhymeflow.learner.base import Batch, LearnerGroup
+from rhymeflow.runtime.checkpoints import Checkpoints
+from rhymeflow.runtime.reporting import Reporter
+from rhymeflow.store.base import TrajectoryStore
+from rhymeflow.workers import messages
+
+
+class Training:
+    """The learner, as the controller sees it; `published` is the version that it will hold.
+
+    `on_model` is called with what a learner says once it has loaded the model.
+    """
+
+    def __init__(
+        self,
+        learner: LearnerGroup,
+        checkpoints: Checkpoints,
+        store: TrajectoryStore,
+        reporter: Reporter,
+        *,
+        published: Version,
+        on_model: Callable[[messages.LearnerReady], None],
+    ) -> None:
+        self.checkpoints, self.published = checkpoints, published
+        self._learner, self._store, self._reporter = learner, store, reporter
+        self._on_model = on_model
+        self.weights: messages.ConnectWeights | None = None
+        """Where they are, once there is a version to pull."""
+        self.batch: Train | None = None
+        """Being trained on."""
+        self.checkpoint: str | None = None
+        """The newest that is complete."""
+        self.last_step: tuple[messages.BatchTrained, messages.VersionPublished]
+        """What was said of it."""
+        self._trained: messages.BatchTrained | None = None  # and not published yet
+
+    def begin(self, command: Train) -> None:
+        """Train on a batch, which is in the store, and publish the version that it makes."""
+        self.batch = command
+        reached = command.version + 1
+        self._learner.train(command.version, Batch(command.groups, command.members))
+        self._learner.publish(reached)
+        if self.checkpoints.is_due(reached):
+            self._save(reached)
+
+    def save(self) -> None:
+        """Write a checkpoint of the version that is published, if there is none."""
+        if self.published not in self.checkpoints:
+            self._save(self.published)
+
+    def evaluated(self, version: Version, reward: float) -> None:
+        """Held-out prompts were answered under `version`."""
+        self.checkpoints.evaluated(version, reward)
+        self._reporter.evaluated(version, reward)
+
+    def hear(self, message: Any) -> Iterator[Event]:
+        """The events that a message of the learner makes."""
+        match message:
+            case messages.LearnerReady():
+                self._on_model(message)
+                self.weights = messages.ConnectWeights(message.handle)
+                self._reporter.begin_training()
+                yield LearnerReady(message.version, message.checksum)
+            case messages.Retraining():
+                self._reporter.say(f"training again: {message.version} of {message.last}")
+            case messages.TokenDetails():
+                for details in message.responses:
+                    self._store.put_token_details(*details)
+            case messages.BatchTrained():
+                self._trained = message
+            case messages.VersionPublished():
+                assert self._trained is not None
+                self.last_step = self._trained, message
+                self.checkpoints.trained(self._trained.seconds)
+                self.batch, self._trained, self.published = None, None, message.version
+                yield VersionPublished(message.version, message.checksum)
+            case messages.CheckpointSaved():
+                self.checkpoints.saved(message.version)
+                self.checkpoint = message.path
+            case messages.CheckpointFailed():
+                self.checkpoints.failed(message.version)
+                self._reporter.warn(f"no checkpoint of version {message.version}: {message.error}")
+            case _:
+                raise AssertionError(f"unexpected message {message}")
+
+    def lose(self) -> None:
+        """Another learner takes the place of this one; it restores the version published last."""
+        self.weights = self._trained = None
+        unfinished = self.checkpoints.lose_pending()
+        if self.batch is not None:
+            self.begin(self.batch)
+        elif self.published in unfinished:
+            self._save(self.published)
+
+    def _save(self, version: Version) -> None:
+        self._learner.save(self.checkpoints.begin(version))

@@ -1,0 +1,97 @@
+"""The learner of a run that was trained before: from a checkpoint, by training on again.
+
+The newest checkpoint that the log knows of is loaded, and the batches since are read from the
+store and trained on once more, each under the configuration of its attempt; so the version that
+was published last exists again, and every response in flight stays what it was. On a CPU, or with
+deterministic kernels, the weights are the same to the last bit; the log has their checksum.
+
+Holds true: a checkpoint that is ahead of the log (a loss of power took the log's end) is not used.
+Writes nothing. Knows nothing of processes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from rhymeflow.config import Config
+from rhymeflow.core.types import Version
+from rhymeflow.learner.checkpoint_dirs import checkpoints_up_to
+from rhymeflow.learner.sample import Sample
+from rhymeflow.learner.single import Learner
+from rhymeflow.store.reader import TrajectoryReader, TrajectoryRecord
+
+_PUBLISHED = """SELECT json_extract(body, '$.version') FROM events
+    WHERE kind = 'VersionPublished' ORDER BY seq DESC LIMIT 1"""
+_TRAINED = """SELECT event, body FROM commands WHERE kind = 'Train' ORDER BY seq DESC LIMIT ?"""
+
+
+class Batch(NamedTuple):
+    """A batch that was trained on, and the configuration of the attempt that did it."""
+
+    version: Version
+    groups: tuple[int, ...]
+    members: tuple[tuple[int, ...], ...]
+    config: Config
+
+
+def published(reader: TrajectoryReader) -> Version:
+    """The version that was published last; 0 if none was trained."""
+    rows = reader.query(_PUBLISHED)
+    version: Version = rows[0][0] if rows else 0
+    return version
+
+
+def restore(
+    learner: Learner, reader: TrajectoryReader, directory: Path, config: Config
+) -> Iterator[tuple[Version, Version]]:
+    """Bring `learner` to the version that was published last.
+
+    Yields the version that is trained next and the last one, before each step.
+
+    Raises:
+        UserError: a checkpoint cannot be read.
+    """
+    last = published(reader)
+    there = checkpoints_up_to(directory, last)
+    if there:
+        learner.restore(there[max(there)])
+    for batch in _batches(reader, learner.version, last):
+        yield batch.version + 1, last
+        learner.reconfigure(batch.config.learner)
+        records = reader.batch(batch.groups, batch.members)
+        learner.train([sample(record) for record in records], batch.version)
+    learner.reconfigure(config.learner)
+
+
+def sample(record: TrajectoryRecord) -> Sample:
+    """What the learner trains on."""
+    return Sample(
+        group=record.group,
+        prompt_ids=record.prompt_ids,
+        completion_ids=record.completion_ids,
+        logprobs=record.logprobs,
+        versions=record.versions,
+        reward=record.reward,
+        truncated=record.reason != "stop",
+        components=record.components,
+    )
+
+
+def _batches(reader: TrajectoryReader, first: Version, last: Version) -> list[Batch]:
+    """Those that make versions `first + 1` to `last`, in order."""
+    attempts = reader.attempts()
+    found = []
+    # The batch after `last` may have been begun.
+    for event, body in reader.query(_TRAINED, last - first + 1):
+        command = json.loads(body)
+        if first <= command["version"] < last:
+            attempt = max((a for a in attempts if a.first_event <= event), key=lambda a: a.number)
+            groups, members = tuple(command["groups"]), tuple(map(tuple, command["members"]))
+            config = Config.model_validate_json(attempt.config)
+            found.append(Batch(command["version"], groups, members, config))
+    found.reverse()
+    assert [batch.version for batch in found] == list(range(first, last)), "a batch is missing"
+    return found

@@ -1,0 +1,93 @@
+"""When a checkpoint is due, and which stay."""
+
+import pytest
+
+from rhymeflow.config.run import RunConfig
+from rhymeflow.runtime.checkpoints import Checkpoints
+
+
+def of(every_eval: int = 5, num_steps: int = 100, there=(), **fields) -> Checkpoints:
+    run = {"save_seconds": 0.0, **fields}
+    return Checkpoints(
+        RunConfig(**run), lambda v: v % every_eval == 0, num_steps=num_steps, there=there
+    )
+
+
+def save(checkpoints: Checkpoints, version: int) -> tuple[int, ...]:
+    kept = checkpoints.begin(version)
+    checkpoints.saved(version)
+    return kept
+
+
+def test_the_last_version_is_saved_whatever_is_asked_for():
+    checkpoints = of(num_steps=7)
+    assert [v for v in range(1, 8) if checkpoints.is_due(v)] == [7]
+
+
+def test_every_so_many_steps():
+    checkpoints = of(num_steps=7, save_steps=3)
+    assert [v for v in range(1, 8) if checkpoints.is_due(v)] == [3, 6, 7]
+
+
+@pytest.mark.parametrize(
+    ("every_eval", "expected"),
+    [
+        (4, [12, 24]),  # due from 10 on: the next version that is evaluated
+        (50, [16, 31]),  # evaluations are rare: half as long again, and no longer
+    ],
+)
+def test_after_so_many_seconds_of_training(every_eval: int, expected: list[int]):
+    checkpoints, due = of(every_eval, save_seconds=10.0), []
+    for version in range(1, 34):
+        if checkpoints.is_due(version):
+            save(checkpoints, version)
+            due.append(version)
+        checkpoints.trained(1.0)
+    assert due == expected
+
+
+def test_none_is_begun_for_its_age_while_one_is_written():
+    checkpoints = of(save_seconds=10.0)
+    checkpoints.begin(5)
+    checkpoints.trained(100.0)
+    assert not checkpoints.is_due(10)
+    checkpoints.failed(5)
+    assert checkpoints.is_due(10)
+    assert 5 not in checkpoints
+
+
+def test_the_newest_and_the_best_stay():
+    checkpoints = of(save_total_limit=2)
+    for version, reward, kept in [
+        (5, 0.1, ()),
+        (10, 0.9, (5,)),
+        (15, 0.3, (10,)),
+        (20, 0.2, (10, 15)),
+        (25, 0.95, (10, 20)),
+        (30, 0.1, (25,)),
+    ]:
+        assert save(checkpoints, version) == kept
+        checkpoints.evaluated(version, reward)
+    assert (checkpoints.newest, checkpoints.best) == (30, 25)
+
+
+@pytest.mark.parametrize(("limit", "kept"), [(0, (1, 2, 3)), (1, ()), (2, (3,)), (9, (1, 2, 3))])
+def test_as_many_stay_as_may(limit: int, kept: tuple[int, ...]):
+    checkpoints = of(save_total_limit=limit, there=[1, 2, 3])
+    assert checkpoints.begin(4) == kept
+
+
+def test_one_that_is_still_written_stays():
+    checkpoints = of(save_total_limit=2, there=[1])
+    assert checkpoints.begin(2) == (1,)
+    assert checkpoints.begin(3) == (2,)
+    checkpoints.saved(2)
+    checkpoints.saved(3)
+    assert checkpoints.newest == 3
+
+
+def test_one_that_was_written_and_is_given_up_is_not_there():
+    checkpoints = of(save_total_limit=1, there=[1])
+    save(checkpoints, 2)
+    assert 1 not in checkpoints
+    assert 2 in checkpoints

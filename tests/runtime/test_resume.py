@@ -1,0 +1,270 @@
+"""Runs that are killed anywhere and resumed: nothing is lost, and nothing is done twice."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from rhymeflow.errors import UserError
+from rhymeflow.observe import metrics
+from rhymeflow.runtime import train as runtime
+from rhymeflow.runtime.controller import Controller
+from rhymeflow.runtime.resume_options import with_options
+from rhymeflow.store.reader import TrajectoryReader
+from tests.runtime.logs import check_bound, check_replay, reader, train
+from tests.runtime.tiny import tiny_config
+
+ROOT = Path(__file__).parents[2]
+STEPS = 6
+
+
+def resume(run_dir: Path, **overrides: str):
+    options = {name.replace("__", "."): value for name, value in overrides.items()}
+    return runtime.resume(
+        run_dir,
+        lambda config: with_options(config, options),
+        console=Console(file=io.StringIO()),
+    )
+
+
+def small(directory: Path, name: str = "run", **sections):
+    return tiny_config(
+        directory,
+        learner={"max_steps": STEPS, **sections.pop("learner", {})},
+        run={
+            "eval_steps": 2,
+            "save_steps": 2,
+            "output_dir": str(directory / name),
+            **sections.pop("run", {}),
+        },
+        **sections,
+    )
+
+
+SYNCHRONOUS = {"schedule": {"name": "synchronous", "max_staleness": None}}
+
+
+class Killed(Exception):  # noqa: N818
+    """Stands for the death of the controller's process."""
+
+
+def train_until(monkeypatch, config, dies) -> None:
+    """Train until `dies(controller)`; then everything ends as if the process had been killed:
+    nothing more is written, committed or said.
+    """
+    turn = Controller._tick
+
+    def tick(self):
+        turn(self)
+        if dies(self):
+            monkeypatch.setattr(self.store, "record", lambda *args: 0)
+            monkeypatch.setattr(self.store, "commit", lambda **how: None)
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Controller, "_tick", tick)
+        with pytest.raises(Killed):
+            train(config)
+
+
+def tokens(run_dir: Path) -> dict:
+    """By group and member: all tokens, in order."""
+    log = TrajectoryReader(run_dir / "events.db")
+    found: dict = {}
+    for group, member, blob in log.query(
+        "SELECT group_id, member, tokens FROM segments ORDER BY group_id, member, start"
+    ):
+        found[group, member] = found.get((group, member), b"") + blob
+    log.close()
+    return found
+
+
+def learned(run_dir: Path) -> dict:
+    names = ("loss", "grad_norm", "reward", "entropy", "eval/reward", "num_tokens")
+    return {
+        step: {name: row[name] for name in names if name in row}
+        for step, row in metrics.read(run_dir).items()
+    }
+
+
+def audit(run_dir: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples" / "audit_run.py", run_dir],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    """The run directory of a synchronous run that nothing happened to."""
+    directory = tmp_path_factory.mktemp("straight")
+    train(small(directory, **SYNCHRONOUS))
+    return directory / "run"
+
+
+AT = {
+    "before the first step": lambda c: c.training.published == 0 and len(c.in_flight._groups) > 1,
+    "while a batch is trained on": lambda c: (
+        c.training.published == 3 and c.training.batch is not None
+    ),
+    "between two steps": lambda c: c.training.published == 3 and c.training.batch is None,
+    "in the last evaluation": lambda c: c.training.published == STEPS,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when", AT)
+def test_a_synchronous_run_is_the_same_to_the_last_bit(tmp_path, monkeypatch, straight, when):
+    config = small(tmp_path, **SYNCHRONOUS)
+    train_until(monkeypatch, config, AT[when])
+    summary = resume(tmp_path / "run")
+    assert summary.steps == STEPS
+    assert tokens(tmp_path / "run") == tokens(straight)
+    assert learned(tmp_path / "run") == learned(straight)
+    check_replay(config)
+    audit(tmp_path / "run")
+    log = reader(config)
+    assert [attempt.number for attempt in log.attempts()] == [1, 2]
+    log.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["staleflow", "rhymeflow", "partial"])
+def test_an_asynchronous_run_that_is_killed_twice_loses_nothing(tmp_path, monkeypatch, schedule):
+    config = small(
+        tmp_path,
+        schedule={"name": schedule, "max_staleness": 2},
+        rollout={"num_instances": 2, "max_completion_length": 40},
+    )
+    train_until(monkeypatch, config, lambda c: c.training.published == 2)
+    before = tokens(tmp_path / "run")
+    assert before
+    with monkeypatch.context() as patch:
+        turn = Controller._tick
+
+        def tick(self):
+            turn(self)
+            if self.training.published == 4:
+                raise Killed
+
+        patch.setattr(Controller, "_tick", tick)
+        with pytest.raises(Killed):
+            resume(tmp_path / "run")
+    assert resume(tmp_path / "run").steps == STEPS
+    after = tokens(tmp_path / "run")
+    assert all(after[key].startswith(made) for key, made in before.items()), "tokens were lost"
+    check_replay(config)
+    check_bound(config)
+    audit(tmp_path / "run")
+    log = reader(config)
+    names = [name for (name,) in log.query("SELECT DISTINCT instance FROM segments")]
+    log.close()
+    assert {name.partition(".")[0] for name in names} == {"rollout-0", "rollout-1"}
+    assert any("." in name for name in names), "a name was used again"
+
+
+def test_a_finished_run_goes_on_with_more_steps(straight, tmp_path):
+    run_dir = tmp_path / "run"
+    subprocess.run(["cp", "-r", straight, run_dir], check=True)
+    summary = resume(run_dir, learner__max_steps=str(STEPS + 2))
+    assert summary.steps == STEPS + 2
+    assert learned(run_dir).keys() == set(range(STEPS + 3))
+    audit(run_dir)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("model.dtype", "bfloat16", "checkpoints"),
+        ("data.shuffle", "false", "their order goes on"),
+        ("rollout.num_generations", "4", "groups in flight have this size"),
+        ("learner.max_steps", "3", "has reached step 6"),
+        ("learner.max_stepps", "9", "did you mean"),
+        ("schedule.extra_groups", "1", "admitted and routed under it"),
+    ],
+)
+def test_what_cannot_be_changed_is_said_with_its_reason(straight, name, value, said):
+    with pytest.raises(UserError, match=said):
+        resume(straight, **{name.replace(".", "__"): value})
+
+
+def test_a_run_directory_in_use_is_refused(straight):
+    store = runtime.SqliteTrajectoryStore(straight / "events.db")
+    try:
+        with pytest.raises(UserError, match=f"process {os.getpid()}"):
+            resume(straight)
+    finally:
+        store.close()
+
+
+def test_data_that_changed_is_named(tmp_path, monkeypatch):
+    config = small(tmp_path, **SYNCHRONOUS)
+    train_until(monkeypatch, config, AT["while a batch is trained on"])
+    rows = (tmp_path / "prompts.jsonl").read_text().splitlines()
+    (tmp_path / "prompts.jsonl").write_text("\n".join(reversed(rows)) + "\n")
+    with pytest.raises(UserError, match="is not what it was"):
+        resume(tmp_path / "run")
+
+
+def test_a_log_that_gives_other_commands_is_refused(straight, tmp_path):
+    run_dir = tmp_path / "run"
+    subprocess.run(["cp", "-r", straight, run_dir], check=True)
+    with sqlite3.connect(run_dir / "events.db") as connection:
+        connection.execute("DELETE FROM events WHERE kind = 'TrajectoryRewarded' AND seq < 60")
+    connection.close()
+    with pytest.raises(UserError, match="cannot be resumed: the log has"):
+        resume(run_dir)
+
+
+@pytest.mark.slow
+def test_a_learner_that_dies_is_restored_without_ending_the_run(tmp_path, monkeypatch, straight):
+    config = small(tmp_path, **SYNCHRONOUS)
+    killed = []
+    turn = Controller._tick
+
+    def tick(self):
+        turn(self)
+        if self.training.published == 3 and self.training.batch is not None and not killed:
+            killed.append(self.supervisor.learner.pid)
+            os.kill(killed[0], signal.SIGKILL)
+
+    monkeypatch.setattr(Controller, "_tick", tick)
+    assert train(config).steps == STEPS
+    assert killed
+    assert tokens(tmp_path / "run") == tokens(straight)
+    assert learned(tmp_path / "run") == learned(straight)
+    audit(tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_the_command_resumes_a_run_that_was_killed_from_outside(tmp_path):
+    config = small(tmp_path, learner={"max_steps": 12})
+    (tmp_path / "config.yaml").write_text(json.dumps(config.model_dump(mode="json")))
+    command = [sys.executable, "-m", "rhymeflow"]
+    process = subprocess.Popen([*command, "train", "config.yaml"], cwd=tmp_path)
+    deadline = time.monotonic() + 120
+    while max(metrics.read(tmp_path / "run"), default=0) < 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    process.kill()
+    process.wait()
+    again = subprocess.run([*command, "train", "config.yaml"], cwd=tmp_path, capture_output=True)
+    assert b"rhymeflow resume" in again.stderr
+    done = subprocess.run(
+        [*command, "resume", "run"], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["steps"] == 12
+    audit(tmp_path / "run")
