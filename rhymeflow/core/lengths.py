@@ -37,6 +37,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from math import erfc, exp, inf, log, pi, sqrt
 from statistics import NormalDist, fmean
+from typing import Any
 
 from rhymeflow.core.line import GROUPS, Line
 from rhymeflow.core.prediction_quality import Prediction, PredictionQuality
@@ -81,6 +82,9 @@ class LengthPredictor:
         self._residuals = deque(normal, maxlen=_RESIDUALS)
         self._points = list(self._residuals)
         self._expected: dict[tuple[GroupId, int], float] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "generated"}
 
     def open(self, group: GroupId, prompt: int, epoch: int) -> None:
         """A group of this prompt (row number) was requested."""

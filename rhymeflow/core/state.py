@@ -9,7 +9,7 @@ parts. Knows no strategies and no time.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rhymeflow.core.commands import Abort, Command, Drop, FinishEarly, Interrupt, RetryPrompt, Route
 from rhymeflow.core.events import GroupCreated
@@ -75,6 +75,14 @@ class State:
         """Lockstep: groups of this round that are still to be admitted."""
         self.round_version: Version = 0
         """Lockstep: the version published when this round began."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but what a configuration makes; `restore` gives that back."""
+        return {k: v for k, v in vars(self).items() if k not in ("plan", "schedule")}
+
+    def restore(self, plan: Plan, schedule: Schedule) -> None:
+        """Complete a state that was read from a snapshot."""
+        self.plan, self.schedule, self.lengths.generated = plan, schedule, self.generated
 
     def reconfigure(self, plan: Plan, schedule: Schedule) -> None:
         """Continue with more or fewer batches, other evaluations and other rules."""

@@ -24,6 +24,7 @@ from rhymeflow.core.events import Event, LearnerReady, Tick, VersionPublished
 from rhymeflow.core.types import InstanceId
 from rhymeflow.data.run_prompts import RunPrompts
 from rhymeflow.learner.base import LearnerGroup
+from rhymeflow.runtime import snapshot
 from rhymeflow.runtime.base import News, Received, WorkerLost
 from rhymeflow.runtime.checkpoints import Checkpoints
 from rhymeflow.runtime.commands import message_for
@@ -35,6 +36,7 @@ from rhymeflow.runtime.past import Past
 from rhymeflow.runtime.reporting import Reporter
 from rhymeflow.runtime.resume import take_up
 from rhymeflow.runtime.rewards import Rewards
+from rhymeflow.runtime.snapshot import Snapshot
 from rhymeflow.runtime.supervisor import Supervisor
 from rhymeflow.runtime.training import Training
 from rhymeflow.store.base import TrajectoryStore
@@ -48,6 +50,9 @@ ROUND_SECONDS = 0.02
 Long against an event's cost, short against a response. The learner's news is acted on at once, and
 nobody waits while an instance pulls: it may have nothing to do until the coordinator has heard of
 it."""
+
+SNAPSHOT_EVENTS = 100_000
+"""A log of more events has the coordinator's state in it, so that a run is resumed from there."""
 
 COMMIT_SECONDS = 1.0
 """How often the log is committed between versions. Every commit writes the pages it touched whole,
@@ -103,6 +108,7 @@ class Controller:
         self._events: list[Event] = take_up(past, self.in_flight, self.rewards)
         self._pulling: set[InstanceId] = set()
         self._coordinator_seconds = 0.0
+        self._num_handled = 0  # events since the last snapshot
         self._round_began = self._committed_at = 0.0
         self._finished = False
         for row, ids in enumerate(prompts.held_out_ids):
@@ -232,9 +238,17 @@ class Controller:
                 for command in self._handle(event):
                     self.store.record_command(number, command)
                     self._carry_out(command)
+            self._num_handled += len(events)
+        if self._num_handled >= SNAPSHOT_EVENTS:
+            self._take_snapshot()
         if self.reporter.now - self._committed_at >= COMMIT_SECONDS:
             self.in_flight.seal_all()  # a death costs no more of a response than this
             self._commit(self.reporter.now)
+
+    def _take_snapshot(self) -> None:
+        state, drawn = self.coordinator.state, self.in_flight.num_drawn
+        self.store.put_snapshot(snapshot.write(Snapshot(state, drawn, self.training.batch)))
+        self._num_handled = 0
 
     def _commit(self, now: float, *, durable: bool = False) -> None:
         self._committed_at = now

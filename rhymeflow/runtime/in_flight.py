@@ -65,7 +65,7 @@ class InFlight:
         self._store, self._prompts = store, prompts
         self._groups: dict[GroupId, Group] = {}
         self._next_group_id: GroupId = 0
-        self._position = 0  # in the stream; a retried prompt takes none
+        self.num_drawn = 0  # in the stream; a retried prompt takes none
 
     def __getitem__(self, group: GroupId) -> Group:
         return self._groups[group]
@@ -82,7 +82,7 @@ class InFlight:
 
         Groups from `next_group` on that it stored are not in its log: they come again.
         """
-        self._next_group_id, self._position = next_group, num_drawn
+        self._next_group_id, self.num_drawn = next_group, num_drawn
         self._store.forget_groups(next_group)
 
     def restore(self, group_id: GroupId, aborted: Iterable[int]) -> frozenset[int]:
@@ -105,8 +105,8 @@ class InFlight:
 
     def request(self) -> GroupCreated:
         """Take the next prompt and store it as a new group."""
-        epoch, prompt = self._prompts.stream.at(self._position)
-        self._position += 1
+        epoch, prompt = self._prompts.stream.at(self.num_drawn)
+        self.num_drawn += 1
         return self._add(epoch, prompt, None)
 
     def retry(self, group: GroupId) -> GroupCreated:

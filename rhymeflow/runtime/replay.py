@@ -3,12 +3,14 @@
 Replaying an attempt's events under its configuration gives the coordinator exactly as it was, and
 its commands once more; they are compared with those in the log. The log may end between an event
 and its commands, so the last of them can be missing there: they are given back, to be carried out.
+A long log has snapshots of the coordinator's state, and is replayed from the last one.
 
 Holds true: nothing here writes. Knows nothing of workers, tokens or text.
 """
 
 from __future__ import annotations
 
+import pickle
 from itertools import chain, repeat
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from rhymeflow.core.commands import Command, Train
 from rhymeflow.core.coordinator import Coordinator
 from rhymeflow.core.events import GroupCreated
 from rhymeflow.errors import UserError
+from rhymeflow.runtime import snapshot
 from rhymeflow.runtime.past import Past
 from rhymeflow.store.reader import Attempt, TrajectoryReader
 
@@ -36,20 +39,19 @@ def beginning(config: Config) -> Past:
 
 
 def replay(reader: TrajectoryReader, path: Path) -> Past:
-    """Read the log at `path` from its beginning to its end.
+    """Read the log at `path` from its last snapshot, or its beginning, to its end.
 
     Raises:
         UserError: the events give other commands than the log has.
     """
     attempts = reader.attempts()
     begins = {attempt.first_event: attempt for attempt in attempts}
-    recorded = chain(((c.event, c.command) for c in reader.commands()), repeat(None))
+    done, coordinator, num_drawn, training = _start(reader, attempts, path)
+    seconds = attempts[-1].time
+    recorded = chain(((c.event, c.command) for c in reader.commands_after(done)), repeat(None))
     expected = next(recorded)
-    coordinator = configured(_config(attempts[0]), None)
-    seconds, num_drawn = attempts[-1].time, 0
     unrecorded: list[tuple[int, Command]] = []
-    training: Train | None = None
-    for seq, time, event in reader.events():
+    for seq, time, event in reader.events(done + 1):
         seconds = max(seconds, time)
         if (attempt := begins.get(seq)) and seq > 1:
             configured(_config(attempt), coordinator)
@@ -68,6 +70,28 @@ def replay(reader: TrajectoryReader, path: Path) -> Past:
     if coordinator.state.training is None:
         training = None
     return Past(coordinator, len(attempts), seconds, num_drawn, tuple(unrecorded), training)
+
+
+def _start(
+    reader: TrajectoryReader, attempts: list[Attempt], path: Path
+) -> tuple[int, Coordinator, int, Train | None]:
+    """The last event that need not be replayed (0: none), and what was after it."""
+    snapshots = reader.snapshots()
+    if not snapshots:
+        return 0, configured(_config(attempts[0]), None), 0, None
+    done, blob = snapshots[-1]
+    try:
+        state, num_drawn, training = snapshot.read(blob)
+    except (pickle.UnpicklingError, AttributeError) as error:
+        raise UserError(
+            f"{path}: cannot be resumed: the state of the coordinator in it was written by another "
+            f"version of Rhymeflow: {error}"
+        ) from error
+    config = _config(max((a for a in attempts if a.first_event <= done), key=lambda a: a.number))
+    coordinator = configured(config, None)
+    state.restore(coordinator.state.plan, coordinator.state.schedule)
+    coordinator.state = state
+    return done, coordinator, num_drawn, training
 
 
 def _config(attempt: Attempt) -> Config:

@@ -60,6 +60,9 @@ class TrajectoryStore(Protocol):
     def record_command(self, event: int, command: Command) -> None:
         """Append what was commanded upon the event of this number."""
 
+    def put_snapshot(self, state: bytes) -> None:
+        """Store the coordinator's state as it is after the last event that was recorded."""
+
     def commit(self, *, durable: bool = False) -> None:
         """Show readers all that came since the last commit; it survives the death of this process.
 

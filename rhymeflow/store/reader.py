@@ -131,14 +131,21 @@ class TrajectoryReader:
         """Release the file."""
         self._connection.close()
 
-    def events(self) -> Iterator[Recorded]:
-        """The log from its beginning to where it ends now, in order."""
-        for seq, time, kind, body in self._rows("seq, time, kind, body", "events"):
+    def events(self, first: int = 1) -> Iterator[Recorded]:
+        """The log from event number `first` to where it ends now, in order."""
+        for seq, time, kind, body in self._rows("seq, time, kind, body", "events", first):
             yield Recorded(seq, time, codec.decode(kind, body))
 
     def commands(self) -> Iterator[RecordedCommand]:
         """What was commanded, from the beginning, in order; see `events`."""
-        for seq, event, kind, body in self._rows("seq, event, kind, body", "commands"):
+        return self.commands_after(0)
+
+    def commands_after(self, event: int) -> Iterator[RecordedCommand]:
+        """What was commanded upon later events than the one of this number."""
+        first = 1
+        if event:  # the numbers of events rise with those of commands, which alone have an index
+            first = 1 + self._last_command_upto(event)
+        for seq, event, kind, body in self._rows("seq, event, kind, body", "commands", first):
             yield RecordedCommand(seq, event, codec.decode_command(kind, body))
 
     def attempts(self) -> list[Attempt]:
@@ -202,14 +209,28 @@ class TrajectoryReader:
         """Rows of one SQL statement over the tables and views of `schema`."""
         return self._connection.execute(statement, values).fetchall()
 
-    def _rows(self, columns: str, table: str) -> Iterator[tuple[Any, ...]]:
+    def _last_command_upto(self, event: int) -> int:
+        """The greatest number of a command that was given upon this event or an earlier one."""
+        ((last,),) = self.query("SELECT COALESCE(MAX(seq), 0) FROM commands")
+        low, high = 0, last
+        while low < high:
+            middle = (low + high + 1) // 2
+            ((found,),) = self.query("SELECT event FROM commands WHERE seq = ?", middle)
+            low, high = (middle, high) if found <= event else (low, middle - 1)
+        return low
+
+    def snapshots(self) -> list[tuple[int, bytes]]:
+        """States of the coordinator, each with the number of the last event it had been told of."""
+        return self.query("SELECT event, state FROM snapshots ORDER BY event")
+
+    def _rows(self, columns: str, table: str, first: int) -> Iterator[tuple[Any, ...]]:
         """Rows of a log, which only grows, so parts of it read one by one are one state of it."""
         ((last,),) = self.query(f"SELECT COALESCE(MAX(seq), 0) FROM {table}")
-        for first in range(1, last + 1, ROWS_AT_ONCE):
+        for start in range(first, last + 1, ROWS_AT_ONCE):
             yield from self.query(
                 f"SELECT {columns} FROM {table} WHERE seq BETWEEN ? AND ? ORDER BY seq",
-                first,
-                min(first + ROWS_AT_ONCE - 1, last),
+                start,
+                min(start + ROWS_AT_ONCE - 1, last),
             )
 
     def _prompt_tokens(self, group: GroupId) -> list[int]:

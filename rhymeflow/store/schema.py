@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from rhymeflow.errors import UserError
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 """Of the tables and of what events and commands hold: a log that cannot be read is refused by its
 number."""
 
@@ -42,6 +42,7 @@ CREATE TABLE events (seq INTEGER PRIMARY KEY, time REAL NOT NULL, kind TEXT NOT 
     body TEXT NOT NULL);
 CREATE TABLE commands (seq INTEGER PRIMARY KEY, event INTEGER NOT NULL, kind TEXT NOT NULL,
     body TEXT NOT NULL);
+CREATE TABLE snapshots (event INTEGER PRIMARY KEY, state BLOB NOT NULL);
 CREATE TABLE groups (group_id INTEGER PRIMARY KEY, row INTEGER NOT NULL, epoch INTEGER NOT NULL,
     prompt TEXT NOT NULL, prompt_tokens BLOB NOT NULL, columns TEXT NOT NULL,
     ending TEXT, ending_version INTEGER, ending_reason TEXT);

@@ -26,6 +26,8 @@ HELD_OUT = "INSERT INTO held_out VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
 EVALUATION = """INSERT INTO evaluations VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE
     SET tokens = excluded.tokens, text = excluded.text, reward = excluded.reward"""
 TOKEN_DETAILS = "INSERT OR REPLACE INTO token_details VALUES (?, ?, ?, ?)"
+SNAPSHOT = "INSERT OR REPLACE INTO snapshots VALUES (?, ?)"
+OLD_SNAPSHOTS = "DELETE FROM snapshots WHERE event < ?"
 EVENT = "INSERT INTO events VALUES (?, ?, ?, ?)"
 COMMAND = "INSERT INTO commands VALUES (?, ?, ?, ?)"
 
@@ -44,6 +46,8 @@ ORDER = (
     TOKEN_DETAILS,
     EVENT,
     COMMAND,
+    SNAPSHOT,
+    OLD_SNAPSHOTS,
 )
 """In which rows of one transaction are written: what changes a row after what makes it."""
 

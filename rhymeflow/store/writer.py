@@ -73,6 +73,7 @@ class SqliteTrajectoryStore:
         self._last_seq = self._last("events")
         self._last_command = self._last("commands")
         self._attempt = self._last("attempts", "attempt")
+        self._last_snapshot = self._last("snapshots", "event")
         self._rows: dict[str, list[tuple[Any, ...]]] = {}
 
     @_counted
@@ -122,6 +123,13 @@ class SqliteTrajectoryStore:
         """Append what was commanded upon the event of this number."""
         self._last_command += 1
         self._put(sql.COMMAND, self._last_command, event, *codec.encode_command(command))
+
+    @_counted
+    def put_snapshot(self, state: bytes) -> None:
+        """Store the coordinator's state after the last event; all but the last two are dropped."""
+        self._put(sql.SNAPSHOT, self._last_seq, state)
+        self._put(sql.OLD_SNAPSHOTS, self._last_snapshot)
+        self._last_snapshot = self._last_seq
 
     @_counted
     def put_group(

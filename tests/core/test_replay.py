@@ -19,7 +19,7 @@ import pytest
 
 from rhymeflow import build
 from rhymeflow.config import Config
-from rhymeflow.core import commands
+from rhymeflow.core import commands, events
 from rhymeflow.core.coordinator import Coordinator
 from rhymeflow.store import codec
 
@@ -76,6 +76,16 @@ def as_recorded(command: commands.Command) -> dict[str, Any]:
     return {name: x for name, x in dataclasses.asdict(command).items() if name != later}
 
 
+def event_of(kind: str, body: dict[str, Any]) -> events.Event:
+    return codec.decode(EVENTS.get(kind, kind), json.dumps(renamed(body, FIELDS.get(kind, {}))))
+
+
+def recorded(path: Path) -> tuple[Config, list[events.Event]]:
+    """The configuration and the events of a log."""
+    head, *steps = lines(path)
+    return config_of(head), [event_of(kind, body) for kind, body, _ in steps]
+
+
 @pytest.mark.parametrize("path", LOGS, ids=lambda path: path.name.split(".")[0])
 def test_a_recorded_log_gives_the_commands_that_it_gave(path: Path) -> None:
     head, *steps = lines(path)
@@ -83,9 +93,7 @@ def test_a_recorded_log_gives_the_commands_that_it_gave(path: Path) -> None:
     coordinator = Coordinator(build.plan(config), build.schedule(config))
     kinds = set()
     for number, (kind, body, given) in enumerate(steps):
-        event = codec.decode(
-            EVENTS.get(kind, kind), json.dumps(renamed(body, FIELDS.get(kind, {})))
-        )
+        event = event_of(kind, body)
         found = [
             command_of(type(command).__name__, as_recorded(command))
             for command in coordinator.handle(event)

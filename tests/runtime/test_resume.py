@@ -114,13 +114,19 @@ def straight(tmp_path_factory):
     return directory / "run"
 
 
+def at(version: int, *, is_training: bool):
+    def is_there(controller: Controller) -> bool:
+        training = controller.training
+        return training.published == version and (training.batch is not None) == is_training
+
+    return is_there
+
+
 AT = {
     "before the first step": lambda c: c.training.published == 0 and len(c.in_flight._groups) > 1,
-    "while a batch is trained on": lambda c: (
-        c.training.published == 3 and c.training.batch is not None
-    ),
-    "between two steps": lambda c: c.training.published == 3 and c.training.batch is None,
-    "in the last evaluation": lambda c: c.training.published == STEPS,
+    "while a batch is trained on": at(3, is_training=True),
+    "between two steps": at(3, is_training=False),
+    "in the last evaluation": at(STEPS, is_training=False),
 }
 
 

@@ -488,7 +488,7 @@ def test_another_schema_version_is_refused(path, opened):
     connection = sqlite3.connect(path, isolation_level=None)
     connection.execute("UPDATE meta SET value = 99 WHERE key = 'schema_version'")
     connection.close()
-    with pytest.raises(UserError, match="schema version 99; this one reads version 8\\)"):
+    with pytest.raises(UserError, match="schema version 99; this one reads version 9\\)"):
         opened(path)
 
 
