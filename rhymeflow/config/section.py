@@ -22,5 +22,9 @@ class Section(BaseModel):
     """Base of every section: immutable, unknown fields refused, defaults validated."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", validate_default=True, ser_json_inf_nan="constants"
+        frozen=True,
+        extra="forbid",
+        validate_default=True,
+        allow_inf_nan=False,
+        ser_json_inf_nan="constants",  # in `options`, which may hold anything
     )
