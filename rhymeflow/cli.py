@@ -186,11 +186,9 @@ def train(args: argparse.Namespace) -> int:
 
     config = read_config(args.recipe, args.overrides)
     if args.dry_run:
-        from rhymeflow.machine import check_machine
         from rhymeflow.runtime.run_dir import check_run_dir
 
         check_run_dir(config)
-        check_machine(config)
         longest = check.everything(config) if args.dry_run == "full" else None
         from rhymeflow import sizes  # loads torch, and mistakes are said without waiting for it
 

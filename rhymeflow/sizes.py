@@ -179,7 +179,7 @@ def _drafting(config: Config, instances: str, max_length: int) -> list[Row]:
             max_sequences=rollout.max_num_seqs,
             max_length=max_length,
         )
-    except MemoryError as error:
+    except (MemoryError, ValueError) as error:  # NumPy raises either, by the size
         raise UserError(
             f"drafting.history_tokens = {drafting.history_tokens:,}, rollout.max_num_seqs = "
             f"{rollout.max_num_seqs:,}: no memory for the indexes of drafts: {error}"

@@ -21,13 +21,26 @@ TOO_MUCH = {
 }
 
 
-@pytest.mark.parametrize("dry_run", ["--dry-run", "--dry-run=plan"])
 @pytest.mark.parametrize("field", TOO_MUCH)
-def test_more_than_there_is(field: str, dry_run: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_more_than_there_is(field: str, capsys: pytest.CaptureFixture[str]) -> None:
     value, said = TOO_MUCH[field]
-    assert cli.main(["train", "demo", dry_run, f"--{field}", value]) == 2
+    assert cli.main(["train", "demo", "--dry-run", f"--{field}", value]) == 2
     out, err = capsys.readouterr()
     assert said in err
+    assert (err.count("\n"), out) == (1, "")
+
+
+@pytest.mark.parametrize("field", ["rollout.max_num_seqs", "drafting.history_tokens"])
+@pytest.mark.parametrize("value", [10**15, 2**62])
+def test_a_plan_may_be_for_another_machine_but_not_for_none(
+    field: str, value: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["train", "demo", "--dry-run=plan"]
+    assert cli.main([*arguments, "--learner.cpus", "[99999]"]) == 0
+    capsys.readouterr()
+    assert cli.main([*arguments, f"--{field}", str(value)]) == 2
+    out, err = capsys.readouterr()
+    assert f"{field} = {value:,}" in err
     assert (err.count("\n"), out) == (1, "")
 
 
