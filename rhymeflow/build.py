@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
@@ -137,6 +138,8 @@ def _piece(field: str, given: str | None, known: Mapping[str, Rule], arguments: 
         )
     where = f"{where}: {given}"
     function = imported(given, where)
+    if _is_pythons_own(function):
+        raise UserError(f"{where}: comes with Python, and is no rule")
     try:
         inspect.signature(function).bind(*arguments.split(", "))
     except TypeError as error:
@@ -144,3 +147,10 @@ def _piece(field: str, given: str | None, known: Mapping[str, Rule], arguments: 
     except ValueError:  # some built-ins do not tell what they take
         raise UserError(f"{where}: does not say that it takes ({arguments})") from None
     return function  # type: ignore[return-value]
+
+
+def _is_pythons_own(function: Callable[..., Any]) -> bool:
+    """Whether it is of the standard library: `os.system` takes one argument too."""
+    if not (inspect.isroutine(function) or inspect.isclass(function)):
+        return False  # a `partial` of the user's function
+    return (function.__module__ or "").partition(".")[0] in sys.stdlib_module_names

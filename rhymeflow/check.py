@@ -17,6 +17,7 @@ from rhymeflow.data.load import check_sources
 from rhymeflow.data.prompts import PromptSource
 from rhymeflow.data.run_prompts import RunPrompts
 from rhymeflow.errors import UserError
+from rhymeflow.machine import check_machine
 from rhymeflow.models.files import check_files
 from rhymeflow.reward.builtin import BUILT_IN
 from rhymeflow.reward.functions import Judge
@@ -36,6 +37,7 @@ def before_start(config: Config) -> None:
     for function in config.reward.functions:
         _check_name(function)
     build.schedule(config)
+    check_machine(config)
 
 
 def everything(config: Config) -> int:

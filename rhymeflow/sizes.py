@@ -13,6 +13,7 @@ import os
 from dataclasses import dataclass
 
 from rhymeflow.config import Config
+from rhymeflow.errors import UserError
 from rhymeflow.histospec.drafter import Drafter
 from rhymeflow.histospec.index import Index
 from rhymeflow.models.load import (
@@ -165,16 +166,24 @@ def estimate(config: Config, model: Model, prompt_length: int) -> list[Row]:
 def _drafting(config: Config, instances: str, max_length: int) -> list[Row]:
     """The indexes that drafts come from; making one to ask takes no memory until it is written."""
     drafting, rollout = config.drafting, config.rollout
-    history = Index(max_tokens=drafting.history_tokens, max_responses=drafting.history_responses)
-    drafter = Drafter(
-        None,
-        window=drafting.window,
-        max_draft=drafting.max_draft,
-        shape=drafting.shape,
-        ranking=drafting.ranking,
-        max_sequences=rollout.max_num_seqs,
-        max_length=max_length,
-    )
+    try:
+        history = Index(
+            max_tokens=drafting.history_tokens, max_responses=drafting.history_responses
+        )
+        drafter = Drafter(
+            None,
+            window=drafting.window,
+            max_draft=drafting.max_draft,
+            shape=drafting.shape,
+            ranking=drafting.ranking,
+            max_sequences=rollout.max_num_seqs,
+            max_length=max_length,
+        )
+    except (MemoryError, ValueError) as error:  # NumPy raises either, by the size
+        raise UserError(
+            f"drafting.history_tokens = {drafting.history_tokens:,}, rollout.max_num_seqs = "
+            f"{rollout.max_num_seqs:,}: no memory for the indexes of drafts: {error}"
+        ) from None
     return [
         Row(
             "history",

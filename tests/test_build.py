@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,9 @@ def first_come(view, key=None):
     return []
 
 
+partly_given = partial(first_come, key=None)
+
+
 def no_arguments():
     return []
 
@@ -174,6 +178,12 @@ def test_what_is_no_rule(tmp_path: Path) -> None:
     assert "f(view)" in message
     assert "there is no 'first_com'" in refused(routing="tests.test_build.first_com")
     assert "did you mean" in refused(cost_model="demo-cpo")
+    for name in ("os.system", "shutil.rmtree", "builtins.int"):
+        assert (
+            refused(routing=name) == f"schedule.routing: {name}: comes with Python, and is no rule"
+        )
+    bound = "tests.test_build.partly_given"  # made by functools, but of a function of the user's
+    assert build.schedule(rules(routing=bound)).routing is partly_given
 
 
 # -- docs/schedules.md ----------------------------------------------------------------------------

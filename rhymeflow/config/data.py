@@ -17,7 +17,8 @@ class DataConfig(Section):
     options: dict[str, Any] = {}
     """Passed on to a task generator, such as `{min_terms: 2}` for reasoning_gym's `chain_sum`."""
     size: Positive | None = None
-    """Number of training prompts; `None` takes all of a file. Generators need a number."""
+    """Number of training prompts; `None` takes all of a file. Generators need a number, of a
+    million at most."""
     eval_source: str | None = None
     """Held-out prompts. `None`: a generator makes further, distinct problems; a file gives its last
     `eval_size` rows, which are then not trained on."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import model_validator
+from pydantic import field_validator, model_validator
 
 from rhymeflow.config.section import NonNegative, Positive, PositiveFloat, Section
 
@@ -51,3 +51,11 @@ class RewardConfig(Section):
     on_failure: Literal["stop", "drop"] = "stop"
     """After the last try: stop the run and show the error, or drop the group, counted under
     `endings/aborted`. A failure never becomes a reward."""
+
+    @field_validator("functions")
+    @classmethod
+    def _something_rewards(cls, given: tuple[RewardFunction, ...]) -> tuple[RewardFunction, ...]:
+        """A batch is trained on when it is rewarded, so without a function none ever would be."""
+        if not given:
+            raise ValueError("given [], should name at least one function")
+        return given

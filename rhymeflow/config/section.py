@@ -11,8 +11,10 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Positive = Annotated[int, Field(gt=0)]
-NonNegative = Annotated[int, Field(ge=0)]
+_LARGEST = 2**63 - 1  # what a machine's integer holds
+
+Positive = Annotated[int, Field(gt=0, le=_LARGEST)]
+NonNegative = Annotated[int, Field(ge=0, le=_LARGEST)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
@@ -22,5 +24,9 @@ class Section(BaseModel):
     """Base of every section: immutable, unknown fields refused, defaults validated."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", validate_default=True, ser_json_inf_nan="constants"
+        frozen=True,
+        extra="forbid",
+        validate_default=True,
+        allow_inf_nan=False,
+        ser_json_inf_nan="constants",  # in `options`, which may hold anything
     )

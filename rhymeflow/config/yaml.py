@@ -17,6 +17,13 @@ import yaml
 from rhymeflow.errors import UserError
 
 _PREFIX = "tag:yaml.org,2002:"
+
+DEEPEST = 50
+"""Levels that lists and mappings may be nested to; Python's recursion ends at a few hundred."""
+
+LONGEST_INTEGER = 100
+"""Characters of an integer; Python refuses to read or write those of some thousand digits."""
+
 _SCALARS = (
     ("null", r"(?:~|null|Null|NULL|)", [*"~nN", ""]),
     ("bool", r"(?:true|True|TRUE|false|False|FALSE)", [*"tTfF"]),
@@ -60,6 +67,17 @@ def write(values: Any) -> str:
 class _Loader(yaml.SafeLoader):
     """Plain scalars, sequences and mappings, nothing else."""
 
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.depth > DEEPEST:
+            problem = f"nested more than {DEEPEST} levels deep"
+            raise yaml.composer.ComposerError(None, None, problem, self.peek_event().start_mark)
+        self.depth += 1
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
 
 class _Dumper(yaml.SafeDumper):
     """Quotes exactly what `_Loader` would not read as text."""
@@ -75,11 +93,19 @@ def _represent_text(dumper: _Dumper, text: str) -> yaml.Node:
 
 
 def _construct_int(loader: _Loader, node: yaml.ScalarNode) -> int:
+    if len(node.value) > LONGEST_INTEGER:
+        problem = f"an integer of {len(node.value):,} characters"
+        raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
     return int(node.value, 0 if node.value[:2] in ("0x", "0o") else 10)
 
 
 def _construct_float(loader: _Loader, node: yaml.ScalarNode) -> float:
     return float(node.value.lower().replace(".inf", "inf").replace(".nan", "nan"))
+
+
+def _construct_sequence(loader: _Loader, node: yaml.SequenceNode) -> list[Any]:
+    # At once, and not as PyYAML does, which lets a list hold itself.
+    return [loader.construct_object(each, deep=True) for each in node.value]
 
 
 def _construct_mapping(loader: _Loader, node: yaml.MappingNode) -> dict[str, Any]:
@@ -100,10 +126,11 @@ def _construct_mapping(loader: _Loader, node: yaml.MappingNode) -> dict[str, Any
 _Loader.yaml_constructors = {
     **{
         tag: yaml.SafeLoader.yaml_constructors[tag]
-        for tag in (None, f"{_PREFIX}null", f"{_PREFIX}bool", f"{_PREFIX}str", f"{_PREFIX}seq")
+        for tag in (None, f"{_PREFIX}null", f"{_PREFIX}bool", f"{_PREFIX}str")
     },
     f"{_PREFIX}int": _construct_int,
     f"{_PREFIX}float": _construct_float,
+    f"{_PREFIX}seq": _construct_sequence,
     f"{_PREFIX}map": _construct_mapping,
 }
 _Dumper.add_representer(str, _represent_text)
@@ -118,5 +145,6 @@ def _user_error(error: yaml.YAMLError, where: str) -> UserError:
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         mark = error.problem_mark
         problem = " ".join(str(error.problem).split())
+        problem = problem.replace("found unconstructable recursive node", "holds itself")
         return UserError(f"{where}:{mark.line + 1}:{mark.column + 1}: {problem}")
     return UserError(f"{where}: is not YAML: {' '.join(str(error).split())}")

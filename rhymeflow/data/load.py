@@ -17,6 +17,10 @@ from rhymeflow.errors import UserError
 GENERATED_COLUMN = "prompt"
 """`data.prompt_column` is about files; generators call it this."""
 
+MOST_GENERATED = 1_000_000
+"""Problems that a generator may be asked for. All are made before the run begins and stay in
+memory, since those held out must differ from each: half a minute and 1 GB for the demo's task."""
+
 EVAL_SIZE = 64
 """Held-out prompts if `data.eval_size` says nothing."""
 
@@ -32,9 +36,9 @@ def load_prompts(config: DataConfig, seed: int) -> tuple[PromptSource, PromptSou
     """
     _check_options(config)
     is_apart = config.eval_source not in (None, config.source)
+    _check_generated(config)
     if is_generator(config.source):
-        if config.size is None:
-            raise UserError(f"data.size: {config.source} makes problems; say how many")
+        assert config.size is not None
         num_inner = 0 if is_apart else _eval_size(config)
         train, held_out = generate(
             config.source, config.options, seed, config.size, num_inner, "data.source"
@@ -69,10 +73,24 @@ def check_sources(config: DataConfig) -> None:
     _check_options(config)
     if not is_generator(config.source):
         check_source(Path(config.source), "data.source")
-    elif config.size is None:
-        raise UserError(f"data.size: {config.source} makes problems; say how many")
+    _check_generated(config)
     if config.eval_source is not None and not is_generator(config.eval_source):
         check_source(Path(config.eval_source), "data.eval_source")
+
+
+def _check_generated(config: DataConfig) -> None:
+    """How many problems a generator is asked for is known, and can be made in reasonable time."""
+    if is_generator(config.source) and config.size is None:
+        raise UserError(f"data.size: {config.source} makes problems; say how many")
+    for field, source, size in (
+        ("size", config.source, config.size),
+        ("eval_size", config.eval_source or config.source, config.eval_size),
+    ):
+        if is_generator(source) and size is not None and size > MOST_GENERATED:
+            raise UserError(
+                f"data.{field} = {size:,}: {source} makes its problems before the run begins and "
+                f"keeps them in memory, so at most {MOST_GENERATED:,}"
+            )
 
 
 def _eval_size(config: DataConfig, most: int | None = None) -> int:

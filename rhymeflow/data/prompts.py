@@ -7,6 +7,7 @@ None, and lists and string-keyed mappings of these. Knows nothing of files or ge
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -118,7 +119,11 @@ def _with_ground_truth(values: dict[str, Any], where: str) -> dict[str, Any]:
 
 def plain(value: Any, where: str) -> Any:
     """Return the value with tuples as lists; `UserError` if it is not made of JSON's types."""
-    if value is None or isinstance(value, bool | float):
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise UserError(f"{where}: holds {value}, which is no number; null says that none is")
         return value
     if isinstance(value, int):
         if not -(2**63) <= value < 2**64:

@@ -34,14 +34,16 @@ def json_document(contents: bytes, path: Path) -> list[Row]:
     """Rows of a JSON list of objects, or of an object that holds one, such as `{"data": [...]}`."""
     text = _decoded(contents, str(path))
     try:
-        value = json.loads(text)
+        value, twice = _loaded(text)
     except json.JSONDecodeError as error:
         if error.msg == "Extra data" and text.lstrip().startswith("{"):
             return json_lines(contents, path)  # many name JSON lines .json
         raise _not_json(error, f"{path}:{error.lineno}") from None
-    except RecursionError:
-        raise UserError(f"{path}: JSON nested too deeply") from None
+    except (RecursionError, ValueError) as error:
+        raise _unreadable(error, str(path)) from None
     rows = _list_of_rows(value, path)
+    if twice:
+        raise _given_twice(twice[0], rows, path)
     return [Row(f"{path} row {n}", _object(each, f"{path} row {n}")) for n, each in enumerate(rows)]
 
 
@@ -132,11 +134,58 @@ def _kind(value: Any) -> str:
 
 def _parsed(line: bytes, where: str) -> Any:
     try:
-        return json.loads(_decoded(line, where))
+        value, twice = _loaded(_decoded(line, where))
     except json.JSONDecodeError as error:
         raise _not_json(error, where) from None
-    except RecursionError:
-        raise UserError(f"{where}: JSON nested too deeply") from None
+    except (RecursionError, ValueError) as error:
+        raise _unreadable(error, where) from None
+    if twice:
+        raise UserError(f"{where}: {twice[0].key!r} stands twice")
+    return value
+
+
+class _Twice(dict[str, Any]):
+    """An object of JSON in which the name `key` stands twice."""
+
+    key: str
+
+
+def _loaded(text: str) -> tuple[Any, list[_Twice]]:
+    """The value, and those objects in it in which a name stands twice, innermost first."""
+    twice: list[_Twice] = []
+
+    def made(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        values = dict(pairs)
+        if len(values) == len(pairs):
+            return values
+        marked = _Twice(values)
+        names = [name for name, _ in pairs]
+        marked.key = next(name for name in values if names.count(name) > 1)
+        twice.append(marked)
+        return marked
+
+    return json.loads(text, object_pairs_hook=made), twice
+
+
+def _given_twice(found: _Twice, rows: list[Any], path: Path) -> UserError:
+    """What is said of an object of a document, with the row that it is in."""
+
+    def holds(value: Any) -> bool:
+        inside = value.values() if isinstance(value, dict) else value
+        return value is found or (
+            isinstance(value, dict | list) and any(holds(each) for each in inside)
+        )
+
+    row = next((f" row {n}" for n, each in enumerate(rows) if holds(each)), "")
+    return UserError(f"{path}{row}: {found.key!r} stands twice")
+
+
+def _unreadable(error: Exception, where: str) -> UserError:
+    if isinstance(error, UserError):
+        return error
+    if isinstance(error, RecursionError):
+        return UserError(f"{where}: JSON nested too deeply")
+    return UserError(f"{where}: a number has too many digits to be read; give it as text")
 
 
 def _decoded(contents: bytes, where: str) -> str:

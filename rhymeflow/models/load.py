@@ -78,6 +78,7 @@ def load_model(config: ModelConfig, *, dtype: torch.dtype, device: torch.device)
             **offline(source),
         )
     _check_complete(source, report)
+    _check_finite(source, model)
     forget_quantization(model)
     return model.to(device).eval()
 
@@ -179,6 +180,17 @@ def _check_complete(source: Source, report: dict[str, Any]) -> None:
             f"model.name = {source.name!r}: the weights do not fit its config.json: "
             f"{wrong[0]}{more}"
         )
+
+
+def _check_finite(source: Source, model: PreTrainedModel) -> None:
+    """A run under such weights would sample what means nothing."""
+    for name, parameter in model.named_parameters():
+        count = parameter.numel() - int(parameter.isfinite().sum())
+        if count:
+            raise UserError(
+                f"model.name = {source.name!r}: {count:,} of the {parameter.numel():,} numbers of "
+                f"{name} are NaN or infinite"
+            )
 
 
 def _check_supported(source: Source, hf_config: PreTrainedConfig) -> None:

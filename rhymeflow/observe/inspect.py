@@ -23,6 +23,7 @@ from rhymeflow.observe.learned import Kind, Steps, show_best_and_worst, show_lea
 from rhymeflow.observe.printable import printable
 from rhymeflow.observe.summary import EVENTS
 from rhymeflow.observe.trajectory import draft_cells, number, show_trajectory
+from rhymeflow.store.damage import open_undamaged
 from rhymeflow.store.reader import TrajectoryReader
 
 _MAX_STEP_ROWS = 12
@@ -81,7 +82,8 @@ def inspect(
     one `step` if it is given.
 
     Raises:
-        UserError: no run there, no such trajectory in it, or options that do not go together.
+        UserError: no run there, no such trajectory in it, or options that do not go together,
+            or the store is damaged.
     """
     if not run_dir.is_dir():
         raise UserError(f"{run_dir}: no such directory")
@@ -95,16 +97,13 @@ def inspect(
             numbers[kind] = given  # type: ignore[index]
     if step is not None and not numbers:
         raise UserError(f"--step {step}: goes with --best or --worst")
-    reader = TrajectoryReader(run_dir / EVENTS)
-    try:
+    with open_undamaged(run_dir / EVENTS) as reader:
         if trajectory is not None:
             show_trajectory(run_dir, reader, trajectory, console)
         if numbers:
             show_best_and_worst(reader, numbers, step, console)
         if trajectory is None and not numbers:
             _show_run(run_dir, reader, console)
-    finally:
-        reader.close()
 
 
 def _show_run(run_dir: Path, reader: TrajectoryReader, console: Console) -> None:

@@ -150,7 +150,7 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(uri, uri=True, isolation_level=None)
     try:
         check_version(connection, path)
-    except sqlite3.DatabaseError as error:
+    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
         connection.close()
         raise UserError(f"{path}: cannot be opened as an event store: {error}") from error
     except UserError:

@@ -18,6 +18,23 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
+def can_stay_on(cpus: tuple[int, ...], field: str) -> None:
+    """Look whether a process can be kept on these cores, which `field` names.
+
+    Raises:
+        UserError: this system cannot do that, there is no such core, or none is named.
+    """
+    if not hasattr(os, "sched_setaffinity"):
+        raise UserError(f"{field}: this system cannot keep a process on cores; leave it out")
+    # A process may leave the cores it was started on, so those of the machine count.
+    count = max(os.cpu_count() or 1, max(os.sched_getaffinity(0)) + 1)
+    missing = [cpu for cpu in cpus if cpu >= count]
+    if missing:
+        raise UserError(f"{field}: there is no core {missing[0]}; cores are 0 to {count - 1}")
+    if not cpus:
+        raise UserError(f"{field}: names no core; null pins nothing")
+
+
 def stay_on(cpus: tuple[int, ...]) -> None:
     """Keep this process, and those it starts, on these cores.
 

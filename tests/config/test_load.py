@@ -159,6 +159,17 @@ def test_split_overrides() -> None:
 
 MISTAKES = {
     # file text, overrides, what the message must hold
+    "no reward": ("", {"reward.functions": "[]"}, ["--reward.functions: given [], should name at least one function"]),
+    "a list in itself": ("", {"data.options": "{a: &a [*a]}"}, ["--data.options:1:5: holds itself"]),
+    "a mapping in itself": ("data:\n  options: &a {b: *a}", {}, ["f.yaml:2:12: holds itself"]),
+    "lists without end": ("name: " + "[" * 5000, {}, ["f.yaml:1:", "nested more than 50 levels deep"]),
+    "deep mappings": ("{a: " * 60 + "}" * 60, {}, ["f.yaml:1:", "nested more than 50 levels deep"]),
+    "a number without end": ("", {"learner.max_steps": "9" * 6000}, ["--learner.max_steps:1:1: an integer of 6,000 characters"]),
+    "one in hexadecimal": ("run: {seed: 0x" + "f" * 6000 + "}", {}, ["f.yaml:1:13: an integer of 6,002 characters"]),
+    "more than a machine counts": ("", {"learner.max_steps": "9" * 60}, ["--learner.max_steps: ", "less than or equal to 9223372036854775807"]),
+    "no count": ("", {"drafting.history_tokens": "1e15"}, ["--drafting.history_tokens: ", "an integer"]),
+    "a number that is none": ("", {"learner.beta": ".nan"}, ["--learner.beta: given NaN, should be a finite number"]),
+    "a weight that is none": ("reward: {functions: [{function: a.b, weight: .inf}]}", {}, ["f.yaml:1: reward.functions.0.weight: ", "finite"]),
     "unknown field": ("learner:\n  learning_rte: 3", {}, ["f.yaml:2: learner.learning_rte", "given 3", "did you mean learner.learning_rate?"]),
     "field of another section": ("learner: {num_generations: 3}", {}, ["f.yaml:1: ", "did you mean rollout.num_generations?"]),
     "unknown section": ("", {"learnr.beta": "1"}, ["--learnr.beta: ", "did you mean learner?"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -131,6 +132,11 @@ GOOD = '{"prompt": "a"}\n'
         ('{"prompt": [{"role": "user", "content": [1]}]}', "'content' should be text"),
         ('{"prompt": "a", "completions": 1}', "column 'completions' has the name of an argument"),
         ('{"prompt": "a", "n": 99999999999999999999}', "has more than 64 bits"),
+        ('{"prompt": "a", "n": ' + "9" * 6000 + "}", "a number has too many digits"),
+        ('{"prompt": "a", "n": NaN}', "column 'n': holds nan, which is no number"),
+        ('{"prompt": "a", "n": {"m": [1e999]}}', "column 'n': holds inf, which is no number"),
+        ('{"prompt": "a", "n": 1, "n": 2}', "'n' stands twice"),
+        ('{"prompt": "a", "n": [{"m": 1, "m": 1}]}', "'m' stands twice"),
         ('{"prompt": "\\ud800"}', "half of a surrogate pair"),
         ('{"prompt": "a", "b": {"c": "\\ud800"}}', "column 'b': holds half of a surrogate pair"),
         ("[" * 100_000, "JSON"),
@@ -142,6 +148,12 @@ def test_a_bad_line_is_named(line: str, said: str, tmp_path: Path) -> None:
     message = refused(str(path))
     assert message.startswith(f"{path}:3: ")
     assert said in message
+
+
+def test_a_number_that_is_none_is_named_in_parquet(tmp_path: Path) -> None:
+    rows = [{"prompt": "a", "n": 1.0}, {"prompt": "b", "n": None}, {"prompt": "c", "n": math.nan}]
+    path = parquet(tmp_path / "a.parquet", rows)
+    assert refused(path).startswith(f"{path} row 2: column 'n': holds nan")
 
 
 def test_text_that_is_no_utf8_is_named(tmp_path: Path) -> None:

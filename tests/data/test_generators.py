@@ -14,6 +14,7 @@ from rhymeflow.config import DataConfig
 from rhymeflow.data import load_prompts
 from rhymeflow.data.generators import exact_entry
 from rhymeflow.data.gym import reasoning_gym
+from rhymeflow.data.load import check_sources
 from rhymeflow.data.prompts import Prompt
 from rhymeflow.errors import UserError
 
@@ -82,6 +83,13 @@ def test_mistakes_are_named() -> None:
     assert "composite needs `datasets`" in refused("reasoning_gym:composite", size=1)
     assert "the recipe 'no_such' has no task" in refused("recipe:no_such", size=1)
     assert "'../x' is no name of a recipe" in refused("recipe:../x", size=1)
+
+
+def test_more_problems_than_can_be_made_are_refused_at_once() -> None:
+    for fields in ({"size": 99_999_999}, {"size": 1, "eval_size": 99_999_999}):
+        assert "so at most 1,000,000" in refused("recipe:demo", **fields)
+        with pytest.raises(UserError, match="99,999,999"):
+            check_sources(DataConfig(source="recipe:demo", **fields))
 
 
 def test_composite_mixes_datasets() -> None:

@@ -1,12 +1,14 @@
 """Loading: right numbers, right names, and one clear line for each way a model can be unfit."""
 
 import json
+import math
 import os
 import subprocess
 import sys
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
@@ -197,6 +199,16 @@ def test_unfit_models_are_named(tmp_path, unfit, what):
 def test_qwen2_without_sliding_windows_is_fit(tmp_path):
     Qwen2Config().save_pretrained(tmp_path)
     assert load_config(config_of(tmp_path)).model_type == "qwen2"
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_weights_that_are_no_numbers_are_named(checkpoint, value):
+    name = "model.layers.0.mlp.up_proj.weight"
+    weights = load_file(checkpoint / "model.safetensors")
+    weights[name][1, 2] = value
+    save_file(weights, checkpoint / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserError, match=rf"1 of the [\d,]+ numbers of {name} are NaN or infinite"):
+        load_model(config_of(checkpoint), dtype=torch.float32, device=CPU)
 
 
 def test_a_directory_without_weights_says_so(checkpoint):

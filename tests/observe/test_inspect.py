@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import sqlite3
 
 import pytest
 from rich.cells import cell_len
@@ -12,6 +13,7 @@ from rich.console import Console
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.errors import UserError
 from rhymeflow.observe.inspect import inspect
+from rhymeflow.store.damage import open_undamaged
 from rhymeflow.store.writer import SqliteTrajectoryStore
 from tests.observe.runs import make_run
 
@@ -304,3 +306,36 @@ def test_what_is_no_run_directory(tmp_path):
     (tmp_path / "events.db").write_text("something else entirely" * 100)
     with pytest.raises(UserError, match="cannot be opened as an event store"):
         shown(tmp_path)
+
+
+def without(damaged: bytes, first: int, last: int) -> bytes:
+    """The file with its pages from `first` up to `last` overwritten."""
+    size = int.from_bytes(damaged[16:18])
+    return damaged[: first * size] + b"\xa5" * (last - first) * size + damaged[last * size :]
+
+
+@pytest.mark.parametrize("options", [{}, {"worst": 3}, {"trajectory": "1.0"}])
+def test_a_damaged_store_is_one_line(tmp_path, options):
+    path = make_run(tmp_path, num_steps=8) / "events.db"
+    contents = path.read_bytes()
+    path.write_bytes(without(contents, 3, len(contents) // int.from_bytes(contents[16:18])))
+    with pytest.raises(UserError) as error:
+        shown(tmp_path, **options)
+    assert str(error.value).startswith(f"{path}: ")
+    assert "\n" not in str(error.value)
+
+
+def test_each_damaged_page_is_told_and_a_defect_is_none(tmp_path):
+    path = make_run(tmp_path, num_steps=8) / "events.db"
+    contents = path.read_bytes()
+    told = 0
+    for page in range(1, len(contents) // int.from_bytes(contents[16:18])):
+        path.write_bytes(without(contents, page, page + 1))
+        try:
+            shown(tmp_path)
+        except UserError as error:
+            told += "damaged" in str(error)
+    assert told > 5
+    path.write_bytes(contents)
+    with pytest.raises(sqlite3.OperationalError), open_undamaged(path) as reader:
+        reader.query("SELECT nothing FROM nowhere")
