@@ -12,7 +12,9 @@ find nothing wrong. Beside it runs the same without faults.
 from __future__ import annotations
 
 import argparse
+import signal
 import statistics
+import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -24,6 +26,7 @@ import msgspec
 from benchmarks import harness
 from benchmarks.faults.plan import Fault, draw_plan
 from benchmarks.faults.run import Finished, run_with_faults
+from benchmarks.training.train import ROOT
 from rhymeflow.config import Config
 from rhymeflow.config.load import read_config
 
@@ -72,6 +75,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Measure and report; with `--record`, together with all runs that were recorded."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # nothing may stay, stopped for ever
+    subprocess.run([sys.executable, "-m", "rhymeflow.workers.precompile"], cwd=ROOT, check=True)
     recorded = harness.RESULTS / RUNS
     pairs = read(recorded)
     first = len(pairs) if args.seed is None else args.seed
