@@ -12,6 +12,7 @@ find nothing wrong. Beside it runs the same without faults.
 from __future__ import annotations
 
 import argparse
+import shutil
 import signal
 import statistics
 import subprocess
@@ -101,14 +102,16 @@ def measure(seed: int, num_faults: int, steps_apart: int) -> Pair:
     plan = draw_plan(seed, num_faults, steps_apart, WORKER_TIMEOUT)
     plans: dict[str, list[Fault]] = {"attacked": plan, "quiet": []}
     found: dict[str, Finished] = {}
-    with tempfile.TemporaryDirectory(prefix="rhymeflow-chaos-") as folder:
-        for side in sorted(plans, reverse=bool(seed % 2)):
-            print(f"seed {seed}, {side}:", file=sys.stderr, flush=True)
-            config = configuration((num_faults + 1) * steps_apart, Path(folder) / side)
-            found[side] = run_with_faults(config, plans[side])
-            for line in found[side].violations:
-                print(f"  violation: {line}", file=sys.stderr, flush=True)
+    folder = Path(tempfile.mkdtemp(prefix="rhymeflow-chaos-"))
+    for side in sorted(plans, reverse=bool(seed % 2)):
+        print(f"seed {seed}, {side}:", file=sys.stderr, flush=True)
+        config = configuration((num_faults + 1) * steps_apart, folder / side)
+        found[side] = run_with_faults(config, plans[side])
+        for line in found[side].violations:
+            print(f"  violation in {folder / side}: {line}", file=sys.stderr, flush=True)
     found["attacked"].violations += [f"without faults: {v}" for v in found["quiet"].violations]
+    if not found["attacked"].violations:  # else it is looked into
+        shutil.rmtree(folder)
     return Pair(seed, steps_apart, found["attacked"], found["quiet"].speed)
 
 
