@@ -57,10 +57,9 @@ class Account:
     def trained(self, steps: Iterable[int], now: float) -> None:
         """Note the steps that the run has trained; those that are known change nothing."""
         for step in sorted(set(steps) - set(self.steps)):
-            is_newest = step > self.newest
             self.steps[step] = now
             for one in self.injected:
-                if is_newest and one.recovery is None and step > one.after_step:
+                if one.recovery is None and step > one.after_step:
                     one.recovery = now - one.at
 
     def due(self, now: float) -> Fault | None:
