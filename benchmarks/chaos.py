@@ -163,5 +163,12 @@ def notes(pairs: Sequence[Pair]) -> str:
     faults = sum(len(pair.attacked.faults) for pair in pairs)
     steps = sum(pair.attacked.steps for pair in pairs)
     resumed = sum(pair.attacked.resumed for pair in pairs)
-    counts = f"{len(pairs)} runs, {steps} steps, {faults} faults, {resumed} times resumed. "
+    usable = [pair for pair in pairs if pair.attacked.speed and pair.quiet_speed]
+    quiet = sum(pair.attacked.steps / pair.quiet_speed for pair in usable)
+    attacked = sum(pair.attacked.steps / pair.attacked.speed for pair in usable)
+    counts = (
+        f"{len(pairs)} runs, {steps} steps, {faults} faults, {resumed} times resumed; a fault for "
+        f"each {quiet / faults:.1f} s that its steps take without faults, and "
+        f"{(attacked - quiet) / faults:.1f} s lost by each. "
+    )
     return counts + NOTES
