@@ -153,9 +153,16 @@ def targets(pairs: Sequence[Pair]) -> list[harness.Target]:
             median = statistics.median(seconds)
             name = f"chaos/recovery/{label.partition(',')[0]}"
             found.append(harness.Target(name, median, most, at_most=True))
-    attacked = [pair.attacked.speed for pair in pairs]
-    ratio = harness.median_ratio(attacked, [pair.quiet_speed for pair in pairs])
-    return [*found, harness.Target("chaos/effective-time", ratio, EFFECTIVE)]
+    if timed := both_went(pairs):
+        attacked = [pair.attacked.speed for pair in timed]
+        ratio = harness.median_ratio(attacked, [pair.quiet_speed for pair in timed])
+        found.append(harness.Target("chaos/effective-time", ratio, EFFECTIVE))
+    return found
+
+
+def both_went(pairs: Sequence[Pair]) -> list[Pair]:
+    """Pairs of which both runs came as far as to have a speed; the others have violations."""
+    return [pair for pair in pairs if pair.attacked.speed and pair.quiet_speed]
 
 
 def notes(pairs: Sequence[Pair]) -> str:
@@ -163,12 +170,13 @@ def notes(pairs: Sequence[Pair]) -> str:
     faults = sum(len(pair.attacked.faults) for pair in pairs)
     steps = sum(pair.attacked.steps for pair in pairs)
     resumed = sum(pair.attacked.resumed for pair in pairs)
-    usable = [pair for pair in pairs if pair.attacked.speed and pair.quiet_speed]
-    quiet = sum(pair.attacked.steps / pair.quiet_speed for pair in usable)
-    attacked = sum(pair.attacked.steps / pair.attacked.speed for pair in usable)
-    counts = (
-        f"{len(pairs)} runs, {steps} steps, {faults} faults, {resumed} times resumed; a fault for "
-        f"each {quiet / faults:.1f} s that its steps take without faults, and "
-        f"{(attacked - quiet) / faults:.1f} s lost by each. "
-    )
-    return counts + NOTES
+    counts = f"{len(pairs)} runs, {steps} steps, {faults} faults, {resumed} times resumed"
+    timed = both_went(pairs)
+    if count := sum(len(pair.attacked.faults) for pair in timed):
+        quiet = sum(pair.attacked.steps / pair.quiet_speed for pair in timed)
+        attacked = sum(pair.attacked.steps / pair.attacked.speed for pair in timed)
+        counts += (
+            f"; a fault for each {quiet / count:.1f} s that the steps take without faults, and "
+            f"{(attacked - quiet) / count:.1f} s lost by each"
+        )
+    return f"{counts}. {NOTES}"

@@ -117,6 +117,12 @@ def test_the_record_counts_all_runs_of_its_file(tmp_path: Path) -> None:
     assert (found["chaos/violations"].value, found["chaos/violations"].met) == (2, False)
     assert found["chaos/recovery/learner"].value == 6.0
     assert found["chaos/effective-time"].value == 0.75
+    # 3 x 2 steps in 3 s without faults, and in 2/1 + 2/1.5 + 2/1.8 s with them
+    assert "3 runs, 6 steps, 6 faults" in chaos.notes(pairs)
+    assert "each 0.5 s that the steps take without faults, and 0.2 s lost" in chaos.notes(pairs)
+    dead = pair(3, 1.0, ["it ended with exit code 1"], 0.0)
+    assert [target.name for target in chaos.targets([dead])][-1] == "chaos/recovery/learner"
+    assert "1 runs, 2 steps, 2 faults, 0 times resumed. A fault" in chaos.notes([dead])
     (row,) = chaos.rows(pairs)
     assert (row["faults"], row["alone"], row["greatest"]) == (6, 3, 20.0)
 
