@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this benchmark's options."""
     harness.add_number(parser, "--faults", 10, "faults of a run")
     harness.add_number(parser, "--runs", 1, "runs, with seeds from --seed on")
-    harness.add_number(parser, "--apart", 10, "steps for each fault")
+    harness.add_number(parser, "--apart", 30, "steps for each fault")
     what = "draws the plan (default: one for each run that is recorded)"
     parser.add_argument("--seed", type=harness.whole(0), metavar="N", help=what)
 
