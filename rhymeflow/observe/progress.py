@@ -34,6 +34,8 @@ class ProgressState:
     """Since the run began, loading included."""
     first_step_at: float | None = None
     """`elapsed` when training could begin: loading is not part of the time left."""
+    resumed_at: int = 0
+    """`step` that earlier attempts at the run had reached."""
     rewards: list[float] = field(default_factory=list)
     """Mean reward of each step's batch."""
     eval_rewards: list[float] = field(default_factory=list)
@@ -62,10 +64,10 @@ class ProgressState:
 
     @property
     def left(self) -> float | None:
-        """Seconds left at the pace so far."""
-        if self.first_step_at is None or self.step == 0:
+        """Seconds left at the pace of this attempt."""
+        if self.first_step_at is None or self.step == self.resumed_at:
             return None
-        pace = (self.elapsed - self.first_step_at) / self.step
+        pace = (self.elapsed - self.first_step_at) / (self.step - self.resumed_at)
         return pace * (self.num_steps - self.step)
 
 

@@ -42,7 +42,7 @@ class Reporter:
         """Show what earlier attempts came to: their metrics by step, and how groups ended."""
         self.endings |= endings
         state = self._state
-        state.step = max(rows, default=0)
+        state.step = state.resumed_at = max(rows, default=0)
         state.rewards += [row["reward"] for row in rows.values() if "reward" in row]
         state.eval_rewards += [row["eval/reward"] for row in rows.values() if "eval/reward" in row]
         tokens = (row.get("num_tokens") or 0.0 for row in rows.values())

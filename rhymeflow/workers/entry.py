@@ -1,4 +1,4 @@
-"""How a worker process begins: its cores, its log, its role, and what becomes of its errors.
+"""How a worker process begins: name, cores, log, role, and what becomes of its errors.
 
 Holds true: it ignores Ctrl-C (the controller decides), ends when its controller does, and reports
 what it dies of. Imports torch only through the role it runs; its threads are set before.
@@ -19,6 +19,7 @@ from rhymeflow.config import Config
 from rhymeflow.errors import UserError
 from rhymeflow.utils import output
 from rhymeflow.utils.cores import stay_on
+from rhymeflow.utils.process_name import set_process_name
 from rhymeflow.workers.messages import Failed, send
 
 
@@ -38,6 +39,7 @@ def enter(
     """
     gc.enable()  # see `preload`
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    set_process_name(name)
     output.redirect(Path(log))
     os.environ.clear()  # the server that this was forked from has an older one
     os.environ.update(environment)

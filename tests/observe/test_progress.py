@@ -105,6 +105,10 @@ def test_unknown_numbers_show_as_such():
 def test_loading_is_not_part_of_the_pace():
     state = busy_state()
     assert state.left == (75 - 15) / 12 * 48
+    state.resumed_at = 6  # this attempt made the other six
+    assert state.left == (75 - 15) / 6 * 48
+    state.resumed_at = 12
+    assert state.left is None
 
 
 def test_markup_in_a_message_is_text():

@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from multiprocessing.connection import Connection
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -60,6 +61,8 @@ def test_what_a_worker_said_is_heard_before_its_end_and_its_end_once(runtime):
     worker = runtime.start("talkative", "w", Resources(1))
     first, second = until(runtime, 2)
     assert (first, second) == (Received("w", Alive()), Received("w", Alive()))
+    if sys.platform == "linux":
+        assert Path(f"/proc/{worker.pid}/comm").read_text() == "rf:w\n"
     os.kill(worker.pid, signal.SIGKILL)
     (loss,) = until(runtime, 1)
     assert isinstance(loss, WorkerLost)

@@ -1,0 +1,88 @@
+"""The processes of a run, found by the names that its workers have (Linux).
+
+Holds true: a signal meets the process that was found, even if its id belongs to another by then.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import NamedTuple
+
+from rhymeflow.utils.process_name import PREFIX
+
+
+class Process(NamedTuple):
+    """One process, as the system lists it."""
+
+    pid: int
+    parent: int
+    name: str
+    state: str
+
+
+def parse(stat: str) -> Process:
+    """Read a `/proc/PID/stat`; the name in it may hold spaces and brackets."""
+    start, _, rest = stat.rpartition(")")
+    pid, _, name = start.partition(" (")
+    state, parent, *_ = rest.split()
+    return Process(int(pid), int(parent), name, state)
+
+
+def running() -> list[Process]:
+    """All processes of this machine that have not ended."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            process = parse(path.read_text(encoding="utf-8", errors="replace"))
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it ended meanwhile
+        if process.state not in "ZX":
+            found.append(process)
+    return found
+
+
+def descendants(processes: list[Process], pid: int) -> list[Process]:
+    """Those that descend from `pid`, without itself."""
+    children: dict[int, list[Process]] = {}
+    for process in processes:
+        children.setdefault(process.parent, []).append(process)
+    found, next_ones = [], [pid]
+    while next_ones:
+        found += (new := [child for parent in next_ones for child in children.get(parent, ())])
+        next_ones = [child.pid for child in new]
+    return found
+
+
+def of_kind(processes: list[Process], controller: int, kind: str) -> list[int]:
+    """Ids of a run's processes of a kind, ascending."""
+    if kind == "controller":
+        return [process.pid for process in processes if process.pid == controller]
+    return sorted(
+        process.pid
+        for process in descendants(processes, controller)
+        if process.name.startswith(PREFIX) and _kind(process.name) == kind
+    )
+
+
+def _kind(name: str) -> str:
+    """`rollout` of `rf:rollout-0.1`, `learner` of `rf:learner.2`."""
+    return name.removeprefix(PREFIX).partition("-")[0].partition(".")[0]
+
+
+def open_process(pid: int) -> int | None:
+    """A descriptor of the process; `None` if it has ended."""
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        return None
+
+
+def send(descriptor: int, number: signal.Signals) -> bool:
+    """Send a signal; whether the process was there."""
+    try:
+        signal.pidfd_send_signal(descriptor, number)
+    except ProcessLookupError:
+        return False
+    return True

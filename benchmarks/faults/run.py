@@ -1,0 +1,213 @@
+"""One real run under faults: starts it, hurts it, resumes it, and has it audited at its end.
+
+Holds true: the injector is no part of the run and knows it as a user does, by its files and its
+processes; whatever it stopped goes on in the end, and nothing of the run outlives it. A controller
+that ends otherwise than by a fault or by success ends the run, as a violation.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.faults import processes, wal
+from benchmarks.faults.account import Account, Injected
+from benchmarks.faults.plan import Fault
+from benchmarks.training.train import ROOT
+from rhymeflow.config import Config
+from rhymeflow.config.load import dump_config
+from rhymeflow.observe import metrics
+
+POLL_SECONDS = 0.05
+"""How exactly faults and recoveries are timed."""
+END_SECONDS = 30.0
+"""What the processes of a killed controller are given to end."""
+STALL_SECONDS = 240.0
+"""A run without a step for so long has hung, which is a violation."""
+LAST_LINES = 30
+
+
+class Finished(msgspec.Struct):
+    """A run that has ended."""
+
+    faults: list[Injected]
+    violations: list[str]
+    """What the audit found wrong, and ends that no fault explains."""
+    steps: int
+    speed: float
+    """Steps per second of wall time, from the end of the first step to the end of the last."""
+    resumed: int
+    """How often it was resumed."""
+
+
+def run_with_faults(config: Config, plan: Sequence[Fault]) -> Finished:
+    """Carry a run to its end through the faults of the plan."""
+    run_dir = Path(str(config.run.output_dir))
+    recipe = run_dir.with_name(f"{run_dir.name}.yaml")
+    recipe.write_text(dump_config(config), encoding="utf-8")
+    attack = Attack(run_dir, recipe, Account(plan))
+    try:
+        violations = attack.carry_through()
+    finally:
+        attack.close()
+    account = attack.account
+    if account.num_left:
+        print(f"  it ended before {account.num_left} faults were due", file=sys.stderr, flush=True)
+    if not violations:
+        violations = audited(run_dir)
+        if account.newest != config.learner.max_steps:
+            violations.append(f"ended after {account.newest} steps")
+    speed = account.speed() if len(account.steps) > 1 else 0.0
+    return Finished(account.injected, violations, account.newest, speed, attack.num_resumed)
+
+
+def audited(run_dir: Path) -> list[str]:
+    """What the audit finds wrong with a run that has ended."""
+    command = [sys.executable, str(ROOT / "examples" / "audit_run.py"), str(run_dir)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    lines = (done.stdout + done.stderr).splitlines()
+    if done.returncode == 0 and lines[-1:] == ["all hold"]:
+        return []
+    return [line for line in lines if not line.startswith("law") or "groups: " not in line]
+
+
+class Attack:
+    """The run's present controller, and the processes that are stopped."""
+
+    def __init__(self, run_dir: Path, recipe: Path, account: Account) -> None:
+        self.run_dir, self.account = run_dir, account
+        self.num_resumed = 0
+        self._killed = False  # the present controller, by a fault
+        self._to_continue: list[tuple[float, int]] = []  # when, and the process's descriptor
+        self._metrics: object = None  # what the file was like when it was read
+        self._began = time.monotonic()
+        self._stepped = self._now()
+        self._output = recipe.with_suffix(".out").open("ab")
+        self._controller = self._start("train", str(recipe))
+
+    def close(self) -> None:
+        """End the run, if it goes on."""
+        self._continue(float("inf"))
+        self._controller.kill()
+        self._controller.wait()
+        self._output.close()
+
+    def carry_through(self) -> list[str]:
+        """Until the run has ended; return what is wrong with its end."""
+        while True:
+            time.sleep(POLL_SECONDS)
+            now = self._now()
+            self._watch(now)
+            self._continue(now)
+            code = self._controller.poll()
+            if code is not None and self._killed:
+                self._resume()
+            elif code is not None:
+                self._watch(now)
+                return [] if code == 0 else [f"it ended with exit code {code}: {self._said()}"]
+            elif now - self._stepped > STALL_SECONDS:
+                return [f"no step for {STALL_SECONDS:g} seconds: {self._said()}"]
+            elif fault := self.account.due(now):
+                self._inject(fault)
+
+    def _inject(self, fault: Fault) -> None:
+        """Inject it, if there is such a process now; else it stays due."""
+        found = processes.of_kind(processes.running(), self._controller.pid, fault.kind)
+        if not found:
+            return
+        process = processes.open_process(found[int(fault.draw * len(found))])
+        if process is None:
+            return
+        one = self.account.inject(self._now())
+        print(
+            f"  {one.at:6.1f} s, step {one.after_step}: {fault.label}", file=sys.stderr, flush=True
+        )
+        if fault.seconds is not None:
+            processes.send(process, signal.SIGSTOP)
+            self._to_continue.append((one.at + fault.seconds, process))
+        elif fault.kind == "controller":
+            self._killed = True
+            one.cut = self._kill_controller(fault.wal_bytes)
+        else:
+            processes.send(process, signal.SIGKILL)
+
+    def _kill_controller(self, wal_bytes: int) -> int:
+        """Kill it, or with `wal_bytes` the whole run, and cut the log; return the bytes cut."""
+        run = processes.descendants(processes.running(), self._controller.pid)
+        self._controller.kill()
+        self._controller.wait()
+        self._continue(float("inf"))  # what is stopped can neither hear of it nor end
+        if not wal_bytes:
+            return 0
+        handles = [found for one in run if (found := processes.open_process(one.pid)) is not None]
+        for handle in handles:
+            processes.send(handle, signal.SIGKILL)
+        pids = {process.pid for process in run}
+        wait_until(lambda: not pids & {one.pid for one in processes.running()}, END_SECONDS)
+        return wal.cut(self.run_dir / "events.db", wal_bytes)
+
+    def _continue(self, now: float) -> None:
+        """Let go on what was stopped for long enough."""
+        for when, process in [each for each in self._to_continue if each[0] <= now]:
+            processes.send(process, signal.SIGCONT)
+            self._to_continue.remove((when, process))
+
+    def _resume(self) -> None:
+        self._killed = False
+        self.num_resumed += 1
+        self._controller = self._start("resume", str(self.run_dir))
+
+    def _start(self, *arguments: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "rhymeflow", *arguments],
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+        )
+
+    def _watch(self, now: float) -> None:
+        """Read which steps the run has trained, if its metrics have changed."""
+        path = self.run_dir / metrics.FILE
+        if not path.is_file():
+            return
+        stat = path.stat()
+        state = stat.st_ino, stat.st_size
+        if state == self._metrics:
+            return
+        self._metrics = state
+        newest = self.account.newest
+        rows = metrics.read(self.run_dir)
+        self.account.trained(
+            (s for s, row in rows.items() if "completions/mean_length" in row), now
+        )
+        if self.account.newest > newest:
+            self._stepped = now
+
+    def _said(self) -> str:
+        """The last lines of what the run printed."""
+        text = Path(self._output.name).read_text(encoding="utf-8", errors="replace")
+        return "\n".join(text.splitlines()[-LAST_LINES:])
+
+    def _now(self) -> float:
+        """Seconds since the run's start."""
+        return time.monotonic() - self._began
+
+
+def wait_until(is_so: Callable[[], bool], seconds: float) -> None:
+    """Wait for it.
+
+    Raises:
+        TimeoutError: it did not come.
+    """
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        if time.monotonic() > deadline:
+            raise TimeoutError("processes that were killed have not ended")
+        time.sleep(POLL_SECONDS)

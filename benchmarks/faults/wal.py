@@ -1,0 +1,48 @@
+"""Cuts the end off a write-ahead log, as a machine does that goes down before it is on the disk.
+
+SQLite (`synchronous = NORMAL`) brings the log to the disk before it copies pages from it into the
+database. So what was copied is safe, and only what was written since can be lost; cutting more
+would make a file that no crash can make. The formats are those of https://sqlite.org/walformat.html
+(WAL-index) and https://sqlite.org/fileformat2.html#walformat.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+from typing import NamedTuple
+
+LOG_HEADER, FRAME_HEADER = 32, 24
+_PAGE_SIZE, _NUM_FRAMES, _NUM_ATTEMPTED = 14, 16, 128
+"""Offsets in the index, in bytes."""
+
+
+class Extent(NamedTuple):
+    """Bytes of a log: what is copied to the database, or may be, ends before what is in use."""
+
+    safe: int
+    used: int
+
+
+def extent(index: bytes) -> Extent:
+    """Read the index (`-shm`) of a log."""
+    (page,) = struct.unpack_from("=H", index, _PAGE_SIZE)
+    frame = FRAME_HEADER + (65536 if page == 1 else page)
+    (frames,) = struct.unpack_from("=I", index, _NUM_FRAMES)
+    (copied,) = struct.unpack_from("=I", index, _NUM_ATTEMPTED)
+    return Extent(LOG_HEADER + copied * frame, LOG_HEADER + frames * frame)
+
+
+def cut(database: Path, num_bytes: int) -> int:
+    """Cut up to `num_bytes` off the log of a database that nobody has open; return how many."""
+    log, index = (database.with_name(database.name + end) for end in ("-wal", "-shm"))
+    if not log.is_file() or not index.is_file():
+        return 0
+    safe, used = extent(index.read_bytes())
+    size = min(used, log.stat().st_size)
+    left = max(safe, size - num_bytes)
+    if left >= size:
+        return 0
+    os.truncate(log, left)
+    return size - left

@@ -1,0 +1,215 @@
+"""The fault injector: its plans, its account, its finding of processes, and its cuts of a log."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import signal
+import sqlite3
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from benchmarks import chaos
+from benchmarks.faults import processes, wal
+from benchmarks.faults.account import Account
+from benchmarks.faults.plan import KINDS, STOP_SECONDS, Fault, draw_plan
+from benchmarks.faults.run import Finished
+from rhymeflow.utils.process_name import set_process_name
+
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+
+# -- plans -----------------------------------------------------------------------------------------
+
+
+def test_a_seed_gives_one_plan_with_every_kind_equally_often() -> None:
+    plan = draw_plan(3, 50, 10, timeout=10.0)
+    assert plan == draw_plan(3, 50, 10, timeout=10.0) != draw_plan(4, 50, 10, timeout=10.0)
+    assert {kind: sum(fault.kind == kind for fault in plan) for kind in KINDS} == dict.fromkeys(
+        KINDS, 10
+    )
+    stops = [fault.seconds for fault in plan if fault.seconds is not None]
+    assert all(STOP_SECONDS[0] <= seconds <= STOP_SECONDS[1] for seconds in stops)
+    assert min(stops) < 10 < max(stops)
+    cuts = [fault for fault in plan if fault.wal_bytes]
+    assert cuts
+    assert all(fault.kind == "controller" and fault.seconds is None for fault in cuts)
+
+
+def test_faults_are_in_the_order_they_are_due_and_some_come_soon_after_another() -> None:
+    plan = draw_plan(0, 50, 10, timeout=10.0)
+    steps = [fault.step for fault in plan]
+    assert steps == sorted(steps)
+    assert 1 <= steps[0] <= 10
+    assert steps[-1] <= 500
+    assert any(a.step == b.step and a.delay <= b.delay for a, b in pairwise(plan))
+
+
+# -- the account -----------------------------------------------------------------------------------
+
+
+def test_a_fault_is_due_some_seconds_after_its_step() -> None:
+    account = Account([Fault(2, 1.5, "learner")])
+    account.trained([1], 10.0)
+    assert account.due(100.0) is None
+    account.trained([1, 2], 20.0)
+    assert account.due(21.4) is None
+    assert account.due(21.5) == Fault(2, 1.5, "learner")
+    account.inject(21.5)
+    assert account.due(100.0) is None
+    assert account.num_left == 0
+
+
+def test_steps_that_are_trained_again_are_no_recovery() -> None:
+    account = Account([Fault(1, 0.0, "controller")])
+    account.trained([1, 2, 3], 10.0)
+    one = account.inject(11.0)
+    assert one.after_step == 3
+    account.trained([1, 2], 15.0)
+    account.trained([1, 2, 3], 18.0)
+    assert one.recovery is None
+    account.trained([1, 2, 3, 4], 20.0)
+    account.trained([1, 2, 3, 4, 5], 22.0)
+    assert one.recovery == 9.0
+    assert account.is_over_all
+
+
+def test_a_fault_before_the_run_is_over_the_last_is_marked() -> None:
+    account = Account([Fault(1, 0.0, "learner"), Fault(1, 1.0, "reward"), Fault(2, 0.0, "history")])
+    account.trained([1], 10.0)
+    first, second = account.inject(10.0), account.inject(11.0)
+    account.trained([2], 16.0)
+    third = account.inject(17.0)
+    assert [one.is_again for one in (first, second, third)] == [False, True, False]
+    assert (first.recovery, second.recovery, third.recovery) == (6.0, 5.0, None)
+
+
+def test_speed_is_of_the_steps_after_the_first() -> None:
+    account = Account([])
+    with pytest.raises(ValueError, match="no speed"):
+        account.speed()
+    for step, at in ((1, 30.0), (2, 32.0), (3, 40.0)):
+        account.trained([step], at)
+    assert account.speed() == pytest.approx(0.2)
+
+
+def test_the_record_counts_all_runs_of_its_file(tmp_path: Path) -> None:
+    def pair(seed: int, recovery: float, violations: list[str], speed: float) -> chaos.Pair:
+        account = Account([Fault(1, 0.0, "learner"), Fault(1, 0.0, "learner")])
+        account.trained([1], 0.0)
+        account.inject(0.0)
+        account.inject(1.0)  # is not counted: the run was not over the first
+        account.trained([2], recovery)
+        return chaos.Pair(seed, 4, Finished(account.injected, violations, 2, speed, 0), 2.0)
+
+    pairs = [pair(0, 4.0, [], 1.0), pair(1, 6.0, ["a", "b"], 1.5), pair(2, 20.0, [], 1.8)]
+    path = tmp_path / "runs.jsonl"
+    path.write_bytes(b"".join(msgspec.json.encode(each) + b"\n" for each in pairs))
+    assert chaos.read(path) == pairs
+    assert chaos.read(tmp_path / "none") == []
+    found = {target.name: target for target in chaos.targets(chaos.read(path))}
+    assert (found["chaos/violations"].value, found["chaos/violations"].met) == (2, False)
+    assert found["chaos/recovery/learner"].value == 6.0
+    assert found["chaos/effective-time"].value == 0.75
+    # 3 x 2 steps in 3 s without faults, and in 2/1 + 2/1.5 + 2/1.8 s with them
+    assert "3 runs, 6 steps, 6 faults" in chaos.notes(pairs)
+    assert "each 0.5 s that the steps take without faults, and 0.2 s lost" in chaos.notes(pairs)
+    dead = pair(3, 1.0, ["it ended with exit code 1"], 0.0)
+    assert [target.name for target in chaos.targets([dead])][-1] == "chaos/recovery/learner"
+    assert "1 runs, 2 steps, 2 faults, 0 times resumed. A fault" in chaos.notes([dead])
+    (row,) = chaos.rows(pairs)
+    assert (row["faults"], row["alone"], row["greatest"]) == (6, 3, 20.0)
+
+
+# -- processes -------------------------------------------------------------------------------------
+
+
+def test_processes_are_found_by_kind_among_the_controllers_descendants() -> None:
+    stats = [
+        "10 (rhymeflow) S 1 10",
+        "11 (python) S 10 10",
+        "12 (rf:rollout-0.1) R 11 10",
+        "13 (rf:rollout-1) T 11 10",
+        "14 (rf:learner.2) R 11 10",
+        "15 (rf:reward) S 11 10",
+        "16 (python) S 15 16",
+        "22 (rf:rollout-0) S 21 21",  # another run's
+        "17 (a (b) c) S 11 10",
+    ]
+    found = [processes.parse(stat) for stat in stats]
+    assert found[-1] == processes.Process(17, 11, "a (b) c", "S")
+    kinds = {kind: processes.of_kind(found, 10, kind) for kind in KINDS}
+    assert kinds == {
+        "controller": [10],
+        "learner": [14],
+        "rollout": [12, 13],
+        "history": [],
+        "reward": [15],
+    }
+
+
+def _wait_forever(name: str) -> None:
+    set_process_name(name)
+    time.sleep(600)
+
+
+@linux_only
+def test_a_named_worker_is_found_and_a_signal_meets_nobody_else() -> None:
+    child = multiprocessing.get_context("fork").Process(target=_wait_forever, args=("history.3",))
+    child.start()
+    try:
+        deadline = time.monotonic() + 10
+        while processes.of_kind(processes.running(), os.getpid(), "history") != [child.pid]:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert child.pid is not None
+        descriptor = processes.open_process(child.pid)
+        assert descriptor is not None
+        assert processes.send(descriptor, signal.SIGKILL)
+        child.join()
+        assert not processes.send(descriptor, signal.SIGCONT)
+        assert processes.open_process(child.pid) is None
+    finally:
+        child.kill()
+        child.join()
+
+
+# -- the log ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_bytes", [1, 5000, 300_000, 10**9])
+def test_only_what_was_written_since_the_last_copy_is_cut_off(
+    tmp_path: Path, num_bytes: int
+) -> None:
+    """What SQLite had copied to the database stays, whatever is cut, and the file stays sound."""
+    live, crashed = tmp_path / "live", tmp_path / "crashed"
+    live.mkdir()
+    writer = sqlite3.connect(live / "events.db", isolation_level=None)
+    writer.execute("PRAGMA journal_mode = WAL")
+    writer.execute("CREATE TABLE t (n INTEGER PRIMARY KEY, filler BLOB)")
+    reader = sqlite3.connect(live / "events.db")
+    for n in range(20):
+        writer.execute("INSERT INTO t VALUES (?, randomblob(3000))", (n,))
+    reader.execute("BEGIN")
+    reader.execute("SELECT COUNT(*) FROM t").fetchone()  # so that the log is not begun anew
+    writer.execute("PRAGMA wal_checkpoint(PASSIVE)")
+    for n in range(20, 40):
+        writer.execute("INSERT INTO t VALUES (?, randomblob(3000))", (n,))
+    shutil.copytree(live, crashed)
+    reader.close()
+    writer.close()
+    assert wal.cut(live / "events.db", num_bytes) == 0  # it was closed: there is no log
+    assert 0 < wal.cut(crashed / "events.db", num_bytes) <= num_bytes
+    after = sqlite3.connect(crashed / "events.db")
+    assert after.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    rows = [n for (n,) in after.execute("SELECT n FROM t ORDER BY n")]
+    after.close()
+    assert rows == list(range(len(rows)))
+    assert 20 <= len(rows) < 40
+    assert num_bytes < 300_000 or len(rows) == 20
