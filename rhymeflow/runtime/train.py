@@ -34,6 +34,7 @@ from rhymeflow.runtime import run_dir as directories
 from rhymeflow.runtime.base import Runtime
 from rhymeflow.runtime.checkpoints import Checkpoints
 from rhymeflow.runtime.controller import Controller
+from rhymeflow.runtime.damage import check_log
 from rhymeflow.runtime.disk_space import DiskSpace, is_full
 from rhymeflow.runtime.history_index import HistoryIndex
 from rhymeflow.runtime.leftovers import leaves_nothing_untrained
@@ -94,6 +95,7 @@ def resume(
         UserError: there is no run, another process carries it on, the change is not possible, or
             the log is damaged.
     """
+    check_log(run_dir)
     previous_run.check(str(run_dir), "resume")
     processes.prepare()
     with (

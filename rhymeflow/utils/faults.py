@@ -69,7 +69,10 @@ def one_line(run_dir: Path) -> Iterator[None]:
         while cause is not None and cause not in chain:
             chain.append(cause)
             cause = cause.__cause__ or cause.__context__
-        faults = [fault for each in chain if (fault := fault_of(each, run_dir))]
+        known = [
+            each for each in chain if isinstance(each, StorageError)
+        ]  # these say what and where
+        faults = known or [fault for each in chain if (fault := fault_of(each, run_dir))]
         if faults:
             raise faults[-1] from None
         raise
