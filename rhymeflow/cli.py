@@ -1,9 +1,9 @@
 """The command line: one small function per command.
 
 Holds true: 0 on success; 2 on bad input, with one line on stderr that says what and where; 1 if a
-worker died or hangs; 130 after Ctrl-C. A defect keeps its traceback. Knows nothing of how a command
-is carried out; what a command needs is imported when it is called, so that `rhymeflow --help` is
-quick.
+worker died or hangs, or the disk is full; 130 after Ctrl-C. A defect keeps its traceback. Knows
+nothing of how a command is carried out; what a command needs is imported when it is called, so that
+`rhymeflow --help` is quick.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rhymeflow.config.load import (
     read_config,
     split_overrides,
 )
-from rhymeflow.errors import UserError, suggestion
+from rhymeflow.errors import StorageError, UserError, suggestion
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,6 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"rhymeflow: {error}", file=sys.stderr)
         return 2
+    except StorageError as error:
+        print(f"rhymeflow: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("rhymeflow: interrupted", file=sys.stderr)
         return 130

@@ -2,7 +2,8 @@
 
 Everything a user can get wrong (a field, a file, a row, a reward function, a missing package)
 raises `UserError` with one line that names what and where; the command line prints that line and
-exits with 2. Any other exception is a defect of Rhymeflow and keeps its traceback.
+exits with 2. A `StorageError` is the disk's fault: one line too, and 1. Any other exception is a
+defect of Rhymeflow and keeps its traceback.
 """
 
 import difflib
@@ -11,6 +12,10 @@ from collections.abc import Iterable
 
 class UserError(ValueError):
     """Bad input: the message says what was given, where, and what would be right."""
+
+
+class StorageError(RuntimeError):
+    """The disk is full, or what a run had written is gone or damaged: what, where, what to do."""
 
 
 def closest(name: str, known: Iterable[str]) -> str | None:

@@ -51,6 +51,9 @@ class RewardConfig(Section):
     on_failure: Literal["stop", "drop"] = "stop"
     """After the last try: stop the run and show the error, or drop the group, counted under
     `endings/aborted`. A failure never becomes a reward."""
+    max_consecutive_failures: Positive = 10
+    """Calls in a row that may fail where `on_failure` is `drop`; then the run stops, since nothing
+    would be left to train on. A call and its retries are one."""
 
     @field_validator("functions")
     @classmethod

@@ -40,16 +40,23 @@ class Snapshot(NamedTuple):
         unfinished = directory.with_name(directory.name + UNFINISHED)
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
+        try:
+            self._fill(unfinished)
+        except BaseException:  # on a full disk what there is of it would only be in the way
+            shutil.rmtree(unfinished, ignore_errors=True)
+            raise
+        if directory.exists():
+            shutil.rmtree(directory)
+        unfinished.rename(directory)
+        _flush(directory.parent)
+
+    def _fill(self, unfinished: Path) -> None:
         self.model.save_pretrained(unfinished, state_dict=self.weights)
         if self.tokenizer is not None:
             self.tokenizer.save_pretrained(unfinished)
         torch.save(self.state, unfinished / STATE_FILE)
         for path in (*unfinished.iterdir(), unfinished):
             _flush(path)
-        if directory.exists():
-            shutil.rmtree(directory)
-        unfinished.rename(directory)
-        _flush(directory.parent)
 
 
 def snapshot(

@@ -13,6 +13,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
+from safetensors import SafetensorError
+
 from rhymeflow.core.types import Version
 from rhymeflow.learner.checkpoint import Snapshot, remove_others
 
@@ -54,8 +56,8 @@ class Saver:
         try:
             snapshot.write(path)
             remove_others(self._directory, {path, *map(self._path, keep)})
-        except OSError as error:
-            return Saved(version, path, str(error))
+        except (OSError, RuntimeError, SafetensorError) as error:  # torch's, safetensors' own
+            return Saved(version, path, str(error).splitlines()[0])
         return Saved(version, path, None)
 
     def _path(self, version: Version) -> Path:

@@ -53,7 +53,9 @@ class Summary:
     generated_tokens: int
     """Response tokens stored, held-out answers not counted."""
     eval_reward_before: float | None
+    """Held-out mean reward of version 0."""
     eval_reward_after: float | None
+    """That of the newest version that was evaluated, if one after version 0 was."""
     eval_rewards: tuple[tuple[Version, float], ...]
     """Held-out mean reward by version."""
     reward_first: float | None
@@ -102,8 +104,8 @@ def summarize(run_dir: Path) -> Summary:
         trajectories=count,
         trained_tokens=tokens or 0,
         generated_tokens=int(generated),
-        eval_reward_before=next(iter(evaluations.values()), None),
-        eval_reward_after=next(reversed(evaluations.values()), None),
+        eval_reward_before=evaluations.get(0),
+        eval_reward_after=evaluations[max(evaluations)] if any(evaluations) else None,
         eval_rewards=tuple(evaluations.items()),
         reward_first=rewards[0] if rewards else None,
         reward_last=rewards[-1] if rewards else None,
@@ -117,10 +119,19 @@ def summarize(run_dir: Path) -> Summary:
 
 
 def write(run_dir: Path) -> Summary:
-    """Write `summary.json` from the run directory and return what it says."""
+    """Write `summary.json` from the run directory and return what it says.
+
+    It is written beside and renamed, so that it is whole or as it was, also on a full disk.
+    """
     summary = summarize(run_dir)
     text = msgspec.json.format(msgspec.json.encode(asdict(summary)), indent=2)
-    (run_dir / FILE).write_bytes(text + b"\n")
+    unfinished = run_dir / f"{FILE}.unfinished"
+    try:
+        unfinished.write_bytes(text + b"\n")
+        unfinished.replace(run_dir / FILE)
+    except OSError:
+        unfinished.unlink(missing_ok=True)
+        raise
     return summary
 
 
@@ -165,16 +176,23 @@ def _drafts(
     return Drafts(tokens / steps, (tokens - steps) / drafted, saved)
 
 
+def _held_out(summary: Summary) -> str:
+    """What was measured; a version that is not the last one is named."""
+    parts = []
+    if summary.eval_reward_before is not None:
+        parts.append(f"{summary.eval_reward_before:.3f} before")
+    if summary.eval_reward_after is None:
+        return f"{', '.join(parts)}; no later version was evaluated"
+    newest, after = summary.eval_rewards[-1]
+    which = "" if newest == summary.steps else f" {newest} of {summary.steps} steps"
+    parts.append(f"{after:.3f} after{which}")
+    return f"{', '.join(parts)}  {sparkline([reward for _, reward in summary.eval_rewards])}"
+
+
 def _lines(summary: Summary) -> list[tuple[str, str]]:
     lines = [("steps", f"{summary.steps:,} in {clock(summary.seconds)}")]
     if summary.eval_rewards:
-        rewards = [reward for _, reward in summary.eval_rewards]
-        lines.append(
-            (
-                "held-out reward",
-                f"{rewards[0]:.3f} before, {rewards[-1]:.3f} after  {sparkline(rewards)}",
-            )
-        )
+        lines.append(("held-out reward", _held_out(summary)))
     if summary.reward_first is not None:
         lines.append(
             ("training reward", f"{summary.reward_first:.3f} first, {summary.reward_last:.3f} last")

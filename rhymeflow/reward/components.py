@@ -9,6 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from rhymeflow.config import RewardFunction
 
+LARGEST = 1e15
+"""Size of a reward at most. The learner computes in float32, which ends at 3e38: sums of squares of
+such rewards stay finite, of larger ones they become infinite, and the loss nothing."""
+
 
 def component_names(functions: Iterable[RewardFunction]) -> tuple[str, ...]:
     """Name each function's share of the reward: its short name, numbered where two are equal."""

@@ -232,7 +232,7 @@ class RewardExecutor:
                 self._outcomes.append(RewardError(request.key, message + errors[-1] + tries))
                 return
         if request.missing:
-            self._queue.append(request)
+            self._queue.appendleft(request)  # at once: what fails always is not to wait its turn
             return
         components = tuple(
             {

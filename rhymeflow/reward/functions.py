@@ -20,6 +20,7 @@ from rhymeflow.data.generators import task_module
 from rhymeflow.data.prompts import RESERVED
 from rhymeflow.errors import UserError, nearest
 from rhymeflow.reward.builtin import BUILT_IN
+from rhymeflow.reward.components import LARGEST
 from rhymeflow.reward.messages import RewardRequest
 from rhymeflow.utils.imported import described, function_of, imported
 
@@ -155,6 +156,8 @@ def _number(value: Any) -> float | None:
         raise NoReward(f"returned {_shown(value)} as a reward: {error}") from None
     if not math.isfinite(number):
         raise NoReward(f"returned {number} as a reward; None is for a sample it does not apply to")
+    if abs(number) > LARGEST:
+        raise NoReward(f"returned {number} as a reward, the largest size is {LARGEST:g}")
     return number
 
 

@@ -11,9 +11,24 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 from rhymeflow.reward import worker
 from rhymeflow.reward.messages import Reply, Work, decode_reply, encode
+
+
+def descendants(ancestor: int) -> list[int]:
+    """The processes that `ancestor` and these started, as far as the system tells (Linux)."""
+    children: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended
+            parent = int(path.read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(path.parent.name))
+    found, i = [ancestor], 0
+    while i < len(found):
+        found += children.get(found[i], [])
+        i += 1
+    return found[1:]
 
 
 class WorkerProcess:
@@ -71,7 +86,10 @@ class WorkerProcess:
         return f"exit code {code}"
 
     def kill(self) -> None:
-        """End the process and those it started, at once."""
+        """End the process and those it started, also in sessions of their own, at once."""
+        for pid in descendants(self.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError):  # nobody is left in its group, or none yet
             os.killpg(self.pid, signal.SIGKILL)
         self._process.kill()

@@ -2,14 +2,17 @@
 
 Holds true: it answers every call it lives through, in order; it ignores Ctrl-C; it dies with its
 parent, even inside a call that never returns. Knows nothing of timeouts: a caller that waits too
-long kills it, together with what it started (it leads a process group of its own).
+long kills it, together with what it started (it leads a session and process group of its own), and
+however it ends, its group ends with it (Linux).
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import os
+import select
 import signal
 import sys
 import time
@@ -82,3 +85,33 @@ def _detach(parent: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             sys.exit()  # it died before the line above
+        _guard()
+
+
+def _guard() -> None:
+    """Start a process that kills this one's group when this one ends, however that comes about.
+
+    It is no child of this one (a function may wait for all it has), and holds none of its files.
+    """
+    worker = os.getpid()
+    try:
+        ended = os.pidfd_open(worker)
+    except OSError:  # before Linux 5.3; the executor still kills the group when it ends a worker
+        return
+    middle = os.fork()
+    if middle:
+        os.waitpid(middle, 0)
+        os.close(ended)
+        return
+    if os.fork():
+        os._exit(0)
+    try:
+        for descriptor in map(int, os.listdir("/proc/self/fd")):
+            if descriptor != ended:
+                with contextlib.suppress(OSError):  # that of the list itself
+                    os.close(descriptor)
+        poll = select.poll()
+        poll.register(ended, select.POLLIN)
+        poll.poll()
+    finally:
+        os.killpg(worker, signal.SIGKILL)  # this process is in it

@@ -14,6 +14,7 @@ from rhymeflow.config import Config
 from rhymeflow.core.types import Version
 from rhymeflow.observe.metrics import MetricsWriter
 from rhymeflow.observe.progress import Progress, ProgressState
+from rhymeflow.runtime.disk_space import DiskSpace
 from rhymeflow.runtime.throughput import Throughput
 from rhymeflow.workers.messages import BatchTrained, VersionPublished
 
@@ -35,6 +36,8 @@ class Reporter:
             config.name, config.learner.max_steps, config.schedule.bound, has_drafts=has_drafts
         )
         self._trained_tokens = 0.0
+        self.space: DiskSpace | None = None
+        """Of the run directory, once it is known how large a checkpoint is."""
 
     def continue_from(
         self, rows: Mapping[Version, Mapping[str, Any]], endings: Mapping[str, int]
@@ -125,6 +128,8 @@ class Reporter:
     def show(self) -> None:
         """Bring the display up to date."""
         self._state.elapsed = self.now
+        if self.space is not None and (warning := self.space.warning(self.now)):
+            self.warn(warning)
         if self._state.first_step_at is not None:
             self._state.running = self.throughput.running
             self._state.waiting = self.throughput.waiting

@@ -25,7 +25,7 @@ from rhymeflow.core.events import Evaluated, Event, RewardFailed, TrajectoryRewa
 from rhymeflow.core.types import FinishReason, GroupId, InstanceId, TrajectoryId, Version
 from rhymeflow.data.prompts import Prompt
 from rhymeflow.errors import UserError
-from rhymeflow.reward.components import WeightedSum
+from rhymeflow.reward.components import LARGEST, WeightedSum
 from rhymeflow.reward.messages import TrainerState
 from rhymeflow.runtime.evaluation import AnswerKey, Evaluations
 from rhymeflow.runtime.in_flight import InFlight
@@ -64,6 +64,7 @@ class Rewards:
         self._send, self._store = send, store
         self._in_flight, self._evaluations = in_flight, evaluations
         self._on_failure, self._evaluated = config.reward.on_failure, evaluated
+        self._max_failures, self._failures = config.reward.max_consecutive_failures, 0
         self._num_generations = config.rollout.num_generations
         self._max_steps, self._published_version = config.learner.max_steps, published_version
         functions = config.reward.functions
@@ -104,9 +105,10 @@ class Rewards:
         """The events that an answer of the reward worker makes, if it still makes any.
 
         Raises:
-            UserError: a reward cannot be had, and the run is to stop then.
+            UserError: a reward cannot be had, and the run is to stop then; or too many in a row.
         """
         key, _ = self._asked.pop(message.key)
+        self._count(message)
         if isinstance(key, AnswerKey):
             yield from self._answer_rewarded(key, message)
         elif isinstance(key, Members):
@@ -169,9 +171,10 @@ class Rewards:
     ) -> Iterator[Event]:
         """Report a reward for each, or for all of them that there is none."""
         rewards = [self._sum(each) for each in components]
+        problem = self._problem(name, rewards)
         for trajectory, each, reward in zip(trajectories, components, rewards, strict=True):
-            if None in rewards:
-                yield self._failed(trajectory, self._none_applies(name))
+            if problem is not None:
+                yield self._failed(trajectory, problem)
             else:
                 assert reward is not None
                 ordered = self._sum.ordered(each)
@@ -183,16 +186,36 @@ class Rewards:
             raise UserError(error)
         return RewardFailed(trajectory, error)
 
-    def _none_applies(self, name: str) -> str:
-        names = ", ".join(self._sum.names)
-        return f"reward functions {names}, {name}: all returned None: none applies to this sample"
+    def _problem(self, name: str, rewards: Sequence[float | None]) -> str | None:
+        """Why these cannot be trained on, if they cannot."""
+        where = f"reward functions {', '.join(self._sum.names)}, {name}"
+        if None in rewards:
+            return f"{where}: all returned None: none applies to this sample"
+        largest = max((each for each in rewards if each is not None), key=abs)
+        if abs(largest) <= LARGEST:
+            return None
+        return f"{where}: the weighted sum is {largest:g}, the largest size is {LARGEST:g}"
+
+    def _count(self, message: Answer) -> None:
+        """Stop where one call after the other fails."""
+        if isinstance(message, messages.RewardComputed):
+            self._failures = 0
+            return
+        self._failures += 1
+        if self._failures == self._max_failures:
+            raise UserError(
+                f"{message.error}; {self._failures} calls in a row failed "
+                "(reward.max_consecutive_failures)"
+            )
 
     def _answer_rewarded(self, key: AnswerKey, message: Answer) -> Iterator[Event]:
         if isinstance(message, messages.RewardFailed):
             raise UserError(message.error)
         reward = self._sum(message.components[0])
-        if reward is None:
-            raise UserError(self._none_applies(message.key))
+        problem = self._problem(message.key, [reward])
+        if problem is not None:
+            raise UserError(problem)
+        assert reward is not None
         evaluation = self._evaluations.rewarded(key, reward)
         if evaluation is None:
             return

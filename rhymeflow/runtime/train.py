@@ -12,7 +12,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from time import gmtime, strftime
 from types import FrameType
@@ -22,6 +22,7 @@ from rich.console import Console
 from rhymeflow.config import Config
 from rhymeflow.data.encode import Tokenizer
 from rhymeflow.data.run_prompts import RunPrompts
+from rhymeflow.errors import StorageError, UserError
 from rhymeflow.histospec.index import Index
 from rhymeflow.learner.checkpoint_dirs import CHECKPOINTS, checkpoints_up_to
 from rhymeflow.observe import metrics, summary
@@ -33,19 +34,24 @@ from rhymeflow.runtime import run_dir as directories
 from rhymeflow.runtime.base import Runtime
 from rhymeflow.runtime.checkpoints import Checkpoints
 from rhymeflow.runtime.controller import Controller
+from rhymeflow.runtime.damage import check_log
+from rhymeflow.runtime.disk_space import DiskSpace, is_full
 from rhymeflow.runtime.history_index import HistoryIndex
 from rhymeflow.runtime.leftovers import leaves_nothing_untrained
 from rhymeflow.runtime.local import LocalRuntime
 from rhymeflow.runtime.past import Past
 from rhymeflow.runtime.replay import beginning, configured, replay
 from rhymeflow.runtime.reporting import Reporter
+from rhymeflow.runtime.rescue import save_checkpoint
 from rhymeflow.runtime.resume_options import check_change
 from rhymeflow.runtime.single_learner import SingleLearner
-from rhymeflow.runtime.supervisor import Supervisor
+from rhymeflow.runtime.supervisor import Supervisor, WorkerDied
 from rhymeflow.store import previous_run
 from rhymeflow.store.base import TrajectoryStore
 from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.store.writer import SqliteTrajectoryStore
+from rhymeflow.utils.faults import no_room, one_line
+from rhymeflow.workers.messages import LearnerReady
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """What people and clusters stop a run with, and what a closed terminal sends."""
@@ -64,12 +70,13 @@ def train(
     Raises:
         UserError: something in the configuration, the data, the model or a reward is wrong.
         WorkerDied: a worker process ended, hangs, or has a defect.
+        StorageError: the disk is full, or files of the run were deleted or damaged.
     """
     processes.prepare()
     path = run_dir or directories.choose_run_dir(config)
     config = in_force.before_the_start(config, path)
     directories.create_run_dir(config, path)
-    with closing(SqliteTrajectoryStore(path / EVENTS)) as store:
+    with one_line(path), closing(SqliteTrajectoryStore(path / EVENTS)) as store:
         return attempt(config, path, store, beginning(config), console or Console())
 
 
@@ -88,9 +95,13 @@ def resume(
         UserError: there is no run, another process carries it on, the change is not possible, or
             the log is damaged.
     """
+    check_log(run_dir)
     previous_run.check(str(run_dir), "resume")
     processes.prepare()
-    with closing(SqliteTrajectoryStore(run_dir / EVENTS)) as store:  # nobody else writes there now
+    with (
+        one_line(run_dir),
+        closing(SqliteTrajectoryStore(run_dir / EVENTS)) as store,  # nobody else writes there now
+    ):
         with closing(TrajectoryReader(run_dir / EVENTS)) as reader:
             past = replay(reader, run_dir / EVENTS)
             before = Config.model_validate_json(reader.attempts()[-1].config)
@@ -122,11 +133,23 @@ def attempt(
                 assembled(config, path, store, past, runtime, reporter) as controller,
                 interruptible(controller),
             ):
-                controller.run()
+                try:
+                    controller.run()
+                except StorageError:
+                    if path.is_dir():
+                        save_checkpoint(controller)
+                    raise
+    except (UserError, WorkerDied) as error:
+        if is_full(path):  # whoever noticed it first may have called it something else
+            raise no_room(path, path) from error
+        raise
     finally:
-        writer.close()
-        store.commit()
-        result = summary.write(path)
+        with ExitStack() as ending:  # backwards; each is done, whatever becomes of the others
+            ending.callback(lambda: summary.write(path))
+            ending.callback(store.close_if_missing)
+            ending.callback(store.commit)
+            ending.callback(writer.close)
+    result = summary.summarize(path)
     report_end(console, result, path, controller)
     return result
 
@@ -163,6 +186,12 @@ def assembled(
         tokenizer, prompts = _load_while(supervisor.start, config, reporter)
         config = in_force.once_loaded(config, tokenizer, prompts)
         record_config(config, path, store)
+
+        def on_model(ready: LearnerReady) -> None:
+            record_config(in_force.with_the_model(config, ready), path, store)
+            reporter.space = DiskSpace(path, ready.checkpoint_bytes)
+            reporter.space.check(config.run.save_total_limit, len(saved))
+
         yield Controller(
             config,
             supervisor=supervisor,
@@ -175,9 +204,7 @@ def assembled(
             checkpoints=Checkpoints(
                 config.run, state.plan.evaluates, num_steps=config.learner.max_steps, there=saved
             ),
-            on_model=lambda ready: record_config(
-                in_force.with_the_model(config, ready), path, store
-            ),
+            on_model=on_model,
         )
 
 

@@ -62,6 +62,12 @@ class Training:
         if self.published not in self.checkpoints:
             self._save(self.published)
 
+    def save_newest(self) -> None:
+        """Write a checkpoint of what the learner has when it is done with its batch, if any."""
+        version = self.published + (self.batch is not None)
+        if version and version not in self.checkpoints:
+            self._save(version)
+
     def evaluated(self, version: Version, reward: float) -> None:
         """Held-out prompts were answered under `version`."""
         self.checkpoints.evaluated(version, reward)

@@ -35,13 +35,14 @@ def make_whole(connection: sqlite3.Connection, path: Path) -> None:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         return
     try:
-        _replace(connection, path)
+        replace(connection, path)
     except (sqlite3.Error, OSError) as error:
         error.add_note(f"{path} has to be copied together with {path.name}-wal")
         raise
 
 
-def _replace(connection: sqlite3.Connection, path: Path) -> None:
+def replace(connection: sqlite3.Connection, path: Path) -> None:
+    """Put a copy of what `connection` has open at `path`, and close it."""
     copy = path.with_name(f"{path.name}-copy")
     copy.unlink(missing_ok=True)
     target = sqlite3.connect(copy)

@@ -7,7 +7,8 @@ Holds true:
   and every commit is there (after a crash of the machine: every commit up to the last durable one);
 - what is delivered twice is stored once;
 - one process writes; any number read meanwhile (`reader.TrajectoryReader`);
-- once it is closed, `events.db` alone is the whole store (`final.py`).
+- once it is closed, `events.db` alone is the whole store (`final.py`);
+- after a fault of the disk nothing more is written: the log ends with the commit before.
 
 Knows nothing of what events mean: it stores what it is given.
 """
@@ -18,7 +19,8 @@ import os
 import sqlite3
 import struct
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import wraps
 from pathlib import Path
 from time import perf_counter
@@ -27,9 +29,12 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from rhymeflow.core.commands import Command
 from rhymeflow.core.events import Event
 from rhymeflow.core.types import Ending, FinishReason, GroupId, InstanceId, TrajectoryId, Version
+from rhymeflow.errors import StorageError
 from rhymeflow.store import codec, final, schema
 from rhymeflow.store import statements as sql
 from rhymeflow.store.base import Progress
+from rhymeflow.store.on_disk import OnDisk
+from rhymeflow.utils.faults import fault_of
 
 _Given = ParamSpec("_Given")
 _Answer = TypeVar("_Answer")
@@ -75,6 +80,9 @@ class SqliteTrajectoryStore:
         self._attempt = self._last("attempts", "attempt")
         self._last_snapshot = self._last("snapshots", "event")
         self._rows: dict[str, list[tuple[Any, ...]]] = {}
+        self._file = OnDisk(self.path)
+        self._fault: StorageError | None = None
+        self._is_open = True
 
     @_counted
     def begin_attempt(self, config: str, *, now: float, started: str) -> int:
@@ -273,25 +281,61 @@ class SqliteTrajectoryStore:
 
         `durable`: also the loss of power, and with it all before. Costs a disk flush, so it is for
         version boundaries.
+
+        Raises:
+            StorageError: the disk is full, or the file was deleted or damaged.
         """
-        self._write()
-        if self._connection.in_transaction:
-            self._connection.execute("COMMIT")
-        if durable:
-            self._flush()
+        with self._faults():
+            self._file.check()
+            self._execute()
+            if self._connection.in_transaction:
+                self._connection.execute("COMMIT")
+            if durable:
+                self._flush()
 
     def close(self) -> None:
         """Release the file, which then is whole without its `-wal`.
 
-        What was not committed is dropped, as in a crash.
+        What was not committed is dropped, as in a crash. After a fault of the disk file and `-wal`
+        may be needed together; a file that was deleted is written again.
         """
+        if not self._is_open:
+            return
+        self._is_open = False
         try:
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
-            final.make_whole(self._connection, self.path)
+            if self._file.is_missing:
+                final.replace(self._connection, self.path)
+            elif self._fault is None:
+                final.make_whole(self._connection, self.path)
+            else:
+                with suppress(sqlite3.Error, OSError):  # that there is a fault was said
+                    final.make_whole(self._connection, self.path)
         finally:
             self._connection.close()
             os.close(self._lock)
+
+    def close_if_missing(self) -> None:
+        """Close the store if its file was deleted, and so write it again; readers find it then."""
+        if self._is_open and self._file.is_missing:
+            self.close()
+
+    @contextmanager
+    def _faults(self) -> Iterator[None]:
+        """Raise what the disk did as a `StorageError`, and again at any later try to write."""
+        if self._fault is not None:
+            raise self._fault
+        try:
+            yield
+        except (sqlite3.Error, StorageError) as error:
+            self._fault = fault_of(error, self.path.parent, self.path)
+            if self._fault is None:
+                raise
+            self._rows.clear()
+            with suppress(sqlite3.Error):  # it may have ended the transaction by itself
+                self._connection.execute("ROLLBACK")
+            raise self._fault from error
 
     def _flush(self) -> None:
         # In WAL mode a commit at FULL flushes the whole journal, and with it the commits before,
@@ -311,6 +355,10 @@ class SqliteTrajectoryStore:
 
     def _write(self) -> None:
         """Bring all that was put into the transaction."""
+        with self._faults():
+            self._execute()
+
+    def _execute(self) -> None:
         if self._rows and not self._connection.in_transaction:
             self._connection.execute("BEGIN IMMEDIATE")
         for statement in sql.ORDER:

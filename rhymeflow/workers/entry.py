@@ -40,6 +40,8 @@ def enter(
     gc.enable()  # see `preload`
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     set_process_name(name)
+    if role == "reward":  # a signal that user code sends to its parent's group is not the run's
+        os.setsid()
     output.redirect(Path(log))
     os.environ.clear()  # the server that this was forked from has an older one
     os.environ.update(environment)

@@ -50,6 +50,9 @@ ALIVE_SECONDS = 1.0
 SAVING_SECONDS = 0.05
 """How often an idle learner looks whether a checkpoint is written: a run ends only then."""
 
+STATE_BYTES = 12
+"""In a checkpoint, for each parameter: master weight and AdamW's two moments, in float32."""
+
 
 def main(connection: Connection, name: str, config: Config, run_dir: Path) -> None:
     """Join the run and serve it until `Shutdown`."""
@@ -90,6 +93,7 @@ class LearnerProcess:
             device.type,
             str(dtype).removeprefix("torch."),
             self.learner.model.config.max_position_embeddings,
+            sum(each.numel() * (each.itemsize + STATE_BYTES) for each in tensors.values()),
         )
         send(connection, ready)
 

@@ -247,6 +247,8 @@ class LearnerReady(Message):
     """Compute precision, torch's name."""
     max_length: int
     """Tokens that a prompt and the response to it can have together."""
+    checkpoint_bytes: int
+    """What a checkpoint takes on the disk."""
 
 
 class ResponseDetails(NamedTuple):

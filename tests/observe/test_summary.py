@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 
 import pytest
 from rich.console import Console
 
+from rhymeflow.core.events import Evaluated, VersionPublished
 from rhymeflow.errors import UserError
 from rhymeflow.observe import summary
 from rhymeflow.store.writer import SqliteTrajectoryStore
@@ -47,6 +49,45 @@ def test_summary_of_a_run_that_did_nothing(tmp_path):
     assert (found.steps, found.trained_tokens, found.staleness_max) == (0, 0, None)
     assert found.eval_reward_before is found.eval_reward_after is None
     assert found.drafts is None
+
+
+def evaluated(tmp_path, *versions, steps):
+    """What is said of held-out rewards of a run that evaluated these versions."""
+    store = SqliteTrajectoryStore(tmp_path / "events.db")
+    store.record(1.0, [Evaluated("rollout-0", version, 0.25 + version) for version in versions])
+    store.record(2.0, [VersionPublished(steps, "")])
+    store.commit()
+    store.close()
+    found = summary.summarize(tmp_path)
+    return found.eval_reward_before, found.eval_reward_after, dict(summary._lines(found))
+
+
+def test_only_what_was_measured_is_said_to_be_after(tmp_path):
+    before, after, lines = evaluated(tmp_path, 0, steps=3)
+    assert (before, after) == (0.25, None)
+    assert lines["held-out reward"] == "0.250 before; no later version was evaluated"
+
+
+def test_the_version_that_was_evaluated_last_is_named(tmp_path):
+    before, after, lines = evaluated(tmp_path, 0, 2, steps=3)
+    assert (before, after) == (0.25, 2.25)
+    assert lines["held-out reward"].startswith("0.250 before, 2.250 after 2 of 3 steps")
+
+
+def test_a_summary_that_cannot_be_written_leaves_the_one_there_is(tmp_path, monkeypatch):
+    make_run(tmp_path)
+    summary.write(tmp_path)
+    before = (tmp_path / "summary.json").read_bytes()
+
+    def no_room(path, data):
+        path.open("w").close()
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr("pathlib.Path.write_bytes", no_room)
+    with pytest.raises(OSError, match="No space"):
+        summary.write(tmp_path)
+    assert (tmp_path / "summary.json").read_bytes() == before
+    assert not list(tmp_path.glob("*.unfinished"))
 
 
 def test_no_run_is_said(tmp_path):

@@ -81,6 +81,34 @@ def _leaves_a_child():
     time.sleep(3600)
 
 
+def _leaves_a_session():
+    child = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(3600)"], start_new_session=True
+    )
+    Path(os.environ["CHILD_PID_FILE"]).write_text(str(child.pid))
+    time.sleep(3600)
+
+
+def _dies_and_leaves_a_child():
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
+    Path(os.environ["CHILD_PID_FILE"]).write_text(str(child.pid))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _kills_its_parent():
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
+    Path(os.environ["CHILD_PID_FILE"]).write_text(str(child.pid))
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(3600)
+
+
+def _waits_for_all_children():
+    try:
+        os.wait()
+    except ChildProcessError:
+        return [1.0]
+
+
 def _tensor():
     class Scalar:
         def __float__(self):
@@ -115,6 +143,11 @@ ORDERS = {
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "leave": lambda: os._exit(7),
     "child": _leaves_a_child,
+    "session": _leaves_a_session,
+    "die with a child": _dies_and_leaves_a_child,
+    "kill the parent": _kills_its_parent,
+    "wait": _waits_for_all_children,
+    "huge": lambda: [1e308],
     "pid": lambda: [os.getpid()],
     "threads": lambda: [float(os.environ["OMP_NUM_THREADS"])],
     "fork": lambda: [__import__("multiprocessing").get_context("fork").Pool(1).apply(int, ("5",))],

@@ -187,6 +187,7 @@ WRONG = {
     "hang in C": "took longer than reward.timeout = 0.3 seconds",
     "hang awaiting": "took longer than reward.timeout = 0.3 seconds",
     "kill": "ended its process (killed by SIGKILL)",
+    "huge": "returned 1e+308 as a reward, the largest size is 1e+15",
     "leave": "ended its process (exit code 7)",
     "surrogate": "raised ValueError: half \\ud800",
     "long": "raised ValueError: xxxxxxxxxxxxx",
@@ -281,17 +282,74 @@ def test_time_is_an_argument(start: Start) -> None:
     assert "took longer than reward.timeout = 1000 seconds" in error.message
 
 
+@pytest.mark.parametrize(
+    ("order", "said"),
+    [
+        ("child", "took longer"),
+        ("session", "took longer"),
+        ("die with a child", "killed by SIGKILL"),
+    ],
+)
 def test_a_killed_worker_takes_its_children_along(
-    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: str, said: str
 ) -> None:
     pid_file = tmp_path / "pid"
     monkeypatch.setenv("CHILD_PID_FILE", str(pid_file))
-    [error] = judge(start("by_order", timeout=1.0, retries=0), request("child"))
-    assert "took longer" in error.message
-    child, deadline = int(pid_file.read_text()), time.monotonic() + 10
-    while alive(child) and time.monotonic() < deadline:  # it was killed, but may not be gone yet
+    [error] = judge(start("by_order", timeout=1.0, retries=0), request(order))
+    assert said in error.message
+    assert_ends(int(pid_file.read_text()))
+
+
+def assert_ends(pid: int) -> None:
+    deadline = time.monotonic() + 10
+    while alive(pid) and time.monotonic() < deadline:  # it was killed, but may not be gone yet
         time.sleep(0.01)
-    assert not alive(child)
+    assert not alive(pid)
+
+
+def test_nothing_outlives_a_parent_that_its_function_kills(tmp_path: Path) -> None:
+    code = textwrap.dedent(f"""
+        import time
+        from rhymeflow.config import RewardConfig, RewardFunction
+        from rhymeflow.reward.executor import RewardExecutor
+        from rhymeflow.reward.messages import RewardRequest, TrainerState
+        if __name__ == "__main__":
+            function = RewardFunction(function={str(FILE) + ":by_order"!r})
+            executor = RewardExecutor(RewardConfig(functions=(function,)))
+            executor.start()
+            order = RewardRequest("p", ["kill the parent"], [[]], {{}}, TrainerState(0, 1))
+            executor.submit(0, order, [0])
+            executor.poll(0.0)
+            time.sleep(60)
+        """)
+    script, pid_file = tmp_path / "parent.py", tmp_path / "pid"
+    script.write_text(code)
+    result = subprocess.run(
+        [sys.executable, script], env=os.environ | {"CHILD_PID_FILE": str(pid_file)}, check=False
+    )
+    assert result.returncode == -9
+    assert_ends(int(pid_file.read_text()))
+
+
+def test_a_function_may_wait_for_all_its_children(start: Start) -> None:
+    [done] = judge(start("by_order"), request("wait"))
+    assert value(done) == 1.0
+
+
+def test_a_function_that_hangs_is_tried_again_before_what_waits(start: Start) -> None:
+    """Else a long queue of calls that all hang takes all their time before one is reported."""
+    executor = start("by_order", timeout=1000.0, retries=1)
+    for member in range(5):
+        executor.submit(member, request("hang"), [0])
+    executor.poll(0.0)
+    assert executor.poll(2000.0) == []
+    deadline = time.monotonic() + 20
+    while not executor._workers[0].calls:  # its successor is sent the same call once it is ready
+        assert time.monotonic() < deadline
+        wait(executor.connections(), 0.1)
+        executor.poll(2001.0)
+    [error] = executor.poll(4000.0)
+    assert (error.key, "tried 2 times" in error.message) == (0, True)
 
 
 def alive(pid: int) -> bool:

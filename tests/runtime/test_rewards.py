@@ -250,3 +250,24 @@ def test_a_held_out_answer_is_a_group_by_itself(start):
     run.rewards.answered("r", Answered(5, 5, 0, [7], "stop"))
     with pytest.raises(UserError, match=r"the only answer to held-out row 0 .*all returned None"):
         run.answer(run.sent[-1], {})
+
+
+def test_failures_in_a_row_stop_the_run_and_others_do_not(start):
+    run = start(ALONE)
+    run.finish(*range(21))
+    asked = list(run.sent)
+    for message in asked[:9]:
+        run.fail(message)
+    run.answer(asked[9], {"exact_match": 0.5})
+    for message in asked[10:19]:
+        run.fail(message)
+    with pytest.raises(UserError, match=r"^boom; 10 calls in a row failed"):
+        run.fail(asked[19])
+
+
+def test_a_weighted_sum_that_float32_cannot_square_is_no_reward(start):
+    run = start(ALONE, on_failure="stop")
+    run.finish(0)
+    [message] = run.sent
+    with pytest.raises(UserError, match=r"exact_match, .*weighted sum is -5e\+15, .* 1e\+15"):
+        run.answer(message, {"exact_match": -5e14})

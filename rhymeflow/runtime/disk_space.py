@@ -1,0 +1,76 @@
+"""Room on the run directory's disk: looked at before the first step, and while the run goes on.
+
+Holds true: nothing is written, so a disk that is shared with others can still become full. Knows
+nothing of what is in a checkpoint, only how large one is.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from rhymeflow.errors import UserError
+
+INTERVAL_SECONDS = 60.0
+"""Between two looks at it."""
+
+LOG_BYTES = 64 * 2**20
+"""For the log and what else a run writes, to begin with."""
+
+
+class DiskSpace:
+    """Room for checkpoints of so many bytes in `run_dir`."""
+
+    def __init__(self, run_dir: Path, checkpoint_bytes: int) -> None:
+        self._run_dir, self._checkpoint_bytes = run_dir, checkpoint_bytes
+        self._looked_at: float | None = None
+        self._is_short = False
+
+    def check(self, save_total_limit: int, num_there: int) -> None:
+        """Raise `UserError` unless the checkpoints that stay fit, and the one being written.
+
+        `num_there` of them are on the disk already.
+        """
+        count = max(1, (save_total_limit or 1) + 1 - num_there)
+        needed, free = count * self._checkpoint_bytes + LOG_BYTES, self._free()
+        if free < needed:
+            raise UserError(
+                f"{self._run_dir}: the disk has {_size(free)} free, and the run needs "
+                f"{_size(needed)}: {count} checkpoint{'s' * (count > 1)} of "
+                f"{_size(self._checkpoint_bytes)} (run.save_total_limit = {save_total_limit}) and "
+                "its log; free space, or name a run.output_dir on another disk"
+            )
+
+    def warning(self, now: float) -> str | None:
+        """Look once in a while; what to say when it has become too little. `now` in seconds."""
+        if self._looked_at is not None and now - self._looked_at < INTERVAL_SECONDS:
+            return None
+        self._looked_at = now
+        if not self._run_dir.is_dir():
+            return None  # the store finds that
+        was_short, free = self._is_short, self._free()
+        self._is_short = free < 2 * self._checkpoint_bytes + LOG_BYTES
+        if was_short or not self._is_short:
+            return None
+        return (
+            f"{self._run_dir}: the disk has {_size(free)} free, less than two checkpoints need "
+            f"({_size(self._checkpoint_bytes)} each): free space, or the run will stop"
+        )
+
+    def _free(self) -> int:
+        return free_bytes(self._run_dir)
+
+
+def is_full(run_dir: Path) -> bool:
+    """Whether hardly anything can be written there."""
+    return run_dir.is_dir() and free_bytes(run_dir) < 2**20
+
+
+def free_bytes(run_dir: Path) -> int:
+    """What a run may still write on the disk of `run_dir`."""
+    found = os.statvfs(run_dir)
+    return found.f_bavail * found.f_frsize
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e6:.1f} MB" if num_bytes < 1e9 else f"{num_bytes / 1e9:.2f} GB"

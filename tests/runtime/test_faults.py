@@ -1,0 +1,158 @@
+"""What disks do to a run: it ends with one line, keeps what it can, and can be resumed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from rhymeflow.errors import StorageError, UserError
+from rhymeflow.runtime import disk_space
+from rhymeflow.runtime.controller import Controller
+from rhymeflow.runtime.damage import check_log
+from rhymeflow.runtime.disk_space import DiskSpace
+from rhymeflow.store.reader import TrajectoryReader
+from rhymeflow.store.writer import SqliteTrajectoryStore
+from tests.runtime.logs import check_bound, train
+from tests.runtime.test_resume import audit, resume
+from tests.runtime.tiny import tiny_config
+
+slow = pytest.mark.slow
+
+
+def at_version(monkeypatch, version, does):
+    """Once this version is published, call `does(controller)`."""
+    turn, done = Controller._tick, []
+
+    def tick(self):
+        if not done and self.training.published >= version:
+            done.append(True)
+            does(self)
+        turn(self)
+
+    monkeypatch.setattr(Controller, "_tick", tick)
+
+
+def fill(controller):
+    """No page more than there are: SQLite says what it says on a full disk."""
+    connection = controller.store._connection
+    (pages,) = connection.execute("PRAGMA page_count").fetchone()
+    connection.execute(f"PRAGMA max_page_count = {pages}")
+
+
+def delete_log(controller):
+    for path in controller.store.path.parent.glob("events.db*"):
+        path.unlink()
+
+
+FAULTS = {"full": (fill, "the disk is full; free"), "deleted": (delete_log, "was deleted while")}
+
+
+@slow
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_run_that_cannot_write_its_log_ends_in_one_line_and_is_resumed(
+    tmp_path, monkeypatch, fault
+):
+    does, said = FAULTS[fault]
+    config = tiny_config(tmp_path, learner={"max_steps": 6}, run={"save_seconds": 0})
+    run_dir = Path(config.run.output_dir)
+    with monkeypatch.context() as patch:
+        at_version(patch, 2, does)
+        with pytest.raises(StorageError, match=said) as raised:
+            train(config)
+    assert "\n" not in str(raised.value)
+    assert f"rhymeflow resume {run_dir}" in str(raised.value)
+    assert str(run_dir / "events.db") in str(raised.value)
+    assert json.loads((run_dir / "summary.json").read_text())["steps"] >= 1
+    assert list((run_dir / "checkpoints").glob("step-*"))
+    resumed = resume(run_dir)
+    assert resumed.steps == 6
+    check_bound(config)
+    audit(run_dir)
+
+
+@slow
+def test_a_run_whose_directory_is_deleted_ends_in_one_line(tmp_path, monkeypatch):
+    config = tiny_config(tmp_path, learner={"max_steps": 200})
+    run_dir = Path(config.run.output_dir)
+    at_version(monkeypatch, 1, lambda controller: shutil.rmtree(run_dir))
+    with pytest.raises(StorageError, match=f"^{run_dir}: was deleted while .*$") as raised:
+        train(config)
+    assert "\n" not in str(raised.value)
+
+
+@slow
+def test_a_log_that_is_cut_short_is_noticed_and_not_blamed_on_the_user(tmp_path, monkeypatch):
+    config = tiny_config(tmp_path, learner={"max_steps": 200})
+    log = Path(config.run.output_dir) / "events.db"
+
+    def cut(controller):
+        controller.store._connection.execute("PRAGMA wal_checkpoint(FULL)")
+        controller.store.commit()
+        os.truncate(log, 8192)
+
+    at_version(monkeypatch, 1, cut)
+    with pytest.raises(StorageError, match=rf"^{log}: was cut from [\d,]+ to 8,192 bytes"):
+        train(config)
+
+
+def test_room_is_looked_at_before_the_start(tmp_path, monkeypatch):
+    monkeypatch.setattr(disk_space, "free_bytes", lambda path: 5 * 10**9)
+    DiskSpace(tmp_path, 10**9).check(2, 0)
+    with pytest.raises(
+        UserError, match=r"5\.00 GB free.*needs 6\.07 GB: 3 checkpoints of 2\.00 GB"
+    ):
+        DiskSpace(tmp_path, 2 * 10**9).check(2, 0)
+    DiskSpace(tmp_path, 2 * 10**9).check(2, 2)  # they are there already
+
+
+def test_room_is_looked_at_once_a_minute_and_what_is_missing_said_once(tmp_path, monkeypatch):
+    free = [10**10]
+    monkeypatch.setattr(disk_space, "free_bytes", lambda path: free[0])
+    space = DiskSpace(tmp_path, 10**9)
+    assert space.warning(0.0) is None
+    free[0] = 10**9
+    assert space.warning(59.0) is None, "not looked at"
+    assert "1.00 GB free, less than two checkpoints" in space.warning(61.0)
+    assert space.warning(130.0) is None, "it was said"
+    free[0] = 10**10
+    assert space.warning(200.0) is None
+    free[0] = 0
+    assert space.warning(300.0)
+
+
+def test_after_a_fault_nothing_more_is_written(tmp_path):
+    """Else the log would have a hole."""
+    store = SqliteTrajectoryStore(tmp_path / "events.db")
+    store.put_group(0, row=0, epoch=0, prompt="p" * 10**6, prompt_tokens=[1], columns={})
+    fill(type("Controller", (), {"store": store}))
+    with pytest.raises(StorageError, match="the disk is full"):
+        store.commit()
+    store.put_group(1, row=1, epoch=0, prompt="p", prompt_tokens=[1], columns={})
+    with pytest.raises(StorageError, match="the disk is full"):
+        store.commit()
+    store.close()
+    reader = TrajectoryReader(tmp_path / "events.db")
+    assert reader.query("SELECT * FROM groups") == []
+    reader.close()
+
+
+def test_a_damaged_log_is_refused_with_the_last_checkpoint(tmp_path):
+    store = SqliteTrajectoryStore(tmp_path / "events.db")
+    for group in range(200):
+        store.put_group(group, row=0, epoch=0, prompt="p" * 1000, prompt_tokens=[1], columns={})
+    store.commit()
+    store.close()
+    check_log(tmp_path)
+    with (tmp_path / "events.db").open("r+b") as file:
+        file.seek(20 * 4096)
+        file.write(b"\xff" * 8 * 4096)
+    with pytest.raises(UserError, match=r"events\.db: is damaged \(.*there is no checkpoint"):
+        resume(tmp_path)
+    for step in (2, 10):
+        (tmp_path / "checkpoints" / f"step-{step}").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"--model\.name .*/checkpoints/step-10$"):
+        resume(tmp_path)
