@@ -40,7 +40,13 @@ class MetricsWriter:
     """Writes each row to the run directory and to the trackers."""
 
     def __init__(
-        self, run_dir: Path, *, report_to: Sequence[str], name: str, config: Mapping[str, Any]
+        self,
+        run_dir: Path,
+        *,
+        report_to: Sequence[str],
+        name: str,
+        config: Mapping[str, Any],
+        first_step: int = 0,
     ) -> None:
         """Open `metrics.jsonl` at its end, and the trackers.
 
@@ -49,11 +55,15 @@ class MetricsWriter:
             report_to: names among `TRACKERS`.
             name: what trackers call the run.
             config: the resolved configuration, for trackers that show it.
+            first_step: of what will be written, but for evaluations. A run that is resumed does
+                steps again that an earlier attempt has shown TensorBoard.
 
         Raises:
             UserError: a tracker that was asked for is not installed.
         """
-        self._trackers = [TRACKERS[tracker](run_dir, name, config) for tracker in report_to]
+        self._trackers = [
+            TRACKERS[tracker](run_dir, name, config, first_step) for tracker in report_to
+        ]
         self._file = (run_dir / FILE).open("ab")
 
     def write(self, step: int, time: float, metrics: Mapping[str, float]) -> None:
@@ -74,17 +84,20 @@ class MetricsWriter:
 class TensorBoard:
     """Event files in `RUN_DIR/tensorboard`."""
 
-    def __init__(self, run_dir: Path, name: str, config: Mapping[str, Any]) -> None:
+    def __init__(
+        self, run_dir: Path, name: str, config: Mapping[str, Any], first_step: int
+    ) -> None:
         if importlib.util.find_spec("tensorboard") is None:
             raise UserError(_missing("tensorboard", "tensorboard"))
-        self._folder = str(run_dir / "tensorboard")
+        self._folder, self._first_step = str(run_dir / "tensorboard"), first_step
         self._writer: Any = None  # its import takes a second and has time until there is a row
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write one row."""
         if self._writer is None:
             module = importlib.import_module("torch.utils.tensorboard")
-            self._writer = module.SummaryWriter(self._folder)
+            purge = self._first_step or None  # hides what has this step or a later one
+            self._writer = module.SummaryWriter(self._folder, purge_step=purge)
         for name, value in metrics.items():
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
@@ -98,7 +111,9 @@ class TensorBoard:
 class WeightsAndBiases:
     """A run of `wandb`."""
 
-    def __init__(self, run_dir: Path, name: str, config: Mapping[str, Any]) -> None:
+    def __init__(
+        self, run_dir: Path, name: str, config: Mapping[str, Any], first_step: int
+    ) -> None:
         module = _require("wandb", "wandb", "rhymeflow[wandb]")
         self._run = module.init(project=PROJECT, name=name, dir=str(run_dir), config=dict(config))
         # Its own step counter takes no row of an earlier step, and held-out rewards come late.
@@ -116,7 +131,9 @@ class WeightsAndBiases:
 class Trackio:
     """A run of `trackio`."""
 
-    def __init__(self, run_dir: Path, name: str, config: Mapping[str, Any]) -> None:
+    def __init__(
+        self, run_dir: Path, name: str, config: Mapping[str, Any], first_step: int
+    ) -> None:
         self._module = _require("trackio", "trackio", "rhymeflow[trackio]")
         self._module.init(project=PROJECT, name=name, config=dict(config))
 
@@ -129,7 +146,7 @@ class Trackio:
         self._module.finish()
 
 
-TRACKERS: dict[str, Callable[[Path, str, Mapping[str, Any]], Tracker]] = {
+TRACKERS: dict[str, Callable[[Path, str, Mapping[str, Any], int], Tracker]] = {
     "tensorboard": TensorBoard,
     "wandb": WeightsAndBiases,
     "trackio": Trackio,

@@ -115,12 +115,14 @@ def attempt(
     config: Config, path: Path, store: SqliteTrajectoryStore, past: Past, console: Console
 ) -> Summary:
     """Go on from `past` until the run ends, is stopped or fails."""
-    metrics.forget_after(path, past.coordinator.state.published or 0)
+    done = past.coordinator.state.published
+    metrics.forget_after(path, done or 0)
     writer = MetricsWriter(
         path,
         report_to=config.run.report_to,
         name=path.name,
         config=config.model_dump(mode="json"),
+        first_step=0 if done is None else done + 1,
     )
     started = strftime("%Y-%m-%dT%H:%M:%SZ", gmtime())
     number = store.begin_attempt(config.model_dump_json(), now=past.seconds, started=started)

@@ -63,6 +63,22 @@ def test_tensorboard_has_the_same_numbers(tmp_path):
     assert [(e.step, e.value) for e in board.Scalars("reward")] == [(1, 0.5), (2, 1.0)]
 
 
+def test_tensorboard_does_not_show_what_a_resumed_run_does_again(tmp_path):
+    for first_step, value in ((0, 1.0), (2, 5.0)):
+        writer = MetricsWriter(
+            tmp_path, report_to=("tensorboard",), name="run", config={}, first_step=first_step
+        )
+        for step in range(max(first_step, 1), 4):
+            writer.write(step, 1.0, {"reward": value})
+        writer.close()
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    board = EventAccumulator(str(tmp_path / "tensorboard"))
+    board.Reload()
+    found = [(e.step, e.value) for e in board.Scalars("reward")]
+    assert found == [(1, 1.0), (2, 5.0), (3, 5.0)]
+
+
 class FakeTracker:
     """Stands for the module `wandb` or `trackio`, and for the run that `init` returns."""
 

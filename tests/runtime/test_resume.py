@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from rhymeflow import Trainer
 from rhymeflow.errors import UserError
 from rhymeflow.observe import metrics
 from rhymeflow.runtime import train as runtime
@@ -232,6 +233,15 @@ def test_a_log_that_gives_other_commands_is_refused(straight, tmp_path):
     connection.close()
     with pytest.raises(UserError, match="cannot be resumed: the log has"):
         resume(run_dir)
+
+
+@pytest.mark.slow
+def test_the_trainer_resumes_what_its_run_directory_holds(tmp_path, monkeypatch, straight):
+    config = small(tmp_path, **SYNCHRONOUS)
+    train_until(monkeypatch, config, at(3, is_training=True))
+    trainer = Trainer(config=config)
+    assert trainer.train(resume_from_checkpoint=True).steps == STEPS
+    assert tokens(tmp_path / "run") == tokens(straight)
 
 
 @pytest.mark.slow
