@@ -10,8 +10,10 @@ again, and a reward that was reported is not computed again. Knows nothing of pr
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from rhymeflow.core.commands import Drop, Train
-from rhymeflow.core.events import Event, InstanceLeft
+from rhymeflow.core.events import Event, InstanceLeft, TrajectoryInterrupted
 from rhymeflow.core.protocol.group import MemberState
 from rhymeflow.core.types import GroupId, TrajectoryId
 from rhymeflow.runtime.in_flight import InFlight
@@ -39,10 +41,19 @@ def take_up(past: Past, in_flight: InFlight, rewards: Rewards) -> list[Event]:
                 rewards.ask(TrajectoryId(group_id, index))
     plain = state.num_requested - len(state.retries)
     return [
-        *(InstanceLeft(name, REASON) for name in state.instances),
+        *_departures(past, in_flight),
         *(in_flight.retry(group_id) for group_id in state.retries),
         *(in_flight.request() for _ in range(plain)),
     ]
+
+
+def _departures(past: Past, in_flight: InFlight) -> Iterator[Event]:
+    """What a run says of instances that are gone: how much is stored of what each had, and that."""
+    state = past.coordinator.state
+    for name, instance in state.instances.items():
+        for trajectory in (*instance.assigned, *sorted(instance.stopping)):
+            yield TrajectoryInterrupted(trajectory, name, 0, in_flight.seal(trajectory))
+        yield InstanceLeft(name, REASON)
 
 
 def _ended(past: Past) -> list[GroupId]:

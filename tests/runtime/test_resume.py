@@ -16,14 +16,17 @@ import pytest
 from rich.console import Console
 
 from rhymeflow import Trainer
+from rhymeflow.core.events import TrajectoryInterrupted
+from rhymeflow.core.types import TrajectoryId
 from rhymeflow.errors import UserError
 from rhymeflow.observe import metrics
+from rhymeflow.runtime import controller
 from rhymeflow.runtime import train as runtime
 from rhymeflow.runtime.controller import Controller
 from rhymeflow.runtime.resume_options import with_options
 from rhymeflow.store.reader import TrajectoryReader
 from tests.runtime.logs import check_bound, check_replay, reader, train
-from tests.runtime.tiny import tiny_config
+from tests.runtime.tiny import save_model, save_prompts, tiny_config
 
 ROOT = Path(__file__).parents[2]
 STEPS = 6
@@ -180,6 +183,26 @@ def test_an_asynchronous_run_that_is_killed_twice_loses_nothing(tmp_path, monkey
     log.close()
     assert {name.partition(".")[0] for name in names} == {"rollout-0", "rollout-1"}
     assert any("." in name for name in names), "a name was used again"
+
+
+@pytest.mark.slow
+def test_the_coordinator_is_told_how_far_the_responses_had_come(tmp_path, monkeypatch):
+    save_model(tmp_path / "model", unused_ids=1000, max_length=512)
+    save_prompts(tmp_path / "prompts.jsonl")
+    config = small(tmp_path, rollout={"max_completion_length": 400}, learner={"max_steps": 1})
+    monkeypatch.setattr(controller, "COMMIT_SECONDS", 0.0)
+
+    def is_half_way(c: Controller) -> bool:
+        return any(group.stored for group in c.in_flight._groups.values())
+
+    train_until(monkeypatch, config, is_half_way)
+    stored = {TrajectoryId(*key): len(made) // 4 for key, made in tokens(tmp_path / "run").items()}
+    resume(tmp_path / "run")
+    log = reader(config)
+    events = [e for _, _, e in log.events() if isinstance(e, TrajectoryInterrupted)]
+    log.close()
+    assert stored
+    assert {e.trajectory: e.length for e in events if e.number == 0 and e.length} == stored
 
 
 def test_a_finished_run_goes_on_with_more_steps(straight, tmp_path):
