@@ -10,7 +10,6 @@ written. Knows nothing of what the state means, or of when a checkpoint is due.
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Collection
 from pathlib import Path
@@ -22,6 +21,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rhymeflow.errors import UserError
 from rhymeflow.learner.checkpoint_dirs import UNFINISHED
+from rhymeflow.utils.disk import flush
 
 STATE_FILE = "learner.pt"
 
@@ -48,7 +48,7 @@ class Snapshot(NamedTuple):
         if directory.exists():
             shutil.rmtree(directory)
         unfinished.rename(directory)
-        _flush(directory.parent)
+        flush(directory.parent)
 
     def _fill(self, unfinished: Path) -> None:
         self.model.save_pretrained(unfinished, state_dict=self.weights)
@@ -56,7 +56,7 @@ class Snapshot(NamedTuple):
             self.tokenizer.save_pretrained(unfinished)
         torch.save(self.state, unfinished / STATE_FILE)
         for path in (*unfinished.iterdir(), unfinished):
-            _flush(path)
+            flush(path)
 
 
 def snapshot(
@@ -103,15 +103,6 @@ def _copy(value: Any, copies: dict[Any, Tensor]) -> Any:
             return type(value)(_copy(item, copies) for item in value)
         case _:
             return value
-
-
-def _flush(path: Path) -> None:
-    """Bring a file or a directory's entries to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 __all__ = ["Snapshot", "load", "remove_others", "snapshot"]

@@ -117,9 +117,7 @@ class Supervisor:
         Raises:
             WorkerDied: as many were replaced as may be.
         """
-        if self._num_started["learner"] > self._config.run.instance_restarts:
-            raise WorkerDied(loss.reason)
-        self._end(loss.worker)
+        self._make_way("learner", loss)
         self.learner = self._start_learner()
 
     def replace_rewards(self, loss: WorkerLost) -> None:
@@ -128,9 +126,7 @@ class Supervisor:
         Raises:
             WorkerDied: as many were replaced as may be.
         """
-        if self._num_started["reward"] > self._config.run.instance_restarts:
-            raise WorkerDied(loss.reason)
-        self._end(loss.worker)
+        self._make_way("reward", loss)
         self.rewards = self._start_another("reward")
 
     def replace_history(self, loss: WorkerLost) -> bool:
@@ -150,6 +146,12 @@ class Supervisor:
         if message.user_error:
             raise UserError(message.error)
         raise WorkerDied(f"{name} failed:\n{message.error}")
+
+    def _make_way(self, role: Role, loss: WorkerLost) -> None:
+        """End the lost one, or the run, if as many were replaced as may be."""
+        if self._num_started[role] > self._config.run.instance_restarts:
+            raise WorkerDied(loss.reason)
+        self._end(loss.worker)
 
     def _end(self, name: str) -> None:
         self._runtime.stop(name, patience=0.0)

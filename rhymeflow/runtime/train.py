@@ -127,6 +127,7 @@ def attempt(
     started = strftime("%Y-%m-%dT%H:%M:%SZ", gmtime())
     number = store.begin_attempt(config.model_dump_json(), now=past.seconds, started=started)
     logs = path / "logs" / f"attempt-{number}"
+    results: list[Summary] = []
     try:
         with Progress(console) as progress, LocalRuntime(config, path, logs) as runtime:
             reporter = Reporter(config, writer, progress, seconds=past.seconds)
@@ -147,11 +148,11 @@ def attempt(
         raise
     finally:
         with ExitStack() as ending:  # backwards; each is done, whatever becomes of the others
-            ending.callback(lambda: summary.write(path))
+            ending.callback(lambda: results.append(summary.write(path)))
             ending.callback(store.close_if_missing)
             ending.callback(store.commit)
             ending.callback(writer.close)
-    result = summary.summarize(path)
+    (result,) = results
     report_end(console, result, path, controller)
     return result
 

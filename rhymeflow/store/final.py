@@ -17,6 +17,8 @@ import os
 import sqlite3
 from pathlib import Path
 
+from rhymeflow.utils.disk import flush
+
 WAIT_SECONDS = 5.0
 """For readers in the middle of something. The run's own are done within milliseconds."""
 
@@ -50,17 +52,9 @@ def replace(connection: sqlite3.Connection, path: Path) -> None:
         connection.backup(target)
     finally:
         target.close()
-    _flush(copy)
+    flush(copy)
     connection.close()
     os.replace(copy, path)
     for suffix in ("-wal", "-shm"):
         path.with_name(path.name + suffix).unlink(missing_ok=True)
-    _flush(path.parent)
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    flush(path.parent)
