@@ -58,7 +58,7 @@ SETTINGS = {
 }
 DENSE = {"learner.groups_per_batch": "4", "run.eval_steps": "50"}
 """A quarter of the demo's step. What processes do and say to each other is the same."""
-STEPS_APART = 4
+STEPS_APART = 2
 MAX_SECONDS = 36_000.0
 """Longer than a timed run lasts."""
 RECOVERY = {"rollout, killed": 8.0, "learner, killed": 15.0, "controller, killed": 15.0}

@@ -94,7 +94,7 @@ class Attack:
         self._metrics: object = None  # what the file was like when it was read
         self._began = time.monotonic()
         self._stepped = self._now()
-        self._output = recipe.with_suffix(".out").open("ab")
+        self._output = recipe.with_suffix(".out").open("wb")
         self._controller = self._start("train", str(recipe))
 
     def close(self) -> None:
@@ -178,6 +178,7 @@ class Attack:
         self._controller = self._start("resume", str(self.run_dir))
 
     def _start(self, *arguments: str) -> subprocess.Popen[bytes]:
+        self._output_began = self._output.tell()
         return subprocess.Popen(
             [sys.executable, "-m", "rhymeflow", *arguments],
             cwd=ROOT,
@@ -205,12 +206,13 @@ class Attack:
             self._stepped = now
 
     def _said_full(self) -> bool:
-        """Whether the last line that the run printed is of the full disk."""
-        return FULL in self._said().rpartition("\n")[2]
+        """Whether this attempt was ended by the full disk, and said so without a traceback."""
+        said = self._said()
+        return FULL in said and "Traceback" not in said
 
     def _said(self) -> str:
-        """The last lines of what the run printed."""
-        text = Path(self._output.name).read_text(encoding="utf-8", errors="replace")
+        """The last lines of what this attempt printed."""
+        text = Path(self._output.name).read_bytes()[self._output_began :].decode(errors="replace")
         return "\n".join(text.splitlines()[-LAST_LINES:])
 
     def _now(self) -> float:
