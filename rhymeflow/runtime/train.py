@@ -24,6 +24,7 @@ from rhymeflow.data.encode import Tokenizer
 from rhymeflow.data.run_prompts import RunPrompts
 from rhymeflow.errors import StorageError, UserError
 from rhymeflow.histospec.index import Index
+from rhymeflow.learner.base import LearnerGroup
 from rhymeflow.learner.checkpoint_dirs import CHECKPOINTS, checkpoints_up_to
 from rhymeflow.observe import metrics, summary
 from rhymeflow.observe.metrics import MetricsWriter
@@ -40,6 +41,7 @@ from rhymeflow.runtime.history_index import HistoryIndex
 from rhymeflow.runtime.leftovers import leaves_nothing_untrained
 from rhymeflow.runtime.local import LocalRuntime
 from rhymeflow.runtime.past import Past
+from rhymeflow.runtime.ranked_learner import RankedLearner
 from rhymeflow.runtime.replay import beginning, configured, replay
 from rhymeflow.runtime.reporting import Reporter
 from rhymeflow.runtime.rescue import save_checkpoint
@@ -199,7 +201,7 @@ def assembled(
             config,
             supervisor=supervisor,
             store=store,
-            learner=SingleLearner(lambda: supervisor.learner),
+            learner=_learner_group(supervisor, config.learner.num_ranks),
             history=HistoryIndex(index, supervisor, reporter.warn),
             prompts=prompts,
             reporter=reporter,
@@ -209,6 +211,12 @@ def assembled(
             ),
             on_model=on_model,
         )
+
+
+def _learner_group(supervisor: Supervisor, num_ranks: int) -> LearnerGroup:
+    if num_ranks == 1:
+        return SingleLearner(lambda: supervisor.learner)
+    return RankedLearner(lambda: (supervisor.learner, *supervisor.other_ranks))
 
 
 def record_config(config: Config, path: Path, store: TrajectoryStore) -> None:

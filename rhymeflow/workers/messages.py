@@ -110,6 +110,13 @@ class Publish(Message):
     version: Version
 
 
+class JoinRanks(Message):
+    """To a rank but 0: be rank `rank` of the learner, whose ranks meet at `address`."""
+
+    rank: int
+    address: str
+
+
 class SaveCheckpoint(Message):
     """Write a checkpoint of the version that the learner holds, and delete all but those named.
 
@@ -236,6 +243,12 @@ class InstanceStatus(Message):
 # -- learner -> controller ------------------------------------------------------------------------
 
 
+class RanksMeet(Message):
+    """The learner's rank 0 waits for the others at `address` (host:port)."""
+
+    address: str
+
+
 class LearnerReady(Message):
     """The model is loaded and its weights are published as `version`, to be had by `handle`."""
 
@@ -349,7 +362,7 @@ _Any = (
     | SaveCheckpoint | IndexHistory | ComputeReward | Shutdown | Joined | TokensGenerated
     | TrajectoryFinished | TrajectoryInterrupted | Pulled | Answered | InstanceStatus | LearnerReady
     | Retraining | TokenDetails | BatchTrained | VersionPublished | CheckpointSaved
-    | CheckpointFailed | HistoryReady
+    | CheckpointFailed | JoinRanks | RanksMeet | HistoryReady
     | RewardComputed | RewardFailed | Alive | Failed
 )  # fmt: skip
 

@@ -1,0 +1,119 @@
+"""Sharded tensors made whole on rank 0, one block (a layer) after the other.
+
+Holds true: no rank ever has more than its shards and one block; rank 0 alone has that. A whole
+tensor is its shards' rows in the ranks' order, bit for bit. Knows nothing of what the tensors are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rhymeflow.learner.ranks import Ranks
+
+_END = -1
+
+
+class Gathering:
+    """Gathers blocks of tensors; `shapes` are of whole tensors, in order.
+
+    `shard` returns this rank's rows of a tensor, in `dtype` and on any one device.
+    """
+
+    def __init__(
+        self,
+        shapes: Mapping[str, tuple[int, ...]],
+        blocks: Sequence[Sequence[str]],
+        shard: Callable[[str], Tensor],
+        ranks: Ranks,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        self.shapes, self._blocks = shapes, blocks
+        self._shard, self._ranks, self._group = shard, ranks, group
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        """Every block; on ranks but 0 each is empty. All ranks have to go through all."""
+        for names in self._blocks:
+            yield self._gather(names)
+
+    @contextmanager
+    def on_demand(self) -> Iterator[GatheredTensors]:
+        """For rank 0: all tensors, each gathered when it is looked up; the others `serve`."""
+        tensors = GatheredTensors(self)
+        yield tensors
+        self._ask(_END)
+
+    def serve(self) -> None:
+        """For the other ranks: give rank 0 the blocks that it asks for, until it has had enough."""
+        while (number := self._ask()) != _END:
+            self._gather(self._blocks[number])
+
+    def block_with(self, name: str) -> dict[str, Tensor]:
+        """For rank 0: the block that this tensor is in."""
+        number = next(i for i, names in enumerate(self._blocks) if name in names)
+        self._ask(number)
+        return self._gather(self._blocks[number])
+
+    def _ask(self, number: int = _END) -> int:
+        """What rank 0 says, on every rank."""
+        said = torch.tensor([number])
+        dist.broadcast(said, 0, group=self._group)
+        return int(said)
+
+    def _gather(self, names: Sequence[str]) -> dict[str, Tensor]:
+        """Gather one block: all its shards in one message."""
+        ranks = self._ranks
+        mine = torch.cat([self._padded(name) for name in names])
+        parts = [torch.empty_like(mine) for _ in range(ranks.count)] if ranks.is_lead else None
+        dist.gather(mine, parts, dst=0, group=self._group)
+        if parts is None:
+            return {}
+        del mine
+        whole: dict[str, Tensor] = {}
+        start = 0
+        for name in names:
+            shape = self.shapes[name]
+            size = self._padded_size(shape)
+            flat = torch.cat([part[start : start + size] for part in parts])
+            whole[name] = flat[: math.prod(shape)].view(shape)
+            start += size
+        return whole
+
+    def _padded(self, name: str) -> Tensor:
+        shard = self._shard(name).reshape(-1)
+        missing = self._padded_size(self.shapes[name]) - shard.numel()
+        return torch.cat([shard, shard.new_zeros(missing)]) if missing else shard
+
+    def _padded_size(self, shape: tuple[int, ...]) -> int:
+        """Numbers in the greatest shard. Only those after the last row of all are padding."""
+        return -(-shape[0] // self._ranks.count) * math.prod(shape[1:])
+
+
+class GatheredTensors(Mapping[str, Tensor]):
+    """All tensors by name, of which the block looked at last is there."""
+
+    def __init__(self, gathering: Gathering) -> None:
+        self._gathering = gathering
+        self._block: dict[str, Tensor] = {}
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._gathering.shapes:
+            raise KeyError(name)
+        if name not in self._block:
+            self._block = {}  # before the next one is there
+            self._block = self._gathering.block_with(name)
+        return self._block[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._gathering.shapes)
+
+    def __len__(self) -> int:
+        return len(self._gathering.shapes)
+
+
+__all__ = ["GatheredTensors", "Gathering"]
