@@ -85,7 +85,7 @@ class LearnerConfig(Section):
                 "learner.offload_optimizer needs learner.num_ranks of at least 2: a learner of "
                 "one rank keeps its optimizer beside its model"
             )
-        if self.cpus is not None and len(self.cpus) < self.num_ranks:
+        if self.cpus and len(self.cpus) < self.num_ranks:
             raise ValueError(
                 f"learner.cpus names {len(self.cpus)} cores for learner.num_ranks = "
                 f"{self.num_ranks}: each needs one of its own"

@@ -109,6 +109,9 @@ class GatheredTensors(Mapping[str, Tensor]):
             self._block = self._gathering.block_with(name)
         return self._block[name]
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._gathering.shapes
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._gathering.shapes)
 

@@ -69,9 +69,7 @@ def split(
             [
                 MicroBatch(row, _inputs(batch, row, advantage_N, weight_N, device), needs_grad)
                 for chosen, needs_grad in ((moving, True), (still, False))
-                for row in share(
-                    batch, chosen, learner.max_tokens_per_microbatch, rank, num_ranks
-                )
+                for row in share(batch, chosen, learner.max_tokens_per_microbatch, rank, num_ranks)
             ]
         )
     return steps

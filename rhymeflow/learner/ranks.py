@@ -5,7 +5,8 @@ CPUs travel by gloo, on GPUs by NCCL. A second group, of gloo, is for the thread
 checkpoints: collectives of two threads must not mix.
 
 Holds true: when `Ranks` exists, all ranks have met. A rank that dies has the collectives of the
-others raise `RuntimeError` at once; one that hangs, after `timeout` seconds. Knows nothing of models.
+others raise `RuntimeError` at once; one that hangs, after `timeout` seconds. Knows nothing of
+models.
 """
 
 from __future__ import annotations
@@ -107,7 +108,8 @@ def device_of(rank: int, count: int, device: torch.device) -> torch.device:
     num_gpus = torch.cuda.device_count()
     if num_gpus < count:
         raise UserError(
-            f"learner.num_ranks = {count}: each rank needs a GPU of its own, and there are {num_gpus}"
+            f"learner.num_ranks = {count}: each rank needs a GPU of its own, and there "
+            f"{'is' if num_gpus == 1 else 'are'} {num_gpus}"
         )
     torch.cuda.set_device(rank)
     return torch.device("cuda", rank)

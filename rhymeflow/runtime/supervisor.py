@@ -188,7 +188,9 @@ class Supervisor:
         cpus = cores_of_ranks(learner.cpus, learner.num_ranks)
         self.learner = self._start_another("learner", learner.num_threads, cpus[0])
         self.other_ranks = [
-            self._start("learner_rank", f"{self.learner.name}-rank-{rank}", learner.num_threads, own)
+            self._start(
+                "learner_rank", f"{self.learner.name}-rank-{rank}", learner.num_threads, own
+            )
             for rank, own in enumerate(cpus[1:], start=1)
         ]
 

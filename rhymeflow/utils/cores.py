@@ -36,9 +36,7 @@ def can_stay_on(cpus: tuple[int, ...], field: str) -> None:
         raise UserError(f"{field}: names no core; null pins nothing")
 
 
-def cores_of_ranks(
-    cpus: tuple[int, ...] | None, num_ranks: int
-) -> list[tuple[int, ...] | None]:
+def cores_of_ranks(cpus: tuple[int, ...] | None, num_ranks: int) -> list[tuple[int, ...] | None]:
     """Each rank's cores: those named, divided in order as evenly as they go; None pins nothing."""
     if cpus is None:
         return [None] * num_ranks

@@ -36,7 +36,7 @@ from rhymeflow.weights.base import (
     VersionUnavailable,
 )
 from rhymeflow.weights.handle import SharedMemoryWeightHandle
-from rhymeflow.weights.manifest import Manifest, require
+from rhymeflow.weights.manifest import Manifest, require_names, require_spec
 from rhymeflow.weights.proof import bytes_of, combine, digest
 from rhymeflow.weights.slots import Memory
 
@@ -71,13 +71,14 @@ class SharedMemoryWeightStore:
     def publish(self, version: Version, tensors: Mapping[str, Tensor]) -> int:
         """Publish `tensors` as `version`; return their checksum.
 
-        The tensors may be on any device and must not change until this returns.
+        The tensors may be on any device and must not change until this returns. Each is looked up
+        once, in the manifest's order, so that a mapping may make them one after the other.
 
         Raises:
             ManifestMismatch: they are not the manifest's tensors.
         """
         manifest = self.handle.manifest
-        require(manifest, tensors)
+        require_names(manifest, tensors)
         with self._publishing():
             publication = self._memory.published + 1
             slot = self._memory.slot(publication)
@@ -85,7 +86,9 @@ class SharedMemoryWeightStore:
             digests = []
             for spec in manifest:
                 # The digest is of the source: what goes wrong in the copy is found by the reader.
-                source = bytes_of(tensors[spec.name])
+                tensor = tensors[spec.name]
+                require_spec(spec, tensor)
+                source = bytes_of(tensor)
                 digests.append(digest(source))
                 np.copyto(slot.bytes_of(spec), source)
             checksum = combine(manifest, digests)

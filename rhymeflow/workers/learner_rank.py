@@ -98,9 +98,7 @@ class RankProcess(LearnerProcess):
 
     learner: ShardedLearner
 
-    def __init__(
-        self, connection: Connection, config: Config, run_dir: Path, ranks: Ranks
-    ) -> None:
+    def __init__(self, connection: Connection, config: Config, run_dir: Path, ranks: Ranks) -> None:
         self._ranks = ranks
         super().__init__(connection, config, run_dir)
 
