@@ -67,21 +67,21 @@ class Gathering:
 
     def _gather(self, names: Sequence[str]) -> dict[str, Tensor]:
         """Gather one block: all its shards in one message."""
-        ranks = self._ranks
         mine = torch.cat([self._padded(name) for name in names])
-        parts = [torch.empty_like(mine) for _ in range(ranks.count)] if ranks.is_lead else None
-        dist.gather(mine, parts, dst=0, group=self._group)
-        if parts is None:
+        if not self._ranks.is_lead:
+            dist.gather(mine, None, dst=0, group=self._group)
             return {}
+        parts_NS = mine.new_empty((self._ranks.count, len(mine)))
+        dist.gather(mine, list(parts_NS), dst=0, group=self._group)
         del mine
         whole: dict[str, Tensor] = {}
         start = 0
         for name in names:
             shape = self.shapes[name]
-            size = self._padded_size(shape)
-            flat = torch.cat([part[start : start + size] for part in parts])
-            whole[name] = flat[: math.prod(shape)].view(shape)
-            start += size
+            end = start + self._padded_size(shape)
+            # Of a block of one tensor this is the tensor; else a copy.
+            whole[name] = parts_NS[:, start:end].reshape(-1)[: math.prod(shape)].view(shape)
+            start = end
         return whole
 
     def _padded(self, name: str) -> Tensor:

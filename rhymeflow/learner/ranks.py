@@ -74,6 +74,10 @@ class Ranks:
         store = dist.TCPStore(host, int(port), count, timeout=timedelta(seconds=timeout))
         return cls(rank, count, store, device, timeout)
 
+    def leave(self) -> None:
+        """Give back what the groups have; the others need not be there any more."""
+        dist.destroy_process_group()
+
     @property
     def is_lead(self) -> bool:
         """Whether this is rank 0, which speaks for all."""

@@ -92,6 +92,7 @@ class Supervisor:
                 case Received(message=Failed() as failed):
                     yield self._failure(item.worker, failed)
                 case Received(message=RanksMeet(address=address)):
+                    del self._last_heard[item.worker]  # loading may take longer than a step
                     for rank, worker in enumerate(self.other_ranks, start=1):
                         worker.send(JoinRanks(rank, address))
                 case _:

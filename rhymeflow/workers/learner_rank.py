@@ -77,6 +77,7 @@ def _run(
         ranks = meet(count, device, 2 * config.run.worker_timeout)
         learner = RankProcess(connection, config, run_dir, ranks)
         learner.serve()
+        ranks.leave()
     except RuntimeError:
         _wait_to_be_replaced(connection)
         raise
