@@ -11,7 +11,8 @@ defect; one with a defect of its own reports it. Knows nothing of how ranks are 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -35,6 +36,7 @@ from rhymeflow.workers.messages import (
     Message,
     RanksMeet,
     Shutdown,
+    encode,
     receive,
     send,
 )
@@ -53,17 +55,34 @@ def lead(connection: Connection, config: Config, run_dir: Path) -> None:
 
 def main(connection: Connection, name: str, config: Config, run_dir: Path) -> None:
     """Be another rank, once rank 0 is there."""
-    match receive(connection):
-        case JoinRanks(rank=rank, address=address):
-            _run(connection, config, run_dir, rank, partial(Ranks.join, address, rank))
-        case Shutdown():
+    early: list[Message] = []
+    while not isinstance(message := receive(connection), JoinRanks):
+        if isinstance(message, Shutdown):
             return
-        case message:
-            raise AssertionError(f"unexpected message {message}")
+        early.append(message)
+    meet = partial(Ranks.join, message.address, message.rank)
+    _run(_Delayed(connection, early), config, run_dir, message.rank, meet)
+
+
+class _Delayed:
+    """A connection that first delivers what came before the rank could act on it."""
+
+    def __init__(self, connection: Connection, early: Iterable[Message]) -> None:
+        self._connection = connection
+        self._early = deque(map(encode, early))
+
+    def poll(self, timeout: float = 0.0) -> bool:
+        return bool(self._early) or self._connection.poll(timeout)
+
+    def recv_bytes(self) -> bytes:
+        return self._early.popleft() if self._early else self._connection.recv_bytes()
+
+    def send_bytes(self, message: bytes) -> None:
+        self._connection.send_bytes(message)
 
 
 def _run(
-    connection: Connection,
+    connection: Connection | _Delayed,
     config: Config,
     run_dir: Path,
     rank: int,
@@ -86,7 +105,7 @@ def _run(
             learner.weights.close()
 
 
-def _wait_to_be_replaced(connection: Connection) -> None:
+def _wait_to_be_replaced(connection: Connection | _Delayed) -> None:
     """Whoever is the cause is reported first, and this process ended. Or it was this one."""
     deadline = time.monotonic() + PATIENCE
     while (rest := deadline - time.monotonic()) > 0:
