@@ -87,7 +87,7 @@ class LearnerConfig(Section):
             )
         if self.cpus and len(self.cpus) < self.num_ranks:
             raise ValueError(
-                f"learner.cpus names {len(self.cpus)} cores for learner.num_ranks = "
-                f"{self.num_ranks}: each needs one of its own"
+                f"learner.cpus = {list(self.cpus)} is too few for learner.num_ranks = "
+                f"{self.num_ranks}: each needs a core of its own"
             )
         return self
