@@ -51,8 +51,10 @@ def replay(reader: TrajectoryReader, path: Path) -> Past:
     recorded = chain(((c.event, c.command) for c in reader.commands_after(done)), repeat(None))
     expected = next(recorded)
     unrecorded: list[tuple[int, Command]] = []
-    for seq, time, event in reader.events(done + 1):
+    for seq, time, event in reader.events(max(done, 1)):
         seconds = max(seconds, time)
+        if seq <= done:
+            continue  # the snapshot knows it
         if (attempt := begins.get(seq)) and seq > 1:
             configured(_config(attempt), coordinator)
         num_drawn += isinstance(event, GroupCreated) and event.repeats is None

@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from pathlib import Path
-from time import gmtime, strftime
+from typing import NamedTuple
 from types import FrameType
 
 from rich.console import Console
 
 from rhymeflow.config import Config
+from rhymeflow.config.load import read_config
 from rhymeflow.data.encode import Tokenizer
 from rhymeflow.data.run_prompts import RunPrompts
 from rhymeflow.errors import StorageError, UserError
@@ -55,6 +57,17 @@ from rhymeflow.workers.messages import LearnerReady
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """What people and clusters stop a run with, and what a closed terminal sends."""
+
+
+class Machine(NamedTuple):
+    """What an attempt at a run runs on."""
+
+    runtime: Callable[[Config, Path, Path], AbstractContextManager[Runtime]]
+    """Of the configuration, the run directory and the directory for logs."""
+    load: Callable[[Callable[[], None], Config, Reporter], tuple[Tokenizer, RunPrompts]]
+    """Has workers started, and loads what the controller needs meanwhile."""
+    clock: Callable[[], float]
+    """Seconds, since whenever."""
 
 
 @leaves_nothing_untrained
@@ -102,19 +115,41 @@ def resume(
         one_line(run_dir),
         closing(SqliteTrajectoryStore(run_dir / EVENTS)) as store,  # nobody else writes there now
     ):
-        with closing(TrajectoryReader(run_dir / EVENTS)) as reader:
-            past = replay(reader, run_dir / EVENTS)
-            before = Config.model_validate_json(reader.attempts()[-1].config)
-        config = change(before)
-        check_change(before, config, past.coordinator.state.published or 0)
-        configured(config, past.coordinator)
+        past, config = recall(run_dir, change)
         return attempt(config, run_dir, store, past, console or Console())
 
 
+def recall(run_dir: Path, change: Callable[[Config], Config]) -> tuple[Past, Config]:
+    """What the run was when its log ended, and the configuration that it goes on with.
+
+    A run that ended before anything of it was stored begins anew, as `config.yaml` says.
+
+    Raises:
+        UserError: the change is not possible, or the log gives other commands than it has.
+    """
+    with closing(TrajectoryReader(run_dir / EVENTS)) as reader:
+        attempts = reader.attempts()
+        if not attempts:
+            config = change(read_config(str(run_dir / "config.yaml")))
+            return beginning(config), config
+        past = replay(reader, run_dir / EVENTS)
+    before = Config.model_validate_json(attempts[-1].config)
+    config = change(before)
+    check_change(before, config, past.coordinator.state.published or 0)
+    configured(config, past.coordinator)
+    return past, config
+
+
 def attempt(
-    config: Config, path: Path, store: SqliteTrajectoryStore, past: Past, console: Console
+    config: Config,
+    path: Path,
+    store: SqliteTrajectoryStore,
+    past: Past,
+    console: Console,
+    machine: Machine | None = None,
 ) -> Summary:
     """Go on from `past` until the run ends, is stopped or fails."""
+    machine = machine or Machine(LocalRuntime, load_while, time.monotonic)
     done = past.coordinator.state.published
     metrics.forget_after(path, done or 0)
     writer = MetricsWriter(
@@ -124,16 +159,18 @@ def attempt(
         config=config.model_dump(mode="json"),
         first_step=0 if done is None else done + 1,
     )
-    started = strftime("%Y-%m-%dT%H:%M:%SZ", gmtime())
+    started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     number = store.begin_attempt(config.model_dump_json(), now=past.seconds, started=started)
     logs = path / "logs" / f"attempt-{number}"
     results: list[Summary] = []
     try:
-        with Progress(console) as progress, LocalRuntime(config, path, logs) as runtime:
-            reporter = Reporter(config, writer, progress, seconds=past.seconds)
+        with Progress(console) as progress, machine.runtime(config, path, logs) as runtime:
+            reporter = Reporter(
+                config, writer, progress, seconds=past.seconds, clock=machine.clock
+            )
             reporter.continue_from(metrics.read(path), store.endings())
             with (
-                assembled(config, path, store, past, runtime, reporter) as controller,
+                assembled(config, path, store, past, runtime, reporter, machine) as controller,
                 interruptible(controller),
             ):
                 try:
@@ -179,6 +216,7 @@ def assembled(
     past: Past,
     runtime: Runtime,
     reporter: Reporter,
+    machine: Machine,
 ) -> Iterator[Controller]:
     """Start the workers, load what the controller needs meanwhile, and put it together."""
     state = past.coordinator.state
@@ -186,7 +224,7 @@ def assembled(
     saved = checkpoints_up_to(path / CHECKPOINTS, state.published or 0)
     with history_index(config) as index:
         store.commit()  # workers read it
-        tokenizer, prompts = _load_while(supervisor.start, config, reporter)
+        tokenizer, prompts = machine.load(supervisor.start, config, reporter)
         config = in_force.once_loaded(config, tokenizer, prompts)
         record_config(config, path, store)
 
@@ -217,7 +255,7 @@ def record_config(config: Config, path: Path, store: TrajectoryStore) -> None:
     store.put_config(config.model_dump_json())
 
 
-def _load_while(
+def load_while(
     start: Callable[[], None], config: Config, reporter: Reporter
 ) -> tuple[Tokenizer, RunPrompts]:
     """Load the prompts while workers start, which wait for the server that they are forked from."""
