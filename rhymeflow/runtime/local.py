@@ -115,13 +115,12 @@ class LocalWorker:
         run_dir: Path,
         logs: Path,
     ) -> None:
-        context = processes.context()
         self.name = name
         self._log = logs / f"{name}.log"
         ours, theirs = self.pipe()
         self.connection = Channel(ours)
         # No daemons: the reward worker has processes of its own. `LocalRuntime.close` ends all.
-        self._process = context.Process(
+        self._process = processes.context().Process(
             target=entry.enter,
             args=(
                 theirs,

@@ -18,7 +18,7 @@ from rhymeflow.observe.metrics import FILE as METRICS
 from rhymeflow.observe.summary import EVENTS
 from rhymeflow.store.writer import SqliteTrajectoryStore
 
-DEATH_SHARE, FULL_SHARE = 0.25, 0.25
+DEATH_SHARE, FULL_SHARE = 0.4, 0.8
 """How often a step of the controller is its last, and a commit meets a full disk, against how often
 a worker's turn meets a fault: they cost most."""
 CUT_SHARE = 0.3

@@ -23,6 +23,11 @@ from rhymeflow.workers.channel import Channel
 from rhymeflow.workers.messages import Message, decode, encode
 
 MOST_TURNS_AT_ONCE = 10
+TURNS_A_SECOND = 10
+"""Of all workers together, at least."""
+CONTROLLER_STOP_SHARE, CONTROLLER_STOP_SECONDS = 0.1, 20.0
+"""How often the controller stands still, against how often a worker's turn meets a fault, and how
+long at most."""
 STOP_SECONDS = 8.0
 """Longest time that a worker stands still; longer than the run's `worker_timeout`."""
 
@@ -67,10 +72,15 @@ class FakeProcesses:
         """Let workers take turns; see `base.Runtime`."""
         self._killing()
         world, there = self._world, list(self._workers.values())
-        for _ in range(world.rng.randint(1, MOST_TURNS_AT_ONCE)):
+        if world.strikes(CONTROLLER_STOP_SHARE):
+            world.count("controller stopped")
+            timeout = world.rng.uniform(0.0, CONTROLLER_STOP_SECONDS)
+        seconds = world.rng.uniform(0.0, timeout)
+        num_turns = world.rng.randint(1, MOST_TURNS_AT_ONCE) + int(TURNS_A_SECOND * seconds)
+        for _ in range(num_turns):
             world.rng.choice(there).turn()
+            world.now += seconds / num_turns
             world.turn()
-        world.now += world.rng.uniform(0.0, timeout)
         world.rng.shuffle(there)
         return [item for worker in there for item in worker.news()]
 
