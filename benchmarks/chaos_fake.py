@@ -44,8 +44,8 @@ NOT_COUNTED = ("messages twice", "messages late")
 """Faults that are many and small; they have rows of their own and are not in the sum."""
 NOTES = (
     "Messages are counted apart: what was delivered again, and delays. A run takes no more faults "
-    "than its seed draws (4 to 40). A `log cut` is a death of the controller with up to 40 kB of the "
-    "log that no checkpoint of SQLite had brought into the file."
+    "than its seed draws (4 to 40). A `log cut` is a death of the controller with up to 400 kB of "
+    "the log that no checkpoint of SQLite had brought into the file."
 )
 
 
@@ -66,7 +66,9 @@ class Part(msgspec.Struct):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this benchmark's options."""
-    harness.add_number(parser, "--faults", LINE_FAULTS, "faults, messages not counted, or a few more")
+    harness.add_number(
+        parser, "--faults", LINE_FAULTS, "faults, messages not counted, or a few more"
+    )
     what = "of the first run (default: the next one after those that are recorded)"
     parser.add_argument("--seed", type=harness.whole(0), metavar="N", help=what)
 
@@ -115,8 +117,7 @@ def measure(first_seed: int, num_faults: int) -> Part:
 def one_run(seed: int, counts: Counter[str], violations: list[str]) -> None:
     """One run, in a directory that stays only if something was violated."""
     schedule = SCHEDULE_NAMES[seed % len(SCHEDULE_NAMES)]
-    place = MEMORY if MEMORY.is_dir() else None
-    folder = Path(tempfile.mkdtemp(prefix="rhymeflow-chaos-fake-", dir=place))
+    folder = new_folder()
     try:
         run_with_faults(seed, folder, schedule, counts, look if seed % LOOK_EVERY == 0 else None)
     except Exception as error:  # noqa: BLE001 - whatever ends a run is a violation, and is counted
@@ -126,6 +127,12 @@ def one_run(seed: int, counts: Counter[str], violations: list[str]) -> None:
         print(f"violation in {folder}: {violations[-1]}", file=sys.stderr, flush=True)
     else:
         shutil.rmtree(folder)
+
+
+def new_folder() -> Path:
+    """One of its own, for a run."""
+    place = MEMORY if MEMORY.is_dir() else None
+    return Path(tempfile.mkdtemp(prefix="rhymeflow-chaos-fake-", dir=place))
 
 
 def look(coordinator: Coordinator) -> None:

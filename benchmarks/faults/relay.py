@@ -3,7 +3,7 @@
 Two threads of the controller's process carry what it and a worker say, one in each direction, each
 with a `transport.Transport`. The ends know nothing of it.
 
-Holds true: an end that is closed is seen as closed at the other one, after all that was sent before.
+Holds true: an end that is closed is seen as closed at the other one, after all that it had sent.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from multiprocessing.connection import Connection
-from multiprocessing.connection import Pipe as pipe
+from multiprocessing.connection import Connection, Pipe
 
 from benchmarks.faults.transport import Transport
 
@@ -30,8 +29,8 @@ Note = Callable[[str, int], None]
 
 def unreliable_pipe(rng: random.Random, note: Note) -> tuple[Connection, Connection]:
     """The controller's end and the worker's."""
-    ours, near = pipe(duplex=True)
-    far, theirs = pipe(duplex=True)
+    ours, near = Pipe(duplex=True)
+    far, theirs = Pipe(duplex=True)
     for source, target in ((near, far), (far, near)):
         transport = Transport(
             random.Random(rng.getrandbits(64)), twice=TWICE, late=LATE, seconds=DELAY_SECONDS

@@ -1,7 +1,7 @@
 """What a transport may do with messages: deliver some twice, and late.
 
-TCP delivers what was sent once and in order, as long as one connection holds; so do the pipes of one
-machine. When a connection breaks, its messages wait until there is another. What was not
+TCP delivers what was sent once and in order, as long as one connection holds; so do the pipes of
+one machine. When a connection breaks, its messages wait until there is another. What was not
 acknowledged is sent again over that one, though some of it may have arrived: from some message on,
 all come once more, in their order. Ray does the same for actor calls that are tried again. So:
 

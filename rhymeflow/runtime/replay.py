@@ -11,17 +11,22 @@ Holds true: nothing here writes. Knows nothing of workers, tokens or text.
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
+from contextlib import closing
 from itertools import chain, repeat
 from pathlib import Path
 
 from rhymeflow import build
 from rhymeflow.config import Config
+from rhymeflow.config.load import read_config
 from rhymeflow.core.commands import Command, Train
 from rhymeflow.core.coordinator import Coordinator
 from rhymeflow.core.events import GroupCreated
 from rhymeflow.errors import UserError
+from rhymeflow.observe.summary import EVENTS
 from rhymeflow.runtime import snapshot
 from rhymeflow.runtime.past import Past
+from rhymeflow.runtime.resume_options import check_change
 from rhymeflow.store.reader import Attempt, TrajectoryReader
 
 
@@ -36,6 +41,27 @@ def configured(config: Config, coordinator: Coordinator | None) -> Coordinator:
 def beginning(config: Config) -> Past:
     """The past of a run that has none."""
     return Past(configured(config, None))
+
+
+def recall(run_dir: Path, change: Callable[[Config], Config]) -> tuple[Past, Config]:
+    """What the run was when its log ended, and the configuration that it goes on with.
+
+    A run that ended before anything of it was stored begins anew, as `config.yaml` says.
+
+    Raises:
+        UserError: the change is not possible, or the log gives other commands than it has.
+    """
+    with closing(TrajectoryReader(run_dir / EVENTS)) as reader:
+        attempts = reader.attempts()
+        if not attempts:
+            config = change(read_config(str(run_dir / "config.yaml")))
+            return beginning(config), config
+        past = replay(reader, run_dir / EVENTS)
+    before = Config.model_validate_json(attempts[-1].config)
+    config = change(before)
+    check_change(before, config, past.coordinator.state.published or 0)
+    configured(config, past.coordinator)
+    return past, config
 
 
 def replay(reader: TrajectoryReader, path: Path) -> Past:

@@ -15,13 +15,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import NamedTuple
 from types import FrameType
+from typing import NamedTuple
 
 from rich.console import Console
 
 from rhymeflow.config import Config
-from rhymeflow.config.load import read_config
 from rhymeflow.data.encode import Tokenizer
 from rhymeflow.data.run_prompts import RunPrompts
 from rhymeflow.errors import StorageError, UserError
@@ -42,15 +41,13 @@ from rhymeflow.runtime.history_index import HistoryIndex
 from rhymeflow.runtime.leftovers import leaves_nothing_untrained
 from rhymeflow.runtime.local import LocalRuntime
 from rhymeflow.runtime.past import Past
-from rhymeflow.runtime.replay import beginning, configured, replay
+from rhymeflow.runtime.replay import beginning, recall
 from rhymeflow.runtime.reporting import Reporter
 from rhymeflow.runtime.rescue import save_checkpoint
-from rhymeflow.runtime.resume_options import check_change
 from rhymeflow.runtime.single_learner import SingleLearner
 from rhymeflow.runtime.supervisor import Supervisor, WorkerDied
 from rhymeflow.store import previous_run
 from rhymeflow.store.base import TrajectoryStore
-from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.store.writer import SqliteTrajectoryStore
 from rhymeflow.utils.faults import no_room, one_line
 from rhymeflow.workers.messages import LearnerReady
@@ -119,27 +116,6 @@ def resume(
         return attempt(config, run_dir, store, past, console or Console())
 
 
-def recall(run_dir: Path, change: Callable[[Config], Config]) -> tuple[Past, Config]:
-    """What the run was when its log ended, and the configuration that it goes on with.
-
-    A run that ended before anything of it was stored begins anew, as `config.yaml` says.
-
-    Raises:
-        UserError: the change is not possible, or the log gives other commands than it has.
-    """
-    with closing(TrajectoryReader(run_dir / EVENTS)) as reader:
-        attempts = reader.attempts()
-        if not attempts:
-            config = change(read_config(str(run_dir / "config.yaml")))
-            return beginning(config), config
-        past = replay(reader, run_dir / EVENTS)
-    before = Config.model_validate_json(attempts[-1].config)
-    config = change(before)
-    check_change(before, config, past.coordinator.state.published or 0)
-    configured(config, past.coordinator)
-    return past, config
-
-
 def attempt(
     config: Config,
     path: Path,
@@ -165,9 +141,7 @@ def attempt(
     results: list[Summary] = []
     try:
         with Progress(console) as progress, machine.runtime(config, path, logs) as runtime:
-            reporter = Reporter(
-                config, writer, progress, seconds=past.seconds, clock=machine.clock
-            )
+            reporter = Reporter(config, writer, progress, seconds=past.seconds, clock=machine.clock)
             reporter.continue_from(metrics.read(path), store.endings())
             with (
                 assembled(config, path, store, past, runtime, reporter, machine) as controller,

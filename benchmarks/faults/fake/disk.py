@@ -23,8 +23,8 @@ DEATH_SHARE, FULL_SHARE = 0.4, 0.8
 a worker's turn meets a fault: they cost most."""
 CUT_SHARE = 0.3
 """Of deaths of the controller, those that take the end of the log with them."""
-WAL_BYTES = 40_000
-"""Most that is cut."""
+WAL_BYTES = (1, 4_000, 20_000, 100_000, 400_000)
+"""That are cut, at most."""
 MOST_PAGES = 3
 """That a disk has left when it is about to be full."""
 
@@ -63,7 +63,7 @@ class MortalStore(SqliteTrajectoryStore):
             if (run_dir / name).exists():
                 shutil.copyfile(run_dir / name, self._heir / name)
         if self._world.chance(CUT_SHARE):
-            num_bytes = self._world.rng.randint(1, WAL_BYTES)
+            num_bytes = self._world.rng.choice(WAL_BYTES)
             if wal.cut(self._heir / EVENTS, num_bytes):
                 how, self.committed = "log cut", 0
         self._world.count(f"controller killed, {how}")

@@ -32,8 +32,8 @@ from rhymeflow.errors import StorageError, UserError
 from rhymeflow.learner.checkpoint_dirs import CHECKPOINTS
 from rhymeflow.runtime import controller, in_force, run_dir
 from rhymeflow.runtime.damage import check_log
-from rhymeflow.runtime.replay import beginning
-from rhymeflow.runtime.train import Machine, attempt, recall
+from rhymeflow.runtime.replay import beginning, recall
+from rhymeflow.runtime.train import Machine, attempt
 
 WORKER_TIMEOUT = 5.0
 """Virtual seconds."""
@@ -44,6 +44,9 @@ OFTEN = (0.005, 0.06)
 DAMAGE_SHARE = 0.1
 """Of the deaths of a controller, those after which a damaged copy of the log has to be refused."""
 SNAPSHOT_EVENTS = (20, 300)
+SAVE_STEPS = (0, 1, 2)
+CHANGE_SHARE = 0.3
+"""Of resumed attempts, those with other options."""
 
 Look = Callable[[Coordinator], None]
 """Looks at the coordinator; raises `AssertionError`."""
@@ -108,7 +111,7 @@ def configuration(draw: random.Random, schedule: str) -> Config:
             },
             "run": {
                 "eval_steps": choose([0, 1, 2]),
-                "save_steps": choose([0, 1, 2]),
+                "save_steps": choose(SAVE_STEPS),
                 "save_total_limit": choose([1, 2]),
                 "worker_timeout": WORKER_TIMEOUT,
                 "instance_restarts": 10**6,
@@ -194,7 +197,7 @@ class FakeRun:
             config, past = self.config, beginning(self.config)
         else:
             check_log(self.path)
-            past, config = recall(self.path, lambda config: config)
+            past, config = recall(self.path, self._changed)
         self.seen.num_attempts += 1
         machine = Machine(
             lambda config, path, _: FakeProcesses(
@@ -206,6 +209,19 @@ class FakeRun:
         if self._look is not None:
             watch(past.coordinator, self._look)
         attempt(config, self.path, store, past, Console(file=io.StringIO(), quiet=True), machine)
+
+    def _changed(self, config: Config) -> Config:
+        """At times, other values of fields that may be changed when a run is resumed."""
+        if not self._world.chance(CHANGE_SHARE):
+            return config
+        choose = self._world.rng.choice
+        rollout = {"num_instances": choose([1, 2, 3]), "max_num_seqs": choose([2, 4])}
+        return config.model_copy(
+            update={
+                "rollout": config.rollout.model_copy(update=rollout),
+                "run": config.run.model_copy(update={"save_steps": choose(SAVE_STEPS)}),
+            }
+        )
 
     def _inherit(self, store: MortalStore, heir: Path) -> None:
         """Go on in the directory that is left; checkpoints are where they were."""
