@@ -25,7 +25,7 @@ from rhymeflow.data.encode import Tokenizer
 from rhymeflow.data.run_prompts import RunPrompts
 from rhymeflow.errors import StorageError, UserError
 from rhymeflow.histospec.index import Index
-from rhymeflow.learner.checkpoint_dirs import CHECKPOINTS, checkpoints_up_to
+from rhymeflow.learner.checkpoint_dirs import CHECKPOINTS, checkpoints_up_to, set_aside
 from rhymeflow.observe import metrics, summary
 from rhymeflow.observe.metrics import MetricsWriter
 from rhymeflow.observe.progress import Progress
@@ -128,6 +128,7 @@ def attempt(
     machine = machine or Machine(LocalRuntime, load_while, time.monotonic)
     done = past.coordinator.state.published
     metrics.forget_after(path, done or 0)
+    set_aside(path / CHECKPOINTS, done or 0)
     writer = MetricsWriter(
         path,
         report_to=config.run.report_to,

@@ -11,6 +11,7 @@ from benchmarks.faults import wal
 from rhymeflow.config import Config
 from rhymeflow.core.coordinator import Coordinator
 from rhymeflow.core.events import LearnerReady, Tick
+from rhymeflow.learner.checkpoint_dirs import checkpoints_up_to, set_aside
 from rhymeflow.runtime import run_dir, snapshot
 from rhymeflow.runtime.replay import beginning, recall, replay
 from rhymeflow.runtime.snapshot import Snapshot
@@ -82,3 +83,19 @@ def test_no_instance_has_the_name_of_an_earlier_attempts(used, begun):
     config = Config.model_validate({"rollout": {"num_instances": 2}, "drafting": {"window": "off"}})
     Supervisor(config, Runtime(), used_names=used).start()
     assert [name for role, name in started if role == "rollout"] == begun
+
+
+def test_a_checkpoint_that_the_log_does_not_know_is_set_aside(tmp_path):
+    """Else a learner that dies later is restored from it, when another version has its number."""
+    for name in ("step-2", "step-4", "step-6", "step-8.unfinished", "ahead-of-the-log-step-4"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "what").write_text(name)
+    set_aside(tmp_path, 3)
+    found = {path.name: (path / "what").read_text() for path in tmp_path.iterdir()}
+    assert found == {
+        "step-2": "step-2",
+        "ahead-of-the-log-step-4": "step-4",
+        "ahead-of-the-log-step-6": "step-6",
+        "step-8.unfinished": "step-8.unfinished",
+    }
+    assert list(checkpoints_up_to(tmp_path, 100)) == [2]
