@@ -28,10 +28,10 @@ SEEDS = range(3)
 @pytest.fixture
 def place():
     """Makes directories, in memory where that can be."""
-    made = []
+    made, new_folder = [], chaos_fake.new_folder
 
     def new():
-        made.append(chaos_fake.new_folder())
+        made.append(new_folder())
         return made[-1]
 
     yield new
@@ -67,12 +67,13 @@ def test_a_seed_gives_the_same_run(place):
 
 def test_every_kind_of_fault_comes(place):
     counts = Counter()
-    for seed in range(100, 121):
+    for seed in range(100, 135):
         run_with_faults(seed, place(), SCHEDULE_NAMES[seed % 7], counts)
     assert set(counts) == {
         "controller killed, log cut",
         "controller killed, log flushed",
         "controller killed, unflushed lost",
+        "controller signalled",
         "controller stopped",
         "disk full",
         "learner killed",

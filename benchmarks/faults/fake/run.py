@@ -45,6 +45,8 @@ DAMAGE_SHARE = 0.1
 """Of the deaths of a controller, those after which a damaged copy of the log has to be refused."""
 SNAPSHOT_EVENTS = (20, 300)
 SAVE_STEPS = (0, 1, 2)
+LONGER_SHARE = 0.2
+"""Of the runs, those that are resumed after their end, and made a step longer."""
 CHANGE_SHARE = 0.3
 """Of resumed attempts, those with other options."""
 
@@ -163,6 +165,12 @@ def watch(coordinator: Coordinator, look: Look) -> None:
     coordinator.handle = watched  # type: ignore[method-assign]
 
 
+def with_steps(config: Config, max_steps: int) -> Config:
+    """The configuration of a run that ends there."""
+    learner = config.learner.model_copy(update={"max_steps": max_steps})
+    return config.model_copy(update={"learner": learner})
+
+
 class FakeRun:
     """A run in `directory`, in which each attempt after a death has a folder of its own."""
 
@@ -172,9 +180,10 @@ class FakeRun:
         self._world, self._directory, self._rates, self._look = world, directory, rates, look
         self.config = config
         self.path = directory / "0"
+        self._goes_on = world.chance(LONGER_SHARE)
         self.seen = check.Seen()
         """What was stored when an attempt ended, and has to be in the end."""
-        self._num_heirs = 0
+        self._num_heirs = self._num_signals = 0
         run_dir.create_run_dir(config, self.path)
 
     def carry_through(self) -> None:
@@ -185,11 +194,19 @@ class FakeRun:
             try:
                 with closing(store):
                     self._attempt(store)
+                if not self._goes_on:
                     return
+                self._goes_on = False
+                steps = self.config.learner.max_steps + 1
+                self.config = with_steps(self.config, steps)
             except Killed:
                 self._inherit(store, heir)
             except StorageError:
                 self._world.count("disk full")
+            except KeyboardInterrupt:
+                if self._world.counts["controller signalled"] == self._num_signals:
+                    raise  # it is this program's user who wants to stop
+                self._num_signals = self._world.counts["controller signalled"]
             self.seen.look(self.path, store.committed, self._world)
 
     def _attempt(self, store: MortalStore) -> None:
@@ -212,6 +229,7 @@ class FakeRun:
 
     def _changed(self, config: Config) -> Config:
         """At times, other values of fields that may be changed when a run is resumed."""
+        config = with_steps(config, self.config.learner.max_steps)
         if not self._world.chance(CHANGE_SHARE):
             return config
         choose = self._world.rng.choice

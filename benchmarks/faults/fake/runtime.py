@@ -9,6 +9,7 @@ Holds true: what `runtime/base.py` says of every implementation. Knows nothing o
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,15 @@ from benchmarks.faults.fake.workers import FakeInstance, FakeLearner, FakeReward
 from benchmarks.faults.fake.world import World
 from rhymeflow.config import Config
 from rhymeflow.runtime.base import News, Received, Resources, Role, WorkerLost
+from rhymeflow.runtime.train import STOP_SIGNALS
 from rhymeflow.workers.channel import Channel
 from rhymeflow.workers.messages import Message, decode, encode
 
 MOST_TURNS_AT_ONCE = 10
 TURNS_A_SECOND = 10
 """Of all workers together, at least."""
+SIGNAL_SHARE = 0.05
+"""How often the user stops the run, against how often a worker's turn meets a fault."""
 CONTROLLER_STOP_SHARE, CONTROLLER_STOP_SECONDS = 0.1, 20.0
 """How often the controller stands still, against how often a worker's turn meets a fault, and how
 long at most."""
@@ -72,6 +76,9 @@ class FakeProcesses:
         """Let workers take turns; see `base.Runtime`."""
         self._killing()
         world, there = self._world, list(self._workers.values())
+        if world.strikes(SIGNAL_SHARE):
+            world.count("controller signalled")
+            signal.raise_signal(world.rng.choice(STOP_SIGNALS))  # `train.interruptible` hears it
         if world.strikes(CONTROLLER_STOP_SHARE):
             world.count("controller stopped")
             timeout = world.rng.uniform(0.0, CONTROLLER_STOP_SECONDS)
