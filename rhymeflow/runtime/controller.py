@@ -138,7 +138,7 @@ class Controller:
                     self._stop_early()
         finally:  # whatever ends it, the log says how far it came
             self.in_flight.seal_all()
-            self.store.record(self.reporter.now, self._events)
+            self._store_what_is_left()
             self.store.commit()
 
     # -- receiving ---------------------------------------------------------------------------
@@ -241,9 +241,18 @@ class Controller:
             self._num_handled += len(events)
         if self._num_handled >= SNAPSHOT_EVENTS:
             self._take_snapshot()
+        self._store_what_is_left()
         if self.reporter.now - self._committed_at >= COMMIT_SECONDS:
             self.in_flight.seal_all()  # a death costs no more of a response than this
             self._commit(self.reporter.now)
+
+    def _store_what_is_left(self) -> None:
+        """Log what happens when no more is commanded: tokens are not stored without their events.
+
+        An attempt that goes on acts on it.
+        """
+        self.store.record(self.reporter.now, self._events)
+        self._events = []
 
     def _take_snapshot(self) -> None:
         state, drawn = self.coordinator.state, self.in_flight.num_drawn

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 from collections import Counter
+from contextlib import closing
 from itertools import pairwise
 
 import msgspec
@@ -13,12 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks import chaos_fake
-from benchmarks.faults.fake import disk
+from benchmarks.faults.fake import disk, workers
 from benchmarks.faults.fake.run import SCHEDULE_NAMES, run_with_faults
 from benchmarks.faults.fake.world import World
 from benchmarks.faults.transport import MEMORY, Transport
 from rhymeflow.runtime import resume
 from rhymeflow.runtime.in_flight import InFlight
+from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.store.writer import SqliteTrajectoryStore
 from rhymeflow.workers.channel import Channel
 
@@ -87,6 +89,28 @@ def test_every_kind_of_fault_comes(place):
         "rollout killed",
         "rollout stopped",
     }
+
+
+def test_tokens_are_never_stored_without_their_events(place, monkeypatch):
+    """They were between the last step and the end of the last checkpoint."""
+    monkeypatch.setattr(workers.FakeSaver, "COMPLETED", 0.02)
+    commit, num_commits = SqliteTrajectoryStore.commit, Counter()
+
+    def looked_at(self, *, durable=False):
+        commit(self, durable=durable)
+        with closing(TrajectoryReader(self.path)) as reader:
+            assert reader.query(NOT_PROVED) == []
+        num_commits["all"] += 1
+
+    monkeypatch.setattr(SqliteTrajectoryStore, "commit", looked_at)
+    for seed in range(7):
+        run_with_faults(seed, place(), "one_step", Counter())
+    assert num_commits.total() > 100
+
+
+NOT_PROVED = """SELECT DISTINCT instance, version FROM segments EXCEPT
+    SELECT json_extract(body, '$.instance'), json_extract(body, '$.version') FROM events
+    WHERE kind IN ('InstanceJoined', 'Pulled')"""
 
 
 # -- it would be seen ------------------------------------------------------------------------------

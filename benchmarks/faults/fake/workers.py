@@ -73,6 +73,9 @@ class FakeLearner(LearnerProcess):
 class FakeSaver:
     """Stands for `learner.saver.Saver`: a checkpoint is complete some turns after it was begun."""
 
+    COMPLETED = 0.5
+    """Probability that one is complete when it is asked for."""
+
     def __init__(self, directory: Path, world: World) -> None:
         self._directory, self._world = directory, world
         self._pending: deque[tuple[Version, str, Collection[Version]]] = deque()
@@ -91,7 +94,7 @@ class FakeSaver:
     def ended(self) -> list[Saved]:
         """What was completed."""
         found = []
-        while self._pending and self._world.chance(0.5):
+        while self._pending and self._world.chance(self.COMPLETED):
             version, snapshot, keep = self._pending.popleft()
             path = self._path(version)
             unfinished = path.with_name(path.name + UNFINISHED)
