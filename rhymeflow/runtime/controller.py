@@ -104,7 +104,7 @@ class Controller:
         self.instances = Instances(
             self.in_flight, self.evaluations, self.rewards, reporter.throughput
         )
-        self.stop_asked = False
+        self.stop_asked = self.end_asked = False
         self._events: list[Event] = take_up(past, self.in_flight, self.rewards)
         self._pulling: set[InstanceId] = set()
         self._coordinator_seconds = 0.0
@@ -131,6 +131,8 @@ class Controller:
         self.history.start()
         try:
             while not (self._finished and not self.training.checkpoints.is_pending):
+                if self.end_asked:
+                    raise KeyboardInterrupt
                 self._receive(self._wait())
                 self._tick()
                 self.reporter.show()

@@ -26,6 +26,8 @@ def save_checkpoint(controller: Controller) -> None:
         return
     training.save_newest()
     while training.checkpoints.is_pending and time.monotonic() < end:
+        if controller.end_asked:
+            return
         for item in supervisor.wait(0.1, for_any_of=[learner]):
             if item.worker != learner:
                 continue

@@ -267,14 +267,14 @@ def history_index(config: Config) -> Iterator[Index | None]:
 
 @contextmanager
 def interruptible(controller: Controller) -> Iterator[None]:
-    """Ctrl-C, SIGTERM or SIGHUP once: end the step, save, stop. Twice: end at once.
+    """Ctrl-C, SIGTERM or SIGHUP once: end the step, save, stop. Twice: end between two turns.
 
+    Nothing is interrupted in the middle: half of what belongs together could be stored.
     Only the main thread may take signals; a run in another thread leaves them alone.
     """
 
     def on_signal(number: int, frame: FrameType | None) -> None:
-        if controller.stop_asked:
-            raise KeyboardInterrupt
+        controller.end_asked = controller.stop_asked
         controller.stop_asked = True
 
     if threading.current_thread() is not threading.main_thread():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+import signal
 from collections import Counter
 from contextlib import closing
 from itertools import pairwise
@@ -14,8 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks import chaos_fake
-from benchmarks.faults.fake import disk, workers
-from benchmarks.faults.fake.run import SCHEDULE_NAMES, run_with_faults
+from benchmarks.faults.fake import check, disk, workers
+from benchmarks.faults.fake.run import (
+    SCHEDULE_NAMES,
+    FakeRun,
+    configuration,
+    run_with_faults,
+)
+from benchmarks.faults.fake.runtime import Rates
 from benchmarks.faults.fake.world import World
 from benchmarks.faults.transport import MEMORY, Transport
 from rhymeflow.runtime import resume
@@ -111,6 +118,30 @@ def test_tokens_are_never_stored_without_their_events(place, monkeypatch):
 NOT_PROVED = """SELECT DISTINCT instance, version FROM segments EXCEPT
     SELECT json_extract(body, '$.instance'), json_extract(body, '$.version') FROM events
     WHERE kind IN ('InstanceJoined', 'Pulled')"""
+
+
+def test_two_signals_in_the_middle_of_storing_tear_nothing(place, monkeypatch):
+    """The log had tokens without events, or commands without the events they were given upon."""
+    record, num_calls = SqliteTrajectoryStore.record, iter(range(10**6))
+
+    def signalled(self, now, events):
+        if next(num_calls) == 30:
+            for _ in range(2):
+                signal.raise_signal(signal.SIGINT)
+        return record(self, now, events)
+
+    monkeypatch.setattr(SqliteTrajectoryStore, "record", signalled)
+    fake = FakeRun(World(0, 0, 0.0), place(), *quiet("rhymeflow"), None)
+    with pytest.raises(KeyboardInterrupt):
+        fake.carry_through()
+    assert next(num_calls) < 40, "it ended soon"
+    fake.carry_through()
+    check.ended(fake.path, fake.config, fake.seen)
+
+
+def quiet(schedule):
+    """A run without faults."""
+    return configuration(random.Random(0), schedule), Rates(0.0, 0.0, 0.0)
 
 
 # -- it would be seen ------------------------------------------------------------------------------
