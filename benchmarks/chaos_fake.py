@@ -117,16 +117,18 @@ def measure(first_seed: int, num_faults: int) -> Part:
 def one_run(seed: int, counts: Counter[str], violations: list[str]) -> None:
     """One run, in a directory that stays only if something was violated."""
     schedule = SCHEDULE_NAMES[seed % len(SCHEDULE_NAMES)]
-    folder = new_folder()
+    folder, stays = new_folder(), False
     try:
         run_with_faults(seed, folder, schedule, counts, look if seed % LOOK_EVERY == 0 else None)
     except Exception as error:  # noqa: BLE001 - whatever ends a run is a violation, and is counted
+        stays = True
         traceback.print_exc()
         what = str(error).partition("\n")[0]
         violations.append(f"seed {seed}, {schedule}: {type(error).__name__}: {what}")
         print(f"violation in {folder}: {violations[-1]}", file=sys.stderr, flush=True)
-    else:
-        shutil.rmtree(folder)
+    finally:
+        if not stays:
+            shutil.rmtree(folder)
 
 
 def new_folder() -> Path:

@@ -6,6 +6,7 @@ Beside the audit that users have (`examples/audit_run.py`), because more is know
 - each response is as long as it has to be, and its reward is that of its tokens;
 - prompts were taken in the data's order, none twice and none left out;
 - every version has one checksum, whichever learner made it: what was trained on again was the same;
+- held-out answers are what they have to be, and the last version has all of them;
 - metrics have each step once;
 - the log gives its commands again, from its beginning as from each snapshot.
 """
@@ -32,7 +33,7 @@ from rhymeflow.observe import metrics
 from rhymeflow.observe.summary import EVENTS
 from rhymeflow.runtime.replay import replay
 from rhymeflow.store.reader import TrajectoryReader
-from rhymeflow.workers.noise import epoch_of_noise
+from rhymeflow.workers.noise import EVALUATION_EPOCH, epoch_of_noise
 
 COMPARE_SHARE = 0.2
 """Of resumed attempts, those before which the log is replayed from its beginning, too."""
@@ -117,6 +118,7 @@ def ended(run_dir: Path, config: Config, seen: Seen) -> None:
         check_tokens(reader, config, seen)
         check_order(reader, config)
         check_versions(reader, config)
+        check_answers(reader, config)
     steps = [
         row["step"]
         for row in map(json.loads, (run_dir / metrics.FILE).read_text().splitlines())
@@ -189,3 +191,14 @@ def check_versions(reader: TrajectoryReader, config: Config) -> None:
             before = known.setdefault(event.version, event.checksum)
             assert before == event.checksum, f"version {event.version} is not what it was"
     assert sorted(known) == list(range(config.learner.max_steps + 1))
+
+
+def check_answers(reader: TrajectoryReader, config: Config) -> None:
+    """Held-out answers; an evaluation that was cut off leaves some of a version's."""
+    of_last = set()
+    for version, row, blob in reader.query("SELECT version, row, tokens FROM evaluations"):
+        key = NoiseKey(row, EVALUATION_EPOCH, 0)
+        due = models.response(key, config.rollout.max_completion_length)
+        assert list(memoryview(blob).cast("i")) == due, f"held-out row {row} has another answer"
+        of_last |= {row} if version == config.learner.max_steps else set()
+    assert of_last == set(range(config.data.eval_size or 0)), f"only rows {of_last} were answered"

@@ -79,8 +79,6 @@ def configuration(draw: random.Random, schedule: str) -> Config:
     """A small run, of this schedule."""
     choose = draw.choice
     bound = {"synchronous": 0, "one_step": 1, "histopipe": 1}.get(schedule, choose([1, 1, 2, 3]))
-    functions = choose([["a.f"], ["a.f", "a.g"]])
-    pers = [choose(["group", "response"]) for _ in functions]
     config = Config.model_validate(
         {
             "name": "fake",
@@ -94,15 +92,13 @@ def configuration(draw: random.Random, schedule: str) -> Config:
             "drafting": {"window": "off"},
             "reward": {
                 "functions": [
-                    {"function": f, "per": per} for f, per in zip(functions, pers, strict=True)
+                    {"function": name, "per": choose(["group", "response"])}
+                    for name in choose([["a.f"], ["a.f", "a.g"]])
                 ],
                 "on_failure": "drop",
                 "max_consecutive_failures": 10**6,
             },
-            "learner": {
-                "max_steps": choose([2, 4, 6]),
-                "groups_per_batch": choose([1, 2, 3]),
-            },
+            "learner": {"max_steps": choose([2, 4, 6]), "groups_per_batch": choose([1, 2, 3])},
             "schedule": {
                 "name": schedule,
                 "max_staleness": bound,
