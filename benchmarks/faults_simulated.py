@@ -16,8 +16,9 @@ seconds, for what one costs: seconds lost, over the number of deaths. The ratio 
 from these, as long as failures seldom come before the cluster is over the last one; where they do
 most, at the greatest rate on 1,024 devices, it is simulated beside (`simulated`).
 
-The baseline restarts the whole job from the newest checkpoint (benchmarks/simulated/restarts.py):
-every step a checkpoint, or every 20 as in many of verl's example scripts.
+Every step, which takes minutes, is a checkpoint (`run.save_steps`). The baseline restarts the whole
+job from the newest one (benchmarks/simulated/restarts.py): that of the last step too, or of one in
+20 steps, as in many of verl's example scripts.
 """
 
 from __future__ import annotations
@@ -58,8 +59,6 @@ FAILURES = 300
 AIM = 0.8
 """Of the effective training time; published best under injected failures: over 80%, against 60%
 where the job restarts (RobustRL, arXiv 2512.22492, at another rate than any of these)."""
-
-
 NOTES = (
     f"Simulated, {STEPS} steps; benchmarks/faults_simulated.py says what is assumed. Rates are "
     f"multiples of a failure per {MTBF_HOURS:,.0f} device-hours. `s lost`: seconds that one death "
@@ -173,6 +172,7 @@ def configure(cell: Cell) -> Config:
             **setting(cell, STEPS),
             "drafting.window": "cost",
             "learner.groups_per_batch": str(cell.devices // 2),
+            "run.save_steps": "1",  # a step takes minutes
             "simulation.skip_steps": str(SKIPPED),
             "simulation.num_devices": str(cell.devices),
             "simulation.rollout_devices": str(cell.rollout) if cell.rollout else "null",
