@@ -148,9 +148,10 @@ class Controller:
     def _wait(self) -> list[News]:
         """Wait for news, and then a little, for more to come with it."""
         learner = self.supervisor.learner.name
-        news = self.supervisor.wait(TICK_SECONDS)
+        more = self.coordinator.state.has_more
+        news = self.supervisor.wait(0.0 if more else TICK_SECONDS)
         rest = self._round_began + ROUND_SECONDS - self.reporter.now
-        is_urgent = self._pulling or any(item.worker == learner for item in news)
+        is_urgent = more or self._pulling or any(item.worker == learner for item in news)
         if news and not is_urgent and rest > 0:
             news += self.supervisor.wait(rest, for_any_of=[learner])
         self._round_began = self.reporter.now
@@ -230,7 +231,9 @@ class Controller:
 
     def _tick(self) -> None:
         """Log what has happened, let the coordinator act on it, and again with what that caused."""
-        while self._events and not self._finished:
+        more = self.coordinator.state.has_more
+        while (self._events or more) and not self._finished:
+            more = False
             events, self._events = [*self._events, Tick()], []
             now = self.reporter.now
             first = self.store.record(now, events)
