@@ -14,7 +14,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
@@ -29,6 +28,7 @@ from rhymeflow.models.rows import WeightRows
 from rhymeflow.weights.handle import SharedMemoryWeightHandle
 from rhymeflow.weights.manifest import plan
 from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
+from rhymeflow.workers.channel import Connection
 from rhymeflow.workers.learner import LearnerProcess
 from rhymeflow.workers.messages import (
     Alive,
@@ -80,9 +80,15 @@ class _Delayed:
     def send_bytes(self, message: bytes) -> None:
         self._connection.send_bytes(message)
 
+    def fileno(self) -> int:
+        return self._connection.fileno()
+
+    def close(self) -> None:
+        self._connection.close()
+
 
 def _run(
-    connection: Connection | _Delayed,
+    connection: Connection,
     config: Config,
     run_dir: Path,
     rank: int,
@@ -105,7 +111,7 @@ def _run(
             learner.weights.close()
 
 
-def _wait_to_be_replaced(connection: Connection | _Delayed) -> None:
+def _wait_to_be_replaced(connection: Connection) -> None:
     """Whoever is the cause is reported first, and this process ended. Or it was this one."""
     deadline = time.monotonic() + PATIENCE
     while (rest := deadline - time.monotonic()) > 0:
