@@ -92,7 +92,7 @@ class ShardedLearner(LearnerStep):
         """The policy's parameters in compute precision, to be gathered before the next `train`."""
         sharded = self._sharded
         shapes = {name: tuple(each.shape) for name, each in sharded.parameters.items()}
-        return Gathering(shapes, sharded.blocks(), sharded.rounded, self._ranks)
+        return Gathering(shapes, sharded.blocks(), sharded.shard, self.compute_dtype, self._ranks)
 
     def snapshot(self) -> ShardedSnapshot:
         """A copy of this rank's rows of all that a checkpoint holds."""

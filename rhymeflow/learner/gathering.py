@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -22,7 +23,7 @@ _END = -1
 class Gathering:
     """Gathers blocks of tensors; `shapes` are of whole tensors, in order.
 
-    `shard` returns this rank's rows of a tensor, in `dtype` and on any one device.
+    `shard` returns this rank's rows of a tensor, all on one device; they are rounded to `dtype`.
     """
 
     def __init__(
@@ -30,11 +31,13 @@ class Gathering:
         shapes: Mapping[str, tuple[int, ...]],
         blocks: Sequence[Sequence[str]],
         shard: Callable[[str], Tensor],
+        dtype: torch.dtype,
         ranks: Ranks,
         group: dist.ProcessGroup | None = None,
     ) -> None:
         self.shapes, self._blocks = shapes, blocks
-        self._shard, self._ranks, self._group = shard, ranks, group
+        self._shard, self._dtype = shard, dtype
+        self._ranks, self._group = ranks, group
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
         """Every block; on ranks but 0 each is empty. All ranks have to go through all."""
@@ -67,27 +70,27 @@ class Gathering:
 
     def _gather(self, names: Sequence[str]) -> dict[str, Tensor]:
         """Gather one block: all its shards in one message."""
-        mine = torch.cat([self._padded(name) for name in names])
+        lengths = [self._padded_size(self.shapes[name]) for name in names]
+        ends = np.cumsum(lengths)
+        starts = ends - lengths
+        count = self._ranks.count if self._ranks.is_lead else 1
+        device = self._shard(names[0]).device
+        parts_NS = torch.zeros((count, int(ends[-1])), dtype=self._dtype, device=device)
+        for name, start in zip(names, starts, strict=True):
+            shard = self._shard(name).reshape(-1)
+            parts_NS[0, start : start + len(shard)] = shard
+        # One by one, into their place: gloo's `gather` would make a copy of all.
         if not self._ranks.is_lead:
-            dist.gather(mine, None, dst=0, group=self._group)
+            dist.send(parts_NS[0], 0, group=self._group)
             return {}
-        parts_NS = mine.new_empty((self._ranks.count, len(mine)))
-        dist.gather(mine, list(parts_NS), dst=0, group=self._group)
-        del mine
+        for rank in range(1, self._ranks.count):
+            dist.recv(parts_NS[rank], rank, group=self._group)
         whole: dict[str, Tensor] = {}
-        start = 0
-        for name in names:
+        for name, start, end in zip(names, starts, ends, strict=True):
             shape = self.shapes[name]
-            end = start + self._padded_size(shape)
             # Of a block of one tensor this is the tensor; else a copy.
             whole[name] = parts_NS[:, start:end].reshape(-1)[: math.prod(shape)].view(shape)
-            start = end
         return whole
-
-    def _padded(self, name: str) -> Tensor:
-        shard = self._shard(name).reshape(-1)
-        missing = self._padded_size(self.shapes[name]) - shard.numel()
-        return torch.cat([shard, shard.new_zeros(missing)]) if missing else shard
 
     def _padded_size(self, shape: tuple[int, ...]) -> int:
         """Numbers in the greatest shard. Only those after the last row of all are padding."""

@@ -168,7 +168,8 @@ def snapshot(
     gathering = Gathering(
         shapes,
         sharded.blocks(),
-        lambda name: copies["master", name].to(sharded.compute_dtype),
+        lambda name: copies["master", name],
+        sharded.compute_dtype,
         ranks,
         ranks.saving,
     )

@@ -113,10 +113,9 @@ class ShardedModel:
             previous = layer
         return blocks
 
-    def rounded(self, name: str) -> Tensor:
-        """This rank's rows of a parameter in compute precision, as the model computes with them."""
-        with torch.no_grad():
-            return self.parameters[name].to_local().to(self.compute_dtype)
+    def shard(self, name: str) -> Tensor:
+        """This rank's rows of a parameter, in float32."""
+        return self.parameters[name].detach().to_local()
 
     def fill(self, read: Callable[[str, slice], Tensor]) -> None:
         """Set this rank's rows: `read` returns those rows of a parameter by its name."""
