@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -207,7 +208,9 @@ def load_whole(directory: Path) -> dict[str, Any]:
     shards = directory / checkpoint.SHARDS
     found = dcp.FileSystemReader(shards).read_metadata().state_dict_metadata
     tensors = {key: torch.empty(each.size, dtype=torch.float32) for key, each in found.items()}
-    dcp.load(tensors, checkpoint_id=shards, no_dist=True)
+    with warnings.catch_warnings():  # that this is one process is meant
+        warnings.simplefilter("ignore")
+        dcp.load(tensors, checkpoint_id=shards, no_dist=True)
     progress = _progress(directory)
     by_kind: dict[str, dict[str, Tensor]] = {kind: {} for kind in KINDS}
     for key, tensor in tensors.items():
