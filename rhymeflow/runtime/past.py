@@ -26,3 +26,5 @@ class Past(NamedTuple):
     all that it has."""
     training: Train | None = None
     """The batch that is being trained on."""
+    notes: tuple[str, ...] = ()
+    """What the user should know of how it was found."""

@@ -50,6 +50,7 @@ from rhymeflow.store import previous_run
 from rhymeflow.store.base import TrajectoryStore
 from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.store.writer import SqliteTrajectoryStore
+from rhymeflow.utils import shared_memory
 from rhymeflow.utils.faults import no_room, one_line
 from rhymeflow.workers.messages import LearnerReady
 
@@ -104,7 +105,7 @@ def resume(
     ):
         with closing(TrajectoryReader(run_dir / EVENTS)) as reader:
             past = replay(reader, run_dir / EVENTS)
-            before = Config.model_validate_json(reader.attempts()[-1].config)
+            before = previous_run.config_of(reader.attempts()[-1], run_dir / EVENTS)
         config = change(before)
         check_change(before, config, past.coordinator.state.published or 0)
         configured(config, past.coordinator)
@@ -184,7 +185,8 @@ def assembled(
     state = past.coordinator.state
     supervisor = Supervisor(config, runtime, used_names=state.names)
     saved = checkpoints_up_to(path / CHECKPOINTS, state.published or 0)
-    with history_index(config) as index:
+    shared_memory.free_left(shared_memory.prefix_for(path, ""))
+    with history_index(config, path) as index:
         store.commit()  # workers read it
         tokenizer, prompts = _load_while(supervisor.start, config, reporter)
         config = in_force.once_loaded(config, tokenizer, prompts)
@@ -234,10 +236,11 @@ def _load_while(
 
 
 @contextmanager
-def history_index(config: Config) -> Iterator[Index | None]:
+def history_index(config: Config, run_dir: Path) -> Iterator[Index | None]:
     """The shared index of a run that drafts.
 
-    Its memory is given back at the end; if this process is killed, by its resource tracker.
+    Its memory is given back at the end; if this process is killed, by its resource tracker; if that
+    is killed too, by the next attempt at the run.
     """
     drafting = config.drafting
     if drafting.window == "off":
@@ -247,6 +250,7 @@ def history_index(config: Config) -> Iterator[Index | None]:
         max_tokens=drafting.history_tokens,
         max_responses=drafting.history_responses,
         shared=True,
+        prefix=shared_memory.prefix_for(run_dir, "h"),
     )
     with closing(index):
         yield index

@@ -15,11 +15,12 @@ Knows nothing of what events mean: it stores what it is given.
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 import struct
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import wraps
 from pathlib import Path
@@ -78,7 +79,8 @@ class SqliteTrajectoryStore:
         self._last_seq = self._last("events")
         self._last_command = self._last("commands")
         self._attempt = self._last("attempts", "attempt")
-        self._last_snapshot = self._last("snapshots", "event")
+        has_snapshots = schema.has_snapshots(self._connection)
+        self._last_snapshot = self._last("snapshots", "event") if has_snapshots else 0
         self._rows: dict[str, list[tuple[Any, ...]]] = {}
         self._file = OnDisk(self.path)
         self._fault: StorageError | None = None
@@ -91,6 +93,9 @@ class SqliteTrajectoryStore:
         `started` is the date and time, and `config` its configuration as JSON text.
         """
         self._attempt += 1
+        with self._faults():
+            self._begin()
+            schema.bring_up_to_date(self._connection)
         self._put(sql.ATTEMPT, self._attempt, self._last_seq + 1, now, started, config)
         return self._attempt
 
@@ -173,19 +178,19 @@ class SqliteTrajectoryStore:
         return row, epoch
 
     @_counted
-    def progress(self, group: GroupId) -> Progress:
-        """How far a group that was stored has come."""
+    def progress(self, groups: Iterable[GroupId]) -> dict[GroupId, Progress]:
+        """How far groups that were stored have come."""
         self._write()
-        ask = self._connection.execute
-        ((prompt,),) = ask("SELECT prompt_tokens FROM groups WHERE group_id = ?", (group,))
-        tokens: dict[int, array[int]] = {}
-        for member, blob in ask(
-            "SELECT member, tokens FROM segments WHERE group_id = ? ORDER BY member, start",
-            (group,),
-        ):
-            tokens.setdefault(member, array("i")).frombytes(blob)
-        finished = ask("SELECT member FROM trajectories WHERE group_id = ?", (group,))
-        return Progress(_from_int32(prompt), tokens, frozenset(m for (m,) in finished))
+        wanted = (json.dumps(list(groups)),)
+        found = {
+            group: Progress(row, epoch, _from_int32(prompt), {}, set())
+            for group, row, epoch, prompt in self._connection.execute(sql.PROMPTS_OF, wanted)
+        }
+        for group, member, blob in self._connection.execute(sql.TOKENS_OF, wanted):
+            found[group].tokens.setdefault(member, array("i")).frombytes(blob)
+        for group, member in self._connection.execute(sql.FINISHED_OF, wanted):
+            found[group].finished.add(member)
+        return found
 
     @_counted
     def put_segment(
@@ -358,9 +363,13 @@ class SqliteTrajectoryStore:
         with self._faults():
             self._execute()
 
-    def _execute(self) -> None:
-        if self._rows and not self._connection.in_transaction:
+    def _begin(self) -> None:
+        if not self._connection.in_transaction:
             self._connection.execute("BEGIN IMMEDIATE")
+
+    def _execute(self) -> None:
+        if self._rows:
+            self._begin()
         for statement in sql.ORDER:
             rows = self._rows.pop(statement, None)
             if rows is None:

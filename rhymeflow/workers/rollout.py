@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
@@ -20,6 +21,7 @@ from rhymeflow.config import Config
 from rhymeflow.core.types import TrajectoryId, Version
 from rhymeflow.engine.base import Engine, Finished, NoiseKey, Request, Sampling
 from rhymeflow.engine.native.native_engine import NativeEngine, load_kernels
+from rhymeflow.weights.base import WeightReader
 from rhymeflow.weights.proof import as_text
 from rhymeflow.workers.drafting import drafter
 from rhymeflow.workers.messages import (
@@ -84,9 +86,7 @@ class Instance:
     def __init__(self, connection: Connection, name: str, config: Config) -> None:
         self.connection, self.config = connection, config
         load_kernels(config)  # while the learner loads
-        connect = receive(connection)
-        assert isinstance(connect, ConnectWeights), connect
-        self.weights = connect.handle.open()
+        self.weights = self._connect()
         self.engine: Engine = NativeEngine(
             config, self.weights, instance=name, drafter_for=partial(drafter, config)
         )
@@ -107,6 +107,14 @@ class Instance:
             as_text(self.engine.checksum),
         )
         send(connection, joined)
+
+    def _connect(self) -> WeightReader:
+        """Wait for the weights of a learner that is there."""
+        while True:
+            connect = receive(self.connection)
+            assert isinstance(connect, ConnectWeights), connect
+            with suppress(FileNotFoundError):  # it was lost meanwhile: the next one says so too
+                return connect.handle.open()
 
     def serve(self) -> None:
         """Carry out commands and iterate, until `Shutdown`."""
@@ -151,7 +159,8 @@ class Instance:
                     how = self._sampling(self.config.run.eval_temperature)
                     self._submit(Request(key, prompt_ids, noise, how))
             case ConnectWeights(handle=handle):
-                self.weights = handle.open()  # another learner took the place of a lost one
+                with suppress(FileNotFoundError):  # lost in turn, and the next one says so too
+                    self.weights = handle.open()  # another learner took the place of a lost one
             case UseDrafter():
                 self.engine.draft_from(message.index)
             case Shutdown():

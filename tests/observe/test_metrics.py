@@ -82,11 +82,14 @@ def test_tensorboard_does_not_show_what_a_resumed_run_does_again(tmp_path):
 class FakeTracker:
     """Stands for the module `wandb` or `trackio`, and for the run that `init` returns."""
 
+    id = "abc123"
+
     def __init__(self) -> None:
         self.calls: list[tuple] = []
 
-    def init(self, **options):
-        self.calls.append(("init", options["project"], options["name"], options["config"]))
+    def init(self, *, project, name, config, dir=None, **how):
+        self.calls.append(("init", project, name, config, how))
+        self.name = name
         return self
 
     def define_metric(self, names, step_metric):
@@ -107,10 +110,41 @@ def test_trackers_get_the_rows(tmp_path, monkeypatch, name):
     writer.write(1, 0.5, {"reward": 0.5})
     writer.close()
     assert fake.calls == [
-        ("init", "rhymeflow", "demo", {"seed": 1}),
+        (
+            "init",
+            "rhymeflow",
+            "demo",
+            {"seed": 1},
+            {"resume": "never"} if name == "trackio" else {},
+        ),
         ("log", {"step": 1, "reward": 0.5}),
         ("finish",),
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        ("wandb", {"id": "abc123", "resume": "allow", "allow_val_change": True}),
+        ("trackio", {"resume": "allow"}),
+    ],
+)
+def test_a_resumed_run_goes_on_in_its_run(tmp_path, monkeypatch, name, how):
+    """Also if its directory was moved, and the run would be called otherwise now."""
+    fake = FakeTracker()
+    monkeypatch.setitem(metrics.importlib.sys.modules, name, fake)
+    for called in ("demo", "moved"):
+        MetricsWriter(tmp_path, report_to=(name,), name=called, config={}).close()
+    again = fake.calls[-2]
+    assert again == ("init", "rhymeflow", "moved" if name == "wandb" else "demo", {}, how)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"wandb": 1}'])
+def test_what_names_the_runs_may_be_broken(tmp_path, monkeypatch, text):
+    monkeypatch.setitem(metrics.importlib.sys.modules, "wandb", FakeTracker())
+    (tmp_path / "trackers.json").write_text(text)
+    with pytest.raises(UserError, match=r"trackers\.json: "):
+        MetricsWriter(tmp_path, report_to=("wandb",), name="run", config={})
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "wandb", "trackio"])

@@ -20,7 +20,7 @@ from rhymeflow.core.events import TrajectoryInterrupted
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.errors import UserError
 from rhymeflow.observe import metrics
-from rhymeflow.runtime import controller
+from rhymeflow.runtime import event_log
 from rhymeflow.runtime import train as runtime
 from rhymeflow.runtime.controller import Controller
 from rhymeflow.runtime.resume_options import with_options
@@ -190,7 +190,7 @@ def test_the_coordinator_is_told_how_far_the_responses_had_come(tmp_path, monkey
     save_model(tmp_path / "model", unused_ids=1000, max_length=512)
     save_prompts(tmp_path / "prompts.jsonl")
     config = small(tmp_path, rollout={"max_completion_length": 400}, learner={"max_steps": 1})
-    monkeypatch.setattr(controller, "COMMIT_SECONDS", 0.0)
+    monkeypatch.setattr(event_log, "COMMIT_SECONDS", 0.0)
 
     def is_half_way(c: Controller) -> bool:
         return any(group.stored for group in c.in_flight._groups.values())

@@ -21,7 +21,7 @@ def macos(monkeypatch, tmp_path):
     monkeypatch.setattr("platform.system", lambda: "Darwin")
 
 
-@pytest.mark.parametrize("prefix", ["rhymeflow", "rhymeflow-history"])
+@pytest.mark.parametrize("prefix", ["rhymeflow", "rhymeflow-history", "rf-0123abcd-w"])
 def test_memory_is_shared_without_dev_shm(macos, monkeypatch, prefix):
     monkeypatch.setattr(os, "getpid", lambda: 99998)  # the largest there
     name = shared_memory.new_name(prefix)
