@@ -91,10 +91,18 @@ def law_5(db, log):
     return f"{len(log.published)} versions published, {len(proved)} pulls proved"
 
 
-if __name__ == "__main__":
-    db = sqlite3.connect(f"file:{sys.argv[1]}/events.db?mode=ro", uri=True)
+def audit(run_dir):
+    """Print what was found of each law; the exit code."""
+    db = sqlite3.connect(f"file:{run_dir}/events.db?mode=ro", uri=True)
     ((config,),) = db.execute("SELECT config FROM attempts ORDER BY attempt DESC LIMIT 1")
     log, bound = read(db), json.loads(config)["schedule"]["max_staleness"]
     print("law 1:", law_1(db, log, bound), "\nlaw 2:", law_2(db, log), "\nlaw 5:", law_5(db, log))
     print(*wrong or ["all hold" if log.is_over else "all hold so far: it has not ended"], sep="\n")
-    sys.exit(bool(wrong))
+    return bool(wrong)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(audit(sys.argv[1]))
+    except (sqlite3.Error, ValueError, TypeError, LookupError, AttributeError) as error:
+        sys.exit(f"{sys.argv[1]}: cannot be audited, is no log or is damaged: {error!r}")

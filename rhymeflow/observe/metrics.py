@@ -203,19 +203,22 @@ def read(run_dir: Path) -> dict[int, dict[str, Any]]:
 def forget_after(run_dir: Path, step: int) -> None:
     """Take out rows of later steps, and a half line at the end: what a resumed run does again."""
     path = run_dir / FILE
-    if path.is_file():
-        rows = [row for row in _rows(path) if row["step"] <= step]
+    if not path.is_file():
+        return
+    lines = path.read_bytes().split(b"\n")
+    kept = [line for line, row in zip(lines[:-1], _rows(path), strict=True) if row["step"] <= step]
+    if len(kept) < len(lines) - 1 or lines[-1]:
         unfinished = path.with_name(f"{FILE}.unfinished")
-        unfinished.write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
+        unfinished.write_bytes(b"".join(line + b"\n" for line in kept))
         unfinished.replace(path)
 
 
 def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    *lines, _ = path.read_text().split("\n")
+    *lines, _ = path.read_bytes().split(b"\n")
     for number, line in enumerate(lines, start=1):
         try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
+            row = msgspec.json.decode(line)
+        except msgspec.DecodeError as error:
             raise UserError(f"{path}, line {number}: is not JSON: {error}") from error
         if not isinstance(row, dict) or not isinstance(row.get("step"), int):
             raise UserError(f"{path}, line {number}: is no object with a step")

@@ -21,6 +21,7 @@ from rhymeflow.core.types import Version
 from rhymeflow.observe import metrics
 from rhymeflow.observe.progress import clock, sparkline
 from rhymeflow.store import codec
+from rhymeflow.store.damage import open_undamaged
 from rhymeflow.store.reader import TrajectoryReader
 
 FILE = "summary.json"
@@ -88,10 +89,9 @@ def summarize(run_dir: Path) -> Summary:
     """Fold the run directory.
 
     Raises:
-        UserError: there is no run in it.
+        UserError: there is no run in it, or what it says cannot be read.
     """
-    reader = TrajectoryReader(run_dir / EVENTS)
-    try:
+    with open_undamaged(run_dir / EVENTS) as reader:
         steps, seconds, evaluations = _fold(reader)
         staleness = dict(reader.query(_STALENESS))
         ((count, tokens),) = reader.query(_TRAINED)
@@ -101,8 +101,6 @@ def summarize(run_dir: Path) -> Summary:
         endings = reader.query(
             "SELECT COALESCE(ending, 'unfinished'), COUNT(*) FROM groups GROUP BY 1"
         )
-    finally:
-        reader.close()
     rows = metrics.read(run_dir)
     rewards = [row["reward"] for row in rows.values() if row.get("reward") is not None]
     total = sum(age * n for age, n in staleness.items())

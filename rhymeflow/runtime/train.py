@@ -48,7 +48,7 @@ from rhymeflow.runtime.single_learner import SingleLearner
 from rhymeflow.runtime.supervisor import Supervisor, WorkerDied
 from rhymeflow.store import previous_run
 from rhymeflow.store.base import TrajectoryStore
-from rhymeflow.store.reader import TrajectoryReader
+from rhymeflow.store.damage import explained, open_undamaged
 from rhymeflow.store.writer import SqliteTrajectoryStore
 from rhymeflow.utils import shared_memory
 from rhymeflow.utils.faults import no_room, one_line
@@ -103,7 +103,7 @@ def resume(
         one_line(run_dir),
         closing(SqliteTrajectoryStore(run_dir / EVENTS)) as store,  # nobody else writes there now
     ):
-        with closing(TrajectoryReader(run_dir / EVENTS)) as reader:
+        with open_undamaged(run_dir / EVENTS) as reader:
             past = replay(reader, run_dir / EVENTS)
             before = previous_run.config_of(reader.attempts()[-1], run_dir / EVENTS)
         config = change(before)
@@ -197,20 +197,25 @@ def assembled(
             reporter.space = DiskSpace(path, ready.checkpoint_bytes)
             reporter.space.check(config.run.save_total_limit, len(saved))
 
-        yield Controller(
-            config,
-            supervisor=supervisor,
-            store=store,
-            learner=SingleLearner(lambda: supervisor.learner),
-            history=HistoryIndex(index, supervisor, reporter.warn),
-            prompts=prompts,
-            reporter=reporter,
-            past=past,
-            checkpoints=Checkpoints(
-                config.run, state.plan.evaluates, num_steps=config.learner.max_steps, there=saved
-            ),
-            on_model=on_model,
-        )
+        with explained(path / EVENTS):
+            controller = Controller(
+                config,
+                supervisor=supervisor,
+                store=store,
+                learner=SingleLearner(lambda: supervisor.learner),
+                history=HistoryIndex(index, supervisor, reporter.warn),
+                prompts=prompts,
+                reporter=reporter,
+                past=past,
+                checkpoints=Checkpoints(
+                    config.run,
+                    state.plan.evaluates,
+                    num_steps=config.learner.max_steps,
+                    there=saved,
+                ),
+                on_model=on_model,
+            )
+        yield controller
 
 
 def record_config(config: Config, path: Path, store: TrajectoryStore) -> None:

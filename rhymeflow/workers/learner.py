@@ -21,6 +21,7 @@ from rhymeflow.learner.saver import Saver
 from rhymeflow.learner.single import Learner
 from rhymeflow.learner.token_details import TokenDetails
 from rhymeflow.models.load import load_model, load_tokenizer, resolve_device, resolve_dtype
+from rhymeflow.store.damage import explained
 from rhymeflow.store.reader import TrajectoryReader, TrajectoryRecord
 from rhymeflow.utils import shared_memory
 from rhymeflow.weights.manifest import manifest_of
@@ -81,8 +82,9 @@ class LearnerProcess:
         )
         self._reader = TrajectoryReader(run_dir / "events.db")
         self._saver = Saver(run_dir / CHECKPOINTS)
-        for step, last in restore(self.learner, self._reader, run_dir / CHECKPOINTS, config):
-            send(connection, Retraining(step, last))
+        with explained(run_dir / "events.db"):
+            for step, last in restore(self.learner, self._reader, run_dir / CHECKPOINTS, config):
+                send(connection, Retraining(step, last))
         self.version: Version = self.learner.version
         tensors = self.learner.weights()
         prefix = shared_memory.prefix_for(run_dir, "w")

@@ -39,13 +39,27 @@ def test_rows_of_one_step_are_joined_and_a_half_line_left_out(tmp_path):
     assert list(metrics.read(tmp_path)) == [1, 2]
 
 
+def test_what_a_resumed_run_does_again_is_forgotten(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    rows = ['{"step": 1, "x": 0.1}\n', '{"step": 2}\n', '{"step": 1, "eval/reward": 1e-05}\n']
+    path.write_text("".join(rows) + '{"step": 3')
+    metrics.forget_after(tmp_path, 1)
+    assert path.read_text() == rows[0] + rows[2]
+    before = path.stat().st_ino
+    metrics.forget_after(tmp_path, 1)
+    assert path.stat().st_ino == before, "there was nothing to forget"
+
+
 def test_no_file_is_no_steps(tmp_path):
     assert metrics.read(tmp_path) == {}
 
 
-@pytest.mark.parametrize(("line", "message"), [("oops", "is not JSON"), ("[1]", "is no object")])
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [("oops", "is not JSON"), ("[1]", "is no object"), ('{"step": 1, "é": 1}', "is not JSON")],
+)
 def test_a_foreign_line_is_named(tmp_path, line, message):
-    (tmp_path / "metrics.jsonl").write_text(f'{{"step": 1}}\n{line}\n')
+    (tmp_path / "metrics.jsonl").write_bytes(f'{{"step": 1}}\n{line}\n'.encode("latin-1"))
     with pytest.raises(UserError, match=rf"metrics\.jsonl, line 2: {message}"):
         metrics.read(tmp_path)
 
