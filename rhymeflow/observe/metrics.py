@@ -218,7 +218,7 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
     for number, line in enumerate(lines, start=1):
         try:
             row = msgspec.json.decode(line)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise UserError(f"{path}, line {number}: is not JSON: {error}") from error
         if not isinstance(row, dict) or not isinstance(row.get("step"), int):
             raise UserError(f"{path}, line {number}: is no object with a step")

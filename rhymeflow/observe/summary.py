@@ -32,9 +32,10 @@ _TELLING = """SELECT kind, body FROM events WHERE kind IN ('VersionPublished', '
 _SECONDS = "SELECT COALESCE((SELECT time FROM events ORDER BY seq DESC LIMIT 1), 0.0)"
 _TRAINED = "SELECT COUNT(*), SUM(length) FROM trajectories WHERE trained IS NOT NULL"
 # What the view `trained` says, without joining all responses for it.
-_STALENESS = """SELECT trained - (SELECT MIN(version) FROM segments s
-        WHERE s.group_id = t.group_id AND s.member = t.member), COUNT(*)
-    FROM trajectories t WHERE trained IS NOT NULL GROUP BY 1 ORDER BY 1"""
+_STALENESS = """SELECT staleness, COUNT(*) FROM (SELECT trained - (SELECT MIN(version)
+            FROM segments s WHERE s.group_id = t.group_id AND s.member = t.member) AS staleness
+        FROM trajectories t WHERE trained IS NOT NULL)
+    WHERE staleness IS NOT NULL GROUP BY 1 ORDER BY 1"""
 
 
 @dataclass(frozen=True)

@@ -111,8 +111,10 @@ class _Replay:
         self._follow_decisions()
         recorded = self._recorded()
         upon = next(recorded, None)
-        for seq, time, event in self._reader.events(self._start.done + 1):
+        for seq, time, event in self._reader.events(max(self._start.done, 1)):
             seconds = max(seconds, time)
+            if seq <= self._start.done:
+                continue  # the snapshot knows it
             if (attempt := begins.get(seq)) and seq > 1:
                 configured(config_of(attempt, self._path), self._coordinator)
                 self._follow_decisions()

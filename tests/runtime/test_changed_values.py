@@ -29,7 +29,7 @@ from rhymeflow.store.writer import SqliteTrajectoryStore
 
 AUDIT = Path(__file__).parents[2] / "examples" / "audit_run.py"
 SMALL = {"learner.groups_per_batch": "2", "rollout.num_generations": "2"}
-TRIES = 400
+TRIES = 50
 """Changes, of all columns of all tables in turn."""
 
 

@@ -150,6 +150,12 @@ def test_a_state_of_other_classes_is_not_read(tmp_path, monkeypatch):
     )
 
 
+def test_time_goes_on_from_the_last_event_also_if_nothing_is_replayed(tmp_path):
+    config, events = recorded(LOGS[0])
+    write_log(tmp_path / "events.db", config, events, snapshot_after=len(events))
+    assert past_of(tmp_path / "events.db").seconds == len(events) / 10
+
+
 def test_the_digest_tells_of_a_field_more(monkeypatch):
     from rhymeflow.core.protocol.group import Member
 

@@ -216,7 +216,7 @@ def test_a_run_begins_with_the_history_of_another(drafted, tmp_path, monkeypatch
 
 def owner(name: str) -> int | None:
     """The process that made a piece of shared memory, if it is one of ours."""
-    found = re.fullmatch(r"rhymeflow.*-(\d+)-\w+", name)
+    found = re.fullmatch(r"(?:rhymeflow|rf-).*-(\d+)-\w+", name)
     return int(found[1]) if found else None
 
 
