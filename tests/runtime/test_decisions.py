@@ -172,10 +172,11 @@ def test_a_run_goes_on_under_strategies_that_decide_otherwise(tmp_path, monkeypa
         schedule={"name": "staleflow", "max_staleness": 2},
         rollout={"num_instances": 2, "max_completion_length": 40},
     )
-    train_until(monkeypatch, config, lambda c: c.training.published == 3)
+    train_until(monkeypatch, config, lambda c: c.training.published == 5)
     before = tokens(tmp_path / "run")
     reader = TrajectoryReader(tmp_path / "run" / "events.db")
     commands = list(reader.commands())
+    assert reader.snapshots(), "one was taken with a checkpoint"
     reader.close()
     with monkeypatch.context() as patch:
         make = build.schedule
