@@ -8,8 +8,8 @@ Snapshots of the coordinator's state are taken where a replay is to begin: after
 with each checkpoint, when an attempt begins and when it ends in order. So little is replayed, and
 what another version of Rhymeflow has to understand of the log is the tail after the last of them.
 
-Holds true: a snapshot is of a moment at which the coordinator has handled all that is recorded.
-Carries nothing out.
+Holds true: a snapshot is of a moment at which all that was commanded is carried out, and names the
+last event that the coordinator was told of. Carries nothing out.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ class EventLog:
         self._store, self._coordinator = store, past.coordinator
         self._in_flight, self._training = in_flight, training
         self._num_drawn = past.num_drawn  # as the log has it; more may have been taken
+        self._last_handled = past.last_event
         self._num_events = 0  # since the last snapshot
         self._is_snapshot_due = False
         self._committed_at = 0.0
@@ -57,6 +58,7 @@ class EventLog:
             self.commit(now, durable=True)
         for number, event in enumerate(events, start=first):
             self._num_drawn += isinstance(event, GroupCreated) and event.repeats is None
+            self._last_handled = number
             for command in self._handle(event):
                 self._store.record_command(number, command)
                 yield command
@@ -75,9 +77,9 @@ class EventLog:
         self._is_snapshot_due = True
 
     def take_snapshot(self) -> None:
-        """Store the coordinator's state; it is told of all that is recorded."""
+        """Store the coordinator's state. More may be recorded than it was told of."""
         found = Snapshot(self._coordinator.state, self._num_drawn, self._training.batch)
-        self._store.put_snapshot(snapshot.write(found))
+        self._store.put_snapshot(self._last_handled, snapshot.write(found))
         self._num_events, self._is_snapshot_due = 0, False
 
     def commit(self, now: float, *, durable: bool = False) -> None:

@@ -107,12 +107,12 @@ class _Replay:
     def run(self) -> Past:
         """Replay to the end. Raises `Differs`."""
         begins = {attempt.first_event: attempt for attempt in self._attempts}
-        seconds = self._attempts[-1].time
+        seconds, last = self._attempts[-1].time, 0
         self._follow_decisions()
         recorded = self._recorded()
         upon = next(recorded, None)
         for seq, time, event in self._reader.events(max(self._start.done, 1)):
-            seconds = max(seconds, time)
+            seconds, last = max(seconds, time), seq
             if seq <= self._start.done:
                 continue  # the snapshot knows it
             if (attempt := begins.get(seq)) and seq > 1:
@@ -133,6 +133,7 @@ class _Replay:
             self._num_drawn,
             tuple(self._unrecorded),
             None if state.training is None else self._training,
+            last,
             self._notes(),
         )
 

@@ -62,8 +62,8 @@ class TrajectoryStore(Protocol):
     def record_command(self, event: int, command: Command) -> None:
         """Append what was commanded upon the event of this number."""
 
-    def put_snapshot(self, state: bytes) -> None:
-        """Store the coordinator's state as it is after the last event that was recorded."""
+    def put_snapshot(self, event: int, state: bytes) -> None:
+        """Store the coordinator's state as it is after the event of this number."""
 
     def commit(self, *, durable: bool = False) -> None:
         """Show readers all that came since the last commit; it survives the death of this process.

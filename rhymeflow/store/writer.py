@@ -123,11 +123,11 @@ class SqliteTrajectoryStore:
         self._put(sql.COMMAND, self._last_command, event, *codec.encode_command(command))
 
     @_counted
-    def put_snapshot(self, state: bytes) -> None:
-        """Store the coordinator's state after the last event; all but the last two are dropped."""
-        self._put(sql.SNAPSHOT, self._last_seq, state)
+    def put_snapshot(self, event: int, state: bytes) -> None:
+        """Store the coordinator's state after this event; all but the last two are dropped."""
+        self._put(sql.SNAPSHOT, event, state)
         self._put(sql.OLD_SNAPSHOTS, self._last_snapshot)
-        self._last_snapshot = self._last_seq
+        self._last_snapshot = event
 
     @_counted
     def put_group(

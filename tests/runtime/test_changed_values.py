@@ -39,7 +39,7 @@ def run_dir(tmp_path_factory):
     folder = tmp_path_factory.mktemp("log")
     build_log(folder, 400, SMALL, till_snapshot=False)
     with closing(SqliteTrajectoryStore(folder / "events.db")) as store:
-        store.put_snapshot(b"of another version" * 10)
+        store.put_snapshot(10, b"of another version" * 10)
         store.commit()
     (folder / "config.yaml").write_text("")
     return folder

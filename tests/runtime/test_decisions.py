@@ -58,7 +58,7 @@ def write_log(path, config, events, *, num_commands=None, snapshot_after=None) -
                 store.record_command(number, command)
             left = left and left - 1
         if number == snapshot_after:
-            store.put_snapshot(snapshot.write(Snapshot(coordinator.state, 5, None)))
+            store.put_snapshot(number, snapshot.write(Snapshot(coordinator.state, 5, None)))
     store.commit()
     store.close()
     return given

@@ -521,7 +521,7 @@ def test_schema_8_is_read_and_gets_snapshots_when_it_is_written_to(path):
     store.commit()
     assert reader.query("SELECT value FROM meta WHERE key = 'schema_version'") == [(8,)]
     store.begin_attempt("{}", now=0.0, started="now")
-    store.put_snapshot(b"state")
+    store.put_snapshot(1, b"state")
     assert reader.snapshots() == []
     store.commit()
     assert reader.snapshots() == [(1, b"state")]
