@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from rhymeflow.core.types import Version
-from rhymeflow.learner.base import Batch
+from rhymeflow.learner.base import Batch, LearnerGroup
 from rhymeflow.runtime.base import WorkerHandle
+from rhymeflow.runtime.single_learner import SingleLearner
+from rhymeflow.runtime.supervisor import Supervisor
 from rhymeflow.workers import messages
 
 
@@ -38,3 +40,10 @@ class RankedLearner:
     def _send(self, message: messages.Message) -> None:
         for worker in self._workers():
             worker.send(message)
+
+
+def learner_group(supervisor: Supervisor, num_ranks: int) -> LearnerGroup:
+    """The learner that `supervisor` has started."""
+    if num_ranks == 1:
+        return SingleLearner(lambda: supervisor.learner)
+    return RankedLearner(lambda: (supervisor.learner, *supervisor.other_ranks))

@@ -25,7 +25,6 @@ from rhymeflow.data.encode import Tokenizer
 from rhymeflow.data.run_prompts import RunPrompts
 from rhymeflow.errors import StorageError, UserError
 from rhymeflow.histospec.index import Index
-from rhymeflow.learner.base import LearnerGroup
 from rhymeflow.learner.checkpoint_dirs import CHECKPOINTS, checkpoints_up_to, set_aside
 from rhymeflow.observe import metrics, summary
 from rhymeflow.observe.metrics import MetricsWriter
@@ -42,15 +41,16 @@ from rhymeflow.runtime.history_index import HistoryIndex
 from rhymeflow.runtime.leftovers import leaves_nothing_untrained
 from rhymeflow.runtime.local import LocalRuntime
 from rhymeflow.runtime.past import Past
-from rhymeflow.runtime.ranked_learner import RankedLearner
+from rhymeflow.runtime.ranked_learner import learner_group
 from rhymeflow.runtime.replay import beginning, recall
 from rhymeflow.runtime.reporting import Reporter
 from rhymeflow.runtime.rescue import save_checkpoint
-from rhymeflow.runtime.single_learner import SingleLearner
 from rhymeflow.runtime.supervisor import Supervisor, WorkerDied
 from rhymeflow.store import previous_run
 from rhymeflow.store.base import TrajectoryStore
+from rhymeflow.store.damage import explained
 from rhymeflow.store.writer import SqliteTrajectoryStore
+from rhymeflow.utils import shared_memory
 from rhymeflow.utils.faults import no_room, one_line
 from rhymeflow.workers.messages import LearnerReady
 
@@ -199,7 +199,8 @@ def assembled(
     state = past.coordinator.state
     supervisor = Supervisor(config, runtime, used_names=state.names)
     saved = checkpoints_up_to(path / CHECKPOINTS, state.published or 0)
-    with history_index(config) as index:
+    shared_memory.free_left(shared_memory.prefix_for(path, ""))
+    with history_index(config, path) as index:
         store.commit()  # workers read it
         tokenizer, prompts = machine.load(supervisor.start, config, reporter)
         config = in_force.once_loaded(config, tokenizer, prompts)
@@ -210,26 +211,25 @@ def assembled(
             reporter.space = DiskSpace(path, ready.checkpoint_bytes)
             reporter.space.check(config.run.save_total_limit, len(saved))
 
-        yield Controller(
-            config,
-            supervisor=supervisor,
-            store=store,
-            learner=_learner_group(supervisor, config.learner.num_ranks),
-            history=HistoryIndex(index, supervisor, reporter.warn),
-            prompts=prompts,
-            reporter=reporter,
-            past=past,
-            checkpoints=Checkpoints(
-                config.run, state.plan.evaluates, num_steps=config.learner.max_steps, there=saved
-            ),
-            on_model=on_model,
-        )
-
-
-def _learner_group(supervisor: Supervisor, num_ranks: int) -> LearnerGroup:
-    if num_ranks == 1:
-        return SingleLearner(lambda: supervisor.learner)
-    return RankedLearner(lambda: (supervisor.learner, *supervisor.other_ranks))
+        with explained(path / EVENTS):
+            controller = Controller(
+                config,
+                supervisor=supervisor,
+                store=store,
+                learner=learner_group(supervisor, config.learner.num_ranks),
+                history=HistoryIndex(index, supervisor, reporter.warn),
+                prompts=prompts,
+                reporter=reporter,
+                past=past,
+                checkpoints=Checkpoints(
+                    config.run,
+                    state.plan.evaluates,
+                    num_steps=config.learner.max_steps,
+                    there=saved,
+                ),
+                on_model=on_model,
+            )
+        yield controller
 
 
 def record_config(config: Config, path: Path, store: TrajectoryStore) -> None:
@@ -255,10 +255,11 @@ def load_while(
 
 
 @contextmanager
-def history_index(config: Config) -> Iterator[Index | None]:
+def history_index(config: Config, run_dir: Path) -> Iterator[Index | None]:
     """The shared index of a run that drafts.
 
-    Its memory is given back at the end; if this process is killed, by its resource tracker.
+    Its memory is given back at the end; if this process is killed, by its resource tracker; if that
+    is killed too, by the next attempt at the run.
     """
     drafting = config.drafting
     if drafting.window == "off":
@@ -268,6 +269,7 @@ def history_index(config: Config) -> Iterator[Index | None]:
         max_tokens=drafting.history_tokens,
         max_responses=drafting.history_responses,
         shared=True,
+        prefix=shared_memory.prefix_for(run_dir, "h"),
     )
     with closing(index):
         yield index

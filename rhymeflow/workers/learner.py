@@ -20,8 +20,10 @@ from rhymeflow.learner.saver import Saver
 from rhymeflow.learner.single import Learner
 from rhymeflow.learner.token_details import TokenDetails
 from rhymeflow.models.load import load_model, load_tokenizer, resolve_device, resolve_dtype
+from rhymeflow.store.damage import explained
 from rhymeflow.store.reader import TrajectoryReader, TrajectoryRecord
-from rhymeflow.weights.manifest import manifest_of
+from rhymeflow.utils import shared_memory
+from rhymeflow.weights.manifest import Manifest, manifest_of
 from rhymeflow.weights.proof import as_text
 from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
 from rhymeflow.workers import messages
@@ -78,10 +80,11 @@ class LearnerProcess:
         self.learner = self._make_learner(device, dtype)
         self._reader = TrajectoryReader(run_dir / "events.db")
         self._saver = self._make_saver(run_dir / CHECKPOINTS)
-        for step, last in restore(self.learner, self._reader, run_dir / CHECKPOINTS, config):
-            self._say(Retraining(step, last))
+        with explained(run_dir / "events.db"):
+            for step, last in restore(self.learner, self._reader, run_dir / CHECKPOINTS, config):
+                self._say(Retraining(step, last))
         self.version: Version = self.learner.version
-        self.weights = self._make_store()
+        self.weights = self._make_store(shared_memory.prefix_for(run_dir, "w"))
         checksum = self._publish_weights()
         ready = LearnerReady(
             self.version,
@@ -110,8 +113,12 @@ class LearnerProcess:
     def _make_saver(self, directory: Path) -> Saver:
         return Saver(directory)
 
-    def _make_store(self) -> SharedMemoryWeightStore:
-        return SharedMemoryWeightStore.create(manifest_of(self.learner.weights()))
+    def _make_store(self, prefix: str) -> SharedMemoryWeightStore:
+        return self._new_store(manifest_of(self.learner.weights()), prefix)
+
+    def _new_store(self, manifest: Manifest, prefix: str) -> SharedMemoryWeightStore:
+        shared_memory.free_left(prefix)  # of a learner that was killed, and is gone by now
+        return SharedMemoryWeightStore.create(manifest, prefix)
 
     def _publish_weights(self) -> int:
         return self.weights.publish(self.version, self.learner.weights())

@@ -143,12 +143,12 @@ class RankProcess(LearnerProcess):
     def _make_saver(self, directory: Path) -> RankSaver:
         return RankSaver(directory, is_lead=self._ranks.is_lead)
 
-    def _make_store(self) -> SharedMemoryWeightStore:
+    def _make_store(self, prefix: str) -> SharedMemoryWeightStore:
         if not self._ranks.is_lead:
             return _NoStore()
         shapes = self.learner.gathering().shapes
         dtype = self.learner.compute_dtype
-        return SharedMemoryWeightStore.create(plan({n: (s, dtype) for n, s in shapes.items()}))
+        return self._new_store(plan({n: (s, dtype) for n, s in shapes.items()}), prefix)
 
     def _publish_weights(self) -> int:
         gathering = self.learner.gathering()
