@@ -1,7 +1,9 @@
-"""What proves a copy of the weights: one checksum over all tensors.
+"""What proves a copy of the weights: a hash of each tensor, and one checksum over all of them.
 
 Holds true: the checksum covers every byte of every tensor, their names, shapes and dtypes, and
-their order (law 5 rests on it). Knows nothing of processes or memory.
+their order (law 5 rests on it). A tensor's hash is a sum over its bytes and their places
+(`kernels.py` has the formula): so hashes of its shards add up to its own, and a change of some
+bytes changes it by a number that is known without the rest. Knows nothing of processes or memory.
 """
 
 from __future__ import annotations
@@ -17,6 +19,12 @@ from rhymeflow.weights.manifest import Manifest, require
 if TYPE_CHECKING:
     from torch import Tensor
 
+_CHUNK = 1 << 18
+"""Bytes that are copied and hashed at a time: they stay in a core's second cache between."""
+
+MASK = (1 << 64) - 1
+"""Hashes are numbers modulo 2**64."""
+
 
 def bytes_of(tensor: Tensor) -> np.ndarray:
     """Return the tensor's bytes in order, [num_bytes]: a view of CPU memory where that is one."""
@@ -31,9 +39,34 @@ def as_text(checksum: int) -> str:
     return f"{checksum:016x}"
 
 
-def digest(data: np.ndarray) -> int:
-    """64-bit checksum of one tensor's bytes (xxHash XXH3)."""
-    return xxhash.xxh3_64_intdigest(data.data)
+def digest(data: np.ndarray, start: int = 0) -> int:
+    """64-bit hash of these bytes, [n] uint8, which begin at byte `start` of their tensor.
+
+    Digests of a tensor's shards, each with its start, add up modulo 2**64 to the digest of all.
+    """
+    from rhymeflow.weights.kernels import INNER, hash_units  # loads numba
+
+    if start % 2:
+        data, start = np.concatenate([np.zeros(1, np.uint8), data]), start - 1
+    return int(hash_units(units_of(data), start // 2, INNER))
+
+
+def copy_and_digest(target: np.ndarray, source: np.ndarray) -> int:
+    """Copy bytes, [n] uint8; return the digest of what then stands in `target`."""
+    total = 0
+    for start in range(0, len(source), _CHUNK):
+        part = target[start : start + _CHUNK]
+        np.copyto(part, source[start : start + _CHUNK])
+        total += digest(part, start)
+    return total & MASK
+
+
+def units_of(data: np.ndarray) -> np.ndarray:
+    """The bytes as 16-bit units, [n / 2]: a view, but for an odd number, which a 0 is added to."""
+    if len(data) % 2:
+        data = np.concatenate([data, np.zeros(1, np.uint8)])
+    units = data.view(np.uint16)
+    return units if units.flags.aligned else units.copy()
 
 
 def combine(manifest: Manifest, digests: Sequence[int]) -> int:

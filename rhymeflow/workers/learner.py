@@ -24,7 +24,7 @@ from rhymeflow.models.load import load_model, load_tokenizer, resolve_device, re
 from rhymeflow.store.reader import TrajectoryReader, TrajectoryRecord
 from rhymeflow.weights.manifest import manifest_of
 from rhymeflow.weights.proof import as_text
-from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
+from rhymeflow.weights.stores import make_store
 from rhymeflow.workers import messages
 from rhymeflow.workers.messages import (
     Alive,
@@ -84,7 +84,7 @@ class LearnerProcess:
             send(connection, Retraining(step, last))
         self.version: Version = self.learner.version
         tensors = self.learner.weights()
-        self.weights = SharedMemoryWeightStore.create(manifest_of(tensors))
+        self.weights = make_store(config, manifest_of(tensors))
         checksum = self.weights.publish(self.version, tensors)
         ready = LearnerReady(
             self.version,
@@ -146,7 +146,8 @@ class LearnerProcess:
         started = time.perf_counter()
         checksum = as_text(self.weights.publish(version, self.learner.weights()))
         seconds = time.perf_counter() - started
-        send(self.connection, VersionPublished(version, checksum, seconds))
+        metrics = dict(self.weights.metrics)
+        send(self.connection, VersionPublished(version, checksum, seconds, metrics))
 
     def _report_saved(self) -> None:
         for version, path, error in self._saver.ended():
