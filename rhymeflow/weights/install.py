@@ -23,6 +23,7 @@ from rhymeflow.weights.base import (
     VersionUnavailable,
     WeightReader,
 )
+from rhymeflow.weights.keys import INNER
 from rhymeflow.weights.manifest import require
 from rhymeflow.weights.proof import MASK, bytes_of, copy_and_digest
 
@@ -92,7 +93,7 @@ class Installation:
         return reader.prove(self._digests)
 
     def _update(self, reader: WeightReader, update: Update) -> Pulled:
-        from rhymeflow.weights.kernels import INNER, put_changes  # loads numba
+        from rhymeflow.weights.kernels import put_changes  # loads numba
 
         for step in update.steps:
             for name, listed in step.items():

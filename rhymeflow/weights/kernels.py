@@ -1,19 +1,6 @@
 """Compiled loops over weights: their hash, what changed between two versions, and putting it in.
 
-A tensor is read as 16-bit units, whatever its dtype: a bfloat16 is one, a float32 is two. Its hash
-is the sum over its units, modulo 2**64, of
-
-    OUTER(i // 1024) * INNER[i % 1024] * unit i
-
-with fixed random odd numbers (multilinear hashing: Lemire and Kaser, "Strongly universal string
-hashing is fast", arXiv 1202.4961, with a key that is a product). A unit's share depends on its
-place and bits alone. So hashes of parts add up to that of the whole, and a change of one unit
-changes the hash by a number that is known without the others.
-
-How good it is. One changed unit is always found, as keys are odd. Of other differences a share of
-at most about 2**-47 goes unseen, over random keys: a difference of two units is less than 2**16, so
-at most 15 of the 64 bits are lost to powers of two in each of the two products. It guards against
-torn copies, stale tensors and bugs, not against somebody who knows the keys.
+Tensors are read as 16-bit units, and hashed as `keys.py` says.
 
 All compiled code that belongs together stands in one file, because numba's cache notices a change
 in the file of a function only. No index is checked: callers know that arrays fit. Knows nothing of
@@ -31,9 +18,8 @@ code_cache.ensure()  # before numba is imported
 from numba import int64, njit, uint64  # noqa: E402
 
 from rhymeflow.utils.prefetch import prefetch  # noqa: E402
+from rhymeflow.weights.keys import GOLDEN, HASH_BLOCK, MIX_1, MIX_2  # noqa: E402
 
-HASH_BLOCK = 1024
-"""Units that share an outer key; their inner keys stay in a core's first cache."""
 BLOCK = 1 << 16
 """Units whose places, counted from the first of them, fit 16 bits."""
 _GROUP = 32
@@ -42,28 +28,15 @@ _MANY = BLOCK // 32
 _AHEAD = 64
 """Changes between the one that is put in and the one whose memory is asked for."""
 
-_GOLDEN, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-
 compiled = njit(cache=True, nogil=True, error_model="numpy", _nrt=False)
 inlined = njit(cache=True, nogil=True, error_model="numpy", _nrt=False, inline="always")
 
 
-def mixed(numbers: np.ndarray) -> np.ndarray:
-    """Random odd numbers, one for each of these [n] uint64 (Steele et al., SplitMix64)."""
-    z = (numbers + np.uint64(1)) * np.uint64(_GOLDEN)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(_MIX_1)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(_MIX_2)
-    return (z ^ (z >> np.uint64(31))) | np.uint64(1)
-
-
-INNER = mixed(np.arange(HASH_BLOCK, dtype=np.uint64) + np.uint64(1 << 63))
-
-
 @inlined
 def _outer(block):
-    z = (uint64(block) + uint64(1)) * uint64(_GOLDEN)
-    z = (z ^ (z >> uint64(30))) * uint64(_MIX_1)
-    z = (z ^ (z >> uint64(27))) * uint64(_MIX_2)
+    z = (uint64(block) + uint64(1)) * uint64(GOLDEN)
+    z = (z ^ (z >> uint64(30))) * uint64(MIX_1)
+    z = (z ^ (z >> uint64(27))) * uint64(MIX_2)
     return (z ^ (z >> uint64(31))) | uint64(1)
 
 
@@ -180,4 +153,4 @@ def put_changes(units, counts, places, values, inner):
     return total + share * _outer(last)
 
 
-__all__ = ["BLOCK", "HASH_BLOCK", "INNER", "find_changes", "hash_units", "mixed", "put_changes"]
+__all__ = ["BLOCK", "find_changes", "hash_units", "put_changes"]

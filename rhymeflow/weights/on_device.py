@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rhymeflow.weights import proof
 from rhymeflow.weights.base import Listed
+from rhymeflow.weights.keys import HASH_BLOCK, INNER, outer
 from rhymeflow.weights.proof import MASK
 
 _AT_A_TIME = 1 << 24
@@ -64,18 +65,14 @@ def _unsigned(units_N: Tensor) -> Tensor:
 
 def _keys(index_N: Tensor) -> Tensor:
     """The keys of these units, [N] int64."""
-    from rhymeflow.weights.kernels import HASH_BLOCK
-
-    inner, outer = _tables(str(index_N.device), int(index_N.max()) // HASH_BLOCK + 1)
-    return inner[index_N % HASH_BLOCK] * outer[index_N // HASH_BLOCK]
+    inner, outer_keys = _tables(str(index_N.device), int(index_N.max()) // HASH_BLOCK + 1)
+    return inner[index_N % HASH_BLOCK] * outer_keys[index_N // HASH_BLOCK]
 
 
 @lru_cache(4)
 def _tables(device: str, num_blocks: int) -> tuple[Tensor, Tensor]:
-    from rhymeflow.weights.kernels import INNER, mixed
-
-    outer = mixed(np.arange(num_blocks, dtype=np.uint64))
-    return tuple(torch.from_numpy(keys.view(np.int64)).to(device) for keys in (INNER, outer))
+    tables = INNER, outer(0, num_blocks)
+    return tuple(torch.from_numpy(table.view(np.int64)).to(device) for table in tables)
 
 
 __all__ = ["digest", "put_changes"]
