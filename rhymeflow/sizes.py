@@ -22,6 +22,8 @@ from rhymeflow.models.load import (
     resolve_device,
     resolve_dtype,
 )
+from rhymeflow.weights.changes import MOST
+from rhymeflow.weights.stores import SPARE_VERSIONS
 
 _MASTER = 4
 """Bytes of a float32: the learner's weights, gradients and AdamW moments."""
@@ -129,6 +131,15 @@ def shape(config: Config) -> Model:
     )
 
 
+def _changes(config: Config, weights: int) -> list[Row]:
+    """What `weights.transport = delta` keeps; a listed change takes twice the bytes it is of."""
+    if config.weights.transport != "delta":
+        return []
+    versions = config.schedule.bound + SPARE_VERSIONS
+    what = f"changes to {versions} versions, at most"
+    return [Row("weight store", what, round(versions * 2 * MOST * weights))]
+
+
 def estimate(config: Config, model: Model, prompt_length: int) -> list[Row]:
     """Return the rows, process by process, for prompts of at most `prompt_length` tokens."""
     rollout, learner = config.rollout, config.learner
@@ -139,6 +150,7 @@ def estimate(config: Config, model: Model, prompt_length: int) -> list[Row]:
     instances = "rollout" if rollout.num_instances == 1 else f"{rollout.num_instances} x rollout"
     rows = [
         Row("weight store", "weights, two slots in shared memory", 2 * weights),
+        *_changes(config, weights),
         Row(instances, "weights", weights * rollout.num_instances),
         Row(
             instances,

@@ -10,7 +10,7 @@
 
 Words, digests and both tables are uint64. A tensor of which more than `MOST` of the units
 changed is not listed: it is taken whole. (Putting in so many changes takes longer than copying; and
-at twice that the list is as large as the tensor.)
+at four times that the list is as large as the tensor.)
 
 Holds true: a base and its changes make the version to the last bit, NaN payloads and the signs of
 zeros included, for only bits are compared and copied. The base is known by version and checksum, so
