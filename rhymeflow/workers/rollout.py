@@ -119,9 +119,9 @@ class Instance:
 
     def turn(self) -> None:
         """Carry out what has arrived, run one iteration if there is anything to run, report."""
-        self._listen()
         if self._pulling is not None:
             self._pull(self._pulling)
+        self._listen()
         if self.engine.has_work:
             started = time.perf_counter()
             self._report(self.engine.poll(POLL_SECONDS))
