@@ -150,7 +150,6 @@ def estimate(config: Config, model: Model, prompt_length: int) -> list[Row]:
     instances = "rollout" if rollout.num_instances == 1 else f"{rollout.num_instances} x rollout"
     rows = [
         Row("weight store", "weights, two slots in shared memory", 2 * weights),
-        *_changes(config, weights),
         Row(instances, "weights", weights * rollout.num_instances),
         Row(
             instances,
@@ -170,6 +169,7 @@ def estimate(config: Config, model: Model, prompt_length: int) -> list[Row]:
         rows.insert(4, Row("learner", f"weights ({model.name_of_dtype})", weights))
     if learner.beta > 0:
         rows.append(Row("learner", "reference model", weights))
+    rows += _changes(config, weights)
     if config.drafting.window != "off":
         rows += _drafting(config, instances, model.max_positions)
     return rows
