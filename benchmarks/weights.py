@@ -52,7 +52,7 @@ CHANGED = 0.01
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of this benchmark."""
     harness.add_number(parser, "--steps", 8, "training steps at each learning rate")
-    harness.add_number(parser, "--groups", 4, "groups of responses a step")
+    harness.add_number(parser, "--groups", 16, "groups of responses a step")
     harness.add_number(parser, "--repeats", 3, "pulls of each number of readers")
     harness.add_number(parser, "--mib", 32, "size of the weights that many readers pull")
     harness.add_parts_argument(parser, PARTS)

@@ -21,6 +21,7 @@ of this byte order, so any transport can carry them. Knows nothing of memory or 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -104,6 +105,7 @@ class Changes:
         pairs = zip(self._manifest, self._entries, strict=True)
         return {spec.name for spec, entries in pairs if entries == 0}
 
+    @cached_property
     def listed(self) -> dict[str, Listed]:
         """The changes of the others, by name; those that did not change at all are left out."""
         sizes = [max(0, entries - 1) for entries in self._entries]

@@ -156,11 +156,11 @@ class DeltaWeightReader(SharedMemoryWeightReader):
         if whole and not slot.begun == slot.ended == publication:
             return None
         self._pulling = Pull(publication, last.made, None if whole else last.digests)
-        listed = [step.listed() for step in steps]
-        return Update(
-            tuple({k: v for k, v in each.items() if k not in whole} for each in listed),
-            self._chunks(slot, whole),
+        listed = (
+            {name: each for name, each in step.listed.items() if name not in whole}
+            for step in steps
         )
+        return Update(tuple(listed), self._chunks(slot, whole))
 
     def _chunks(self, slot: Slot, names: set[str]) -> Iterator[TensorChunk]:
         for spec in self.manifest:
@@ -186,7 +186,9 @@ class DeltaWeightReader(SharedMemoryWeightReader):
             left -= found.buffer.nbytes
             if left < 0:
                 return None
-            steps.append(Changes(self.manifest, found.buffer.copy()))
+            step = Changes(self.manifest, found.buffer.copy())
+            step.listed  # noqa: B018 - is made now, not while the puller waits for it
+            steps.append(step)
             if found.base == have:
                 return last, steps[::-1]
         return None

@@ -300,7 +300,7 @@ def test_the_buffer_says_all_there_is():
     assert (read.base, read.made) == ((7, 2**64 - 1), (8, 2**63))
     assert read.digests == [1, 2, 2**64 - 1]
     assert read.whole == set()
-    assert set(read.listed()) == {"embed.weight"}
+    assert set(read.listed) == {"embed.weight"}
     assert read.num_changed == 9
 
 
