@@ -109,7 +109,7 @@ class DeltaWeightStore(SharedMemoryWeightStore):
             for spec, found in zip(manifest, self._found, strict=True)
             if found.listed is None
         )
-        num_bytes = sum(spec.num_bytes for spec in manifest)
+        num_bytes = max(1, sum(spec.num_bytes for spec in manifest))
         self._metrics = {
             "params/changed_share": 2 * sum(found.changed for found in self._found) / num_bytes,
             "params/whole_share": whole / num_bytes,
