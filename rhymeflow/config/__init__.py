@@ -13,7 +13,7 @@ from rhymeflow.config.rollout import RolloutConfig
 from rhymeflow.config.run import RunConfig
 from rhymeflow.config.schedule import FIXED_BOUNDS, ScheduleConfig
 from rhymeflow.config.section import Section
-from rhymeflow.config.simulation import SimulationConfig, WorkloadConfig
+from rhymeflow.config.simulation import FaultsConfig, SimulationConfig, WorkloadConfig
 from rhymeflow.config.weights import WeightsConfig
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "Config",
     "DataConfig",
     "DraftingConfig",
+    "FaultsConfig",
     "LearnerConfig",
     "ModelConfig",
     "RewardConfig",

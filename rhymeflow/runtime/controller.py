@@ -104,7 +104,7 @@ class Controller:
         self.instances = Instances(
             self.in_flight, self.evaluations, self.rewards, reporter.throughput
         )
-        self.stop_asked = False
+        self.stop_asked = self.end_asked = False
         self._events: list[Event] = take_up(past, self.in_flight, self.rewards)
         self._pulling: set[InstanceId] = set()
         self._coordinator_seconds = 0.0
@@ -131,6 +131,8 @@ class Controller:
         self.history.start()
         try:
             while not (self._finished and not self.training.checkpoints.is_pending):
+                if self.end_asked:
+                    raise KeyboardInterrupt
                 self._receive(self._wait())
                 self._tick()
                 self.reporter.show()
@@ -138,7 +140,7 @@ class Controller:
                     self._stop_early()
         finally:  # whatever ends it, the log says how far it came
             self.in_flight.seal_all()
-            self.store.record(self.reporter.now, self._events)
+            self._store_what_is_left()
             self.store.commit()
 
     # -- receiving ---------------------------------------------------------------------------
@@ -146,9 +148,10 @@ class Controller:
     def _wait(self) -> list[News]:
         """Wait for news, and then a little, for more to come with it."""
         learner = self.supervisor.learner.name
-        news = self.supervisor.wait(TICK_SECONDS)
+        more = self.coordinator.state.has_more
+        news = self.supervisor.wait(0.0 if more else TICK_SECONDS)
         rest = self._round_began + ROUND_SECONDS - self.reporter.now
-        is_urgent = self._pulling or any(item.worker == learner for item in news)
+        is_urgent = more or self._pulling or any(item.worker == learner for item in news)
         if news and not is_urgent and rest > 0:
             news += self.supervisor.wait(rest, for_any_of=[learner])
         self._round_began = self.reporter.now
@@ -228,7 +231,9 @@ class Controller:
 
     def _tick(self) -> None:
         """Log what has happened, let the coordinator act on it, and again with what that caused."""
-        while self._events and not self._finished:
+        more = self.coordinator.state.has_more
+        while (self._events or more) and not self._finished:
+            more = False
             events, self._events = [*self._events, Tick()], []
             now = self.reporter.now
             first = self.store.record(now, events)
@@ -241,9 +246,18 @@ class Controller:
             self._num_handled += len(events)
         if self._num_handled >= SNAPSHOT_EVENTS:
             self._take_snapshot()
+        self._store_what_is_left()
         if self.reporter.now - self._committed_at >= COMMIT_SECONDS:
             self.in_flight.seal_all()  # a death costs no more of a response than this
             self._commit(self.reporter.now)
+
+    def _store_what_is_left(self) -> None:
+        """Log what happens when no more is commanded: tokens are not stored without their events.
+
+        An attempt that goes on acts on it.
+        """
+        self.store.record(self.reporter.now, self._events)
+        self._events = []
 
     def _take_snapshot(self) -> None:
         state, drawn = self.coordinator.state, self.in_flight.num_drawn

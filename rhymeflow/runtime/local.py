@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Collection
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -21,7 +21,8 @@ from rhymeflow.config import Config
 from rhymeflow.runtime import processes
 from rhymeflow.runtime.base import News, Received, Resources, Role, WorkerLost
 from rhymeflow.workers import entry
-from rhymeflow.workers.messages import Message, Shutdown, encode, receive
+from rhymeflow.workers.channel import Channel
+from rhymeflow.workers.messages import Message, Shutdown, decode, encode
 
 CLOSE_SECONDS = 2.0
 """What workers are given to end by themselves when the run is over."""
@@ -67,7 +68,8 @@ class LocalRuntime:
                 item = self._by_descriptor[descriptor].read()
                 if isinstance(item, WorkerLost):
                     self._forget(descriptor)
-                news.append(item)
+                if item is not None:
+                    news.append(item)
         return news
 
     def stop(self, name: str, *, patience: float) -> None:
@@ -99,6 +101,11 @@ class LocalRuntime:
 class LocalWorker:
     """The controller's side of one worker process: a `base.WorkerHandle`."""
 
+    @staticmethod
+    def pipe() -> tuple[Connection, Connection]:
+        """The controller's end and the worker's."""
+        return processes.context().Pipe(duplex=True)
+
     def __init__(
         self,
         role: Role,
@@ -108,12 +115,12 @@ class LocalWorker:
         run_dir: Path,
         logs: Path,
     ) -> None:
-        context = processes.context()
         self.name = name
         self._log = logs / f"{name}.log"
-        self.connection, theirs = context.Pipe(duplex=True)
+        ours, theirs = self.pipe()
+        self.connection = Channel(ours)
         # No daemons: the reward worker has processes of its own. `LocalRuntime.close` ends all.
-        self._process = context.Process(
+        self._process = processes.context().Process(
             target=entry.enter,
             args=(
                 theirs,
@@ -159,10 +166,11 @@ class LocalWorker:
             self._outbox.put(self._sent)
             self._sent = []
 
-    def read(self) -> News:
-        """The next message, which has arrived, or that the worker ended."""
+    def read(self) -> News | None:
+        """What has arrived: a message, or that the worker ended; `None`: it came before."""
         try:
-            return Received(self.name, receive(self.connection))
+            message = self.connection.read()
+            return None if message is None else Received(self.name, decode(message))
         except (EOFError, ConnectionResetError):
             self._process.join(timeout=5)  # the pipe closes a little before the process is gone
             return WorkerLost(

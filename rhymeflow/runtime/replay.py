@@ -11,17 +11,22 @@ Holds true: nothing here writes. Knows nothing of workers, tokens or text.
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
+from contextlib import closing
 from itertools import chain, repeat
 from pathlib import Path
 
 from rhymeflow import build
 from rhymeflow.config import Config
+from rhymeflow.config.load import read_config
 from rhymeflow.core.commands import Command, Train
 from rhymeflow.core.coordinator import Coordinator
 from rhymeflow.core.events import GroupCreated
 from rhymeflow.errors import UserError
+from rhymeflow.observe.summary import EVENTS
 from rhymeflow.runtime import snapshot
 from rhymeflow.runtime.past import Past
+from rhymeflow.runtime.resume_options import check_change
 from rhymeflow.store.reader import Attempt, TrajectoryReader
 
 
@@ -38,6 +43,27 @@ def beginning(config: Config) -> Past:
     return Past(configured(config, None))
 
 
+def recall(run_dir: Path, change: Callable[[Config], Config]) -> tuple[Past, Config]:
+    """What the run was when its log ended, and the configuration that it goes on with.
+
+    A run that ended before anything of it was stored begins anew, as `config.yaml` says.
+
+    Raises:
+        UserError: the change is not possible, or the log gives other commands than it has.
+    """
+    with closing(TrajectoryReader(run_dir / EVENTS)) as reader:
+        attempts = reader.attempts()
+        if not attempts:
+            config = change(read_config(str(run_dir / "config.yaml")))
+            return beginning(config), config
+        past = replay(reader, run_dir / EVENTS)
+    before = Config.model_validate_json(attempts[-1].config)
+    config = change(before)
+    check_change(before, config, past.coordinator.state.published or 0)
+    configured(config, past.coordinator)
+    return past, config
+
+
 def replay(reader: TrajectoryReader, path: Path) -> Past:
     """Read the log at `path` from its last snapshot, or its beginning, to its end.
 
@@ -51,8 +77,10 @@ def replay(reader: TrajectoryReader, path: Path) -> Past:
     recorded = chain(((c.event, c.command) for c in reader.commands_after(done)), repeat(None))
     expected = next(recorded)
     unrecorded: list[tuple[int, Command]] = []
-    for seq, time, event in reader.events(done + 1):
+    for seq, time, event in reader.events(max(done, 1)):
         seconds = max(seconds, time)
+        if seq <= done:
+            continue  # the snapshot knows it
         if (attempt := begins.get(seq)) and seq > 1:
             configured(_config(attempt), coordinator)
         num_drawn += isinstance(event, GroupCreated) and event.repeats is None

@@ -127,11 +127,13 @@ def _lock_directory(directory: Path) -> int:
 
 def _create(connection: sqlite3.Connection) -> None:
     # The journal mode stays with the file. The tables come in one transaction, so that a crash
-    # leaves all of them or an empty file, which the next opening fills.
+    # leaves all of them or an empty file, which the next opening fills. They go into the
+    # file at once: whatever becomes of the `-wal`, it is a store.
     connection.execute("PRAGMA journal_mode = WAL")
     connection.executescript(
         f"BEGIN; {_TABLES} INSERT INTO meta VALUES ('schema_version', {SCHEMA_VERSION}); COMMIT;"
     )
+    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
 def open_for_reading(path: Path) -> sqlite3.Connection:

@@ -20,6 +20,7 @@ from rhymeflow.errors import UserError
 from rhymeflow.utils import output
 from rhymeflow.utils.cores import stay_on
 from rhymeflow.utils.process_name import set_process_name
+from rhymeflow.workers.channel import Channel
 from rhymeflow.workers.messages import Failed, send
 
 
@@ -38,6 +39,7 @@ def enter(
     `environment` is the controller's, with this worker's `OMP_NUM_THREADS`.
     """
     gc.enable()  # see `preload`
+    channel = Channel(connection)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     set_process_name(name)
     if role == "reward":  # a signal that user code sends to its parent's group is not the run's
@@ -51,11 +53,11 @@ def enter(
         if cpus is not None:
             stay_on(cpus)
         main = importlib.import_module(f"rhymeflow.workers.{role}").main
-        main(connection, name, Config.model_validate_json(config_json), Path(run_dir))
+        main(channel, name, Config.model_validate_json(config_json), Path(run_dir))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return  # the controller is gone, and with it the run
     except UserError as error:
-        send(connection, Failed(str(error), user_error=True))
+        send(channel, Failed(str(error), user_error=True))
     except Exception:  # noqa: BLE001 - the boundary of the process: every defect must be reported
         traceback.print_exc()  # to its log
-        send(connection, Failed(traceback.format_exc(), user_error=False))
+        send(channel, Failed(traceback.format_exc(), user_error=False))

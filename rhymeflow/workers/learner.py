@@ -9,7 +9,6 @@ routing or rewards.
 from __future__ import annotations
 
 import time
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
@@ -26,6 +25,7 @@ from rhymeflow.weights.manifest import manifest_of
 from rhymeflow.weights.proof import as_text
 from rhymeflow.weights.stores import make_store
 from rhymeflow.workers import messages
+from rhymeflow.workers.channel import Connection
 from rhymeflow.workers.messages import (
     Alive,
     BatchTrained,
@@ -96,25 +96,30 @@ class LearnerProcess:
             sum(each.numel() * (each.itemsize + STATE_BYTES) for each in tensors.values()),
         )
         send(connection, ready)
+        self._ending = False
 
     def serve(self) -> None:
         """Carry out what is asked for, until `Shutdown`."""
-        while True:
-            is_saving = self._saver.is_busy
-            if not self.connection.poll(SAVING_SECONDS if is_saving else ALIVE_SECONDS):
-                self._report_saved() if is_saving else send(self.connection, Alive())
-                continue
-            match receive(self.connection):
-                case Train() as message:
-                    self._train(message)
-                case Publish(version=version):
-                    self._publish(version)
-                case SaveCheckpoint(keep=keep):
-                    self._saver.begin(self.version, self.learner.snapshot(), keep)
-                case Shutdown():
-                    return
-                case message:
-                    raise AssertionError(f"unexpected message {message}")
+        while not self._ending:
+            self.turn()
+
+    def turn(self) -> None:
+        """Carry out the next thing that is asked for; if nothing comes, give a sign of life."""
+        is_saving = self._saver.is_busy
+        if not self.connection.poll(SAVING_SECONDS if is_saving else ALIVE_SECONDS):
+            self._report_saved() if is_saving else send(self.connection, Alive())
+            return
+        match receive(self.connection):
+            case Train() as message:
+                self._train(message)
+            case Publish(version=version):
+                self._publish(version)
+            case SaveCheckpoint(keep=keep):
+                self._saver.begin(self.version, self.learner.snapshot(), keep)
+            case Shutdown():
+                self._ending = True
+            case message:
+                raise AssertionError(f"unexpected message {message}")
 
     def _train(self, message: Train) -> None:
         assert message.version == self.version, (message.version, self.version)

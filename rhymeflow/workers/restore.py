@@ -5,7 +5,8 @@ store and trained on once more, each under the configuration of its attempt; so 
 was published last exists again, and every response in flight stays what it was. On a CPU, or with
 deterministic kernels, the weights are the same to the last bit; the log has their checksum.
 
-Holds true: a checkpoint that is ahead of the log (a loss of power took the log's end) is not used.
+Holds true: a checkpoint that is ahead of the log (a loss of power took the log's end) is not used;
+when a run is resumed it is set aside, before another version has its number.
 Writes nothing. Knows nothing of processes.
 """
 

@@ -11,10 +11,9 @@ rewards.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 from rhymeflow.config import Config
@@ -22,7 +21,9 @@ from rhymeflow.core.types import TrajectoryId, Version
 from rhymeflow.engine.base import Engine, Finished, NoiseKey, Request, Sampling
 from rhymeflow.engine.native.native_engine import NativeEngine, load_kernels
 from rhymeflow.weights import base
+from rhymeflow.weights.base import WeightReader
 from rhymeflow.weights.proof import as_text
+from rhymeflow.workers.channel import Connection
 from rhymeflow.workers.drafting import drafter
 from rhymeflow.workers.messages import (
     Abort,
@@ -73,25 +74,37 @@ class HeldOut:
 
 def main(connection: Connection, name: str, config: Config, run_dir: Path) -> None:
     """Join the run and serve it until `Shutdown`."""
-    instance = Instance(connection, name, config)
+    load_kernels(config)  # while the learner loads
+    instance = Instance(connection, name, config, native_engine)
     try:
         instance.serve()
     finally:
         instance.engine.close()
 
 
-class Instance:
-    """The engine, the weights it pulls and the connection."""
+def native_engine(config: Config, weights: WeightReader, name: str) -> Engine:
+    """The engine of instance `name`."""
+    return NativeEngine(config, weights, instance=name, drafter_for=partial(drafter, config))
 
-    def __init__(self, connection: Connection, name: str, config: Config) -> None:
+
+class Instance:
+    """The engine, the weights it pulls and the connection.
+
+    `engine` makes the engine, which begins with the newest of the weights that it is given.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        name: str,
+        config: Config,
+        engine: Callable[[Config, WeightReader, str], Engine],
+    ) -> None:
         self.connection, self.config = connection, config
-        load_kernels(config)  # while the learner loads
         connect = receive(connection)
         assert isinstance(connect, ConnectWeights), connect
-        self.weights = connect.handle.open()
-        self.engine: Engine = NativeEngine(
-            config, self.weights, instance=name, drafter_for=partial(drafter, config)
-        )
+        self.weights = self.open_weights(connect)
+        self.engine = engine(config, self.weights, name)
         limits = self.engine.limits()
         self.stop_tokens = limits.stop_token_ids
         self.requests: dict[TrajectoryId | HeldOut, Request] = {}
@@ -111,6 +124,10 @@ class Instance:
             as_text(self.engine.checksum),
         )
         send(connection, joined)
+
+    def open_weights(self, message: ConnectWeights) -> WeightReader:
+        """Where the learner publishes."""
+        return message.handle.open()
 
     def serve(self) -> None:
         """Carry out commands and iterate, until `Shutdown`."""
@@ -156,8 +173,8 @@ class Instance:
                     key, noise = HeldOut(message.version, row), NoiseKey(row, EVALUATION_EPOCH, 0)
                     how = self._sampling(self.config.run.eval_temperature)
                     self._submit(Request(key, prompt_ids, noise, how))
-            case ConnectWeights(handle=handle):
-                self.weights = handle.open()  # another learner took the place of a lost one
+            case ConnectWeights():  # another learner took the place of a lost one
+                self.weights = self.open_weights(message)
             case UseDrafter():
                 self.engine.draft_from(message.index)
             case Shutdown():

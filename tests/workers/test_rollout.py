@@ -62,7 +62,7 @@ class Side:
         monkeypatch.setattr(rollout, "STATUS_SECONDS", 0.0)  # in every turn
         self.ours, theirs = multiprocessing.Pipe()
         send(self.ours, ConnectWeights(parameters.handle))
-        self.instance = rollout.Instance(theirs, name, config)
+        self.instance = rollout.Instance(theirs, name, config, rollout.native_engine)
         assert isinstance(receive(self.ours), Joined)
         if never_stops:
             self.instance.stop_tokens = frozenset()
