@@ -281,8 +281,9 @@ class Instance:
         self._last_status = now
         self._hand_over(self.requests.values())
         load = self.engine.load()
+        carried_out = self.last_number if self._pulling is None else self._pulling.number - 1
         status = InstanceStatus(
-            self.last_number,
+            carried_out,
             load.num_running,
             tuple(key for key in load.waiting if isinstance(key, TrajectoryId)),
             load.kv_tokens,
