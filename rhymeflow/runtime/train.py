@@ -48,7 +48,9 @@ from rhymeflow.runtime.single_learner import SingleLearner
 from rhymeflow.runtime.supervisor import Supervisor, WorkerDied
 from rhymeflow.store import previous_run
 from rhymeflow.store.base import TrajectoryStore
+from rhymeflow.store.damage import explained
 from rhymeflow.store.writer import SqliteTrajectoryStore
+from rhymeflow.utils import shared_memory
 from rhymeflow.utils.faults import no_room, one_line
 from rhymeflow.workers.messages import LearnerReady
 
@@ -197,7 +199,8 @@ def assembled(
     state = past.coordinator.state
     supervisor = Supervisor(config, runtime, used_names=state.names)
     saved = checkpoints_up_to(path / CHECKPOINTS, state.published or 0)
-    with history_index(config) as index:
+    shared_memory.free_left(shared_memory.prefix_for(path, ""))
+    with history_index(config, path) as index:
         store.commit()  # workers read it
         tokenizer, prompts = machine.load(supervisor.start, config, reporter)
         config = in_force.once_loaded(config, tokenizer, prompts)
@@ -208,20 +211,25 @@ def assembled(
             reporter.space = DiskSpace(path, ready.checkpoint_bytes)
             reporter.space.check(config.run.save_total_limit, len(saved))
 
-        yield Controller(
-            config,
-            supervisor=supervisor,
-            store=store,
-            learner=SingleLearner(lambda: supervisor.learner),
-            history=HistoryIndex(index, supervisor, reporter.warn),
-            prompts=prompts,
-            reporter=reporter,
-            past=past,
-            checkpoints=Checkpoints(
-                config.run, state.plan.evaluates, num_steps=config.learner.max_steps, there=saved
-            ),
-            on_model=on_model,
-        )
+        with explained(path / EVENTS):
+            controller = Controller(
+                config,
+                supervisor=supervisor,
+                store=store,
+                learner=SingleLearner(lambda: supervisor.learner),
+                history=HistoryIndex(index, supervisor, reporter.warn),
+                prompts=prompts,
+                reporter=reporter,
+                past=past,
+                checkpoints=Checkpoints(
+                    config.run,
+                    state.plan.evaluates,
+                    num_steps=config.learner.max_steps,
+                    there=saved,
+                ),
+                on_model=on_model,
+            )
+        yield controller
 
 
 def record_config(config: Config, path: Path, store: TrajectoryStore) -> None:
@@ -247,10 +255,11 @@ def load_while(
 
 
 @contextmanager
-def history_index(config: Config) -> Iterator[Index | None]:
+def history_index(config: Config, run_dir: Path) -> Iterator[Index | None]:
     """The shared index of a run that drafts.
 
-    Its memory is given back at the end; if this process is killed, by its resource tracker.
+    Its memory is given back at the end; if this process is killed, by its resource tracker; if that
+    is killed too, by the next attempt at the run.
     """
     drafting = config.drafting
     if drafting.window == "off":
@@ -260,6 +269,7 @@ def history_index(config: Config) -> Iterator[Index | None]:
         max_tokens=drafting.history_tokens,
         max_responses=drafting.history_responses,
         shared=True,
+        prefix=shared_memory.prefix_for(run_dir, "h"),
     )
     with closing(index):
         yield index

@@ -48,13 +48,13 @@ class DeltaWeightStore(SharedMemoryWeightStore):
         self._metrics: dict[str, float] = {}
 
     @classmethod
-    def make(cls, manifest: Manifest, *, keep: int) -> DeltaWeightStore:
+    def make(cls, manifest: Manifest, *, keep: int, prefix: str = "rhymeflow") -> DeltaWeightStore:
         """Make shared memory for two copies of the weights, with nothing published.
 
-        The changes to the last `keep` publications are kept. Raises `UserError` if the machine has
+        The changes to the last `keep` publications are kept; `prefix` is of all names. Raises `UserError` if the machine has
         too little shared memory, as `publish` does.
         """
-        return cls(slots.create(manifest), keep=keep)
+        return cls(slots.create(manifest, prefix), keep=keep)
 
     @property
     def handle(self) -> DeltaWeightHandle:

@@ -13,12 +13,14 @@ SPARE_VERSIONS = 2
 next is published."""
 
 
-def make_store(config: Config, manifest: Manifest) -> WeightStore:
-    """An empty store of `weights.transport`.
+def make_store(config: Config, manifest: Manifest, prefix: str = "rhymeflow") -> WeightStore:
+    """An empty store of `weights.transport`. `prefix`: of the names of its memory.
 
     Raises:
         UserError: the machine has too little shared memory.
     """
     if config.weights.transport == "delta":
-        return DeltaWeightStore.make(manifest, keep=config.schedule.bound + SPARE_VERSIONS)
-    return SharedMemoryWeightStore.create(manifest)
+        return DeltaWeightStore.make(
+            manifest, keep=config.schedule.bound + SPARE_VERSIONS, prefix=prefix
+        )
+    return SharedMemoryWeightStore.create(manifest, prefix)

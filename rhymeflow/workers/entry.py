@@ -1,7 +1,8 @@
 """How a worker process begins: name, cores, log, role, and what becomes of its errors.
 
-Holds true: it ignores Ctrl-C (the controller decides), ends when its controller does, and reports
-what it dies of. Imports torch only through the role it runs; its threads are set before.
+Holds true: it ignores Ctrl-C (the controller decides), ends when its controller does, whatever it
+is doing, and reports what it dies of. Imports torch only through the role it runs; its threads are
+set before.
 """
 
 from __future__ import annotations
@@ -11,8 +12,11 @@ import importlib
 import os
 import signal
 import sys
+import threading
+import time
 import traceback
-from multiprocessing.connection import Connection
+from multiprocessing import parent_process
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 from rhymeflow.config import Config
@@ -22,6 +26,9 @@ from rhymeflow.utils.cores import stay_on
 from rhymeflow.utils.process_name import set_process_name
 from rhymeflow.workers.channel import Channel
 from rhymeflow.workers.messages import Failed, send
+
+ORPHAN_SECONDS = 2.0
+"""For a worker whose controller is gone to notice it and to give back what it has."""
 
 
 def enter(
@@ -42,6 +49,7 @@ def enter(
     channel = Channel(connection)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     set_process_name(name)
+    end_with_the_controller()
     if role == "reward":  # a signal that user code sends to its parent's group is not the run's
         os.setsid()
     output.redirect(Path(log))
@@ -61,3 +69,19 @@ def enter(
     except Exception:  # noqa: BLE001 - the boundary of the process: every defect must be reported
         traceback.print_exc()  # to its log
         send(channel, Failed(traceback.format_exc(), user_error=False))
+
+
+def end_with_the_controller() -> None:
+    """End this process soon after the one that started it, also if it listens to nobody by then:
+    compiling what drafting runs takes long.
+    """
+    controller = parent_process()
+    if controller is None:  # nobody started it as a worker
+        return
+
+    def watch() -> None:
+        wait([controller.sentinel])
+        time.sleep(ORPHAN_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True, name="controller's end").start()

@@ -20,7 +20,9 @@ from rhymeflow.learner.saver import Saver
 from rhymeflow.learner.single import Learner
 from rhymeflow.learner.token_details import TokenDetails
 from rhymeflow.models.load import load_model, load_tokenizer, resolve_device, resolve_dtype
+from rhymeflow.store.damage import explained
 from rhymeflow.store.reader import TrajectoryReader, TrajectoryRecord
+from rhymeflow.utils import shared_memory
 from rhymeflow.weights.manifest import manifest_of
 from rhymeflow.weights.proof import as_text
 from rhymeflow.weights.stores import make_store
@@ -80,11 +82,14 @@ class LearnerProcess:
         )
         self._reader = TrajectoryReader(run_dir / "events.db")
         self._saver = Saver(run_dir / CHECKPOINTS)
-        for step, last in restore(self.learner, self._reader, run_dir / CHECKPOINTS, config):
-            send(connection, Retraining(step, last))
+        with explained(run_dir / "events.db"):
+            for step, last in restore(self.learner, self._reader, run_dir / CHECKPOINTS, config):
+                send(connection, Retraining(step, last))
         self.version: Version = self.learner.version
         tensors = self.learner.weights()
-        self.weights = make_store(config, manifest_of(tensors))
+        prefix = shared_memory.prefix_for(run_dir, "w")
+        shared_memory.free_left(prefix)  # of a learner that was killed, and is gone by now
+        self.weights = make_store(config, manifest_of(tensors), prefix)
         checksum = self.weights.publish(self.version, tensors)
         ready = LearnerReady(
             self.version,

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -101,9 +102,7 @@ class Instance:
         engine: Callable[[Config, WeightReader, str], Engine],
     ) -> None:
         self.connection, self.config = connection, config
-        connect = receive(connection)
-        assert isinstance(connect, ConnectWeights), connect
-        self.weights = self.open_weights(connect)
+        self.weights = self._connect()
         self.engine = engine(config, self.weights, name)
         limits = self.engine.limits()
         self.stop_tokens = limits.stop_token_ids
@@ -128,6 +127,14 @@ class Instance:
     def open_weights(self, message: ConnectWeights) -> WeightReader:
         """Where the learner publishes."""
         return message.handle.open()
+
+    def _connect(self) -> WeightReader:
+        """Wait for the weights of a learner that is there."""
+        while True:
+            connect = receive(self.connection)
+            assert isinstance(connect, ConnectWeights), connect
+            with suppress(FileNotFoundError):  # it was lost meanwhile: the next one says so too
+                return self.open_weights(connect)
 
     def serve(self) -> None:
         """Carry out commands and iterate, until `Shutdown`."""
@@ -174,7 +181,8 @@ class Instance:
                     how = self._sampling(self.config.run.eval_temperature)
                     self._submit(Request(key, prompt_ids, noise, how))
             case ConnectWeights():  # another learner took the place of a lost one
-                self.weights = self.open_weights(message)
+                with suppress(FileNotFoundError):  # lost in turn, and the next one says so too
+                    self.weights = self.open_weights(message)
             case UseDrafter():
                 self.engine.draft_from(message.index)
             case Shutdown():

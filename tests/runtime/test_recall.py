@@ -53,7 +53,7 @@ def test_time_goes_on_where_the_log_ends_also_from_a_snapshot(tmp_path, num_late
         store.record(3.0, [LearnerReady(0)])
         for command in coordinator.handle(LearnerReady(0)):
             store.record_command(1, command)
-        store.put_snapshot(snapshot.write(Snapshot(coordinator.state, 0, None)))
+        store.put_snapshot(1, snapshot.write(Snapshot(coordinator.state, 0, None)))
         for number in range(num_later):
             first = store.record(4.0 + number, [Tick()])
             for command in coordinator.handle(Tick()):

@@ -74,10 +74,10 @@ class MortalStore(SqliteTrajectoryStore):
         """Close, or after a death only give back what this process holds."""
         if not self._is_dead:
             super().close()
-        elif self._is_open:
-            self._is_open = False
+        elif self._transaction._is_open:
+            self._transaction._is_open = False
             self._connection.close()
-            os.close(self._lock)
+            os.close(self._transaction._lock)
 
     def _fill(self) -> None:
         (pages,) = self._connection.execute("PRAGMA page_count").fetchone()

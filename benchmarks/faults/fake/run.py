@@ -30,7 +30,7 @@ from rhymeflow.core.events import Event
 from rhymeflow.core.strategies.schedules import SCHEDULES
 from rhymeflow.errors import StorageError, UserError
 from rhymeflow.learner.checkpoint_dirs import CHECKPOINTS
-from rhymeflow.runtime import controller, in_force, run_dir
+from rhymeflow.runtime import event_log, in_force, run_dir
 from rhymeflow.runtime.damage import check_log
 from rhymeflow.runtime.replay import beginning, recall
 from rhymeflow.runtime.train import Machine, attempt
@@ -135,18 +135,18 @@ def adapted(num_events: int) -> Iterator[None]:
     """Have the coordinator's state stored every so many events, and no `config.yaml` written twice:
     nobody reads it, and that takes longest.
     """
-    before, dump = controller.SNAPSHOT_EVENTS, run_dir.dump_config
+    before, dump = event_log.SNAPSHOT_EVENTS, run_dir.dump_config
     written: dict[str, str] = {}
 
     def dump_once(config: Config) -> str:
         key = config.model_dump_json()
         return written.get(key) or written.setdefault(key, dump(config))
 
-    controller.SNAPSHOT_EVENTS, run_dir.dump_config = num_events, dump_once
+    event_log.SNAPSHOT_EVENTS, run_dir.dump_config = num_events, dump_once
     try:
         yield
     finally:
-        controller.SNAPSHOT_EVENTS, run_dir.dump_config = before, dump
+        event_log.SNAPSHOT_EVENTS, run_dir.dump_config = before, dump
 
 
 def watch(coordinator: Coordinator, look: Look) -> None:
