@@ -51,8 +51,10 @@ class DeltaWeightStore(SharedMemoryWeightStore):
     def make(cls, manifest: Manifest, *, keep: int, prefix: str = "rhymeflow") -> DeltaWeightStore:
         """Make shared memory for two copies of the weights, with nothing published.
 
-        The changes to the last `keep` publications are kept; `prefix` is of all names. Raises `UserError` if the machine has
-        too little shared memory, as `publish` does.
+        The changes to the last `keep` publications are kept; all names begin with `prefix`.
+
+        Raises:
+            UserError: the machine has too little shared memory; `publish` may find that, too.
         """
         return cls(slots.create(manifest, prefix), keep=keep)
 
