@@ -23,6 +23,8 @@ from rhymeflow.models.load import (
     resolve_dtype,
 )
 from rhymeflow.utils.cores import cores_of_ranks
+from rhymeflow.weights.changes import MOST
+from rhymeflow.weights.stores import SPARE_VERSIONS
 
 _MASTER = 4
 """Bytes of a float32: the learner's weights, gradients and AdamW moments."""
@@ -137,6 +139,15 @@ def shape(config: Config) -> Model:
     )
 
 
+def _changes(config: Config, weights: int) -> list[Row]:
+    """What `weights.transport = delta` keeps; a listed change takes twice the bytes it is of."""
+    if config.weights.transport != "delta":
+        return []
+    versions = config.schedule.bound + SPARE_VERSIONS
+    what = f"changes to {versions} versions, at most"
+    return [Row("weight store", what, round(versions * 2 * MOST * weights))]
+
+
 def estimate(config: Config, model: Model, prompt_length: int) -> list[Row]:
     """Return the rows, process by process, for prompts of at most `prompt_length` tokens."""
     rollout = config.rollout
@@ -153,6 +164,7 @@ def estimate(config: Config, model: Model, prompt_length: int) -> list[Row]:
             rollout.max_num_seqs * length * kv_token * rollout.num_instances,
         ),
         *_learner(config, model),
+        *_changes(config, weights),
     ]
     if config.drafting.window != "off":
         rows += _drafting(config, instances, model.max_positions)

@@ -243,6 +243,13 @@ def test_what_drafts_come_from_is_counted_where_there_are_drafts() -> None:
     assert 20 < per_token < 200, "bytes"
 
 
+def test_changes_are_counted_where_weights_travel_as_such() -> None:
+    model = sizes.Model(1000, 1, 1, 1, 1, 100, 2, "bfloat16", "cpu")
+    config = build_config({"transport": "delta", "max_staleness": 3}, where="test")
+    [row] = [row for row in sizes.estimate(config, model, 10) if "changes" in row.what]
+    assert (row.what, row.num_bytes) == ("changes to 5 versions, at most", 5 * 2000 // 4)
+
+
 def test_no_sequence_is_longer_than_the_models_context() -> None:
     model = sizes.Model(1, 1, 1, 1, 1, 100, 4, "float32", "cpu")
     rows = sizes.estimate(Config(), model, 10)

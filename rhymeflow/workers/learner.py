@@ -23,9 +23,10 @@ from rhymeflow.models.load import load_model, load_tokenizer, resolve_device, re
 from rhymeflow.store.damage import explained
 from rhymeflow.store.reader import TrajectoryReader, TrajectoryRecord
 from rhymeflow.utils import shared_memory
+from rhymeflow.weights.base import WeightStore
 from rhymeflow.weights.manifest import Manifest, manifest_of
 from rhymeflow.weights.proof import as_text
-from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
+from rhymeflow.weights.stores import make_store
 from rhymeflow.workers import messages
 from rhymeflow.workers.channel import Connection
 from rhymeflow.workers.messages import (
@@ -113,12 +114,12 @@ class LearnerProcess:
     def _make_saver(self, directory: Path) -> Saver:
         return Saver(directory)
 
-    def _make_store(self, prefix: str) -> SharedMemoryWeightStore:
+    def _make_store(self, prefix: str) -> WeightStore:
         return self._new_store(manifest_of(self.learner.weights()), prefix)
 
-    def _new_store(self, manifest: Manifest, prefix: str) -> SharedMemoryWeightStore:
+    def _new_store(self, manifest: Manifest, prefix: str) -> WeightStore:
         shared_memory.free_left(prefix)  # of a learner that was killed, and is gone by now
-        return SharedMemoryWeightStore.create(manifest, prefix)
+        return make_store(self.config, manifest, prefix)
 
     def _publish_weights(self) -> int:
         return self.weights.publish(self.version, self.learner.weights())
@@ -182,7 +183,7 @@ class LearnerProcess:
         started = time.perf_counter()
         checksum = as_text(self._publish_weights())
         seconds = time.perf_counter() - started
-        self._say(VersionPublished(version, checksum, seconds))
+        self._say(VersionPublished(version, checksum, seconds, dict(self.weights.metrics)))
 
     def _report_saved(self) -> None:
         for version, path, error in self._saver.ended():

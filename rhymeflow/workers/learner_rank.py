@@ -25,6 +25,7 @@ from rhymeflow.learner.saver import RankSaver
 from rhymeflow.learner.token_details import TokenDetails
 from rhymeflow.models.load import load_tokenizer, resolve_device
 from rhymeflow.models.rows import WeightRows
+from rhymeflow.weights.base import WeightStore
 from rhymeflow.weights.handle import SharedMemoryWeightHandle
 from rhymeflow.weights.manifest import plan
 from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
@@ -143,7 +144,7 @@ class RankProcess(LearnerProcess):
     def _make_saver(self, directory: Path) -> RankSaver:
         return RankSaver(directory, is_lead=self._ranks.is_lead)
 
-    def _make_store(self, prefix: str) -> SharedMemoryWeightStore:
+    def _make_store(self, prefix: str) -> WeightStore:
         if not self._ranks.is_lead:
             return _NoStore()
         shapes = self.learner.gathering().shapes

@@ -17,7 +17,7 @@ from rhymeflow.core.types import FinishReason, GroupId, TrajectoryId, Version
 from rhymeflow.histospec.draft import DraftStats
 from rhymeflow.histospec.handle import IndexHandle
 from rhymeflow.reward.messages import TrainerState
-from rhymeflow.weights.handle import SharedMemoryWeightHandle
+from rhymeflow.weights.handle import AnyWeightHandle
 
 if TYPE_CHECKING:
     from rhymeflow.workers.channel import Connection
@@ -83,7 +83,7 @@ class Evaluate(Message):
 class ConnectWeights(Message):
     """Where the weights are. The instance takes them and joins."""
 
-    handle: SharedMemoryWeightHandle
+    handle: AnyWeightHandle
 
 
 class UseDrafter(Message):
@@ -253,7 +253,7 @@ class LearnerReady(Message):
     """The model is loaded and its weights are published as `version`, to be had by `handle`."""
 
     version: Version
-    handle: SharedMemoryWeightHandle
+    handle: AnyWeightHandle
     checksum: str
     device: str
     dtype: str
@@ -301,6 +301,8 @@ class VersionPublished(Message):
     version: Version
     checksum: str
     seconds: float
+    metrics: dict[str, float] = {}
+    """What the weight store says of it."""
 
 
 class CheckpointSaved(Message):
