@@ -58,7 +58,7 @@ class FaultsConfig(Section):
     controller_mtbf_hours: PositiveFloat | None = None
     """The same of the controller's machine, whose failure ends all processes of the run, which is
     then resumed; `None`: it does not fail."""
-    seed: NonNegative = 0
+    failure_seed: NonNegative = 0
     """Seeds the failures, and nothing else."""
     detection_seconds: NonNegativeFloat = 10.0
     """From a death to when it is noticed."""

@@ -141,7 +141,7 @@ def _failures(
         num_instances, profile.devices_per_instance, train_devices, simulation.colocated
     )
     return failures(
-        faults.seed,
+        faults.failure_seed,
         devices,
         device_mtbf_hours=faults.device_mtbf_hours,
         controller_mtbf_hours=faults.controller_mtbf_hours,

@@ -211,7 +211,7 @@ def test_rates_of_a_configuration(tmp_path: Path) -> None:
     found = run(config, Constant())
     assert sum(found.deaths.values()) >= 3
     assert found == run(config, Constant()), "the same twice"
-    seed = build_config({"simulation.faults.seed": 1}, over=config, where="test")
+    seed = build_config({"simulation.faults.failure_seed": 1}, over=config, where="test")
     assert run(seed, Constant()).step_seconds != found.step_seconds
     rates["simulation__faults__device_mtbf_hours"] = 1e12
     rare = run(with_rates(tmp_path, **rates), Constant())
