@@ -64,7 +64,9 @@ def run_with_faults(
     With `message_seed` messages between its processes come twice and late.
     """
     run_dir = Path(str(config.run.output_dir))
-    recipe = run_dir.with_name(f"{run_dir.name}.yaml")
+    # What the run prints must not be on a disk that gets full: it says so there.
+    folder = disk.folder.parent if disk else run_dir.parent
+    recipe = folder / f"{run_dir.name}.yaml"
     recipe.write_text(dump_config(config), encoding="utf-8")
     attack = Attack(run_dir, recipe, Account(plan), disk, message_seed)
     try:

@@ -58,6 +58,14 @@ class Checkpoints:
         """A step is over, which took the learner so long."""
         self._seconds += seconds
 
+    def restored(self, seconds: float) -> None:
+        """A learner was restored, and trained so long again: that is not in a checkpoint yet.
+
+        So it is soon. Were it to be trained again and again, a run whose learner dies more often than
+        checkpoints are due would never get on.
+        """
+        self._seconds = seconds
+
     def evaluated(self, version: Version, reward: float) -> None:
         """Held-out prompts were answered under `version`."""
         self._rewards[version] = reward

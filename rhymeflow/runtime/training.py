@@ -78,6 +78,7 @@ class Training:
         match message:
             case messages.LearnerReady():
                 self._on_model(message)
+                self.checkpoints.restored(message.retrain_seconds)
                 self.weights = messages.ConnectWeights(message.handle)
                 self._reporter.begin_training()
                 yield LearnerReady(message.version, message.checksum)

@@ -101,7 +101,8 @@ class Learner:
         """Seconds it takes to train on what was published since the newest checkpoint again."""
         saved = self._checkpoints[-1][1] if self._checkpoints else 0
         self.retrained += len(self._seconds) - saved
-        return sum(self._seconds[saved:])
+        self._unsaved = sum(self._seconds[saved:])  # again: see `runtime/checkpoints.py`
+        return self._unsaved
 
     def restored(self, died: float, now: float) -> None:
         """It is what it was when it last published."""

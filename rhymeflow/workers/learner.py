@@ -81,9 +81,12 @@ class LearnerProcess:
         self.learner = self._make_learner(device, dtype)
         self._reader = TrajectoryReader(run_dir / "events.db")
         self._saver = self._make_saver(run_dir / CHECKPOINTS)
+        began = None  # to train again
         with explained(run_dir / "events.db"):
             for step, last in restore(self.learner, self._reader, run_dir / CHECKPOINTS, config):
+                began = began or time.perf_counter()
                 self._say(Retraining(step, last))
+        retrain_seconds = 0.0 if began is None else time.perf_counter() - began
         self.version: Version = self.learner.version
         self.weights = self._make_store(shared_memory.prefix_for(run_dir, "w"))
         checksum = self._publish_weights()
@@ -95,6 +98,7 @@ class LearnerProcess:
             str(dtype).removeprefix("torch."),
             self.learner.model.config.max_position_embeddings,
             self.learner.num_parameters * (dtype.itemsize + STATE_BYTES),
+            retrain_seconds,
         )
         self._say(ready)
         self._ending = False

@@ -262,6 +262,8 @@ class LearnerReady(Message):
     """Tokens that a prompt and the response to it can have together."""
     checkpoint_bytes: int
     """What a checkpoint takes on the disk."""
+    retrain_seconds: float = 0.0
+    """That training the batches since the last checkpoint again took."""
 
 
 class ResponseDetails(NamedTuple):

@@ -56,6 +56,18 @@ def test_none_is_begun_for_its_age_while_one_is_written():
     assert 5 not in checkpoints
 
 
+def test_what_is_trained_again_counts_as_unsaved():
+    """Or a run whose learner dies while a checkpoint is written would never have one."""
+    checkpoints = of(1, save_seconds=10.0)
+    checkpoints.trained(12.0)
+    assert checkpoints.is_due(5)
+    checkpoints.begin(5)
+    assert checkpoints.lose_pending() == (5,)
+    assert not checkpoints.is_due(6)
+    checkpoints.restored(12.0)
+    assert checkpoints.is_due(6)
+
+
 def test_the_newest_and_the_best_stay():
     checkpoints = of(save_total_limit=2)
     for version, reward, kept in [
