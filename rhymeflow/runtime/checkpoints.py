@@ -61,8 +61,8 @@ class Checkpoints:
     def restored(self, seconds: float) -> None:
         """A learner was restored, and trained so long again: that is not in a checkpoint yet.
 
-        So it is soon. Were it to be trained again and again, a run whose learner dies more often than
-        checkpoints are due would never get on.
+        So it is soon. Else a run whose learner dies more often than checkpoints are due would never
+        get on.
         """
         self._seconds = seconds
 
