@@ -56,9 +56,14 @@ def once_loaded(config: Config, tokenizer: Tokenizer, prompts: RunPrompts) -> Co
 
 
 def with_the_model(config: Config, ready: LearnerReady) -> Config:
-    """What the learner says of the model that it has, too; instances have the same."""
+    """What the learner says of the model that it has, too; instances have the same.
+
+    vLLM's cache has the size that it finds memory for.
+    """
     rollout = config.rollout
-    capacity = rollout.max_kv_tokens or rollout.max_num_seqs * ready.max_length
+    capacity = rollout.max_kv_tokens
+    if rollout.engine == "native":
+        capacity = capacity or rollout.max_num_seqs * ready.max_length
     found = {"device": ready.device, "dtype": ready.dtype}
     return config.model_copy(
         update={

@@ -19,9 +19,9 @@ from pathlib import Path
 from rhymeflow.config import Config
 from rhymeflow.core.types import TrajectoryId, Version
 from rhymeflow.engine.base import Engine, Finished, NoiseKey, Request, Sampling
-from rhymeflow.engine.native.native_engine import NativeEngine, load_kernels
+from rhymeflow.weights.base import WeightReader
 from rhymeflow.weights.proof import as_text
-from rhymeflow.workers.drafting import drafter
+from rhymeflow.workers.drafting import drafter, rehearse
 from rhymeflow.workers.messages import (
     Abort,
     Answered,
@@ -78,18 +78,45 @@ def main(connection: Connection, name: str, config: Config, run_dir: Path) -> No
         instance.engine.close()
 
 
+def prepare(config: Config) -> None:
+    """Load the code that the engine will run, or compile it."""
+    if config.rollout.engine == "vllm":
+        from rhymeflow.engine.vllm.llm import import_vllm
+
+        import_vllm()
+        if config.drafting.window != "off":
+            rehearse(config)  # the history process compiles for another Python
+        return
+    from rhymeflow.engine.native.native_engine import load_kernels
+
+    load_kernels(config)
+
+
+def make_engine(config: Config, weights: WeightReader, name: str) -> Engine:
+    """The engine of instance `name`, as the configuration says. It begins with the newest weights.
+
+    Only the one that is wanted is imported.
+    """
+    drafts = partial(drafter, config)
+    if config.rollout.engine == "vllm":
+        from rhymeflow.engine.vllm.vllm_engine import VllmEngine
+
+        return VllmEngine(config, weights, instance=name, drafter_for=drafts)
+    from rhymeflow.engine.native.native_engine import NativeEngine
+
+    return NativeEngine(config, weights, instance=name, drafter_for=drafts)
+
+
 class Instance:
     """The engine, the weights it pulls and the connection."""
 
     def __init__(self, connection: Connection, name: str, config: Config) -> None:
         self.connection, self.config = connection, config
-        load_kernels(config)  # while the learner loads
+        prepare(config)  # while the learner loads
         connect = receive(connection)
         assert isinstance(connect, ConnectWeights), connect
         self.weights = connect.handle.open()
-        self.engine: Engine = NativeEngine(
-            config, self.weights, instance=name, drafter_for=partial(drafter, config)
-        )
+        self.engine = make_engine(config, self.weights, name)
         limits = self.engine.limits()
         self.stop_tokens = limits.stop_token_ids
         self.requests: dict[TrajectoryId | HeldOut, Request] = {}

@@ -1,0 +1,243 @@
+"""vLLM with the demo's model in float32: token by token what the native engine generates."""
+
+import itertools
+import random
+
+import pytest
+
+from rhymeflow.engine.base import NoiseKey, Request, Sampling
+from rhymeflow.errors import UserError
+from rhymeflow.histospec.index import Index, prompt_key
+from tests.vllm.sameness import (
+    Knowing,
+    answers_of,
+    assert_same,
+    closing_rig,
+    drain,
+    needs_vllm,
+    requests_of,
+)
+
+pytestmark = [needs_vllm, pytest.mark.vllm]
+
+NUM_TOKENS = 60
+STOP = (1, 20, 37)
+TOLERANCE = 2e-4
+"""Of log-probabilities: other kernels sum in another order."""
+
+
+@pytest.fixture(scope="module")
+def rig():
+    with closing_rig("demo", "float32") as rig:
+        yield rig
+
+
+@pytest.fixture(scope="module")
+def vllm(rig):
+    engine = rig.engine("vllm")
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def native(rig):
+    return rig.engine("native")
+
+
+@pytest.fixture(scope="module")
+def expected(rig, native):
+    requests = requests_of(rig, NUM_TOKENS, stop=STOP)
+    return requests, drain(native, requests)
+
+
+def fresh(rig):
+    return requests_of(rig, NUM_TOKENS, stop=STOP)
+
+
+@pytest.fixture
+def drafted(rig, vllm, expected):
+    """vLLM with a drafter that is mostly right."""
+    vllm.draft_with(Knowing(answers_of(expected[0]), rig.vocabulary, most=9, right=0.85))
+    yield vllm
+    vllm.interrupt()
+    vllm.draft_with(None)
+
+
+def test_the_first_weights_are_those_that_were_published(rig, vllm):
+    assert (vllm.version, vllm.checksum) == (0, rig.checksums[0])
+
+
+def test_same_tokens_as_the_native_engine(rig, vllm, expected):
+    requests = fresh(rig)
+    reasons = drain(vllm, requests)
+    assert_same(requests, expected[0], TOLERANCE)
+    assert reasons == expected[1]
+    assert {"stop", "length"} == set(reasons.values())
+
+
+def test_same_tokens_alone(rig, vllm, expected):
+    requests = fresh(rig)
+    for request in requests:
+        drain(vllm, [request])
+    assert_same(requests, expected[0], TOLERANCE)
+
+
+def test_same_tokens_with_drafts(rig, drafted, expected):
+    requests = fresh(rig)
+    for request in requests:
+        request.accepted = bytearray()
+    reasons = drain(drafted, requests)
+    assert_same(requests, expected[0], TOLERANCE)
+    assert reasons == expected[1]
+    for request in requests:
+        assert request.drafted >= sum(request.accepted) > 0
+        assert len(request.accepted) == len(request.tokens)
+        assert request.steps + sum(request.accepted) == len(request.tokens)
+
+
+def test_same_tokens_if_moved_between_vllm_and_the_native_engine(rig, drafted, native, expected):
+    requests = fresh(rig)
+    rng = random.Random(1)
+    at = {request.id: rng.choice((drafted, native)) for request in requests}
+    for request in requests:
+        at[request.id].submit(request)
+    for step in itertools.count():
+        reasons = [r for engine in (drafted, native) for r in engine.poll(0.0)]
+        for request, _ in reasons:
+            del at[request.id]
+        if not at:
+            break
+        if step % 5 == 4:
+            key = rng.choice(list(at))
+            for request in at[key].interrupt([key]):
+                at[key] = rng.choice((drafted, native))
+                at[key].submit(request)
+    assert_same(requests, expected[0], TOLERANCE)
+    assert any(len(request.segments) > 1 for request in requests)
+
+
+def test_history_drafts_for_the_request_it_knows(rig, vllm, expected):
+    """A later epoch of the same prompts with the same noise: nearly everything is accepted."""
+    index = Index(max_tokens=20_000, max_responses=64, shared=True)
+    try:
+        for request in expected[0]:
+            key = prompt_key(request.prompt_ids)
+            number = index.begin(
+                key, request.prompt_ids[-16:], sample=request.noise_key.sample,
+                noise_epoch=request.noise_key.epoch, version=0,
+            )  # fmt: skip
+            index.extend(number, request.tokens)
+            index.finish(number, 1.0)
+        vllm.draft_with(rig.drafter(index.handle, vllm.limits().max_length))
+        for _ in range(6):  # the first iterations measure without drafts
+            requests = fresh(rig)
+            drain(vllm, requests)
+            assert_same(requests, expected[0], TOLERANCE)
+        stats = vllm.load().drafts
+        assert stats.accepted > 0.5 * stats.drafted > 20
+    finally:
+        vllm.draft_with(None)
+        index.close()
+
+
+@pytest.mark.parametrize("keep", [False, True], ids=["recompute", "keep"])
+def test_weights_that_come_under_running_requests(rig, vllm, native, keep):
+    """Both engines change weights after the same tokens, and go on alike."""
+    version = 1 + keep
+    rig.publish(version, 0.02)
+    both = [(engine, fresh(rig)[:6]) for engine in (native, vllm)]
+    for engine, requests in both:
+        for request in requests:
+            engine.submit(request)
+        while not all(len(r.tokens) >= 9 for r in requests):
+            engine.poll(0.0)
+            stopped = [r.id for r in requests if len(r.tokens) >= 9]
+            engine.interrupt(stopped)
+        assert not engine.has_work
+        if keep:  # a request that goes on with its keys and values, and one that must not get them
+            engine.submit(Request("old", requests[0].prompt_ids, NoiseKey(9, 9, 9), plain(40)))
+            for _ in range(12):
+                engine.poll(0.0)
+        for request in requests:
+            if request.finish_reason() is None:
+                engine.submit(request)
+        if not keep:
+            engine.poll(0.0)
+            for request in requests:
+                assert len(request.tokens) <= 10
+        pulled = engine.install(rig.store.handle.open(), version, keep_cache=keep)
+        assert pulled == (version, rig.checksums[version])
+        if keep:
+            engine.submit(Request("new", requests[0].prompt_ids, NoiseKey(9, 9, 8), plain(40)))
+    held = [{key: r for key, r in each} for each in (entries(both[0][0]), entries(both[1][0]))]
+    for engine, _ in both:
+        drain(engine)
+    assert_same(both[1][1], both[0][1], TOLERANCE)
+    if keep:
+        assert held[0].keys() == held[1].keys() >= {"old", "new"}
+        for key in ("old", "new"):
+            assert_same([held[1][key]], [held[0][key]], TOLERANCE)
+            last = held[1][key].segments[-1]
+            assert (last.version, last.start > 0) == (version, key == "old")
+
+
+def plain(num_tokens):
+    return Sampling(1.0, 1.0, 0, num_tokens, frozenset())
+
+
+def entries(engine):
+    """The requests inside an engine."""
+    inside = getattr(engine, "_entries", None)
+    if inside is not None:
+        return [(key, entry.request) for key, entry in inside.items()]
+    return [(key, sequence.request) for key, sequence in engine._engine._sequences.items()]
+
+
+def test_it_says_how_it_is(rig, vllm):
+    before = vllm.load()
+    assert (before.num_running, before.waiting, before.kv_tokens) == (0, (), 0)
+    requests = [Request(i, [5 + i] * 9, NoiseKey(i, 0, 0), plain(6)) for i in range(20)]
+    for request in requests:
+        vllm.submit(request)
+    assert len(vllm.load().waiting) == 20
+    vllm.poll(0.0)
+    load = vllm.load()
+    assert (load.num_running, len(load.waiting)) == (16, 4)
+    assert load.kv_tokens >= 16 * 9
+    drain(vllm)
+    assert vllm.load().num_generated == before.num_generated + 120
+    limits = vllm.limits()
+    assert limits.max_length == 768
+    assert limits.kv_capacity > 16 * 768
+
+
+def test_a_request_that_it_cannot_hold_is_refused(vllm):
+    with pytest.raises(UserError, match="768"):
+        vllm.submit(Request("long", [5] * 700, NoiseKey(0, 0, 0), plain(100)))
+    assert not vllm.has_work
+
+
+def test_interrupting_what_is_not_here_passes_it_over(vllm):
+    vllm.submit(Request("a", [5, 6, 7], NoiseKey(0, 0, 0), plain(20)))
+    assert [request.id for request in vllm.interrupt(["b", "a"])] == ["a"]
+    assert not vllm.has_work
+    assert vllm.poll(0.0) == []
+
+
+def test_a_head_that_is_left_on_old_weights_is_noticed(rig, vllm, monkeypatch):
+    """What vLLM 0.32 does to a tied head; only a comparison with a fresh layer sees it."""
+    from rhymeflow.engine.vllm.weights import InstalledWeights
+    from rhymeflow.weights.base import ChecksumMismatch
+
+    worker = vllm._llm._engine.model_executor.driver_worker.worker
+    weights = worker._rhymeflow_weights
+    reader = rig.store.handle.open()
+    heads = weights._kept_and_packed()
+    assert [type(head).__name__ for head in heads] == ["ParallelLMHead"]
+    rig.publish(3, 0.05)
+    calls = iter([[], heads])
+    monkeypatch.setattr(InstalledWeights, "_kept_and_packed", lambda self: next(calls))
+    with pytest.raises(ChecksumMismatch, match="ParallelLMHead"):
+        weights.install(reader, 3, compare=True)
+    monkeypatch.undo()
+    weights.install(reader, 3, compare=True)
