@@ -90,9 +90,10 @@ def test_same_tokens_with_drafts(rig, drafted, expected):
     assert_same(requests, expected[0], TOLERANCE)
     assert reasons == expected[1]
     for request in requests:
-        assert request.drafted >= sum(request.accepted) > 0
+        assert request.drafted >= sum(request.accepted)
         assert len(request.accepted) == len(request.tokens)
         assert request.steps + sum(request.accepted) == len(request.tokens)
+    assert sum(sum(request.accepted) for request in requests) > 100
 
 
 def test_same_tokens_if_moved_between_vllm_and_the_native_engine(rig, drafted, native, expected):
@@ -149,25 +150,24 @@ def test_weights_that_come_under_running_requests(rig, vllm, native, keep):
     for engine, requests in both:
         for request in requests:
             engine.submit(request)
-        while not all(len(r.tokens) >= 9 for r in requests):
+        while engine.has_work:
             engine.poll(0.0)
-            stopped = [r.id for r in requests if len(r.tokens) >= 9]
-            engine.interrupt(stopped)
-        assert not engine.has_work
+            engine.interrupt([r.id for r in requests if len(r.tokens) >= 9])
         if keep:  # a request that goes on with its keys and values, and one that must not get them
             engine.submit(Request("old", requests[0].prompt_ids, NoiseKey(9, 9, 9), plain(40)))
             for _ in range(12):
                 engine.poll(0.0)
-        for request in requests:
-            if request.finish_reason() is None:
-                engine.submit(request)
+        unfinished = [request for request in requests if request.finish_reason() is None]
         if not keep:
+            for request in unfinished:
+                engine.submit(request)
             engine.poll(0.0)
-            for request in requests:
-                assert len(request.tokens) <= 10
+            assert 0 < engine.load().num_running <= len(unfinished)
         pulled = engine.install(rig.store.handle.open(), version, keep_cache=keep)
         assert pulled == (version, rig.checksums[version])
         if keep:
+            for request in unfinished:
+                engine.submit(request)
             engine.submit(Request("new", requests[0].prompt_ids, NoiseKey(9, 9, 8), plain(40)))
     held = [{key: r for key, r in each} for each in (entries(both[0][0]), entries(both[1][0]))]
     for engine, _ in both:
