@@ -11,7 +11,7 @@ BIN := .venv/bin
 # As many processes as cores; each file in one of them, those with slow tests first (tests/conftest.py).
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-fast test-vllm lint nightly clean
+.PHONY: demo test test-fast test-vllm gpu lint nightly clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.installed
@@ -38,6 +38,13 @@ test-vllm: .venv-vllm/.installed
 	@for file in tests/vllm/test_*.py; do \
 		echo "$$file"; $(VLLM_BIN)/python -m pytest -m vllm "$$file" || exit 1; \
 	done
+
+# Nothing is installed or fetched: GPU_PYTHON has torch for the GPU, and Rhymeflow with its tests.
+GPU_PYTHON ?= python3
+
+gpu:
+	$(GPU_PYTHON) -m pytest -m gpu tests
+	$(GPU_PYTHON) -m rhymeflow bench gpu
 
 nightly: .venv/.installed-test
 	$(BIN)/python -m tests.core.nightly

@@ -41,8 +41,8 @@ STEPS = (4, 8, 12)
 """Of the recorded run, whose weights the passes of `rhyming` have."""
 
 NOTES = (
-    "SmolLM2-135M, bfloat16 on CPU, eager, one thread on every side; sides are processes of their "
-    "own, measured in turn; tokens per second, prefill included; ratios are medians of neighbouring "
+    "SmolLM2-135M, bfloat16 on CPU, eager, one thread on every side; each side is a process of its "
+    "own; sides in turn; tokens per second, prefill included; ratios are medians of neighbouring "
     "pairs, `least` and `greatest` their range. `accepted`: share of drafted tokens."
 )
 

@@ -19,7 +19,10 @@ from typing import Any
 
 sys.path[0] = str(Path(__file__).parents[2])  # this folder's names are not for import
 
-from rhymeflow.workers.launch import keep_compiled_code_apart, missing_openmp
+from rhymeflow.workers.launch import (  # noqa: E402 - from the root
+    keep_compiled_code_apart,
+    missing_openmp,
+)
 
 
 def main() -> None:

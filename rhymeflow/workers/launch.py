@@ -1,4 +1,6 @@
-"""A worker in an interpreter of its own: `python -m rhymeflow.workers.launch FD ROLE NAME [openmp]`.
+"""A worker in an interpreter of its own.
+
+    python -m rhymeflow.workers.launch FD ROLE NAME [openmp]
 
 Where a worker's libraries differ from the controller's (another environment, or libraries that must
 be there before the interpreter starts), it cannot be forked from the server of `processes`. It is

@@ -50,10 +50,10 @@ class Rig:
                 **given,
             },
         )
-        from rhymeflow.models.load import load_model
+        from rhymeflow.models.load import load_model, resolve_device
 
         model = load_model(
-            self.config.model, dtype=getattr(torch, dtype), device=torch.device("cpu")
+            self.config.model, dtype=getattr(torch, dtype), device=resolve_device(self.config.model)
         )
         self.parameters = dict(model.named_parameters())
         self.vocabulary = model.config.vocab_size
@@ -140,9 +140,7 @@ class Knowing:
             at, answer = self._texts[handle]
             size = self._rng.randrange(min(self._most, most) + 1)
             tokens = [
-                token
-                if self._rng.random() < self._right
-                else self._rng.randrange(self._vocabulary)
+                token if self._rng.random() < self._right else self._rng.randrange(self._vocabulary)
                 for token in answer[at : at + size]
             ]
             drafts.append(Draft(tokens, list(range(-1, len(tokens) - 1))) if tokens else NONE)

@@ -141,56 +141,61 @@ def test_history_drafts_for_the_request_it_knows(rig, vllm, expected):
         index.close()
 
 
-@pytest.mark.parametrize("keep", [False, True], ids=["recompute", "keep"])
-def test_weights_that_come_under_running_requests(rig, vllm, native, keep):
+def unfinished_after_nine(engine, requests):
+    """Run each to nine tokens, and return those that did not end before."""
+    for request in requests:
+        engine.submit(request)
+    while engine.has_work:
+        engine.poll(0.0)
+        engine.interrupt([r.id for r in requests if len(r.tokens) >= 9])
+    return [request for request in requests if request.finish_reason() is None]
+
+
+def submit_all(engine, requests):
+    for request in requests:
+        engine.submit(request)
+
+
+def test_weights_that_come_under_running_requests(rig, vllm, native):
     """Both engines change weights after the same tokens, and go on alike."""
-    version = 1 + keep
-    rig.publish(version, 0.02)
-    both = [(engine, fresh(rig)[:6]) for engine in (native, vllm)]
-    for engine, requests in both:
-        for request in requests:
-            engine.submit(request)
-        while engine.has_work:
-            engine.poll(0.0)
-            engine.interrupt([r.id for r in requests if len(r.tokens) >= 9])
-        if keep:  # a request that goes on with its keys and values, and one that must not get them
-            engine.submit(Request("old", requests[0].prompt_ids, NoiseKey(9, 9, 9), plain(40)))
-            for _ in range(12):
-                engine.poll(0.0)
-        unfinished = [request for request in requests if request.finish_reason() is None]
-        if not keep:
-            for request in unfinished:
-                engine.submit(request)
-            engine.poll(0.0)
-            assert 0 < engine.load().num_running <= len(unfinished)
-        pulled = engine.install(rig.store.handle.open(), version, keep_cache=keep)
-        assert pulled == (version, rig.checksums[version])
-        if keep:
-            for request in unfinished:
-                engine.submit(request)
-            engine.submit(Request("new", requests[0].prompt_ids, NoiseKey(9, 9, 8), plain(40)))
-    held = [{key: r for key, r in each} for each in (entries(both[0][0]), entries(both[1][0]))]
-    for engine, _ in both:
+    rig.publish(1, 0.02)
+    made = []
+    for engine in (native, vllm):
+        requests = fresh(rig)[:6]
+        made.append(requests)
+        submit_all(engine, unfinished_after_nine(engine, requests))
+        engine.poll(0.0)
+        assert engine.load().num_running > 0
+        pulled = engine.install(rig.store.handle.open(), 1, keep_cache=False)
+        assert pulled == (1, rig.checksums[1])
         drain(engine)
-    assert_same(both[1][1], both[0][1], TOLERANCE)
-    if keep:
-        assert held[0].keys() == held[1].keys() >= {"old", "new"}
-        for key in ("old", "new"):
-            assert_same([held[1][key]], [held[0][key]], TOLERANCE)
-            last = held[1][key].segments[-1]
-            assert (last.version, last.start > 0) == (version, key == "old")
+    assert_same(made[1], made[0], TOLERANCE)
+
+
+def test_keys_and_values_that_are_kept_are_for_those_that_have_them(rig, vllm, native):
+    """One that runs goes on with its own; what comes later, with the same prompt, gets none."""
+    rig.publish(2, 0.02)
+    made = []
+    for engine in (native, vllm):
+        requests = fresh(rig)[:6]
+        prompt = requests[4].prompt_ids
+        late = unfinished_after_nine(engine, requests)
+        old, new = (Request(n, list(prompt), NoiseKey(9, 9, n), plain(40)) for n in (98, 99))
+        made.append([*requests, old, new])
+        engine.submit(old)
+        while len(old.tokens) < 12:
+            engine.poll(0.0)
+        pulled = engine.install(rig.store.handle.open(), 2, keep_cache=True)
+        assert pulled == (2, rig.checksums[2])
+        submit_all(engine, [*late, new])
+        drain(engine)
+        assert [segment.start for segment in old.segments] == [0, 12]
+        assert [segment.version for segment in new.segments] == [2]
+    assert_same(made[1], made[0], TOLERANCE)
 
 
 def plain(num_tokens):
     return Sampling(1.0, 1.0, 0, num_tokens, frozenset())
-
-
-def entries(engine):
-    """The requests inside an engine."""
-    inside = getattr(engine, "_entries", None)
-    if inside is not None:
-        return [(key, entry.request) for key, entry in inside.items()]
-    return [(key, sequence.request) for key, sequence in engine._engine._sequences.items()]
 
 
 def test_it_says_how_it_is(rig, vllm):

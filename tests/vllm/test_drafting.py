@@ -25,7 +25,10 @@ class Recorder:
     def propose(self, handles, max_tokens, *, other_rows, kv_tokens):
         self.asked = (list(handles), list(max_tokens), other_rows, kv_tokens)
         drafts = [Draft([self.live[handle]] * 4, [-1, 0, 1, 2]) for handle in handles]
-        return [draft if self.live[handle] else NONE for handle, draft in zip(handles, drafts)]
+        return [
+            draft if self.live[handle] else NONE
+            for handle, draft in zip(handles, drafts, strict=True)
+        ]
 
     def observe(self, handles, generated, **counts):
         assert all(handle in self.live for handle in handles)

@@ -1,4 +1,4 @@
-"""Our sampler on tensors, without vLLM: what stands is what one-by-one decoding would have drawn."""
+"""Our sampler on tensors, without vLLM: what stands is what decoding one by one would draw."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""Weights in layers that look like vLLM's: places, packers, heads that are tied, and what is proved.
+"""Weights in layers that look like vLLM's: places, packers, tied heads, and what is proved.
 
 The layers fuse, split over processes, pad the vocabulary and pack as vLLM's do; vLLM is not needed.
 """
@@ -81,13 +81,12 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    packed_modules_mapping = {
-        "qkv_proj": ["q_proj", "k_proj", "v_proj"],
-        "gate_up_proj": ["gate_proj", "up_proj"],
-    }
-
     def __init__(self, rank=0, size=1):
         super().__init__()
+        self.packed_modules_mapping = {
+            "qkv_proj": ["q_proj", "k_proj", "v_proj"],
+            "gate_up_proj": ["gate_proj", "up_proj"],
+        }
         self.embed_tokens = Embedding(rank, size)
         self.block = Block(rank, size)
         self.lm_head = Embedding(rank, size)

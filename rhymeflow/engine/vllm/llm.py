@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from rhymeflow.config import Config
 from rhymeflow.engine.base import Request
-from rhymeflow.engine.vllm import proposer, worker
+from rhymeflow.engine.vllm import processor, proposer, worker
 from rhymeflow.engine.vllm.sampler import arguments
 from rhymeflow.errors import UserError
 from rhymeflow.models.load import load_config, resolve_device, resolve_dtype
@@ -30,8 +30,6 @@ blocks of a prompt are shared, so the 128 that vLLM takes would share nothing of
 
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    # Drafts that the scheduler hands on, and a sampler of one's own, are the first runner's.
-    "VLLM_USE_V2_MODEL_RUNNER": "0",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_HOST_IP": "127.0.0.1",
 }
@@ -71,6 +69,9 @@ class Llm:
         Raises:
             UserError: vLLM does not take the configuration.
         """
+        # Drafts that the scheduler hands on, and a sampler of one's own, are the first runner's.
+        is_second = config.rollout.vllm_model_runner == "v2"
+        os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1" if is_second else "0"
         import_vllm()
         from vllm import EngineArgs, LLMEngine
 
@@ -88,7 +89,8 @@ class Llm:
         self._names: dict[str, str] = {}
         """By our name of a request, vLLM's."""
         self._speculates = self._engine.vllm_config.speculative_config is not None
-        (self.runner, *_) = self.call("rhymeflow_sample")
+        if not is_second:
+            self.call("rhymeflow_sample")
 
     def call(self, method: str, *args: Any) -> list[Any]:
         """Call a method of `WorkerExtension` in every worker; return what each returned."""
@@ -161,7 +163,10 @@ class Llm:
         scheduled = self._last
         rows, drafted = 0, {}
         if scheduled is not None:
-            rows, drafts = scheduled.total_num_scheduled_tokens, scheduled.scheduled_spec_decode_tokens
+            rows, drafts = (
+                scheduled.total_num_scheduled_tokens,
+                scheduled.scheduled_spec_decode_tokens,
+            )
             drafted = {name: len(drafts.get(self._names[name], ())) for name in tokens}
         for name in finished:
             del self._names[name]
@@ -255,6 +260,9 @@ def engine_args(config: Config) -> dict[str, Any]:
             "model": proposer.PATH,
             "num_speculative_tokens": drafting.max_draft,
         }
+    if rollout.vllm_model_runner == "v2":
+        arguments["logits_processors"] = [processor.noise_processor()]
+        arguments["logprobs_mode"] = "processed_logits"
     if rollout.vllm_head_dtype == "float32":
         arguments["hf_overrides"] = {"head_dtype": "float32"}
     if device.type == "cpu":

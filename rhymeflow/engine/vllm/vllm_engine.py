@@ -67,7 +67,11 @@ class VllmEngine:
         stop = configured_stop_token_ids(config.model, load_tokenizer(config.model))
         self._limits = Limits(rollout.max_num_seqs, self._llm.max_length, capacity, stop)
         self._pulled = self._pull(weights, None)
-        self_test.check(self, drafts=config.drafting.window != "off")
+        self_test.check(
+            self,
+            drafts=config.drafting.window != "off",
+            has_sampler=rollout.vllm_model_runner == "v1",
+        )
         self._num_generated, self._clock = 0, 0.0
         self._llm.forget_cache()
 
@@ -178,7 +182,7 @@ class VllmEngine:
         return self._llm.vocabulary
 
     def num_draws(self) -> int:
-        """How often our sampler was called, by the first worker's count."""
+        """How often our sampler was called, by the first worker's count; V1 only."""
         return int(self._llm.call("rhymeflow_samples")[0])
 
     def close(self) -> None:
