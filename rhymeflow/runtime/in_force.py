@@ -9,6 +9,7 @@ it is in force where something is trained. Loads no model and no torch.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from rhymeflow import build
@@ -37,7 +38,10 @@ def before_the_start(config: Config, run_dir: Path) -> Config:
                 }
             ),
             "rollout": rollout.model_copy(
-                update={"num_threads": rollout.num_threads or (own_size if rollout.cpus else share)}
+                update={
+                    "num_threads": rollout.num_threads or (own_size if rollout.cpus else share),
+                    "python": rollout.python and os.path.abspath(rollout.python),
+                }
             ),
         }
     )

@@ -30,6 +30,8 @@ def main() -> None:
     descriptor, role, name, *options = sys.argv[1:]
     if "openmp" in options and (library := missing_openmp(Path(sys.prefix), os.environ)):
         before = os.environ.get("LD_PRELOAD")
+        # Threads that have nothing to do shall not keep others from the core for long.
+        os.environ.setdefault("KMP_BLOCKTIME", "5")
         os.environ["LD_PRELOAD"] = f"{library}:{before}" if before else str(library)
         os.execv(sys.executable, sys.orig_argv)  # the same program, with the library
     keep_compiled_code_apart()

@@ -46,6 +46,7 @@ class Rig:
                 "model.dtype": dtype,
                 "model.device": "cpu",
                 "rollout.max_num_seqs": "16",
+                "rollout.engine": "vllm",
                 "rollout.vllm_kv_cache_gb": "0.6",
                 **given,
             },

@@ -31,6 +31,8 @@ blocks of a prompt are shared, so the 128 that vLLM takes would share nothing of
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_NO_USAGE_STATS": "1",
+    # Threads and cores are those that the run gives its workers.
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_HOST_IP": "127.0.0.1",
 }
 """Variables that vLLM must find."""

@@ -61,18 +61,16 @@ def verify(logits_RV: Tensor, draws: list[Draws], drafts: Sequence[Sequence[int]
     """
     tokens, logprobs = sample(logits_RV.float(), draws)
     width = 1 + max(map(len, drafts))
-    tokens_NW = torch.full((len(drafts), width), PLACEHOLDER, dtype=torch.int32)
-    logprobs_NW = torch.zeros(len(drafts), width)
-    first = 0
-    for i, draft in enumerate(drafts):
-        drawn = tokens[first : first + len(draft) + 1]
+    stand, likely, first = [], [], 0
+    for draft in drafts:
         count = 1
-        while count <= len(draft) and draft[count - 1] == drawn[count - 1]:
+        while count <= len(draft) and draft[count - 1] == tokens[first + count - 1]:
             count += 1
-        tokens_NW[i, :count] = torch.tensor(drawn[:count], dtype=torch.int32)
-        logprobs_NW[i, :count] = torch.tensor(logprobs[first : first + count])
+        rest = width - count
+        stand.append(tokens[first : first + count] + [PLACEHOLDER] * rest)
+        likely.append(logprobs[first : first + count] + [0.0] * rest)
         first += len(draft) + 1
-    return Drawn(tokens_NW, logprobs_NW)
+    return Drawn(torch.tensor(stand, dtype=torch.int32), torch.tensor(likely))
 
 
 class CounterSampler(nn.Module):

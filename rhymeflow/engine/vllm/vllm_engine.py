@@ -129,7 +129,9 @@ class VllmEngine:
         """Run one iteration, if there is anything to run; it never waits for more."""
         if not self._entries:
             return []
-        if self._drafting is not None:
+        if self._drafting is None:
+            self._llm.draft({})
+        else:
             self._propose(self._drafting)
         started = time.perf_counter()
         stepped = self._llm.step()
