@@ -39,7 +39,7 @@ def test_it_is_given_its_task_and_reports_what_it_dies_of(tmp_path: Path) -> Non
         (first, *_) = runtime.wait(60)
         assert isinstance(first, Received)
         assert isinstance(first.message, Failed)
-        assert "DecodeError" in first.message.error
+        assert "ValidationError" in first.message.error
         while not isinstance(last := runtime.wait(60)[-1], WorkerLost):
             pass
         assert last.worker == "rollout-0"
