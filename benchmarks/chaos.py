@@ -1,10 +1,14 @@
-"""Real runs of the demo whose processes are killed and stopped: nothing may be lost or done twice.
+"""Real runs of the demo under faults: nothing may be lost or done twice.
 
-A plan of faults is drawn from `--seed`. The injector, which is no part of the run, kills (SIGKILL)
-or stops (SIGSTOP, 1 to 30 s) its controller, learner, instances, history and reward workers. Some
-kills of the controller take the whole run, and the end of its log that was not on the disk. After a
-controller's death it calls `rhymeflow resume`. When the run has ended, examples/audit_run.py must
-find nothing wrong. Beside it runs the same without faults.
+The injector, which is no part of the run, kills (SIGKILL), stops (SIGSTOP) and slows its
+controller, learner, instances, history and reward workers, and fills its disk. Some kills of the
+controller take the whole run, and the end of its log that was not on the disk. After a controller's
+end it calls `rhymeflow resume`. When the run has ended, examples/audit_run.py must find nothing
+wrong. Faults come every few steps, which are small ones, so that there are many; they are drawn
+from `--seed`.
+
+`--timed` kills at the rates of faults/plan.py instead, in the demo as it is, beside the same run
+without faults: seconds to recover, and effective training time.
 
 `--record` adds the run to results/chaos-runs.jsonl; the record counts all runs in it.
 """
@@ -12,6 +16,7 @@ find nothing wrong. Beside it runs the same without faults.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import shutil
 import signal
 import statistics
@@ -25,7 +30,16 @@ from typing import Any
 import msgspec
 
 from benchmarks import harness
-from benchmarks.faults.plan import Fault, draw_plan
+from benchmarks.faults.disk import SmallDisk, can_mount
+from benchmarks.faults.plan import (
+    CORE_PERIOD,
+    DISK,
+    INSTANCE_PERIOD,
+    PROCESSES,
+    Fault,
+    draw_dense,
+    draw_rates,
+)
 from benchmarks.faults.run import Finished, run_with_faults
 from benchmarks.training.train import ROOT
 from rhymeflow.config import Config
@@ -42,34 +56,41 @@ SETTINGS = {
     "run.save_seconds": "5",  # faults come more often than the default expects
     "run.report_to": "[]",
 }
+DENSE = {"learner.groups_per_batch": "4", "run.eval_steps": "50"}
+"""A quarter of the demo's step. What processes do and say to each other is the same."""
+STEPS_APART = 2
+MAX_SECONDS = 36_000.0
+"""Longer than a timed run lasts."""
 RECOVERY = {"rollout, killed": 8.0, "learner, killed": 15.0, "controller, killed": 15.0}
 """Targets: seconds from the fault to the next step that had not been trained before."""
 EFFECTIVE = 0.8
 """Target: steps per second, of those without faults."""
 NOTES = (
     "A fault's recovery is the time until the next step that had not been trained before it; the "
-    "medians leave out faults that came before the run was over an earlier one. A stop of more "
-    f"than {WORKER_TIMEOUT:g} seconds counts as a hang for the run. Effective time is the median "
-    "over pairs of runs of steps per second with faults, loading after them included, over those "
-    "without."
+    "medians are of the timed runs, and leave out faults that came before the run was over an "
+    f"earlier one. A timed run has a kill of an instance every {INSTANCE_PERIOD:g} s, and of the "
+    f"learner or the controller every {CORE_PERIOD:g} s. A stop of more than {WORKER_TIMEOUT:g} "
+    "seconds counts as a hang for the run. Effective time is the median over pairs of runs of "
+    "steps per second with faults, loading after them included, over those without."
 )
 
 
-class Pair(msgspec.Struct):
-    """A run with faults and one without, one right after the other: a line of the file."""
+class Attacked(msgspec.Struct):
+    """A run with faults: a line of the file."""
 
     seed: int
-    steps_apart: int
-    attacked: Finished
-    quiet_speed: float
-    """Steps per second of the run without faults."""
+    run: Finished
+    quiet_speed: float | None = None
+    """Of a timed run: steps per second of the run without faults right before or after it."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this benchmark's options."""
-    harness.add_number(parser, "--faults", 10, "faults of a run")
+    what = "kill at fixed rates beside a run without faults, and compare their speed"
+    parser.add_argument("--timed", action="store_true", help=what)
+    harness.add_number(parser, "--faults", 50, "faults of a run that is not timed")
+    harness.add_number(parser, "--steps", 400, "steps of a timed run")
     harness.add_number(parser, "--runs", 1, "runs, with seeds from --seed on")
-    harness.add_number(parser, "--apart", 30, "steps for each fault")
     what = "draws the plan (default: one for each run that is recorded)"
     parser.add_argument("--seed", type=harness.whole(0), metavar="N", help=what)
 
@@ -79,104 +100,117 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # nothing may stay, stopped for ever
     subprocess.run([sys.executable, "-m", "rhymeflow.workers.precompile"], cwd=ROOT, check=True)
     recorded = harness.RESULTS / RUNS
-    pairs = read(recorded)
-    first = len(pairs) if args.seed is None else args.seed
+    runs = read(recorded)
+    first = len(runs) if args.seed is None else args.seed
     if not args.record:
-        pairs = []
+        runs = []
     for seed in range(first, first + args.runs):
-        pairs.append(measure(seed, args.faults, args.apart))
+        runs.append(timed(seed, args.steps) if args.timed else dense(seed, args.faults))
         if args.record:
             with recorded.open("ab") as lines:
-                lines.write(msgspec.json.encode(pairs[-1]) + b"\n")
-    return harness.report("chaos", rows(pairs), targets(pairs), args, notes(pairs))
+                lines.write(msgspec.json.encode(runs[-1]) + b"\n")
+    return harness.report("chaos", rows(runs), targets(runs), args, notes(runs))
 
 
-def read(path: Path) -> list[Pair]:
+def read(path: Path) -> list[Attacked]:
     """All recorded runs."""
     lines = path.read_bytes().splitlines() if path.is_file() else []
-    return [msgspec.json.decode(line, type=Pair) for line in lines]
+    return [msgspec.json.decode(line, type=Attacked) for line in lines]
 
 
-def measure(seed: int, num_faults: int, steps_apart: int) -> Pair:
-    """One run with faults and one without; which is first changes from seed to seed."""
-    plan = draw_plan(seed, num_faults, steps_apart, WORKER_TIMEOUT)
-    plans: dict[str, list[Fault]] = {"attacked": plan, "quiet": []}
-    found: dict[str, Finished] = {}
+def dense(seed: int, num_faults: int) -> Attacked:
+    """One run with faults of every kind."""
     folder = Path(tempfile.mkdtemp(prefix="rhymeflow-chaos-"))
+    print(f"seed {seed}:", file=sys.stderr, flush=True)
+    if not can_mount():
+        print("  only root on Linux can mount a small disk: none is filled", file=sys.stderr)
+    kinds = [*PROCESSES, *[DISK] * can_mount()]
+    plan = draw_dense(seed, num_faults, STEPS_APART, WORKER_TIMEOUT, kinds)
+    max_steps = (num_faults + 1) * STEPS_APART
+    small = SmallDisk(folder / "disk") if can_mount() else contextlib.nullcontext()
+    with small as disk:
+        run_dir = (disk.folder if disk else folder) / "run"
+        found = run_with_faults(configuration(max_steps, run_dir, DENSE), plan, disk)
+        if found.violations and disk:
+            shutil.copytree(disk.folder, folder / "of-disk")
+    finish(found, folder)
+    return Attacked(seed, found)
+
+
+def timed(seed: int, max_steps: int) -> Attacked:
+    """One run with kills and one without; which is first changes from seed to seed."""
+    folder = Path(tempfile.mkdtemp(prefix="rhymeflow-chaos-"))
+    plans: dict[str, list[Fault]] = {"attacked": draw_rates(seed, MAX_SECONDS), "quiet": []}
+    found: dict[str, Finished] = {}
     for side in sorted(plans, reverse=bool(seed % 2)):
         print(f"seed {seed}, {side}:", file=sys.stderr, flush=True)
-        config = configuration((num_faults + 1) * steps_apart, folder / side)
-        found[side] = run_with_faults(config, plans[side])
-        for line in found[side].violations:
-            print(f"  violation in {folder / side}: {line}", file=sys.stderr, flush=True)
-    found["attacked"].violations += [f"without faults: {v}" for v in found["quiet"].violations]
-    if not found["attacked"].violations:  # else it is looked into
+        found[side] = run_with_faults(configuration(max_steps, folder / side), plans[side])
+    attacked, quiet = found["attacked"], found["quiet"]
+    attacked.violations += [f"without faults: {v}" for v in quiet.violations]
+    finish(attacked, folder)
+    return Attacked(seed, attacked, quiet.speed)
+
+
+def finish(found: Finished, folder: Path) -> None:
+    """Say what is wrong with a run, and keep it then."""
+    for line in found.violations:
+        print(f"  violation, see {folder}: {line}", file=sys.stderr, flush=True)
+    if not found.violations:
         shutil.rmtree(folder)
-    return Pair(seed, steps_apart, found["attacked"], found["quiet"].speed)
 
 
-def configuration(max_steps: int, run_dir: Path) -> Config:
+def configuration(max_steps: int, run_dir: Path, changes: dict[str, str] | None = None) -> Config:
     """The demo, made for faults."""
     fields = {"learner.max_steps": str(max_steps), "run.output_dir": str(run_dir)}
-    return read_config("demo", {**SETTINGS, **fields})
+    return read_config("demo", {**SETTINGS, **fields, **(changes or {})})
 
 
-def rows(pairs: Sequence[Pair]) -> list[dict[str, Any]]:
+def rows(runs: Sequence[Attacked]) -> list[dict[str, Any]]:
     """A row for each kind of fault."""
-    faults = [one for pair in pairs for one in pair.attacked.faults]
+    faults = [one for each in runs for one in each.run.faults]
     found = []
     for label in sorted({one.fault.label for one in faults}):
         those = [one for one in faults if one.fault.label == label]
         row: dict[str, Any] = {"fault": label, "faults": len(those)}
-        if seconds := recoveries(pairs, label):
-            row |= {"alone": len(seconds), **harness.spread("median s", seconds, 2)}
+        if seconds := recoveries(runs, label):
+            row |= {"timed alone": len(seconds), **harness.spread("median s", seconds, 2)}
         found.append(row)
     return found
 
 
-def recoveries(pairs: Sequence[Pair], label: str) -> list[float]:
-    """Seconds of the faults of this row that came alone."""
+def recoveries(runs: Sequence[Attacked], label: str) -> list[float]:
+    """Seconds of the faults of this row that came alone, in timed runs."""
     return [
         one.recovery
-        for pair in pairs
-        for one in pair.attacked.faults
+        for each in runs
+        if each.quiet_speed is not None
+        for one in each.run.faults
         if one.fault.label == label and not one.is_again and one.recovery is not None
     ]
 
 
-def targets(pairs: Sequence[Pair]) -> list[harness.Target]:
+def targets(runs: Sequence[Attacked]) -> list[harness.Target]:
     """Violations, recoveries and effective training time."""
-    violations = sum(len(pair.attacked.violations) for pair in pairs)
+    violations = sum(len(each.run.violations) for each in runs)
     found = [harness.Target("chaos/violations", violations, 0, at_most=True)]
     for label, most in RECOVERY.items():
-        if seconds := recoveries(pairs, label):
+        if seconds := recoveries(runs, label):
             median = statistics.median(seconds)
             name = f"chaos/recovery/{label.partition(',')[0]}"
             found.append(harness.Target(name, median, most, at_most=True))
-    if timed := both_went(pairs):
-        attacked = [pair.attacked.speed for pair in timed]
-        ratio = harness.median_ratio(attacked, [pair.quiet_speed for pair in timed])
+    if pairs := [(each.run.speed, each.quiet_speed) for each in runs if each.quiet_speed]:
+        ratio = harness.median_ratio(*map(list, zip(*pairs, strict=True)))
         found.append(harness.Target("chaos/effective-time", ratio, EFFECTIVE))
     return found
 
 
-def both_went(pairs: Sequence[Pair]) -> list[Pair]:
-    """Pairs of which both runs came as far as to have a speed; the others have violations."""
-    return [pair for pair in pairs if pair.attacked.speed and pair.quiet_speed]
-
-
-def notes(pairs: Sequence[Pair]) -> str:
+def notes(runs: Sequence[Attacked]) -> str:
     """What the figures are of."""
-    faults = sum(len(pair.attacked.faults) for pair in pairs)
-    steps = sum(pair.attacked.steps for pair in pairs)
-    resumed = sum(pair.attacked.resumed for pair in pairs)
-    counts = f"{len(pairs)} runs, {steps} steps, {faults} faults, {resumed} times resumed"
-    timed = both_went(pairs)
-    if count := sum(len(pair.attacked.faults) for pair in timed):
-        quiet = sum(pair.attacked.steps / pair.quiet_speed for pair in timed)
-        attacked = sum(pair.attacked.steps / pair.attacked.speed for pair in timed)
-        counts += (
-            f"; a fault for each {quiet / count:.1f} s that the steps take without faults, and "
-            f"{(attacked - quiet) / count:.1f} s lost by each"
-        )
-    return f"{counts}. {NOTES}"
+    faults = [one.fault for each in runs for one in each.run.faults]
+    deaths = [f for f in faults if f.action == "killed" and f.kind in ("controller", "learner")]
+    steps = sum(each.run.steps for each in runs)
+    resumed = sum(each.run.resumed for each in runs)
+    return (
+        f"{len(runs)} runs, {steps} steps, {len(faults)} faults, {len(deaths)} of them deaths of "
+        f"the learner or the controller, {resumed} times resumed. {NOTES}"
+    )

@@ -1,23 +1,28 @@
 """Which faults a run gets, and when: drawn from a seed before it starts.
 
-Holds true: the same seed gives the same plan; every kind of process comes equally often, give or
-take one. A fault is due some seconds after a step of training, so a plan means the same on a fast
-machine and on a slow one.
+Holds true: the same seed gives the same plan; in a dense plan every kind comes equally often, give
+or take one. A fault is due some seconds after a step of training, so a dense plan means the same
+on a fast machine and on a slow one; a plan of rates goes by the seconds since the first step.
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 
-KINDS = ("controller", "learner", "rollout", "history", "reward")
+PROCESSES = ("controller", "learner", "rollout", "history", "reward")
 """Kinds of processes. A fault of `rollout` meets one of the instances."""
+DISK = "disk"
+"""The disk of the run directory; it can become full."""
 
-STOP_SHARE = 0.4
-"""Of the faults, how many stop a process for a while; the others kill it."""
-STOP_SECONDS = (1.0, 30.0)
-"""Shortest and longest stop. Half of them are shorter than the run's timeout."""
+Action = Literal["killed", "stopped", "slowed", "full"]
+ACTION_SHARES: dict[Action, float] = {"killed": 0.6, "stopped": 0.2, "slowed": 0.2}
+"""Of the faults of processes."""
+SECONDS = (1.0, 30.0)
+"""Shortest and longest stop or slowness. Half of them are shorter than the run's timeout."""
 AGAIN_SHARE = 0.15
 """Of the faults, how many come soon after the one before, which the run may not have got over."""
 AGAIN_SECONDS = 5.0
@@ -25,6 +30,9 @@ DELAY_SECONDS = 2.0
 """Longest wait after the step: a fault should find a run anywhere in a step, not at its end."""
 WAL_BYTES = 64 * 1024
 """Most that the log loses when its controller's machine goes down."""
+
+INSTANCE_PERIOD, CORE_PERIOD = 30.0, 120.0
+"""Seconds for one fault of an instance, and for one of the learner or the controller in turn."""
 
 
 class Fault(msgspec.Struct, frozen=True):
@@ -35,8 +43,9 @@ class Fault(msgspec.Struct, frozen=True):
     delay: float
     """... so many seconds later."""
     kind: str
-    seconds: float | None = None
-    """How long the process is stopped; `None`: it is killed."""
+    action: Action = "killed"
+    seconds: float = 0.0
+    """How long the process is stopped or slow."""
     wal_bytes: int = 0
     """Of a controller's kill: all processes die with it, as when a machine goes down, and so much
     is cut off the end of the log."""
@@ -46,32 +55,55 @@ class Fault(msgspec.Struct, frozen=True):
     @property
     def label(self) -> str:
         """The row of the table that it counts in."""
-        if self.seconds is not None:
-            return f"{self.kind}, stopped"
-        return f"{self.kind}, killed" + (", log cut" if self.wal_bytes else "")
+        return f"{self.kind}, {self.action}" + (", log cut" if self.wal_bytes else "")
 
 
-def draw_plan(seed: int, num_faults: int, steps_apart: int, timeout: float) -> list[Fault]:
+def draw_dense(
+    seed: int, num_faults: int, steps_apart: int, timeout: float, kinds: Sequence[str]
+) -> list[Fault]:
     """Draw faults, the first after step `steps_apart` at the latest, in the order they are due.
 
     `timeout` is the run's `worker_timeout` in seconds.
     """
     rng = random.Random(seed)
-    kinds: list[str] = []
-    while len(kinds) < num_faults:
-        kinds += rng.sample(KINDS, len(KINDS))
+    drawn: list[str] = []
+    while len(drawn) < num_faults:
+        drawn += rng.sample(kinds, len(kinds))
     plan: list[Fault] = []
-    for number, kind in enumerate(kinds[:num_faults]):
+    for number, kind in enumerate(drawn[:num_faults]):
         step = number * steps_apart + rng.randint(1, steps_apart)
         delay = rng.uniform(0, DELAY_SECONDS)
         if plan and rng.random() < AGAIN_SHARE:
             step, delay = plan[-1].step, plan[-1].delay + rng.uniform(0, AGAIN_SECONDS)
-        seconds, wal_bytes = None, 0
-        if rng.random() < STOP_SHARE:
-            shortest, longest = STOP_SECONDS
-            is_short = rng.random() < 0.5
-            seconds = rng.uniform(shortest, timeout) if is_short else rng.uniform(timeout, longest)
-        elif kind == "controller" and rng.random() < 0.5:
-            wal_bytes = rng.randint(1, WAL_BYTES)
-        plan.append(Fault(step, delay, kind, seconds, wal_bytes, rng.random()))
+        plan.append(_draw(rng, step, delay, kind, timeout))
     return plan
+
+
+def _draw(rng: random.Random, step: int, delay: float, kind: str, timeout: float) -> Fault:
+    """What happens to this kind."""
+    if kind == DISK:
+        return Fault(step, delay, kind, "full")
+    (action,) = rng.choices(list(ACTION_SHARES), list(ACTION_SHARES.values()))
+    seconds, wal_bytes = 0.0, 0
+    if action != "killed":
+        shortest, longest = SECONDS
+        is_short = rng.random() < 0.5
+        seconds = rng.uniform(shortest, timeout) if is_short else rng.uniform(timeout, longest)
+    elif kind == "controller" and rng.random() < 0.5:
+        wal_bytes = rng.randint(1, WAL_BYTES)
+    return Fault(step, delay, kind, action, seconds, wal_bytes, rng.random())
+
+
+def draw_rates(seed: int, seconds: float) -> list[Fault]:
+    """Draw kills at the rates above for so many seconds, in the order they are due.
+
+    Each period has one, anywhere in it; the learner's and the controller's come in turn.
+    """
+    rng = random.Random(seed)
+    plan = []
+    for period, kinds in ((INSTANCE_PERIOD, ["rollout"]), (CORE_PERIOD, ["learner", "controller"])):
+        rng.shuffle(kinds)
+        for number in range(int(seconds / period)):
+            delay = (number + rng.random()) * period
+            plan.append(Fault(1, delay, kinds[number % len(kinds)], draw=rng.random()))
+    return sorted(plan, key=lambda fault: fault.delay)

@@ -86,3 +86,14 @@ def send(descriptor: int, number: signal.Signals) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def kill(pid: int) -> bool:
+    """Send SIGKILL; whether the process was there."""
+    descriptor = open_process(pid)
+    if descriptor is None:
+        return False
+    try:
+        return send(descriptor, signal.SIGKILL)
+    finally:
+        os.close(descriptor)

@@ -2,12 +2,12 @@
 
 Holds true: the injector is no part of the run and knows it as a user does, by its files and its
 processes; whatever it stopped goes on in the end, and nothing of the run outlives it. A controller
-that ends otherwise than by a fault or by success ends the run, as a violation.
+that ends otherwise than by a fault or by success ends the run, as a violation; so does one that a
+full disk does not end with one line.
 """
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
 import time
@@ -18,7 +18,9 @@ import msgspec
 
 from benchmarks.faults import processes, wal
 from benchmarks.faults.account import Account, Injected
-from benchmarks.faults.plan import Fault
+from benchmarks.faults.disk import SmallDisk
+from benchmarks.faults.hold import Holds
+from benchmarks.faults.plan import DISK, Fault
 from benchmarks.training.train import ROOT
 from rhymeflow.config import Config
 from rhymeflow.config.load import dump_config
@@ -31,6 +33,8 @@ END_SECONDS = 30.0
 STALL_SECONDS = 240.0
 """A run without a step for so long has hung, which is a violation."""
 LAST_LINES = 30
+FULL = "the disk is full"
+"""What a run says that a full disk has ended."""
 
 
 class Finished(msgspec.Struct):
@@ -46,19 +50,19 @@ class Finished(msgspec.Struct):
     """How often it was resumed."""
 
 
-def run_with_faults(config: Config, plan: Sequence[Fault]) -> Finished:
-    """Carry a run to its end through the faults of the plan."""
+def run_with_faults(
+    config: Config, plan: Sequence[Fault], disk: SmallDisk | None = None
+) -> Finished:
+    """Carry a run to its end through the faults of the plan; `disk` is the one that it is on."""
     run_dir = Path(str(config.run.output_dir))
     recipe = run_dir.with_name(f"{run_dir.name}.yaml")
     recipe.write_text(dump_config(config), encoding="utf-8")
-    attack = Attack(run_dir, recipe, Account(plan))
+    attack = Attack(run_dir, recipe, Account(plan), disk)
     try:
         violations = attack.carry_through()
     finally:
         attack.close()
     account = attack.account
-    if account.num_left:
-        print(f"  it ended before {account.num_left} faults were due", file=sys.stderr, flush=True)
     if not violations:
         violations = audited(run_dir)
         if account.newest != config.learner.max_steps:
@@ -80,20 +84,22 @@ def audited(run_dir: Path) -> list[str]:
 class Attack:
     """The run's present controller, and the processes that are stopped."""
 
-    def __init__(self, run_dir: Path, recipe: Path, account: Account) -> None:
-        self.run_dir, self.account = run_dir, account
+    def __init__(
+        self, run_dir: Path, recipe: Path, account: Account, disk: SmallDisk | None
+    ) -> None:
+        self.run_dir, self.account, self.disk = run_dir, account, disk
         self.num_resumed = 0
-        self._killed = False  # the present controller, by a fault
-        self._to_continue: list[tuple[float, int]] = []  # when, and the process's descriptor
+        self._killed = self._filled = False  # whether a fault ends the present controller
+        self._holds = Holds()
         self._metrics: object = None  # what the file was like when it was read
         self._began = time.monotonic()
         self._stepped = self._now()
-        self._output = recipe.with_suffix(".out").open("ab")
+        self._output = recipe.with_suffix(".out").open("wb")
         self._controller = self._start("train", str(recipe))
 
     def close(self) -> None:
         """End the run, if it goes on."""
-        self._continue(float("inf"))
+        self._holds.release()
         self._controller.kill()
         self._controller.wait()
         self._output.close()
@@ -104,9 +110,9 @@ class Attack:
             time.sleep(POLL_SECONDS)
             now = self._now()
             self._watch(now)
-            self._continue(now)
+            self._holds.turn(now)
             code = self._controller.poll()
-            if code is not None and self._killed:
+            if code is not None and (self._killed or (self._filled and self._said_full())):
                 self._resume()
             elif code is not None:
                 self._watch(now)
@@ -118,52 +124,61 @@ class Attack:
 
     def _inject(self, fault: Fault) -> None:
         """Inject it, if there is such a process now; else it stays due."""
-        found = processes.of_kind(processes.running(), self._controller.pid, fault.kind)
-        if not found:
-            return
-        process = processes.open_process(found[int(fault.draw * len(found))])
-        if process is None:
+        if fault.kind == DISK:
+            done = self._fill()
+        elif found := processes.of_kind(processes.running(), self._controller.pid, fault.kind):
+            done = self._hurt(found[int(fault.draw * len(found))], fault)
+        else:
+            done = False
+        if not done:
             return
         one = self.account.inject(self._now())
-        print(
-            f"  {one.at:6.1f} s, step {one.after_step}: {fault.label}", file=sys.stderr, flush=True
-        )
-        if fault.seconds is not None:
-            processes.send(process, signal.SIGSTOP)
-            self._to_continue.append((one.at + fault.seconds, process))
-        elif fault.kind == "controller":
-            self._killed = True
-            one.cut = self._kill_controller(fault.wal_bytes)
-        else:
-            processes.send(process, signal.SIGKILL)
+        what = f"step {one.after_step}: {one.fault.label}"
+        print(f"  {one.at:6.1f} s, {what}", file=sys.stderr, flush=True)
+        if self._killed:
+            one.cut = self._end_controller(fault.wal_bytes)
 
-    def _kill_controller(self, wal_bytes: int) -> int:
+    def _fill(self) -> bool:
+        if self.disk is None or self._filled or not self.run_dir.is_dir():
+            return False
+        self._filled = True
+        self.disk.fill()
+        return True
+
+    def _hurt(self, pid: int, fault: Fault) -> bool:
+        until = self._now() + fault.seconds
+        if fault.action == "stopped":
+            return self._holds.stop(pid, until)
+        if fault.action == "slowed":
+            return self._holds.slow(pid, until)
+        if fault.kind == "controller":
+            self._killed = True
+            return True
+        return processes.kill(pid)
+
+    def _end_controller(self, wal_bytes: int) -> int:
         """Kill it, or with `wal_bytes` the whole run, and cut the log; return the bytes cut."""
         run = processes.descendants(processes.running(), self._controller.pid)
         self._controller.kill()
         self._controller.wait()
-        self._continue(float("inf"))  # what is stopped can neither hear of it nor end
+        self._holds.release()  # what is stopped can neither hear of it nor end
         if not wal_bytes:
             return 0
-        handles = [found for one in run if (found := processes.open_process(one.pid)) is not None]
-        for handle in handles:
-            processes.send(handle, signal.SIGKILL)
         pids = {process.pid for process in run}
+        for pid in pids:
+            processes.kill(pid)
         wait_until(lambda: not pids & {one.pid for one in processes.running()}, END_SECONDS)
         return wal.cut(self.run_dir / "events.db", wal_bytes)
 
-    def _continue(self, now: float) -> None:
-        """Let go on what was stopped for long enough."""
-        for when, process in [each for each in self._to_continue if each[0] <= now]:
-            processes.send(process, signal.SIGCONT)
-            self._to_continue.remove((when, process))
-
     def _resume(self) -> None:
-        self._killed = False
+        if self._filled and self.disk is not None:
+            self.disk.free()
+        self._killed = self._filled = False
         self.num_resumed += 1
         self._controller = self._start("resume", str(self.run_dir))
 
     def _start(self, *arguments: str) -> subprocess.Popen[bytes]:
+        self._output_began = self._output.tell()
         return subprocess.Popen(
             [sys.executable, "-m", "rhymeflow", *arguments],
             cwd=ROOT,
@@ -190,9 +205,14 @@ class Attack:
         if self.account.newest > newest:
             self._stepped = now
 
+    def _said_full(self) -> bool:
+        """Whether this attempt was ended by the full disk, and said so without a traceback."""
+        said = self._said()
+        return FULL in said and "Traceback" not in said
+
     def _said(self) -> str:
-        """The last lines of what the run printed."""
-        text = Path(self._output.name).read_text(encoding="utf-8", errors="replace")
+        """The last lines of what this attempt printed."""
+        text = Path(self._output.name).read_bytes()[self._output_began :].decode(errors="replace")
         return "\n".join(text.splitlines()[-LAST_LINES:])
 
     def _now(self) -> float:

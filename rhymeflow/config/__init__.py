@@ -13,13 +13,14 @@ from rhymeflow.config.rollout import RolloutConfig
 from rhymeflow.config.run import RunConfig
 from rhymeflow.config.schedule import FIXED_BOUNDS, ScheduleConfig
 from rhymeflow.config.section import Section
-from rhymeflow.config.simulation import SimulationConfig, WorkloadConfig
+from rhymeflow.config.simulation import FaultsConfig, SimulationConfig, WorkloadConfig
 
 __all__ = [
     "FIXED_BOUNDS",
     "Config",
     "DataConfig",
     "DraftingConfig",
+    "FaultsConfig",
     "LearnerConfig",
     "ModelConfig",
     "RewardConfig",

@@ -43,6 +43,42 @@ class WorkloadConfig(Section):
     """Share of prompts whose responses all get the same reward."""
 
 
+class FaultsConfig(Section):
+    """What dies in a simulated run, and how long it is away. By default nothing does.
+
+    Failures are independent of one another and of age. A device's takes the instance with it that
+    it is part of, or the learner; with `colocated` all of both. Checkpoints are written as
+    `run.save_seconds` and `run.save_steps` say. What the times are by default is assumed.
+    """
+
+    device_mtbf_hours: PositiveFloat | None = None
+    """Mean hours between two failures of a device (MTBF); `None`: none fails. A group of n devices
+    fails n times as often. Llama 3's authors report 419 unexpected interruptions in 54 days on
+    16,384 devices: 50,700 hours."""
+    controller_mtbf_hours: PositiveFloat | None = None
+    """The same of the controller's machine, whose failure ends all processes of the run, which is
+    then resumed; `None`: it does not fail."""
+    seed: NonNegative = 0
+    """Seeds the failures, and nothing else."""
+    detection_seconds: NonNegativeFloat = 10.0
+    """From a death to when it is noticed."""
+    instance_seconds: NonNegativeFloat = 120.0
+    """From then until another instance has loaded, and joins. It takes over the responses of the
+    lost one by recomputing what was stored of them."""
+    learner_seconds: NonNegativeFloat = 180.0
+    """From then until another learner has loaded a checkpoint; training the batches since once more
+    comes on top."""
+    controller_seconds: NonNegativeFloat = 180.0
+    """From then until the controller is where it was. Learner and instances load meanwhile."""
+    store_seconds: PositiveFloat | None = 1.0
+    """How often the tokens in flight are stored, as in real runs; `None`: only when a response is
+    interrupted or complete, and at pulls."""
+    checkpoint_copy_seconds: NonNegativeFloat = 1.0
+    """How long the learner waits for a copy, at each checkpoint."""
+    checkpoint_write_seconds: NonNegativeFloat = 60.0
+    """How long it is written then, in the background, before it counts."""
+
+
 class SimulationConfig(Section):
     """The cluster that `rhymeflow simulate` runs a configuration on, in virtual time."""
 
@@ -57,6 +93,7 @@ class SimulationConfig(Section):
     """All devices generate, then all of them train, in turn. Only where the schedule's bound is 0:
     else the two would go on at the same time on the same devices."""
     workload: WorkloadConfig = WorkloadConfig()
+    faults: FaultsConfig = FaultsConfig()
     skip_steps: NonNegative = 1
     """Steps at the beginning that throughput and idle shares leave out."""
     acceptance: Annotated[float, Field(ge=0, lt=1)] = 0.7

@@ -6,10 +6,13 @@ happens at one instant has a fixed order: the world moves, commands arrive, even
 are looked at, the coordinator plans. Nothing is random.
 
 Modelled: commands and events take `command_seconds` and `event_seconds`; events of one sender
-arrive in order. A response is rewarded `reward_seconds` after it is finished. The learner trains
-for `train_step` and `train_token` for each token of prompts and responses (`measure_token` in
-groups whose rewards are all equal), then pushes; it begins nothing else meanwhile, and the version
-can be pulled when the push is over. Held-out evaluation is left out.
+arrive in order. A response is rewarded `reward_seconds` after it is finished. A version can be
+pulled when the learner's push is over (`learner.py`). Held-out evaluation is left out.
+
+What dies comes back as in real runs. An instance: its responses go on elsewhere from what was
+stored of them, another joins in its place under a new name. The learner: it is restored, while
+rollout goes on as far as the bound allows. The controller takes all processes with it; whatever
+happens meanwhile it hears and does when it is back, where it was.
 
 Holds true: the same coordinator that drives real runs decides everything; the laws are checked by
 the audit on what the world did. Knows no strategy.
@@ -17,8 +20,9 @@ the audit on what the world did. Knows no strategy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
+from math import inf
 from typing import Any
 
 from rhymeflow.core.commands import (
@@ -38,20 +42,22 @@ from rhymeflow.core.events import (
     Event,
     GroupCreated,
     InstanceJoined,
-    InstanceLeft,
     LearnerReady,
     Pulled,
     Tick,
     TrajectoryFinished,
-    TrajectoryInterrupted,
     TrajectoryRewarded,
     VersionPublished,
 )
 from rhymeflow.core.plan import Plan, Schedule
 from rhymeflow.core.types import GroupId, InstanceId, TrajectoryId, Version
 from rhymeflow.sim.audit import Audit, Step
-from rhymeflow.sim.hardware import Hardware, Latencies, Outage
+from rhymeflow.sim.deaths import Deaths
+from rhymeflow.sim.faults import Failure, Recovery
+from rhymeflow.sim.hardware import Hardware, Latencies
 from rhymeflow.sim.instance import Instance
+from rhymeflow.sim.instances import Instances
+from rhymeflow.sim.learner import Learner
 from rhymeflow.sim.response import Response
 from rhymeflow.sim.timeline import Timeline
 from rhymeflow.sim.workload import Prompt, Workload
@@ -70,7 +76,8 @@ class Cluster:
         workload: prompts, lengths and rewards.
         latencies: of everything else.
         num_instances: at the beginning, which is second 0.
-        outages: instances that leave.
+        recovery: how what dies comes back; None: nothing dies, and no checkpoint is written.
+        failures: what dies when, in order; they may be without end.
         timeline: where what happens is written; None: nowhere.
     """
 
@@ -83,7 +90,8 @@ class Cluster:
         latencies: Latencies,
         *,
         num_instances: int,
-        outages: Sequence[Outage] = (),
+        recovery: Recovery | None = None,
+        failures: Iterable[Failure] = (),
         timeline: Timeline | None = None,
     ) -> None:
         assert plan.eval_steps is None, "held-out evaluation is not simulated"
@@ -102,42 +110,54 @@ class Cluster:
         self.now = 0.0
         self.published: Version = 0
         self.steps: list[Step] = []
-        self.all_instances: list[Instance] = []
-        """Instances that ever were, in the order they joined."""
         self.commands = self.events = self.ticks = 0
         self.num_instances = num_instances
+        self.learner = Learner(hardware.cost, recovery, timeline)
+        self.instances = Instances(self._make_instance, num_instances)
+        self.deaths = Deaths(self, recovery, failures)
         self._timeline = timeline
         self._heap: list[tuple[float, int, int, Callable[[Any], None], Any]] = []
         self._num_queued = 0
-        self._names: list[InstanceId] = []
-        self._instances: dict[InstanceId, Instance] = {}
         self._versions: dict[InstanceId, Version] = {}
         """The version that each instance holds for the coordinator: reported, or commanded."""
         self._requests = self._groups = 0
         self._tick_due = self._look_due = False
         self._last_tick = -latencies.tick_seconds
-        self._learner_busy = 0.0
         self._finished = False
-        self._report([LearnerReady(0)])
-        for index in range(num_instances):
-            self._join(index)
-        for outage in outages:
-            self._at(outage.at, _WORLD, self._leave, outage)
+        self.report([LearnerReady(0)])
+        for place in range(num_instances):
+            self.join((place, 0))
+        self.deaths.expect()
+
+    @property
+    def all_instances(self) -> list[Instance]:
+        """Instances that ever were, in the order they joined."""
+        return self.instances.ever
 
     def run(self) -> None:
         """Go on until the coordinator says `Finish`.
 
         Raises:
             InvariantViolation: the run broke the bound, or lost a group.
+            UserError: so much fails that it never gets to the next step.
         """
         heap = self._heap
         while not self._finished:
             assert heap, f"nothing can happen at {self.now} s, and the run is not finished"
-            self.now, _, _, action, argument = heappop(heap)
-            action(argument)
+            self.now, kind, number, action, argument = heappop(heap)
+            until = self.deaths.silent_until
+            if kind != _WORLD and self.now < until:
+                # By its old number: what one sender reports stays in order.
+                heappush(heap, (until, kind, number, action, argument))
+            else:
+                action(argument)
         self.audit.close(self.plan.num_batches)
 
     # -- virtual time ------------------------------------------------------------------------
+
+    def at(self, time: float, action: Callable[[Any], None], argument: Any) -> None:
+        """This happens in the world then."""
+        self._at(time, _WORLD, action, argument)
 
     def _at(
         self, time: float, kind: int, action: Callable[[Any], None], argument: Any = None
@@ -145,7 +165,7 @@ class Cluster:
         self._num_queued += 1
         heappush(self._heap, (time, kind, self._num_queued, action, argument))
 
-    def _report(self, events: list[Event], seconds: float | None = None) -> None:
+    def report(self, events: list[Event], seconds: float | None = None) -> None:
         """The coordinator hears of these, `event_seconds` from now."""
         delay = self.latencies.event_seconds if seconds is None else seconds
         self._at(self.now + delay, _EVENT, self._hear, events)
@@ -183,9 +203,9 @@ class Cluster:
                     self._versions[name] = max(self._versions[name], version)
                     to_instances.append(command)
                 case RequestPrompts(count):
-                    self._report([self._request() for _ in range(count)], 0.0)
+                    self.report([self._request() for _ in range(count)], 0.0)
                 case RetryPrompt(group):
-                    self._report([self._requested(self.audit.prompt(group), group)], 0.0)
+                    self.report([self._requested(self.audit.prompt(group), group)], 0.0)
                 case FinishEarly(trajectory):
                     self.audit.complete(trajectory)
                     self._score([trajectory], self.latencies.reward_seconds)
@@ -229,14 +249,14 @@ class Cluster:
             reward = self.workload.reward(row, epoch, trajectory.member)
             self.audit.reward(trajectory, reward)
             rewarded.append(TrajectoryRewarded(trajectory, reward))
-        self._report(rewarded, seconds)
+        self.report(rewarded, seconds)
 
     # -- instances ---------------------------------------------------------------------------
 
     def _deliver(self, commands: list[InstanceCommand]) -> None:
         touched: dict[InstanceId, Instance] = {}
         for command in commands:
-            instance = self._instances.get(command.instance)
+            instance = self.instances.live.get(command.instance)
             if instance is not None:  # one that left hears nothing
                 instance.deliver(command, self.now)
                 touched[command.instance] = instance
@@ -254,7 +274,7 @@ class Cluster:
             self._at(instance.next, _WORLD, self._advance, instance)
         if not events:
             return
-        self._report(events)
+        self.report(events)
         done = [event.trajectory for event in events if isinstance(event, TrajectoryFinished)]
         if done:
             for trajectory in done:
@@ -263,18 +283,14 @@ class Cluster:
 
     def _look(self, _: None) -> None:
         """Busy instances say how they are; with none, until there is one."""
-        busy = [instance for instance in self._instances.values() if instance.busy]
+        busy = [instance for instance in self.instances.live.values() if instance.busy]
         self._look_due = bool(busy)
         if busy:
             self._at(self.now + self.latencies.snapshot_seconds, _LOOK, self._look)
-            self._report([i.snapshot(self.now) for i in busy if not i.pulling])
+            self.report([i.snapshot(self.now) for i in busy if not i.pulling])
 
-    def _join(self, index: int) -> None:
-        name = f"rollout-{index}"
-        rejoined = sum(old.partition(".")[0] == name for old in self._names)
-        name += f".{rejoined}" if rejoined else ""
-        self._names.append(name)
-        instance = Instance(
+    def _make_instance(self, name: InstanceId) -> Instance:
+        return Instance(
             name,
             self._timeline.join(name, self.now) if self._timeline is not None else 0,
             self.hardware,
@@ -284,20 +300,20 @@ class Cluster:
             published=lambda: self.published,
             timeline=self._timeline,
         )
-        self._instances[name] = instance
-        self.all_instances.append(instance)
-        joined = InstanceJoined(
-            name, instance.version, self.hardware.capacity, self.hardware.kv_capacity
-        )
-        self._report([joined])
 
-    def _leave(self, outage: Outage) -> None:
-        prefix = f"rollout-{outage.index}"
-        for name in [n for n in self._instances if n.partition(".")[0] == prefix]:
-            lost = self._instances.pop(name).crash(self.now)
-            stored = [TrajectoryInterrupted(r.id, name, 0, r.stored) for r in lost]
-            self._report([*stored, InstanceLeft(name, "outage")])
-            self._at(self.now + outage.seconds, _WORLD, self._join, outage.index)
+    def join(self, started: tuple[int, int]) -> None:
+        """One is up that was started at this place when the place had had so many losses."""
+        place, losses = started
+        if losses != self.instances.losses(place):
+            return
+        if not self.learner.is_there:
+            self.instances.wait(place)
+            return
+        instance, hardware = self.instances.join(place), self.hardware
+        joined = InstanceJoined(
+            instance.name, instance.version, hardware.capacity, hardware.kv_capacity
+        )
+        self.report([joined])
 
     # -- the learner -------------------------------------------------------------------------
 
@@ -305,17 +321,19 @@ class Cluster:
         batch = self.audit.train(command)
         cost = self.hardware.cost
         moving = batch.prompt_tokens + batch.response_tokens - batch.still_tokens
-        tokens_seconds = cost.train_token * moving + cost.measure_token * batch.still_tokens
-        trained = self.now + cost.train_step + tokens_seconds
-        published = trained + cost.push
-        self._learner_busy += published - self.now
-        if self._timeline is not None:
-            self._timeline.learn("train", self.now, trained, command.version)
-            self._timeline.learn("push", trained, published, command.version)
-        self._at(published, _WORLD, self._publish, command.version + 1)
+        token_seconds = cost.train_token * moving + cost.measure_token * batch.still_tokens
+        self.learner.train(command.version, token_seconds, self.now)
+        self.expect_version()
 
-    def _publish(self, version: Version) -> None:
-        self.published = version
+    def expect_version(self) -> None:
+        """What the learner trains on will be published."""
+        if self.learner.next < inf:
+            self._at(self.learner.next, _WORLD, self._publish)
+
+    def _publish(self, _: None) -> None:
+        if self.learner.next != self.now:
+            return  # it died meanwhile
+        version = self.published = self.learner.publish(self.now)
         busy = sum(instance.busy_seconds(self.now) for instance in self.all_instances)
-        self.steps.append(Step(version, self.now, busy, self._learner_busy))
-        self._report([VersionPublished(version)])
+        self.steps.append(Step(version, self.now, busy, self.learner.busy))
+        self.report([VersionPublished(version)])

@@ -127,6 +127,40 @@ class ContinuousBatch:
                 place.look()
             place.response.store()
 
+    def lose(self, iterations: int, unstored: int | None) -> list[Response]:
+        """Everything here is lost, but for what is stored; return it.
+
+        So many iterations of the current decode span are over, and what the last `unstored`
+        generated is not stored; None: nothing is that was not before.
+        """
+        self._pass(iterations)
+        for place in self.running.values():
+            response = place.response
+            if not place.todo:
+                assert place.decode_batch is not None
+                flow = place.look()
+                self._leave_decode_batch(place, flow)
+                if unstored is not None:
+                    kept = int(flow - place.decode_batch.gain * unstored + ROUNDING)
+                    self._keep(response, min(response.generated, kept))
+            elif unstored is not None:
+                response.store()
+        for response in self.waiting.values():
+            if unstored is not None:
+                response.store()
+        lost = self.everything()
+        for response in lost:
+            self.tally.lost += response.generated - response.stored
+            response.lose()
+        return lost
+
+    def _keep(self, response: Response, length: int) -> None:
+        """So much of it is stored by now, if it was not more before."""
+        if length > response.stored:
+            self.tally.lost += response.generated - length
+            response.generated = length
+            response.store()
+
     def change_weights(self, version: Version) -> None:
         """What runs goes on under `version`, with its cache or by recomputing all of it."""
         if self.hardware.keep_cache:

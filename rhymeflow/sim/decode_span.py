@@ -11,7 +11,7 @@ what happens to trajectories, not with their tokens. Knows nothing of trajectori
 
 from __future__ import annotations
 
-from math import sqrt
+from math import ceil, sqrt
 
 
 class DecodeSpan:
@@ -46,6 +46,14 @@ class DecodeSpan:
         while j > 0 and self.after(j) > now:
             j -= 1
         return j
+
+    def over_before(self, time: float) -> int:
+        """The same of a `time` that may be before the beginning: then it is below 0, by as many
+        iterations as were over in between if they lasted as long as the first one.
+        """
+        if time >= self.start:
+            return self.over(time)
+        return -ceil((self.start - time) / self.first)
 
     def cut(self, now: float) -> None:
         """End with the iteration that runs at `now`: commands are seen between iterations."""

@@ -40,15 +40,6 @@ class Latencies:
     reward_seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class Outage:
-    """An instance is gone at `at`; another joins in its place `seconds` later."""
-
-    at: float
-    index: int
-    seconds: float
-
-
 @dataclass(slots=True)
 class Tally:
     """What an instance did, in seconds and counts."""
@@ -61,6 +52,8 @@ class Tally:
     preemptions: int = 0
     interrupts: int = 0
     """Responses that were stopped to be continued, here or elsewhere, or to be concluded."""
+    lost: int = 0
+    """Tokens that were not stored when it died."""
     tokens_generated: float = 0
     """With drafts, of responses that are still decoded a fraction is counted."""
     prompt_tokens: int = 0

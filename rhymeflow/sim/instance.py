@@ -131,19 +131,26 @@ class Instance:
         lifetime = min(now, self.left) - self.joined
         return 1 - self.busy_seconds(now) / lifetime if lifetime > 0 else 0.0
 
-    def crash(self, now: float) -> list[Response]:
-        """Be gone; return what was here, as far as it was stored."""
+    def crash(self, now: float, store_seconds: float | None = None) -> list[Response]:
+        """Be gone; return what was here, as far as it was stored.
+
+        What is generated is stored at each multiple of `store_seconds`, besides when it is complete
+        or interrupted and at each pull; None: only then.
+        """
+        over = unstored = 0
         if self._pulling is not None:
             self.tally.pull += now - self._since
         elif self._decode_span is not None:
             self.tally.decode += now - self._since
+            over = self._decode_span.over(now)
+            if store_seconds is not None:
+                stored_at = now // store_seconds * store_seconds
+                unstored = over - self._decode_span.over_before(stored_at)
+        lost = self._batch.lose(over, None if store_seconds is None else unstored)
         self._decode_span = self._pulling = None
         self.next, self.left = inf, now
         if self._timeline is not None:
             self._timeline.leave(self.index, now)
-        lost = self._batch.everything()
-        for response in lost:
-            response.lose()
         return lost
 
     # -- commands ----------------------------------------------------------------------------

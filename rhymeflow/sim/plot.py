@@ -22,7 +22,7 @@ from matplotlib.ticker import MaxNLocator
 from rhymeflow.sim.result import Result, counted
 from rhymeflow.sim.timeline import Row, Span, Timeline
 
-_IDLE, _PULL, _PUSH = "#eeeef2", "#d62728", "#ff7f0e"
+_IDLE, _PULL, _PUSH, _RESTORE = "#eeeef2", "#d62728", "#ff7f0e", "#111111"
 _RUNNING, _KV = "#333355", "#b0763b"
 _UNITS = ((2 * 86_400.0, "days", 86_400.0), (7_200.0, "hours", 3_600.0), (600.0, "minutes", 60.0))
 _ROW_LABELS = 16
@@ -50,7 +50,7 @@ def draw(path: Path, timeline: Timeline, result: Result, num_rows: int) -> None:
     load.set_xlabel(f"virtual time ({unit})")
     load.set_xlim(0, end / scale)
     figure.suptitle(_title(result), x=0.01, ha="left", fontsize=11)
-    _legend(figure, instances, result.steps, colour)
+    _legend(figure, instances, result, colour)
     figure.savefig(path, dpi=110)
 
 
@@ -72,6 +72,7 @@ def colours(num_versions: int) -> Callable[[Span], Rgb]:
     hsv[:, 2] *= 0.55
     dark = hsv_to_rgb(hsv)
     fixed = {"idle": to_rgb(_IDLE), "pull": to_rgb(_PULL), "push": to_rgb(_PUSH)}
+    fixed["restore"] = to_rgb(_RESTORE)
 
     def colour(span: Span) -> Rgb:
         if span.kind in fixed:
@@ -93,8 +94,11 @@ def patches(version: int, colour: Callable[[Span], Rgb]) -> list[Patch]:
     ]
 
 
-def _legend(figure: Figure, axes: Axes, steps: int, colour: Callable[[Span], Rgb]) -> None:
+def _legend(figure: Figure, axes: Axes, result: Result, colour: Callable[[Span], Rgb]) -> None:
+    steps = result.steps
     kinds = patches(steps // 2, colour)
+    if result.deaths:
+        kinds.append(Patch(color=_RESTORE, label="restore"))
     figure.legend(handles=kinds, loc="upper right", ncols=len(kinds), frameon=False, fontsize=9)
     shown = matplotlib.colors.ListedColormap(
         [colour(Span("decode", 0, 0, version)) for version in range(steps + 1)]

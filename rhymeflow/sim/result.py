@@ -70,7 +70,8 @@ class Result:
     idle_instances: tuple[float, ...]
     """The same of each instance, in the order they joined, over the whole run."""
     idle_learner: float
-    """Share of the learner's time in which it neither trained nor pushed."""
+    """Share of the learner's time in which it neither trained nor pushed; being dead, or training
+    again what it lost, is none of both."""
     staleness: dict[int, int]
     """Trained responses by the age of their oldest token, in versions."""
     quantiles: tuple[Quantile, ...]
@@ -98,6 +99,13 @@ class Result:
     coverage: float | None
     """Share of responses that ended within the 80% interval predicted when their group was
     requested, at the end of the run; None after a few responses only."""
+    deaths: dict[str, int]
+    """How often an `instance` died, the `learner`, all `devices`, the `controller`, in the whole
+    run. Empty: nothing did."""
+    tokens_lost: int
+    """Generated tokens that were not stored when their instance died; they are wasted too."""
+    batches_retrained: int
+    """Batches that a learner that had died trained on once more."""
     events: int
     commands: int
     ticks: int
@@ -117,9 +125,9 @@ class Result:
         return "\n".join(lines).strip("\n")
 
 
-def counted(number: int, noun: str) -> str:
+def counted(number: int, noun: str, plural: str | None = None) -> str:
     """`1 device`, `2 devices`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 def result(
@@ -174,6 +182,9 @@ def result(
         accepted=round(accepted),
         rank_correlation=lengths.get("lengths/rank_correlation"),
         coverage=lengths.get("lengths/coverage"),
+        deaths=dict(sorted(cluster.deaths.counts.items())),
+        tokens_lost=sum(tally.lost for tally in tallies),
+        batches_retrained=cluster.learner.retrained,
         events=cluster.events,
         commands=cluster.commands,
         ticks=cluster.ticks,
@@ -252,6 +263,10 @@ def _summary(r: Result) -> Table:
         rate, each = r.accepted / r.drafted, r.tokens_per_iteration
         drafts = f"{r.drafted:,} tokens, {rate:.1%} accepted; {each:.2f} tokens per iteration"
         rows.append(("drafts", f"{drafts} and response"))
+    if r.deaths:
+        counts = ", ".join(f"{victim} {count:,}" for victim, count in r.deaths.items())
+        lost = f"{r.tokens_lost:,} tokens lost, {counted(r.batches_retrained, 'batch', 'batches')}"
+        rows.append(("deaths", f"{counts}; {lost} trained again"))
     title = f"{r.name}: rates and idle shares of steps {r.skipped + 1} to {r.steps - r.uncounted}"
     table = Table(box=None, title=title, title_justify="left", show_header=False, pad_edge=False)
     for row in rows:

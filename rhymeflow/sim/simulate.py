@@ -8,18 +8,20 @@ results.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from rhymeflow import build, profiles
 from rhymeflow.config import Config
 from rhymeflow.core.cost import CostModel
+from rhymeflow.core.types import Version
 from rhymeflow.errors import UserError
 from rhymeflow.profiles import Profile
 from rhymeflow.sim import plot, trace
 from rhymeflow.sim.cluster import Cluster
 from rhymeflow.sim.drafts import Drafts
-from rhymeflow.sim.hardware import Hardware, Latencies, Outage
+from rhymeflow.sim.faults import Devices, Failure, Recovery, failures
+from rhymeflow.sim.hardware import Hardware, Latencies
 from rhymeflow.sim.result import Result, counted, result
 from rhymeflow.sim.timeline import Timeline
 from rhymeflow.sim.workload import Workload
@@ -56,16 +58,17 @@ def run(
     workload: Workload,
     *,
     timeline: Timeline | None = None,
-    outages: Sequence[Outage] = (),
+    dying: Iterable[Failure] | None = None,
     uncounted: int = 0,
 ) -> Result:
     """Simulate a run on these lengths. Writes nothing.
 
     `uncounted` steps at the end are left out of rates and idle shares: nothing runs ahead of the
-    last steps, so where they count, a run that ran ahead at the beginning gains by it.
+    last steps, so where they count, a run that ran ahead at the beginning gains by it. `dying` is
+    what dies when; None: as `simulation.faults` says.
 
     Raises:
-        UserError: the configuration cannot be simulated.
+        UserError: the configuration cannot be simulated, or so much fails that it never ends.
         InvariantViolation: the run broke the staleness bound, or lost a group: a defect.
     """
     simulation = config.simulation
@@ -77,8 +80,11 @@ def run(
         )
     profile = profiles.load(simulation.profile or config.schedule.cost_model)
     num_instances, train_devices = _devices(config, profile)
+    plan = build.plan(config)
+    if dying is None:
+        dying = _failures(config, profile, num_instances, train_devices)
     cluster = Cluster(
-        dataclasses.replace(build.plan(config), eval_steps=None),
+        dataclasses.replace(plan, eval_steps=None),
         build.schedule(config),
         _hardware(config, profile, train_devices, workload.longest_prompt),
         workload,
@@ -90,7 +96,8 @@ def run(
             reward_seconds=simulation.reward_seconds,
         ),
         num_instances=num_instances,
-        outages=outages,
+        recovery=None if dying is None else _recovery(config, plan.evaluates),
+        failures=dying or (),
         timeline=timeline,
     )
     cluster.run()
@@ -121,6 +128,40 @@ def _devices(config: Config, profile: Profile) -> tuple[int, int]:
             f"that an instance of {profile.name} takes"
         )
     return num_rollout // each, simulation.num_devices - num_rollout
+
+
+def _failures(
+    config: Config, profile: Profile, num_instances: int, train_devices: int
+) -> Iterator[Failure] | None:
+    """What dies when; None: nothing ever does."""
+    simulation, faults = config.simulation, config.simulation.faults
+    if faults.device_mtbf_hours is None and faults.controller_mtbf_hours is None:
+        return None
+    devices = Devices(
+        num_instances, profile.devices_per_instance, train_devices, simulation.colocated
+    )
+    return failures(
+        faults.seed,
+        devices,
+        device_mtbf_hours=faults.device_mtbf_hours,
+        controller_mtbf_hours=faults.controller_mtbf_hours,
+    )
+
+
+def _recovery(config: Config, evaluates: Callable[[Version], bool]) -> Recovery:
+    faults = config.simulation.faults
+    return Recovery(
+        detection=faults.detection_seconds,
+        instance=faults.instance_seconds,
+        learner=faults.learner_seconds,
+        controller=faults.controller_seconds,
+        store=faults.store_seconds,
+        checkpoint_copy=faults.checkpoint_copy_seconds,
+        checkpoint_write=faults.checkpoint_write_seconds,
+        save_seconds=config.run.save_seconds,
+        save_steps=config.run.save_steps,
+        evaluates=evaluates,
+    )
 
 
 def _hardware(config: Config, profile: Profile, train_devices: int, prompt: int) -> Hardware:

@@ -12,7 +12,7 @@ from typing import Literal
 
 from rhymeflow.core.types import Version
 
-Kind = Literal["decode", "prefill", "pull", "train", "push", "idle"]
+Kind = Literal["decode", "prefill", "pull", "train", "push", "restore", "idle"]
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ import signal
 import sqlite3
 import sys
 import time
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,7 +19,9 @@ import pytest
 from benchmarks import chaos
 from benchmarks.faults import processes, wal
 from benchmarks.faults.account import Account
-from benchmarks.faults.plan import KINDS, STOP_SECONDS, Fault, draw_plan
+from benchmarks.faults.disk import SmallDisk, can_mount
+from benchmarks.faults.hold import SLOWNESS, Holds
+from benchmarks.faults.plan import DISK, PROCESSES, SECONDS, Fault, draw_dense, draw_rates
 from benchmarks.faults.run import Finished
 from rhymeflow.utils.process_name import set_process_name
 
@@ -29,26 +32,38 @@ linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
 def test_a_seed_gives_one_plan_with_every_kind_equally_often() -> None:
-    plan = draw_plan(3, 50, 10, timeout=10.0)
-    assert plan == draw_plan(3, 50, 10, timeout=10.0) != draw_plan(4, 50, 10, timeout=10.0)
-    assert {kind: sum(fault.kind == kind for fault in plan) for kind in KINDS} == dict.fromkeys(
-        KINDS, 10
-    )
-    stops = [fault.seconds for fault in plan if fault.seconds is not None]
-    assert all(STOP_SECONDS[0] <= seconds <= STOP_SECONDS[1] for seconds in stops)
-    assert min(stops) < 10 < max(stops)
+    kinds = (*PROCESSES, DISK)
+    plan = draw_dense(3, 120, 10, 10.0, kinds)
+    assert plan == draw_dense(3, 120, 10, 10.0, kinds) != draw_dense(4, 120, 10, 10.0, kinds)
+    assert Counter(fault.kind for fault in plan) == dict.fromkeys(kinds, 20)
+    assert {fault.action for fault in plan if fault.kind == DISK} == {"full"}
+    for action in ("stopped", "slowed"):
+        seconds = [fault.seconds for fault in plan if fault.action == action]
+        assert all(SECONDS[0] <= each <= SECONDS[1] for each in seconds)
+        assert min(seconds) < 10 < max(seconds)
     cuts = [fault for fault in plan if fault.wal_bytes]
     assert cuts
-    assert all(fault.kind == "controller" and fault.seconds is None for fault in cuts)
+    assert all(fault.label == "controller, killed, log cut" for fault in cuts)
 
 
 def test_faults_are_in_the_order_they_are_due_and_some_come_soon_after_another() -> None:
-    plan = draw_plan(0, 50, 10, timeout=10.0)
+    plan = draw_dense(0, 50, 10, 10.0, PROCESSES)
     steps = [fault.step for fault in plan]
     assert steps == sorted(steps)
     assert 1 <= steps[0] <= 10
     assert steps[-1] <= 500
     assert any(a.step == b.step and a.delay <= b.delay for a, b in pairwise(plan))
+
+
+def test_rates_give_each_period_its_kill() -> None:
+    plan = draw_rates(0, 1200.0)
+    assert [fault.delay for fault in plan] == sorted(fault.delay for fault in plan)
+    assert {fault.action for fault in plan} == {"killed"}
+    rollout = [fault.delay // 30 for fault in plan if fault.kind == "rollout"]
+    assert rollout == list(range(40))
+    core = [fault for fault in plan if fault.kind != "rollout"]
+    assert [fault.delay // 120 for fault in core] == list(range(10))
+    assert all(a.kind != b.kind for a, b in pairwise(core))
 
 
 # -- the account -----------------------------------------------------------------------------------
@@ -100,31 +115,35 @@ def test_speed_is_of_the_steps_after_the_first() -> None:
 
 
 def test_the_record_counts_all_runs_of_its_file(tmp_path: Path) -> None:
-    def pair(seed: int, recovery: float, violations: list[str], speed: float) -> chaos.Pair:
-        account = Account([Fault(1, 0.0, "learner"), Fault(1, 0.0, "learner")])
+    def attacked(
+        seed: int, recovery: float, violations: list[str], speed: float, quiet: float | None = 2.0
+    ) -> chaos.Attacked:
+        account = Account([Fault(1, 0.0, "learner"), Fault(1, 0.0, "learner", "stopped")])
         account.trained([1], 0.0)
         account.inject(0.0)
         account.inject(1.0)  # is not counted: the run was not over the first
         account.trained([2], recovery)
-        return chaos.Pair(seed, 4, Finished(account.injected, violations, 2, speed, 0), 2.0)
+        return chaos.Attacked(seed, Finished(account.injected, violations, 2, speed, 0), quiet)
 
-    pairs = [pair(0, 4.0, [], 1.0), pair(1, 6.0, ["a", "b"], 1.5), pair(2, 20.0, [], 1.8)]
+    runs = [
+        attacked(0, 4.0, [], 1.0),
+        attacked(1, 6.0, ["a", "b"], 1.5),
+        attacked(2, 20.0, [], 1.8),
+        attacked(3, 100.0, ["c"], 0.1, None),  # is not timed
+    ]
     path = tmp_path / "runs.jsonl"
-    path.write_bytes(b"".join(msgspec.json.encode(each) + b"\n" for each in pairs))
-    assert chaos.read(path) == pairs
+    path.write_bytes(b"".join(msgspec.json.encode(each) + b"\n" for each in runs))
+    assert chaos.read(path) == runs
     assert chaos.read(tmp_path / "none") == []
     found = {target.name: target for target in chaos.targets(chaos.read(path))}
-    assert (found["chaos/violations"].value, found["chaos/violations"].met) == (2, False)
+    assert (found["chaos/violations"].value, found["chaos/violations"].met) == (3, False)
     assert found["chaos/recovery/learner"].value == 6.0
     assert found["chaos/effective-time"].value == 0.75
-    # 3 x 2 steps in 3 s without faults, and in 2/1 + 2/1.5 + 2/1.8 s with them
-    assert "3 runs, 6 steps, 6 faults" in chaos.notes(pairs)
-    assert "each 0.5 s that the steps take without faults, and 0.2 s lost" in chaos.notes(pairs)
-    dead = pair(3, 1.0, ["it ended with exit code 1"], 0.0)
-    assert [target.name for target in chaos.targets([dead])][-1] == "chaos/recovery/learner"
-    assert "1 runs, 2 steps, 2 faults, 0 times resumed. A fault" in chaos.notes([dead])
-    (row,) = chaos.rows(pairs)
-    assert (row["faults"], row["alone"], row["greatest"]) == (6, 3, 20.0)
+    assert "4 runs, 8 steps, 8 faults, 4 of them deaths" in chaos.notes(runs)
+    assert [target.name for target in chaos.targets(runs[3:])] == ["chaos/violations"]
+    killed, stopped = chaos.rows(runs)
+    assert (killed["faults"], killed["timed alone"], killed["greatest"]) == (4, 3, 20.0)
+    assert (stopped["fault"], stopped["faults"]) == ("learner, stopped", 4)
 
 
 # -- processes -------------------------------------------------------------------------------------
@@ -144,7 +163,7 @@ def test_processes_are_found_by_kind_among_the_controllers_descendants() -> None
     ]
     found = [processes.parse(stat) for stat in stats]
     assert found[-1] == processes.Process(17, 11, "a (b) c", "S")
-    kinds = {kind: processes.of_kind(found, 10, kind) for kind in KINDS}
+    kinds = {kind: processes.of_kind(found, 10, kind) for kind in PROCESSES}
     assert kinds == {
         "controller": [10],
         "learner": [14],
@@ -178,6 +197,55 @@ def test_a_named_worker_is_found_and_a_signal_meets_nobody_else() -> None:
     finally:
         child.kill()
         child.join()
+
+
+@linux_only
+def test_a_slow_process_runs_in_some_turns_and_a_stopped_one_in_none() -> None:
+    child = multiprocessing.get_context("fork").Process(target=_wait_forever, args=("reward",))
+    child.start()
+    assert child.pid is not None
+
+    def stays(state: str) -> bool:
+        deadline = time.monotonic() + 5
+        while (now := processes.parse(Path(f"/proc/{child.pid}/stat").read_text()).state) != state:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.01)
+        return now == state
+
+    holds = Holds()
+    try:
+        assert holds.slow(child.pid, until=100.0)
+        states = []
+        for turn in range(SLOWNESS):
+            holds.turn(float(turn))
+            states.append("S" if (turn + 1) % SLOWNESS == 0 else "T")
+            assert stays(states[-1]), turn
+        assert states.count("S") == 1
+        assert holds.stop(child.pid, until=50.0)
+        for turn in range(SLOWNESS):
+            holds.turn(float(turn))
+            assert stays("T")
+        holds.turn(60.0)  # the stop is over, it is still slow
+        holds.turn(100.0)
+        assert stays("S")
+    finally:
+        holds.release()
+        child.kill()
+        child.join()
+    assert not holds.stop(child.pid, until=1.0)
+
+
+@pytest.mark.skipif(not can_mount(), reason="mounts a file system")
+def test_a_disk_is_filled_to_the_last_byte_and_freed(tmp_path: Path) -> None:
+    with SmallDisk(tmp_path / "disk", 2**20) as disk:
+        (disk.folder / "some").write_bytes(bytes(1000))
+        disk.fill()
+        with pytest.raises(OSError, match="No space"):
+            (disk.folder / "more").write_bytes(bytes(1))
+        disk.free()
+        (disk.folder / "more").write_bytes(bytes(100_000))
+    assert not disk.folder.exists()
 
 
 # -- the log ---------------------------------------------------------------------------------------

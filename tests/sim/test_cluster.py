@@ -6,7 +6,9 @@ audit itself is shown to see what it is there for.
 
 from __future__ import annotations
 
+import hashlib
 import random
+from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 
@@ -20,7 +22,8 @@ from rhymeflow.core.types import TrajectoryId
 from rhymeflow.sim.audit import Audit, InvariantViolation
 from rhymeflow.sim.cluster import Cluster
 from rhymeflow.sim.drafts import Drafts
-from rhymeflow.sim.hardware import Hardware, Latencies, Outage
+from rhymeflow.sim.faults import Failure, Recovery
+from rhymeflow.sim.hardware import Hardware, Latencies
 from rhymeflow.sim.response import Response
 from rhymeflow.sim.timeline import Timeline
 from rhymeflow.sim.workload import Prompt, uniform
@@ -31,6 +34,9 @@ COST = CostModel(
     k1=1e-5, k2=6e-3, k3=1e-3, c=2e-3, k4=1e-3, prefill_token=1e-4,
     train_token=1e-4, measure_token=1e-4, train_step=0.1, push=0.05, pull=0.05,
 )  # fmt: skip
+
+
+BEFORE = "5c4cc9125eb4d8810dd5239f472fd4fc59b25a2cfc5f9256a62d7a748465396b"
 
 
 class Lengths:
@@ -49,7 +55,33 @@ class Lengths:
         return float(uniform(self.seed, b"r", row, epoch, member) < 0.4)
 
 
-def a_cluster(seed: int, timeline: Timeline | None = None) -> Cluster:
+def a_recovery(rng: random.Random) -> Recovery:
+    """How what dies comes back, on the scale of the runs, which last some seconds."""
+    return Recovery(
+        detection=rng.choice([0.0, 0.05]),
+        instance=rng.choice([0.0, 0.01, 0.5]),
+        learner=rng.choice([0.0, 0.1, 0.5]),
+        controller=rng.choice([0.0, 0.3]),
+        store=rng.choice([None, 0.02, 0.2]),
+        checkpoint_copy=rng.choice([0.0, 0.05]),
+        checkpoint_write=rng.choice([0.0, 0.3]),
+        save_seconds=rng.choice([0.0, 0.2]),
+        save_steps=rng.choice([0, 0, 2]),
+        evaluates=lambda version: version % 2 == 0,
+    )
+
+
+def some_failures(rng: random.Random, num_instances: int) -> list[Failure]:
+    """Of each kind, in order; some come together, or to who is away."""
+    victims = [*range(num_instances), "learner", "devices", "controller"]
+    count = rng.choice([0, 0, 1, 4, 12])
+    times = sorted(rng.choice([1.0, rng.uniform(0, 3)]) for _ in range(count))
+    return [Failure(at, rng.choice(victims)) for at in times]
+
+
+def a_cluster(
+    seed: int, timeline: Timeline | None = None, *, can_die: bool = True, **dying: object
+) -> Cluster:
     """Everything about it is drawn from the seed."""
     rng = random.Random(seed)
     name = rng.choice(["synchronous", "one_step", "bounded", "partial", "staleflow"])
@@ -89,10 +121,12 @@ def a_cluster(seed: int, timeline: Timeline | None = None) -> Cluster:
         reward_seconds=rng.choice(latencies),
     )
     num_instances = rng.randint(1, 4)
-    outages = [
-        Outage(rng.uniform(0, 3), rng.randrange(num_instances), rng.choice([0.0, 0.01, 0.5]))
-        for _ in range(rng.choice([0, 0, 1, 4]))
-    ]
+    faults = random.Random(seed)
+    if can_die:
+        dying = {
+            "recovery": a_recovery(faults),
+            "failures": some_failures(faults, num_instances),
+        }
     if rng.random() < 0.5:
         hardware = replace(
             hardware,
@@ -103,7 +137,7 @@ def a_cluster(seed: int, timeline: Timeline | None = None) -> Cluster:
         )  # fmt: skip
     return Cluster(
         plan, a_schedule(name, **changes), hardware, Lengths(seed), latencies,
-        num_instances=num_instances, outages=outages, timeline=timeline,
+        num_instances=num_instances, timeline=timeline, **dying,
     )  # fmt: skip
 
 
@@ -143,6 +177,44 @@ def test_the_same_twice_and_whether_it_is_watched_or_not(seed: int) -> None:
         assert all(a.end == b.start for a, b in pairwise(whole))
 
 
+def test_without_faults_it_is_what_it_was_before_there_were_any() -> None:
+    """The digest is of the simulator of the commit before (74141fc)."""
+    digest = hashlib.sha256()
+    for seed in range(40):
+        cluster = a_cluster(seed, can_die=False)
+        cluster.run()
+        digest.update(figures(cluster))
+    assert digest.hexdigest() == BEFORE
+
+
+def figures(cluster: Cluster) -> bytes:
+    """All that a run without faults has, in a form that does not depend on names of fields."""
+    audit = cluster.audit
+    tallies = [
+        (
+            t.decode, t.prefill, t.pull, t.pulls, t.preemptions, t.interrupts, t.tokens_generated,
+            t.prompt_tokens, t.recomputed, t.turns, t.drafted, t.accepted,
+        )
+        for t in (instance.tally for instance in cluster.all_instances)
+    ]  # fmt: skip
+    steps = [(s.version, s.time, s.rollout_busy, s.learner_busy) for s in cluster.steps]
+    outcomes = [(o.length, o.ending, o.reason) for o in audit.outcomes]
+    return repr((cluster.now, steps, cluster.events, cluster.commands, outcomes, tallies)).encode()
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 2**32))
+def test_failures_that_come_too_late_change_nothing(seed: int) -> None:
+    quiet = a_cluster(seed, can_die=False)
+    quiet.run()
+    rng = random.Random(seed)
+    recovery = replace(a_recovery(rng), checkpoint_copy=0.0)
+    late = (Failure(quiet.now + 1 + k, "learner") for k in range(10**9))
+    watched = a_cluster(seed, can_die=False, recovery=recovery, failures=late)
+    watched.run()
+    assert story(watched) == story(quiet)
+
+
 def test_the_random_runs_have_what_is_hard_in_them() -> None:
     runs = [a_cluster(seed) for seed in range(150)]
     for cluster in runs:
@@ -151,6 +223,10 @@ def test_the_random_runs_have_what_is_hard_in_them() -> None:
     assert sum(tally.preemptions > 0 for tally in tallies) >= 10
     assert sum(tally.interrupts > 0 for tally in tallies) >= 20
     assert sum(len(cluster.all_instances) > cluster.num_instances for cluster in runs) >= 20
+    deaths = sum((cluster.deaths.counts for cluster in runs), Counter())
+    assert min(deaths[victim] for victim in ("instance", "learner", "devices", "controller")) >= 20
+    assert sum(tally.lost > 0 for tally in tallies) >= 20
+    assert sum(cluster.learner.retrained > 0 for cluster in runs) >= 10
     outcomes = {
         (outcome.ending, outcome.reason) for cluster in runs for outcome in cluster.audit.outcomes
     }

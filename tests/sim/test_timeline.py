@@ -12,7 +12,7 @@ import pytest
 
 from rhymeflow.config.load import build_config
 from rhymeflow.sim import plot, trace
-from rhymeflow.sim.hardware import Outage
+from rhymeflow.sim.faults import Failure
 from rhymeflow.sim.result import Result
 from rhymeflow.sim.simulate import run
 from rhymeflow.sim.timeline import Span, Timeline
@@ -28,11 +28,13 @@ def watched() -> tuple[Timeline, Result]:
             "rollout.max_completion_length": 100,
             "learner.max_steps": 4,
             "learner.groups_per_batch": 8,
+            "simulation.faults.detection_seconds": 0.0,
+            "simulation.faults.instance_seconds": 0.3,
         },
         where="test",
     )
     timeline = Timeline()
-    found = run(config, workload(config, None), timeline=timeline, outages=[Outage(0.5, 1, 0.3)])
+    found = run(config, workload(config, None), timeline=timeline, dying=[Failure(0.5, 1)])
     return timeline, found
 
 

@@ -1,0 +1,142 @@
+"""The simulated learner: trains on one batch at a time, publishes, saves, dies and is restored.
+
+Training takes `train_step`, and `train_token` for each token of prompts and responses
+(`measure_token` in groups whose rewards are all equal), then `push` seconds. Checkpoints are due by
+the rule of real runs (`runtime/checkpoints.py`); the learner waits for a copy, and the checkpoint
+counts once it is written. A learner that died is loaded from the newest checkpoint and trains on
+the stored batches since once more; then it begins anew with the batch it was about. What was
+published stays published meanwhile.
+
+Holds true: each version is published once. Without a `Recovery` nothing is saved, and nothing dies.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+from rhymeflow.core.cost import CostModel
+from rhymeflow.core.types import Version
+from rhymeflow.sim.faults import Recovery
+from rhymeflow.sim.timeline import Timeline
+
+_PATIENCE = 1.5
+"""How many times `save_seconds` a checkpoint waits for a version that is evaluated."""
+
+
+@dataclass(slots=True)
+class _Batch:
+    """What is trained on."""
+
+    version: Version
+    token_seconds: float
+    start: float = inf
+    trained: float = inf
+    is_saved: bool = False
+    """Whether the version that it makes is."""
+
+
+class Learner:
+    """The learner of a run, at second 0 up and idle.
+
+    Its driver calls `publish` at the time `next` says.
+
+    Args:
+        cost: how fast it is.
+        recovery: how checkpoints are written; None: there are none.
+        timeline: where what it does is written; None: nowhere.
+    """
+
+    def __init__(
+        self, cost: CostModel, recovery: Recovery | None, timeline: Timeline | None
+    ) -> None:
+        self.next = inf
+        """The time at which it publishes."""
+        self.is_there = True
+        self.busy = 0.0
+        """Seconds in which it trained and pushed, by what it has published and what died with it;
+        what it trains again is not counted."""
+        self.retrained = 0
+        """Batches that were trained on again."""
+        self._cost, self._recovery, self._timeline = cost, recovery, timeline
+        self._batch: _Batch | None = None
+        self._free = 0.0
+        self._seconds: list[float] = []
+        """Of training, for each batch."""
+        self._unsaved = 0.0
+        """Seconds of training since the last checkpoint was begun."""
+        self._checkpoints: list[tuple[float, Version]] = []
+        """(when it is written, version)."""
+
+    def train(self, version: Version, token_seconds: float, now: float) -> None:
+        """Train on a batch, which takes so long for its tokens, once it is there and free."""
+        assert self._batch is None, "it is trained on a batch already"
+        self._batch = _Batch(version, token_seconds)
+        if self.is_there:
+            self._begin(now)
+
+    def publish(self, now: float) -> Version:
+        """The batch is trained on; return the version that exists now."""
+        batch, self._batch, self.next = self._batch, None, inf
+        assert batch is not None
+        self._end(batch, now)
+        self._seconds.append(batch.trained - batch.start)
+        self._unsaved += self._seconds[-1]
+        if batch.is_saved:
+            assert self._recovery is not None
+            self._free = now + self._recovery.checkpoint_copy
+            written = self._free + self._recovery.checkpoint_write
+            self._checkpoints.append((written, batch.version + 1))
+        return batch.version + 1
+
+    def die(self, now: float) -> None:
+        """It is gone, with what it had not published; also one that is being restored."""
+        if self._batch is not None and self._batch.start < now:
+            self._end(self._batch, now)
+            self._batch.start = inf
+        self._checkpoints = [(at, version) for at, version in self._checkpoints if at <= now]
+        self.is_there, self.next = False, inf
+
+    def retrain(self) -> float:
+        """Seconds it takes to train on what was published since the newest checkpoint again."""
+        saved = self._checkpoints[-1][1] if self._checkpoints else 0
+        self.retrained += len(self._seconds) - saved
+        return sum(self._seconds[saved:])
+
+    def restored(self, died: float, now: float) -> None:
+        """It is what it was when it last published."""
+        self.is_there, self._free = True, now
+        if self._timeline is not None:
+            self._timeline.learn("restore", died, now, len(self._seconds))
+        if self._batch is not None:
+            self._begin(now)
+
+    def _begin(self, now: float) -> None:
+        batch, cost = self._batch, self._cost
+        assert batch is not None
+        batch.start = max(now, self._free)
+        batch.trained = batch.start + cost.train_step + batch.token_seconds
+        batch.is_saved = self._is_due(batch.version + 1, now)
+        if batch.is_saved:
+            self._unsaved = 0.0
+        self.next = batch.trained + cost.push
+
+    def _is_due(self, version: Version, now: float) -> bool:
+        rule = self._recovery
+        if rule is None:
+            return False
+        if rule.save_steps and version % rule.save_steps == 0:
+            return True
+        is_pending = any(at > now for at, _ in self._checkpoints)
+        if not rule.save_seconds or self._unsaved < rule.save_seconds or is_pending:
+            return False
+        return rule.evaluates(version) or self._unsaved >= _PATIENCE * rule.save_seconds
+
+    def _end(self, batch: _Batch, now: float) -> None:
+        """It has done at `now` what it did of the batch."""
+        self.busy += now - batch.start
+        if self._timeline is not None:
+            trained = min(batch.trained, now)
+            self._timeline.learn("train", batch.start, trained, batch.version)
+            if now > trained:
+                self._timeline.learn("push", trained, now, batch.version)

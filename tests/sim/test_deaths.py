@@ -1,0 +1,228 @@
+"""What a death costs: against sums done by hand, and rates against what was drawn."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Iterable
+from itertools import islice, pairwise
+from pathlib import Path
+
+import pytest
+
+from rhymeflow.config import Config
+from rhymeflow.config.load import build_config
+from rhymeflow.errors import UserError
+from rhymeflow.sim import plot
+from rhymeflow.sim.faults import HOUR, Devices, Failure, failures
+from rhymeflow.sim.result import Result
+from rhymeflow.sim.simulate import run
+from rhymeflow.sim.timeline import Timeline
+from tests.sim.test_simulate import (
+    GROUPS,
+    MEMBERS,
+    PROFILE,
+    Constant,
+    a_config,
+    rollout_seconds,
+    train_seconds,
+)  # fmt: skip
+
+RESPONSES = GROUPS * MEMBERS
+STEP = rollout_seconds() + train_seconds() + PROFILE.push + PROFILE.pull
+"""Seconds, from the second step on."""
+FIRST = STEP - PROFILE.pull
+FAULTS = {
+    "simulation__faults__detection_seconds": 0.25,
+    "simulation__faults__instance_seconds": 1.0,
+    "simulation__faults__learner_seconds": 2.0,
+    "simulation__faults__controller_seconds": 4.0,
+    "simulation__faults__checkpoint_copy_seconds": 0.0,
+    "simulation__faults__checkpoint_write_seconds": 0.0,
+    "run__save_seconds": 0.0,
+}
+
+
+def died(path: Path, dying: Iterable[Failure], **changes: object) -> Result:
+    """Responses are all equally long; two instances, a learner, `synchronous`."""
+    return run(a_config(path, **{**FAULTS, **changes}), Constant(), dying=dying)
+
+
+@pytest.fixture(scope="module")
+def quiet(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    return run(a_config(tmp_path_factory.mktemp("quiet")), Constant())
+
+
+# -- the learner -----------------------------------------------------------------------------------
+
+
+def test_a_learner_trains_again_what_no_checkpoint_has(tmp_path: Path, quiet: Result) -> None:
+    """It dies while it trains on the third batch, and there is no checkpoint."""
+    at = FIRST + STEP + PROFILE.pull + rollout_seconds() + 0.1
+    found = died(tmp_path, [Failure(at, "learner")])
+    lost = 0.1 + 0.25 + 2.0 + 2 * train_seconds()
+    assert found.seconds == pytest.approx(quiet.seconds + lost)
+    assert (found.deaths, found.batches_retrained) == ({"learner": 1}, 2)
+    assert (found.tokens_lost, found.tokens_wasted) == (0, 0)
+    assert "learner 1; 0 tokens lost, 2 batches trained again" in found.text()
+
+
+def test_a_checkpoint_is_where_training_again_begins(tmp_path: Path, quiet: Result) -> None:
+    at = FIRST + STEP + PROFILE.pull + rollout_seconds() + 0.1
+    changes = {"run__save_steps": 2, "simulation__faults__checkpoint_copy_seconds": 0.1}
+    found = died(tmp_path, [Failure(at, "learner")], **changes)
+    # The copy is made while rollout goes on, which is longer.
+    assert found.seconds == pytest.approx(quiet.seconds + 0.1 + 0.25 + 2.0)
+    assert found.batches_retrained == 0
+    late = {**changes, "simulation__faults__checkpoint_write_seconds": 1000.0}
+    assert died(tmp_path, [Failure(at, "learner")], **late).batches_retrained == 2
+
+
+def test_checkpoints_are_due_as_in_real_runs(tmp_path: Path) -> None:
+    """After `save_seconds` of training for a version that is evaluated, else half as much later."""
+    at = FIRST + STEP + 0.1
+    for share, evaluated, retrained in ((0.9, 1, 0), (0.9, 0, 2), (0.6, 0, 0), (1.1, 1, 2)):
+        changes = {"run__save_seconds": share * train_seconds(), "run__eval_steps": evaluated}
+        found = died(tmp_path, [Failure(at, "learner")], **changes)
+        assert found.batches_retrained == retrained, (share, evaluated)
+
+
+def test_one_that_dies_again_begins_again(tmp_path: Path, quiet: Result) -> None:
+    at = FIRST + PROFILE.pull + 0.01
+    found = died(tmp_path, [Failure(at, "learner"), Failure(at + 1, "learner")])
+    away = 1 + 0.25 + 2.0 + train_seconds()
+    assert away > rollout_seconds()
+    assert found.seconds == pytest.approx(quiet.seconds + 0.01 + away - rollout_seconds())
+
+
+def test_rollout_goes_on_without_a_learner_as_far_as_the_bound_allows(tmp_path: Path) -> None:
+    changes = {"schedule__name": "one_step", "learner__max_steps": 8}
+    at = FIRST + 2 * (train_seconds() + PROFILE.push) + 0.1
+    lost = []
+    for dying in ([], [Failure(at, "learner")]):
+        found = died(tmp_path, dying, **changes)
+        lost.append(found.seconds)
+        assert max(found.staleness) == 1
+    assert lost[1] - lost[0] == pytest.approx(0.1 + 0.25 + 2.0 + 3 * train_seconds())
+
+
+# -- instances -------------------------------------------------------------------------------------
+
+
+def test_what_was_stored_of_a_lost_instance_goes_on_elsewhere(tmp_path: Path) -> None:
+    at = rollout_seconds() / 2
+    found = died(tmp_path, [Failure(at, 1)])
+    assert found.deaths == {"instance": 1}
+    assert found.tokens_lost == found.tokens_wasted
+    often = died(tmp_path, [Failure(at, 1)], simulation__faults__store_seconds=0.005)
+    assert 0 <= often.tokens_lost <= 2 * RESPONSES // 2, "of each response two iterations at most"
+    never = died(tmp_path, [Failure(at, 1)], simulation__faults__store_seconds=None)
+    assert never.tokens_lost > 5 * max(1, often.tokens_lost)
+    assert often.step_seconds[0] < never.step_seconds[0]
+    assert often.tokens_recomputed > never.tokens_recomputed == 0
+
+
+def test_an_instance_that_is_missed_late_holds_what_it_had_so_long(tmp_path: Path) -> None:
+    at = rollout_seconds() / 2
+    soon, late = (
+        died(tmp_path, [Failure(at, 1)], simulation__faults__detection_seconds=seconds).seconds
+        for seconds in (0.0, 0.5)
+    )
+    assert late > soon
+
+
+def test_another_joins_only_when_there_is_a_learner(tmp_path: Path) -> None:
+    timeline = Timeline()
+    config = a_config(tmp_path, **FAULTS)
+    run(config, Constant(), timeline=timeline, dying=[Failure(0.1, "learner"), Failure(0.2, 0)])
+    rows = {row.name: row for row in timeline.instances}
+    assert rows["rollout-0"].left == 0.2
+    assert rows["rollout-0.1"].joined == pytest.approx(0.1 + 0.25 + 2.0)
+    assert timeline.learner.spans[0].kind == "restore"
+
+
+# -- everything ------------------------------------------------------------------------------------
+
+
+def test_a_controller_takes_everything_with_it(tmp_path: Path, quiet: Result) -> None:
+    """While the second batch is trained on; nothing is in flight, one batch is trained again."""
+    at = FIRST + PROFILE.pull + rollout_seconds() + 0.1
+    found = died(tmp_path, [Failure(at, "controller")])
+    away = 0.1 + 0.25 + 4.0 + train_seconds()
+    # The instances that join hold the newest version by then, and don't pull it before it is there.
+    assert found.seconds == pytest.approx(quiet.seconds + away)
+    assert found.deaths == {"controller": 1}
+    assert found.tokens_wasted == 0
+
+
+def test_colocated_devices_die_together(tmp_path: Path) -> None:
+    changes = {"simulation__colocated": True, "simulation__rollout_devices": None}
+    without = run(a_config(tmp_path, **changes), Constant())
+    at = 0.1
+    changes["simulation__faults__store_seconds"] = 0.001
+    found = died(tmp_path, [Failure(at, "devices")], **changes)
+    assert found.seconds == pytest.approx(without.seconds + 0.25 + 2.0, abs=0.05)
+    assert found.tokens_recomputed > 0
+
+
+def test_a_run_that_never_gets_on_says_so(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"simulation\.faults: step 1 is never done: 10,000"):
+        died(tmp_path, (Failure(k * 0.1, "devices") for k in range(10**6)))
+
+
+# -- rates -----------------------------------------------------------------------------------------
+
+SPLIT = Devices(num_instances=20, per_instance=2, learner=24, colocated=False)
+
+
+def test_failures_come_as_often_as_their_rates_say() -> None:
+    drawn = list(islice(failures(7, SPLIT, device_mtbf_hours=640, controller_mtbf_hours=40), 4000))
+    mean = drawn[-1].at / len(drawn) / HOUR
+    assert mean == pytest.approx(1 / (64 / 640 + 1 / 40), rel=0.05)
+    victims = [failure.victim for failure in drawn]
+    assert victims.count("controller") / 4000 == pytest.approx(0.2, abs=0.02)
+    assert victims.count("learner") / 4000 == pytest.approx(0.8 * 24 / 64, abs=0.02)
+    places = [victim for victim in victims if isinstance(victim, int)]
+    assert set(places) == set(range(20))
+    assert statistics.pstdev([places.count(place) for place in range(20)]) < 25
+
+
+def test_failures_are_those_of_the_seed() -> None:
+    def first(seed: int, devices: Devices = SPLIT) -> list[Failure]:
+        return list(islice(failures(seed, devices, device_mtbf_hours=100), 50))
+
+    assert first(1) == first(1) != first(2)
+    other = dataclasses.replace(SPLIT, num_instances=10, learner=44)
+    assert [f.at for f in first(1, other)] == [f.at for f in first(1)]
+    alternating = Devices(num_instances=32, per_instance=2, learner=64, colocated=True)
+    assert [f.at for f in first(1, alternating)] == [f.at for f in first(1)]
+    assert {f.victim for f in first(1, alternating)} == {"devices"}
+    assert list(failures(1, SPLIT, device_mtbf_hours=None)) == []
+
+
+def with_rates(path: Path, **changes: object) -> Config:
+    return a_config(path, schedule__name="staleflow", learner__max_steps=12, **changes)
+
+
+def test_rates_of_a_configuration(tmp_path: Path) -> None:
+    hours = 12 / HOUR  # of 8 devices one fails every 1.5 s
+    rates = {**FAULTS, "simulation__faults__device_mtbf_hours": hours}
+    config = with_rates(tmp_path, **rates)
+    found = run(config, Constant())
+    assert sum(found.deaths.values()) >= 3
+    assert found == run(config, Constant()), "the same twice"
+    seed = build_config({"simulation.faults.seed": 1}, over=config, where="test")
+    assert run(seed, Constant()).step_seconds != found.step_seconds
+    rates["simulation__faults__device_mtbf_hours"] = 1e12
+    rare = run(with_rates(tmp_path, **rates), Constant())
+    assert rare == run(with_rates(tmp_path), Constant()), "as without faults"
+    assert found.seconds > rare.seconds
+
+
+def test_a_picture_of_it(tmp_path: Path) -> None:
+    timeline = Timeline()
+    config = a_config(tmp_path, **FAULTS)
+    found = run(config, Constant(), timeline=timeline, dying=[Failure(1.0, "controller")])
+    plot.draw(tmp_path / "timeline.png", timeline, found, 64)
+    spans = timeline.learner.spans
+    assert all(a.end <= b.start for a, b in pairwise(spans))
