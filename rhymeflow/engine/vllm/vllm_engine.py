@@ -9,6 +9,7 @@ nothing of messages or of the controller.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from rhymeflow.engine.vllm.llm import Llm, Stepped
 from rhymeflow.errors import UserError
 from rhymeflow.histospec.draft import DraftStats
 from rhymeflow.histospec.handle import IndexHandle
-from rhymeflow.models.load import configured_stop_token_ids, load_tokenizer
+from rhymeflow.models.load import configured_stop_token_ids, load_tokenizer, resolve_device
 from rhymeflow.weights.base import Pulled, WeightReader
 
 COMPARED_PULLS = 3
@@ -62,6 +63,7 @@ class VllmEngine:
         self._by_name: dict[str, Entry] = {}
         self._num_submitted = self._num_pulls = 0
         self._num_generated, self._clock = 0, 0.0
+        self._timer = timer(config)
         rollout = config.rollout
         capacity = min(self._llm.kv_capacity, rollout.max_kv_tokens or self._llm.kv_capacity)
         stop = configured_stop_token_ids(config.model, load_tokenizer(config.model))
@@ -133,9 +135,9 @@ class VllmEngine:
             self._llm.draft({})
         else:
             self._propose(self._drafting)
-        started = time.perf_counter()
+        started = self._timer()
         stepped = self._llm.step()
-        seconds = time.perf_counter() - started
+        seconds = self._timer() - started
         finished = self._take(stepped)
         if self._drafting is not None:
             self._drafting.observe(
@@ -243,4 +245,16 @@ class VllmEngine:
             del self._by_name[self._entries.pop(key).name]
 
 
-__all__ = ["COMPARED_PULLS", "VllmEngine"]
+def timer(config: Config) -> Callable[[], float]:
+    """What iterations are timed with, so that drafts are weighed against what they cost.
+
+    With one thread and no other process that computes, the processor's time is what an iteration
+    takes, whatever else the machine does; else the wall's.
+    """
+    rollout = config.rollout
+    is_here = resolve_device(config.model).type == "cpu" and rollout.vllm_tensor_parallel_size == 1
+    alone = is_here and os.environ.get("OMP_NUM_THREADS") == "1"
+    return time.process_time if alone else time.perf_counter
+
+
+__all__ = ["COMPARED_PULLS", "VllmEngine", "timer"]
