@@ -5,7 +5,7 @@ controller, learner, instances, history and reward workers, and fills its disk. 
 controller take the whole run, and the end of its log that was not on the disk. After a controller's
 end it calls `rhymeflow resume`. When the run has ended, examples/audit_run.py must find nothing
 wrong. Faults come every few steps, which are small ones, so that there are many; they are drawn
-from `--seed`.
+from `--seed`. Messages between the processes come twice and late (faults/relay.py).
 
 `--timed` kills at the rates of faults/plan.py instead, in the demo as it is, beside the same run
 without faults: seconds to recover, and effective training time.
@@ -23,6 +23,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -130,7 +131,7 @@ def dense(seed: int, num_faults: int) -> Attacked:
     small = SmallDisk(folder / "disk") if can_mount() else contextlib.nullcontext()
     with small as disk:
         run_dir = (disk.folder if disk else folder) / "run"
-        found = run_with_faults(configuration(max_steps, run_dir, DENSE), plan, disk)
+        found = run_with_faults(configuration(max_steps, run_dir, DENSE), plan, disk, seed)
         if found.violations and disk:
             shutil.copytree(disk.folder, folder / "of-disk")
     finish(found, folder)
@@ -175,6 +176,10 @@ def rows(runs: Sequence[Attacked]) -> list[dict[str, Any]]:
         if seconds := recoveries(runs, label):
             row |= {"timed alone": len(seconds), **harness.spread("median s", seconds, 2)}
         found.append(row)
+    messages = Counter[str]()
+    for each in runs:
+        messages.update(each.run.messages)
+    found += [{"fault": f"message, {what}", "faults": messages[what]} for what in sorted(messages)]
     return found
 
 

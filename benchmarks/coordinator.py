@@ -5,7 +5,7 @@ finish at random and get rewards, the instances they ran on send snapshots, inte
 answered at once, and a tick follows. Each call is timed alone. Most events are small, ticks are few
 and plan for everybody, so each kind is shown. The longest ticks are those after a publication, when
 the schedule has every instance pull at the same moment: all that is in flight is interrupted in one
-tick and routed in the next.
+tick and routed in those that follow.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ class Driver:
                 )
                 for command in told:
                     answers += self.answer(command)
-            if not answers:
+            if not answers and not self.coordinator.state.has_more:
                 return
             events = answers
 

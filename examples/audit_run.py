@@ -92,9 +92,13 @@ def law_5(db, log):
 
 
 if __name__ == "__main__":
-    db = sqlite3.connect(f"file:{sys.argv[1]}/events.db?mode=ro", uri=True)
-    ((config,),) = db.execute("SELECT config FROM attempts ORDER BY attempt DESC LIMIT 1")
-    log, bound = read(db), json.loads(config)["schedule"]["max_staleness"]
-    print("law 1:", law_1(db, log, bound), "\nlaw 2:", law_2(db, log), "\nlaw 5:", law_5(db, log))
+    try:
+        db = sqlite3.connect(f"file:{sys.argv[1]}/events.db?mode=ro", uri=True)
+        ((config,),) = db.execute("SELECT config FROM attempts ORDER BY attempt DESC LIMIT 1")
+        log, bound = read(db), json.loads(config)["schedule"]["max_staleness"]
+        found = law_1(db, log, bound), law_2(db, log), law_5(db, log)
+    except (sqlite3.Error, ValueError, TypeError, LookupError, AttributeError) as error:
+        sys.exit(f"{sys.argv[1]}: cannot be audited, is no log or is damaged: {error!r}")
+    print("law 1: {} \nlaw 2: {} \nlaw 5: {}".format(*found))
     print(*wrong or ["all hold" if log.is_over else "all hold so far: it has not ended"], sep="\n")
     sys.exit(bool(wrong))

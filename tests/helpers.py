@@ -217,6 +217,7 @@ class FakeRuntime:
     def _tick(self) -> None:
         self.news = False
         self._hear(Tick())
+        self.news = self.coordinator.state.has_more
 
     def _report(self, event: Event) -> None:
         if self.disorder and self.random.random() < self.disorder:

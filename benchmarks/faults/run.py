@@ -19,6 +19,7 @@ import msgspec
 from benchmarks.faults import processes, wal
 from benchmarks.faults.account import Account, Injected
 from benchmarks.faults.disk import SmallDisk
+from benchmarks.faults.entry import counted
 from benchmarks.faults.hold import Holds
 from benchmarks.faults.plan import DISK, Fault
 from benchmarks.training.train import ROOT
@@ -48,16 +49,24 @@ class Finished(msgspec.Struct):
     """Steps per second of wall time, from the end of the first step to the end of the last."""
     resumed: int
     """How often it was resumed."""
+    messages: dict[str, int] = {}
+    """How many came `twice`, and how many `late`."""
 
 
 def run_with_faults(
-    config: Config, plan: Sequence[Fault], disk: SmallDisk | None = None
+    config: Config,
+    plan: Sequence[Fault],
+    disk: SmallDisk | None = None,
+    message_seed: int | None = None,
 ) -> Finished:
-    """Carry a run to its end through the faults of the plan; `disk` is the one that it is on."""
+    """Carry a run to its end through the faults of the plan; `disk` is the one that it is on.
+
+    With `message_seed` messages between its processes come twice and late.
+    """
     run_dir = Path(str(config.run.output_dir))
     recipe = run_dir.with_name(f"{run_dir.name}.yaml")
     recipe.write_text(dump_config(config), encoding="utf-8")
-    attack = Attack(run_dir, recipe, Account(plan), disk)
+    attack = Attack(run_dir, recipe, Account(plan), disk, message_seed)
     try:
         violations = attack.carry_through()
     finally:
@@ -68,7 +77,10 @@ def run_with_faults(
         if account.newest != config.learner.max_steps:
             violations.append(f"ended after {account.newest} steps")
     speed = account.speed() if len(account.steps) > 1 else 0.0
-    return Finished(account.injected, violations, account.newest, speed, attack.num_resumed)
+    messages = dict(counted(attack.messages))
+    return Finished(
+        account.injected, violations, account.newest, speed, attack.num_resumed, messages
+    )
 
 
 def audited(run_dir: Path) -> list[str]:
@@ -85,9 +97,16 @@ class Attack:
     """The run's present controller, and the processes that are stopped."""
 
     def __init__(
-        self, run_dir: Path, recipe: Path, account: Account, disk: SmallDisk | None
+        self,
+        run_dir: Path,
+        recipe: Path,
+        account: Account,
+        disk: SmallDisk | None,
+        message_seed: int | None,
     ) -> None:
         self.run_dir, self.account, self.disk = run_dir, account, disk
+        self.messages = recipe.with_suffix(".messages")
+        self._message_seed = message_seed
         self.num_resumed = 0
         self._killed = self._filled = False  # whether a fault ends the present controller
         self._holds = Holds()
@@ -179,8 +198,12 @@ class Attack:
 
     def _start(self, *arguments: str) -> subprocess.Popen[bytes]:
         self._output_began = self._output.tell()
+        command = ["rhymeflow"]
+        if self._message_seed is not None:
+            seed = f"{self._message_seed}{self.num_resumed:03}"  # another one for each attempt
+            command = ["benchmarks.faults.entry", seed, str(self.messages)]
         return subprocess.Popen(
-            [sys.executable, "-m", "rhymeflow", *arguments],
+            [sys.executable, "-m", *command, *arguments],
             cwd=ROOT,
             stdin=subprocess.DEVNULL,
             stdout=self._output,

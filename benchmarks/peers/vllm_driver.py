@@ -68,7 +68,7 @@ class Ours:
         from rhymeflow.weights.manifest import manifest_of
         from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
         from rhymeflow.workers.drafting import drafter
-        from rhymeflow.workers.rollout import make_engine, prepare
+        from rhymeflow.workers.engines import make_engine, prepare
 
         config = configuration(how)
         prepare(config)

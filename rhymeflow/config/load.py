@@ -85,6 +85,18 @@ def parse_config(text: str, overrides: Overrides | None = None, *, where: str = 
     return fields.validate(values, source)
 
 
+def config_from_json(text: str, *, where: str) -> Config:
+    """Read what `Config.model_dump_json` wrote, perhaps in another version; `where` names it.
+
+    Raises `UserError`.
+    """
+    try:
+        values = json.loads(text)
+    except ValueError as error:
+        raise UserError(f"{where}: is not JSON: {error}") from None
+    return fields.validate(values, fields.Source(where, None, frozenset()))
+
+
 def build_config(given: Mapping[str, Any], over: Config | None = None, *, where: str) -> Config:
     """Put fields by name over a configuration.
 

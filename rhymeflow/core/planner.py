@@ -13,13 +13,14 @@ from collections.abc import Iterator
 from rhymeflow.core.commands import Command, Evaluate, Finish, Pull, RequestPrompts, Train
 from rhymeflow.core.protocol.group import Group, MemberState
 from rhymeflow.core.state import State
-from rhymeflow.core.strategies.base import FleetView
+from rhymeflow.core.strategies.base import MAX_ASSIGNMENTS, FleetView
 from rhymeflow.core.types import Version
 from rhymeflow.core.view import view_of
 
 
 def plan(state: State) -> Iterator[Command]:
     """Plan one tick."""
+    state.has_more = False
     if state.published is None or state.finished:
         return
     yield from _unstick(state)
@@ -153,10 +154,13 @@ def _migrate(state: State, view: FleetView) -> Iterator[Command]:
 def _route(state: State, view: FleetView) -> Iterator[Command]:
     if not state.queue:
         return
-    for trajectory, name in tuple(state.schedule.routing(view)):
+    proposals = tuple(state.schedule.routing(view))
+    for trajectory, name in proposals:
         instance = state.instances[name]
         if state.accepts(instance):
-            yield from state.start(trajectory, instance)
+            for command in state.start(trajectory, instance):
+                state.has_more = len(proposals) >= MAX_ASSIGNMENTS
+                yield command
 
 
 def _request_prompts(state: State) -> Iterator[Command]:

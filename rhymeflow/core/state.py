@@ -33,6 +33,9 @@ class Prompt(NamedTuple):
 class State:
     """The coordinator's memory."""
 
+    has_more = False
+    """Whether the last tick stopped before all was routed: another is to come at once."""
+
     def __init__(self, plan: Plan, schedule: Schedule) -> None:
         self.plan, self.schedule = plan, schedule
         self.buffers = StalenessBuffers(

@@ -41,14 +41,22 @@ class Index:
     """Text of responses, in private or in shared memory.
 
     Holds `max_tokens` tokens of `max_responses` responses (fewer tokens where responses are much
-    shorter than a block of 26). The process that made a shared one frees it by `close`.
+    shorter than a block of 26). The process that made a shared one frees it by `close`; `prefix` is
+    that of its name.
     """
 
-    def __init__(self, *, max_tokens: int, max_responses: int, shared: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        max_tokens: int,
+        max_responses: int,
+        shared: bool = False,
+        prefix: str = "rhymeflow-history",
+    ) -> None:
         num_blocks, num_heads = storage.sizes(max_tokens, max_responses)
         self.handle: IndexHandle | None = None
         if shared:
-            self.handle, arrays = storage.create(num_blocks, num_heads, max_responses)
+            self.handle, arrays = storage.create(num_blocks, num_heads, max_responses, prefix)
         else:
             arrays = storage.private(num_blocks, num_heads, max_responses)
         arrays.header[: kernels.NUM_TOKENS] = 1  # 0 is no block and no response

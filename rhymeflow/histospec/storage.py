@@ -55,13 +55,15 @@ def private(num_blocks: int, num_heads: int, max_responses: int) -> Arrays:
     return Arrays(*(np.zeros(shape, dtype) for shape, dtype in shapes))
 
 
-def create(num_blocks: int, num_heads: int, max_responses: int) -> tuple[IndexHandle, Arrays]:
-    """Make an empty index in shared memory.
+def create(
+    num_blocks: int, num_heads: int, max_responses: int, prefix: str
+) -> tuple[IndexHandle, Arrays]:
+    """Make an empty index in shared memory, whose name begins with the prefix.
 
     Raises:
         UserError: the machine's shared memory is too small.
     """
-    name = shared_memory.new_name("rhymeflow-history")
+    name = shared_memory.new_name(prefix)
     handle = IndexHandle(name, num_blocks, num_heads, max_responses)
     buffer = shared_memory.create(
         name,

@@ -5,6 +5,8 @@ Holds true: a directory without the ending `UNFINISHED` is a complete checkpoint
 
 from __future__ import annotations
 
+import shutil
+import sys
 from pathlib import Path
 
 CHECKPOINTS = "checkpoints"
@@ -12,6 +14,9 @@ CHECKPOINTS = "checkpoints"
 
 UNFINISHED = ".unfinished"
 """Ends the name of a directory that is being written, or was when its writer ended."""
+
+AHEAD = "ahead-of-the-log-"
+"""Begins the name of a checkpoint that was set aside."""
 
 
 def checkpoints_up_to(directory: Path, newest: int) -> dict[int, Path]:
@@ -22,3 +27,16 @@ def checkpoints_up_to(directory: Path, newest: int) -> dict[int, Path]:
         if not path.name.endswith(UNFINISHED)
     }
     return {version: found[version] for version in sorted(found) if version <= newest}
+
+
+def set_aside(directory: Path, newest: int) -> None:
+    """Rename the complete checkpoints of later versions than `newest`, where the log ends.
+
+    The run goes on from there, with other batches perhaps, and comes to other weights under the
+    same numbers.
+    """
+    for version, path in checkpoints_up_to(directory, sys.maxsize).items():
+        if version > newest:
+            aside = path.with_name(AHEAD + path.name)
+            shutil.rmtree(aside, ignore_errors=True)
+            path.rename(aside)

@@ -2,8 +2,9 @@
 
 Holds true: every row is one JSON object on one line, with `step`, `time` (seconds since the run
 began) and metrics by name, complete and readable as soon as `write` returns; trackers
-get the same numbers under the same names. Rows of one step add up: held-out rewards come in a row
-of their own. Knows nothing of what the numbers mean.
+get the same numbers under the same names, those of a run that is resumed in the run that they have
+of it. Rows of one step add up: held-out rewards come in a row of their own. Knows nothing of what
+the numbers mean.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ import msgspec
 from rhymeflow.errors import UserError
 
 FILE = "metrics.jsonl"
+RUNS = "trackers.json"
+"""What trackers call their runs of this run, by the tracker's name."""
 PROJECT = "rhymeflow"
 
 
@@ -115,7 +118,13 @@ class WeightsAndBiases:
         self, run_dir: Path, name: str, config: Mapping[str, Any], first_step: int
     ) -> None:
         module = _require("wandb", "wandb", "rhymeflow[wandb]")
-        self._run = module.init(project=PROJECT, name=name, dir=str(run_dir), config=dict(config))
+        known = _runs(run_dir).get("wandb")
+        # "allow": there is no run of this id if none of its rows was ever delivered.
+        again = {"id": known, "resume": "allow", "allow_val_change": True} if known else {}
+        self._run = module.init(
+            project=PROJECT, name=name, dir=str(run_dir), config=dict(config), **again
+        )
+        _remember(run_dir, "wandb", self._run.id)
         # Its own step counter takes no row of an earlier step, and held-out rewards come late.
         self._run.define_metric("*", step_metric="step")
 
@@ -135,7 +144,10 @@ class Trackio:
         self, run_dir: Path, name: str, config: Mapping[str, Any], first_step: int
     ) -> None:
         self._module = _require("trackio", "trackio", "rhymeflow[trackio]")
-        self._module.init(project=PROJECT, name=name, config=dict(config))
+        known = _runs(run_dir).get("trackio")
+        how = {"name": known, "resume": "allow"} if known else {"name": name, "resume": "never"}
+        run = self._module.init(project=PROJECT, config=dict(config), **how)
+        _remember(run_dir, "trackio", run.name)  # another one where this name was taken
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write one row."""
@@ -151,6 +163,25 @@ TRACKERS: dict[str, Callable[[Path, str, Mapping[str, Any], int], Tracker]] = {
     "wandb": WeightsAndBiases,
     "trackio": Trackio,
 }
+
+
+def _runs(run_dir: Path) -> dict[str, str]:
+    path = run_dir / RUNS
+    try:
+        found = json.loads(path.read_text()) if path.is_file() else {}
+    except ValueError as error:
+        raise UserError(f"{path}: is not JSON: {error}") from None
+    if not isinstance(found, dict) or not all(isinstance(known, str) for known in found.values()):
+        raise UserError(f"{path}: should hold the name or id of a run for each tracker")
+    return found
+
+
+def _remember(run_dir: Path, tracker: str, run: str) -> None:
+    """So that another attempt at the run goes on in the same place."""
+    text = json.dumps(_runs(run_dir) | {tracker: run}, indent=2)
+    unfinished = run_dir / f"{RUNS}.unfinished"
+    unfinished.write_text(f"{text}\n")
+    unfinished.replace(run_dir / RUNS)
 
 
 def read(run_dir: Path) -> dict[int, dict[str, Any]]:
@@ -172,19 +203,22 @@ def read(run_dir: Path) -> dict[int, dict[str, Any]]:
 def forget_after(run_dir: Path, step: int) -> None:
     """Take out rows of later steps, and a half line at the end: what a resumed run does again."""
     path = run_dir / FILE
-    if path.is_file():
-        rows = [row for row in _rows(path) if row["step"] <= step]
+    if not path.is_file():
+        return
+    lines = path.read_bytes().split(b"\n")
+    kept = [line for line, row in zip(lines[:-1], _rows(path), strict=True) if row["step"] <= step]
+    if len(kept) < len(lines) - 1 or lines[-1]:
         unfinished = path.with_name(f"{FILE}.unfinished")
-        unfinished.write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
+        unfinished.write_bytes(b"".join(line + b"\n" for line in kept))
         unfinished.replace(path)
 
 
 def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    *lines, _ = path.read_text().split("\n")
+    *lines, _ = path.read_bytes().split(b"\n")
     for number, line in enumerate(lines, start=1):
         try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
+            row = msgspec.json.decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise UserError(f"{path}, line {number}: is not JSON: {error}") from error
         if not isinstance(row, dict) or not isinstance(row.get("step"), int):
             raise UserError(f"{path}, line {number}: is no object with a step")

@@ -20,10 +20,22 @@ from rhymeflow.core.events import Evaluated, VersionPublished
 from rhymeflow.core.types import Version
 from rhymeflow.observe import metrics
 from rhymeflow.observe.progress import clock, sparkline
-from rhymeflow.store.reader import Recorded, TrajectoryReader
+from rhymeflow.store import codec
+from rhymeflow.store.damage import open_undamaged
+from rhymeflow.store.reader import TrajectoryReader
 
 FILE = "summary.json"
 EVENTS = "events.db"
+
+_TELLING = """SELECT kind, body FROM events WHERE kind IN ('VersionPublished', 'Evaluated')
+    ORDER BY seq"""
+_SECONDS = "SELECT COALESCE((SELECT time FROM events ORDER BY seq DESC LIMIT 1), 0.0)"
+_TRAINED = "SELECT COUNT(*), SUM(length) FROM trajectories WHERE trained IS NOT NULL"
+# What the view `trained` says, without joining all responses for it.
+_STALENESS = """SELECT staleness, COUNT(*) FROM (SELECT trained - (SELECT MIN(version)
+            FROM segments s WHERE s.group_id = t.group_id AND s.member = t.member) AS staleness
+        FROM trajectories t WHERE trained IS NOT NULL)
+    WHERE staleness IS NOT NULL GROUP BY 1 ORDER BY 1"""
 
 
 @dataclass(frozen=True)
@@ -78,23 +90,18 @@ def summarize(run_dir: Path) -> Summary:
     """Fold the run directory.
 
     Raises:
-        UserError: there is no run in it.
+        UserError: there is no run in it, or what it says cannot be read.
     """
-    reader = TrajectoryReader(run_dir / EVENTS)
-    try:
-        steps, seconds, evaluations = _fold(reader.events())
-        staleness = dict(
-            reader.query("SELECT staleness, COUNT(*) FROM trained GROUP BY 1 ORDER BY 1")
-        )
-        ((count, tokens),) = reader.query("SELECT COUNT(*), SUM(length) FROM trained")
+    with open_undamaged(run_dir / EVENTS) as reader:
+        steps, seconds, evaluations = _fold(reader)
+        staleness = dict(reader.query(_STALENESS))
+        ((count, tokens),) = reader.query(_TRAINED)
         ((generated, made_in, drafted),) = reader.query(
             "SELECT TOTAL(LENGTH(tokens) / 4), TOTAL(steps), TOTAL(drafted) FROM segments"
         )
         endings = reader.query(
             "SELECT COALESCE(ending, 'unfinished'), COUNT(*) FROM groups GROUP BY 1"
         )
-    finally:
-        reader.close()
     rows = metrics.read(run_dir)
     rewards = [row["reward"] for row in rows.values() if row.get("reward") is not None]
     total = sum(age * n for age, n in staleness.items())
@@ -147,14 +154,18 @@ def panel(summary: Summary, run_dir: Path) -> Panel:
     return Panel(grid, title="done", title_align="left", padding=(0, 1), expand=False)
 
 
-def _fold(log: Iterable[Recorded]) -> tuple[Version, float, dict[Version, float]]:
-    steps, seconds, evaluations = 0, 0.0, {}
-    for _, time, event in log:
-        seconds = max(seconds, time)
+def _fold(reader: TrajectoryReader) -> tuple[Version, float, dict[Version, float]]:
+    """Steps, seconds and held-out rewards. Of the events, whose number grows with the run, only
+    those that tell are decoded.
+    """
+    steps, evaluations = 0, {}
+    for kind, body in reader.query(_TELLING):
+        event = codec.decode(kind, body)
         if isinstance(event, VersionPublished):
             steps = max(steps, event.version)
         elif isinstance(event, Evaluated):
             evaluations[event.version] = event.reward
+    ((seconds,),) = reader.query(_SECONDS)
     return steps, seconds, dict(sorted(evaluations.items()))
 
 

@@ -7,7 +7,8 @@ same code on each.
 
 Holds true of every implementation:
 - a name is used once, so what a stopped worker still says is dropped;
-- messages to and from one worker keep their order; `send` never waits;
+- messages to and from one worker keep their order, and each arrives once; what carries them may
+  deliver some twice and late (`workers/channel.py`); `send` never waits;
 - a worker that ends is reported as `WorkerLost` exactly once, after everything it had said before.
 
 Knows nothing of what workers do.

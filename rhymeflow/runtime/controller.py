@@ -1,10 +1,10 @@
 """The controller: makes events of what workers say, and messages of the coordinator's commands.
 
 Each turn of the loop receives everything that has arrived, appends it to the store (events and
-tokens), and only then lets the coordinator act on it. A `Tick` ends each round of events.
-Transactions span some turns: a controller that is killed takes the end of its log with it, but
-never a part from the middle, and its workers end with it, so nothing goes on that had been caused
-by what is lost. What workers read (a batch, a version) is committed before a message names it.
+tokens), and only then lets the coordinator act on it. A `Tick` ends each round of events
+(`event_log.py`). A controller that is killed takes the end of its log with it, and its workers end
+with it, so nothing goes on that had been caused by what is lost. What workers read (a batch, a
+version) is committed before a message names it.
 
 Holds true: nothing here decides what the coordinator should: there is no rule about versions,
 buffers or loads. Tokens pass through to the store; text, rewards and weights come from workers.
@@ -14,21 +14,20 @@ and an index are handed to it.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from rhymeflow.config import Config
 from rhymeflow.core import commands
-from rhymeflow.core.events import Event, LearnerReady, Tick, VersionPublished
+from rhymeflow.core.events import Event
 from rhymeflow.core.types import InstanceId
 from rhymeflow.data.run_prompts import RunPrompts
 from rhymeflow.learner.base import LearnerGroup
-from rhymeflow.runtime import snapshot
 from rhymeflow.runtime.base import News, Received, WorkerLost
 from rhymeflow.runtime.checkpoints import Checkpoints
 from rhymeflow.runtime.commands import message_for
 from rhymeflow.runtime.evaluation import Evaluations
+from rhymeflow.runtime.event_log import EventLog
 from rhymeflow.runtime.history_index import HistoryIndex
 from rhymeflow.runtime.in_flight import InFlight
 from rhymeflow.runtime.instances import Instances
@@ -36,7 +35,6 @@ from rhymeflow.runtime.past import Past
 from rhymeflow.runtime.reporting import Reporter
 from rhymeflow.runtime.resume import take_up
 from rhymeflow.runtime.rewards import Rewards
-from rhymeflow.runtime.snapshot import Snapshot
 from rhymeflow.runtime.supervisor import Supervisor
 from rhymeflow.runtime.training import Training
 from rhymeflow.store.base import TrajectoryStore
@@ -50,13 +48,6 @@ ROUND_SECONDS = 0.02
 Long against an event's cost, short against a response. The learner's news is acted on at once, and
 nobody waits while an instance pulls: it may have nothing to do until the coordinator has heard of
 it."""
-
-SNAPSHOT_EVENTS = 100_000
-"""A log of more events has the coordinator's state in it, so that a run is resumed from there."""
-
-COMMIT_SECONDS = 1.0
-"""How often the log is committed between versions. Every commit writes the pages it touched whole,
-so few large ones cost less than many small ones."""
 
 
 class Controller:
@@ -91,6 +82,7 @@ class Controller:
             on_model=on_model,
         )
         self.in_flight = InFlight(store, prompts)
+        self.log = EventLog(store, past, self.in_flight, self.training)
         self.evaluations = Evaluations(prompts.held_out, prompts.held_out_ids)
         self.rewards = Rewards(
             lambda message: supervisor.rewards.send(message),
@@ -104,12 +96,10 @@ class Controller:
         self.instances = Instances(
             self.in_flight, self.evaluations, self.rewards, reporter.throughput
         )
-        self.stop_asked = False
+        self.stop_asked = self.end_asked = False
         self._events: list[Event] = take_up(past, self.in_flight, self.rewards)
         self._pulling: set[InstanceId] = set()
-        self._coordinator_seconds = 0.0
-        self._num_handled = 0  # events since the last snapshot
-        self._round_began = self._committed_at = 0.0
+        self._round_began = 0.0
         self._finished = False
         for row, ids in enumerate(prompts.held_out_ids):
             store.put_held_out(row, prompt=prompts.held_out[row].prompt, prompt_tokens=ids)
@@ -125,20 +115,27 @@ class Controller:
             self.training.begin(past.training)
         if self.training.published == self.config.learner.max_steps:
             self.training.save()
+        if past.attempts:  # what comes after may be all that the next one has to replay
+            self.log.take_snapshot()
+        for note in past.notes:
+            self.reporter.warn(note)
 
     def run(self) -> None:
         """Go on until the coordinator says `Finish`, or the user wants to stop."""
         self.history.start()
         try:
             while not (self._finished and not self.training.checkpoints.is_pending):
+                if self.end_asked:
+                    raise KeyboardInterrupt
                 self._receive(self._wait())
                 self._tick()
                 self.reporter.show()
                 if self.stop_asked and not self._finished and self.training.batch is None:
                     self._stop_early()
+            self.log.take_snapshot()
         finally:  # whatever ends it, the log says how far it came
             self.in_flight.seal_all()
-            self.store.record(self.reporter.now, self._events)
+            self._store_what_is_left()
             self.store.commit()
 
     # -- receiving ---------------------------------------------------------------------------
@@ -146,9 +143,10 @@ class Controller:
     def _wait(self) -> list[News]:
         """Wait for news, and then a little, for more to come with it."""
         learner = self.supervisor.learner.name
-        news = self.supervisor.wait(TICK_SECONDS)
+        more = self.coordinator.state.has_more
+        news = self.supervisor.wait(0.0 if more else TICK_SECONDS)
         rest = self._round_began + ROUND_SECONDS - self.reporter.now
-        is_urgent = self._pulling or any(item.worker == learner for item in news)
+        is_urgent = more or self._pulling or any(item.worker == learner for item in news)
         if news and not is_urgent and rest > 0:
             news += self.supervisor.wait(rest, for_any_of=[learner])
         self._round_began = self.reporter.now
@@ -190,9 +188,11 @@ class Controller:
                 self.reporter.end_step(
                     *self.training.last_step,
                     {**self.history.metrics(), **self.coordinator.state.lengths.quality.metrics()},
-                    coordinator=self._coordinator_seconds,
+                    coordinator=self.log.coordinator_seconds,
                     store=self.store.seconds,
                 )
+            case messages.CheckpointSaved():
+                self.log.want_snapshot()
 
     def _lose(self, loss: WorkerLost) -> None:
         """A worker died or hangs: put another in its place, where the run can go on without it."""
@@ -228,37 +228,21 @@ class Controller:
 
     def _tick(self) -> None:
         """Log what has happened, let the coordinator act on it, and again with what that caused."""
-        while self._events and not self._finished:
-            events, self._events = [*self._events, Tick()], []
-            now = self.reporter.now
-            first = self.store.record(now, events)
-            if any(isinstance(e, VersionPublished | LearnerReady) for e in events):
-                self._commit(now, durable=True)
-            for number, event in enumerate(events, start=first):
-                for command in self._handle(event):
-                    self.store.record_command(number, command)
-                    self._carry_out(command)
-            self._num_handled += len(events)
-        if self._num_handled >= SNAPSHOT_EVENTS:
-            self._take_snapshot()
-        if self.reporter.now - self._committed_at >= COMMIT_SECONDS:
-            self.in_flight.seal_all()  # a death costs no more of a response than this
-            self._commit(self.reporter.now)
+        more = self.coordinator.state.has_more
+        while (self._events or more) and not self._finished:
+            events, self._events, more = self._events, [], False
+            for command in self.log.act_on(events, self.reporter.now):
+                self._carry_out(command)
+        self._store_what_is_left()
+        self.log.end_round(self.reporter.now)
 
-    def _take_snapshot(self) -> None:
-        state, drawn = self.coordinator.state, self.in_flight.num_drawn
-        self.store.put_snapshot(snapshot.write(Snapshot(state, drawn, self.training.batch)))
-        self._num_handled = 0
+    def _store_what_is_left(self) -> None:
+        """Log what happens when no more is commanded: tokens are not stored without their events.
 
-    def _commit(self, now: float, *, durable: bool = False) -> None:
-        self._committed_at = now
-        self.store.commit(durable=durable)
-
-    def _handle(self, event: Event) -> list[commands.Command]:
-        started = time.perf_counter()
-        planned = self.coordinator.handle(event)
-        self._coordinator_seconds += time.perf_counter() - started
-        return planned
+        An attempt that goes on acts on it.
+        """
+        self.store.record(self.reporter.now, self._events)
+        self._events = []
 
     def _carry_out(self, command: commands.Command) -> None:
         match command:
@@ -295,7 +279,7 @@ class Controller:
             self.in_flight.end(group)
         self.reporter.endings["consumed"] += len(command.groups)
         # The learner reads the batch from the store, so it is committed before the message.
-        self._commit(self.reporter.now)
+        self.log.commit(self.reporter.now)
         self.training.begin(command)
 
     def _drop(self, command: commands.Drop) -> None:

@@ -12,7 +12,7 @@ nothing of processes or rewards.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from rhymeflow.core.events import GroupCreated
@@ -85,23 +85,28 @@ class InFlight:
         self._next_group_id, self.num_drawn = next_group, num_drawn
         self._store.forget_groups(next_group)
 
-    def restore(self, group_id: GroupId, aborted: Iterable[int]) -> frozenset[int]:
-        """Take up a group where it is stored; return the members that are complete.
+    def restore(self, aborted: Mapping[GroupId, Iterable[int]]) -> dict[GroupId, set[int]]:
+        """Take up groups where they are stored; return the members of each that are complete.
+
+        `aborted`: each of these groups, with its members that were aborted.
 
         Raises:
-            UserError: its prompt is another one than it was.
+            UserError: a prompt is another one than it was, or not stored.
         """
-        row, epoch = self._store.origin(group_id)
-        known = self._store.progress(group_id)
-        prompt = self._prompts.train[row]
-        ids = self._prompts.encoder.encode(prompt)
-        if ids != known.prompt_ids:
-            raise UserError(
-                f"data.source: row {row} is not what it was when group {group_id} was made of it; "
-                "a run can be resumed only with the data that it began with"
-            )
-        self._groups[group_id] = Group(epoch, prompt, ids, stored=known.tokens, aborted={*aborted})
-        return known.finished
+        found = self._store.progress(aborted)
+        if lost := aborted.keys() - found.keys():
+            raise UserError(f"cannot be resumed: the log has group {min(lost)}, and not its prompt")
+        for group_id, members in aborted.items():
+            row, epoch, prompt_ids, tokens, _ = found[group_id]
+            prompt = self._prompts.train[row] if row < len(self._prompts.train) else None
+            ids = [] if prompt is None else self._prompts.encoder.encode(prompt)
+            if prompt is None or ids != prompt_ids:
+                raise UserError(
+                    f"data.source: row {row} is not what it was when group {group_id} was made of "
+                    "it; a run can be resumed only with the data that it began with"
+                )
+            self._groups[group_id] = Group(epoch, prompt, ids, stored=tokens, aborted={*members})
+        return {group_id: known.finished for group_id, known in found.items()}
 
     def request(self) -> GroupCreated:
         """Take the next prompt and store it as a new group."""

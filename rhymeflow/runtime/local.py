@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Collection
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from queue import SimpleQueue
@@ -23,7 +23,8 @@ from rhymeflow.runtime import interpreters, processes
 from rhymeflow.runtime.base import News, Received, Resources, Role, WorkerLost
 from rhymeflow.runtime.interpreters import Interpreter
 from rhymeflow.workers import entry
-from rhymeflow.workers.messages import Message, Shutdown, encode, receive
+from rhymeflow.workers.channel import Channel
+from rhymeflow.workers.messages import Message, Shutdown, decode, encode
 
 CLOSE_SECONDS = 2.0
 """What workers are given to end by themselves when the run is over."""
@@ -69,7 +70,8 @@ class LocalRuntime:
                 item = self._by_descriptor[descriptor].read()
                 if isinstance(item, WorkerLost):
                     self._forget(descriptor)
-                news.append(item)
+                if item is not None:
+                    news.append(item)
         return news
 
     def stop(self, name: str, *, patience: float) -> None:
@@ -101,6 +103,11 @@ class LocalRuntime:
 class LocalWorker:
     """The controller's side of one worker process: a `base.WorkerHandle`."""
 
+    @staticmethod
+    def pipe() -> tuple[Connection, Connection]:
+        """The controller's end and the worker's."""
+        return processes.context().Pipe(duplex=True)
+
     def __init__(
         self,
         role: Role,
@@ -110,10 +117,10 @@ class LocalWorker:
         run_dir: Path,
         logs: Path,
     ) -> None:
-        context = processes.context()
         self.name = name
         self._log = logs / f"{name}.log"
-        self.connection, theirs = context.Pipe(duplex=True)
+        ours, theirs = self.pipe()
+        self.connection = Channel(ours)
         given = {
             "config": config.model_dump_json(),
             "run_dir": str(run_dir),
@@ -124,10 +131,9 @@ class LocalWorker:
         # No daemons: the reward worker has processes of its own. `LocalRuntime.close` ends all.
         self._process: BaseProcess | Interpreter
         if interpreters.is_needed(role, config):
-            ends = (self.connection, theirs)
-            self._process = Interpreter(config, role, name, *ends, given, environment)
+            self._process = Interpreter(config, role, name, ours, theirs, given, environment)
         else:
-            self._process = context.Process(  # type: ignore[attr-defined]
+            self._process = processes.context().Process(  # type: ignore[attr-defined]
                 target=entry.enter,
                 args=(theirs, role, name, *given.values(), environment),
                 name=name,
@@ -164,10 +170,11 @@ class LocalWorker:
             self._outbox.put(self._sent)
             self._sent = []
 
-    def read(self) -> News:
-        """The next message, which has arrived, or that the worker ended."""
+    def read(self) -> News | None:
+        """What has arrived: a message, or that the worker ended; `None`: it came before."""
         try:
-            return Received(self.name, receive(self.connection))
+            message = self.connection.read()
+            return None if message is None else Received(self.name, decode(message))
         except (EOFError, ConnectionResetError):
             self._process.join(timeout=5)  # the pipe closes a little before the process is gone
             return WorkerLost(

@@ -26,3 +26,7 @@ class Past(NamedTuple):
     all that it has."""
     training: Train | None = None
     """The batch that is being trained on."""
+    last_event: int = 0
+    """The number of the last event in the log."""
+    notes: tuple[str, ...] = ()
+    """What the user should know of how it was found."""

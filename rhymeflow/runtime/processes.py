@@ -18,7 +18,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import BaseContext
 
 PRELOAD = ["rhymeflow.workers.preload"]
@@ -52,10 +52,23 @@ def prepare() -> None:
     if _started_with not in (None, present):
         forkserver._forkserver._stop()  # its workers stay
     _started_with = present
+    start_resource_tracker()
     multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)
     # One thread until a worker is told how many it has.
     with environment(OMP_NUM_THREADS="1"):
         forkserver.ensure_running()
+
+
+def start_resource_tracker() -> None:
+    """Start the process that frees what a killed process leaves, for this one and its workers.
+
+    It does so in silence: that memory was left is news to nobody, its warnings would come after the
+    end, on a terminal that is used for something else by then.
+    """
+    ignored = "ignore:resource_tracker"
+    known = os.environ.get("PYTHONWARNINGS")
+    with environment(PYTHONWARNINGS=f"{known},{ignored}" if known else ignored):
+        resource_tracker.ensure_running()
 
 
 @contextmanager

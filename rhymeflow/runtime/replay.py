@@ -3,26 +3,60 @@
 Replaying an attempt's events under its configuration gives the coordinator exactly as it was, and
 its commands once more; they are compared with those in the log. The log may end between an event
 and its commands, so the last of them can be missing there: they are given back, to be carried out.
-A long log has snapshots of the coordinator's state, and is replayed from the last one.
+A log has snapshots of the coordinator's state, and is replayed from the last one that can be read.
 
-Holds true: nothing here writes. Knows nothing of workers, tokens or text.
+Where the commands are others (newer code, a strategy of the user's that was edited), the log is
+what happened. It is replayed from there once more, with its own decisions in the place of the
+strategies (`decisions.py`), and must then give its commands. If it does not, what follows from
+events is no longer what it was (the staleness protocol, how groups end), and it is refused.
+
+Holds true: nothing here writes; the coordinator that is returned has seen every event of the log,
+and gave the commands that the log has. Knows nothing of workers, tokens or text.
 """
 
 from __future__ import annotations
 
 import pickle
-from itertools import chain, repeat
+from collections.abc import Callable, Iterator
+from itertools import groupby
 from pathlib import Path
+from typing import NamedTuple
 
 from rhymeflow import build
 from rhymeflow.config import Config
+from rhymeflow.config.load import read_config
 from rhymeflow.core.commands import Command, Train
 from rhymeflow.core.coordinator import Coordinator
-from rhymeflow.core.events import GroupCreated
+from rhymeflow.core.events import Event, GroupCreated
+from rhymeflow.core.protocol.entries import ProtocolError
 from rhymeflow.errors import UserError
+from rhymeflow.observe.summary import EVENTS
 from rhymeflow.runtime import snapshot
+from rhymeflow.runtime.decisions import LoggedDecisions
 from rhymeflow.runtime.past import Past
+from rhymeflow.runtime.resume_options import check_change
+from rhymeflow.store.damage import open_undamaged
+from rhymeflow.store.previous_run import config_of
 from rhymeflow.store.reader import Attempt, TrajectoryReader
+
+_IMPOSSIBLE = (ProtocolError, AssertionError, LookupError, TypeError, ValueError, AttributeError)
+"""What the coordinator raises upon events that cannot have happened as they stand there."""
+
+
+class Differs(Exception):  # noqa: N818 - it is what happened
+    """The events do not give the commands that the log has: the message says where."""
+
+
+class _Start(NamedTuple):
+    """Where a replay begins."""
+
+    done: int
+    """The last event that need not be replayed; 0: none."""
+    coordinator: Coordinator
+    num_drawn: int = 0
+    training: Train | None = None
+    unreadable: int = 0
+    """The event of the newest snapshot, if that cannot be read."""
 
 
 def configured(config: Config, coordinator: Coordinator | None) -> Coordinator:
@@ -38,72 +72,158 @@ def beginning(config: Config) -> Past:
     return Past(configured(config, None))
 
 
+def recall(run_dir: Path, change: Callable[[Config], Config]) -> tuple[Past, Config]:
+    """What the run was when its log ended, and the configuration that it goes on with.
+
+    A run that ended before anything of it was stored begins anew, as `config.yaml` says.
+
+    Raises:
+        UserError: the change is not possible, or the log gives other commands than it has.
+    """
+    path = run_dir / EVENTS
+    with open_undamaged(path) as reader:
+        attempts = reader.attempts()
+        if not attempts:
+            config = change(read_config(str(run_dir / "config.yaml")))
+            return beginning(config), config
+        past = replay(reader, path)
+        before = config_of(attempts[-1], path)
+    config = change(before)
+    check_change(before, config, past.coordinator.state.published or 0)
+    configured(config, past.coordinator)
+    return past, config
+
+
 def replay(reader: TrajectoryReader, path: Path) -> Past:
     """Read the log at `path` from its last snapshot, or its beginning, to its end.
 
     Raises:
-        UserError: the events give other commands than the log has.
+        UserError: the log's events do not give its commands, even where its decisions are taken as
+            they were; or what is in it cannot be read.
     """
-    attempts = reader.attempts()
-    begins = {attempt.first_event: attempt for attempt in attempts}
-    done, coordinator, num_drawn, training = _start(reader, attempts, path)
-    seconds = attempts[-1].time
-    recorded = chain(((c.event, c.command) for c in reader.commands_after(done)), repeat(None))
-    expected = next(recorded)
-    unrecorded: list[tuple[int, Command]] = []
-    for seq, time, event in reader.events(done + 1):
-        seconds = max(seconds, time)
-        if (attempt := begins.get(seq)) and seq > 1:
-            configured(_config(attempt), coordinator)
-        num_drawn += isinstance(event, GroupCreated) and event.repeats is None
-        for command in coordinator.handle(event):
-            if isinstance(command, Train):
-                training = command
-            if expected is None:
-                unrecorded.append((seq, command))
-            elif expected == (seq, command):
-                expected = next(recorded)
-            else:
-                raise _differs(path, expected, (seq, command))
-    if expected is not None:
-        raise _differs(path, expected, None)
-    if coordinator.state.training is None:
-        training = None
-    return Past(coordinator, len(attempts), seconds, num_drawn, tuple(unrecorded), training)
-
-
-def _start(
-    reader: TrajectoryReader, attempts: list[Attempt], path: Path
-) -> tuple[int, Coordinator, int, Train | None]:
-    """The last event that need not be replayed (0: none), and what was after it."""
-    snapshots = reader.snapshots()
-    if not snapshots:
-        return 0, configured(_config(attempts[0]), None), 0, None
-    done, blob = snapshots[-1]
     try:
-        state, num_drawn, training = snapshot.read(blob)
-    except (pickle.UnpicklingError, AttributeError) as error:
+        return _Replay(reader, path, None).run()
+    except Differs as difference:
+        first = difference
+    try:
+        past = _Replay(reader, path, LoggedDecisions()).run()
+    except Differs as difference:
         raise UserError(
-            f"{path}: cannot be resumed: the state of the coordinator in it was written by another "
-            f"version of Rhymeflow: {error}"
-        ) from error
-    config = _config(max((a for a in attempts if a.first_event <= done), key=lambda a: a.number))
-    coordinator = configured(config, None)
-    state.restore(coordinator.state.plan, coordinator.state.schedule)
-    coordinator.state = state
-    return done, coordinator, num_drawn, training
+            f"{path}: cannot be resumed: {difference}. It is damaged, or was written by a version "
+            f"in which these events led to something else ({reader.written_by}): resume with that"
+        ) from None
+    note = f"this version decides otherwise than the log ({first}); what was decided stays"
+    return past._replace(notes=(*past.notes, note))
 
 
-def _config(attempt: Attempt) -> Config:
-    return Config.model_validate_json(attempt.config)
+class _Replay:
+    """One pass over the log; with `decisions`, those of the log in the place of strategies."""
+
+    def __init__(
+        self, reader: TrajectoryReader, path: Path, decisions: LoggedDecisions | None
+    ) -> None:
+        self._reader, self._path, self._decisions = reader, path, decisions
+        self._attempts = reader.attempts()
+        self._start = _start(reader, self._attempts, path)
+        self._coordinator, self._num_drawn = self._start.coordinator, self._start.num_drawn
+        self._training, self._unrecorded = self._start.training, list[tuple[int, Command]]()
+
+    def run(self) -> Past:
+        """Replay to the end. Raises `Differs`."""
+        begins = {attempt.first_event: attempt for attempt in self._attempts}
+        seconds, last = self._attempts[-1].time, 0
+        self._follow_decisions()
+        recorded = self._recorded()
+        upon = next(recorded, None)
+        for seq, time, event in self._reader.events(max(self._start.done, 1)):
+            seconds, last = max(seconds, time), seq
+            if seq <= self._start.done:
+                continue  # the snapshot knows it
+            if (attempt := begins.get(seq)) and seq > 1:
+                configured(config_of(attempt, self._path), self._coordinator)
+                self._follow_decisions()
+            logged: list[Command] = []
+            if upon is not None and upon[0] == seq:
+                logged, upon = upon[1], next(recorded, None)
+            self._take(seq, event, logged, is_last=upon is None)
+        if upon is not None:
+            raise Differs(f"the log has {upon[1][0]} upon event {upon[0]}, and no such event")
+        state = self._coordinator.state
+        state.schedule = build.schedule(config_of(self._attempts[-1], self._path))
+        return Past(
+            self._coordinator,
+            len(self._attempts),
+            seconds,
+            self._num_drawn,
+            tuple(self._unrecorded),
+            None if state.training is None else self._training,
+            last,
+            self._notes(),
+        )
+
+    def _take(self, seq: int, event: Event, logged: list[Command], *, is_last: bool) -> None:
+        """Handle an event; the log has these commands upon it, perhaps not all if they are last."""
+        if self._decisions is not None:
+            self._decisions.upon(logged)
+        try:
+            given = self._coordinator.handle(event)
+        except _IMPOSSIBLE as error:
+            what = f"{type(error).__name__} {error}".strip()
+            raise Differs(f"event {seq}, {event}, cannot have happened: {what}") from error
+        self._num_drawn += isinstance(event, GroupCreated) and event.repeats is None
+        known = len(logged)
+        if given[:known] != logged or (len(given) > known and not is_last):
+            raise _difference(seq, logged, given)
+        self._unrecorded += ((seq, command) for command in given[known:])
+        self._training = next((c for c in given if isinstance(c, Train)), self._training)
+
+    def _recorded(self) -> Iterator[tuple[int, list[Command]]]:
+        """The commands of the log after the start, by the event upon which they were given."""
+        commands = self._reader.commands_after(self._start.done)
+        for event, found in groupby(commands, key=lambda recorded: recorded.event):
+            yield event, [recorded.command for recorded in found]
+
+    def _follow_decisions(self) -> None:
+        state = self._coordinator.state
+        if self._decisions is not None:
+            state.schedule = self._decisions.in_place_of(state.schedule)
+
+    def _notes(self) -> tuple[str, ...]:
+        if not self._start.unreadable:
+            return ()
+        return (
+            f"the coordinator's state after event {self._start.unreadable:,} was written by "
+            f"another version; all events from {self._start.done + 1:,} on were replayed",
+        )
 
 
-def _differs(
-    path: Path, expected: tuple[int, Command], found: tuple[int, Command] | None
-) -> UserError:
-    was = f"event {expected[0]} {expected[1]}"
-    now = "nothing more" if found is None else f"upon event {found[0]} {found[1]}"
-    return UserError(
-        f"{path}: cannot be resumed: the log has upon {was}, and its replay gives {now}. It was "
-        "written by another version of Rhymeflow, or is damaged"
-    )
+def _start(reader: TrajectoryReader, attempts: list[Attempt], path: Path) -> _Start:
+    """From the newest snapshot that can be read, or the beginning."""
+    unreadable = 0
+    for done, blob in reversed(reader.snapshots()):
+        try:
+            found = snapshot.read(blob)
+        except pickle.UnpicklingError as error:
+            raise UserError(
+                f"{path}: cannot be resumed: the coordinator's state after event {done} is none: "
+                f"{error}"
+            ) from None
+        if found is None:
+            unreadable = max(unreadable, done)
+            continue
+        begun = max((a for a in attempts if a.first_event <= done), key=lambda a: a.number)
+        coordinator = configured(config_of(begun, path), None)
+        found.state.restore(coordinator.state.plan, coordinator.state.schedule)
+        coordinator.state = found.state
+        return _Start(done, coordinator, found.num_drawn, found.training, unreadable)
+    coordinator = configured(config_of(attempts[0], path), None)
+    return _Start(0, coordinator, unreadable=unreadable)
+
+
+def _difference(seq: int, logged: list[Command], given: list[Command]) -> Differs:
+    """What is said of an event upon which this version commands something else."""
+    index = next((i for i, (a, b) in enumerate(zip(logged, given, strict=False)) if a != b), None)
+    if index is None:
+        index = min(len(logged), len(given))
+    was, now = ([*commands, "nothing more"][index] for commands in (logged, given))
+    return Differs(f"the log has upon event {seq} {was}, and its replay gives {now}")

@@ -7,7 +7,7 @@ nothing.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rhymeflow.config import Config
@@ -23,11 +23,17 @@ class Reporter:
     """Collects numbers; writes and shows them."""
 
     def __init__(
-        self, config: Config, metrics: MetricsWriter, progress: Progress, *, seconds: float = 0.0
+        self,
+        config: Config,
+        metrics: MetricsWriter,
+        progress: Progress,
+        *,
+        seconds: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`seconds`: how long earlier attempts at the run took."""
-        self._metrics, self._progress = metrics, progress
-        self._started = time.monotonic() - seconds
+        self._metrics, self._progress, self._clock = metrics, progress, clock
+        self._started = clock() - seconds
         has_drafts = config.drafting.window != "off"
         self.throughput = Throughput(since=seconds, has_drafts=has_drafts)
         self.endings = {"consumed": 0, "filtered": 0, "aborted": 0}
@@ -54,7 +60,7 @@ class Reporter:
     @property
     def now(self) -> float:
         """Seconds since the run began."""
-        return time.monotonic() - self._started
+        return self._clock() - self._started
 
     def begin_training(self) -> None:
         """Everything is loaded."""

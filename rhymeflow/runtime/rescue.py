@@ -1,7 +1,8 @@
 """A last checkpoint of a run whose log cannot be written any more.
 
 Holds true: nothing is written to the log, and it does not wait for long. The checkpoint may be of a
-version that the log does not have: it is the user's; `resume` begins from an earlier one.
+version that the log does not have: it is the user's; `resume` sets it aside, and begins from an
+earlier one.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ def save_checkpoint(controller: Controller) -> None:
         return
     training.save_newest()
     while training.checkpoints.is_pending and time.monotonic() < end:
+        if controller.end_asked:
+            return
         for item in supervisor.wait(0.1, for_any_of=[learner]):
             if item.worker != learner:
                 continue

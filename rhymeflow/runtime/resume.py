@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from rhymeflow.core.commands import Drop, Train
 from rhymeflow.core.events import Event, InstanceLeft, TrajectoryInterrupted
-from rhymeflow.core.protocol.group import MemberState
+from rhymeflow.core.protocol.group import ABORTED, FINISHED
 from rhymeflow.core.types import GroupId, TrajectoryId
 from rhymeflow.runtime.in_flight import InFlight
 from rhymeflow.runtime.past import Past
@@ -31,13 +31,13 @@ def take_up(past: Past, in_flight: InFlight, rewards: Rewards) -> list[Event]:
     """
     state = past.coordinator.state
     in_flight.begin_at(state.next_group, past.num_drawn)
-    for group_id in (*state.prompts, *_ended(past)):
-        group = state.groups.get(group_id)
-        members = [] if group is None else group.members
-        aborted = [i for i, member in enumerate(members) if member.state is MemberState.ABORTED]
-        finished = in_flight.restore(group_id, aborted)
-        for index, member in enumerate(members):
-            if member.state is MemberState.FINISHED and index in finished:
+    aborted: dict[GroupId, list[int]] = {group: [] for group in (*state.prompts, *_ended(past))}
+    for group_id, group in state.groups.items():
+        aborted[group_id] = [i for i, m in enumerate(group.members) if m.state is ABORTED]
+    complete = in_flight.restore(aborted)
+    for group_id, group in state.groups.items():
+        for index, member in enumerate(group.members):
+            if member.state is FINISHED and index in complete[group_id]:
                 rewards.ask(TrajectoryId(group_id, index))
     plain = state.num_requested - len(state.retries)
     return [

@@ -1,7 +1,9 @@
 """The coordinator's state as bytes, so that the log of a long run need not be replayed whole.
 
 Pickle keeps the state exactly as it is. Reading allows the coordinator's own classes and plain
-containers only, so that a run directory of another's cannot run code.
+containers only, so that a run directory of another's cannot run code. Before it stand two digests:
+of what these classes hold, since pickle would put values of other classes into the wrong fields,
+and of the bytes themselves.
 
 Holds true: a coordinator that is read back gives the commands that the one written would give.
 Knows nothing of where snapshots are kept.
@@ -9,10 +11,19 @@ Knows nothing of where snapshots are kept.
 
 from __future__ import annotations
 
+import hashlib
+import importlib
+import inspect
 import io
 import pickle
+import pkgutil
+from collections.abc import Iterator
+from dataclasses import is_dataclass
+from enum import Enum
+from functools import cache
 from typing import Any, NamedTuple
 
+from rhymeflow import core
 from rhymeflow.core.commands import Train
 from rhymeflow.core.state import State
 
@@ -38,16 +49,49 @@ class Snapshot(NamedTuple):
 
 def write(snapshot: Snapshot) -> bytes:
     """The snapshot as bytes."""
-    return pickle.dumps(tuple(snapshot), protocol=5)
+    state = pickle.dumps(tuple(snapshot), protocol=5)
+    return digest_of_classes() + _digest(state) + state
 
 
-def read(blob: bytes) -> Snapshot:
-    """What `write` was given.
+def read(blob: bytes) -> Snapshot | None:
+    """What `write` was given; None: the coordinator's classes were others then, or it is damaged.
 
     Raises:
-        pickle.UnpicklingError, AttributeError: the bytes are no snapshot of this version.
+        pickle.UnpicklingError: somebody wrote something else there.
     """
-    return Snapshot(*_Reader(io.BytesIO(blob)).load())
+    known = digest_of_classes()
+    digest, state = blob[len(known) : 2 * len(known)], blob[2 * len(known) :]
+    if not blob.startswith(known) or digest != _digest(state):
+        return None
+    return Snapshot(*_Reader(io.BytesIO(state)).load())
+
+
+@cache
+def digest_of_classes() -> bytes:
+    """16 bytes that change with what any class of the coordinator holds."""
+    names = sorted(m.name for m in pkgutil.walk_packages(core.__path__, f"{core.__name__}."))
+    classes = [
+        found
+        for name in names
+        for _, found in inspect.getmembers(importlib.import_module(name), inspect.isclass)
+        if found.__module__ == name
+    ]
+    text = "\n".join(f"{c.__module__}.{c.__qualname__} {' '.join(_fields(c))}" for c in classes)
+    return _digest(text.encode())
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=16).digest()
+
+
+def _fields(found: type) -> Iterator[str]:
+    """Names of what an object of this class holds, with their types where they are declared."""
+    if issubclass(found, Enum):
+        yield from found.__members__
+    elif is_dataclass(found) or issubclass(found, tuple):
+        yield from (f"{name}:{kind}" for name, kind in inspect.get_annotations(found).items())
+    elif inspect.isfunction(init := vars(found).get("__init__")):
+        yield from init.__code__.co_names
 
 
 class _Reader(pickle.Unpickler):

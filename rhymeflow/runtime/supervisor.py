@@ -61,7 +61,7 @@ class Supervisor:
         self.learner = self._start_learner()
         self.rewards = self._start_another("reward")
         for index in range(self._config.rollout.num_instances):
-            self._start_instance(index, self._times_used(index))
+            self._start_instance(index, self._first_unused(index))
         if self._config.drafting.window != "off":
             self.history = self._start_another("history")
 
@@ -166,10 +166,14 @@ class Supervisor:
         self.instances[name], self._places[name] = worker, (index, replaced)
         return worker
 
-    def _times_used(self, index: int) -> int:
-        """How many instances of earlier attempts had this place."""
-        name = f"rollout-{index}"
-        return sum(used.partition(".")[0] == name for used in self._used)
+    def _first_unused(self, index: int) -> int:
+        """The number after the last that an instance of an earlier attempt had in this place.
+
+        Some numbers may be missing: of instances that died before they had joined.
+        """
+        parts = (used.partition(".") for used in self._used)
+        numbers = (int(number or 0) for name, _, number in parts if name == f"rollout-{index}")
+        return max(numbers, default=-1) + 1
 
     def _start_learner(self) -> WorkerHandle:
         learner = self._config.learner

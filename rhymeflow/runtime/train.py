@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from pathlib import Path
-from time import gmtime, strftime
 from types import FrameType
+from typing import NamedTuple
 
 from rich.console import Console
 
@@ -24,7 +25,7 @@ from rhymeflow.data.encode import Tokenizer
 from rhymeflow.data.run_prompts import RunPrompts
 from rhymeflow.errors import StorageError, UserError
 from rhymeflow.histospec.index import Index
-from rhymeflow.learner.checkpoint_dirs import CHECKPOINTS, checkpoints_up_to
+from rhymeflow.learner.checkpoint_dirs import CHECKPOINTS, checkpoints_up_to, set_aside
 from rhymeflow.observe import metrics, summary
 from rhymeflow.observe.metrics import MetricsWriter
 from rhymeflow.observe.progress import Progress
@@ -40,21 +41,32 @@ from rhymeflow.runtime.history_index import HistoryIndex
 from rhymeflow.runtime.leftovers import leaves_nothing_untrained
 from rhymeflow.runtime.local import LocalRuntime
 from rhymeflow.runtime.past import Past
-from rhymeflow.runtime.replay import beginning, configured, replay
+from rhymeflow.runtime.replay import beginning, recall
 from rhymeflow.runtime.reporting import Reporter
 from rhymeflow.runtime.rescue import save_checkpoint
-from rhymeflow.runtime.resume_options import check_change
 from rhymeflow.runtime.single_learner import SingleLearner
 from rhymeflow.runtime.supervisor import Supervisor, WorkerDied
 from rhymeflow.store import previous_run
 from rhymeflow.store.base import TrajectoryStore
-from rhymeflow.store.reader import TrajectoryReader
+from rhymeflow.store.damage import explained
 from rhymeflow.store.writer import SqliteTrajectoryStore
+from rhymeflow.utils import shared_memory
 from rhymeflow.utils.faults import no_room, one_line
 from rhymeflow.workers.messages import LearnerReady
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """What people and clusters stop a run with, and what a closed terminal sends."""
+
+
+class Machine(NamedTuple):
+    """What an attempt at a run runs on."""
+
+    runtime: Callable[[Config, Path, Path], AbstractContextManager[Runtime]]
+    """Of the configuration, the run directory and the directory for logs."""
+    load: Callable[[Callable[[], None], Config, Reporter], tuple[Tokenizer, RunPrompts]]
+    """Has workers started, and loads what the controller needs meanwhile."""
+    clock: Callable[[], float]
+    """Seconds, since whenever."""
 
 
 @leaves_nothing_untrained
@@ -102,21 +114,23 @@ def resume(
         one_line(run_dir),
         closing(SqliteTrajectoryStore(run_dir / EVENTS)) as store,  # nobody else writes there now
     ):
-        with closing(TrajectoryReader(run_dir / EVENTS)) as reader:
-            past = replay(reader, run_dir / EVENTS)
-            before = Config.model_validate_json(reader.attempts()[-1].config)
-        config = change(before)
-        check_change(before, config, past.coordinator.state.published or 0)
-        configured(config, past.coordinator)
+        past, config = recall(run_dir, change)
         return attempt(config, run_dir, store, past, console or Console())
 
 
 def attempt(
-    config: Config, path: Path, store: SqliteTrajectoryStore, past: Past, console: Console
+    config: Config,
+    path: Path,
+    store: SqliteTrajectoryStore,
+    past: Past,
+    console: Console,
+    machine: Machine | None = None,
 ) -> Summary:
     """Go on from `past` until the run ends, is stopped or fails."""
+    machine = machine or Machine(LocalRuntime, load_while, time.monotonic)
     done = past.coordinator.state.published
     metrics.forget_after(path, done or 0)
+    set_aside(path / CHECKPOINTS, done or 0)
     writer = MetricsWriter(
         path,
         report_to=config.run.report_to,
@@ -124,16 +138,16 @@ def attempt(
         config=config.model_dump(mode="json"),
         first_step=0 if done is None else done + 1,
     )
-    started = strftime("%Y-%m-%dT%H:%M:%SZ", gmtime())
+    started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     number = store.begin_attempt(config.model_dump_json(), now=past.seconds, started=started)
     logs = path / "logs" / f"attempt-{number}"
     results: list[Summary] = []
     try:
-        with Progress(console) as progress, LocalRuntime(config, path, logs) as runtime:
-            reporter = Reporter(config, writer, progress, seconds=past.seconds)
+        with Progress(console) as progress, machine.runtime(config, path, logs) as runtime:
+            reporter = Reporter(config, writer, progress, seconds=past.seconds, clock=machine.clock)
             reporter.continue_from(metrics.read(path), store.endings())
             with (
-                assembled(config, path, store, past, runtime, reporter) as controller,
+                assembled(config, path, store, past, runtime, reporter, machine) as controller,
                 interruptible(controller),
             ):
                 try:
@@ -179,14 +193,16 @@ def assembled(
     past: Past,
     runtime: Runtime,
     reporter: Reporter,
+    machine: Machine,
 ) -> Iterator[Controller]:
     """Start the workers, load what the controller needs meanwhile, and put it together."""
     state = past.coordinator.state
     supervisor = Supervisor(config, runtime, used_names=state.names)
     saved = checkpoints_up_to(path / CHECKPOINTS, state.published or 0)
-    with history_index(config) as index:
+    shared_memory.free_left(shared_memory.prefix_for(path, ""))
+    with history_index(config, path) as index:
         store.commit()  # workers read it
-        tokenizer, prompts = _load_while(supervisor.start, config, reporter)
+        tokenizer, prompts = machine.load(supervisor.start, config, reporter)
         config = in_force.once_loaded(config, tokenizer, prompts)
         record_config(config, path, store)
 
@@ -195,20 +211,25 @@ def assembled(
             reporter.space = DiskSpace(path, ready.checkpoint_bytes)
             reporter.space.check(config.run.save_total_limit, len(saved))
 
-        yield Controller(
-            config,
-            supervisor=supervisor,
-            store=store,
-            learner=SingleLearner(lambda: supervisor.learner),
-            history=HistoryIndex(index, supervisor, reporter.warn),
-            prompts=prompts,
-            reporter=reporter,
-            past=past,
-            checkpoints=Checkpoints(
-                config.run, state.plan.evaluates, num_steps=config.learner.max_steps, there=saved
-            ),
-            on_model=on_model,
-        )
+        with explained(path / EVENTS):
+            controller = Controller(
+                config,
+                supervisor=supervisor,
+                store=store,
+                learner=SingleLearner(lambda: supervisor.learner),
+                history=HistoryIndex(index, supervisor, reporter.warn),
+                prompts=prompts,
+                reporter=reporter,
+                past=past,
+                checkpoints=Checkpoints(
+                    config.run,
+                    state.plan.evaluates,
+                    num_steps=config.learner.max_steps,
+                    there=saved,
+                ),
+                on_model=on_model,
+            )
+        yield controller
 
 
 def record_config(config: Config, path: Path, store: TrajectoryStore) -> None:
@@ -217,7 +238,7 @@ def record_config(config: Config, path: Path, store: TrajectoryStore) -> None:
     store.put_config(config.model_dump_json())
 
 
-def _load_while(
+def load_while(
     start: Callable[[], None], config: Config, reporter: Reporter
 ) -> tuple[Tokenizer, RunPrompts]:
     """Load the prompts while workers start, which wait for the server that they are forked from."""
@@ -234,10 +255,11 @@ def _load_while(
 
 
 @contextmanager
-def history_index(config: Config) -> Iterator[Index | None]:
+def history_index(config: Config, run_dir: Path) -> Iterator[Index | None]:
     """The shared index of a run that drafts.
 
-    Its memory is given back at the end; if this process is killed, by its resource tracker.
+    Its memory is given back at the end; if this process is killed, by its resource tracker; if that
+    is killed too, by the next attempt at the run.
     """
     drafting = config.drafting
     if drafting.window == "off":
@@ -247,6 +269,7 @@ def history_index(config: Config) -> Iterator[Index | None]:
         max_tokens=drafting.history_tokens,
         max_responses=drafting.history_responses,
         shared=True,
+        prefix=shared_memory.prefix_for(run_dir, "h"),
     )
     with closing(index):
         yield index
@@ -254,14 +277,14 @@ def history_index(config: Config) -> Iterator[Index | None]:
 
 @contextmanager
 def interruptible(controller: Controller) -> Iterator[None]:
-    """Ctrl-C, SIGTERM or SIGHUP once: end the step, save, stop. Twice: end at once.
+    """Ctrl-C, SIGTERM or SIGHUP once: end the step, save, stop. Twice: end between two turns.
 
+    Nothing is interrupted in the middle: half of what belongs together could be stored.
     Only the main thread may take signals; a run in another thread leaves them alone.
     """
 
     def on_signal(number: int, frame: FrameType | None) -> None:
-        if controller.stop_asked:
-            raise KeyboardInterrupt
+        controller.end_asked = controller.stop_asked
         controller.stop_asked = True
 
     if threading.current_thread() is not threading.main_thread():

@@ -188,7 +188,10 @@ class Cluster:
     def _tick(self, _: None) -> None:
         self._tick_due, self._last_tick = False, self.now
         self.ticks += 1
-        self._obey(self.coordinator.handle(Tick()))
+        commands = self.coordinator.handle(Tick())
+        while self.coordinator.state.has_more:
+            commands += self.coordinator.handle(Tick())
+        self._obey(commands)
 
     def _obey(self, commands: list[Command]) -> None:
         self.commands += len(commands)

@@ -14,7 +14,7 @@ Knows nothing of what events mean.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from rhymeflow.core.commands import Command
@@ -25,10 +25,12 @@ from rhymeflow.core.types import Ending, FinishReason, GroupId, InstanceId, Traj
 class Progress(NamedTuple):
     """What is stored of a group."""
 
+    row: int
+    epoch: int
     prompt_ids: list[int]
     tokens: dict[int, array[int]]
     """Of each member that there is anything of."""
-    finished: frozenset[int]
+    finished: set[int]
     """Members that are complete."""
 
 
@@ -60,8 +62,8 @@ class TrajectoryStore(Protocol):
     def record_command(self, event: int, command: Command) -> None:
         """Append what was commanded upon the event of this number."""
 
-    def put_snapshot(self, state: bytes) -> None:
-        """Store the coordinator's state as it is after the last event that was recorded."""
+    def put_snapshot(self, event: int, state: bytes) -> None:
+        """Store the coordinator's state as it is after the event of this number."""
 
     def commit(self, *, durable: bool = False) -> None:
         """Show readers all that came since the last commit; it survives the death of this process.
@@ -84,8 +86,8 @@ class TrajectoryStore(Protocol):
     def origin(self, group: GroupId) -> tuple[int, int]:
         """The row and epoch of a group that was stored."""
 
-    def progress(self, group: GroupId) -> Progress:
-        """How far a group that was stored has come."""
+    def progress(self, groups: Iterable[GroupId]) -> dict[GroupId, Progress]:
+        """How far groups that were stored have come."""
 
     def put_segment(
         self,

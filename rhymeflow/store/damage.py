@@ -7,13 +7,22 @@ file gives is a defect and keeps its traceback. Changes nothing in the file.
 from __future__ import annotations
 
 import contextlib
-import json
 import sqlite3
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
+
 from rhymeflow.errors import UserError
-from rhymeflow.store.reader import TrajectoryReader
+from rhymeflow.store import values
+from rhymeflow.store.reader import IncompleteBatch, TrajectoryReader
+
+_ERRORS = (
+    *(sqlite3.DatabaseError, msgspec.DecodeError, struct.error, IncompleteBatch),
+    *(ValueError, TypeError, LookupError, AttributeError, AssertionError),
+)
+"""What damage may lead to. Whether it did is looked at then."""
 
 
 @contextlib.contextmanager
@@ -26,25 +35,42 @@ def open_undamaged(path: Path) -> Iterator[TrajectoryReader]:
     """
     reader = TrajectoryReader(path)
     try:
-        yield reader
-    except (sqlite3.DatabaseError, json.JSONDecodeError, UnicodeDecodeError) as error:
-        damage = _damage(reader, error)
+        with explained(path):
+            yield reader
+    finally:
+        reader.close()
+
+
+@contextlib.contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Raise a `UserError` for an error in the block if the store at `path` is damaged."""
+    try:
+        yield
+    except UserError:
+        raise
+    except _ERRORS as error:
+        damage = _damage(path, error)
         if damage is None:
             raise
         raise UserError(
             f"{path}: is damaged: {damage} (the command `.recover` of sqlite3 saves what can be "
             "read)"
         ) from None
-    finally:
-        reader.close()
 
 
-def _damage(reader: TrajectoryReader, error: Exception) -> str | None:
+def _damage(path: Path, error: Exception) -> str | None:
     """What is wrong with the file, in a line; None if nothing is. Reads all of it."""
+    if isinstance(error, IncompleteBatch):  # one that was trained on: it was whole then
+        return str(error)
+    reader = TrajectoryReader(path)
     try:
         ((found,),) = reader.query("PRAGMA quick_check(1)")
+        if found == "ok":
+            found = values.first_wrong(path) or found
     except (sqlite3.DatabaseError, UnicodeDecodeError) as again:
         found = str(again)
+    finally:
+        reader.close()
     # What is asked of an index may be wrong where each page by itself is right.
     if found == "ok" and getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_CORRUPT:
         found = str(error)

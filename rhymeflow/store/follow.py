@@ -25,8 +25,7 @@ _SEGMENTS = """SELECT s.rowid, group_id, member, start, version, tokens, length,
     WHERE s.rowid > ? ORDER BY s.rowid LIMIT ?"""
 _ANSWERS = """SELECT e.rowid, row, version, prompt_tokens, tokens, reward
     FROM evaluations e JOIN held_out USING (row) WHERE e.rowid > ? ORDER BY e.rowid LIMIT ?"""
-_BEFORE_LAST = """SELECT COALESCE(MAX(rowid), 0) FROM (SELECT rowid,
-    SUM(LENGTH(tokens) / 4) OVER (ORDER BY rowid DESC) AS total FROM {}) WHERE total > ?"""
+_LENGTHS = "SELECT rowid, LENGTH(tokens) / 4 FROM {} ORDER BY rowid DESC"
 _REWARDS = "SELECT kind, body FROM events WHERE seq > ? AND seq <= ? AND kind = ? ORDER BY seq"
 
 
@@ -68,8 +67,8 @@ class Follower:
         self._reader = reader
         # Rewards first: what is rewarded before its segments are read comes with them.
         self._seq = self._last_event()
-        ((self._row,),) = reader.query(_BEFORE_LAST.format("segments"), num_tokens)
-        ((self._answer,),) = reader.query(_BEFORE_LAST.format("evaluations"), num_tokens)
+        self._row = self._before_last("segments", num_tokens)
+        self._answer = self._before_last("evaluations", num_tokens)
 
     def segments(self, limit: int) -> list[NewSegment]:
         """The next segments, at most `limit`; none if there are none yet."""
@@ -122,6 +121,15 @@ class Follower:
         """The greatest version that tokens are stored of; 0 if there are none."""
         ((version,),) = self._reader.query("SELECT COALESCE(MAX(version), 0) FROM segments")
         return version
+
+    def _before_last(self, table: str, num_tokens: int) -> int:
+        """The row before the last ones that have so many tokens together, or 0."""
+        total = 0
+        for row, length in self._reader.rows(_LENGTHS.format(table)):
+            total += length
+            if total > num_tokens:
+                return int(row)
+        return 0
 
     def _last_event(self) -> int:
         ((seq,),) = self._reader.query("SELECT COALESCE(MAX(seq), 0) FROM events")

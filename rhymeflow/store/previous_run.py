@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rhymeflow.config import Config
-from rhymeflow.config.load import read_config
+from rhymeflow.config.load import config_from_json, read_config
 from rhymeflow.errors import UserError
-from rhymeflow.store.reader import TrajectoryReader
+from rhymeflow.store.reader import Attempt, TrajectoryReader
 
 
 class PreviousRun(NamedTuple):
@@ -46,3 +46,13 @@ def check(run_dir: str | None, field: str) -> None:
     """Raise `UserError` unless there is such a run (or `None` is asked for)."""
     if run_dir is not None:
         open_run(run_dir, field).reader.close()
+
+
+def config_of(attempt: Attempt, path: Path) -> Config:
+    """The configuration of an attempt in the log at `path`.
+
+    Raises:
+        UserError: it is none for this version of Rhymeflow.
+    """
+    where = f"{path}: the configuration of attempt {attempt.number}"
+    return config_from_json(attempt.config, where=where)

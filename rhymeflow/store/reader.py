@@ -125,7 +125,8 @@ class TrajectoryReader:
         Raises:
             UserError: there is none, or it is of another schema.
         """
-        self._connection = schema.open_for_reading(Path(path))
+        self.path = Path(path)
+        self._connection = schema.open_for_reading(self.path)
 
     def close(self) -> None:
         """Release the file."""
@@ -209,6 +210,16 @@ class TrajectoryReader:
         """Rows of one SQL statement over the tables and views of `schema`."""
         return self._connection.execute(statement, values).fetchall()
 
+    def rows(self, statement: str, *values: Any) -> Iterator[tuple[Any, ...]]:
+        """The same, as they are read: for what ends before the last. Holds up the writer's
+        checkpoints meanwhile.
+        """
+        cursor = self._connection.execute(statement, values)
+        try:
+            yield from cursor
+        finally:
+            cursor.close()
+
     def _last_command_upto(self, event: int) -> int:
         """The greatest number of a command that was given upon this event or an earlier one."""
         ((last,),) = self.query("SELECT COALESCE(MAX(seq), 0) FROM commands")
@@ -219,8 +230,15 @@ class TrajectoryReader:
             low, high = (middle, high) if found <= event else (low, middle - 1)
         return low
 
+    @property
+    def written_by(self) -> str:
+        """The version of Rhymeflow that wrote the last attempt."""
+        return schema.written_by(self._connection)
+
     def snapshots(self) -> list[tuple[int, bytes]]:
         """States of the coordinator, each with the number of the last event it had been told of."""
+        if not schema.has_snapshots(self._connection):
+            return []
         return self.query("SELECT event, state FROM snapshots ORDER BY event")
 
     def _rows(self, columns: str, table: str, first: int) -> Iterator[tuple[Any, ...]]:

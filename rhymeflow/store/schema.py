@@ -1,6 +1,7 @@
 """The tables of `events.db`, their version, and how the file is opened.
 
-Holds true: a file that opens has exactly this schema; one writer at a time has it open for writing
+Holds true: a file that opens has a schema of `READABLE`, and what is written to it has this one;
+one writer at a time has it open for writing
 (the operating system's lock ends with the process that holds it); a reader never writes. Knows
 nothing of what the tables mean to the coordinator.
 """
@@ -15,10 +16,17 @@ from pathlib import Path
 from urllib.parse import quote
 
 from rhymeflow.errors import UserError
+from rhymeflow.utils.source_version import source_version
 
 SCHEMA_VERSION = 9
 """Of the tables and of what events and commands hold: a log that cannot be read is refused by its
 number."""
+
+READABLE = {8, SCHEMA_VERSION}
+"""8 has no snapshots; it gets them when it is written to (`bring_up_to_date`)."""
+
+_LAST_WRITERS = {5: "01adc8d", 6: "a3fa83b", 7: "8fce5f6"}
+"""The last commit of Rhymeflow that read and wrote an older schema. None of them was released."""
 
 LOCK = "writer.lock"
 """Is locked while a controller carries the run on, and names it. The lock ends with the process."""
@@ -34,7 +42,8 @@ LOCK = "writer.lock"
 # tokens that were proposed in them. `held_out` has the prompts that `evaluations` answers. With
 # `run.token_details` there is a byte for each token: in `segments.accepted` 1 if it was drafted, in
 # `token_details.flags` what the learner did about it (`learner/token_details.py`).
-_TABLES = """
+_SNAPSHOTS = "CREATE TABLE snapshots (event INTEGER PRIMARY KEY, state BLOB NOT NULL);"
+_TABLES = f"""
 CREATE TABLE meta (key TEXT PRIMARY KEY, value);
 CREATE TABLE attempts (attempt INTEGER PRIMARY KEY, first_event INTEGER NOT NULL,
     time REAL NOT NULL, started TEXT NOT NULL, config TEXT NOT NULL);
@@ -42,7 +51,7 @@ CREATE TABLE events (seq INTEGER PRIMARY KEY, time REAL NOT NULL, kind TEXT NOT 
     body TEXT NOT NULL);
 CREATE TABLE commands (seq INTEGER PRIMARY KEY, event INTEGER NOT NULL, kind TEXT NOT NULL,
     body TEXT NOT NULL);
-CREATE TABLE snapshots (event INTEGER PRIMARY KEY, state BLOB NOT NULL);
+{_SNAPSHOTS}
 CREATE TABLE groups (group_id INTEGER PRIMARY KEY, row INTEGER NOT NULL, epoch INTEGER NOT NULL,
     prompt TEXT NOT NULL, prompt_tokens BLOB NOT NULL, columns TEXT NOT NULL,
     ending TEXT, ending_version INTEGER, ending_reason TEXT);
@@ -127,11 +136,13 @@ def _lock_directory(directory: Path) -> int:
 
 def _create(connection: sqlite3.Connection) -> None:
     # The journal mode stays with the file. The tables come in one transaction, so that a crash
-    # leaves all of them or an empty file, which the next opening fills.
+    # leaves all of them or an empty file, which the next opening fills. They go into the
+    # file at once: whatever becomes of the `-wal`, it is a store.
     connection.execute("PRAGMA journal_mode = WAL")
     connection.executescript(
         f"BEGIN; {_TABLES} INSERT INTO meta VALUES ('schema_version', {SCHEMA_VERSION}); COMMIT;"
     )
+    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
 def open_for_reading(path: Path) -> sqlite3.Connection:
@@ -160,14 +171,47 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
 
 
 def check_version(connection: sqlite3.Connection, path: Path) -> None:
-    """Raise `UserError` if the file's schema is not the one this code reads and writes."""
+    """Raise `UserError` if the file's schema is not one that this code reads and writes."""
     tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
     if "meta" not in tables or "events" not in tables:
         raise UserError(f"{path}: is a database, but not an event store of Rhymeflow")
-    row = connection.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()
-    found = row[0] if row else None
-    if found != SCHEMA_VERSION:
+    found = _meta(connection, "schema_version")
+    if found not in READABLE:
         raise UserError(
-            f"{path}: was written by another Rhymeflow (schema version {found}; this one reads "
-            f"version {SCHEMA_VERSION}); use the Rhymeflow that wrote it, or SQL"
+            f"{path}: has schema version {found}, and this Rhymeflow ({source_version()}) reads "
+            f"{' and '.join(map(str, sorted(READABLE)))}; {_what_reads(found, connection)}"
         )
+
+
+def written_by(connection: sqlite3.Connection) -> str:
+    """The Rhymeflow that wrote the last attempt."""
+    return str(_meta(connection, "written_by") or "an earlier Rhymeflow")
+
+
+def has_snapshots(connection: sqlite3.Connection) -> bool:
+    """Whether the store has the table, which schema version 8 has not."""
+    return bool(_meta(connection, "schema_version") != 8)
+
+
+def bring_up_to_date(connection: sqlite3.Connection) -> None:
+    """Within a transaction: what an older schema lacks, and who writes from now on."""
+    if not has_snapshots(connection):
+        connection.execute(_SNAPSHOTS)
+    values = ("schema_version", SCHEMA_VERSION), ("written_by", f"Rhymeflow {source_version()}")
+    connection.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", values)
+
+
+def _what_reads(schema: object, connection: sqlite3.Connection) -> str:
+    """What to do about a schema that this version does not read."""
+    if schema in _LAST_WRITERS:
+        commit = _LAST_WRITERS[schema]  # type: ignore[index]
+        return (
+            f"commit {commit} does: `git worktree add ../rhymeflow-{commit} {commit}` in a clone, "
+            "`pip install -e` there (SQL reads it in any case)"
+        )
+    return f"{written_by(connection)} wrote it: install that version (SQL reads it in any case)"
+
+
+def _meta(connection: sqlite3.Connection, key: str) -> object:
+    row = connection.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+    return row[0] if row else None

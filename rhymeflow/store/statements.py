@@ -1,4 +1,4 @@
-"""What the writer of a store says in SQL, and in which order.
+"""What the writer of a store says and asks in SQL, and in which order it says it.
 
 Holds true: a row that is given twice is there once.
 """
@@ -30,6 +30,12 @@ SNAPSHOT = "INSERT OR REPLACE INTO snapshots VALUES (?, ?)"
 OLD_SNAPSHOTS = "DELETE FROM snapshots WHERE event < ?"
 EVENT = "INSERT INTO events VALUES (?, ?, ?, ?)"
 COMMAND = "INSERT INTO commands VALUES (?, ?, ?, ?)"
+
+_WANTED = "group_id IN (SELECT value FROM json_each(?))"
+PROMPTS_OF = f"SELECT group_id, row, epoch, prompt_tokens FROM groups WHERE {_WANTED}"
+TOKENS_OF = f"""SELECT group_id, member, tokens FROM segments WHERE {_WANTED}
+    ORDER BY group_id, member, start"""
+FINISHED_OF = f"SELECT group_id, member FROM trajectories WHERE {_WANTED}"
 
 ORDER = (
     ATTEMPT,

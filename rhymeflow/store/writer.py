@@ -3,24 +3,21 @@
 Holds true:
 - events are stored in the order they are recorded, numbered from 1 without holes, and so are
   commands, each with the number of the event upon which it was given;
-- everything between two commits is one transaction: after a crash it is there whole or not at all,
-  and every commit is there (after a crash of the machine: every commit up to the last durable one);
+- everything between two commits is one transaction (`transaction.py`): after a crash it is there
+  whole or not at all, and every commit is there (after a crash of the machine: every commit up to
+  the last durable one);
 - what is delivered twice is stored once;
-- one process writes; any number read meanwhile (`reader.TrajectoryReader`);
-- once it is closed, `events.db` alone is the whole store (`final.py`);
-- after a fault of the disk nothing more is written: the log ends with the commit before.
+- one process writes; any number read meanwhile (`reader.TrajectoryReader`).
 
 Knows nothing of what events mean: it stores what it is given.
 """
 
 from __future__ import annotations
 
-import os
-import sqlite3
+import json
 import struct
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
 from time import perf_counter
@@ -29,12 +26,10 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from rhymeflow.core.commands import Command
 from rhymeflow.core.events import Event
 from rhymeflow.core.types import Ending, FinishReason, GroupId, InstanceId, TrajectoryId, Version
-from rhymeflow.errors import StorageError
-from rhymeflow.store import codec, final, schema
+from rhymeflow.store import codec, schema
 from rhymeflow.store import statements as sql
 from rhymeflow.store.base import Progress
-from rhymeflow.store.on_disk import OnDisk
-from rhymeflow.utils.faults import fault_of
+from rhymeflow.store.transaction import Transaction
 
 _Given = ParamSpec("_Given")
 _Answer = TypeVar("_Answer")
@@ -59,11 +54,7 @@ def _counted(
 
 
 class SqliteTrajectoryStore:
-    """The one writer of a run's `events.db`.
-
-    What is put and recorded is kept until `commit`, and then written at once, statement by
-    statement: a fifth of what row by row would cost.
-    """
+    """The one writer of a run's `events.db`."""
 
     def __init__(self, path: str | Path) -> None:
         """Create the store or open it to go on.
@@ -74,15 +65,13 @@ class SqliteTrajectoryStore:
         self.path = Path(path)
         self.seconds = 0.0
         """Time spent in here: what storing costs the run."""
-        self._connection, self._lock = schema.open_for_writing(self.path)
+        self._transaction = Transaction(self.path)
+        self._connection, self._put = self._transaction.connection, self._transaction.put
         self._last_seq = self._last("events")
         self._last_command = self._last("commands")
         self._attempt = self._last("attempts", "attempt")
-        self._last_snapshot = self._last("snapshots", "event")
-        self._rows: dict[str, list[tuple[Any, ...]]] = {}
-        self._file = OnDisk(self.path)
-        self._fault: StorageError | None = None
-        self._is_open = True
+        has_snapshots = schema.has_snapshots(self._connection)
+        self._last_snapshot = self._last("snapshots", "event") if has_snapshots else 0
 
     @_counted
     def begin_attempt(self, config: str, *, now: float, started: str) -> int:
@@ -91,6 +80,7 @@ class SqliteTrajectoryStore:
         `started` is the date and time, and `config` its configuration as JSON text.
         """
         self._attempt += 1
+        self._transaction.bring_up_to_date()
         self._put(sql.ATTEMPT, self._attempt, self._last_seq + 1, now, started, config)
         return self._attempt
 
@@ -102,13 +92,13 @@ class SqliteTrajectoryStore:
     @_counted
     def forget_groups(self, first: GroupId) -> None:
         """Take out groups from `first` on: their prompts were stored, and no event names them."""
-        self._write()
+        self._transaction.write()
         self._connection.execute("DELETE FROM groups WHERE group_id >= ?", (first,))
 
     @_counted
     def endings(self) -> dict[str, int]:
         """How many groups ended in each way."""
-        self._write()
+        self._transaction.write()
         found = self._connection.execute(
             "SELECT ending, COUNT(*) FROM groups WHERE ending IS NOT NULL GROUP BY 1"
         )
@@ -133,11 +123,11 @@ class SqliteTrajectoryStore:
         self._put(sql.COMMAND, self._last_command, event, *codec.encode_command(command))
 
     @_counted
-    def put_snapshot(self, state: bytes) -> None:
-        """Store the coordinator's state after the last event; all but the last two are dropped."""
-        self._put(sql.SNAPSHOT, self._last_seq, state)
+    def put_snapshot(self, event: int, state: bytes) -> None:
+        """Store the coordinator's state after this event; all but the last two are dropped."""
+        self._put(sql.SNAPSHOT, event, state)
         self._put(sql.OLD_SNAPSHOTS, self._last_snapshot)
-        self._last_snapshot = self._last_seq
+        self._last_snapshot = event
 
     @_counted
     def put_group(
@@ -164,7 +154,7 @@ class SqliteTrajectoryStore:
     @_counted
     def origin(self, group: GroupId) -> tuple[int, int]:
         """The row and epoch of a group that was requested."""
-        self._write()
+        self._transaction.write()
         found = self._connection.execute(
             "SELECT row, epoch FROM groups WHERE group_id = ?", (group,)
         ).fetchone()
@@ -173,19 +163,19 @@ class SqliteTrajectoryStore:
         return row, epoch
 
     @_counted
-    def progress(self, group: GroupId) -> Progress:
-        """How far a group that was stored has come."""
-        self._write()
-        ask = self._connection.execute
-        ((prompt,),) = ask("SELECT prompt_tokens FROM groups WHERE group_id = ?", (group,))
-        tokens: dict[int, array[int]] = {}
-        for member, blob in ask(
-            "SELECT member, tokens FROM segments WHERE group_id = ? ORDER BY member, start",
-            (group,),
-        ):
-            tokens.setdefault(member, array("i")).frombytes(blob)
-        finished = ask("SELECT member FROM trajectories WHERE group_id = ?", (group,))
-        return Progress(_from_int32(prompt), tokens, frozenset(m for (m,) in finished))
+    def progress(self, groups: Iterable[GroupId]) -> dict[GroupId, Progress]:
+        """How far groups that were stored have come."""
+        self._transaction.write()
+        wanted = (json.dumps(list(groups)),)
+        found = {
+            group: Progress(row, epoch, _from_int32(prompt), {}, set())
+            for group, row, epoch, prompt in self._connection.execute(sql.PROMPTS_OF, wanted)
+        }
+        for group, member, blob in self._connection.execute(sql.TOKENS_OF, wanted):
+            found[group].tokens.setdefault(member, array("i")).frombytes(blob)
+        for group, member in self._connection.execute(sql.FINISHED_OF, wanted):
+            found[group].finished.add(member)
+        return found
 
     @_counted
     def put_segment(
@@ -285,94 +275,19 @@ class SqliteTrajectoryStore:
         Raises:
             StorageError: the disk is full, or the file was deleted or damaged.
         """
-        with self._faults():
-            self._file.check()
-            self._execute()
-            if self._connection.in_transaction:
-                self._connection.execute("COMMIT")
-            if durable:
-                self._flush()
+        self._transaction.commit(durable_seq=self._last_seq if durable else None)
 
     def close(self) -> None:
-        """Release the file, which then is whole without its `-wal`.
-
-        What was not committed is dropped, as in a crash. After a fault of the disk file and `-wal`
-        may be needed together; a file that was deleted is written again.
-        """
-        if not self._is_open:
-            return
-        self._is_open = False
-        try:
-            if self._connection.in_transaction:
-                self._connection.execute("ROLLBACK")
-            if self._file.is_missing:
-                final.replace(self._connection, self.path)
-            elif self._fault is None:
-                final.make_whole(self._connection, self.path)
-            else:
-                with suppress(sqlite3.Error, OSError):  # that there is a fault was said
-                    final.make_whole(self._connection, self.path)
-        finally:
-            self._connection.close()
-            os.close(self._lock)
+        """Release the file; see `Transaction.close`."""
+        self._transaction.close()
 
     def close_if_missing(self) -> None:
-        """Close the store if its file was deleted, and so write it again; readers find it then."""
-        if self._is_open and self._file.is_missing:
-            self.close()
-
-    @contextmanager
-    def _faults(self) -> Iterator[None]:
-        """Raise what the disk did as a `StorageError`, and again at any later try to write."""
-        if self._fault is not None:
-            raise self._fault
-        try:
-            yield
-        except (sqlite3.Error, StorageError) as error:
-            self._fault = fault_of(error, self.path.parent, self.path)
-            if self._fault is None:
-                raise
-            self._rows.clear()
-            with suppress(sqlite3.Error):  # it may have ended the transaction by itself
-                self._connection.execute("ROLLBACK")
-            raise self._fault from error
-
-    def _flush(self) -> None:
-        # In WAL mode a commit at FULL flushes the whole journal, and with it the commits before,
-        # which were written at NORMAL. The mark is there so that there is something to commit.
-        self._connection.execute("PRAGMA synchronous = FULL")
-        self._connection.execute(
-            "INSERT OR REPLACE INTO meta VALUES ('durable_seq', ?)", (self._last_seq,)
-        )
-        self._connection.execute("PRAGMA synchronous = NORMAL")
+        """See `Transaction.close_if_missing`."""
+        self._transaction.close_if_missing()
 
     def _last(self, table: str, column: str = "seq") -> int:
         (last,) = self._connection.execute(f"SELECT MAX({column}) FROM {table}").fetchone()
         return last or 0
-
-    def _put(self, statement: str, *values: Any) -> None:
-        self._rows.setdefault(statement, []).append(values)
-
-    def _write(self) -> None:
-        """Bring all that was put into the transaction."""
-        with self._faults():
-            self._execute()
-
-    def _execute(self) -> None:
-        if self._rows and not self._connection.in_transaction:
-            self._connection.execute("BEGIN IMMEDIATE")
-        for statement in sql.ORDER:
-            rows = self._rows.pop(statement, None)
-            if rows is None:
-                continue
-            try:
-                changed = self._connection.executemany(statement, rows).rowcount
-            except sqlite3.Error as error:
-                error.add_note(f"while writing to {self.path}")
-                raise
-            assert statement not in sql.CHANGES_ONE or changed == len(rows), (
-                f"{statement}: {len(rows)} rows were to change, and {changed} did"
-            )
 
 
 def _prompt(prompt: str | list[dict[str, Any]]) -> str:

@@ -5,8 +5,10 @@ Holds true:
   machine has would kill the writer with SIGBUS;
 - it is zeros at first;
 - it belongs to the process that created it: it is freed when that process says so, or by the
-  interpreter's resource tracker when that process dies. A process that attached to it frees
-  nothing.
+  interpreter's resource tracker when that process and all that share the tracker have ended. A
+  process that attached to it frees nothing;
+- a run's memory is named after the run's directory, so what a run left whose processes were all
+  killed, the tracker too, is found again (`free_left`).
 
 The memory is mapped directly rather than through `multiprocessing.shared_memory`: before Python
 3.13 that class hands memory which a process merely attached to over to that process's resource
@@ -18,6 +20,7 @@ Knows nothing of what lies in it.
 from __future__ import annotations
 
 import _posixshmem
+import hashlib
 import mmap
 import os
 import secrets
@@ -38,6 +41,25 @@ LINE = 64
 def new_name(prefix: str) -> str:
     """Return a name that is free: `PREFIX-PID-` and chance. macOS takes 30 letters."""
     return f"{prefix}-{os.getpid()}-{secrets.token_hex(3)}"
+
+
+def prefix_for(run_dir: Path, what: str) -> str:
+    """How the names of a run's memory begin; `what` is a letter.
+
+    The directory's number on its file system stands for it: a copy of the run has another one.
+    """
+    there = run_dir.stat()
+    identity = hashlib.blake2b(f"{there.st_dev}:{there.st_ino}".encode(), digest_size=4)
+    return f"rf-{identity.hexdigest()}-{what}"
+
+
+def free_left(prefix: str) -> None:
+    """Remove all names with this prefix, whoever made them: nobody may use them any more.
+
+    Where memory is not shown as files (macOS) nothing is found, and nothing removed.
+    """
+    for path in DIRECTORY.glob(f"{prefix}*"):
+        path.unlink(missing_ok=True)
 
 
 def create(name: str, size: int, *, what: str, advice: str) -> mmap.mmap:
@@ -116,9 +138,11 @@ __all__ = [
     "attach",
     "create",
     "free",
+    "free_left",
     "new_name",
     "open_descriptor",
     "open_for_locking",
     "path_of",
+    "prefix_for",
     "whole_lines",
 ]

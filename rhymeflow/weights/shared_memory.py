@@ -50,13 +50,15 @@ class SharedMemoryWeightStore:
         self._is_owner = is_owner
 
     @classmethod
-    def create(cls, manifest: Manifest) -> SharedMemoryWeightStore:
+    def create(cls, manifest: Manifest, prefix: str = "rhymeflow") -> SharedMemoryWeightStore:
         """Make shared memory for two copies of the layout, with nothing published.
+
+        `prefix`: of its name.
 
         Raises:
             UserError: the machine has too little shared memory.
         """
-        return cls(slots.create(manifest), is_owner=True)
+        return cls(slots.create(manifest, prefix), is_owner=True)
 
     @classmethod
     def attach(cls, handle: SharedMemoryWeightHandle) -> SharedMemoryWeightStore:

@@ -111,13 +111,15 @@ class Memory:
         return int(self._header[0]) == _MAGIC
 
 
-def create(manifest: Manifest) -> Memory:
+def create(manifest: Manifest, prefix: str = "rhymeflow") -> Memory:
     """Make shared memory for two copies of the manifest, with nothing published.
+
+    `prefix`: of its name.
 
     Raises:
         UserError: the machine's shared memory is too small.
     """
-    handle = SharedMemoryWeightHandle(shared_memory.new_name("rhymeflow"), manifest)
+    handle = SharedMemoryWeightHandle(shared_memory.new_name(prefix), manifest)
     buffer = shared_memory.create(
         handle.name,
         _slot_ranges(manifest)[-1][1],

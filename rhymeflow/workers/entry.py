@@ -1,7 +1,8 @@
 """How a worker process begins: name, cores, log, role, and what becomes of its errors.
 
-Holds true: it ignores Ctrl-C (the controller decides), ends when its controller does, and reports
-what it dies of. Imports torch only through the role it runs; its threads are set before.
+Holds true: it ignores Ctrl-C (the controller decides), ends when its controller does, whatever it
+is doing, and reports what it dies of. Imports torch only through the role it runs; its threads are
+set before.
 """
 
 from __future__ import annotations
@@ -11,8 +12,11 @@ import importlib
 import os
 import signal
 import sys
+import threading
+import time
 import traceback
-from multiprocessing.connection import Connection
+from multiprocessing import parent_process
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 from rhymeflow.config import Config
@@ -20,7 +24,11 @@ from rhymeflow.errors import UserError
 from rhymeflow.utils import output
 from rhymeflow.utils.cores import stay_on
 from rhymeflow.utils.process_name import set_process_name
+from rhymeflow.workers.channel import Channel
 from rhymeflow.workers.messages import Failed, send
+
+ORPHAN_SECONDS = 2.0
+"""For a worker whose controller is gone to notice it and to give back what it has."""
 
 
 def enter(
@@ -38,8 +46,11 @@ def enter(
     `environment` is the controller's, with this worker's `OMP_NUM_THREADS`.
     """
     gc.enable()  # see `preload`
+    channel = Channel(connection)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     set_process_name(name)
+    if (controller := parent_process()) is not None:  # else nobody started it as a worker
+        end_with(controller.sentinel)
     if role == "reward":  # a signal that user code sends to its parent's group is not the run's
         os.setsid()
     output.redirect(Path(log))
@@ -51,11 +62,26 @@ def enter(
         if cpus is not None:
             stay_on(cpus)
         main = importlib.import_module(f"rhymeflow.workers.{role}").main
-        main(connection, name, Config.model_validate_json(config_json), Path(run_dir))
+        main(channel, name, Config.model_validate_json(config_json), Path(run_dir))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return  # the controller is gone, and with it the run
     except UserError as error:
-        send(connection, Failed(str(error), user_error=True))
+        send(channel, Failed(str(error), user_error=True))
     except Exception:  # noqa: BLE001 - the boundary of the process: every defect must be reported
         traceback.print_exc()  # to its log
-        send(connection, Failed(traceback.format_exc(), user_error=False))
+        send(channel, Failed(traceback.format_exc(), user_error=False))
+
+
+def end_with(controller: int) -> None:
+    """End this process soon after the one that started it, also if it listens to nobody by then:
+    compiling what drafting runs takes long.
+
+    `controller` becomes readable when that one ends.
+    """
+
+    def watch() -> None:
+        wait([controller])
+        time.sleep(ORPHAN_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True, name="controller's end").start()

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 from functools import lru_cache
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 from rhymeflow.config import Config, DataConfig
@@ -23,6 +22,7 @@ from rhymeflow.histospec.index import Index, prompt_key
 from rhymeflow.store.follow import Follower, NewAnswer, NewSegment
 from rhymeflow.store.previous_run import open_run
 from rhymeflow.store.reader import TrajectoryReader
+from rhymeflow.workers.channel import Connection
 from rhymeflow.workers.drafting import rehearse
 from rhymeflow.workers.messages import (
     Alive,

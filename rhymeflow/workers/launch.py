@@ -37,6 +37,8 @@ def main() -> None:
     keep_compiled_code_apart()
     from rhymeflow.workers import entry
 
+    if hasattr(os, "pidfd_open"):  # elsewhere it ends when it next listens
+        entry.end_with(os.pidfd_open(os.getppid()))
     connection = Connection(int(descriptor))
     given = json.loads(connection.recv_bytes())
     cpus = None if given["cpus"] is None else tuple(given["cpus"])

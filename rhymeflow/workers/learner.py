@@ -9,7 +9,6 @@ routing or rewards.
 from __future__ import annotations
 
 import time
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
@@ -21,11 +20,14 @@ from rhymeflow.learner.saver import Saver
 from rhymeflow.learner.single import Learner
 from rhymeflow.learner.token_details import TokenDetails
 from rhymeflow.models.load import load_model, load_tokenizer, resolve_device, resolve_dtype
+from rhymeflow.store.damage import explained
 from rhymeflow.store.reader import TrajectoryReader, TrajectoryRecord
+from rhymeflow.utils import shared_memory
 from rhymeflow.weights.manifest import manifest_of
 from rhymeflow.weights.proof import as_text
 from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
 from rhymeflow.workers import messages
+from rhymeflow.workers.channel import Connection
 from rhymeflow.workers.messages import (
     Alive,
     BatchTrained,
@@ -80,11 +82,14 @@ class LearnerProcess:
         )
         self._reader = TrajectoryReader(run_dir / "events.db")
         self._saver = Saver(run_dir / CHECKPOINTS)
-        for step, last in restore(self.learner, self._reader, run_dir / CHECKPOINTS, config):
-            send(connection, Retraining(step, last))
+        with explained(run_dir / "events.db"):
+            for step, last in restore(self.learner, self._reader, run_dir / CHECKPOINTS, config):
+                send(connection, Retraining(step, last))
         self.version: Version = self.learner.version
         tensors = self.learner.weights()
-        self.weights = SharedMemoryWeightStore.create(manifest_of(tensors))
+        prefix = shared_memory.prefix_for(run_dir, "w")
+        shared_memory.free_left(prefix)  # of a learner that was killed, and is gone by now
+        self.weights = SharedMemoryWeightStore.create(manifest_of(tensors), prefix)
         checksum = self.weights.publish(self.version, tensors)
         ready = LearnerReady(
             self.version,
@@ -96,25 +101,30 @@ class LearnerProcess:
             sum(each.numel() * (each.itemsize + STATE_BYTES) for each in tensors.values()),
         )
         send(connection, ready)
+        self._ending = False
 
     def serve(self) -> None:
         """Carry out what is asked for, until `Shutdown`."""
-        while True:
-            is_saving = self._saver.is_busy
-            if not self.connection.poll(SAVING_SECONDS if is_saving else ALIVE_SECONDS):
-                self._report_saved() if is_saving else send(self.connection, Alive())
-                continue
-            match receive(self.connection):
-                case Train() as message:
-                    self._train(message)
-                case Publish(version=version):
-                    self._publish(version)
-                case SaveCheckpoint(keep=keep):
-                    self._saver.begin(self.version, self.learner.snapshot(), keep)
-                case Shutdown():
-                    return
-                case message:
-                    raise AssertionError(f"unexpected message {message}")
+        while not self._ending:
+            self.turn()
+
+    def turn(self) -> None:
+        """Carry out the next thing that is asked for; if nothing comes, give a sign of life."""
+        is_saving = self._saver.is_busy
+        if not self.connection.poll(SAVING_SECONDS if is_saving else ALIVE_SECONDS):
+            self._report_saved() if is_saving else send(self.connection, Alive())
+            return
+        match receive(self.connection):
+            case Train() as message:
+                self._train(message)
+            case Publish(version=version):
+                self._publish(version)
+            case SaveCheckpoint(keep=keep):
+                self._saver.begin(self.version, self.learner.snapshot(), keep)
+            case Shutdown():
+                self._ending = True
+            case message:
+                raise AssertionError(f"unexpected message {message}")
 
     def _train(self, message: Train) -> None:
         assert message.version == self.version, (message.version, self.version)

@@ -4,7 +4,7 @@ A command of the coordinator (`core/commands.py`) is carried by the message of i
 data it needs; an event (`core/events.py`) is built from the message of its name, whose data is
 stored first. A module that needs both imports this module, not its names.
 
-Holds true: messages to and from one worker keep their order.
+Holds true: messages to and from one worker keep their order, and each arrives once (`channel.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rhymeflow.reward.messages import TrainerState
 from rhymeflow.weights.handle import SharedMemoryWeightHandle
 
 if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
+    from rhymeflow.workers.channel import Connection
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -358,8 +358,13 @@ _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(_Any)
 
 
 def encode(message: Message) -> bytes:
-    """Return the message as `receive` reads it."""
+    """Return the message as `decode` reads it."""
     return _encoder.encode(message)
+
+
+def decode(message: bytes) -> Any:
+    """Return what `encode` was given."""
+    return _decoder.decode(message)
 
 
 def send(connection: Connection, message: Message) -> None:
@@ -369,4 +374,4 @@ def send(connection: Connection, message: Message) -> None:
 
 def receive(connection: Connection) -> Any:
     """Receive one message; raises `EOFError` if the other end is gone."""
-    return _decoder.decode(connection.recv_bytes())
+    return decode(connection.recv_bytes())

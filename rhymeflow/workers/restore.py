@@ -5,7 +5,8 @@ store and trained on once more, each under the configuration of its attempt; so 
 was published last exists again, and every response in flight stays what it was. On a CPU, or with
 deterministic kernels, the weights are the same to the last bit; the log has their checksum.
 
-Holds true: a checkpoint that is ahead of the log (a loss of power took the log's end) is not used.
+Holds true: a checkpoint that is ahead of the log (a loss of power took the log's end) is not used;
+when a run is resumed it is set aside, before another version has its number.
 Writes nothing. Knows nothing of processes.
 """
 
@@ -21,6 +22,7 @@ from rhymeflow.core.types import Version
 from rhymeflow.learner.checkpoint_dirs import checkpoints_up_to
 from rhymeflow.learner.sample import Sample
 from rhymeflow.learner.single import Learner
+from rhymeflow.store.previous_run import config_of
 from rhymeflow.store.reader import TrajectoryReader, TrajectoryRecord
 
 _PUBLISHED = """SELECT json_extract(body, '$.version') FROM events
@@ -91,6 +93,7 @@ def _batches(reader: TrajectoryReader, first: Version, last: Version) -> list[Ba
             attempt = max((a for a in attempts if a.first_event <= event), key=lambda a: a.number)
             groups, members = tuple(command["groups"]), tuple(map(tuple, command["members"]))
             config = Config.model_validate_json(attempt.config)
+            config = config_of(attempt, reader.path)
             found.append(Batch(command["version"], groups, members, config))
     found.reverse()
     assert [batch.version for batch in found] == list(range(first, last)), "a batch is missing"

@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from pathlib import Path
 
 from rhymeflow.config import Config
@@ -22,6 +22,7 @@ from rhymeflow.models.tokenizer import load_tokenizer
 from rhymeflow.reward.executor import Outcome, RewardDone, RewardExecutor
 from rhymeflow.reward.messages import RewardRequest
 from rhymeflow.utils import output
+from rhymeflow.workers.channel import Connection
 from rhymeflow.workers.messages import (
     Alive,
     ComputeReward,
@@ -67,15 +68,19 @@ class RewardWorker:
         """Receive responses, send answers, until `Shutdown`."""
         while not self._ending:
             self._wait()
-            while not self._ending and self._connection.poll():
-                self._take(receive(self._connection))
-            now = time.monotonic()
-            for outcome in self._executor.poll(now):
-                self._answer(outcome)
-                self._last_sent = now
-            if now - self._last_sent >= ALIVE_SECONDS:
-                send(self._connection, Alive())
-                self._last_sent = now
+            self.turn()
+
+    def turn(self) -> None:
+        """Receive what has arrived, and send the answers that there are."""
+        while not self._ending and self._connection.poll(0.0):
+            self._take(receive(self._connection))
+        now = time.monotonic()
+        for outcome in self._executor.poll(now):
+            self._answer(outcome)
+            self._last_sent = now
+        if now - self._last_sent >= ALIVE_SECONDS:
+            send(self._connection, Alive())
+            self._last_sent = now
 
     def _wait(self) -> None:
         """Until there is something to do, or a sign of life is due."""

@@ -10,10 +10,9 @@ rewards.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 from rhymeflow.config import Config
@@ -21,7 +20,8 @@ from rhymeflow.core.types import TrajectoryId, Version
 from rhymeflow.engine.base import Engine, Finished, NoiseKey, Request, Sampling
 from rhymeflow.weights.base import WeightReader
 from rhymeflow.weights.proof import as_text
-from rhymeflow.workers.drafting import drafter, rehearse
+from rhymeflow.workers.channel import Connection
+from rhymeflow.workers.engines import make_engine, prepare
 from rhymeflow.workers.messages import (
     Abort,
     Answered,
@@ -71,52 +71,30 @@ class HeldOut:
 
 def main(connection: Connection, name: str, config: Config, run_dir: Path) -> None:
     """Join the run and serve it until `Shutdown`."""
-    instance = Instance(connection, name, config)
+    prepare(config)  # while the learner loads
+    instance = Instance(connection, name, config, make_engine)
     try:
         instance.serve()
     finally:
         instance.engine.close()
 
 
-def prepare(config: Config) -> None:
-    """Load the code that the engine will run, or compile it."""
-    if config.rollout.engine == "vllm":
-        from rhymeflow.engine.vllm.llm import import_vllm
-
-        import_vllm()
-        if config.drafting.window != "off":
-            rehearse(config)  # the history process compiles for another Python
-        return
-    from rhymeflow.engine.native.native_engine import load_kernels
-
-    load_kernels(config)
-
-
-def make_engine(config: Config, weights: WeightReader, name: str) -> Engine:
-    """The engine of instance `name`, as the configuration says. It begins with the newest weights.
-
-    Only the one that is wanted is imported.
-    """
-    drafts = partial(drafter, config)
-    if config.rollout.engine == "vllm":
-        from rhymeflow.engine.vllm.vllm_engine import VllmEngine
-
-        return VllmEngine(config, weights, instance=name, drafter_for=drafts)
-    from rhymeflow.engine.native.native_engine import NativeEngine
-
-    return NativeEngine(config, weights, instance=name, drafter_for=drafts)
-
-
 class Instance:
-    """The engine, the weights it pulls and the connection."""
+    """The engine, the weights it pulls and the connection.
 
-    def __init__(self, connection: Connection, name: str, config: Config) -> None:
+    `engine` makes the engine, which begins with the newest of the weights that it is given.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        name: str,
+        config: Config,
+        engine: Callable[[Config, WeightReader, str], Engine],
+    ) -> None:
         self.connection, self.config = connection, config
-        prepare(config)  # while the learner loads
-        connect = receive(connection)
-        assert isinstance(connect, ConnectWeights), connect
-        self.weights = connect.handle.open()
-        self.engine = make_engine(config, self.weights, name)
+        self.weights = self._connect()
+        self.engine = engine(config, self.weights, name)
         limits = self.engine.limits()
         self.stop_tokens = limits.stop_token_ids
         self.requests: dict[TrajectoryId | HeldOut, Request] = {}
@@ -134,6 +112,18 @@ class Instance:
             as_text(self.engine.checksum),
         )
         send(connection, joined)
+
+    def open_weights(self, message: ConnectWeights) -> WeightReader:
+        """Where the learner publishes."""
+        return message.handle.open()
+
+    def _connect(self) -> WeightReader:
+        """Wait for the weights of a learner that is there."""
+        while True:
+            connect = receive(self.connection)
+            assert isinstance(connect, ConnectWeights), connect
+            with suppress(FileNotFoundError):  # it was lost meanwhile: the next one says so too
+                return self.open_weights(connect)
 
     def serve(self) -> None:
         """Carry out commands and iterate, until `Shutdown`."""
@@ -177,8 +167,9 @@ class Instance:
                     key, noise = HeldOut(message.version, row), NoiseKey(row, EVALUATION_EPOCH, 0)
                     how = self._sampling(self.config.run.eval_temperature)
                     self._submit(Request(key, prompt_ids, noise, how))
-            case ConnectWeights(handle=handle):
-                self.weights = handle.open()  # another learner took the place of a lost one
+            case ConnectWeights():  # another learner took the place of a lost one
+                with suppress(FileNotFoundError):  # lost in turn, and the next one says so too
+                    self.weights = self.open_weights(message)
             case UseDrafter():
                 self.engine.draft_from(message.index)
             case Shutdown():

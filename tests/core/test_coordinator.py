@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rhymeflow.core import planner
 from rhymeflow.core.commands import (
     Abort,
     Drop,
@@ -37,6 +38,7 @@ from rhymeflow.core.events import (
     VersionPublished,
 )
 from rhymeflow.core.state import Prompt
+from rhymeflow.core.strategies import routing
 from rhymeflow.core.strategies.schedules import SCHEDULES
 from rhymeflow.core.types import TrajectoryId
 from tests.helpers import FakeRuntime, a_plan, a_schedule
@@ -456,3 +458,51 @@ def test_all_that_a_run_can_do_is_done_in_these_tests():
         RequestPrompts, RetryPrompt, Route, Interrupt, Abort, Pull, Evaluate, FinishEarly, Train,
         Drop, Finish,
     }  # fmt: skip
+
+
+# -- ticks that stop before all is routed ----------------------------------------------------------
+
+
+def routed(schedule: str, num_instances: int, num_groups: int, most: int | None) -> list[Route]:
+    """All that is routed when a fleet of unequal instances is filled at once."""
+    with pytest.MonkeyPatch.context() as patch:
+        if most is not None:
+            for module in (planner, routing):
+                patch.setattr(module, "MAX_ASSIGNMENTS", most)
+        coordinator = Coordinator(
+            a_plan(groups_per_batch=num_groups, num_generations=3, max_staleness=0),
+            a_schedule(schedule),
+        )
+        events = [LearnerReady(0)] + [
+            InstanceJoined(f"i{n}", 0, 2 + n, 200 + 100 * n) for n in range(num_instances)
+        ]
+        tell(coordinator, *events)
+        for n in range(num_groups):
+            coordinator.handle(GroupCreated(n, n, 0, 3 + n * 7 % 50))
+        found, num_ticks = [], 0
+        while not num_ticks or coordinator.state.has_more:
+            told = [c for c in coordinator.handle(Tick()) if isinstance(c, Route)]
+            assert most is None or len(told) <= most
+            found, num_ticks = found + told, num_ticks + 1
+            assert num_ticks <= 100
+        return found
+
+
+@pytest.mark.parametrize("schedule", ["staleflow", "synchronous"])
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 5), st.integers(1, 12), st.integers(1, 7))
+def test_short_ticks_route_what_one_long_tick_does(
+    schedule: str, num_instances: int, num_groups: int, most: int
+) -> None:
+    long = routed(schedule, num_instances, num_groups, None)
+    assert long
+    assert routed(schedule, num_instances, num_groups, most) == long
+
+
+@settings(max_examples=25, deadline=None)
+@given(runs(), capacities, st.integers(0, 2**16))
+def test_a_run_of_short_ticks_ends(scenario, capacities, seed) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (planner, routing):
+            patch.setattr(module, "MAX_ASSIGNMENTS", 1)
+        run(*scenario, capacities, seed, crashes=2, duplicates=0.1)

@@ -39,13 +39,27 @@ def test_rows_of_one_step_are_joined_and_a_half_line_left_out(tmp_path):
     assert list(metrics.read(tmp_path)) == [1, 2]
 
 
+def test_what_a_resumed_run_does_again_is_forgotten(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    rows = ['{"step": 1, "x": 0.1}\n', '{"step": 2}\n', '{"step": 1, "eval/reward": 1e-05}\n']
+    path.write_text("".join(rows) + '{"step": 3')
+    metrics.forget_after(tmp_path, 1)
+    assert path.read_text() == rows[0] + rows[2]
+    before = path.stat().st_ino
+    metrics.forget_after(tmp_path, 1)
+    assert path.stat().st_ino == before, "there was nothing to forget"
+
+
 def test_no_file_is_no_steps(tmp_path):
     assert metrics.read(tmp_path) == {}
 
 
-@pytest.mark.parametrize(("line", "message"), [("oops", "is not JSON"), ("[1]", "is no object")])
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [("oops", "is not JSON"), ("[1]", "is no object"), ('{"step": 1, "é": 1}', "is not JSON")],
+)
 def test_a_foreign_line_is_named(tmp_path, line, message):
-    (tmp_path / "metrics.jsonl").write_text(f'{{"step": 1}}\n{line}\n')
+    (tmp_path / "metrics.jsonl").write_bytes(f'{{"step": 1}}\n{line}\n'.encode("latin-1"))
     with pytest.raises(UserError, match=rf"metrics\.jsonl, line 2: {message}"):
         metrics.read(tmp_path)
 
@@ -82,11 +96,14 @@ def test_tensorboard_does_not_show_what_a_resumed_run_does_again(tmp_path):
 class FakeTracker:
     """Stands for the module `wandb` or `trackio`, and for the run that `init` returns."""
 
+    id = "abc123"
+
     def __init__(self) -> None:
         self.calls: list[tuple] = []
 
-    def init(self, **options):
-        self.calls.append(("init", options["project"], options["name"], options["config"]))
+    def init(self, *, project, name, config, dir=None, **how):
+        self.calls.append(("init", project, name, config, how))
+        self.name = name
         return self
 
     def define_metric(self, names, step_metric):
@@ -107,10 +124,41 @@ def test_trackers_get_the_rows(tmp_path, monkeypatch, name):
     writer.write(1, 0.5, {"reward": 0.5})
     writer.close()
     assert fake.calls == [
-        ("init", "rhymeflow", "demo", {"seed": 1}),
+        (
+            "init",
+            "rhymeflow",
+            "demo",
+            {"seed": 1},
+            {"resume": "never"} if name == "trackio" else {},
+        ),
         ("log", {"step": 1, "reward": 0.5}),
         ("finish",),
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        ("wandb", {"id": "abc123", "resume": "allow", "allow_val_change": True}),
+        ("trackio", {"resume": "allow"}),
+    ],
+)
+def test_a_resumed_run_goes_on_in_its_run(tmp_path, monkeypatch, name, how):
+    """Also if its directory was moved, and the run would be called otherwise now."""
+    fake = FakeTracker()
+    monkeypatch.setitem(metrics.importlib.sys.modules, name, fake)
+    for called in ("demo", "moved"):
+        MetricsWriter(tmp_path, report_to=(name,), name=called, config={}).close()
+    again = fake.calls[-2]
+    assert again == ("init", "rhymeflow", "moved" if name == "wandb" else "demo", {}, how)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"wandb": 1}'])
+def test_what_names_the_runs_may_be_broken(tmp_path, monkeypatch, text):
+    monkeypatch.setitem(metrics.importlib.sys.modules, "wandb", FakeTracker())
+    (tmp_path / "trackers.json").write_text(text)
+    with pytest.raises(UserError, match=r"trackers\.json: "):
+        MetricsWriter(tmp_path, report_to=("wandb",), name="run", config={})
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "wandb", "trackio"])

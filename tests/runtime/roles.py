@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from rhymeflow.errors import UserError
+from rhymeflow.utils import shared_memory
 from rhymeflow.workers.messages import Alive, send
 
 
@@ -25,6 +26,16 @@ def talkative(connection, name, config, run_dir):
 def silent(connection, name, config, run_dir):
     """Hears nothing and says nothing."""
     time.sleep(600)
+
+
+def busy(connection, name, config, run_dir):
+    """Has shared memory, and listens to nobody, as one that compiles."""
+    memory = shared_memory.new_name("rhymeflow-test")
+    shared_memory.create(memory, 4096, what="a test", advice="none")
+    (run_dir / "memory").write_text(memory)
+    send(connection, Alive())
+    while True:
+        pass
 
 
 def environment(connection, name, config, run_dir):

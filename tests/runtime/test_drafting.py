@@ -87,7 +87,7 @@ def wait_for(condition) -> None:
 
 
 def ours() -> list[str]:
-    return [path.name for path in SHARED.glob(f"rhymeflow*-{os.getpid()}-*")]
+    return [path.name for path in SHARED.glob(f"r*f*-{os.getpid()}-*")]
 
 
 @pytest.fixture(scope="module")
@@ -115,8 +115,8 @@ def told(monkeypatch):
     made = entry.history_index
 
     @contextmanager
-    def waited_for(config):
-        with made(config) as index:
+    def waited_for(config, run_dir):
+        with made(config, run_dir) as index:
             yield index
             if index is not None:
                 stored = num_stored(told["config"])
@@ -165,7 +165,7 @@ def test_history_that_is_killed_costs_no_token(plain, tmp_path, monkeypatch, tol
         if not struck and self.training.published >= 2:
             worker = self.supervisor.history
             while not self.history._is_ready:
-                self._take_in(self.supervisor.wait(0.1))
+                self._receive(self.supervisor.wait(0.1))
             struck.append(worker.pid)
             os.kill(worker.pid, signal.SIGKILL)
         tick(self)
@@ -216,7 +216,7 @@ def test_a_run_begins_with_the_history_of_another(drafted, tmp_path, monkeypatch
 
 def owner(name: str) -> int | None:
     """The process that made a piece of shared memory, if it is one of ours."""
-    found = re.fullmatch(r"rhymeflow.*-(\d+)-\w+", name)
+    found = re.fullmatch(r"(?:rhymeflow|rf-).*-(\d+)-\w+", name)
     return int(found[1]) if found else None
 
 

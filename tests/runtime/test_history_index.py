@@ -159,7 +159,7 @@ def test_it_begins_with_an_earlier_run(opened, tmp_path):
 
 def test_a_run_that_does_not_draft_has_no_index(tmp_path):
     config = tiny_config(tmp_path)
-    with train.history_index(config) as index:
+    with train.history_index(config, tmp_path) as index:
         assert index is None
     with LocalRuntime(config, tmp_path, tmp_path / "logs") as runtime:
         history = HistoryIndex(None, Supervisor(config, runtime), print)

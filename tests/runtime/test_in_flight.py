@@ -11,6 +11,7 @@ from rhymeflow.core.types import TrajectoryId
 from rhymeflow.data.prompts import Prompt
 from rhymeflow.data.run_prompts import RunPrompts
 from rhymeflow.data.stream import PromptStream
+from rhymeflow.errors import UserError
 from rhymeflow.runtime.in_flight import InFlight
 from rhymeflow.runtime.instances import Instances
 from rhymeflow.store.writer import SqliteTrajectoryStore
@@ -140,3 +141,29 @@ def test_what_is_stored_of_each_response_is_said_before_its_instance_has_left(in
     ]
     assert in_flight.tokens(FIRST) == list(range(7))
     assert list(instances.leave("c", "never joined")) == []
+
+
+def test_what_was_in_flight_is_asked_for_at_once(in_flight, store):
+    """Of however many groups: a resumed run has thousands."""
+    for _ in range(3):
+        in_flight.request()
+    in_flight.take("a", part(0, 2))
+    in_flight.take("a", part(0, 3, trajectory=TrajectoryId(2, 1)))
+    in_flight.seal_all()
+    store.put_finished(FIRST, length=2, reason="stop")
+    another = InFlight(store, in_flight._prompts)
+    asked: list[str] = []
+    store.commit()
+    store._connection.set_trace_callback(asked.append)
+    assert another.restore({0: [], 1: [1], 2: [0]}) == {0: {0}, 1: set(), 2: set()}
+    assert len(asked) == 3
+    assert another.tokens(FIRST) == [0, 1]
+    assert another.tokens(TrajectoryId(2, 1)) == [0, 1, 2]
+    assert TrajectoryId(1, 0) in another
+    assert TrajectoryId(1, 1) not in another, "it was aborted"
+
+
+def test_what_is_not_stored_cannot_be_taken_up(in_flight):
+    in_flight.request()
+    with pytest.raises(UserError, match="the log has group 1, and not its prompt"):
+        in_flight.restore({0: [], 1: []})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from multiprocessing.connection import Connection
@@ -17,6 +18,7 @@ from rhymeflow.runtime import local, processes
 from rhymeflow.runtime.base import Received, Resources, WorkerLost
 from rhymeflow.runtime.local import LocalRuntime
 from rhymeflow.runtime.supervisor import share_of_cores
+from rhymeflow.utils import shared_memory
 from rhymeflow.workers.messages import Alive, Failed
 
 
@@ -90,6 +92,53 @@ def test_a_worker_that_does_not_end_is_ended(runtime):
     runtime.stop("w", patience=0.0)
     with pytest.raises(ProcessLookupError):
         os.kill(worker.pid, 0)
+
+
+CONTROLLER = """
+import sys, time
+from pathlib import Path
+from rhymeflow.config import Config
+from rhymeflow.runtime import local, processes
+from rhymeflow.runtime.base import Resources
+from tests.runtime.test_local import enter
+
+processes.prepare()
+local.entry.enter, run_dir = enter, Path(sys.argv[1])
+runtime = local.LocalRuntime(Config(), run_dir, run_dir / "logs")
+worker = runtime.start("busy", "w", Resources(1))
+while not runtime.wait(1.0):
+    pass
+print(worker.pid, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="shared memory is no file elsewhere")
+def test_a_worker_that_listens_to_nobody_ends_with_its_controller(tmp_path):
+    """In silence: what it leaves is taken away without a word on the terminal."""
+    controller = subprocess.Popen(
+        [sys.executable, "-c", CONTROLLER, tmp_path],
+        cwd=Path(__file__).parents[2],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    worker = int(controller.stdout.readline())
+    memory = shared_memory.path_of((tmp_path / "memory").read_text())
+    assert memory.exists()
+    controller.kill()
+    _, said = controller.communicate(timeout=60)  # whoever had its terminal has ended
+    assert not is_running(worker)
+    assert said == ""
+    assert not memory.exists()
+
+
+def is_running(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"  # nobody may have asked how it ended
 
 
 def test_cores_are_shared_out():

@@ -20,11 +20,13 @@ from rhymeflow.core.events import TrajectoryInterrupted
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.errors import UserError
 from rhymeflow.observe import metrics
-from rhymeflow.runtime import controller
+from rhymeflow.reward.process import descendants
+from rhymeflow.runtime import event_log
 from rhymeflow.runtime import train as runtime
 from rhymeflow.runtime.controller import Controller
 from rhymeflow.runtime.resume_options import with_options
 from rhymeflow.store.reader import TrajectoryReader
+from rhymeflow.utils import shared_memory
 from tests.runtime.logs import check_bound, check_replay, reader, train
 from tests.runtime.tiny import save_model, save_prompts, tiny_config
 
@@ -190,7 +192,7 @@ def test_the_coordinator_is_told_how_far_the_responses_had_come(tmp_path, monkey
     save_model(tmp_path / "model", unused_ids=1000, max_length=512)
     save_prompts(tmp_path / "prompts.jsonl")
     config = small(tmp_path, rollout={"max_completion_length": 400}, learner={"max_steps": 1})
-    monkeypatch.setattr(controller, "COMMIT_SECONDS", 0.0)
+    monkeypatch.setattr(event_log, "COMMIT_SECONDS", 0.0)
 
     def is_half_way(c: Controller) -> bool:
         return any(group.stored for group in c.in_flight._groups.values())
@@ -252,9 +254,10 @@ def test_a_log_that_gives_other_commands_is_refused(straight, tmp_path):
     run_dir = tmp_path / "run"
     subprocess.run(["cp", "-r", straight, run_dir], check=True)
     with sqlite3.connect(run_dir / "events.db") as connection:
+        connection.execute("DELETE FROM snapshots")
         connection.execute("DELETE FROM events WHERE kind = 'TrajectoryRewarded' AND seq < 60")
     connection.close()
-    with pytest.raises(UserError, match="cannot be resumed: the log has"):
+    with pytest.raises(UserError, match=r"cannot be resumed: .* resume with that"):
         resume(run_dir)
 
 
@@ -297,8 +300,12 @@ def test_the_command_resumes_a_run_that_was_killed_from_outside(tmp_path):
     while max(metrics.read(tmp_path / "run"), default=0) < 3:
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    process.kill()
+    prefix = shared_memory.prefix_for(tmp_path / "run", "")
+    for pid in (process.pid, *descendants(process.pid)):
+        os.kill(pid, signal.SIGKILL)  # whoever would take away what the others leave, too
     process.wait()
+    left = list(shared_memory.DIRECTORY.glob(f"{prefix}*"))
+    assert left or not shared_memory.DIRECTORY.is_dir()
     again = subprocess.run([*command, "train", "config.yaml"], cwd=tmp_path, capture_output=True)
     assert b"rhymeflow resume" in again.stderr
     done = subprocess.run(
@@ -306,4 +313,5 @@ def test_the_command_resumes_a_run_that_was_killed_from_outside(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["steps"] == 12
+    assert not list(shared_memory.DIRECTORY.glob(f"{prefix}*"))
     audit(tmp_path / "run")

@@ -9,7 +9,7 @@ import pytest
 
 from rhymeflow import build
 from rhymeflow.core.coordinator import Coordinator
-from rhymeflow.runtime import controller, replay, snapshot
+from rhymeflow.runtime import event_log, replay, snapshot
 from rhymeflow.runtime.snapshot import Snapshot
 from tests.core.test_replay import LOGS, recorded
 from tests.runtime.logs import check_replay, train
@@ -47,13 +47,27 @@ def test_bytes_of_another_run_no_code():
         def __reduce__(self):
             return print, ("code",)
 
+    evil = pickle.dumps(Evil())
+    blob = snapshot.digest_of_classes() + snapshot._digest(evil) + evil
     with pytest.raises(pickle.UnpicklingError, match=r"builtins.print is no part"):
-        snapshot.read(pickle.dumps(Evil()))
+        snapshot.read(blob)
+
+
+def test_a_changed_byte_is_noticed():
+    """Pickle would read many of them without a word."""
+    config, _ = recorded(LOGS[0])
+    state = Coordinator(build.plan(config), build.schedule(config)).state
+    blob = snapshot.write(Snapshot(state, 5, None))
+    assert snapshot.read(blob) is not None
+    for index in random.Random(0).sample(range(len(blob)), 20):
+        changed = bytearray(blob)
+        changed[index] ^= 1
+        assert snapshot.read(bytes(changed)) is None
 
 
 @pytest.mark.slow
 def test_a_run_is_resumed_from_its_last_snapshot(tmp_path, monkeypatch):
-    monkeypatch.setattr(controller, "SNAPSHOT_EVENTS", 20)
+    monkeypatch.setattr(event_log, "SNAPSHOT_EVENTS", 20)
     (tmp_path / "straight").mkdir()
     train(small(tmp_path / "straight", **SYNCHRONOUS))
     config = small(tmp_path, **SYNCHRONOUS)

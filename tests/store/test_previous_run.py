@@ -44,7 +44,9 @@ def test_a_store_of_another_version_is_refused(run_dir):
     connection = sqlite3.connect(run_dir / "events.db", isolation_level=None)
     connection.execute("UPDATE meta SET value = 2 WHERE key = 'schema_version'")
     connection.close()
-    with pytest.raises(UserError, match=r"^drafting.history_run: .*another Rhymeflow.*version 2;"):
+    with pytest.raises(
+        UserError, match=r"^drafting.history_run: .*has schema version 2, .* wrote it: install"
+    ):
         check(str(run_dir), "drafting.history_run")
 
 

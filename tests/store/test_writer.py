@@ -482,14 +482,53 @@ def test_other_databases_are_refused(path, opened):
         opened(path)
 
 
-@pytest.mark.parametrize("opened", [SqliteTrajectoryStore, TrajectoryReader])
-def test_another_schema_version_is_refused(path, opened):
-    SqliteTrajectoryStore(path).close()
+def set_meta(path: Path, **values: object) -> None:
     connection = sqlite3.connect(path, isolation_level=None)
-    connection.execute("UPDATE meta SET value = 99 WHERE key = 'schema_version'")
+    connection.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", values.items())
     connection.close()
-    with pytest.raises(UserError, match="schema version 99; this one reads version 9\\)"):
+
+
+@pytest.mark.parametrize("opened", [SqliteTrajectoryStore, TrajectoryReader])
+@pytest.mark.parametrize(
+    ("schema", "writer", "advice"),
+    [
+        (99, "Rhymeflow 7.1", r"Rhymeflow 7\.1 wrote it: install that version"),
+        (7, None, "commit 8fce5f6 does: `git worktree add"),
+    ],
+)
+def test_another_schema_version_is_refused(path, opened, schema, writer, advice):
+    SqliteTrajectoryStore(path).close()
+    set_meta(path, schema_version=schema, written_by=writer)
+    said = rf"has schema version {schema}, and this Rhymeflow \(0\.1\.0.*\) reads 8 and 9; {advice}"
+    with pytest.raises(UserError, match=said) as refused:
         opened(path)
+    assert len(str(refused.value).splitlines()) == 1
+
+
+def test_schema_8_is_read_and_gets_snapshots_when_it_is_written_to(path):
+    """A run that is refused after all stays what the version that wrote it reads."""
+    store = SqliteTrajectoryStore(path)
+    store.record(0.0, [VersionPublished(1)])
+    store.commit()
+    store.close()
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute("DROP TABLE snapshots")
+    connection.close()
+    set_meta(path, schema_version=8)
+    reader = TrajectoryReader(path)
+    assert reader.snapshots() == []
+    store = SqliteTrajectoryStore(path)
+    store.commit()
+    assert reader.query("SELECT value FROM meta WHERE key = 'schema_version'") == [(8,)]
+    store.begin_attempt("{}", now=0.0, started="now")
+    store.put_snapshot(1, b"state")
+    assert reader.snapshots() == []
+    store.commit()
+    assert reader.snapshots() == [(1, b"state")]
+    assert reader.query("SELECT value FROM meta WHERE key = 'schema_version'") == [(9,)]
+    assert reader.written_by.startswith("Rhymeflow 0.1.0")
+    reader.close()
+    store.close()
 
 
 def test_missing_places_are_named(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from multiprocessing import resource_tracker
 
 import pytest
 
@@ -21,7 +22,7 @@ def macos(monkeypatch, tmp_path):
     monkeypatch.setattr("platform.system", lambda: "Darwin")
 
 
-@pytest.mark.parametrize("prefix", ["rhymeflow", "rhymeflow-history"])
+@pytest.mark.parametrize("prefix", ["rhymeflow", "rhymeflow-history", "rf-0123abcd-w"])
 def test_memory_is_shared_without_dev_shm(macos, monkeypatch, prefix):
     monkeypatch.setattr(os, "getpid", lambda: 99998)  # the largest there
     name = shared_memory.new_name(prefix)
@@ -39,6 +40,20 @@ def test_memory_is_shared_without_dev_shm(macos, monkeypatch, prefix):
         shared_memory.free(name)
     with pytest.raises(FileNotFoundError):
         shared_memory.attach(name, writable=False)
+
+
+@pytest.mark.skipif(not shared_memory.DIRECTORY.is_dir(), reason="memory is no file here")
+def test_what_a_killed_run_left_is_found_by_its_directory(tmp_path):
+    for name in ("run", "copy"):
+        (tmp_path / name).mkdir()
+    prefixes = [shared_memory.prefix_for(tmp_path / name, "w") for name in ("run", "copy")]
+    names = [shared_memory.new_name(prefix) for prefix in prefixes]
+    for name in names:
+        shared_memory.create(name, 4096, what="a test", advice="none")
+    shared_memory.free_left(shared_memory.prefix_for(tmp_path / "run", ""))
+    assert [shared_memory.path_of(name).exists() for name in names] == [False, True]
+    resource_tracker.unregister(f"/{names[0]}", "shared_memory")
+    shared_memory.free(names[1])
 
 
 def test_cores_are_counted_and_pinning_is_refused(macos):

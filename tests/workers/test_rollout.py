@@ -14,6 +14,7 @@ from rhymeflow.core.types import TrajectoryId
 from rhymeflow.weights.manifest import manifest_of
 from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
 from rhymeflow.workers import rollout
+from rhymeflow.workers.engines import make_engine
 from rhymeflow.workers.messages import (
     Abort,
     Answered,
@@ -61,7 +62,7 @@ class Side:
         monkeypatch.setattr(rollout, "STATUS_SECONDS", 0.0)  # in every turn
         self.ours, theirs = multiprocessing.Pipe()
         send(self.ours, ConnectWeights(parameters.handle))
-        self.instance = rollout.Instance(theirs, name, config)
+        self.instance = rollout.Instance(theirs, name, config, make_engine)
         assert isinstance(receive(self.ours), Joined)
         if never_stops:
             self.instance.stop_tokens = frozenset()

@@ -145,7 +145,11 @@ class Migration(NamedTuple):
 
 
 Routing = Callable[[FleetView], Iterable[Assignment]]
-"""Which of what waits goes where, in the order it is to be done."""
+"""Which of what waits goes where, in the order it is to be done. A rule may stop when it has
+`MAX_ASSIGNMENTS`: it is asked again at once, in a tick of its own."""
+
+MAX_ASSIGNMENTS = 512
+"""So that a tick is short also when a whole fleet is to be filled."""
 
 Sync = Callable[[InstanceView, FleetView], bool]
 """Whether this instance, which lags behind the weight store, is to pull now."""

@@ -29,6 +29,7 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush, heapreplace
 
 from rhymeflow.core.strategies.base import (
+    MAX_ASSIGNMENTS,
     Assignment,
     FleetView,
     InstanceView,
@@ -85,12 +86,12 @@ def fewest_requests(view: FleetView) -> list[Assignment]:
         kv_tokens[place] = kv_tokens.get(place, instance.kv_tokens) + trajectory.tokens
         if count + 1 < instance.capacity and kv_tokens[place] < instance.kv_capacity:
             heapreplace(heap, (count + 1, place))
-            continue
-        heappop(heap)
-        if not heap:
+        elif len(heap) > 1:
+            heappop(heap)
+        else:
             del heaps[instance.version]
-            if not heaps:
-                break
+        if not heaps or len(proposals) == MAX_ASSIGNMENTS:
+            break
     return proposals
 
 
@@ -125,6 +126,8 @@ def waterfall(view: FleetView) -> list[Assignment]:
             break
         proposals.append(Assignment(trajectory.id, load.instance.name))
         classes[version].add(load, trajectory.tokens)
+        if len(proposals) == MAX_ASSIGNMENTS:
+            break
     return proposals
 
 

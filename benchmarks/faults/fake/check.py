@@ -1,0 +1,204 @@
+"""What must hold of a fake run in the end, whatever happened to it.
+
+Beside the audit that users have (`examples/audit_run.py`), because more is known of a fake run:
+
+- each stored token is the one that its noise gives, and none that was ever committed is missing;
+- each response is as long as it has to be, and its reward is that of its tokens;
+- prompts were taken in the data's order, none twice and none left out;
+- every version has one checksum, whichever learner made it: what was trained on again was the same;
+- held-out answers are what they have to be, and the last version has all of them;
+- metrics have each step once;
+- the log gives its commands again, from its beginning as from each snapshot.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from benchmarks.faults.fake import models
+from benchmarks.faults.fake.prompts import SOURCE
+from benchmarks.faults.fake.world import World
+from benchmarks.training.train import ROOT
+from rhymeflow.config import Config
+from rhymeflow.core.events import GroupCreated, LearnerReady, VersionPublished
+from rhymeflow.data.stream import PromptStream
+from rhymeflow.engine.base import NoiseKey
+from rhymeflow.observe import metrics
+from rhymeflow.observe.summary import EVENTS
+from rhymeflow.runtime.replay import replay
+from rhymeflow.store.reader import TrajectoryReader
+from rhymeflow.workers.noise import EVALUATION_EPOCH, epoch_of_noise
+
+COMPARE_SHARE = 0.2
+"""Of resumed attempts, those before which the log is replayed from its beginning, too."""
+LENGTHS = "SELECT group_id, member, SUM(LENGTH(tokens)) / 4 FROM segments GROUP BY 1, 2"
+
+
+def _audit() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("audit_run", ROOT / "examples/audit_run.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+AUDIT = _audit()
+
+
+class Seen:
+    """What was in the store when attempts ended."""
+
+    def __init__(self) -> None:
+        self.num_attempts = 0
+        self.lengths: dict[tuple[int, int], int] = {}
+        """The most tokens that a response ever had in the store."""
+
+    def look(self, run_dir: Path, committed: int, world: World) -> None:
+        """An attempt has ended; `committed`: the last event that it had committed, if that is sure
+        to be there.
+        """
+        with closing(TrajectoryReader(run_dir / EVENTS)) as reader:
+            ((last,),) = reader.query("SELECT COALESCE(MAX(seq), 0) FROM events")
+            assert last >= committed, f"event {committed} was committed and is not there"
+            for group, member, length in reader.query(LENGTHS):
+                known = self.lengths.get((group, member), 0)
+                assert length >= known, f"tokens of {group}.{member} were lost"
+                self.lengths[group, member] = length
+            if last and reader.snapshots() and world.chance(COMPARE_SHARE):
+                compare_with_whole_replay(run_dir / EVENTS)
+
+
+class WithoutSnapshots(TrajectoryReader):
+    """A log that is replayed from its beginning."""
+
+    def snapshots(self) -> list[tuple[int, bytes]]:
+        """None."""
+        return []
+
+
+def compare_with_whole_replay(path: Path) -> None:
+    """A snapshot and the events since give what all events give."""
+    with closing(TrajectoryReader(path)) as tail, closing(WithoutSnapshots(path)) as whole:
+        short, long = replay(tail, path), replay(whole, path)
+    assert short._replace(coordinator=None) == long._replace(coordinator=None)
+    assert plain(short.coordinator.state) == plain(long.coordinator.state)
+
+
+def plain(value: Any) -> Any:
+    """An object as containers of plain values, to be compared."""
+    if isinstance(value, dict):
+        return [(plain(key), plain(item)) for key, item in value.items()]
+    if isinstance(value, set | frozenset):
+        return sorted(map(repr, value))
+    if isinstance(value, list | tuple) or type(value).__name__ == "deque":
+        return [plain(item) for item in value]
+    if callable(value) or isinstance(value, str | int | float | None):
+        return repr(value) if callable(value) else value
+    names = [*getattr(value, "__dict__", {}), *getattr(type(value), "__slots__", ())]
+    return [(name, plain(getattr(value, name))) for name in names if name not in SHARED]
+
+
+SHARED = ("plan", "schedule", "generated")
+"""What a state does not hold itself: a configuration made it, or it leads back to the state."""
+
+
+def ended(run_dir: Path, config: Config, seen: Seen) -> None:
+    """Check a run that has ended."""
+    path = run_dir / EVENTS
+    audited(path, config.schedule.bound)
+    compare_with_whole_replay(path)
+    with closing(TrajectoryReader(path)) as reader:
+        check_tokens(reader, config, seen)
+        check_order(reader, config)
+        check_versions(reader, config)
+        check_answers(reader, config)
+    steps = [
+        row["step"]
+        for row in map(json.loads, (run_dir / metrics.FILE).read_text().splitlines())
+        if "loss" in row
+    ]
+    assert steps == list(range(1, config.learner.max_steps + 1)), f"metrics of {steps}"
+
+
+def audited(path: Path, bound: int) -> None:
+    """Let the audit that users have look at the log."""
+    AUDIT.wrong.clear()
+    with closing(sqlite3.connect(path)) as db:
+        log = AUDIT.read(db)
+        AUDIT.law_1(db, log, bound)
+        AUDIT.law_2(db, log)
+        AUDIT.law_5(db, log)
+    assert log.is_over
+    assert not AUDIT.wrong, "\n".join(AUDIT.wrong)
+
+
+def check_tokens(reader: TrajectoryReader, config: Config, seen: Seen) -> None:
+    """Tokens, lengths and rewards."""
+    rows = reader.query("SELECT group_id, row, epoch FROM groups")
+    origins = {group: (row, epoch) for group, row, epoch in rows}
+    stored: dict[tuple[int, int], list[int]] = {}
+    for group, member, start, blob in reader.query(
+        "SELECT group_id, member, start, tokens FROM segments ORDER BY 1, 2, 3"
+    ):
+        tokens = stored.setdefault((group, member), [])
+        assert start == len(tokens), f"{group}.{member} has a hole or an overlap at {start}"
+        tokens += list(memoryview(blob).cast("i"))
+    for (group, member), length in seen.lengths.items():
+        there = len(stored.get((group, member), ()))
+        assert there >= length, f"{length - there} tokens of {group}.{member} were lost"
+    expected = {}
+    for (group, member), tokens in stored.items():
+        row, epoch = origins[group]
+        key = NoiseKey(row, epoch_of_noise(config, epoch, member), member)
+        whole = models.response(key, config.rollout.max_completion_length)
+        expected[group, member] = whole
+        assert tokens == whole[: len(tokens)], f"{group}.{member} has tokens of another response"
+    for group, member, length, reason, reward in reader.query(
+        "SELECT group_id, member, length, reason, reward FROM trajectories"
+    ):
+        tokens, whole = stored[group, member], expected[group, member]
+        assert len(tokens) == length, f"{group}.{member}: {len(tokens)} tokens of {length}"
+        if reason != "finished_early":
+            assert tokens == whole, f"{group}.{member} ended before its end"
+        if reward is not None:
+            due = models.reward(tokens) * len(config.reward.functions)
+            assert reward == due, f"{group}.{member} has the reward {reward}, not {due}"
+
+
+def check_order(reader: TrajectoryReader, config: Config) -> None:
+    """Prompts, in the order in which they were taken."""
+    stream = PromptStream(SOURCE, config.run.seed, config.data.shuffle)
+    created = [e for _, _, e in reader.events() if isinstance(e, GroupCreated)]
+    groups = sorted(reader.query("SELECT group_id, row, epoch FROM groups"))
+    assert [(e.group, e.prompt, e.epoch) for e in sorted(created, key=lambda e: e.group)] == groups
+    taken = [(e.prompt, e.epoch) for e in created if e.repeats is None]
+    due = [stream.at(number) for number in range(len(taken))]
+    assert taken == [(prompt.row, epoch) for epoch, prompt in due], "prompts out of order"
+
+
+def check_versions(reader: TrajectoryReader, config: Config) -> None:
+    """Every version was published, and has one checksum."""
+    known: dict[int, str] = {}
+    for _, _, event in reader.events():
+        if isinstance(event, LearnerReady | VersionPublished):
+            before = known.setdefault(event.version, event.checksum)
+            assert before == event.checksum, f"version {event.version} is not what it was"
+    assert sorted(known) == list(range(config.learner.max_steps + 1))
+
+
+def check_answers(reader: TrajectoryReader, config: Config) -> None:
+    """Held-out answers; an evaluation that was cut off leaves some of a version's."""
+    of_last = set()
+    for version, row, blob in reader.query("SELECT version, row, tokens FROM evaluations"):
+        key = NoiseKey(row, EVALUATION_EPOCH, 0)
+        due = models.response(key, config.rollout.max_completion_length)
+        assert list(memoryview(blob).cast("i")) == due, f"held-out row {row} has another answer"
+        of_last |= {row} if version == config.learner.max_steps else set()
+    assert of_last == set(range(config.data.eval_size or 0)), f"only rows {of_last} were answered"

@@ -1,0 +1,175 @@
+"""What a fake run computes: a policy, an engine, a learner's model and rewards, all of them hashes.
+
+Holds true: a token is a function of its response's noise key and position, as in a real run it is
+one of these and the logits; weights are a function of everything that was trained on, in its order,
+so two learners with the same checksum were trained on the same; a reward is one of the tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections.abc import Hashable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from rhymeflow.core.types import Version
+from rhymeflow.engine.base import Finished, Limits, Load, NoiseKey, Request
+from rhymeflow.histospec.draft import DraftStats
+from rhymeflow.learner.sample import Sample
+from rhymeflow.weights.base import Pulled, VersionUnavailable
+
+STOP = 0
+STATE_FILE = "state.json"
+
+
+def token(key: NoiseKey, position: int) -> int:
+    """The token that this noise gives here; `STOP` for one in six."""
+    hashed = zlib.crc32(struct.pack("<4q", *key, position))
+    return STOP if hashed % 6 == 0 else 1 + hashed % 97
+
+
+def response(key: NoiseKey, length: int) -> list[int]:
+    """All tokens of a response of at most `length`."""
+    tokens: list[int] = []
+    while len(tokens) < length and STOP not in tokens:
+        tokens.append(token(key, len(tokens)))
+    return tokens
+
+
+def reward(tokens: Sequence[int]) -> float:
+    """0, 0.5 or 1."""
+    return zlib.crc32(bytes(tokens)) % 3 / 2
+
+
+class Weights:
+    """What a learner has published: the memory that instances read."""
+
+    def __init__(self) -> None:
+        self._published: Pulled | None = None
+
+    def publish(self, version: Version, state: int) -> int:
+        """Let instances pull it; return its checksum."""
+        self._published = Pulled(version, state)
+        return state
+
+    def newest(self, want: Version) -> Pulled:
+        """`want`, or what is newer."""
+        if self._published is None or self._published.version < want:
+            raise VersionUnavailable(f"{want} of {self._published}")
+        return self._published
+
+
+class Model:
+    """Stands for `learner.single.Learner`."""
+
+    def __init__(self) -> None:
+        self.version: Version = 0
+        self.state = 0
+        self._num_tokens = 0
+
+    def train(self, samples: Sequence[Sample], step: Version, details: Any = None) -> dict:
+        """Become what training on these makes."""
+        assert step == self.version, (step, self.version)
+        known = [
+            (s.group, s.prompt_ids, s.completion_ids, s.logprobs, s.versions, s.reward)
+            for s in samples
+        ]
+        self.state = xxhash.xxh3_64_intdigest(repr((self.state, known)).encode())
+        self.version = step + 1
+        self._num_tokens += sum(len(sample.completion_ids) for sample in samples)
+        mean = sum(sample.reward for sample in samples) / len(samples)
+        length = sum(len(sample.completion_ids) for sample in samples) / len(samples)
+        return {
+            "loss": self.state % 1000 / 1000,
+            "reward": mean,
+            "num_tokens": float(self._num_tokens),
+            "completions/mean_length": length,
+        }
+
+    def reconfigure(self, config: Any) -> None:
+        """Nothing depends on it."""
+
+    def weights(self) -> int:
+        """All there is of them."""
+        return self.state
+
+    def snapshot(self) -> str:
+        """What a checkpoint holds."""
+        return json.dumps([self.version, self.state, self._num_tokens])
+
+    def restore(self, directory: Path) -> None:
+        """Become what a checkpoint holds."""
+        self.version, self.state, self._num_tokens = json.loads(
+            (directory / STATE_FILE).read_text(encoding="utf-8")
+        )
+
+
+class Engine:
+    """An `engine.base.Engine` that generates a token of each running response in an iteration."""
+
+    def __init__(self, weights: Weights, limits: Limits) -> None:
+        self._limits, self._requests = limits, dict[Hashable, Request]()
+        self._clock, self._num_generated = 0.0, 0
+        self.install(weights, 0, keep_cache=False)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether anything runs or waits."""
+        return bool(self._requests)
+
+    def limits(self) -> Limits:
+        """What it can hold."""
+        return self._limits
+
+    def load(self) -> Load:
+        """How it is now."""
+        ids, room = list(self._requests), self._limits.max_num_seqs
+        kv_tokens = sum(len(r.prompt_ids) + len(r.tokens) for r in self._requests.values())
+        return Load(
+            len(ids[:room]),
+            tuple(ids[room:]),
+            kv_tokens,
+            self._clock,
+            self._num_generated,
+            DraftStats(),
+        )
+
+    def submit(self, request: Request) -> None:
+        """Queue a request."""
+        assert request.id not in self._requests, f"{request.id} is here twice"
+        self._requests[request.id] = request
+
+    def poll(self, timeout: float) -> list[Finished]:
+        """One iteration."""
+        done = []
+        for request in list(self._requests.values())[: self._limits.max_num_seqs]:
+            request.tokens.append(token(request.noise_key, len(request.tokens)))
+            request.logprobs.append(-1.0)
+            request.steps += 1
+            self._num_generated += 1
+            if reason := request.finish_reason():
+                del self._requests[request.id]
+                done.append(Finished(request, reason))
+        self._clock += 1.0
+        return done
+
+    def interrupt(self, ids: Iterable[Hashable] | None = None) -> list[Request]:
+        """Stop requests."""
+        chosen = list(self._requests) if ids is None else ids
+        return [self._requests.pop(each) for each in chosen if each in self._requests]
+
+    def install(self, weights: Weights, want: Version, *, keep_cache: bool) -> Pulled:
+        """Take the newest weights."""
+        pulled = weights.newest(want)
+        self.version, self.checksum = pulled
+        return pulled
+
+    def draft_from(self, index: Any) -> None:
+        """It does not draft."""
+
+    def close(self) -> None:
+        """It keeps nothing."""

@@ -1,0 +1,187 @@
+"""The workers of a fake run: the product's, with fake models, turn by turn.
+
+Holds true: a worker that dies does so between two messages that it sends, and loses all it has but
+what it had sent and what is on the disk. Knows nothing of the controller.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections import deque
+from collections.abc import Collection, Hashable, Sequence
+from pathlib import Path
+
+from benchmarks.faults.fake import models
+from benchmarks.faults.fake.world import World
+from rhymeflow.config import Config
+from rhymeflow.core.types import Version
+from rhymeflow.engine.base import Limits
+from rhymeflow.learner.checkpoint import remove_others
+from rhymeflow.learner.checkpoint_dirs import CHECKPOINTS, UNFINISHED
+from rhymeflow.learner.saver import Saved
+from rhymeflow.reward.components import component_names
+from rhymeflow.reward.executor import Outcome, RewardDone, RewardError
+from rhymeflow.reward.messages import RewardRequest
+from rhymeflow.store.reader import TrajectoryReader
+from rhymeflow.weights.handle import SharedMemoryWeightHandle
+from rhymeflow.weights.proof import as_text
+from rhymeflow.workers.channel import Channel
+from rhymeflow.workers.learner import LearnerProcess
+from rhymeflow.workers.messages import ConnectWeights, LearnerReady, Retraining, send
+from rhymeflow.workers.restore import restore
+from rhymeflow.workers.reward import RewardWorker
+from rhymeflow.workers.rollout import Instance
+
+MAX_LENGTH = 64
+LONG_AGO = -1e9
+"""When a sign of life was given last: one is due."""
+
+
+class FakeLearner(LearnerProcess):
+    """A learner of a `models.Model`; `shared` has what learners publish, by name."""
+
+    def __init__(
+        self,
+        connection: Channel,
+        name: str,
+        config: Config,
+        run_dir: Path,
+        shared: dict[str, models.Weights],
+        world: World,
+    ) -> None:
+        self.connection, self.config = connection, config
+        self.learner = models.Model()
+        self._saver = FakeSaver(run_dir / CHECKPOINTS, world)
+        self._ending = False
+        self._reader = TrajectoryReader(run_dir / "events.db")
+        for step, last in restore(self.learner, self._reader, run_dir / CHECKPOINTS, config):
+            send(connection, Retraining(step, last))
+        self.version = self.learner.version
+        self.weights = shared[name] = models.Weights()
+        checksum = as_text(self.weights.publish(self.version, self.learner.weights()))
+        handle = SharedMemoryWeightHandle(name, ())
+        send(
+            connection,
+            LearnerReady(self.version, handle, checksum, "cpu", "float32", MAX_LENGTH, 1),
+        )
+
+    def close(self) -> None:
+        """It has died."""
+        self._reader.close()
+
+
+class FakeSaver:
+    """Stands for `learner.saver.Saver`: a checkpoint is complete some turns after it was begun."""
+
+    COMPLETED = 0.5
+    """Probability that one is complete when it is asked for."""
+
+    def __init__(self, directory: Path, world: World) -> None:
+        self._directory, self._world = directory, world
+        self._pending: deque[tuple[Version, str, Collection[Version]]] = deque()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether there is a checkpoint whose end was not told yet."""
+        return bool(self._pending)
+
+    def begin(self, version: Version, snapshot: str, keep: Collection[Version]) -> None:
+        """Begin to write."""
+        unfinished = self._path(version).with_name(f"step-{version}{UNFINISHED}")
+        unfinished.mkdir(parents=True, exist_ok=True)
+        self._pending.append((version, snapshot, keep))
+
+    def ended(self) -> list[Saved]:
+        """What was completed."""
+        found = []
+        while self._pending and self._world.chance(self.COMPLETED):
+            version, snapshot, keep = self._pending.popleft()
+            path = self._path(version)
+            unfinished = path.with_name(path.name + UNFINISHED)
+            unfinished.mkdir(parents=True, exist_ok=True)
+            (unfinished / models.STATE_FILE).write_text(snapshot, encoding="utf-8")
+            if path.exists():
+                shutil.rmtree(path)
+            unfinished.rename(path)
+            found.append(Saved(version, path, None))
+            if not self._world.chance(0.1):  # else as if it had died meanwhile
+                remove_others(self._directory, {path, *map(self._path, keep)})
+        return found
+
+    def _path(self, version: Version) -> Path:
+        return self._directory / f"step-{version}"
+
+
+class FakeInstance(Instance):
+    """An instance with a `models.Engine`."""
+
+    def __init__(
+        self,
+        connection: Channel,
+        name: str,
+        config: Config,
+        shared: dict[str, models.Weights],
+        world: World,
+    ) -> None:
+        self._shared, self._world = shared, world
+        limits = Limits(
+            config.rollout.max_num_seqs, MAX_LENGTH, 10 * MAX_LENGTH, frozenset({models.STOP})
+        )
+        super().__init__(
+            connection, name, config, lambda _, weights, __: models.Engine(weights, limits)
+        )
+
+    def open_weights(self, message: ConnectWeights) -> models.Weights:
+        """What the learner of this name publishes."""
+        return self._shared[message.handle.name]
+
+    def _report_status(self) -> None:
+        if self._world.chance(0.4):
+            self._last_status = LONG_AGO
+            super()._report_status()
+
+
+class FakeRewards(RewardWorker):
+    """A reward worker with a `FakeExecutor`."""
+
+    def __init__(self, connection: Channel, config: Config, world: World, failures: float) -> None:
+        self._world = world
+        super().__init__(
+            connection,
+            FakeExecutor(config, world, failures),
+            lambda tokens: " ".join(map(str, tokens)),
+        )
+
+    def turn(self) -> None:
+        """As every reward worker's."""
+        self._last_sent = LONG_AGO if self._world.chance(0.3) else float("inf")
+        super().turn()
+
+
+class FakeExecutor:
+    """Stands for `reward.executor.RewardExecutor`; so many of the calls fail."""
+
+    def __init__(self, config: Config, world: World, failures: float) -> None:
+        self._names = component_names(config.reward.functions)
+        self._world, self._failures = world, failures
+        self._active: dict[Hashable, tuple[RewardRequest, Sequence[int]]] = {}
+
+    def submit(self, key: Hashable, request: RewardRequest, functions: Sequence[int]) -> None:
+        """Take a request."""
+        assert key not in self._active, f"{key} is being judged already"
+        self._active[key] = request, functions
+
+    def poll(self, now: float) -> list[Outcome]:
+        """Some of the answers."""
+        return [self._answer(key) for key in list(self._active) if self._world.chance(0.5)]
+
+    def _answer(self, key: Hashable) -> Outcome:
+        request, functions = self._active.pop(key)
+        if "held-out" not in str(key) and self._world.chance(self._failures):
+            self._world.counts["reward failed"] += 1
+            return RewardError(key, f"{key}: broken")
+        components = [
+            {self._names[i]: models.reward(tokens) for i in functions}
+            for tokens in request.completion_ids
+        ]
+        return RewardDone(key, tuple(components))

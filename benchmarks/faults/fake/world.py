@@ -1,0 +1,54 @@
+"""The world a fake run lives in: its clock, its luck, and the account of its faults.
+
+Holds true: everything that happens follows from the seed. Knows nothing of what is hurt.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+MOST_TURNS = 200_000
+"""A run that takes more has hung."""
+
+
+class Killed(BaseException):
+    """The controller's process has died: nothing that it still does has an effect."""
+
+
+class World:
+    """Virtual time, random choices and faults of one run.
+
+    `num_faults` are injected at most: deaths, stops, full disks. `often` is the probability of one
+    at each of a controller's or worker's steps.
+    """
+
+    def __init__(self, seed: int, num_faults: int, often: float) -> None:
+        self.rng = random.Random(seed)
+        self.now = 0.0
+        self.counts: Counter[str] = Counter()
+        """Faults so far, by kind."""
+        self.num_left, self._often = num_faults, often
+        self._num_turns = 0
+
+    def clock(self) -> float:
+        """Seconds."""
+        return self.now
+
+    def chance(self, probability: float) -> bool:
+        """Whether it happens."""
+        return self.rng.random() < probability
+
+    def strikes(self, share: float = 1.0) -> bool:
+        """Whether a fault is due, which the caller injects and counts; `share` of the usual."""
+        return self.num_left > 0 and self.rng.random() < share * self._often
+
+    def count(self, kind: str) -> None:
+        """A fault was injected."""
+        self.counts[kind] += 1
+        self.num_left -= 1
+
+    def turn(self) -> None:
+        """Something goes on a little."""
+        self._num_turns += 1
+        assert self._num_turns < MOST_TURNS, "the run does not end"

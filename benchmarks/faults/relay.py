@@ -1,0 +1,68 @@
+"""A pipe with a relay in it that does what a transport may do with messages.
+
+Two threads of the controller's process carry what it and a worker say, one in each direction, each
+with a `transport.Transport`. The ends know nothing of it.
+
+Holds true: an end that is closed is seen as closed at the other one, after all that it had sent.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection, Pipe
+
+from benchmarks.faults.transport import Transport
+
+TWICE, LATE = 0.02, 0.005
+"""Of the messages, how many are followed by a repetition, and how many are late."""
+DELAY_SECONDS = (0.1, 0.5)
+"""Mean and most."""
+
+Note = Callable[[str, int], None]
+"""Is told what was done, `twice` or `late`, and to how many messages."""
+
+
+def unreliable_pipe(rng: random.Random, note: Note) -> tuple[Connection, Connection]:
+    """The controller's end and the worker's."""
+    ours, near = Pipe(duplex=True)
+    far, theirs = Pipe(duplex=True)
+    for source, target in ((near, far), (far, near)):
+        transport = Transport(
+            random.Random(rng.getrandbits(64)), twice=TWICE, late=LATE, seconds=DELAY_SECONDS
+        )
+        threading.Thread(
+            target=carry, args=(source, target, transport, note), daemon=True, name="relay"
+        ).start()
+    return ours, theirs
+
+
+def carry(source: Connection, target: Connection, transport: Transport, note: Note) -> None:
+    """Carry messages until one of the ends is closed."""
+    try:
+        while True:
+            message = source.recv_bytes()
+            if seconds := transport.delay():
+                note("late", 1)
+                time.sleep(seconds)
+            arriving = transport.deliver(message)
+            for each in arriving:
+                target.send_bytes(each)
+            if len(arriving) > 1:
+                note("twice", len(arriving) - 1)
+    except (EOFError, OSError):
+        shut(target, socket.SHUT_WR)
+        shut(source, socket.SHUT_RD)
+
+
+def shut(connection: Connection, direction: int) -> None:
+    """Nothing more is sent, or read: the other end notices. The relay's other thread goes on."""
+    with socket.socket(fileno=os.dup(connection.fileno())) as ending:
+        try:
+            ending.shutdown(direction)
+        except OSError:
+            return  # it is gone

@@ -1,0 +1,180 @@
+"""How long a run with a long log takes until it goes on, and what reads the log at its end.
+
+The log is made by `logs/long.py`: responses of the demo's size on 16 instances. It ends as by
+`kill -9`, as far as can be from the last snapshot of the coordinator's state. Resuming is timed
+part by part, up to the first command that an instance gets; loading the model and the data, which
+every run does, is not in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+from rich.console import Console
+
+from benchmarks import harness
+from benchmarks.logs.long import CAPACITY, STEPS, build_log, prompts
+from rhymeflow.config import Config
+from rhymeflow.core import events as e
+from rhymeflow.observe import metrics, summary
+from rhymeflow.observe.progress import Progress
+from rhymeflow.observe.summary import EVENTS
+from rhymeflow.runtime.checkpoints import Checkpoints
+from rhymeflow.runtime.controller import Controller
+from rhymeflow.runtime.damage import check_log
+from rhymeflow.runtime.history_index import HistoryIndex
+from rhymeflow.runtime.past import Past
+from rhymeflow.runtime.replay import configured, replay
+from rhymeflow.runtime.reporting import Reporter
+from rhymeflow.store.follow import Follower
+from rhymeflow.store.reader import TrajectoryReader
+from rhymeflow.store.writer import SqliteTrajectoryStore
+from rhymeflow.workers import messages, restore
+
+LIMIT = 30.0
+
+Found = TypeVar("Found")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add this benchmark's options."""
+    harness.add_number(parser, "--events", 10_000_000, "in the log")
+    parser.add_argument(
+        "--run",
+        metavar="DIR",
+        type=Path,
+        help="where the run is kept, or is to be had",
+    )
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Make a log, if there is none, and resume from it."""
+    with tempfile.TemporaryDirectory(prefix="rhymeflow-resume-") as temporary:
+        folder = Path(temporary) / "run"
+        kept = args.run or folder
+        if not (kept / EVENTS).exists():
+            kept.mkdir(parents=True, exist_ok=True)
+            build_log(kept, args.events)
+        if kept != folder:
+            shutil.copytree(kept, folder)
+        times = resume(folder)
+        size = (folder / EVENTS).stat().st_size
+        with closing(TrajectoryReader(folder / EVENTS)) as reader:
+            ((events,),) = reader.query("SELECT MAX(seq) FROM events")
+            ((commands,),) = reader.query("SELECT MAX(seq) FROM commands")
+    rows = [{"part": name, "seconds": round(took, 2)} for name, took in times.items()]
+    until = sum(took for name, took in times.items() if name not in BESIDE)
+    longest = max(times[name] for name in BESIDE)
+    targets = [
+        harness.Target("resume/first command, seconds", until, LIMIT, at_most=True),
+        harness.Target("resume/longest part beside it, seconds", longest, LIMIT, at_most=True),
+    ]
+    notes = (
+        f"{events:,} events, {commands:,} commands, {size / 2**30:.1f} GiB, in the page cache; the "
+        "log ends just before the next snapshot. Until the first command: all but "
+        f"{', '.join(BESIDE)}, which other processes do meanwhile, or the run does at its end."
+    )
+    return harness.report("resume", rows, targets, args, notes=notes)
+
+
+# -- resuming ----------------------------------------------------------------------------------
+
+
+BESIDE = ("history index: where it begins", "learner: what to train again", "summary.json")
+
+
+def resume(folder: Path) -> dict[str, float]:
+    """What `rhymeflow resume` does with the log, timed."""
+    times: dict[str, float] = {}
+
+    def timed(name: str, part: Callable[[], Found]) -> Found:
+        started = time.perf_counter()
+        found = part()
+        times[name] = time.perf_counter() - started
+        print(f"{name}: {times[name]:.2f} s", file=sys.stderr, flush=True)
+        return found
+
+    path = folder / EVENTS
+    timed("whether the file is whole", lambda: check_log(folder))
+    with closing(SqliteTrajectoryStore(path)) as store, closing(TrajectoryReader(path)) as reader:
+        past = timed("replay", lambda: replay(reader, path))
+        config = Config.model_validate_json(reader.attempts()[-1].config)
+        published = past.coordinator.state.published or 0
+        configured(config, past.coordinator)
+        rows = timed("metrics", lambda: read_metrics(folder, published))
+        endings = timed("endings", store.endings)
+        with Progress(Console(file=io.StringIO())) as progress:
+            reporter = Reporter(config, no_writer(), progress, seconds=past.seconds)
+            reporter.continue_from(rows, endings)
+            controller = timed(
+                "what was in flight", lambda: assemble(config, store, past, reporter)
+            )
+            timed("first command", lambda: first_command(controller))
+        tokens = config.drafting.history_tokens
+        timed(BESIDE[0], lambda: Follower(reader, num_tokens=tokens))
+        last = timed(BESIDE[1], lambda: restore.published(reader))
+        assert last == published
+        timed(BESIDE[2], lambda: summary.summarize(folder))
+    return times
+
+
+def read_metrics(folder: Path, published: int) -> dict[int, dict[str, Any]]:
+    """As an attempt does when it begins."""
+    metrics.forget_after(folder, published)
+    return metrics.read(folder)
+
+
+def no_writer() -> Any:
+    """A writer of metrics that writes none."""
+    return SimpleNamespace(write=lambda *row: None)
+
+
+def assemble(
+    config: Config, store: SqliteTrajectoryStore, past: Past, reporter: Reporter
+) -> Controller:
+    """The controller, with workers that only take messages."""
+    sent: list[Any] = []
+    worker = SimpleNamespace(name="rollout-0.9", send=sent.append)
+    learner = SimpleNamespace(
+        train=lambda *batch: None, publish=lambda version: None, save=lambda keep: None
+    )
+    supervisor: Any = SimpleNamespace(
+        instances={worker.name: worker}, rewards=worker, role=lambda name: name, sent=sent
+    )
+    store.begin_attempt(config.model_dump_json(), now=past.seconds, started="again")
+    controller = Controller(
+        config,
+        supervisor=supervisor,
+        store=store,
+        learner=learner,
+        history=HistoryIndex(None, supervisor, print),
+        prompts=prompts(config),
+        reporter=reporter,
+        past=past,
+        checkpoints=Checkpoints(config.run, lambda version: False, num_steps=STEPS),
+        on_model=lambda ready: None,
+    )
+    del sent[:]  # what is judged again
+    return controller
+
+
+def first_command(controller: Controller) -> None:
+    """The learner is ready, an instance joins, and is given something to generate."""
+    published = controller.training.published
+    controller._events += [
+        e.LearnerReady(published, "0" * 16),
+        e.InstanceJoined("rollout-0.9", published, CAPACITY, 10**6, "0" * 16),
+    ]
+    controller._tick()
+    sent = controller.supervisor.sent  # type: ignore[attr-defined]
+    assert any(isinstance(message, messages.Route) for message in sent), sent

@@ -1,0 +1,96 @@
+"""The run's log as the controller keeps it: events, then what is commanded upon them.
+
+Events are stored before the coordinator is told of them, and each command before it is carried out.
+Transactions span some turns: a controller that is killed takes the end of its log with it, but
+never a part from the middle. A version is on the disk before anything follows from it.
+
+Snapshots of the coordinator's state are taken where a replay is to begin: after so many events,
+with each checkpoint, when an attempt begins and when it ends in order. So little is replayed, and
+what another version of Rhymeflow has to understand of the log is the tail after the last of them.
+
+Holds true: a snapshot is of a moment at which all that was commanded is carried out, and names the
+last event that the coordinator was told of. Carries nothing out.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from rhymeflow.core.commands import Command
+from rhymeflow.core.events import Event, GroupCreated, LearnerReady, Tick, VersionPublished
+from rhymeflow.runtime import snapshot
+from rhymeflow.runtime.in_flight import InFlight
+from rhymeflow.runtime.past import Past
+from rhymeflow.runtime.snapshot import Snapshot
+from rhymeflow.runtime.training import Training
+from rhymeflow.store.base import TrajectoryStore
+
+SNAPSHOT_EVENTS = 100_000
+"""Replaying so many takes seconds."""
+
+COMMIT_SECONDS = 1.0
+"""How often the log is committed between versions. Every commit writes the pages it touched whole,
+so few large ones cost less than many small ones."""
+
+
+class EventLog:
+    """Records what happens in `store`, and has the coordinator act on it."""
+
+    def __init__(
+        self, store: TrajectoryStore, past: Past, in_flight: InFlight, training: Training
+    ) -> None:
+        self._store, self._coordinator = store, past.coordinator
+        self._in_flight, self._training = in_flight, training
+        self._num_drawn = past.num_drawn  # as the log has it; more may have been taken
+        self._last_handled = past.last_event
+        self._num_events = 0  # since the last snapshot
+        self._is_snapshot_due = False
+        self._committed_at = 0.0
+        self.coordinator_seconds = 0.0
+        """That the coordinator took, in all."""
+
+    def act_on(self, events: list[Event], now: float) -> Iterator[Command]:
+        """Record a round of events, and a `Tick`; give each command once it is recorded."""
+        events = [*events, Tick()]
+        first = self._store.record(now, events)
+        if any(isinstance(event, VersionPublished | LearnerReady) for event in events):
+            self.commit(now, durable=True)
+        for number, event in enumerate(events, start=first):
+            self._num_drawn += isinstance(event, GroupCreated) and event.repeats is None
+            self._last_handled = number
+            for command in self._handle(event):
+                self._store.record_command(number, command)
+                yield command
+        self._num_events += len(events)
+
+    def end_round(self, now: float) -> None:
+        """All that was commanded is carried out: see to what is due."""
+        if self._is_snapshot_due or self._num_events >= SNAPSHOT_EVENTS:
+            self.take_snapshot()
+        if now - self._committed_at >= COMMIT_SECONDS:
+            self._in_flight.seal_all()  # a death costs no more of a response than this
+            self.commit(now)
+
+    def want_snapshot(self) -> None:
+        """Take one at the end of this round."""
+        self._is_snapshot_due = True
+
+    def take_snapshot(self) -> None:
+        """Store the coordinator's state. More may be recorded than it was told of."""
+        if not self._last_handled:
+            return  # the beginning of every run
+        found = Snapshot(self._coordinator.state, self._num_drawn, self._training.batch)
+        self._store.put_snapshot(self._last_handled, snapshot.write(found))
+        self._num_events, self._is_snapshot_due = 0, False
+
+    def commit(self, now: float, *, durable: bool = False) -> None:
+        """Show readers all that there is; see `TrajectoryStore.commit`."""
+        self._committed_at = now
+        self._store.commit(durable=durable)
+
+    def _handle(self, event: Event) -> list[Command]:
+        started = time.perf_counter()
+        planned = self._coordinator.handle(event)
+        self.coordinator_seconds += time.perf_counter() - started
+        return planned

@@ -1,0 +1,87 @@
+"""One end of a connection on which every message arrives once, whatever carries it.
+
+A transport that loses its connection and sends again what was not acknowledged may deliver messages
+twice, and late. So they are numbered: one whose number has come before is passed over. Both ends of
+a connection have to be channels.
+
+Holds true: what arrives is what the other end sent, in its order, each message once. Knows nothing
+of what is in them.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from typing import Protocol
+
+_NUMBER = struct.Struct("<Q")
+
+
+class Connection(Protocol):
+    """What is asked of what carries the messages; `multiprocessing.connection` has one."""
+
+    def send_bytes(self, buf: bytes, /) -> None:
+        """Send a message."""
+
+    def recv_bytes(self) -> bytes:
+        """The next message; waits for it. Raises `EOFError` if the other end is gone."""
+
+    def poll(self, timeout: float, /) -> bool:
+        """Whether there is one, or the other end is gone; waits so many seconds for it."""
+
+    def fileno(self) -> int:
+        """To wait on."""
+
+    def close(self) -> None:
+        """Give it back."""
+
+
+class Channel:
+    """A `Connection` over another one."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._num_sent = self._num_received = 0
+        self._arrived: bytes | None = None  # and nobody has taken it
+
+    def send_bytes(self, message: bytes) -> None:
+        """Send a message."""
+        self._num_sent += 1
+        self._connection.send_bytes(_NUMBER.pack(self._num_sent) + message)
+
+    def read(self) -> bytes | None:
+        """The next thing that arrives; waits for it. `None`: it had arrived before."""
+        frame = self._connection.recv_bytes()
+        (number,) = _NUMBER.unpack_from(frame)
+        if number <= self._num_received:
+            return None
+        assert number == self._num_received + 1, "a message was lost"
+        self._num_received = number
+        return frame[_NUMBER.size :]
+
+    def recv_bytes(self) -> bytes:
+        """The next message; waits for it."""
+        message, self._arrived = self._arrived, None
+        while message is None:
+            message = self.read()
+        return message
+
+    def poll(self, timeout: float = 0.0) -> bool:
+        """Whether there is a message; waits so many seconds for one.
+
+        Raises:
+            EOFError: the other end is gone.
+        """
+        deadline = time.monotonic() + timeout
+        while self._arrived is None and self._connection.poll(timeout):
+            self._arrived = self.read()
+            timeout = max(0.0, deadline - time.monotonic())
+        return self._arrived is not None
+
+    def fileno(self) -> int:
+        """To wait on, while `poll(0)` is false."""
+        return self._connection.fileno()
+
+    def close(self) -> None:
+        """Give it back."""
+        self._connection.close()

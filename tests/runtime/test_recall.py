@@ -1,0 +1,101 @@
+"""What an attempt takes from the log, where the log ends at an odd place: one defect, one test."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from types import SimpleNamespace
+
+import pytest
+
+from benchmarks.faults import wal
+from rhymeflow.config import Config
+from rhymeflow.core.coordinator import Coordinator
+from rhymeflow.core.events import LearnerReady, Tick
+from rhymeflow.learner.checkpoint_dirs import checkpoints_up_to, set_aside
+from rhymeflow.runtime import run_dir, snapshot
+from rhymeflow.runtime.replay import beginning, recall, replay
+from rhymeflow.runtime.snapshot import Snapshot
+from rhymeflow.runtime.supervisor import Supervisor
+from rhymeflow.store.reader import TrajectoryReader
+from rhymeflow.store.writer import SqliteTrajectoryStore
+
+
+def test_a_run_that_stored_nothing_begins_anew(tmp_path):
+    """It was killed before its first commit."""
+    config = Config(name="mine")
+    run_dir.create_run_dir(config, tmp_path)
+    SqliteTrajectoryStore(tmp_path / "events.db").close()
+    past, found = recall(tmp_path, lambda config: config)
+    assert found == config
+    assert (past.attempts, past.seconds, past.num_drawn) == (0, 0.0, 0)
+    assert isinstance(past.coordinator, Coordinator)
+
+
+def test_a_log_is_a_store_from_its_first_moment_on(tmp_path):
+    """Whatever of its `-wal` was not on the disk when the power went."""
+    store = SqliteTrajectoryStore(tmp_path / "events.db")
+    try:
+        wal.cut(tmp_path / "events.db", 10**9)
+        (tmp_path / "copy").mkdir()
+        (tmp_path / "copy" / "events.db").write_bytes((tmp_path / "events.db").read_bytes())
+    finally:
+        store.close()
+    with closing(TrajectoryReader(tmp_path / "copy" / "events.db")) as reader:
+        assert reader.attempts() == []
+
+
+@pytest.mark.parametrize("num_later", [0, 2])
+def test_time_goes_on_where_the_log_ends_also_from_a_snapshot(tmp_path, num_later):
+    config = Config()
+    coordinator = beginning(config).coordinator
+    with closing(SqliteTrajectoryStore(tmp_path / "events.db")) as store:
+        store.begin_attempt(config.model_dump_json(), now=0.0, started="")
+        store.record(3.0, [LearnerReady(0)])
+        for command in coordinator.handle(LearnerReady(0)):
+            store.record_command(1, command)
+        store.put_snapshot(1, snapshot.write(Snapshot(coordinator.state, 0, None)))
+        for number in range(num_later):
+            first = store.record(4.0 + number, [Tick()])
+            for command in coordinator.handle(Tick()):
+                store.record_command(first, command)
+        store.commit()
+    with closing(TrajectoryReader(tmp_path / "events.db")) as reader:
+        assert replay(reader, tmp_path).seconds == 3.0 + num_later
+
+
+@pytest.mark.parametrize(
+    ("used", "begun"),
+    [
+        ([], ["rollout-0", "rollout-1"]),
+        (["rollout-0", "rollout-0.1", "rollout-1"], ["rollout-0.2", "rollout-1.1"]),
+        # The first died before it had joined, so nobody has heard of it.
+        (["rollout-0.1", "rollout-1.7", "rollout-10"], ["rollout-0.2", "rollout-1.8"]),
+    ],
+)
+def test_no_instance_has_the_name_of_an_earlier_attempts(used, begun):
+    started = []
+
+    class Runtime:
+        def start(self, role, name, resources):
+            started.append((role, name))
+            return SimpleNamespace(name=name)
+
+    config = Config.model_validate({"rollout": {"num_instances": 2}, "drafting": {"window": "off"}})
+    Supervisor(config, Runtime(), used_names=used).start()
+    assert [name for role, name in started if role == "rollout"] == begun
+
+
+def test_a_checkpoint_that_the_log_does_not_know_is_set_aside(tmp_path):
+    """Else a learner that dies later is restored from it, when another version has its number."""
+    for name in ("step-2", "step-4", "step-6", "step-8.unfinished", "ahead-of-the-log-step-4"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "what").write_text(name)
+    set_aside(tmp_path, 3)
+    found = {path.name: (path / "what").read_text() for path in tmp_path.iterdir()}
+    assert found == {
+        "step-2": "step-2",
+        "ahead-of-the-log-step-4": "step-4",
+        "ahead-of-the-log-step-6": "step-6",
+        "step-8.unfinished": "step-8.unfinished",
+    }
+    assert list(checkpoints_up_to(tmp_path, 100)) == [2]
