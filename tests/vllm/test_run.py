@@ -58,9 +58,9 @@ def test_a_run_with_an_instance_killed_on_the_way(tmp_path: Path) -> None:
 
 
 def watch(run: subprocess.Popen[str], run_dir: Path, printed: Path) -> None:
-    """Kill an instance after the second step, and look at what the run comes to."""
+    """Kill an instance after two steps (the first line is of held-out rewards), and look at what the run comes to."""
     deadline = time.monotonic() + PATIENCE
-    while steps(run_dir) < 2 and run.poll() is None and time.monotonic() < deadline:
+    while steps(run_dir) < 3 and run.poll() is None and time.monotonic() < deadline:
         time.sleep(0.2)
     both = instances(run)
     assert len(both) == 2, printed.read_text()
@@ -69,7 +69,7 @@ def watch(run: subprocess.Popen[str], run_dir: Path, printed: Path) -> None:
     summary = json.loads((run_dir / "summary.json").read_text())
     assert summary["steps"] == STEPS
     metrics = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    assert max(each["off_policy/mismatch_kl"] for each in metrics) < 0.05
+    assert max(each.get("off_policy/mismatch_kl", 0.0) for each in metrics) < 0.05
     audit = subprocess.run(
         [sys.executable, "examples/audit_run.py", str(run_dir)],
         cwd=ROOT, capture_output=True, text=True, check=False,
