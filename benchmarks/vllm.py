@@ -43,7 +43,8 @@ STEPS = (4, 8, 12)
 NOTES = (
     "SmolLM2-135M, bfloat16 on CPU, eager, one thread on every side; each side is a process of its "
     "own; sides in turn; tokens per second of its processor, prefill included; ratios are medians "
-    "of neighbouring pairs, `least` and `greatest` their range. `accepted`: share of drafted tokens."
+    "of neighbouring pairs, `least` and `greatest` their range. `accepted`: share of drafted "
+    "tokens."
 )
 
 

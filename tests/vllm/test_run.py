@@ -58,7 +58,7 @@ def test_a_run_with_an_instance_killed_on_the_way(tmp_path: Path) -> None:
 
 
 def watch(run: subprocess.Popen[str], run_dir: Path, printed: Path) -> None:
-    """Kill an instance after two steps (the first line is of held-out rewards), and look at what the run comes to."""
+    """Kill an instance after two steps, and look at what the run comes to."""
     deadline = time.monotonic() + PATIENCE
     while steps(run_dir) < 3 and run.poll() is None and time.monotonic() < deadline:
         time.sleep(0.2)
