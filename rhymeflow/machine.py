@@ -13,7 +13,7 @@ from rhymeflow.errors import UserError
 from rhymeflow.utils.cores import can_stay_on
 
 LEAST_PROCESS = 200_000_000
-"""Bytes of its own that a rollout instance takes at least, for Python and torch alone."""
+"""Bytes of its own that a rollout instance or a rank takes at least, for Python and torch alone."""
 
 LEAST_SEQUENCE = 1_000
 """Bytes that an instance sets aside at least for each response it may decode at a time."""
@@ -31,6 +31,8 @@ def check_machine(config: Config) -> None:
     for field, cpus in _pinned(config):
         can_stay_on(cpus, field)
     instances, tokens = config.rollout.num_instances, config.drafting.history_tokens
+    ranks = config.learner.num_ranks
+    _check_memory(f"learner.num_ranks = {ranks:,}: so many processes take", ranks * LEAST_PROCESS)
     sequences = config.rollout.max_num_seqs
     _check_memory(
         f"rollout.num_instances = {instances:,}: so many processes take",

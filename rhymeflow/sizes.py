@@ -22,6 +22,9 @@ from rhymeflow.models.load import (
     resolve_device,
     resolve_dtype,
 )
+from rhymeflow.utils.cores import cores_of_ranks
+from rhymeflow.weights.changes import MOST
+from rhymeflow.weights.stores import SPARE_VERSIONS
 
 _MASTER = 4
 """Bytes of a float32: the learner's weights, gradients and AdamW moments."""
@@ -44,6 +47,8 @@ class Model:
     """Of the compute precision."""
     name_of_dtype: str
     device: str
+    num_outside: int = 0
+    """Parameters outside the layers: embeddings and head."""
 
 
 @dataclass(frozen=True)
@@ -94,9 +99,11 @@ def _origin(config: Config, longest_prompt: int | None) -> str:
 def placement(config: Config, device: str) -> list[tuple[str, str]]:
     """Return each process that computes, with its device, threads and cores."""
     rollout, learner = config.rollout, config.learner
-    share = max(1, len(os.sched_getaffinity(0)) // (1 + rollout.num_instances))
+    share = max(1, len(os.sched_getaffinity(0)) // (learner.num_ranks + rollout.num_instances))
     cores = rollout.cpus or (None,) * rollout.num_instances
-    workers = [("learner", learner.num_threads, learner.cpus)]
+    ranks = cores_of_ranks(learner.cpus, learner.num_ranks)
+    names = ["learner", *(f"learner rank {rank}" for rank in range(1, learner.num_ranks))]
+    workers = [(n, learner.num_threads, own) for n, own in zip(names, ranks, strict=True)]
     workers += [(f"rollout-{n}", rollout.num_threads, each) for n, each in enumerate(cores)]
     found = []
     for name, threads, cpus in workers:
@@ -126,14 +133,25 @@ def shape(config: Config) -> Model:
         bytes_per_value=dtype.itemsize,
         name_of_dtype=str(dtype).removeprefix("torch."),
         device=str(device),
+        num_outside=text.vocab_size
+        * text.hidden_size
+        * (1 if load_config(config.model).tie_word_embeddings else 2),
     )
+
+
+def _changes(config: Config, weights: int) -> list[Row]:
+    """What `weights.transport = delta` keeps; a listed change takes twice the bytes it is of."""
+    if config.weights.transport != "delta":
+        return []
+    versions = config.schedule.bound + SPARE_VERSIONS
+    what = f"changes to {versions} versions, at most"
+    return [Row("weight store", what, round(versions * 2 * MOST * weights))]
 
 
 def estimate(config: Config, model: Model, prompt_length: int) -> list[Row]:
     """Return the rows, process by process, for prompts of at most `prompt_length` tokens."""
-    rollout, learner = config.rollout, config.learner
+    rollout = config.rollout
     weights = model.num_parameters * model.bytes_per_value
-    masters = model.num_parameters * _MASTER
     length = min(model.max_positions, prompt_length + rollout.max_completion_length)
     kv_token = 2 * model.num_layers * model.num_kv_heads * model.head_size * model.bytes_per_value
     instances = "rollout" if rollout.num_instances == 1 else f"{rollout.num_instances} x rollout"
@@ -145,21 +163,42 @@ def estimate(config: Config, model: Model, prompt_length: int) -> list[Row]:
         Row("weight store", "weights, two slots in shared memory", 2 * weights),
         Row(instances, "weights", weights * rollout.num_instances),
         Row(instances, cached, cache * rollout.num_instances),
-        Row("learner", "master weights (float32)", masters),
-        Row("learner", "gradients (float32)", masters),
-        Row("learner", "AdamW moments (2 x float32)", 2 * masters),
-        Row(
-            "learner",
-            f"logits, {learner.logits_chunk_size:,} rows x {model.vocab_size:,} at a time",
-            learner.logits_chunk_size * model.vocab_size * _MASTER,
-        ),
+        *_learner(config, model),
+        *_changes(config, weights),
     ]
-    if model.bytes_per_value != _MASTER:
-        rows.insert(4, Row("learner", f"weights ({model.name_of_dtype})", weights))
-    if learner.beta > 0:
-        rows.append(Row("learner", "reference model", weights))
     if config.drafting.window != "off":
         rows += _drafting(config, instances, model.max_positions)
+    return rows
+
+
+def _learner(config: Config, model: Model) -> list[Row]:
+    """All ranks together; they share what is in float32."""
+    learner, ranks = config.learner, config.learner.num_ranks
+    weights = model.num_parameters * model.bytes_per_value
+    masters = model.num_parameters * _MASTER
+    name, part = ("learner", "") if ranks == 1 else (f"{ranks} x learner", f", 1/{ranks} each")
+    rows = [
+        Row(name, f"master weights (float32){part}", masters),
+        Row(name, f"gradients (float32){part}", masters),
+        Row(name, f"AdamW moments (2 x float32){part}", 2 * masters),
+        Row(
+            name,
+            f"logits, {learner.logits_chunk_size:,} rows x {model.vocab_size:,} at a time",
+            learner.logits_chunk_size * model.vocab_size * _MASTER * ranks,
+        ),
+    ]
+    if ranks > 1:
+        # Two layers, for the next is gathered while one computes; each with its gradient.
+        layers = 2 * (model.num_parameters - model.num_outside) // model.num_layers
+        gathered = 2 * (model.num_outside + layers) * model.bytes_per_value
+        rows.append(Row(name, "gathered: embeddings, head and two layers", gathered * ranks))
+        if learner.beta > 0:
+            rows.append(Row(name, f"reference model (float32){part}", masters))
+        return rows
+    if model.bytes_per_value != _MASTER:
+        rows.insert(0, Row(name, f"weights ({model.name_of_dtype})", weights))
+    if learner.beta > 0:
+        rows.append(Row(name, "reference model", weights))
     return rows
 
 

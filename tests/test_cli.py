@@ -210,6 +210,23 @@ def test_sizes_are_counted_process_by_process() -> None:
     }
 
 
+def test_ranks_share_the_learners_memory_and_each_gathers_some() -> None:
+    model = sizes.Model(1000, 2, 3, 5, 7, 100, 4, "float32", "cpu", num_outside=200)
+
+    def rows_of(num_ranks: int) -> dict[str, int]:
+        config = build_config({"num_ranks": num_ranks, "window": "off"}, where="test")
+        rows = sizes.estimate(config, model, 10)
+        return {row.what.split(" (")[0]: row.num_bytes for row in rows if "learner" in row.process}
+
+    one, four = rows_of(1), rows_of(4)
+    assert one["master weights"] == four["master weights"] == 4000
+    assert four["gathered: embeddings, head and two layers"] == 4 * 2 * (200 + 800) * 4
+    config = build_config({"num_ranks": 2, "learner.cpus": [0, 1, 2]}, where="test")
+    places = dict(sizes.placement(config, "cpu"))
+    assert places["learner"].endswith("pinned to cores 0")
+    assert places["learner rank 1"].endswith("pinned to cores 1, 2")
+
+
 def test_what_drafts_come_from_is_counted_where_there_are_drafts() -> None:
     model = sizes.Model(1, 1, 1, 1, 1, 100, 4, "float32", "cpu")
 
@@ -224,6 +241,13 @@ def test_what_drafts_come_from_is_counted_where_there_are_drafts() -> None:
     assert len(small) == len(large) == len(without) + 2
     per_token = (sum(large.values()) - sum(small.values())) / 990_000
     assert 20 < per_token < 200, "bytes"
+
+
+def test_changes_are_counted_where_weights_travel_as_such() -> None:
+    model = sizes.Model(1000, 1, 1, 1, 1, 100, 2, "bfloat16", "cpu")
+    config = build_config({"transport": "delta", "max_staleness": 3}, where="test")
+    [row] = [row for row in sizes.estimate(config, model, 10) if "changes" in row.what]
+    assert (row.what, row.num_bytes) == ("changes to 5 versions, at most", 5 * 2000 // 4)
 
 
 def test_no_sequence_is_longer_than_the_models_context() -> None:

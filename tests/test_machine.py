@@ -14,6 +14,7 @@ from rhymeflow.errors import UserError
 TOO_MUCH = {
     # override, what the message must hold
     "learner.cpus": ("[99999]", "learner.cpus: there is no core 99999; cores are 0 to "),
+    "learner.num_ranks": ("1000000", "learner.num_ranks = 1,000,000: so many processes take"),
     "rollout.cpus": ("[[99999]]", "rollout.cpus.0: there is no core 99999"),
     "rollout.num_instances": ("100000", "rollout.num_instances = 100,000: so many processes take"),
     "rollout.max_num_seqs": ("1000000000000", "rollout.max_num_seqs = 1,000,000,000,000: "),

@@ -14,6 +14,7 @@ from rhymeflow.config.run import RunConfig
 from rhymeflow.config.schedule import FIXED_BOUNDS, ScheduleConfig
 from rhymeflow.config.section import Section
 from rhymeflow.config.simulation import FaultsConfig, SimulationConfig, WorkloadConfig
+from rhymeflow.config.weights import WeightsConfig
 
 __all__ = [
     "FIXED_BOUNDS",
@@ -30,5 +31,6 @@ __all__ = [
     "ScheduleConfig",
     "Section",
     "SimulationConfig",
+    "WeightsConfig",
     "WorkloadConfig",
 ]

@@ -14,6 +14,7 @@ from rhymeflow.config.run import RunConfig
 from rhymeflow.config.schedule import ScheduleConfig
 from rhymeflow.config.section import Section
 from rhymeflow.config.simulation import SimulationConfig
+from rhymeflow.config.weights import WeightsConfig
 
 
 class Config(Section):
@@ -27,6 +28,7 @@ class Config(Section):
     drafting: DraftingConfig = DraftingConfig()
     reward: RewardConfig = RewardConfig()
     learner: LearnerConfig = LearnerConfig()
+    weights: WeightsConfig = WeightsConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     simulation: SimulationConfig = SimulationConfig()
     run: RunConfig = RunConfig()

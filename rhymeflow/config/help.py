@@ -36,6 +36,7 @@ COMMON = (
     "learner.max_steps", "learner.groups_per_batch", "learner.learning_rate", "learner.beta",
     "learner.loss_type", "learner.max_tokens_per_microbatch",
     "schedule.name", "schedule.max_staleness",
+    "weights.transport",
     "run.seed", "run.output_dir", "run.eval_steps", "run.save_steps", "run.report_to",
 )  # fmt: skip
 """What most runs set."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rhymeflow.config.section import NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section
 
@@ -67,7 +67,27 @@ class LearnerConfig(Section):
     """Rows of the head's output that exist at one time."""
     gradient_checkpointing: bool = False
     """Recompute layers in the backward pass: less memory, about a third more time."""
+    num_ranks: Positive = 1
+    """Processes that train as one (FSDP2): weights, gradients and AdamW's moments are spread over
+    them, and so is each batch. On GPUs each has one of its own."""
+    offload_optimizer: bool = False
+    """With ranks on GPUs: keep master weights, gradients and AdamW's moments in main memory, and
+    step there. On CPUs they are there anyway."""
     num_threads: Positive | None = None
-    """Threads; `None` shares the machine's cores between the workers."""
+    """Threads of each rank; `None` shares the machine's cores between the workers."""
     cpus: tuple[NonNegative, ...] | None = None
-    """Cores to pin the learner to; `None` pins nothing."""
+    """Cores to pin the learner to, which its ranks divide; `None` pins nothing."""
+
+    @model_validator(mode="after")
+    def _ranks_fit(self) -> LearnerConfig:
+        if self.offload_optimizer and self.num_ranks == 1:
+            raise ValueError(
+                "learner.offload_optimizer needs learner.num_ranks of at least 2: a learner of "
+                "one rank keeps its optimizer beside its model"
+            )
+        if self.cpus and len(self.cpus) < self.num_ranks:
+            raise ValueError(
+                f"learner.cpus = {list(self.cpus)} is too few for learner.num_ranks = "
+                f"{self.num_ranks}: each needs a core of its own"
+            )
+        return self

@@ -2,6 +2,7 @@
 
     config.json, generation_config.json, model.safetensors, tokenizer files
     learner.pt      master weights, AdamW's moments, version, token count
+    learner/        the same, where many ranks wrote it: `sharded_checkpoint.py`
 
 Holds true: a directory of the final name is complete, also after a loss of power; plain
 transformers loads it, without Rhymeflow; a `Snapshot` is a copy, so training may go on while it is
@@ -25,6 +26,9 @@ from rhymeflow.utils.disk import flush
 
 STATE_FILE = "learner.pt"
 
+SHARDS = "learner"
+"""The directory that many ranks write in place of `STATE_FILE`."""
+
 
 class Snapshot(NamedTuple):
     """All that a checkpoint holds, at one version."""
@@ -37,26 +41,37 @@ class Snapshot(NamedTuple):
 
     def write(self, directory: Path) -> None:
         """Write everything beside `directory` and put it in place with one rename."""
-        unfinished = directory.with_name(directory.name + UNFINISHED)
-        shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir(parents=True)
+        unfinished = begin(directory)
         try:
             self._fill(unfinished)
+            finish(unfinished, directory)
         except BaseException:  # on a full disk what there is of it would only be in the way
             shutil.rmtree(unfinished, ignore_errors=True)
             raise
-        if directory.exists():
-            shutil.rmtree(directory)
-        unfinished.rename(directory)
-        flush(directory.parent)
 
     def _fill(self, unfinished: Path) -> None:
         self.model.save_pretrained(unfinished, state_dict=self.weights)
         if self.tokenizer is not None:
             self.tokenizer.save_pretrained(unfinished)
         torch.save(self.state, unfinished / STATE_FILE)
-        for path in (*unfinished.iterdir(), unfinished):
-            flush(path)
+
+
+def begin(directory: Path) -> Path:
+    """Make the directory that is to become `directory`, empty."""
+    unfinished = directory.with_name(directory.name + UNFINISHED)
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    return unfinished
+
+
+def finish(unfinished: Path, directory: Path) -> None:
+    """Have all of it on the disk, then give it its name; one that has the name is replaced."""
+    for path in (*unfinished.rglob("*"), unfinished):
+        flush(path)
+    if directory.exists():
+        shutil.rmtree(directory)
+    unfinished.rename(directory)
+    flush(directory.parent)
 
 
 def snapshot(
@@ -68,12 +83,24 @@ def snapshot(
     return Snapshot(model, weights, tokenizer, _copy(state, copies))
 
 
-def load(directory: Path, device: torch.device) -> dict[str, Any]:
-    """The state of the checkpoint in `directory`; `UserError` if there is none."""
+def load(directory: Path, device: torch.device, *, mmap: bool = False) -> dict[str, Any]:
+    """The state of the checkpoint in `directory`; `UserError` if there is none.
+
+    With `mmap`, what is not looked at is not read.
+    """
     path = directory / STATE_FILE
+    if is_sharded(directory):
+        from rhymeflow.learner import sharded_checkpoint  # loads torch.distributed
+
+        return sharded_checkpoint.load_whole(directory)
     if not path.is_file():
         raise UserError(f"{directory}: no checkpoint to resume from ({STATE_FILE} is missing)")
-    return torch.load(path, map_location=device, weights_only=True)
+    return torch.load(path, map_location=device, weights_only=True, mmap=mmap)
+
+
+def is_sharded(directory: Path) -> bool:
+    """Whether many ranks wrote it."""
+    return (directory / SHARDS).is_dir()
 
 
 def remove_others(directory: Path, keep: Collection[Path]) -> None:
@@ -105,4 +132,4 @@ def _copy(value: Any, copies: dict[Any, Tensor]) -> Any:
             return value
 
 
-__all__ = ["Snapshot", "load", "remove_others", "snapshot"]
+__all__ = ["Snapshot", "begin", "finish", "is_sharded", "load", "remove_others", "snapshot"]

@@ -4,7 +4,9 @@ The body of the model runs over the packed row; the head runs over `chunk_size` 
 rows at a time. Where a gradient is wanted, the loss of a chunk is taken and differentiated before
 the next chunk is begun, so one chunk's softmax is all that exists of the vocabulary's dimension,
 and nothing is computed twice (a recomputed head would multiply by the vocabulary a fourth time).
-That is possible because every loss here is a sum over tokens.
+That is possible because every loss here is a sum over tokens. Where parameters are there only
+during one forward and one backward pass (`sharded_model.py`), `loss` does the same in the forward
+pass and keeps the gradients for the backward pass.
 
 Logits are float32 whatever the model's dtype, by the engine's own head (`models.lm_head`): in
 bfloat16 they would be rounded on this side only. Their gradient is rounded to the model's dtype
@@ -74,6 +76,14 @@ class TokenScorer:
         hidden_RD.backward(torch.cat(gradients))
         return _cat(scores)
 
+    def loss(self, row: PackedRow, loss_of: LossOf) -> tuple[Tensor, Tensor, Tensor]:
+        """The row's loss, whose backward pass adds its gradient, and then as `score`.
+
+        `loss_of` is called as by `backward`, before this returns.
+        """
+        head = self.model.get_output_embeddings()
+        return _HeadLoss.apply(self._hidden(row), head.weight, head.bias, self, row, loss_of)
+
     def check_head(self) -> None:
         """Raise `UserError` if the model's logits are more than its head applied to its body.
 
@@ -109,6 +119,34 @@ class TokenScorer:
         return _HeadLogprobs.apply(
             hidden_CD, head.weight, head.bias, logits_CV, targets_C, self.rollout
         )
+
+    def _head_gradients(
+        self, hidden_RD: Tensor, weights: list[Tensor], row: PackedRow, loss_of: LossOf
+    ) -> tuple[Tensor, Tensor, list[Tensor], list[tuple[Tensor, Tensor]]]:
+        """Loss, its gradients by the hidden rows and the head's weights, and each chunk's scores.
+
+        The weights' gradients are summed over chunks in float32 and then rounded once.
+        """
+        targets_R, lm_head = self._tensor(row.targets_R), LMHead(self.model)
+        grad_RD = torch.empty_like(hidden_RD)
+        sums = [torch.zeros_like(weight, dtype=torch.float32) for weight in weights]
+        total, scores = hidden_RD.new_zeros((), dtype=torch.float32), []
+        for chunk in self._chunks(row):
+            with torch.enable_grad():
+                leaves = [x.detach().requires_grad_() for x in (hidden_RD[chunk], *weights)]
+                hidden_CD, weight_VD, bias_V = (*leaves, None)[:3]
+                logits_CV = lm_head.logits(hidden_CD.detach())
+                logprob_C, entropy_C = _HeadLogprobs.apply(
+                    hidden_CD, weight_VD, bias_V, logits_CV, targets_R[chunk], self.rollout
+                )
+                loss = loss_of(logprob_C, chunk)
+                grad_RD[chunk], *gradients = torch.autograd.grad(loss, leaves)
+            for each, gradient in zip(sums, gradients, strict=True):
+                each.add_(gradient)
+            total += loss.detach()
+            scores.append((logprob_C.detach(), entropy_C))
+        rounded = [each.to(w.dtype) for each, w in zip(sums, weights, strict=True)]
+        return total, grad_RD, rounded, scores
 
     def _chunks(self, row: PackedRow) -> Iterator[slice]:
         for start in range(0, len(row.targets_R), self.chunk_size):
@@ -168,6 +206,35 @@ class _HeadLogprobs(torch.autograd.Function):
         grad_bias_V = grad_CV.sum(0).to(weight_VD.dtype) if ctx.has_bias else None
         grad_CV = grad_CV.to(weight_VD.dtype)
         return grad_CV @ weight_VD, grad_CV.T @ hidden_CD, grad_bias_V, None, None, None
+
+
+class _HeadLoss(torch.autograd.Function):
+    """Head and loss as one node of autograd's graph, differentiated when it is computed.
+
+    For a gradient of the loss that is not 1, what was kept is scaled.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_RD: Tensor,
+        weight_VD: Tensor,
+        bias_V: Tensor | None,
+        scorer: TokenScorer,
+        row: PackedRow,
+        loss_of: LossOf,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        weights = [weight_VD] if bias_V is None else [weight_VD, bias_V]
+        loss, grad_RD, gradients, scores = scorer._head_gradients(hidden_RD, weights, row, loss_of)
+        ctx.save_for_backward(grad_RD, *gradients)
+        logprob_R, entropy_R = _cat(scores)
+        ctx.mark_non_differentiable(logprob_R, entropy_R)
+        return loss, logprob_R, entropy_R
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        grad_RD, weight_VD, *bias_V = (x * grad.to(x.dtype) for x in ctx.saved_tensors)
+        return grad_RD, weight_VD, (bias_V[0] if bias_V else None), None, None, None
 
 
 def _cat(scores: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

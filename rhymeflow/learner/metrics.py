@@ -18,10 +18,10 @@ class Totals:
     """Sums over tokens while a batch is trained on; read once at the end."""
 
     def __init__(self, names: Sequence[str]) -> None:
-        self._sums: dict[str, list[Tensor]] = {name: [] for name in names}
+        self._sums: dict[str, list[Tensor | float]] = {name: [] for name in names}
         self._tokens = 0
-        self._mismatch: list[Tensor] = []
-        self._max_ratio: list[Tensor] = []
+        self._mismatch: list[Tensor | float] = []
+        self._max_ratio: list[Tensor | float] = []
         self._mismatch_tokens = 0
         self._grad_norms: list[float] = []
 
@@ -40,6 +40,31 @@ class Totals:
     def add_step(self, grad_norm: float) -> None:
         """Count an optimizer step."""
         self._grad_norms.append(grad_norm)
+
+    def collapsed(self) -> Totals:
+        """The same as numbers, to be sent to another process."""
+        other = Totals(tuple(self._sums))
+        other._sums = {name: [sum(map(float, kept), 0.0)] for name, kept in self._sums.items()}
+        other._tokens, other._mismatch_tokens = self._tokens, self._mismatch_tokens
+        other._mismatch = [float(value) for value in self._mismatch]
+        other._max_ratio = [float(value) for value in self._max_ratio]
+        other._grad_norms = self._grad_norms
+        return other
+
+    @classmethod
+    def merged(cls, parts: Sequence[Totals]) -> Totals:
+        """Of parts of one batch, which took their optimizer steps together."""
+        first = parts[0]
+        whole = cls(tuple(first._sums))
+        whole._grad_norms = first._grad_norms
+        for part in parts:
+            for name, kept in part._sums.items():
+                whole._sums[name] += kept
+            whole._mismatch += part._mismatch
+            whole._max_ratio += part._max_ratio
+            whole._tokens += part._tokens
+            whole._mismatch_tokens += part._mismatch_tokens
+        return whole
 
     def means(self) -> dict[str, float]:
         """Loss and gradient norm per optimizer step, the rest per token."""

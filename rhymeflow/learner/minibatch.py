@@ -16,8 +16,9 @@ from torch import Tensor
 
 from rhymeflow.config import LearnerConfig, RolloutConfig
 from rhymeflow.learner.algorithms.losses import TokenInputs, sample_weights
-from rhymeflow.learner.packing import PackedRow, pack
+from rhymeflow.learner.packing import PackedRow
 from rhymeflow.learner.sample import Sample
+from rhymeflow.learner.share import share
 
 
 @dataclass
@@ -29,6 +30,11 @@ class MicroBatch:
     needs_grad: bool
     """False: the gradient is exactly 0, the row is only measured."""
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has no sample, and is there so that a rank computes as often as the others."""
+        return not self.row.members
+
 
 def split(
     batch: Sequence[Sample],
@@ -36,8 +42,14 @@ def split(
     learner: LearnerConfig,
     rollout: RolloutConfig,
     device: torch.device,
+    *,
+    rank: int = 0,
+    num_ranks: int = 1,
 ) -> list[list[MicroBatch]]:
-    """The micro-batches of each optimizer step of one pass over `batch`."""
+    """The micro-batches of each optimizer step of one pass over `batch` that `rank` computes.
+
+    Every rank has the same number of them, in each step first those that need a gradient.
+    """
     lengths = [_length_in_loss(sample, learner) for sample in batch]
     mean_tokens = sum(lengths) / learner.num_minibatches
     steps = []
@@ -57,7 +69,7 @@ def split(
             [
                 MicroBatch(row, _inputs(batch, row, advantage_N, weight_N, device), needs_grad)
                 for chosen, needs_grad in ((moving, True), (still, False))
-                for row in pack(batch, chosen, learner.max_tokens_per_microbatch)
+                for row in share(batch, chosen, learner.max_tokens_per_microbatch, rank, num_ranks)
             ]
         )
     return steps
@@ -89,6 +101,9 @@ def _inputs(
         value_R = np.repeat(value_N[list(row.members)], row.lengths)
         return torch.from_numpy(value_R.astype(np.float32)).to(device)
 
+    if not row.members:  # all factors are 0, and so is what comes of it
+        zero_R = torch.zeros(len(row.targets_R), device=device)
+        return TokenInputs(advantage_R=zero_R, weight_R=zero_R, behaviour_R=zero_R)
     behaviour_R = np.concatenate([batch[i].logprobs for i in row.members]).astype(np.float32)
     return TokenInputs(
         advantage_R=per_token(advantage_N),

@@ -11,6 +11,7 @@ gradient that is not finite stops the run before any weight has changed. Knows n
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -39,6 +40,36 @@ def learning_rate(step: int, config: LearnerConfig) -> float:
     return config.learning_rate * shape[config.lr_scheduler_type]
 
 
+def adamw(masters: Mapping[str, Tensor], config: LearnerConfig) -> torch.optim.AdamW:
+    """AdamW over `masters`; weight decay applies to matrices only, not to norms and biases."""
+    matrices = [master for master in masters.values() if master.ndim >= 2]
+    others = [master for master in masters.values() if master.ndim < 2]
+    return torch.optim.AdamW(
+        [
+            {"params": matrices, "weight_decay": config.weight_decay},
+            {"params": others, "weight_decay": 0.0},
+        ],
+        lr=config.learning_rate,
+        betas=(config.adam_beta1, config.adam_beta2),
+        eps=config.adam_epsilon,
+        fused=True,
+    )
+
+
+def decayed_first(masters: Mapping[str, Tensor]) -> list[str]:
+    """Names in the order in which `adamw` numbers its parameters."""
+    return sorted(masters, key=lambda name: masters[name].ndim < 2)
+
+
+def reconfigure(optimizer: torch.optim.AdamW, config: LearnerConfig) -> None:
+    """Have `adamw` step by another configuration from now on; the moments stay."""
+    for group in optimizer.param_groups:
+        group["betas"] = (config.adam_beta1, config.adam_beta2)
+        group["eps"] = config.adam_epsilon
+        is_matrices = bool(group["params"]) and group["params"][0].ndim >= 2
+        group["weight_decay"] = config.weight_decay if is_matrices else 0.0
+
+
 class Optimizer:
     """Owns the masters, their gradients and AdamW's moments for the parameters of `model`.
 
@@ -52,20 +83,7 @@ class Optimizer:
             name: _master(parameter, compute_dtype) for name, parameter in self._parameters.items()
         }
         self._max_grad_norm = config.max_grad_norm
-        masters = list(self._masters.values())
-        self._adamw = torch.optim.AdamW(
-            [
-                {
-                    "params": [master for master in masters if master.ndim >= 2],
-                    "weight_decay": config.weight_decay,
-                },
-                {"params": [master for master in masters if master.ndim < 2], "weight_decay": 0.0},
-            ],
-            lr=config.learning_rate,
-            betas=(config.adam_beta1, config.adam_beta2),
-            eps=config.adam_epsilon,
-            fused=True,
-        )
+        self._adamw = adamw(self._masters, config)
 
     def step(self, rate: float) -> float:
         """Apply the gradients at learning rate `rate`, clear them, return their norm unclipped.
@@ -75,7 +93,8 @@ class Optimizer:
         masters = list(self._masters.values())
         norm = nn.utils.get_total_norm([master.grad for master in masters])
         if not math.isfinite(norm):
-            raise UserError(self._not_finite(float(norm)))
+            broken = [n for n, m in self._masters.items() if not m.grad.isfinite().all()]
+            raise not_finite(float(norm), broken, len(self._masters))
         if self._max_grad_norm is not None:
             nn.utils.clip_grads_with_norm_(masters, self._max_grad_norm, norm)
         for group in self._adamw.param_groups:
@@ -88,10 +107,7 @@ class Optimizer:
     def reconfigure(self, config: LearnerConfig) -> None:
         """Step by another configuration from now on; the moments stay."""
         self._max_grad_norm = config.max_grad_norm
-        for group in self._adamw.param_groups:
-            group["betas"] = (config.adam_beta1, config.adam_beta2)
-            group["eps"] = config.adam_epsilon
-            group["weight_decay"] = config.weight_decay if group["params"][0].ndim >= 2 else 0.0
+        reconfigure(self._adamw, config)
 
     def state_dict(self) -> dict[str, Any]:
         """Masters and moments, exact."""
@@ -99,11 +115,19 @@ class Optimizer:
         return {"masters": masters, "adamw": self._adamw.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` gave; the model's parameters are refreshed."""
+        """Take over what `state_dict` gave; the model's parameters are refreshed.
+
+        AdamW's moments may also come by the parameters' names, as ranks save them (`moments`).
+        """
         with torch.no_grad():
             for name, master in self._masters.items():
                 master.copy_(state["masters"][name])
-        self._adamw.load_state_dict(state["adamw"])
+        if "moments" in state:
+            moments = enumerate(map(state["moments"].get, decayed_first(self._masters)))
+            groups = self._adamw.state_dict()["param_groups"]
+            self._adamw.load_state_dict({"state": dict(moments), "param_groups": groups})
+        else:
+            self._adamw.load_state_dict(state["adamw"])
         self._refresh()
 
     def _refresh(self) -> None:
@@ -114,18 +138,15 @@ class Optimizer:
             with torch.no_grad():
                 torch._foreach_copy_([p for p, _ in rounded], [m for _, m in rounded])
 
-    def _not_finite(self, norm: float) -> str:
-        broken = [
-            name
-            for name, master in self._masters.items()
-            if master.grad is not None and not master.grad.isfinite().all()
-        ]
-        return (
-            f"the gradient is not finite (norm {norm}) in {len(broken)} of {len(self._masters)} "
-            f"parameters, first in {broken[0] if broken else 'none: the norm overflowed'}; the "
-            "weights are unchanged. A lower learner.learning_rate or learner.max_grad_norm, or "
-            "model.dtype: float32, usually helps"
-        )
+
+def not_finite(norm: float, broken: Sequence[str], num_parameters: int) -> UserError:
+    """The error of a gradient that is not finite in the parameters `broken`."""
+    return UserError(
+        f"the gradient is not finite (norm {norm}) in {len(broken)} of {num_parameters} "
+        f"parameters, first in {broken[0] if broken else 'none: the norm overflowed'}; the "
+        "weights are unchanged. A lower learner.learning_rate or learner.max_grad_norm, or "
+        "model.dtype: float32, usually helps"
+    )
 
 
 def _master(parameter: nn.Parameter, compute_dtype: torch.dtype) -> Tensor:
@@ -149,4 +170,4 @@ def _drain(master: Tensor, parameter: nn.Parameter) -> None:
     parameter.grad = None
 
 
-__all__ = ["Optimizer", "learning_rate"]
+__all__ = ["Optimizer", "adamw", "decayed_first", "learning_rate", "not_finite", "reconfigure"]

@@ -62,6 +62,12 @@ def pack(samples: Sequence[Sample], members: Iterable[int], max_tokens: int) -> 
     return rows
 
 
+def empty_row() -> PackedRow:
+    """A row of one token and no sample: the least that a model can compute on."""
+    zero = np.zeros(1, dtype=np.int64)
+    return PackedRow((), zero, zero, (zero,), zero, zero, ())
+
+
 class _Builder:
     """A row under construction."""
 
@@ -114,4 +120,4 @@ class _Builder:
         )
 
 
-__all__ = ["PackedRow", "pack"]
+__all__ = ["PackedRow", "empty_row", "pack"]

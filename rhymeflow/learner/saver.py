@@ -11,12 +11,12 @@ from collections import deque
 from collections.abc import Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from safetensors import SafetensorError
 
 from rhymeflow.core.types import Version
-from rhymeflow.learner.checkpoint import Snapshot, remove_others
+from rhymeflow.learner.checkpoint import remove_others
 
 
 class Saved(NamedTuple):
@@ -25,6 +25,13 @@ class Saved(NamedTuple):
     version: Version
     path: Path
     error: str | None
+
+
+class Snapshot(Protocol):
+    """All that a checkpoint holds; `checkpoint.Snapshot` is one."""
+
+    def write(self, directory: Path) -> None:
+        """Write it: `directory` is complete or not there."""
 
 
 class Saver:
@@ -64,4 +71,25 @@ class Saver:
         return self._directory / f"step-{version}"
 
 
-__all__ = ["Saved", "Saver"]
+class RankSaver(Saver):
+    """Of a learner of many ranks: each writes its part, and rank 0 deletes the older ones.
+
+    `ended` raises `RuntimeError` if another rank is gone: nothing is known of the checkpoint then.
+    """
+
+    def __init__(self, directory: Path, *, is_lead: bool) -> None:
+        super().__init__(directory)
+        self._is_lead = is_lead
+
+    def _write(self, version: Version, snapshot: Snapshot, keep: Collection[Version]) -> Saved:
+        path = self._path(version)
+        try:
+            snapshot.write(path)
+            if self._is_lead:
+                remove_others(self._directory, {path, *map(self._path, keep)})
+        except OSError as error:
+            return Saved(version, path, str(error).splitlines()[0])
+        return Saved(version, path, None)
+
+
+__all__ = ["RankSaver", "Saved", "Saver"]

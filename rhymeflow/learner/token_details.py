@@ -51,6 +51,17 @@ class TokenDetails:
         for member, flags in _by_member(micro.row, flags_R.cpu().numpy()):
             self._flags[member] |= flags
 
+    @classmethod
+    def merged(cls, parts: Sequence[TokenDetails]) -> TokenDetails:
+        """Of one batch, whose samples were trained on in several places."""
+        whole = parts[0]
+        for part in parts[1:]:
+            for member, logprobs in enumerate(part._logprobs):
+                if logprobs is not None:
+                    whole._logprobs[member] = logprobs
+                    whole._flags[member] = part._flags[member]
+        return whole
+
     def blobs(self) -> Iterator[tuple[bytes | None, bytes]]:
         """Log-probabilities (float32, little-endian) and flags of each sample of the batch."""
         for logprobs, flags in zip(self._logprobs, self._flags, strict=True):

@@ -211,7 +211,7 @@ class Controller:
                 self.reporter.warn(f"{loss.reason}; it was replaced")
             case "history":
                 self.history.lose(loss)
-            case "learner":
+            case "learner" | "learner_rank":
                 self.supervisor.replace_learner(loss)
                 self.training.lose()
                 another = self.supervisor.learner.name

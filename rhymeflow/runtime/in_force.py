@@ -23,7 +23,8 @@ from rhymeflow.workers.messages import LearnerReady
 def before_the_start(config: Config, run_dir: Path) -> Config:
     """What the configuration decides by itself, or the run's place and the machine do."""
     learner, rollout = config.learner, config.rollout
-    share = share_of_cores(1 + rollout.num_instances)
+    share = share_of_cores(learner.num_ranks + rollout.num_instances)
+    cpus_of_rank = len(learner.cpus or ()) // learner.num_ranks
     sizes = {len(cpus) for cpus in rollout.cpus or ()}
     own_size = sizes.pop() if len(sizes) == 1 else None  # else each has as many as `cpus` says
     epsilon_high = learner.epsilon if learner.epsilon_high is None else learner.epsilon_high
@@ -34,7 +35,7 @@ def before_the_start(config: Config, run_dir: Path) -> Config:
             "learner": learner.model_copy(
                 update={
                     "epsilon_high": epsilon_high,
-                    "num_threads": learner.num_threads or len(learner.cpus or ()) or share,
+                    "num_threads": learner.num_threads or cpus_of_rank or share,
                 }
             ),
             "rollout": rollout.model_copy(

@@ -96,6 +96,7 @@ class Reporter:
             **rates,
             **history,
             "params/push_s": published.seconds,
+            **published.metrics,
             **{f"endings/{name}": float(count) for name, count in self.endings.items()},
         }
         self._metrics.write(version, now, metrics)

@@ -6,6 +6,7 @@ Holds true:
 - an instance that is lost can be replaced under a new name (`rollout-0`, then `rollout-0.1`, ...),
   on the same cores, `run.instance_restarts` times in all, and so can learner, history and rewards,
   each as often; a replaced one is gone, so it can say nothing any more;
+- the ranks of a learner are replaced together, for one alone can do nothing;
 - a worker that reports a defect ends the run; without the history worker the run continues, with
   fewer drafts.
 
@@ -28,8 +29,8 @@ from rhymeflow.runtime.base import (
     WorkerHandle,
     WorkerLost,
 )
-from rhymeflow.utils.cores import usable_cores
-from rhymeflow.workers.messages import Failed
+from rhymeflow.utils.cores import cores_of_ranks, usable_cores
+from rhymeflow.workers.messages import Failed, JoinRanks, RanksMeet
 
 
 class WorkerDied(RuntimeError):  # noqa: N818 - it is what happened
@@ -44,7 +45,7 @@ class Supervisor:
     ) -> None:
         """`used_names`: of instances of earlier attempts at the run."""
         self._config, self._runtime, self._used = config, runtime, frozenset(used_names)
-        self._share = share_of_cores(1 + config.rollout.num_instances)
+        self._share = share_of_cores(config.learner.num_ranks + config.rollout.num_instances)
         self._roles: dict[str, Role] = {}
         self._last_heard: dict[str, float] = {}
         self._places: dict[InstanceId, tuple[int, int]] = {}  # index, and how often replaced
@@ -52,13 +53,15 @@ class Supervisor:
         self._num_started: dict[Role, int] = {}
         self.instances: dict[InstanceId, WorkerHandle] = {}
         self.learner: WorkerHandle
+        self.other_ranks: list[WorkerHandle] = []
+        """The learner's ranks from 1 on."""
         self.rewards: WorkerHandle
         self.history: WorkerHandle | None = None
         """If the run drafts, and it was not lost too often."""
 
     def start(self) -> None:
         """Start every worker of the run. They load while the caller goes on."""
-        self.learner = self._start_learner()
+        self._start_learner()
         self.rewards = self._start_another("reward")
         for index in range(self._config.rollout.num_instances):
             self._start_instance(index, self._first_unused(index))
@@ -85,13 +88,18 @@ class Supervisor:
             if item.worker not in self._roles:
                 continue  # it was replaced meanwhile
             self._last_heard[item.worker] = now
-            if isinstance(item, Received) and isinstance(item.message, Failed):
-                yield self._failure(item.worker, item.message)
-            else:
-                yield item
+            match item:
+                case Received(message=Failed() as failed):
+                    yield self._failure(item.worker, failed)
+                case Received(message=RanksMeet(address=address)):
+                    del self._last_heard[item.worker]  # loading may take longer than a step
+                    for rank, worker in enumerate(self.other_ranks, start=1):
+                        worker.send(JoinRanks(rank, address))
+                case _:
+                    yield item
         limit = self._config.run.worker_timeout
         for name, heard in tuple(self._last_heard.items()):
-            if now - heard > limit:
+            if name in self._roles and now - heard > limit:
                 yield WorkerLost(
                     name,
                     f"{name} has been silent for {limit:g} seconds (run.worker_timeout): it hangs",
@@ -112,13 +120,15 @@ class Supervisor:
         return self._start_instance(index, replaced + 1)
 
     def replace_learner(self, loss: WorkerLost) -> None:
-        """Make sure that the lost learner is gone and start another.
+        """Make sure that the learner, of which a rank was lost, is gone; start another.
 
         Raises:
             WorkerDied: as many were replaced as may be.
         """
-        self._make_way("learner", loss)
-        self.learner = self._start_learner()
+        self._may_replace("learner", loss)
+        for worker in (self.learner, *self.other_ranks):
+            self._end(worker.name)
+        self._start_learner()
 
     def replace_rewards(self, loss: WorkerLost) -> None:
         """Make sure that the lost reward worker is gone and start another.
@@ -149,9 +159,12 @@ class Supervisor:
 
     def _make_way(self, role: Role, loss: WorkerLost) -> None:
         """End the lost one, or the run, if as many were replaced as may be."""
+        self._may_replace(role, loss)
+        self._end(loss.worker)
+
+    def _may_replace(self, role: Role, loss: WorkerLost) -> None:
         if self._num_started[role] > self._config.run.instance_restarts:
             raise WorkerDied(loss.reason)
-        self._end(loss.worker)
 
     def _end(self, name: str) -> None:
         self._runtime.stop(name, patience=0.0)
@@ -175,9 +188,16 @@ class Supervisor:
         numbers = (int(number or 0) for name, _, number in parts if name == f"rollout-{index}")
         return max(numbers, default=-1) + 1
 
-    def _start_learner(self) -> WorkerHandle:
+    def _start_learner(self) -> None:
         learner = self._config.learner
-        return self._start_another("learner", learner.num_threads, learner.cpus)
+        cpus = cores_of_ranks(learner.cpus, learner.num_ranks)
+        self.learner = self._start_another("learner", learner.num_threads, cpus[0])
+        self.other_ranks = [
+            self._start(
+                "learner_rank", f"{self.learner.name}-rank-{rank}", learner.num_threads, own
+            )
+            for rank, own in enumerate(cpus[1:], start=1)
+        ]
 
     def _start_another(
         self, role: Role, num_threads: int | None = 1, cpus: tuple[int, ...] | None = None

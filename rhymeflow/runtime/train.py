@@ -41,10 +41,10 @@ from rhymeflow.runtime.history_index import HistoryIndex
 from rhymeflow.runtime.leftovers import leaves_nothing_untrained
 from rhymeflow.runtime.local import LocalRuntime
 from rhymeflow.runtime.past import Past
+from rhymeflow.runtime.ranked_learner import learner_group
 from rhymeflow.runtime.replay import beginning, recall
 from rhymeflow.runtime.reporting import Reporter
 from rhymeflow.runtime.rescue import save_checkpoint
-from rhymeflow.runtime.single_learner import SingleLearner
 from rhymeflow.runtime.supervisor import Supervisor, WorkerDied
 from rhymeflow.store import previous_run
 from rhymeflow.store.base import TrajectoryStore
@@ -216,7 +216,7 @@ def assembled(
                 config,
                 supervisor=supervisor,
                 store=store,
-                learner=SingleLearner(lambda: supervisor.learner),
+                learner=learner_group(supervisor, config.learner.num_ranks),
                 history=HistoryIndex(index, supervisor, reporter.warn),
                 prompts=prompts,
                 reporter=reporter,

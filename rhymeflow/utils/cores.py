@@ -7,6 +7,7 @@ counted.
 from __future__ import annotations
 
 import os
+from itertools import pairwise
 
 from rhymeflow.errors import UserError
 
@@ -33,6 +34,14 @@ def can_stay_on(cpus: tuple[int, ...], field: str) -> None:
         raise UserError(f"{field}: there is no core {missing[0]}; cores are 0 to {count - 1}")
     if not cpus:
         raise UserError(f"{field}: names no core; null pins nothing")
+
+
+def cores_of_ranks(cpus: tuple[int, ...] | None, num_ranks: int) -> list[tuple[int, ...] | None]:
+    """Each rank's cores: those named, divided in order as evenly as they go; None pins nothing."""
+    if cpus is None:
+        return [None] * num_ranks
+    ends = [len(cpus) * rank // num_ranks for rank in range(num_ranks + 1)]
+    return [cpus[start:end] for start, end in pairwise(ends)]
 
 
 def stay_on(cpus: tuple[int, ...]) -> None:

@@ -8,8 +8,11 @@ A pull brings chunks and is proved afterwards, by digests of what the puller the
 not of what was sent (law 5). Between the two the puller may do as it likes with a chunk: copy it in
 place, or hand it to an engine that repacks weights.
 
-A reader may leave out what has not changed since the version that the puller has: then it brings
-fewer chunks, and the proof is the same.
+`changes` is the shorter way for a puller that has weights which were proved: the bits that differ
+from those, if the store knows them. The proof is of the same digests, which then need not be taken
+of whole tensors: a digest is a sum, and a change's share in it is known (`weights/proof.py`). What
+this takes can be fetched by `prepare` while the puller still computes with what it has. A puller
+that does without `changes` gets all there is by `pull`.
 
 Holds true of every implementation: a pull neither waits for a publication nor holds one up; a
 puller that dies in the middle blocks no other process. Knows no torch.
@@ -56,6 +59,26 @@ class TensorChunk(NamedTuple):
     data: np.ndarray
 
 
+class Listed(NamedTuple):
+    """Changed 16-bit units of one tensor, in order, as `kernels.put_changes` takes them."""
+
+    counts: np.ndarray
+    """Of them, in each block of 65,536 units, [blocks] uint32."""
+    places: np.ndarray
+    """Of each, from the first unit of its block, [n] uint16."""
+    values: np.ndarray
+    """What each is now, [n] uint16."""
+
+
+class Update(NamedTuple):
+    """What turns weights that a puller has into those of another version."""
+
+    steps: tuple[Mapping[str, Listed], ...]
+    """To be put in one after the other, each by name of tensor."""
+    whole: Iterator[TensorChunk]
+    """Whole tensors to be copied; they are in none of the steps."""
+
+
 class WeightStore(Protocol):
     """The learner's side."""
 
@@ -69,6 +92,10 @@ class WeightStore(Protocol):
         The tensors are those of the manifest, on any device; they must not change until this
         returns.
         """
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """Of the last publication, by their names in `metrics.jsonl`."""
 
     def close(self) -> None:
         """Give back what it keeps; readers keep what they have."""
@@ -105,6 +132,18 @@ class WeightReader(Protocol):
 
         Raises:
             VersionUnavailable: `want` is not there, or nothing is.
+        """
+
+    def prepare(self, have: Pulled, want: Version) -> bool:
+        """Begin to fetch, in the background, what `changes` will need; whether that is here.
+
+        To be asked again until it is. Nothing depends on it but how long `changes` takes.
+        """
+
+    def changes(self, have: Pulled, want: Version | None) -> Update | None:
+        """What turns `have` into the weights of `want` (None: the newest).
+
+        None if it is not known, or takes longer than `pull`. To be proved as a pull is.
         """
 
     def prove(self, digests: Mapping[str, int]) -> Pulled:

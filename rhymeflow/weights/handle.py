@@ -1,18 +1,19 @@
-"""Where the weights in shared memory are: what messages carry. Maps nothing until it is opened."""
+"""Where the weights are: what messages carry. Maps nothing until it is opened."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from rhymeflow.weights.manifest import Manifest
 
 if TYPE_CHECKING:
+    from rhymeflow.weights.delta import DeltaWeightReader
     from rhymeflow.weights.shared_memory import SharedMemoryWeightReader
 
 
-@dataclass(frozen=True, slots=True)
-class SharedMemoryWeightHandle:
+class SharedMemoryWeightHandle(msgspec.Struct, frozen=True, tag="shared_memory"):
     """A `base.WeightHandle` for processes of the machine that holds the memory of this name."""
 
     name: str
@@ -27,3 +28,24 @@ class SharedMemoryWeightHandle:
         from rhymeflow.weights.shared_memory import SharedMemoryWeightReader
 
         return SharedMemoryWeightReader(self)
+
+
+class DeltaWeightHandle(msgspec.Struct, frozen=True, tag="delta"):
+    """The same for weights beside which there is what changed from version to version."""
+
+    memory: SharedMemoryWeightHandle
+
+    @property
+    def manifest(self) -> Manifest:
+        """The tensors there are."""
+        return self.memory.manifest
+
+    def open(self) -> DeltaWeightReader:
+        """Map the memory; see `SharedMemoryWeightHandle.open`."""
+        from rhymeflow.weights.delta import DeltaWeightReader
+
+        return DeltaWeightReader(self)
+
+
+AnyWeightHandle = SharedMemoryWeightHandle | DeltaWeightHandle
+"""What messages may carry."""

@@ -1,7 +1,8 @@
 """Pulling weights into tensors, in place and proved.
 
-Holds true: what is proved is what stands in the tensors after the copy. After an error they hold
-anything. Knows nothing of where the weights come from.
+Holds true: what is proved is what stands in the tensors: of what a pull writes, as it stands there
+afterwards; of what it does not touch, as it was proved when it was written. After an error the
+tensors hold anything. Knows nothing of where the weights come from.
 """
 
 from __future__ import annotations
@@ -13,69 +14,138 @@ import torch
 from torch import Tensor
 
 from rhymeflow.core.types import Version
-from rhymeflow.weights.base import Overtaken, Pulled, TensorChunk, VersionUnavailable, WeightReader
-from rhymeflow.weights.manifest import TensorSpec, require
-from rhymeflow.weights.proof import bytes_of, digest
+from rhymeflow.weights import on_device
+from rhymeflow.weights.base import (
+    Overtaken,
+    Pulled,
+    TensorChunk,
+    Update,
+    VersionUnavailable,
+    WeightReader,
+)
+from rhymeflow.weights.keys import INNER
+from rhymeflow.weights.manifest import require
+from rhymeflow.weights.proof import MASK, bytes_of, copy_and_digest
 
 _MAX_OVERTAKEN = 1000
 """A reader is overtaken once per two publications; more often means that they never pause."""
 
 
-def install(
-    reader: WeightReader,
-    into: Mapping[str, Tensor],
-    want: Version | None = None,
-    *,
-    have: Version | None = None,
-) -> Pulled:
-    """Bring `want`, or the newest weights for None, into these tensors, which hold `have`.
+class Installation:
+    """Tensors that weights are pulled into, and what they hold.
 
-    Raises:
-        ManifestMismatch: they are not the manifest's tensors.
-        VersionUnavailable: nothing is published, or not `want`.
-        ChecksumMismatch: what arrived is not what was published.
+    They must not be changed by anybody else, nor moved: what is known of them is built upon.
     """
-    require(reader.manifest, into)
-    specs = {spec.name: spec for spec in reader.manifest}
-    for _ in range(_MAX_OVERTAKEN):
-        digests: dict[str, int] = {}
-        for chunk in reader.pull(have, want):
-            target = into[chunk.name]
-            _copy(chunk, specs[chunk.name], target)
-            if len(chunk.data) == specs[chunk.name].num_bytes:
-                digests[chunk.name] = digest(bytes_of(target))  # while it is in the caches
-            else:
-                digests.pop(chunk.name, None)
-        for name in specs.keys() - digests.keys():
-            digests[name] = digest(bytes_of(into[name]))
+
+    def __init__(self, into: Mapping[str, Tensor]) -> None:
+        self.holds: Pulled | None = None
+        """What was proved of them; None: they hold anything."""
+        self._into = into
+        self._places: dict[str, np.ndarray | None] = {}
+        self._digests: dict[str, int] = {}
+
+    def pull(self, reader: WeightReader, want: Version | None = None) -> Pulled:
+        """Bring `want`, or the newest weights for None, into the tensors.
+
+        Only what differs from what they hold, where the reader knows it.
+
+        Raises:
+            ManifestMismatch: they are not the manifest's tensors.
+            VersionUnavailable: nothing is published, or not `want`.
+            ChecksumMismatch: what arrived is not what was published.
+        """
+        held, self.holds = self.holds, None
+        if held is not None:
+            update = reader.changes(held, want)
+            if update is not None:
+                try:
+                    self.holds = self._update(reader, update)
+                    return self.holds
+                except Overtaken:
+                    pass  # all anew
+        require(reader.manifest, self._into)
+        for _ in range(_MAX_OVERTAKEN):
+            try:
+                self.holds = self._pull(reader, want)
+                return self.holds
+            except Overtaken:
+                continue
+        raise RuntimeError(f"overtaken by publications {_MAX_OVERTAKEN} times during one pull")
+
+    def pull_at_least(self, reader: WeightReader, want: Version) -> Pulled:
+        """Bring `want` or, if it is there no longer, the newest weights; see `pull`."""
         try:
-            return reader.prove(digests)
-        except Overtaken:
-            have = None
-    raise RuntimeError(f"overtaken by publications {_MAX_OVERTAKEN} times during one pull")
+            return self.pull(reader, want)
+        except VersionUnavailable:
+            pulled = self.pull(reader)
+            assert pulled.version > want, "a version is published before it is pulled"
+            return pulled
+
+    def _pull(self, reader: WeightReader, want: Version | None) -> Pulled:
+        self._digests = {}
+        parts = set()
+        for chunk in reader.pull(None, want):
+            size = self._copy(chunk)
+            if len(chunk.data) < size:
+                parts.add(chunk.name)
+        for name in parts:
+            self._digests[name] = on_device.digest(self._into[name])
+        return reader.prove(self._digests)
+
+    def _update(self, reader: WeightReader, update: Update) -> Pulled:
+        from rhymeflow.weights.kernels import put_changes  # loads numba
+
+        for step in update.steps:
+            for name, listed in step.items():
+                place = self._place(name)
+                if place is not None:
+                    more = int(put_changes(place.view(np.uint16), *listed, INNER))
+                else:
+                    more = on_device.put_changes(self._into[name], listed)
+                self._digests[name] = (self._digests[name] + more) & MASK
+        for chunk in update.whole:
+            self._copy(chunk)
+        return reader.prove(self._digests)
+
+    def _place(self, name: str) -> np.ndarray | None:
+        """The tensor's bytes in place; None if they are not in one piece of the CPU's memory."""
+        if name not in self._places:
+            tensor = self._into[name]
+            is_in_place = tensor.device.type == "cpu" and tensor.is_contiguous()
+            self._places[name] = bytes_of(tensor) if is_in_place else None
+        return self._places[name]
+
+    def _copy(self, chunk: TensorChunk) -> int:
+        """Copy some bytes; return how many the tensor has."""
+        place, target = self._place(chunk.name), self._into[chunk.name]
+        size = target.numel() * target.itemsize
+        end = chunk.offset + len(chunk.data)
+        if place is None:
+            _copy_to_device(chunk, target)
+            if len(chunk.data) == size:
+                self._digests[chunk.name] = on_device.digest(target)
+        elif len(chunk.data) == size:
+            self._digests[chunk.name] = copy_and_digest(place, chunk.data)
+        else:
+            np.copyto(place[chunk.offset : end], chunk.data)
+        return size
 
 
-def install_at_least(
-    reader: WeightReader, into: Mapping[str, Tensor], want: Version, *, have: Version | None = None
+def install(
+    reader: WeightReader, into: Mapping[str, Tensor], want: Version | None = None
 ) -> Pulled:
-    """Bring `want` or, if it is there no longer, the newest weights; see `install`."""
-    try:
-        return install(reader, into, want, have=have)
-    except VersionUnavailable:
-        pulled = install(reader, into)
-        assert pulled.version > want, "a version is published before it is pulled"
-        return pulled
+    """Bring `want`, or the newest weights for None, into these tensors; see `Installation.pull`."""
+    return Installation(into).pull(reader, want)
 
 
-def _copy(chunk: TensorChunk, spec: TensorSpec, target: Tensor) -> None:
-    end = chunk.offset + len(chunk.data)
-    if target.device.type == "cpu" and target.is_contiguous():
-        np.copyto(bytes_of(target)[chunk.offset : end], chunk.data)
-    elif len(chunk.data) == spec.num_bytes:
-        if spec.num_bytes:
-            staged = torch.from_numpy(chunk.data.copy()).view(target.dtype).reshape(spec.shape)
-            target.detach().copy_(staged)
-    else:
+def _copy_to_device(chunk: TensorChunk, target: Tensor) -> None:
+    staged = chunk.data
+    if len(staged) < target.numel() * target.itemsize:
         staged = bytes_of(target).copy()
-        staged[chunk.offset : end] = chunk.data
-        target.detach().copy_(torch.from_numpy(staged).view(target.dtype).reshape(spec.shape))
+        staged[chunk.offset : chunk.offset + len(chunk.data)] = chunk.data
+    if len(staged):
+        values = torch.from_numpy(staged.copy()).view(target.dtype).reshape(target.shape)
+        target.detach().copy_(values)
+
+
+__all__ = ["Installation", "install"]

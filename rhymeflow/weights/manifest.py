@@ -68,6 +68,13 @@ def slot_bytes(manifest: Manifest) -> int:
 
 def require(manifest: Manifest, tensors: Mapping[str, Tensor]) -> None:
     """Raise `ManifestMismatch` unless `tensors` have the manifest's names, shapes and dtypes."""
+    require_names(manifest, tensors)
+    for spec in manifest:
+        require_spec(spec, tensors[spec.name])
+
+
+def require_names(manifest: Manifest, tensors: Mapping[str, Tensor]) -> None:
+    """Raise `ManifestMismatch` unless `tensors` have the manifest's names; looks no tensor up."""
     names = {spec.name for spec in manifest}
     for name in tensors:
         if name not in names:
@@ -75,10 +82,13 @@ def require(manifest: Manifest, tensors: Mapping[str, Tensor]) -> None:
     for spec in manifest:
         if spec.name not in tensors:
             raise ManifestMismatch(f"{spec.name} is in the weight store's manifest, but not given")
-        tensor = tensors[spec.name]
-        given = _describe(_dtype_name(tensor.dtype), tuple(tensor.shape))
-        if given != spec.describe():
-            raise ManifestMismatch(f"{spec.name} is {given}, in the manifest {spec.describe()}")
+
+
+def require_spec(spec: TensorSpec, tensor: Tensor) -> None:
+    """Raise `ManifestMismatch` unless the tensor has this shape and dtype."""
+    given = _describe(_dtype_name(tensor.dtype), tuple(tensor.shape))
+    if given != spec.describe():
+        raise ManifestMismatch(f"{spec.name} is {given}, in the manifest {spec.describe()}")
 
 
 def _aligned_end(spec: TensorSpec) -> int:

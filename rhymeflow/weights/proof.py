@@ -1,21 +1,34 @@
-"""What proves a copy of the weights: one checksum over all tensors.
+"""What proves a copy of the weights: a hash of each tensor, and one checksum over all of them.
 
 Holds true: the checksum covers every byte of every tensor, their names, shapes and dtypes, and
-their order (law 5 rests on it). Knows nothing of processes or memory.
+their order (law 5 rests on it). A tensor's hash is a sum over its bytes and their places
+(`keys.py` has the formula): so hashes of its shards add up to its own, and a change of some
+bytes changes it by a number that is known without the rest. Knows nothing of processes or memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 import xxhash
 
+from rhymeflow.weights import keys
 from rhymeflow.weights.manifest import Manifest, require
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+_CHUNK = 1 << 18
+"""Bytes that are copied and hashed at a time: they stay in a core's second cache between."""
+
+_SMALL = 1 << 20
+"""Bytes of a tensor up to which it is hashed without compiled code, where there is none yet."""
+
+MASK = (1 << 64) - 1
+"""Hashes are numbers modulo 2**64."""
 
 
 def bytes_of(tensor: Tensor) -> np.ndarray:
@@ -31,9 +44,56 @@ def as_text(checksum: int) -> str:
     return f"{checksum:016x}"
 
 
-def digest(data: np.ndarray) -> int:
-    """64-bit checksum of one tensor's bytes (xxHash XXH3)."""
-    return xxhash.xxh3_64_intdigest(data.data)
+def digest(data: np.ndarray, start: int = 0) -> int:
+    """64-bit hash of these bytes, [n] uint8, which begin at byte `start` of their tensor.
+
+    Digests of a tensor's shards, each with its start, add up modulo 2**64 to the digest of all.
+    """
+    return _hasher(len(data))(data, start)
+
+
+def copy_and_digest(target: np.ndarray, source: np.ndarray) -> int:
+    """Copy bytes, [n] uint8; return the digest of what then stands in `target`."""
+    total, hasher = 0, _hasher(len(source))
+    for start in range(0, len(source), _CHUNK):
+        part = target[start : start + _CHUNK]
+        np.copyto(part, source[start : start + _CHUNK])
+        total += hasher(part, start)
+    return total & MASK
+
+
+def _hasher(num_bytes: int) -> Callable[[np.ndarray, int], int]:
+    """How to hash a tensor of so many bytes: loading compiled code takes most of a second."""
+    return by_kernel if num_bytes > _SMALL or "numba" in sys.modules else by_numpy
+
+
+def by_kernel(data: np.ndarray, start: int) -> int:
+    """`digest`, fast."""
+    from rhymeflow.weights.kernels import hash_units
+
+    data, start = _even(data, start)
+    return int(hash_units(units_of(data), start // 2, keys.INNER))
+
+
+def by_numpy(data: np.ndarray, start: int) -> int:
+    """`digest`, slow, and with nothing to load."""
+    data, start = _even(data, start)
+    return keys.hash_units(units_of(data), start // 2)
+
+
+def _even(data: np.ndarray, start: int) -> tuple[np.ndarray, int]:
+    """The same bytes in the same places, from the beginning of a unit on."""
+    return (
+        (np.concatenate([np.zeros(1, np.uint8), data]), start - 1) if start % 2 else (data, start)
+    )
+
+
+def units_of(data: np.ndarray) -> np.ndarray:
+    """The bytes as 16-bit units, [n / 2]: a view, but for an odd number, which a 0 is added to."""
+    if len(data) % 2:
+        data = np.concatenate([data, np.zeros(1, np.uint8)])
+    units = data.view(np.uint16)
+    return units if units.flags.aligned else units.copy()
 
 
 def combine(manifest: Manifest, digests: Sequence[int]) -> int:

@@ -33,12 +33,13 @@ from rhymeflow.weights.base import (
     Overtaken,
     Pulled,
     TensorChunk,
+    Update,
     VersionUnavailable,
 )
 from rhymeflow.weights.handle import SharedMemoryWeightHandle
-from rhymeflow.weights.manifest import Manifest, require
+from rhymeflow.weights.manifest import Manifest, TensorSpec, require_names, require_spec
 from rhymeflow.weights.proof import bytes_of, combine, digest
-from rhymeflow.weights.slots import Memory
+from rhymeflow.weights.slots import Memory, Slot
 
 
 class SharedMemoryWeightStore:
@@ -73,37 +74,59 @@ class SharedMemoryWeightStore:
     def publish(self, version: Version, tensors: Mapping[str, Tensor]) -> int:
         """Publish `tensors` as `version`; return their checksum.
 
-        The tensors may be on any device and must not change until this returns.
+        The tensors may be on any device and must not change until this returns. Each is looked up
+        once, in the manifest's order, so that a mapping may make them one after the other.
 
         Raises:
             ManifestMismatch: they are not the manifest's tensors.
         """
-        manifest = self.handle.manifest
-        require(manifest, tensors)
+        manifest = self._memory.handle.manifest
+        require_names(manifest, tensors)
         with self._publishing():
             publication = self._memory.published + 1
-            slot = self._memory.slot(publication)
-            slot.begin(publication)
+            slot = self._begin(publication)
             digests = []
             for spec in manifest:
-                # The digest is of the source: what goes wrong in the copy is found by the reader.
-                source = bytes_of(tensors[spec.name])
-                digests.append(digest(source))
-                np.copyto(slot.bytes_of(spec), source)
-            checksum = combine(manifest, digests)
-            slot.end(version, checksum, digests)
+                tensor = tensors[spec.name]  # once: it may be gathered from many ranks for this
+                require_spec(spec, tensor)
+                digests.append(self._put(slot, spec, bytes_of(tensor)))
+            made = Pulled(version, combine(manifest, digests))
+            slot.end(*made, digests)
+            self._complete(publication, made, digests)
             self._memory.publish(publication)
-        return checksum
+        return made.checksum
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """None; see `base.WeightStore`."""
+        return {}
+
+    def _begin(self, publication: int) -> Slot:
+        """The slot that it is written to; what that held is gone."""
+        slot = self._memory.slot(publication)
+        slot.begin(publication)
+        return slot
+
+    def _put(self, slot: Slot, spec: TensorSpec, source: np.ndarray) -> int:
+        """Write one tensor; return its digest.
+
+        The digest is of the source: what goes wrong in the copy is found by the reader.
+        """
+        np.copyto(slot.bytes_of(spec), source)
+        return digest(source)
+
+    def _complete(self, publication: int, made: Pulled, digests: list[int]) -> None:
+        """Whatever else is to be there before the publication can be pulled."""
 
     def close(self) -> None:
         """Give the memory back, if this process created it; readers keep what they have mapped."""
         if self._is_owner:
             self._is_owner = False
-            shared_memory.free(self.handle.name)
+            shared_memory.free(self._memory.handle.name)
 
     @contextmanager
     def _publishing(self) -> Iterator[None]:
-        descriptor = shared_memory.open_for_locking(self.handle.name)
+        descriptor = shared_memory.open_for_locking(self._memory.handle.name)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
@@ -117,7 +140,7 @@ class SharedMemoryWeightReader:
     def __init__(self, handle: SharedMemoryWeightHandle) -> None:
         """Map the memory; `SharedMemoryWeightHandle.open` says what it raises."""
         self._memory = slots.attach(handle, writable=False)
-        self._pulling: _Pull | None = None
+        self._pulling: Pull | None = None
 
     @property
     def handle(self) -> SharedMemoryWeightHandle:
@@ -146,27 +169,36 @@ class SharedMemoryWeightReader:
         """
         publication = self._find(want)
         slot = self._memory.slot(publication)
-        self._pulling = _Pull(publication, slot.version, slot.checksum)
+        self._pulling = Pull(publication, Pulled(slot.version, slot.checksum), None)
         for spec in self.manifest:
             yield TensorChunk(spec.name, 0, slot.bytes_of(spec))
+
+    def prepare(self, have: Pulled, want: Version) -> bool:
+        """Nothing needs to be fetched; see `base.WeightReader`."""
+        return True
+
+    def changes(self, have: Pulled, want: Version | None) -> Update | None:
+        """They are not known; see `base.WeightReader`."""
+        return None
 
     def prove(self, digests: Mapping[str, int]) -> Pulled:
         """Compare with what the learner published; see `base.WeightReader`."""
         assert self._pulling is not None, "nothing was pulled"
-        publication, version, expected = self._pulling
-        slot = self._memory.slot(publication)
-        published = slot.digests()
-        if slot.begun != publication:
-            raise Overtaken(f"publication {publication} was being written over")
+        publication, made, published = self._pulling
+        if published is None:
+            slot = self._memory.slot(publication)
+            published = slot.digests()
+            if slot.begun != publication:
+                raise Overtaken(f"publication {publication} was being written over")
         self._pulling = None
         found = [digests[spec.name] for spec in self.manifest]
-        if combine(self.manifest, found) == expected:
-            return Pulled(version, expected)
+        if combine(self.manifest, found) == made.checksum:
+            return made
         differing = [
             spec.name for spec, a, b in zip(self.manifest, published, found, strict=True) if a != b
         ]
         raise ChecksumMismatch(
-            f"pull of version {version}: the checksum is not the published one; "
+            f"pull of version {made.version}: the checksum is not the published one; "
             f"{len(differing)} of {len(found)} tensors differ, first "
             f"{differing[0] if differing else 'none: the published checksum itself is damaged'}"
         )
@@ -192,9 +224,11 @@ class SharedMemoryWeightReader:
         )
 
 
-class _Pull(NamedTuple):
+class Pull(NamedTuple):
     """A pull that is not proved yet."""
 
     publication: int
-    version: Version
-    checksum: int
+    made: Pulled
+    """What it makes, if it is proved."""
+    digests: list[int] | None
+    """Of each tensor that was published; None: they stand in the slot, which was read from."""

@@ -23,9 +23,10 @@ from rhymeflow.models.load import load_model, load_tokenizer, resolve_device, re
 from rhymeflow.store.damage import explained
 from rhymeflow.store.reader import TrajectoryReader, TrajectoryRecord
 from rhymeflow.utils import shared_memory
-from rhymeflow.weights.manifest import manifest_of
+from rhymeflow.weights.base import WeightStore
+from rhymeflow.weights.manifest import Manifest, manifest_of
 from rhymeflow.weights.proof import as_text
-from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
+from rhymeflow.weights.stores import make_store
 from rhymeflow.workers import messages
 from rhymeflow.workers.channel import Connection
 from rhymeflow.workers.messages import (
@@ -57,7 +58,12 @@ STATE_BYTES = 12
 
 
 def main(connection: Connection, name: str, config: Config, run_dir: Path) -> None:
-    """Join the run and serve it until `Shutdown`."""
+    """Join the run and serve it until `Shutdown`, alone or as the first of many ranks."""
+    if config.learner.num_ranks > 1:
+        from rhymeflow.workers import learner_rank  # loads torch.distributed
+
+        learner_rank.lead(connection, config, run_dir)
+        return
     learner = LearnerProcess(connection, config, run_dir)
     try:
         learner.serve()
@@ -72,25 +78,15 @@ class LearnerProcess:
         self.connection, self.config = connection, config
         device = resolve_device(config.model)
         dtype = resolve_dtype(config.model, device)
-        self.learner = Learner(
-            # In float32, so that the master weights are exact; the learner computes in `dtype`.
-            load_model(config.model, dtype=torch.float32, device=device),
-            load_tokenizer(config.model),
-            config.learner,
-            config.rollout,
-            dtype,
-        )
+        self.learner = self._make_learner(device, dtype)
         self._reader = TrajectoryReader(run_dir / "events.db")
-        self._saver = Saver(run_dir / CHECKPOINTS)
+        self._saver = self._make_saver(run_dir / CHECKPOINTS)
         with explained(run_dir / "events.db"):
             for step, last in restore(self.learner, self._reader, run_dir / CHECKPOINTS, config):
-                send(connection, Retraining(step, last))
+                self._say(Retraining(step, last))
         self.version: Version = self.learner.version
-        tensors = self.learner.weights()
-        prefix = shared_memory.prefix_for(run_dir, "w")
-        shared_memory.free_left(prefix)  # of a learner that was killed, and is gone by now
-        self.weights = SharedMemoryWeightStore.create(manifest_of(tensors), prefix)
-        checksum = self.weights.publish(self.version, tensors)
+        self.weights = self._make_store(shared_memory.prefix_for(run_dir, "w"))
+        checksum = self._publish_weights()
         ready = LearnerReady(
             self.version,
             self.weights.handle,
@@ -98,10 +94,41 @@ class LearnerProcess:
             device.type,
             str(dtype).removeprefix("torch."),
             self.learner.model.config.max_position_embeddings,
-            sum(each.numel() * (each.itemsize + STATE_BYTES) for each in tensors.values()),
+            self.learner.num_parameters * (dtype.itemsize + STATE_BYTES),
         )
-        send(connection, ready)
+        self._say(ready)
         self._ending = False
+
+    # What ranks do otherwise: see `learner_rank.py`.
+
+    def _make_learner(self, device: torch.device, dtype: torch.dtype) -> Learner:
+        return Learner(
+            # In float32, so that the master weights are exact; the learner computes in `dtype`.
+            load_model(self.config.model, dtype=torch.float32, device=device),
+            load_tokenizer(self.config.model),
+            self.config.learner,
+            self.config.rollout,
+            dtype,
+        )
+
+    def _make_saver(self, directory: Path) -> Saver:
+        return Saver(directory)
+
+    def _make_store(self, prefix: str) -> WeightStore:
+        return self._new_store(manifest_of(self.learner.weights()), prefix)
+
+    def _new_store(self, manifest: Manifest, prefix: str) -> WeightStore:
+        shared_memory.free_left(prefix)  # of a learner that was killed, and is gone by now
+        return make_store(self.config, manifest, prefix)
+
+    def _publish_weights(self) -> int:
+        return self.weights.publish(self.version, self.learner.weights())
+
+    def _whole(self, details: TokenDetails) -> TokenDetails:
+        return details
+
+    def _say(self, message: messages.Message) -> None:
+        send(self.connection, message)
 
     def serve(self) -> None:
         """Carry out what is asked for, until `Shutdown`."""
@@ -139,31 +166,31 @@ class LearnerProcess:
         metrics["staleness/mean"] = sum(ages) / len(ages)
         metrics["staleness/max"] = max(ages)
         if details is not None:
-            self._report(details, records)
+            self._report(self._whole(details), records)
         self.version += 1
         seconds = time.perf_counter() - started
-        send(self.connection, BatchTrained(message.version, metrics, seconds))
+        self._say(BatchTrained(message.version, metrics, seconds))
 
     def _report(self, details: TokenDetails, records: list[TrajectoryRecord]) -> None:
         found = [
             ResponseDetails(TrajectoryId(record.group, record.member), logprobs, flags)
             for record, (logprobs, flags) in zip(records, details.blobs(), strict=True)
         ]
-        send(self.connection, messages.TokenDetails(self.version, found))
+        self._say(messages.TokenDetails(self.version, found))
 
     def _publish(self, version: Version) -> None:
         assert version == self.version, (version, self.version)
         started = time.perf_counter()
-        checksum = as_text(self.weights.publish(version, self.learner.weights()))
+        checksum = as_text(self._publish_weights())
         seconds = time.perf_counter() - started
-        send(self.connection, VersionPublished(version, checksum, seconds))
+        self._say(VersionPublished(version, checksum, seconds, dict(self.weights.metrics)))
 
     def _report_saved(self) -> None:
         for version, path, error in self._saver.ended():
             if error is None:
-                send(self.connection, CheckpointSaved(version, str(path)))
+                self._say(CheckpointSaved(version, str(path)))
             else:
-                send(self.connection, CheckpointFailed(version, f"{path}: {error}"))
+                self._say(CheckpointFailed(version, f"{path}: {error}"))
 
 
 def staleness(

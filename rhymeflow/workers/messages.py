@@ -17,7 +17,7 @@ from rhymeflow.core.types import FinishReason, GroupId, TrajectoryId, Version
 from rhymeflow.histospec.draft import DraftStats
 from rhymeflow.histospec.handle import IndexHandle
 from rhymeflow.reward.messages import TrainerState
-from rhymeflow.weights.handle import SharedMemoryWeightHandle
+from rhymeflow.weights.handle import AnyWeightHandle
 
 if TYPE_CHECKING:
     from rhymeflow.workers.channel import Connection
@@ -83,7 +83,7 @@ class Evaluate(Message):
 class ConnectWeights(Message):
     """Where the weights are. The instance takes them and joins."""
 
-    handle: SharedMemoryWeightHandle
+    handle: AnyWeightHandle
 
 
 class UseDrafter(Message):
@@ -108,6 +108,13 @@ class Publish(Message):
     """Publish the weights of `version`, which the learner holds."""
 
     version: Version
+
+
+class JoinRanks(Message):
+    """To a rank but 0: be rank `rank` of the learner, whose ranks meet at `address`."""
+
+    rank: int
+    address: str
 
 
 class SaveCheckpoint(Message):
@@ -236,11 +243,17 @@ class InstanceStatus(Message):
 # -- learner -> controller ------------------------------------------------------------------------
 
 
+class RanksMeet(Message):
+    """The learner's rank 0 waits for the others at `address` (host:port)."""
+
+    address: str
+
+
 class LearnerReady(Message):
     """The model is loaded and its weights are published as `version`, to be had by `handle`."""
 
     version: Version
-    handle: SharedMemoryWeightHandle
+    handle: AnyWeightHandle
     checksum: str
     device: str
     dtype: str
@@ -288,6 +301,8 @@ class VersionPublished(Message):
     version: Version
     checksum: str
     seconds: float
+    metrics: dict[str, float] = {}
+    """What the weight store says of it."""
 
 
 class CheckpointSaved(Message):
@@ -349,7 +364,7 @@ _Any = (
     | SaveCheckpoint | IndexHistory | ComputeReward | Shutdown | Joined | TokensGenerated
     | TrajectoryFinished | TrajectoryInterrupted | Pulled | Answered | InstanceStatus | LearnerReady
     | Retraining | TokenDetails | BatchTrained | VersionPublished | CheckpointSaved
-    | CheckpointFailed | HistoryReady
+    | CheckpointFailed | JoinRanks | RanksMeet | HistoryReady
     | RewardComputed | RewardFailed | Alive | Failed
 )  # fmt: skip
 

@@ -10,10 +10,16 @@ from __future__ import annotations
 
 import importlib
 
+import numpy as np
 import torch
 
 from rhymeflow.config import Config, DraftingConfig
 from rhymeflow.engine.native.cpu_attention import DTYPES, CpuAttention
+from rhymeflow.weights import proof
+from rhymeflow.weights.changes import Finder
+from rhymeflow.weights.kernels import put_changes
+from rhymeflow.weights.keys import INNER
+from rhymeflow.weights.manifest import plan
 from rhymeflow.workers.drafting import rehearse
 
 HEAD_DIM = 64
@@ -32,10 +38,22 @@ def main() -> None:
     """Compile for this machine's processor."""
     for module in IMPORTED:
         importlib.import_module(module)
+    compile_weights()
     for dtype in DTYPES:
         compile_attention(dtype)
     for shape in ("linear", "tree"):
         rehearse(Config(drafting=DraftingConfig(shape=shape)))
+
+
+def compile_weights() -> None:
+    """Compile what hashes weights, finds what changed in them, and puts it in."""
+    old, new = np.zeros(4096, np.uint8), np.zeros(4096, np.uint8)
+    new[7] = 1
+    found = Finder(plan({"w": ((2048,), torch.bfloat16)})).find(new, old)
+    assert found.listed is not None
+    proof.by_kernel(old, 0)
+    put_changes(old.view(np.uint16), *found.listed, INNER)
+    assert (old == new).all()
 
 
 def compile_attention(dtype: torch.dtype, head_dim: int = HEAD_DIM) -> None:

@@ -1,6 +1,7 @@
 """A rollout instance: an engine in a process of its own, carrying out numbered commands.
 
-Holds true: commands are carried out in order, one delivered twice once; a command that names what
+Holds true: commands are carried out in order, one delivered twice once; while what a pull needs is
+fetched the engine goes on, and the commands after the pull wait; a command that names what
 is not here passes it over; between two iterations of the engine nothing is half done; whatever is
 reported of a response, its tokens were sent before; after a pull the checksum of the weights is
 proved before a token is generated under them (law 5). Knows nothing of batches, staleness or
@@ -18,6 +19,7 @@ from pathlib import Path
 from rhymeflow.config import Config
 from rhymeflow.core.types import TrajectoryId, Version
 from rhymeflow.engine.base import Engine, Finished, NoiseKey, Request, Sampling
+from rhymeflow.weights import base
 from rhymeflow.weights.base import WeightReader
 from rhymeflow.weights.proof import as_text
 from rhymeflow.workers.channel import Connection
@@ -104,6 +106,8 @@ class Instance:
         self.last_number = 0
         self.busy_seconds = 0.0
         self._last_status = 0.0
+        self._pulling: Pull | None = None
+        """Carried out when what it needs has been fetched; the commands after it wait."""
         self._ending = False
         joined = Joined(
             self.engine.version,
@@ -132,6 +136,8 @@ class Instance:
 
     def turn(self) -> None:
         """Carry out what has arrived, run one iteration if there is anything to run, report."""
+        if self._pulling is not None:
+            self._pull(self._pulling)
         self._listen()
         if self.engine.has_work:
             started = time.perf_counter()
@@ -142,7 +148,7 @@ class Instance:
     def _listen(self) -> None:
         """Carry out what has arrived; with nothing to do, wait a little for more."""
         wait = 0.0 if self.engine.has_work else STATUS_SECONDS
-        while self.connection.poll(wait):
+        while self._pulling is None and self.connection.poll(wait):
             self._carry_out(receive(self.connection))
             if self._ending:
                 return
@@ -218,6 +224,12 @@ class Instance:
             del self.requests[request.id], self._sent[request.id]
 
     def _pull(self, message: Pull) -> None:
+        """Take new weights, or go on for now while they are being fetched, if there is work."""
+        held = base.Pulled(self.engine.version, self.engine.checksum)
+        is_ready = self.weights.prepare(held, message.version)
+        self._pulling = None if is_ready or not self.engine.has_work else message
+        if self._pulling is not None:
+            return
         started = time.perf_counter()
         self._hand_over(self.requests.values())  # what is generated so far is of the old version
         keep = self.config.rollout.kv_cache_on_pull == "keep"
@@ -270,8 +282,9 @@ class Instance:
         self._last_status = now
         self._hand_over(self.requests.values())
         load = self.engine.load()
+        carried_out = self.last_number if self._pulling is None else self._pulling.number - 1
         status = InstanceStatus(
-            self.last_number,
+            carried_out,
             load.num_running,
             tuple(key for key in load.waiting if isinstance(key, TrajectoryId)),
             load.kv_tokens,

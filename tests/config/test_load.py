@@ -263,3 +263,16 @@ def test_build_takes_last_names() -> None:
 def test_build_names_mistakes(given: dict[str, Any], part: str) -> None:
     with pytest.raises(UserError, match=part):
         build_config(given, where="T")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"learner.offload_optimizer": "true"}, "needs learner.num_ranks of at least 2"),
+        ({"learner.num_ranks": "2", "learner.cpus": "[3]"}, r"learner.cpus = \[3\] is too few"),
+        ({"learner.num_ranks": "0"}, "learner.num_ranks: given 0, should be greater than 0"),
+    ],
+)
+def test_what_ranks_need(options: dict[str, str], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        read_config("demo", options)

@@ -57,6 +57,10 @@ def small(directory: Path, name: str = "run", **sections):
     )
 
 
+BY_DIFFERENCES = {
+    "weights": {"transport": "delta"},
+    "learner": {"learning_rate": 1e-10},  # so small that few weights of a float32 model change
+}
 SYNCHRONOUS = {"schedule": {"name": "synchronous", "max_staleness": None}}
 
 
@@ -159,6 +163,7 @@ def test_an_asynchronous_run_that_is_killed_twice_loses_nothing(tmp_path, monkey
         tmp_path,
         schedule={"name": schedule, "max_staleness": 2},
         rollout={"num_instances": 2, "max_completion_length": 40},
+        **(BY_DIFFERENCES if schedule == "partial" else {}),
     )
     train_until(monkeypatch, config, lambda c: c.training.published == 2)
     before = tokens(tmp_path / "run")
@@ -185,6 +190,10 @@ def test_an_asynchronous_run_that_is_killed_twice_loses_nothing(tmp_path, monkey
     log.close()
     assert {name.partition(".")[0] for name in names} == {"rollout-0", "rollout-1"}
     assert any("." in name for name in names), "a name was used again"
+    if schedule == "partial":
+        rows = [row for row in metrics.read(tmp_path / "run").values() if "reward" in row]
+        shares = [row["params/changed_share"] for row in rows]
+        assert all(0 < share < 0.1 for share in shares), shares
 
 
 @pytest.mark.slow
@@ -272,7 +281,8 @@ def test_the_trainer_resumes_what_its_run_directory_holds(tmp_path, monkeypatch,
 
 @pytest.mark.slow
 def test_a_learner_that_dies_is_restored_without_ending_the_run(tmp_path, monkeypatch, straight):
-    config = small(tmp_path, **SYNCHRONOUS)
+    """Also by differences, which give the same: instances go on with those of its successor."""
+    config = small(tmp_path, **SYNCHRONOUS, weights={"transport": "delta"})
     killed = []
     turn = Controller._tick
 

@@ -89,5 +89,5 @@ def tiny_config(directory: Path, **sections: dict[str, Any]) -> Config:
         "run": {"eval_steps": 2, "report_to": [], "output_dir": str(directory / "run")},
     }
     for section, fields in sections.items():
-        values[section] = {**values[section], **fields}
+        values[section] = {**values.get(section, {}), **fields}
     return Config.model_validate(values)

@@ -18,9 +18,22 @@ event.register("numba:compile", Listener())
 import torch
 from rhymeflow.config import Config
 from rhymeflow.engine.native.cpu_attention import CpuAttention
+from rhymeflow.weights.delta import DeltaWeightStore
+from rhymeflow.weights.install import Installation
+from rhymeflow.weights.manifest import manifest_of
 from rhymeflow.workers.drafting import rehearse
 rehearse(Config())
 CpuAttention(torch.float32, 32)
+weights = {{"w": torch.zeros(2_000_000, dtype=torch.bfloat16)}}
+store = DeltaWeightStore.make(manifest_of(weights), keep=2)
+store.publish(0, weights)
+installed, reader = Installation({{"w": torch.ones_like(weights["w"])}}), store.handle.open()
+installed.pull(reader)
+weights["w"][7] = 1
+store.publish(1, weights)
+assert reader.changes(installed.holds, 1) is not None
+installed.pull(reader)
+store.close()
 print(*compiled)
 """
 

@@ -11,6 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rhymeflow.core.types import TrajectoryId
+from rhymeflow.weights.delta import DeltaWeightStore
 from rhymeflow.weights.manifest import manifest_of
 from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
 from rhymeflow.workers import rollout
@@ -223,6 +224,40 @@ def test_a_status_says_what_waits_and_comes_after_the_tokens(config, parameters,
     assert (status.number, status.running) == (6, 4)
     assert status.waiting == tuple(IDS[4:6])
     assert sum(map(len, store.tokens.values())) == status.tokens > 0, "sent before it was counted"
+
+
+def test_decoding_goes_on_while_a_pull_is_fetched_and_later_commands_wait(
+    config, weights, monkeypatch
+):
+    """What comes after the pull is generated under the new weights, as the coordinator counts."""
+    store = DeltaWeightStore.make(manifest_of(weights), keep=2)
+    store.publish(0, weights)
+    side, heard = Side("rollout-0", config, store, monkeypatch, True), Store()
+    side.produce(IDS[0])
+    heard.take(side.turns(2))
+    weights["model.norm.weight"].data[0] += 1
+    store.publish(1, weights)
+    reader = side.instance.weights
+    asked, prepare = [], reader.prepare
+
+    def slow(have, want):
+        asked.append((have.version, want))
+        is_ready = prepare(have, want)
+        return is_ready and len(asked) > 3
+
+    monkeypatch.setattr(reader, "prepare", slow)
+    side.tell(Pull, 1)
+    side.produce(IDS[3])
+    heard.take(side.turns(3))
+    assert asked == [(0, 1)] * 3
+    assert (heard.pulled, heard.statuses[-1].number) == ([], 1), "nothing says that it is done"
+    assert heard.versions == {IDS[0]: [0] * 5}
+    while not heard.pulled:
+        heard.take(side.turns(1))
+    heard.take(side.turns(2))
+    assert set(heard.versions[IDS[3]]) == {1}
+    assert heard.versions[IDS[0]][-2:] == [1, 1]
+    store.close()
 
 
 @pytest.mark.parametrize("kept", ["recompute", "keep"])

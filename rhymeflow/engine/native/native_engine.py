@@ -24,7 +24,7 @@ from rhymeflow.models.load import (
     stop_token_ids,
 )
 from rhymeflow.weights.base import Pulled, WeightReader
-from rhymeflow.weights.install import install, install_at_least
+from rhymeflow.weights.install import Installation
 
 
 def load_kernels(config: Config) -> None:
@@ -56,11 +56,11 @@ class NativeEngine:
         self.model = empty_model(
             config.model, dtype=resolve_dtype(config.model, device), device=device
         )
-        self._parameters = dict(self.model.named_parameters())
+        self._weights = Installation(dict(self.model.named_parameters()))
         self._drafter_for = drafter_for
         self._drafter: Drafter | None = None
         stop_tokens = stop_token_ids(self.model, load_tokenizer(config.model))
-        pulled = install(weights, self._parameters)
+        pulled = self._weights.pull(weights)
         self._checksum = pulled.checksum
         self._engine = Engine(
             self.model,
@@ -119,7 +119,7 @@ class NativeEngine:
 
     def install(self, weights: WeightReader, want: Version, *, keep_cache: bool) -> Pulled:
         """Copy weights into the model; see `base.Engine`."""
-        pulled = install_at_least(weights, self._parameters, want, have=self.version)
+        pulled = self._weights.pull_at_least(weights, want)
         self._checksum = pulled.checksum
         self._engine.set_version(pulled.version, keep_cache=keep_cache)
         return pulled

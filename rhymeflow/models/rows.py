@@ -1,0 +1,115 @@
+"""Rows of a model's weights, read from its files as they are needed: nobody holds the whole model.
+
+Holds true: where the files have the weights under the names that the model has in memory
+(safetensors; nearly all families), only the rows asked for are read. Else the whole model is loaded
+once to take them from, and let go. The same checks are made as by `load.load_model`. Knows nothing
+of ranks.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from huggingface_hub import snapshot_download
+from safetensors import safe_open
+from torch import Tensor
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers.initialization import no_init_weights
+
+from rhymeflow.config import ModelConfig
+from rhymeflow.errors import UserError
+from rhymeflow.models import attention
+from rhymeflow.models.converted import forget_quantization
+from rhymeflow.models.load import load_config, load_model
+from rhymeflow.models.reading import explained, offline, readable
+from rhymeflow.models.source import Source
+
+_CPU = torch.device("cpu")
+
+
+class WeightRows:
+    """The model of `config` in float32, row by row."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self._config = config
+        self._source = readable(config)
+        with explained(self._source, "the weights"):
+            self._files = _files(_directory(self._source))
+        self._whole: dict[str, Tensor] | None = None
+        if not self._fits():
+            model = load_model(config, dtype=torch.float32, device=_CPU)
+            self._whole = {name: each.detach() for name, each in model.named_parameters()}
+
+    def _fits(self) -> bool:
+        """Whether the files have the model's parameters as they are. Reads headers only."""
+        if getattr(load_config(self._config), "quantization_config", None) is not None:
+            return False
+        for name, parameter in self.skeleton().named_parameters():
+            if name not in self._files:
+                return False
+            with safe_open(self._files[name], "pt") as file:
+                if tuple(file.get_slice(name).get_shape()) != tuple(parameter.shape):
+                    return False  # `load_model` will say so
+        return True
+
+    def skeleton(self) -> PreTrainedModel:
+        """The model with memory for its parameters that was never touched, and so takes none.
+
+        Buffers (rotary frequencies) are right.
+        """
+        hf_config = load_config(self._config)
+        with no_init_weights():
+            model = AutoModelForCausalLM.from_config(
+                hf_config, dtype=torch.float32, attn_implementation=attention.NAME
+            )
+        model.tie_weights()
+        forget_quantization(model)
+        if (_directory(self._source) / "generation_config.json").is_file():
+            with explained(self._source):
+                model.generation_config = GenerationConfig.from_pretrained(
+                    self._source.location, **offline(self._source)
+                )
+        return model.eval()
+
+    def read(self, name: str, rows: slice) -> Tensor:
+        """Rows of a parameter, by its name in the model, in float32.
+
+        Raises:
+            UserError: some are NaN or infinite.
+        """
+        if self._whole is not None:
+            return self._whole[name][rows]
+        with explained(self._source, "the weights"), safe_open(self._files[name], "pt") as file:
+            found = file.get_slice(name)[rows].float()
+        count = found.numel() - int(found.isfinite().sum())
+        if count:
+            raise UserError(
+                f"model.name = {self._source.name!r}: {count:,} of the {found.numel():,} numbers "
+                f"in rows {rows.start:,} to {rows.stop:,} of {name} are NaN or infinite"
+            )
+        return found
+
+
+def _directory(source: Source) -> Path:
+    if not source.is_hub:
+        return Path(source.location)
+    patterns = ["*.safetensors", "*.json"]
+    return Path(snapshot_download(source.location, allow_patterns=patterns, **offline(source)))
+
+
+def _files(directory: Path) -> dict[str, Path]:
+    """The file that has each tensor."""
+    index = directory / "model.safetensors.index.json"
+    if index.is_file():
+        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        return {name: directory / file for name, file in weight_map.items()}
+    single = directory / "model.safetensors"
+    if not single.is_file():
+        return {}
+    with safe_open(single, "pt") as file:
+        return dict.fromkeys(file.keys(), single)
+
+
+__all__ = ["WeightRows"]

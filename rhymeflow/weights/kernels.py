@@ -1,0 +1,156 @@
+"""Compiled loops over weights: their hash, what changed between two versions, and putting it in.
+
+Tensors are read as 16-bit units, and hashed as `keys.py` says.
+
+All compiled code that belongs together stands in one file, because numba's cache notices a change
+in the file of a function only. No index is checked: callers know that arrays fit. Knows nothing of
+tensors, versions or memory.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rhymeflow.utils import code_cache
+
+code_cache.ensure()  # before numba is imported
+
+from numba import int64, njit, uint64  # noqa: E402
+
+from rhymeflow.utils.prefetch import prefetch  # noqa: E402
+from rhymeflow.weights.keys import GOLDEN, HASH_BLOCK, MIX_1, MIX_2  # noqa: E402
+
+BLOCK = 1 << 16
+"""Units whose places, counted from the first of them, fit 16 bits."""
+_GROUP = 32
+_MANY = BLOCK // 32
+"""Changes in a block from which on the next one is searched without branches."""
+_AHEAD = 64
+"""Changes between the one that is put in and the one whose memory is asked for."""
+
+compiled = njit(cache=True, nogil=True, error_model="numpy", _nrt=False)
+inlined = njit(cache=True, nogil=True, error_model="numpy", _nrt=False, inline="always")
+
+
+@inlined
+def _outer(block):
+    z = (uint64(block) + uint64(1)) * uint64(GOLDEN)
+    z = (z ^ (z >> uint64(30))) * uint64(MIX_1)
+    z = (z ^ (z >> uint64(27))) * uint64(MIX_2)
+    return (z ^ (z >> uint64(31))) | uint64(1)
+
+
+@compiled
+def hash_units(units, start, inner):
+    """Share of these units, which begin at unit `start` of their tensor, in its hash."""
+    count, first = len(units), start % HASH_BLOCK
+    head = min(count, HASH_BLOCK - first) if first else 0
+    total = _part(units[:head], start // HASH_BLOCK, inner[first:])
+    block, num_blocks = (start + head) // HASH_BLOCK, (count - head) // HASH_BLOCK
+    rest = units[head:]
+    for b in range(num_blocks):
+        share = uint64(0)
+        for j in range(HASH_BLOCK):  # of known length: twice as fast
+            share += inner[j] * uint64(rest[b * HASH_BLOCK + j])
+        total += _outer(block + b) * share
+    return total + _part(rest[num_blocks * HASH_BLOCK :], block + num_blocks, inner)
+
+
+@inlined
+def _part(units, block, inner):
+    share = uint64(0)
+    for j in range(len(units)):
+        share += inner[j] * uint64(units[j])
+    return _outer(block) * share
+
+
+@compiled
+def find_changes(new, old, counts, places, values, most):
+    """Find the units of `new` [n] that are not those of `old` [n], in order.
+
+    Sets `counts` [n / BLOCK, rounded up], the number of them in each block, and, if there are at
+    most `most`, for each its place in its block and its value; `places` and `values` have room for
+    `most` + BLOCK. Returns how many there are.
+    """
+    found, many = int64(0), False
+    for block in range(len(counts)):
+        a = new[block * BLOCK : (block + 1) * BLOCK]
+        b = old[block * BLOCK : (block + 1) * BLOCK]
+        if found > most:
+            count = _count(a, b)
+        elif many:
+            count = _find_many(a, b, places[found:], values[found:])
+        else:
+            count = _find_few(a, b, places[found:], values[found:])
+        many = count > _MANY
+        counts[block] = count
+        found += count
+    return int64(found)
+
+
+@compiled
+def _count(a, b):
+    count = 0
+    for i in range(len(a)):
+        count += a[i] != b[i]
+    return count
+
+
+@compiled
+def _find_many(a, b, places, values):
+    """Without branches: they would be mispredicted."""
+    found = uint64(0)
+    for i in range(len(a)):
+        places[found] = i
+        values[found] = a[i]
+        found += uint64(a[i] != b[i])
+    return int64(found)
+
+
+@compiled
+def _find_few(a, b, places, values):
+    found = uint64(0)
+    groups = len(a) // _GROUP
+    # Four units at a time: LLVM does not vectorise a search.
+    a4, b4 = a[: groups * _GROUP].view(np.uint64), b[: groups * _GROUP].view(np.uint64)
+    for group in range(groups):
+        first, differs = group * (_GROUP // 4), uint64(0)
+        for word in range(first, first + _GROUP // 4):
+            differs |= a4[word] ^ b4[word]
+        if not differs:
+            continue
+        for word in range(first, first + _GROUP // 4):
+            if a4[word] != b4[word]:
+                for i in range(4 * word, 4 * word + 4):
+                    if a[i] != b[i]:
+                        places[found] = i
+                        values[found] = a[i]
+                        found += uint64(1)
+    for i in range(groups * _GROUP, len(a)):
+        if a[i] != b[i]:
+            places[found] = i
+            values[found] = a[i]
+            found += uint64(1)
+    return int64(found)
+
+
+@compiled
+def put_changes(units, counts, places, values, inner):
+    """Set the units that `find_changes` found; return what that adds to the hash."""
+    total, share, last = uint64(0), uint64(0), uint64(0)
+    k, end = uint64(0), uint64(len(places) - 1)
+    for block in range(len(counts)):
+        first = uint64(block * BLOCK)
+        for _ in range(counts[block]):
+            prefetch(units, first + places[min(k + uint64(_AHEAD), end)])
+            i = first + uint64(places[k])
+            if (i >> uint64(10)) != last:
+                total += share * _outer(last)
+                share, last = uint64(0), i >> uint64(10)
+            share += inner[i & uint64(1023)] * (uint64(values[k]) - uint64(units[i]))
+            units[i] = values[k]
+            k += uint64(1)
+    return total + share * _outer(last)
+
+
+__all__ = ["BLOCK", "find_changes", "hash_units", "put_changes"]

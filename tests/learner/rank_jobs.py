@@ -1,0 +1,140 @@
+"""What ranks are asked to do in `test_fsdp2.py`."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import torch
+from torch.distributed.checkpoint import FileSystemWriter
+
+from rhymeflow.config import ModelConfig
+from rhymeflow.errors import UserError
+from rhymeflow.learner.fsdp2 import ShardedLearner
+from rhymeflow.learner.ranks import Ranks
+from rhymeflow.models.rows import WeightRows
+from tests.learner.builders import learner_config, made_up_batch, rollout_config, tiny_model
+
+
+def sharded_learner(
+    ranks: Ranks, *, dtype: torch.dtype = torch.float32, kind: str = "llama", tied=True, **changes
+) -> ShardedLearner:
+    return ShardedLearner(
+        lambda: tiny_model(kind, tied=tied),
+        None,
+        learner_config(**changes),
+        rollout_config(),
+        dtype,
+        ranks,
+    )
+
+
+def whole_weights(learner: ShardedLearner) -> dict[str, torch.Tensor]:
+    gathered = {}
+    for block in learner.gathering():
+        gathered |= {name: each.clone() for name, each in block.items()}
+    return gathered
+
+
+def train(ranks: Ranks, steps: int, options: dict) -> tuple[list[dict], dict]:
+    learner = sharded_learner(ranks, **options)
+    rows = [learner.train(made_up_batch(seed=step), step) for step in range(steps)]
+    return rows, whole_weights(learner)
+
+
+def save_and_go_on(ranks: Ranks, directory: Path, steps: int) -> tuple[list[dict], dict]:
+    """Save after `steps`, and train as many again."""
+    learner = sharded_learner(ranks)
+    for step in range(steps):
+        learner.train(made_up_batch(seed=step), step)
+    snapshot = learner.snapshot()
+    rows = [learner.train(made_up_batch(seed=s), s) for s in range(steps, 2 * steps)]
+    snapshot.write(directory)  # what came since must not be in it
+    return rows, whole_weights(learner)
+
+
+def restore_and_go_on(ranks: Ranks, directory: Path, steps: int) -> tuple[list[dict], dict]:
+    learner = sharded_learner(ranks)
+    assert learner.restore(directory) == steps
+    rows = [learner.train(made_up_batch(seed=s), s) for s in range(steps, 2 * steps)]
+    return rows, whole_weights(learner)
+
+
+def train_on_nothing(ranks: Ranks) -> dict:
+    """All rewards are equal: no rank has anything to differentiate."""
+    learner = sharded_learner(ranks, num_minibatches=2)
+    return learner.train([s for s in made_up_batch() if s.group == 1] * 2, 0)
+
+
+def break_a_gradient(ranks: Ranks) -> tuple[str, bool]:
+    learner = sharded_learner(ranks)
+    before = whole_weights(learner)
+    if ranks.rank == 1:  # only one of them sees it
+        parameter = next(reversed(learner._sharded.parameters.values()))
+        step = learner._optimizer.step
+
+        def spoiled(rate: float) -> float:
+            parameter.grad.to_local().fill_(torch.nan)
+            return step(rate)
+
+        learner._optimizer.step = spoiled
+    try:
+        learner.train(made_up_batch(), 0)
+    except UserError as error:
+        after = whole_weights(learner)
+        return str(error), all(torch.equal(before[n], after[n]) for n in before)
+    return "", False
+
+
+def publish_by_demand(ranks: Ranks) -> tuple[dict, list[int]]:
+    """The parameters, looked up in any order; and how much rank 0 held at a time."""
+    learner = sharded_learner(ranks, dtype=torch.bfloat16)
+    gathering = learner.gathering()
+    if not ranks.is_lead:
+        gathering.serve()
+        return {}, []
+    found, held = {}, []
+    with gathering.on_demand() as tensors:
+        for name in (*tensors, *reversed(list(tensors))):
+            found[name] = tensors[name].clone()
+            held.append(sum(each.numel() for each in tensors._block.values()))
+    return found, held
+
+
+def fill_from_files(ranks: Ranks, model: Path) -> tuple[dict, bool]:
+    rows = WeightRows(ModelConfig(name=str(model)))
+    learner = ShardedLearner(
+        rows.skeleton, None, learner_config(), rollout_config(), torch.float32, ranks,
+        read=rows.read,
+    )  # fmt: skip
+    return whole_weights(learner), rows._whole is None
+
+
+def save_where_no_room_is(ranks: Ranks, directory: Path) -> str:
+    """Rank 1 cannot write its part."""
+    learner = sharded_learner(ranks)
+    learner.train(made_up_batch(), 0)
+    snapshot = learner.snapshot()
+    if ranks.rank == 1:
+        FileSystemWriter.write_data = _no_room
+    try:
+        snapshot.write(directory)
+    except OSError as error:
+        return str(error)
+    return ""
+
+
+def _no_room(*_: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def lose_a_rank(ranks: Ranks) -> tuple[str, float]:
+    learner = sharded_learner(ranks)
+    started = time.monotonic()
+    if ranks.rank == 1:
+        return "", 0.0  # its process ends
+    try:
+        learner.train(made_up_batch(), 0)
+    except RuntimeError as error:
+        return type(error).__name__, time.monotonic() - started
+    return "it trained alone", 0.0
