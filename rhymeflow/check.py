@@ -16,6 +16,7 @@ from rhymeflow.config import Config, RewardFunction
 from rhymeflow.data.load import check_sources
 from rhymeflow.data.prompts import PromptSource
 from rhymeflow.data.run_prompts import RunPrompts
+from rhymeflow.engine.vllm.installed import check_installed
 from rhymeflow.errors import UserError
 from rhymeflow.machine import check_machine
 from rhymeflow.models.files import check_files
@@ -38,6 +39,7 @@ def before_start(config: Config) -> None:
         _check_name(function)
     build.schedule(config)
     check_machine(config)
+    check_installed(config)
 
 
 def everything(config: Config) -> int:

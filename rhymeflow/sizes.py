@@ -155,14 +155,14 @@ def estimate(config: Config, model: Model, prompt_length: int) -> list[Row]:
     length = min(model.max_positions, prompt_length + rollout.max_completion_length)
     kv_token = 2 * model.num_layers * model.num_kv_heads * model.head_size * model.bytes_per_value
     instances = "rollout" if rollout.num_instances == 1 else f"{rollout.num_instances} x rollout"
+    cached = f"KV cache, at most {rollout.max_num_seqs} x {length:,} tokens"
+    cache = rollout.max_num_seqs * length * kv_token
+    if rollout.engine == "vllm" and model.device == "cpu":
+        cached, cache = "KV cache (vllm_kv_cache_gb)", int(rollout.vllm_kv_cache_gb * 1e9)
     rows = [
         Row("weight store", "weights, two slots in shared memory", 2 * weights),
         Row(instances, "weights", weights * rollout.num_instances),
-        Row(
-            instances,
-            f"KV cache, at most {rollout.max_num_seqs} x {length:,} tokens",
-            rollout.max_num_seqs * length * kv_token * rollout.num_instances,
-        ),
+        Row(instances, cached, cache * rollout.num_instances),
         *_learner(config, model),
         *_changes(config, weights),
     ]

@@ -46,6 +46,18 @@ class Config(Section):
                 f"learner.num_minibatches = {learner.num_minibatches} does not divide "
                 f"learner.groups_per_batch = {learner.groups_per_batch}"
             )
+        if rollout.engine == "vllm" and self.drafting.shape == "tree":
+            raise ValueError("drafting.shape = 'tree': vLLM verifies linear drafts only")
+        if rollout.vllm_model_runner == "v2" and self.drafting.window != "off":
+            raise ValueError(
+                "rollout.vllm_model_runner = 'v2' verifies no drafts from history: "
+                "drafting.window = 'off', or 'v1'"
+            )
+        if rollout.engine == "native" and rollout.vllm_tensor_parallel_size > 1:
+            raise ValueError(
+                f"rollout.vllm_tensor_parallel_size = {rollout.vllm_tensor_parallel_size}: the "
+                "native engine's model is on one device; rollout.engine = 'vllm' spreads it"
+            )
         if self.simulation.colocated and self.schedule.bound > 0:
             raise ValueError(
                 f"simulation.colocated: with schedule.max_staleness = {self.schedule.bound} "

@@ -6,12 +6,24 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rhymeflow.config.section import Fraction, NonNegative, NonNegativeFloat, Positive, Section
+from rhymeflow.config.section import (
+    Fraction,
+    NonNegative,
+    NonNegativeFloat,
+    Positive,
+    PositiveFloat,
+    Section,
+)
 
 
 class RolloutConfig(Section):
     """Generation."""
 
+    engine: Literal["native", "vllm"] = "native"
+    """What generates: the engine of this package, or vLLM (docs/vllm.md)."""
+    python: str | None = None
+    """The Python that instances run under, such as `.venv-vllm/bin/python`; `None`: the one that
+    the run was started with."""
     num_generations: Positive = 8
     """Trajectories per prompt (a group)."""
     max_completion_length: Positive = 512
@@ -43,3 +55,18 @@ class RolloutConfig(Section):
     """Threads of each instance; `None` shares the machine's cores between the workers."""
     cpus: tuple[tuple[NonNegative, ...], ...] | None = None
     """Cores each instance is pinned to, one tuple an instance; `None` pins nothing."""
+    vllm_tensor_parallel_size: Positive = 1
+    """Processes, on a machine with GPUs each on its own, that one vLLM instance's model is spread
+    over."""
+    vllm_max_model_length: Positive | None = None
+    """Longest prompt and response together in tokens; `None`: what the model can."""
+    vllm_kv_cache_gb: PositiveFloat = 2.0
+    """On CPUs, GB that one vLLM instance sets aside for its KV cache."""
+    vllm_gpu_memory_utilization: Fraction = 0.9
+    """On GPUs, share of the memory that one vLLM instance takes for weights and KV cache."""
+    vllm_model_runner: Literal["v1", "v2"] = "v1"
+    """vLLM's model runner. `v2` is the faster one on GPUs; it verifies no drafts from history
+    (drafting.window: off)."""
+    vllm_head_dtype: Literal["model", "float32"] = "model"
+    """Precision of the output head in vLLM. `float32`: as the learner's, which brings
+    log-probabilities closer to it (`off_policy/mismatch_kl`) and costs time."""

@@ -153,13 +153,17 @@ class Drafter:
         rows: int,
         kv_tokens: int,
         seconds: float,
+        other_rows: int | None = None,
     ) -> None:
         """What an iteration generated: for each handle the tokens appended, at least one.
 
-        `rows`: all rows of the iteration. `seconds`: its time without the drafter's.
+        `rows`: all rows of the iteration. `seconds`: its time without the drafter's. `other_rows`:
+        as in `propose`, if they turned out to be others.
         """
         started = self._clock()
         pending = self._pending or Pending(0, rows - len(handles), kv_tokens)
+        if other_rows is not None:
+            pending.other_rows = other_rows
         self._pending = None
         stats = self.stats
         stats.steps += len(handles)

@@ -121,6 +121,16 @@ def check_end(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> None:
         UserError: nobody names a token that ends a response; or the hub cannot be reached, and the
             weights are not in the cache.
     """
+    configured_stop_token_ids(config, tokenizer)
+    source = readable(config)
+    if source.is_hub:
+        _check_cached(source)
+
+
+def configured_stop_token_ids(
+    config: ModelConfig, tokenizer: PreTrainedTokenizerBase
+) -> frozenset[int]:
+    """What `stop_token_ids` returns, without the model."""
     source = readable(config)
     generation = None
     if source.is_hub or (Path(source.location) / "generation_config.json").is_file():
@@ -128,9 +138,7 @@ def check_end(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> None:
             generation = GenerationConfig.from_pretrained(source.location, **offline(source))
         except OSError:  # it need not have one
             generation = None
-    _stop_tokens(config.name, generation, load_config(config), tokenizer)
-    if source.is_hub:
-        _check_cached(source)
+    return _stop_tokens(config.name, generation, load_config(config), tokenizer)
 
 
 def _check_cached(source: Source) -> None:
@@ -213,6 +221,7 @@ def _check_supported(source: Source, hf_config: PreTrainedConfig) -> None:
 
 __all__ = [
     "check_end",
+    "configured_stop_token_ids",
     "empty_model",
     "load_config",
     "load_model",

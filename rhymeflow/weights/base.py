@@ -116,6 +116,10 @@ class WeightReader(Protocol):
     """One puller's side."""
 
     @property
+    def handle(self) -> WeightHandle:
+        """How another process of the same engine opens its own."""
+
+    @property
     def manifest(self) -> Manifest:
         """The tensors there are."""
 

@@ -143,6 +143,11 @@ class SharedMemoryWeightReader:
         self._pulling: Pull | None = None
 
     @property
+    def handle(self) -> SharedMemoryWeightHandle:
+        """What names the memory; see `base.WeightReader`."""
+        return self._memory.handle
+
+    @property
     def manifest(self) -> Manifest:
         """The tensors there are."""
         return self._memory.handle.manifest

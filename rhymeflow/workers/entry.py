@@ -49,7 +49,8 @@ def enter(
     channel = Channel(connection)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     set_process_name(name)
-    end_with_the_controller()
+    if (controller := parent_process()) is not None:  # else nobody started it as a worker
+        end_with(controller.sentinel)
     if role == "reward":  # a signal that user code sends to its parent's group is not the run's
         os.setsid()
     output.redirect(Path(log))
@@ -71,16 +72,15 @@ def enter(
         send(channel, Failed(traceback.format_exc(), user_error=False))
 
 
-def end_with_the_controller() -> None:
+def end_with(controller: int) -> None:
     """End this process soon after the one that started it, also if it listens to nobody by then:
     compiling what drafting runs takes long.
+
+    `controller` becomes readable when that one ends.
     """
-    controller = parent_process()
-    if controller is None:  # nobody started it as a worker
-        return
 
     def watch() -> None:
-        wait([controller.sentinel])
+        wait([controller])
         time.sleep(ORPHAN_SECONDS)
         os._exit(1)
 

@@ -27,6 +27,7 @@ HEAD_DIM = 64
 
 IMPORTED = (
     *("rhymeflow.cli", "rhymeflow.runtime.train", "rhymeflow.workers.learner"),
+    *("rhymeflow.engine.native.native_engine", "rhymeflow.workers.engines"),
     *("rhymeflow.workers.rollout", "rhymeflow.workers.reward", "rhymeflow.workers.history"),
     *("rhymeflow.reward.worker", "transformers.models.llama.modeling_llama"),
     *("torch.utils.tensorboard",),

@@ -14,18 +14,16 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from rhymeflow.config import Config
 from rhymeflow.core.types import TrajectoryId, Version
 from rhymeflow.engine.base import Engine, Finished, NoiseKey, Request, Sampling
-from rhymeflow.engine.native.native_engine import NativeEngine, load_kernels
 from rhymeflow.weights import base
 from rhymeflow.weights.base import WeightReader
 from rhymeflow.weights.proof import as_text
 from rhymeflow.workers.channel import Connection
-from rhymeflow.workers.drafting import drafter
+from rhymeflow.workers.engines import make_engine, prepare
 from rhymeflow.workers.messages import (
     Abort,
     Answered,
@@ -75,17 +73,12 @@ class HeldOut:
 
 def main(connection: Connection, name: str, config: Config, run_dir: Path) -> None:
     """Join the run and serve it until `Shutdown`."""
-    load_kernels(config)  # while the learner loads
-    instance = Instance(connection, name, config, native_engine)
+    prepare(config)  # while the learner loads
+    instance = Instance(connection, name, config, make_engine)
     try:
         instance.serve()
     finally:
         instance.engine.close()
-
-
-def native_engine(config: Config, weights: WeightReader, name: str) -> Engine:
-    """The engine of instance `name`."""
-    return NativeEngine(config, weights, instance=name, drafter_for=partial(drafter, config))
 
 
 class Instance:

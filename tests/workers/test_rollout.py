@@ -15,6 +15,7 @@ from rhymeflow.weights.delta import DeltaWeightStore
 from rhymeflow.weights.manifest import manifest_of
 from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
 from rhymeflow.workers import rollout
+from rhymeflow.workers.engines import make_engine
 from rhymeflow.workers.messages import (
     Abort,
     Answered,
@@ -62,7 +63,7 @@ class Side:
         monkeypatch.setattr(rollout, "STATUS_SECONDS", 0.0)  # in every turn
         self.ours, theirs = multiprocessing.Pipe()
         send(self.ours, ConnectWeights(parameters.handle))
-        self.instance = rollout.Instance(theirs, name, config, rollout.native_engine)
+        self.instance = rollout.Instance(theirs, name, config, make_engine)
         assert isinstance(receive(self.ours), Joined)
         if never_stops:
             self.instance.stop_tokens = frozenset()

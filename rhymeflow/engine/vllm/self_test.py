@@ -1,0 +1,126 @@
+"""What an instance tries before it joins: whether vLLM is what this engine takes it for.
+
+A few dozen tokens of a made-up prompt, under the pulled weights: alone, with drafts that are right
+and wrong, and interrupted. If our sampler were not called, a position were counted otherwise, or a
+draft handed on to another request, tokens would differ or none be accepted, and a run would learn
+from samples that are none. (That layers compute with what was pulled is looked at by
+`InstalledWeights`.)
+
+Holds true: leaves the engine as it was, but for what is cached and counted. In bfloat16 a product
+depends on the number of rows in its last bits, so a token may differ without a fault: there one
+equal response of a few is enough. Knows no vLLM.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rhymeflow.engine.base import NoiseKey, Request, Sampling
+from rhymeflow.histospec.draft import NONE, Draft, DraftStats
+
+if TYPE_CHECKING:
+    from rhymeflow.engine.vllm.vllm_engine import VllmEngine
+
+NUM_TOKENS = 12
+NUM_TRIES = 3
+PROMPT = tuple(range(2, 42))
+"""Longer than a block of the KV cache."""
+
+
+class VllmDiffers(RuntimeError):  # noqa: N818 - it is what happened
+    """vLLM is not what this engine takes it for."""
+
+
+class KnownAnswer:
+    """A drafter that knows what comes, and gets every sixth token wrong."""
+
+    def __init__(self, answer: list[int], vocabulary: int) -> None:
+        self.stats = DraftStats()
+        self._answer, self._vocabulary, self._made = answer, vocabulary, 0
+
+    def begin(
+        self, prompt_ids: list[int], tokens: list[int], *, sample: int, noise_epoch: int
+    ) -> int:
+        """There is one response."""
+        self._made = len(tokens)
+        return 0
+
+    def end(self, handle: int) -> None:
+        """Nothing is kept."""
+
+    def propose(
+        self, handles: list[int], max_tokens: list[int], *, other_rows: int, kv_tokens: int
+    ) -> list[Draft]:
+        """The next four tokens."""
+        tokens = [
+            token if place % 6 else (token + 1) % self._vocabulary
+            for place, token in enumerate(self._answer[self._made : self._made + 4], self._made)
+        ]
+        return [Draft(tokens, list(range(-1, len(tokens) - 1))) if tokens else NONE]
+
+    def observe(
+        self,
+        handles: list[int],
+        generated: list[list[int]],
+        *,
+        rows: int,
+        kv_tokens: int,
+        seconds: float,
+        other_rows: int | None = None,
+    ) -> None:
+        """Go on with what was generated."""
+        self._made += len(generated[0])
+
+
+def check(engine: VllmEngine, *, drafts: bool, has_sampler: bool) -> None:
+    """Try it; `drafts`: with drafts too; `has_sampler`: ours was put in place of vLLM's.
+
+    Raises:
+        VllmDiffers: something is not as it has to be; says what.
+    """
+    before = engine.num_draws() if has_sampler else 0
+    found = [_one_try(engine, number, drafts=drafts) for number in range(NUM_TRIES)]
+    if has_sampler and engine.num_draws() == before:
+        raise VllmDiffers("vLLM generated tokens that Rhymeflow's sampler did not draw")
+    for faults in zip(*found, strict=True):
+        if all(faults):
+            raise VllmDiffers(f"{faults[0]}, in {NUM_TRIES} of {NUM_TRIES} tries")
+
+
+def _one_try(engine: VllmEngine, number: int, *, drafts: bool) -> list[str | None]:
+    """What is wrong, for each kind of fault."""
+    plain = _drain(engine, _request(number))
+    again = _drain(engine, _request(number), interrupted=True)
+    faults = [_difference("interrupted", plain, again)]
+    if drafts:
+        engine.draft_with(KnownAnswer(plain.tokens, engine.vocabulary))
+        drafted = _drain(engine, _request(number))
+        engine.draft_with(None)
+        faults.append(_difference("with drafts", plain, drafted))
+        is_used = drafted.drafted > 0 and drafted.steps < plain.steps
+        faults.append(None if is_used else "no draft was accepted that was what is sampled")
+    return faults
+
+
+def _difference(how: str, one: Request, other: Request) -> str | None:
+    if one.tokens == other.tokens:
+        return None
+    return f"a response {how} has tokens {other.tokens}, and {one.tokens} without"
+
+
+def _request(number: int) -> Request:
+    how = Sampling(1.0, 1.0, 0, NUM_TOKENS, frozenset())
+    return Request("self-test", list(PROMPT), NoiseKey(number, 0, 0), how)
+
+
+def _drain(engine: VllmEngine, request: Request, *, interrupted: bool = False) -> Request:
+    engine.submit(request)
+    while engine.has_work:
+        engine.poll(0.0)
+        if interrupted and len(request.tokens) == NUM_TOKENS // 2:
+            (request,) = engine.interrupt()
+            engine.submit(request)
+    return request
+
+
+__all__ = ["KnownAnswer", "VllmDiffers", "check"]

@@ -1,0 +1,260 @@
+"""vLLM behind the seam of `engine/base.py`.
+
+Holds true: see `engine/base.py`. A request that comes back after an interruption is submitted to
+vLLM as a prompt with the tokens it has; its noise goes on at its position, for the position counts
+from the end of its own prompt. Requests of one version share prefixes, those of another never do
+(vLLM's `cache_salt`), so with `keep` no request begins on keys and values of old weights. Knows
+nothing of messages or of the controller.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
+
+from rhymeflow.config import Config
+from rhymeflow.core.types import Version
+from rhymeflow.engine.base import Finished, Limits, Load, Request, Segment
+from rhymeflow.engine.native import noise
+from rhymeflow.engine.vllm import self_test
+from rhymeflow.engine.vllm.drafting import Drafter, Drafting, Iteration
+from rhymeflow.engine.vllm.llm import Llm, Stepped
+from rhymeflow.errors import UserError
+from rhymeflow.histospec.draft import DraftStats
+from rhymeflow.histospec.handle import IndexHandle
+from rhymeflow.models.load import configured_stop_token_ids, load_tokenizer, resolve_device
+from rhymeflow.weights.base import Pulled, WeightReader
+
+COMPARED_PULLS = 3
+"""So many pulls, the one at the start included, are followed by a comparison with fresh layers."""
+
+
+@dataclass(slots=True)
+class Entry:
+    """A request inside the engine."""
+
+    request: Request
+    name: str
+    """vLLM is given a new one each time a request is submitted."""
+
+
+class VllmEngine:
+    """A `base.Engine`. It begins with the newest weights of `weights`.
+
+    `drafter_for` makes a drafter of an index and of the most tokens that a prompt and its response
+    can have.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        weights: WeightReader,
+        *,
+        instance: str,
+        drafter_for: Callable[[IndexHandle, int], Drafter],
+    ) -> None:
+        self._seed, self._instance, self._drafter_for = config.run.seed, instance, drafter_for
+        self._llm = Llm(config)
+        self._drafting: Drafting | None = None
+        self._drafter: Drafter | None = None
+        self._entries: dict[Hashable, Entry] = {}
+        self._by_name: dict[str, Entry] = {}
+        self._num_submitted = self._num_pulls = 0
+        self._num_generated, self._clock = 0, 0.0
+        self._timer = timer(config)
+        rollout = config.rollout
+        capacity = min(self._llm.kv_capacity, rollout.max_kv_tokens or self._llm.kv_capacity)
+        stop = configured_stop_token_ids(config.model, load_tokenizer(config.model))
+        self._limits = Limits(rollout.max_num_seqs, self._llm.max_length, capacity, stop)
+        self._pulled = self._pull(weights, None)
+        self_test.check(
+            self,
+            drafts=config.drafting.window != "off",
+            has_sampler=rollout.vllm_model_runner == "v1",
+        )
+        self._num_generated, self._clock = 0, 0.0
+        self._llm.forget_cache()
+
+    @property
+    def version(self) -> Version:
+        """The weights that it computes with."""
+        return self._pulled.version
+
+    @property
+    def checksum(self) -> int:
+        """Of the weights that it computes with, as they were proved."""
+        return self._pulled.checksum
+
+    @property
+    def has_work(self) -> bool:
+        """Whether anything runs or waits."""
+        return bool(self._entries)
+
+    def limits(self) -> Limits:
+        """What it can hold."""
+        return self._limits
+
+    def load(self) -> Load:
+        """How it is now."""
+        status = self._llm.status()
+        return Load(
+            status.running,
+            tuple(self._by_name[name].request.id for name in self._llm.waiting()),
+            status.kv_tokens,
+            self._clock,
+            self._num_generated,
+            DraftStats() if self._drafter is None else self._drafter.stats,
+        )
+
+    def submit(self, request: Request) -> None:
+        """Queue a request; see `base.Engine`."""
+        assert request.id not in self._entries, f"request {request.id} is here already"
+        assert request.finish_reason() is None, f"request {request.id} is complete"
+        prompt, new = len(request.prompt_ids), request.sampling.max_new_tokens
+        if not prompt:
+            raise UserError(f"request {request.id}: the prompt is empty")
+        if prompt + new > self._limits.max_length:
+            raise UserError(
+                f"request {request.id}: {prompt} prompt tokens and up to {new} new ones are more "
+                f"than the {self._limits.max_length} that vLLM takes (the model's "
+                "max_position_embeddings, or rollout.vllm_max_model_length)"
+            )
+        self._num_submitted += 1
+        entry = Entry(request, f"r{self._num_submitted}")
+        self._entries[request.id] = self._by_name[entry.name] = entry
+        stream = noise.stream(self._seed, request.noise_key)
+        self._llm.add(entry.name, request, stream=stream, cache=f"version {self.version}")
+
+    def poll(self, timeout: float) -> list[Finished]:
+        """Run one iteration, if there is anything to run; it never waits for more."""
+        if not self._entries:
+            return []
+        if self._drafting is None:
+            self._llm.draft({})
+        else:
+            self._propose(self._drafting)
+        started = self._timer()
+        stepped = self._llm.step()
+        seconds = self._timer() - started
+        finished = self._take(stepped)
+        if self._drafting is not None:
+            self._drafting.observe(
+                Iteration(
+                    stepped.rows,
+                    {self._by_name[name].request.id: n for name, n in stepped.drafted.items()},
+                    {self._by_name[name].request.id: t for name, t in stepped.tokens.items()},
+                    seconds,
+                )
+            )
+        self._forget([request.id for request, _ in finished])
+        return finished
+
+    def interrupt(self, ids: Iterable[Hashable] | None = None) -> list[Request]:
+        """Stop requests; see `base.Engine`."""
+        chosen = list(self._entries) if ids is None else ids
+        found = [self._entries[key] for key in chosen if key in self._entries]
+        self._llm.abort([entry.name for entry in found])
+        self._forget([entry.request.id for entry in found])
+        return [entry.request for entry in found]
+
+    def install(self, weights: WeightReader, want: Version, *, keep_cache: bool) -> Pulled:
+        """Have every worker pull; see `base.Engine`."""
+        self._pulled = self._pull(weights, want)
+        if not keep_cache:
+            self._llm.forget_cache()
+        return self._pulled
+
+    def draft_from(self, index: IndexHandle) -> None:
+        """Draft from this index; see `base.Engine`."""
+        self.draft_with(self._drafter_for(index, self._limits.max_length))
+
+    def draft_with(self, drafter: Drafter | None) -> None:
+        """Draft from now on, also for what runs; None: no more."""
+        self._drafter = drafter
+        self._drafting = drafter and Drafting(
+            drafter,
+            vocabulary=self.vocabulary,
+            max_sequences=self._limits.max_num_seqs,
+        )
+        self._llm.draft({})
+
+    @property
+    def vocabulary(self) -> int:
+        """Tokens there are."""
+        return self._llm.vocabulary
+
+    def num_draws(self) -> int:
+        """How often our sampler was called, by the first worker's count; V1 only."""
+        return int(self._llm.call("rhymeflow_samples")[0])
+
+    def close(self) -> None:
+        """End vLLM's processes."""
+        self._llm.close()
+
+    def _propose(self, drafting: Drafting) -> None:
+        status = self._llm.status()
+        ready = [entry for entry in self._entries.values() if entry.name in status.ready]
+        drafts = drafting.propose(
+            [entry.request for entry in ready],
+            other_rows=status.unready_rows,
+            kv_tokens=status.kv_tokens,
+        )
+        self._llm.draft({self._entries[key].name: tokens for key, tokens in drafts.items()})
+
+    def _take(self, stepped: Stepped) -> list[Finished]:
+        """Append what was generated to the requests."""
+        finished = []
+        for name, tokens in stepped.tokens.items():
+            request = self._by_name[name].request
+            segment = Segment(len(request.tokens), self.version, self._instance)
+            last = request.segments[-1] if request.segments else None
+            if last is None or last.version != segment.version or last.instance != segment.instance:
+                request.segments.append(segment)
+            request.tokens += tokens
+            request.logprobs += stepped.logprobs[name]
+            request.steps += 1
+            request.drafted += stepped.drafted.get(name, 0)
+            if request.accepted is not None:  # the last one is drawn after all that stand
+                request.accepted += bytes(i < len(tokens) - 1 for i in range(len(tokens)))
+            reason = request.finish_reason()
+            assert (reason is not None) == (name in stepped.finished), (name, reason)
+            if reason is not None:
+                finished.append(Finished(request, reason))
+        count = sum(map(len, stepped.tokens.values()))
+        self._num_generated += count
+        self._clock += count / max(len(stepped.tokens), 1)
+        return finished
+
+    def _pull(self, weights: WeightReader, want: Version | None) -> Pulled:
+        """Have every worker pull until all of them hold the same version."""
+        self._num_pulls += 1
+        compare = self._num_pulls <= COMPARED_PULLS
+        while True:
+            pulled = self._llm.call("rhymeflow_install", weights.handle, want, compare)
+            newest = max(each.version for each in pulled)
+            if all(each == pulled[0] for each in pulled):
+                return Pulled(*pulled[0])
+            want = newest
+
+    def _forget(self, ids: list[Hashable]) -> None:
+        if self._drafting is not None:
+            self._drafting.end(ids)
+        for key in ids:
+            del self._by_name[self._entries.pop(key).name]
+
+
+def timer(config: Config) -> Callable[[], float]:
+    """What iterations are timed with, so that drafts are weighed against what they cost.
+
+    With one thread and no other process that computes, the processor's time is what an iteration
+    takes, whatever else the machine does; else the wall's.
+    """
+    rollout = config.rollout
+    is_here = resolve_device(config.model).type == "cpu" and rollout.vllm_tensor_parallel_size == 1
+    alone = is_here and os.environ.get("OMP_NUM_THREADS") == "1"
+    return time.process_time if alone else time.perf_counter
+
+
+__all__ = ["COMPARED_PULLS", "VllmEngine", "timer"]

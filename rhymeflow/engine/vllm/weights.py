@@ -1,0 +1,197 @@
+"""Pulling weights into vLLM's model, in place and proved (law 5).
+
+Between two iterations every tensor of the store is copied to its place. Where vLLM computes with
+what a packer made of a weight, the weight is put together in a buffer, its digest is taken there,
+and that buffer is what the packer gets: so the digest is of the packer's input. What the packer
+makes of it cannot be digested; `compare` has each layer compute on a probe and compares, bit for
+bit, with a layer that was freshly made of the same buffer.
+
+**The head.** vLLM 0.32 packs the output head when it loads a model, and a head that is tied to the
+embedding is packed from the embedding's weight; whoever changes the embedding later leaves the head
+on the old weights, silently. So every layer that has both its weight and something packed is packed
+again after each pull.
+
+Holds true: after `install` returned, the digests that were proved are of what vLLM computes with.
+After an error the model holds anything. Imports no vLLM: layers pack themselves
+(`quant_method.process_weights_after_loading`) and compute by `quant_method.apply`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rhymeflow.core.types import Version
+from rhymeflow.engine.vllm.places import Target, find_places, shape_of
+from rhymeflow.weights.base import (
+    ChecksumMismatch,
+    Overtaken,
+    Pulled,
+    TensorChunk,
+    VersionUnavailable,
+    WeightReader,
+)
+from rhymeflow.weights.manifest import ManifestMismatch, TensorSpec
+from rhymeflow.weights.proof import bytes_of, digest
+
+_MAX_OVERTAKEN = 1000
+"""As in `weights/install.py`."""
+
+PROBE_ROWS = 3
+
+
+class InstalledWeights:
+    """The weights of one process's part of vLLM's model."""
+
+    def __init__(self, model: nn.Module, reader: WeightReader) -> None:
+        """`model` was loaded, with any weights."""
+        self._model = model
+        self._specs = {spec.name: spec for spec in reader.manifest}
+        self._places = find_places(model, reader.manifest)
+        targets = {id(place.target): place.target for place in self._places.values()}
+        self._targets = list(targets.values())
+
+    def install(
+        self, reader: WeightReader, want: Version | None = None, *, compare: bool = False
+    ) -> Pulled:
+        """Bring `want`, newer ones if those are gone, or the newest for None.
+
+        With `compare`, every layer is compared with a fresh one; this takes the memory of another
+        copy of the weights, and as long again.
+
+        Raises:
+            ChecksumMismatch: what arrived is not what was published, or a layer computes with
+                something else.
+        """
+        for _ in range(_MAX_OVERTAKEN):
+            try:
+                return self._pull(reader, want, compare)
+            except Overtaken:
+                continue
+            except VersionUnavailable:
+                if want is None:
+                    raise
+                want = None
+        raise RuntimeError(f"overtaken by publications {_MAX_OVERTAKEN} times during one pull")
+
+    @torch.no_grad()
+    def _pull(self, reader: WeightReader, want: Version | None, compare: bool) -> Pulled:
+        digests: dict[str, int] = {}
+        buffers: dict[str, Tensor] = {}
+        missing = {target.name: len(target.parts) for target in self._targets}
+        # Everything, whatever was here before: of what was packed, nothing is left to build on.
+        for chunk in reader.pull(None, want):
+            target = self._places[chunk.name].target
+            digests[chunk.name] = self._copy(chunk, buffers)
+            missing[target.name] -= 1
+            if not missing[target.name] and target.is_emptied:
+                pack(target.layer, target.attribute, buffers[target.name])
+                if not compare:
+                    del buffers[target.name]
+        assert not any(missing.values()), "a pull that began with nothing brings every tensor"
+        for layer in self._kept_and_packed():
+            layer.quant_method.process_weights_after_loading(layer)
+        pulled = reader.prove(digests)
+        if compare:
+            self._compare(buffers)
+        return pulled
+
+    def _copy(self, chunk: TensorChunk, buffers: dict[str, Tensor]) -> int:
+        """Put the tensor in its place; return its digest, of what stands there."""
+        spec, place = self._specs[chunk.name], self._places[chunk.name]
+        target = place.target
+        assert len(chunk.data) == spec.num_bytes, "tensors come whole"
+        source = _typed(chunk, spec)
+        if target.is_emptied:
+            if target.name not in buffers:
+                shape = shape_of(target, self._places)
+                buffers[target.name] = torch.empty(shape, dtype=source.dtype)
+            into = buffers[target.name]
+        else:
+            into = target.tensor().data
+        where = into[place.destination]
+        part = source[place.source]
+        if where.shape != part.shape:
+            raise ManifestMismatch(
+                f"{chunk.name} is {list(part.shape)}, and its place in vLLM's {target.name} "
+                f"{list(where.shape)}"
+            )
+        where.copy_(part)
+        if part.shape == source.shape:
+            return digest(bytes_of(where.to(source.dtype)))
+        # This process has a part of it: the whole as it was read is proved, and the part compared.
+        whole = source.clone()
+        if not torch.equal(where.to(source.dtype).cpu(), whole[place.source]):
+            raise ChecksumMismatch(f"{chunk.name}: this process's part is not what was read")
+        return digest(bytes_of(whole))
+
+    def _kept_and_packed(self) -> list[Any]:
+        """Layers with a weight and something packed from it that is used: output heads."""
+        heads = [
+            layer
+            for layer in self._model.modules()
+            if hasattr(layer, "cpu_linear") and getattr(layer, "weight", None) is not None
+        ]
+        kept = [layer for layer in heads if layer.weight.numel()]
+        named = getattr(self._model, "lm_head", None)
+        # Embeddings are packed too: of use where they are the head themselves.
+        return [each for each in kept if each is named] if named in kept else kept
+
+    def _compare(self, buffers: dict[str, Tensor]) -> None:
+        """Have every linear layer compute, and a fresh one of the same weight."""
+        weights = [(target.layer, buffers.get(target.name)) for target in self._linear()]
+        weights += [(layer, None) for layer in self._kept_and_packed()]
+        for layer, buffer in weights:
+            weight = layer.weight.data if buffer is None else buffer
+            probe = _probe(weight)
+            fresh = _fresh(layer, weight)
+            found = layer.quant_method.apply(layer, probe)
+            due = layer.quant_method.apply(fresh, probe)
+            if not torch.equal(found, due):
+                raise ChecksumMismatch(
+                    f"a {type(layer).__name__} of vLLM's model does not compute what a fresh one "
+                    f"of the pulled weights does: off by {(found - due).abs().max().item():.3g}"
+                )
+            plain = probe.float() @ weight.float().T
+            if not torch.allclose(due.float(), plain, rtol=0.05, atol=0.05 * plain.abs().max()):
+                raise ChecksumMismatch(f"a fresh {type(layer).__name__} is no product at all")
+
+    def _linear(self) -> list[Target]:
+        found = [target for target in self._targets if target.attribute == "weight"]
+        return [target for target in found if _is_linear(target.layer)]
+
+
+def pack(layer: Any, attribute: str, weight: Tensor) -> None:
+    """Give the layer its weight as if it had just been loaded, and let it pack it."""
+    setattr(layer, attribute, nn.Parameter(weight, requires_grad=False))
+    layer.quant_method.process_weights_after_loading(layer)
+
+
+def _is_linear(layer: nn.Module) -> bool:
+    """Whether products are what it is for: an embedding is packed too, and only looked up in."""
+    return hasattr(layer, "quant_method") and not hasattr(layer, "shard_indices")
+
+
+def _fresh(layer: Any, weight: Tensor) -> Any:
+    fresh = nn.Module()
+    fresh.quant_method = layer.quant_method
+    pack(fresh, "weight", weight.clone())
+    return fresh
+
+
+def _probe(weight: Tensor) -> Tensor:
+    """Rows to compute with: the same in every call."""
+    size = weight.shape[1]
+    values = torch.linspace(-1.0, 1.0, PROBE_ROWS * size, device=weight.device)
+    return values.cos().reshape(PROBE_ROWS, size).to(weight.dtype)
+
+
+def _typed(chunk: TensorChunk, spec: TensorSpec) -> Tensor:
+    """The chunk as the tensor that it is; a copy, for shared memory changes."""
+    flat = torch.from_numpy(chunk.data.copy())
+    return flat.view(getattr(torch, spec.dtype)).reshape(spec.shape)
+
+
+__all__ = ["InstalledWeights", "pack"]

@@ -1,0 +1,53 @@
+"""What runs in vLLM's workers, the processes that hold the model: our sampler and our weights.
+
+vLLM mixes `WorkerExtension` into its worker (`worker_extension_cls`) and calls its methods by name
+(`collective_rpc`). With one process it is the instance's own.
+
+Holds true: the sampler is in place before the first token is generated; each worker opens its own
+reader and proves what it holds. Knows nothing of requests, instances or drafts.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rhymeflow.core.types import Version
+from rhymeflow.engine.vllm.sampler import CounterSampler
+from rhymeflow.engine.vllm.weights import InstalledWeights
+from rhymeflow.weights.base import Pulled, WeightHandle, WeightReader
+
+PATH = f"{__name__}.WorkerExtension"
+"""How vLLM is told of it."""
+
+
+class WorkerExtension:
+    """Methods of vLLM's worker; `model_runner` is vLLM's."""
+
+    model_runner: Any
+
+    def rhymeflow_sample(self) -> str:
+        """Put our sampler in place of both of vLLM's; return the name of the runner's module."""
+        runner = self.model_runner
+        sampler = CounterSampler(runner)
+        runner.sampler = runner.rejection_sampler = sampler
+        return type(runner).__module__
+
+    def rhymeflow_samples(self) -> int:
+        """How often our sampler was called."""
+        calls: int = self.model_runner.sampler.num_calls
+        return calls
+
+    def rhymeflow_install(
+        self, handle: WeightHandle, want: Version | None, compare: bool
+    ) -> Pulled:
+        """Pull weights; see `InstalledWeights.install`."""
+        known: WeightReader | None = getattr(self, "_rhymeflow_reader", None)
+        if known is None or known.handle != handle:
+            known = handle.open()
+            self._rhymeflow_reader = known
+        if not hasattr(self, "_rhymeflow_weights"):
+            self._rhymeflow_weights = InstalledWeights(self.model_runner.model, known)
+        return self._rhymeflow_weights.install(known, want, compare=compare)
+
+
+__all__ = ["PATH", "WorkerExtension"]

@@ -1,0 +1,75 @@
+"""A worker in an interpreter of its own.
+
+    python -m rhymeflow.workers.launch FD ROLE NAME [openmp]
+
+Where a worker's libraries differ from the controller's (another environment, or libraries that must
+be there before the interpreter starts), it cannot be forked from the server of `processes`. It is
+started as a program then. FD is its end of the pipe; its first message is what `entry.enter` needs.
+
+Holds true: with `openmp`, Intel's OpenMP is loaded before anything else if this environment has it;
+code that numba compiles is kept apart from that of environments with another numba. Loads nothing
+that is heavy before its environment is as it has to be.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from importlib import metadata
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+OPENMP = "libiomp5.so"
+"""Without it vLLM's kernels for CPUs, stepped in the process that they run in, take three times as
+long (docs/vllm.md)."""
+
+
+def main() -> None:
+    """Become the worker."""
+    descriptor, role, name, *options = sys.argv[1:]
+    if "openmp" in options and (library := missing_openmp(Path(sys.prefix), os.environ)):
+        before = os.environ.get("LD_PRELOAD")
+        # Threads that have nothing to do shall not keep others from the core for long.
+        os.environ.setdefault("KMP_BLOCKTIME", "5")
+        os.environ["LD_PRELOAD"] = f"{library}:{before}" if before else str(library)
+        os.execv(sys.executable, sys.orig_argv)  # the same program, with the library
+    keep_compiled_code_apart()
+    from rhymeflow.workers import entry
+
+    if hasattr(os, "pidfd_open"):  # elsewhere it ends when it next listens
+        entry.end_with(os.pidfd_open(os.getppid()))
+    connection = Connection(int(descriptor))
+    given = json.loads(connection.recv_bytes())
+    cpus = None if given["cpus"] is None else tuple(given["cpus"])
+    entry.enter(
+        connection,
+        role,
+        name,
+        given["config"],
+        given["run_dir"],
+        given["log"],
+        cpus,
+        dict(os.environ),
+    )
+
+
+def missing_openmp(prefix: Path, environment: os._Environ[str] | dict[str, str]) -> Path | None:
+    """The OpenMP library of the environment at `prefix`, unless it is loaded or not there."""
+    library = prefix / "lib" / OPENMP
+    is_there = OPENMP in environment.get("LD_PRELOAD", "")
+    return library if library.is_file() and not is_there else None
+
+
+def keep_compiled_code_apart() -> None:
+    """Name numba a directory by its version.
+
+    What stands beside the source is another version's, and each would throw away the other's.
+    """
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = home / "rhymeflow" / f"numba-{metadata.version('numba')}"
+    os.environ.setdefault("NUMBA_CACHE_DIR", str(folder))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,183 @@
+"""The native engine and vLLM side by side under the same published weights.
+
+One vLLM engine to a process, so each file of tests that uses this runs in a process of its own
+(`make test-vllm`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import random
+from functools import cache, partial
+
+import pytest
+import torch
+
+from rhymeflow.config.load import read_config
+from rhymeflow.engine.base import NoiseKey, Request, Sampling
+from rhymeflow.histospec.draft import NONE, Draft, DraftStats
+from rhymeflow.weights.manifest import manifest_of
+from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
+from rhymeflow.workers.drafting import drafter
+
+IS_THERE = importlib.util.find_spec("vllm") is not None
+needs_vllm = pytest.mark.skipif(
+    not IS_THERE, reason="vLLM is not installed here: python3 scripts/install_vllm.py"
+)
+
+HOWS = {
+    "greedy": {"temperature": 0.0, "top_p": 1.0, "top_k": 0},
+    "plain": {"temperature": 1.0, "top_p": 1.0, "top_k": 0},
+    "cool": {"temperature": 0.6, "top_p": 1.0, "top_k": 0},
+    "nucleus": {"temperature": 1.0, "top_p": 0.8, "top_k": 0},
+    "top-k": {"temperature": 1.2, "top_p": 1.0, "top_k": 7},
+}
+
+
+class Rig:
+    """Published weights of a recipe's model, and engines that pull them."""
+
+    def __init__(self, recipe, dtype, **overrides):
+        given = {name.replace("__", "."): value for name, value in overrides.items()}
+        self.config = read_config(
+            recipe,
+            {
+                "model.dtype": dtype,
+                "model.device": "cpu",
+                "rollout.max_num_seqs": "16",
+                "rollout.engine": "vllm",
+                "rollout.vllm_kv_cache_gb": "0.6",
+                **given,
+            },
+        )
+        from rhymeflow.models.load import load_model, resolve_device
+
+        model = load_model(
+            self.config.model, dtype=getattr(torch, dtype), device=resolve_device(self.config.model)
+        )
+        self.parameters = dict(model.named_parameters())
+        self.vocabulary = model.config.vocab_size
+        self.store = SharedMemoryWeightStore.create(manifest_of(self.parameters))
+        self.checksums = {0: self.store.publish(0, self.parameters)}
+
+    def engine(self, kind):
+        config = self.config.model_copy(
+            update={"rollout": self.config.rollout.model_copy(update={"engine": kind})}
+        )
+        from rhymeflow.workers.engines import make_engine, prepare
+
+        prepare(config)
+        return make_engine(config, self.store.handle.open(), kind)
+
+    def drafter(self, index, max_length):
+        return drafter(self.config, index, max_length)
+
+    @torch.no_grad()
+    def publish(self, version, change):
+        """Publish weights that differ from the first ones by this share."""
+        torch.manual_seed(version)
+        changed = {
+            name: each + change * each.std() * torch.randn_like(each)
+            for name, each in self.parameters.items()
+        }
+        self.checksums[version] = self.store.publish(version, changed)
+
+    def close(self):
+        self.store.close()
+
+
+def requests_of(rig, num_tokens, *, count=10, stop=()):
+    """Requests of every kind; the first two have the same prompt, as siblings do."""
+    rng = random.Random(0)
+    found = []
+    prompt = []
+    for i in range(count):
+        if i != 1:
+            length = rng.randrange(5, 90)
+            prompt = [rng.randrange(3, rig.vocabulary) for _ in range(length)]
+        how = Sampling(
+            **HOWS[list(HOWS)[i % len(HOWS)]],
+            max_new_tokens=num_tokens - i,
+            stop_token_ids=frozenset(stop if i % 2 else ()),
+        )
+        found.append(Request(i, list(prompt), NoiseKey(i // 2, 3, i % 2), how))
+    return found
+
+
+def drain(engine, requests=()):
+    """Submit and run to the end; return reasons by id."""
+    for request in requests:
+        engine.submit(request)
+    reasons = {}
+    while engine.has_work:
+        reasons.update({request.id: reason for request, reason in engine.poll(0.01)})
+    return reasons
+
+
+class Knowing:
+    """A drafter that knows the answers; each drafted token is right with chance `right`."""
+
+    def __init__(self, answers, vocabulary, *, most, right, seed=0):
+        self.stats = DraftStats()
+        self._answers, self._vocabulary = answers, vocabulary
+        self._most, self._right, self._rng = most, right, random.Random(seed)
+        self._texts = {}
+        self._next = 0
+        self.kinds = []
+
+    def begin(self, prompt_ids, tokens, *, sample, noise_epoch):
+        self._next += 1
+        self._texts[self._next] = [len(tokens), self._answers[tuple(prompt_ids), sample]]
+        return self._next
+
+    def end(self, handle):
+        del self._texts[handle]
+
+    def propose(self, handles, max_tokens, *, other_rows, kv_tokens):
+        assert len(set(handles)) == len(handles) == len(max_tokens) > 0
+        drafts = []
+        for handle, most in zip(handles, max_tokens, strict=True):
+            at, answer = self._texts[handle]
+            size = self._rng.randrange(min(self._most, most) + 1)
+            tokens = [
+                token if self._rng.random() < self._right else self._rng.randrange(self._vocabulary)
+                for token in answer[at : at + size]
+            ]
+            drafts.append(Draft(tokens, list(range(-1, len(tokens) - 1))) if tokens else NONE)
+        self._asked = len(handles), sum(len(draft.tokens) for draft in drafts)
+        return drafts
+
+    def observe(self, handles, generated, *, rows, kv_tokens, seconds, other_rows):
+        asked, drafted = self._asked
+        assert len(handles) <= asked
+        assert 0 <= rows - len(handles) - other_rows <= drafted
+        assert seconds > 0
+        for handle, tokens in zip(handles, generated, strict=True):
+            assert tokens
+            self._texts[handle][0] += len(tokens)
+
+
+def answers_of(requests):
+    return {(tuple(r.prompt_ids), r.noise_key.sample): list(r.tokens) for r in requests}
+
+
+def assert_same(found, expected, tolerance):
+    for one, other in zip(found, expected, strict=True):
+        assert one.tokens == other.tokens, (one.id, one.sampling)
+        assert one.logprobs == pytest.approx(other.logprobs, abs=tolerance)
+
+
+@contextlib.contextmanager
+def closing_rig(*args, **overrides):
+    rig = Rig(*args, **overrides)
+    try:
+        yield rig
+    finally:
+        rig.close()
+
+
+__all__ = [
+    "HOWS", "Knowing", "Rig", "answers_of", "assert_same", "cache", "closing_rig", "drain",
+    "needs_vllm", "partial", "requests_of",
+]  # fmt: skip

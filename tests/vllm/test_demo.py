@@ -1,0 +1,248 @@
+"""vLLM with the demo's model in float32: token by token what the native engine generates."""
+
+import itertools
+import random
+
+import pytest
+
+from rhymeflow.engine.base import NoiseKey, Request, Sampling
+from rhymeflow.errors import UserError
+from rhymeflow.histospec.index import Index, prompt_key
+from tests.vllm.sameness import (
+    Knowing,
+    answers_of,
+    assert_same,
+    closing_rig,
+    drain,
+    needs_vllm,
+    requests_of,
+)
+
+pytestmark = [needs_vllm, pytest.mark.vllm]
+
+NUM_TOKENS = 60
+STOP = (1, 20, 37)
+TOLERANCE = 2e-4
+"""Of log-probabilities: other kernels sum in another order."""
+
+
+@pytest.fixture(scope="module")
+def rig():
+    with closing_rig("demo", "float32") as rig:
+        yield rig
+
+
+@pytest.fixture(scope="module")
+def vllm(rig):
+    engine = rig.engine("vllm")
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def native(rig):
+    return rig.engine("native")
+
+
+@pytest.fixture(scope="module")
+def expected(rig, native):
+    requests = requests_of(rig, NUM_TOKENS, stop=STOP)
+    return requests, drain(native, requests)
+
+
+def fresh(rig):
+    return requests_of(rig, NUM_TOKENS, stop=STOP)
+
+
+@pytest.fixture
+def drafted(rig, vllm, expected):
+    """vLLM with a drafter that is mostly right."""
+    vllm.draft_with(Knowing(answers_of(expected[0]), rig.vocabulary, most=9, right=0.85))
+    yield vllm
+    vllm.interrupt()
+    vllm.draft_with(None)
+
+
+def test_the_first_weights_are_those_that_were_published(rig, vllm):
+    assert (vllm.version, vllm.checksum) == (0, rig.checksums[0])
+
+
+def test_same_tokens_as_the_native_engine(rig, vllm, expected):
+    requests = fresh(rig)
+    reasons = drain(vllm, requests)
+    assert_same(requests, expected[0], TOLERANCE)
+    assert reasons == expected[1]
+    assert {"stop", "length"} == set(reasons.values())
+
+
+def test_same_tokens_alone(rig, vllm, expected):
+    requests = fresh(rig)
+    for request in requests:
+        drain(vllm, [request])
+    assert_same(requests, expected[0], TOLERANCE)
+
+
+def test_same_tokens_with_drafts(rig, drafted, expected):
+    requests = fresh(rig)
+    for request in requests:
+        request.accepted = bytearray()
+    reasons = drain(drafted, requests)
+    assert_same(requests, expected[0], TOLERANCE)
+    assert reasons == expected[1]
+    for request in requests:
+        assert request.drafted >= sum(request.accepted)
+        assert len(request.accepted) == len(request.tokens)
+        assert request.steps + sum(request.accepted) == len(request.tokens)
+    assert sum(sum(request.accepted) for request in requests) > 100
+
+
+def test_same_tokens_if_moved_between_vllm_and_the_native_engine(rig, drafted, native, expected):
+    requests = fresh(rig)
+    rng = random.Random(1)
+    at = {request.id: rng.choice((drafted, native)) for request in requests}
+    for request in requests:
+        at[request.id].submit(request)
+    for step in itertools.count():
+        reasons = [r for engine in (drafted, native) for r in engine.poll(0.0)]
+        for request, _ in reasons:
+            del at[request.id]
+        if not at:
+            break
+        if step % 5 == 4:
+            key = rng.choice(list(at))
+            for request in at[key].interrupt([key]):
+                at[key] = rng.choice((drafted, native))
+                at[key].submit(request)
+    assert_same(requests, expected[0], TOLERANCE)
+    assert any(len(request.segments) > 1 for request in requests)
+
+
+def test_history_drafts_for_the_request_it_knows(rig, vllm, expected):
+    """A later epoch of the same prompts with the same noise: nearly everything is accepted."""
+    index = Index(max_tokens=20_000, max_responses=64, shared=True)
+    try:
+        for request in expected[0]:
+            key = prompt_key(request.prompt_ids)
+            number = index.begin(
+                key, request.prompt_ids[-16:], sample=request.noise_key.sample,
+                noise_epoch=request.noise_key.epoch, version=0,
+            )  # fmt: skip
+            index.extend(number, request.tokens)
+            index.finish(number, 1.0)
+        vllm.draft_with(rig.drafter(index.handle, vllm.limits().max_length))
+        for _ in range(6):  # the first iterations measure without drafts
+            requests = fresh(rig)
+            drain(vllm, requests)
+            assert_same(requests, expected[0], TOLERANCE)
+        stats = vllm.load().drafts
+        assert stats.accepted > 0.5 * stats.drafted > 20
+    finally:
+        vllm.draft_with(None)
+        index.close()
+
+
+def unfinished_after_nine(engine, requests):
+    """Run each to nine tokens, and return those that did not end before."""
+    for request in requests:
+        engine.submit(request)
+    while engine.has_work:
+        engine.poll(0.0)
+        engine.interrupt([r.id for r in requests if len(r.tokens) >= 9])
+    return [request for request in requests if request.finish_reason() is None]
+
+
+def submit_all(engine, requests):
+    for request in requests:
+        engine.submit(request)
+
+
+def test_weights_that_come_under_running_requests(rig, vllm, native):
+    """Both engines change weights after the same tokens, and go on alike."""
+    rig.publish(1, 0.02)
+    made = []
+    for engine in (native, vllm):
+        requests = fresh(rig)[:6]
+        made.append(requests)
+        submit_all(engine, unfinished_after_nine(engine, requests))
+        engine.poll(0.0)
+        assert engine.load().num_running > 0
+        pulled = engine.install(rig.store.handle.open(), 1, keep_cache=False)
+        assert pulled == (1, rig.checksums[1])
+        drain(engine)
+    assert_same(made[1], made[0], TOLERANCE)
+
+
+def test_keys_and_values_that_are_kept_are_for_those_that_have_them(rig, vllm, native):
+    """One that runs goes on with its own; what comes later, with the same prompt, gets none."""
+    rig.publish(2, 0.02)
+    made = []
+    for engine in (native, vllm):
+        requests = fresh(rig)[:6]
+        prompt = requests[4].prompt_ids
+        late = unfinished_after_nine(engine, requests)
+        old, new = (Request(n, list(prompt), NoiseKey(9, 9, n), plain(40)) for n in (98, 99))
+        made.append([*requests, old, new])
+        engine.submit(old)
+        while len(old.tokens) < 12:
+            engine.poll(0.0)
+        pulled = engine.install(rig.store.handle.open(), 2, keep_cache=True)
+        assert pulled == (2, rig.checksums[2])
+        submit_all(engine, [*late, new])
+        drain(engine)
+        assert [segment.start for segment in old.segments] == [0, 12]
+        assert [segment.version for segment in new.segments] == [2]
+    assert_same(made[1], made[0], TOLERANCE)
+
+
+def plain(num_tokens):
+    return Sampling(1.0, 1.0, 0, num_tokens, frozenset())
+
+
+def test_it_says_how_it_is(rig, vllm):
+    before = vllm.load()
+    assert (before.num_running, before.waiting, before.kv_tokens) == (0, (), 0)
+    requests = [Request(i, [5 + i] * 9, NoiseKey(i, 0, 0), plain(6)) for i in range(20)]
+    for request in requests:
+        vllm.submit(request)
+    assert len(vllm.load().waiting) == 20
+    vllm.poll(0.0)
+    load = vllm.load()
+    assert (load.num_running, len(load.waiting)) == (16, 4)
+    assert load.kv_tokens >= 16 * 9
+    drain(vllm)
+    assert vllm.load().num_generated == before.num_generated + 120
+    limits = vllm.limits()
+    assert limits.max_length == 768
+    assert limits.kv_capacity > 16 * 768
+
+
+def test_a_request_that_it_cannot_hold_is_refused(vllm):
+    with pytest.raises(UserError, match="768"):
+        vllm.submit(Request("long", [5] * 700, NoiseKey(0, 0, 0), plain(100)))
+    assert not vllm.has_work
+
+
+def test_interrupting_what_is_not_here_passes_it_over(vllm):
+    vllm.submit(Request("a", [5, 6, 7], NoiseKey(0, 0, 0), plain(20)))
+    assert [request.id for request in vllm.interrupt(["b", "a"])] == ["a"]
+    assert not vllm.has_work
+    assert vllm.poll(0.0) == []
+
+
+def test_a_head_that_is_left_on_old_weights_is_noticed(rig, vllm, monkeypatch):
+    """What vLLM 0.32 does to a tied head; only a comparison with a fresh layer sees it."""
+    from rhymeflow.engine.vllm.weights import InstalledWeights
+    from rhymeflow.weights.base import ChecksumMismatch
+
+    worker = vllm._llm._engine.model_executor.driver_worker.worker
+    weights = worker._rhymeflow_weights
+    reader = rig.store.handle.open()
+    heads = weights._kept_and_packed()
+    assert [type(head).__name__ for head in heads] == ["ParallelLMHead"]
+    rig.publish(3, 0.05)
+    calls = iter([[], heads])
+    monkeypatch.setattr(InstalledWeights, "_kept_and_packed", lambda self: next(calls))
+    with pytest.raises(ChecksumMismatch, match="ParallelLMHead"):
+        weights.install(reader, 3, compare=True)
+    monkeypatch.undo()
+    weights.install(reader, 3, compare=True)

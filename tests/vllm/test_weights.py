@@ -1,0 +1,236 @@
+"""Weights in layers that look like vLLM's: places, packers, tied heads, and what is proved.
+
+The layers fuse, split over processes, pad the vocabulary and pack as vLLM's do; vLLM is not needed.
+"""
+
+import pytest
+import torch
+from torch import nn
+
+from rhymeflow.engine.vllm.places import find_places, shape_of
+from rhymeflow.engine.vllm.weights import InstalledWeights
+from rhymeflow.weights.base import ChecksumMismatch, VersionUnavailable
+from rhymeflow.weights.manifest import ManifestMismatch, manifest_of
+from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
+
+HIDDEN, HEADS, KV_HEADS, HEAD, INNER, VOCABULARY, PADDED = 16, 4, 2, 4, 24, 50, 64
+
+
+class Packer:
+    """`quant_method`: packs by transposing; what it made of a weight stays until it packs again."""
+
+    def __init__(self, *, empties):
+        self.empties = empties
+
+    def process_weights_after_loading(self, layer):
+        packed = layer.weight.data.t().clone()
+        layer.cpu_linear = lambda x: x @ packed
+        if self.empties:
+            layer.weight = nn.Parameter(torch.empty(0, dtype=packed.dtype), requires_grad=False)
+
+    def apply(self, layer, x):
+        return layer.cpu_linear(x)
+
+
+class Linear(nn.Module):
+    def __init__(self, rows, columns, *, rank=0, size=1, replicas=None, whole_rows=False):
+        super().__init__()
+        self.output_partition_sizes = rows if whole_rows else [each // size for each in rows]
+        self.input_size_per_partition = columns // size if whole_rows else columns
+        self.tp_rank, self.tp_size = rank, size
+        if replicas is not None:
+            self.num_kv_head_replicas = replicas
+        self.quant_method = Packer(empties=True)
+        shape = sum(self.output_partition_sizes), self.input_size_per_partition
+        self.weight = nn.Parameter(torch.randn(shape), requires_grad=False)
+        self.quant_method.process_weights_after_loading(self)
+
+
+class Indices:
+    def __init__(self, rank, size):
+        held = PADDED // size
+        self.org_vocab_start_index = min(rank * held, VOCABULARY)
+        self.org_vocab_end_index = min((rank + 1) * held, VOCABULARY)
+
+
+class Embedding(nn.Module):
+    def __init__(self, rank, size):
+        super().__init__()
+        self.shard_indices, self.tp_size = Indices(rank, size), size
+        self.quant_method = Packer(empties=False)
+        self.weight = nn.Parameter(torch.zeros(PADDED // size, HIDDEN), requires_grad=False)
+        self.quant_method.process_weights_after_loading(self)
+
+
+class Norm(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(HIDDEN), requires_grad=False)
+
+
+class Block(nn.Module):
+    def __init__(self, rank, size):
+        super().__init__()
+        kv = KV_HEADS * HEAD
+        replicas = max(1, size // KV_HEADS)
+        sizes = [HEADS * HEAD, kv * replicas, kv * replicas]
+        self.qkv_proj = Linear(sizes, HIDDEN, rank=rank, size=size, replicas=replicas)
+        self.o_proj = Linear([HIDDEN], HEADS * HEAD, rank=rank, size=size, whole_rows=True)
+        self.gate_up_proj = Linear([INNER, INNER], HIDDEN, rank=rank, size=size)
+        self.norm = Norm()
+
+
+class Model(nn.Module):
+    def __init__(self, rank=0, size=1):
+        super().__init__()
+        self.packed_modules_mapping = {
+            "qkv_proj": ["q_proj", "k_proj", "v_proj"],
+            "gate_up_proj": ["gate_proj", "up_proj"],
+        }
+        self.embed_tokens = Embedding(rank, size)
+        self.block = Block(rank, size)
+        self.lm_head = Embedding(rank, size)
+        self.lm_head.weight = self.embed_tokens.weight
+        self.lm_head.quant_method.process_weights_after_loading(self.lm_head)
+
+
+def published(seed=0):
+    torch.manual_seed(seed)
+    kv = KV_HEADS * HEAD
+    shapes = {
+        "embed_tokens.weight": (VOCABULARY, HIDDEN),
+        "block.q_proj.weight": (HEADS * HEAD, HIDDEN),
+        "block.k_proj.weight": (kv, HIDDEN),
+        "block.v_proj.weight": (kv, HIDDEN),
+        "block.o_proj.weight": (HIDDEN, HEADS * HEAD),
+        "block.gate_proj.weight": (INNER, HIDDEN),
+        "block.up_proj.weight": (INNER, HIDDEN),
+        "block.norm.weight": (HIDDEN,),
+    }
+    return {name: torch.randn(shape) for name, shape in shapes.items()}
+
+
+@pytest.fixture
+def store():
+    tensors = published()
+    store = SharedMemoryWeightStore.create(manifest_of(tensors))
+    store.publish(0, tensors)
+    yield store
+    store.close()
+
+
+def products(model, x):
+    """What each layer makes of x."""
+    block = model.block
+    return {
+        name: layer.quant_method.apply(layer, x)
+        for name, layer in (
+            ("qkv", block.qkv_proj),
+            ("gate_up", block.gate_up_proj),
+            ("head", model.lm_head),
+        )
+    }
+
+
+def test_every_layer_computes_with_what_was_published(store):
+    reader, model = store.handle.open(), Model()
+    weights = InstalledWeights(model, reader)
+    for version in (0, 1):
+        tensors = published(version)
+        checksum = store.publish(version, tensors)
+        assert weights.install(reader, version, compare=True) == (version, checksum)
+        x = torch.randn(3, HIDDEN)
+        made = products(model, x)
+        qkv = [tensors[f"block.{name}_proj.weight"] for name in "qkv"]
+        torch.testing.assert_close(made["qkv"], x @ torch.cat(qkv).T)
+        gate_up = [tensors[f"block.{name}_proj.weight"] for name in ("gate", "up")]
+        torch.testing.assert_close(made["gate_up"], x @ torch.cat(gate_up).T)
+        embedding = tensors["embed_tokens.weight"]
+        torch.testing.assert_close(made["head"][:, :VOCABULARY], x @ embedding.T)
+        assert torch.equal(model.block.norm.weight, tensors["block.norm.weight"])
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_processes_hold_their_parts_of_it(store, size):
+    """Two processes split the key and value heads, four share them by twos."""
+    reader, tensors = store.handle.open(), published()
+    models = [Model(rank, size) for rank in range(size)]
+    for model in models:
+        weights = InstalledWeights(model, reader)
+        assert weights.install(reader, compare=True).version == 0
+    x = torch.randn(3, HIDDEN)
+    made = [products(model, x) for model in models]
+    heads, kv = HEADS * HEAD // size, max(HEAD, KV_HEADS * HEAD // size)
+    for rank, each in enumerate(made):
+        q, k, v = each["qkv"].split([heads, kv, kv], dim=1)
+        first = rank * KV_HEADS // size * HEAD
+        torch.testing.assert_close(
+            q, x @ tensors["block.q_proj.weight"][rank * heads : (rank + 1) * heads].T
+        )
+        for name, found in (("k", k), ("v", v)):
+            due = tensors[f"block.{name}_proj.weight"][first : first + kv]
+            torch.testing.assert_close(found, x @ due.T)
+    whole = torch.cat([each["head"] for each in made], dim=1)[:, :VOCABULARY]
+    torch.testing.assert_close(whole, x @ tensors["embed_tokens.weight"].T)
+    y = torch.randn(3, HEADS * HEAD)
+    parts = y.split(HEADS * HEAD // size, dim=1)
+    summed = sum(
+        model.block.o_proj.cpu_linear(part) for model, part in zip(models, parts, strict=True)
+    )
+    torch.testing.assert_close(summed, y @ tensors["block.o_proj.weight"].T)
+
+
+def test_a_head_that_is_not_packed_again_is_noticed(store, monkeypatch):
+    reader, model = store.handle.open(), Model()
+    weights = InstalledWeights(model, reader)
+    assert weights._kept_and_packed() == [model.lm_head]
+    answers = iter([[], [model.lm_head]])
+    monkeypatch.setattr(weights, "_kept_and_packed", lambda: next(answers))
+    with pytest.raises(ChecksumMismatch, match="does not compute"):
+        weights.install(reader, compare=True)
+
+
+def test_a_packer_that_gets_something_else_is_noticed(store, monkeypatch):
+    """The digest is of what the packer is given."""
+    reader, model = store.handle.open(), Model()
+    weights = InstalledWeights(model, reader)
+    place = weights._places["block.k_proj.weight"]
+    place.destination = weights._places["block.v_proj.weight"].destination
+    weights.install(reader)  # its own digest is right, for it is where it was put
+    monkeypatch.setattr("rhymeflow.engine.vllm.weights.digest", lambda data: 1)
+    with pytest.raises(ChecksumMismatch, match="the checksum is not the published one"):
+        weights.install(reader)
+
+
+def test_newer_weights_if_those_that_are_wanted_are_gone(store):
+    reader, model = store.handle.open(), Model()
+    weights = InstalledWeights(model, reader)
+    for version in (1, 2):
+        store.publish(version, published(version))
+    assert weights.install(reader, 0).version == 2
+    empty = SharedMemoryWeightStore.create(store.handle.manifest)
+    try:
+        with pytest.raises(VersionUnavailable):
+            weights.install(empty.handle.open())
+    finally:
+        empty.close()
+
+
+def test_a_tensor_without_a_place_is_refused():
+    tensors = published() | {"block.q_norm.weight": torch.ones(HEAD)}
+    with pytest.raises(ManifestMismatch, match="q_norm"):
+        find_places(Model(), manifest_of(tensors))
+
+
+def test_a_parameter_that_nothing_fills_is_refused():
+    tensors = published()
+    del tensors["block.norm.weight"]
+    with pytest.raises(ManifestMismatch, match=r"block\.norm\.weight"):
+        find_places(Model(), manifest_of(tensors))
+
+
+def test_parts_of_a_fused_layer_stand_one_below_the_other():
+    places = find_places(Model(), manifest_of(published()))
+    target = places["block.k_proj.weight"].target
+    assert target.parts == [f"block.{name}_proj.weight" for name in "qkv"]
+    assert shape_of(target, places) == (HEADS * HEAD + 2 * KV_HEADS * HEAD, HIDDEN)
