@@ -31,11 +31,11 @@ lint: .venv/.installed-test
 	$(BIN)/lint-imports
 	$(BIN)/mypy rhymeflow/core
 
-# One vLLM engine to a process, so each file has its own.
+# One vLLM engine to a process, so each file has its own. The other files are of `make test`.
 VLLM_BIN := .venv-vllm/bin
 
 test-vllm: .venv-vllm/.installed
-	@for file in tests/vllm/test_*.py; do \
+	@files=$$(grep -l "mark\.vllm" tests/vllm/test_*.py) || exit 1; for file in $$files; do \
 		echo "$$file"; $(VLLM_BIN)/python -m pytest -m vllm "$$file" || exit 1; \
 	done
 
