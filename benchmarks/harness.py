@@ -257,7 +257,8 @@ def _cell(value: Any) -> str:
 
 def _command() -> str:
     """The command as a reader can repeat it, without the path it was started by."""
-    return " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    name = Path(sys.argv[0]).name
+    return " ".join(["rhymeflow" if name == "__main__.py" else name, *sys.argv[1:]])
 
 
 def _cpu_name() -> str:
