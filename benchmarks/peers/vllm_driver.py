@@ -121,19 +121,9 @@ class Ours:
         return {}
 
     def _generate(self, request: dict[str, Any]) -> dict[str, Any]:
-        from rhymeflow.engine.base import NoiseKey, Request, Sampling
+        from benchmarks.rollouts.request import requests_of
 
-        requests = [
-            Request(
-                i,
-                prompt,
-                NoiseKey(1000 + row, request["noise_epoch"], sample),
-                Sampling(request["temperature"], 1.0, 0, length, frozenset()),
-            )
-            for i, (prompt, length, (row, sample)) in enumerate(
-                zip(request["prompts"], request["lengths"], request["names"], strict=True)
-            )
-        ]
+        requests = requests_of(request)
         start = time.process_time()
         for each in requests:
             self._engine.submit(each)

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from benchmarks.rollouts.policy import drain
+from benchmarks.rollouts.request import requests_of
 from rhymeflow.config import ModelConfig, RolloutConfig
-from rhymeflow.engine.base import NoiseKey, Request, Sampling
 from rhymeflow.engine.native.engine import Engine
 from rhymeflow.learner.algorithms.losses import mismatch
 from rhymeflow.learner.logprobs import TokenScorer
@@ -27,17 +27,7 @@ def model_of(dtype: str) -> Any:
 
 def native_answer(request: dict[str, Any], dtype: str) -> dict[str, Any]:
     """What the native engine answers to a request of `peers/vllm_driver.py`."""
-    requests = [
-        Request(
-            i,
-            prompt,
-            NoiseKey(1000 + row, request["noise_epoch"], sample),
-            Sampling(request["temperature"], 1.0, 0, length, frozenset()),
-        )
-        for i, (prompt, length, (row, sample)) in enumerate(
-            zip(request["prompts"], request["lengths"], request["names"], strict=True)
-        )
-    ]
+    requests = requests_of(request)
     engine = Engine(
         model_of(dtype), seed=0, max_num_seqs=len(requests), max_prefill_tokens=4096,
         instance="bench", version=0,

@@ -181,3 +181,20 @@ __all__ = [
     "HOWS", "Knowing", "Rig", "answers_of", "assert_same", "cache", "closing_rig", "drain",
     "needs_vllm", "partial", "requests_of",
 ]  # fmt: skip
+
+
+def same_as_native(rig, num_tokens):
+    """Assert that vLLM answers as the native engine, without drafts and with; return the engine and
+    what it answered with drafts.
+    """
+    expected = requests_of(rig, num_tokens)
+    drain(rig.engine("native"), expected)
+    vllm = rig.engine("vllm")
+    requests = requests_of(rig, num_tokens)
+    drain(vllm, requests)
+    assert_same(requests, expected, 1e-3)
+    vllm.draft_with(Knowing(answers_of(expected), rig.vocabulary, most=9, right=0.85))
+    requests = requests_of(rig, num_tokens)
+    drain(vllm, requests)
+    assert_same(requests, expected, 1e-3)
+    return vllm, requests

@@ -3,15 +3,7 @@
 import pytest
 import torch
 
-from tests.vllm.sameness import (
-    Knowing,
-    answers_of,
-    assert_same,
-    closing_rig,
-    drain,
-    needs_vllm,
-    requests_of,
-)
+from tests.vllm.sameness import closing_rig, needs_vllm, same_as_native
 
 pytestmark = [
     needs_vllm,
@@ -24,16 +16,7 @@ def test_same_tokens_as_the_native_engine_with_and_without_drafts():
     with closing_rig(
         "demo", "float32", model__device="cuda", rollout__vllm_gpu_memory_utilization="0.3"
     ) as rig:
-        expected = requests_of(rig, 40)
-        drain(rig.engine("native"), expected)
-        vllm = rig.engine("vllm")
-        requests = requests_of(rig, 40)
-        drain(vllm, requests)
-        assert_same(requests, expected, 1e-3)
-        vllm.draft_with(Knowing(answers_of(expected), rig.vocabulary, most=9, right=0.85))
-        requests = requests_of(rig, 40)
-        drain(vllm, requests)
-        assert_same(requests, expected, 1e-3)
+        vllm, _ = same_as_native(rig, 40)
         rig.publish(1, 0.01)
         assert vllm.install(rig.store.handle.open(), 1, keep_cache=False).version == 1
         vllm.close()

@@ -29,10 +29,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rhymeflow.engine.base import Finished, Request, Segment
+from rhymeflow.engine.drafter import Drafter
 from rhymeflow.engine.native import noise
 from rhymeflow.engine.native.attention import attention_for
 from rhymeflow.engine.native.cache import KVCache
-from rhymeflow.engine.native.drafting import Drafter, Drafting
+from rhymeflow.engine.native.drafting import Drafting
 from rhymeflow.engine.native.linear import PackedLinears
 from rhymeflow.engine.native.packing import place
 from rhymeflow.engine.native.sampler import Draws, sample

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from rhymeflow.engine.drafter import is_linear
 from rhymeflow.engine.native.cache import KVCache, Slot
-from rhymeflow.engine.native.drafting import is_linear
 from rhymeflow.engine.native.scheduler import Plan
 
 WIDTHS = (1, 2, 3, 5, 7, 9, 13, 17, 25, 33)

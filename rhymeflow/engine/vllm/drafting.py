@@ -11,44 +11,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from rhymeflow.engine.base import Request
-from rhymeflow.engine.native.drafting import runnable
-from rhymeflow.histospec.draft import Draft
-
-
-class Drafter(Protocol):
-    """What proposes: `histospec.drafter.Drafter`."""
-
-    def begin(
-        self, prompt_ids: list[int], tokens: list[int], *, sample: int, noise_epoch: int
-    ) -> int:
-        """Return a handle for a response."""
-        ...
-
-    def end(self, handle: int) -> None:
-        """The response has left."""
-        ...
-
-    def propose(
-        self, handles: list[int], max_tokens: list[int], *, other_rows: int, kv_tokens: int
-    ) -> list[Draft]:
-        """Return a draft for each handle."""
-        ...
-
-    def observe(
-        self,
-        handles: list[int],
-        generated: list[list[int]],
-        *,
-        rows: int,
-        kv_tokens: int,
-        seconds: float,
-        other_rows: int | None = None,
-    ) -> None:
-        """What the iteration generated."""
-        ...
+from rhymeflow.engine.drafter import Drafter, begin, runnable
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,13 +92,5 @@ class Drafting:
             decoding = {request.id for request in ready}
             self.end([key for key in self._handles if key not in decoding][:surplus])
         for request in new:
-            self._handles[request.id] = self._drafter.begin(
-                request.prompt_ids,
-                request.tokens,
-                sample=request.noise_key.sample,
-                noise_epoch=request.noise_key.epoch,
-            )
+            self._handles[request.id] = begin(self._drafter, request)
         return [self._handles[request.id] for request in ready]
-
-
-__all__ = ["Drafter", "Drafting", "Iteration"]

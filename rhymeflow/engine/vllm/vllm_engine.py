@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from rhymeflow.config import Config
 from rhymeflow.core.types import Version
 from rhymeflow.engine.base import Finished, Limits, Load, Request, Segment
+from rhymeflow.engine.drafter import Drafter
 from rhymeflow.engine.native import noise
 from rhymeflow.engine.vllm import self_test
-from rhymeflow.engine.vllm.drafting import Drafter, Drafting, Iteration
+from rhymeflow.engine.vllm.drafting import Drafting, Iteration
 from rhymeflow.engine.vllm.llm import Llm, Stepped
 from rhymeflow.errors import UserError
 from rhymeflow.histospec.draft import DraftStats
