@@ -59,6 +59,13 @@ SETTINGS = {
 }
 DENSE = {"learner.groups_per_batch": "4", "run.eval_steps": "50"}
 """A quarter of the demo's step. What processes do and say to each other is the same."""
+SETUPS: tuple[dict[str, str], ...] = (
+    {},
+    {"weights.transport": "delta"},
+    {"weights.transport": "delta", "learner.num_ranks": "2"},
+)
+"""What dense runs change besides, by turns of the seed. With ranks, a fault of the learner meets
+one of them."""
 STEPS_APART = 2
 MAX_SECONDS = 36_000.0
 """Longer than a timed run lasts."""
@@ -83,6 +90,8 @@ class Attacked(msgspec.Struct):
     run: Finished
     quiet_speed: float | None = None
     """Of a timed run: steps per second of the run without faults right before or after it."""
+    setup: dict[str, str] = {}
+    """What the run changed of the configuration that all have."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -122,7 +131,8 @@ def read(path: Path) -> list[Attacked]:
 def dense(seed: int, num_faults: int) -> Attacked:
     """One run with faults of every kind."""
     folder = Path(tempfile.mkdtemp(prefix="rhymeflow-chaos-"))
-    print(f"seed {seed}:", file=sys.stderr, flush=True)
+    setup = SETUPS[seed % len(SETUPS)]
+    print(f"seed {seed} {setup}:", file=sys.stderr, flush=True)
     if not can_mount():
         print("  only root on Linux can mount a small disk: none is filled", file=sys.stderr)
     kinds = [*PROCESSES, *[DISK] * can_mount()]
@@ -131,11 +141,11 @@ def dense(seed: int, num_faults: int) -> Attacked:
     small = SmallDisk(folder / "disk") if can_mount() else contextlib.nullcontext()
     with small as disk:
         run_dir = (disk.folder if disk else folder) / "run"
-        found = run_with_faults(configuration(max_steps, run_dir, DENSE), plan, disk, seed)
+        found = run_with_faults(configuration(max_steps, run_dir, DENSE | setup), plan, disk, seed)
         if found.violations and disk:
             shutil.copytree(disk.folder, folder / "of-disk")
     finish(found, folder)
-    return Attacked(seed, found)
+    return Attacked(seed, found, setup=setup)
 
 
 def timed(seed: int, max_steps: int) -> Attacked:
@@ -215,7 +225,12 @@ def notes(runs: Sequence[Attacked]) -> str:
     deaths = [f for f in faults if f.action == "killed" and f.kind in ("controller", "learner")]
     steps = sum(each.run.steps for each in runs)
     resumed = sum(each.run.resumed for each in runs)
+    setups = Counter[str]()
+    for each in runs:
+        changes = [f"`{field}` {value}" for field, value in each.setup.items()]
+        setups[" and ".join(changes) or "the demo as it is"] += len(each.run.faults)
+    shares = ", ".join(f"{count} with {what}" for what, count in setups.items())
     return (
         f"{len(runs)} runs, {steps} steps, {len(faults)} faults, {len(deaths)} of them deaths of "
-        f"the learner or the controller, {resumed} times resumed. {NOTES}"
+        f"the learner or the controller, {resumed} times resumed. Of the faults: {shares}. {NOTES}"
     )

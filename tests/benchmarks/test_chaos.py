@@ -139,7 +139,9 @@ def test_the_record_counts_all_runs_of_its_file(tmp_path: Path) -> None:
     assert (found["chaos/violations"].value, found["chaos/violations"].met) == (3, False)
     assert found["chaos/recovery/learner"].value == 6.0
     assert found["chaos/effective-time"].value == 0.75
+    runs[1].setup = {"learner.num_ranks": "2"}
     assert "4 runs, 8 steps, 8 faults, 4 of them deaths" in chaos.notes(runs)
+    assert "6 with the demo as it is, 2 with `learner.num_ranks` 2." in chaos.notes(runs)
     assert [target.name for target in chaos.targets(runs[3:])] == ["chaos/violations"]
     killed, stopped = chaos.rows(runs)
     assert (killed["faults"], killed["timed alone"], killed["greatest"]) == (4, 3, 20.0)
