@@ -109,9 +109,13 @@ def add_parts_argument(parser: argparse.ArgumentParser, parts: Iterable[str]) ->
 
 
 def interpreter(path: str) -> str:
-    """An option's type: the python of another environment, as an absolute path."""
+    """The python of another environment, as an absolute path.
+
+    Raises:
+        UserError: there is none.
+    """
     if not (os.path.isfile(path) and os.access(path, os.X_OK)):
-        raise argparse.ArgumentTypeError(f"{path}: there is no such program")
+        raise UserError(f"{path}: there is no such program")
     return os.path.abspath(path)
 
 
