@@ -98,7 +98,7 @@ def test_the_python_of_another_environment_is_looked_at_before_anything_is_measu
     assert harness.interpreter(sys.executable) == sys.executable
     (tmp_path / "text").write_text("no program")
     for wrong in (tmp_path, tmp_path / "nothing", tmp_path / "text"):
-        with pytest.raises(argparse.ArgumentTypeError, match=f"{wrong}: there is no such program"):
+        with pytest.raises(UserError, match=f"{wrong}: there is no such program"):
             harness.interpreter(str(wrong))
 
 
