@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks import endings
+from benchmarks import endings, endings_fake
 
 
 def runs(count: int, seed: int, *, skipped: float = 0.0) -> list[np.ndarray]:
@@ -41,3 +41,21 @@ def test_quantiles_hold_as_many_each():
     assert list(bounds) == [21, 41, 61, 81]
     assert list(endings.histogram(lengths[0], bounds)) == [20] * 5
     assert list(endings.quantile_bounds([np.ones(50, int)])) == [1], "all equal: one bound"
+
+
+def test_in_pairs_of_runs_the_same_is_noticed_with_fewer_responses():
+    rng = np.random.default_rng(0)
+
+    def pairs(skipped: float) -> float:
+        before, after = [], []
+        for _ in range(60):
+            lengths = rng.geometric(1 / 6, size=50)
+            kept = (lengths < 9) | (rng.random(50) >= skipped)
+            before.append(endings.histogram(rng.permutation(lengths)[:45], endings_fake.BOUNDS))
+            after.append(endings.histogram(lengths[kept][:45], endings_fake.BOUNDS))
+        return endings_fake.swap_p_value(np.array(before), np.array(after))
+
+    assert pairs(skipped=0.3) < 0.01
+    assert np.mean([pairs(skipped=0.0) for _ in range(20)]) == pytest.approx(0.5, abs=0.25)
+    same = np.full((10, 5), 3)
+    assert endings_fake.swap_p_value(same, same) == 1.0
