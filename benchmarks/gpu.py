@@ -1,9 +1,11 @@
-"""A first look at a machine with a GPU: tokens per second of both engines, drafts, and pulls.
+"""A first look at a machine with a GPU: both engines, drafts, pulls, and the learner.
 
 SmolLM2-135M or another model, in bfloat16. For each engine: tokens per second at 1, 32 and 256
 requests of random prompts, without drafts and on the second pass over the same prompts with drafts
 from the first (same noise), and the seconds of a pull. vLLM is left out where it is not installed.
-Nothing is fetched. `--device cpu` is a dry run.
+For the learner: tokens of the packed rows per second of training, with each of its attentions, and
+what share of the GPU's published dense bfloat16 peak that is (6 operations per parameter and token;
+attention is not counted). Nothing is fetched. `--device cpu` is a dry run, without `flex`.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import random
+import statistics
 import time
 from functools import partial
 from typing import Any
@@ -21,12 +24,19 @@ from benchmarks import harness
 from rhymeflow.config.load import read_config
 from rhymeflow.engine.base import NoiseKey, Request, Sampling
 from rhymeflow.histospec.index import Index, prompt_key
+from rhymeflow.learner.sample import Sample
+from rhymeflow.learner.single import Learner
 from rhymeflow.models.load import load_model, resolve_device
 from rhymeflow.weights.manifest import manifest_of
 from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
 from rhymeflow.workers.engines import make_engine, prepare
 
-NOTES = "Prompts of 40 random tokens; temperature 1; `again`: the same responses, with drafts."
+NOTES = (
+    "Prompts of 40 random tokens; temperature 1; `again`: the same responses, with drafts. "
+    "Learner: groups of 8 responses of random tokens."
+)
+PEAK_TFLOPS = {"H200": 989.0, "H100": 989.0, "A100": 312.0, "L40S": 362.0, "RTX 4090": 165.0}
+"""Dense bfloat16, by part of the device's name (vendor's data sheets, SXM where there are two)."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     harness.add_number(parser, "--tokens", 128, "new tokens of a response")
     harness.add_number(parser, "--most", 256, "requests at a time")
+    harness.add_number(parser, "--groups", 8, "groups of 8 responses that the learner trains on")
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
@@ -43,6 +54,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     for kind in ("native", "vllm"):
         if kind == "native" or importlib.util.find_spec("vllm"):
             rows += engine_rows(args, kind)
+    for attention in ("sdpa", "flex") if args.device == "cuda" else ("sdpa",):
+        rows.append(learner_row(args, attention))
     return harness.report("gpu", rows, [], args, NOTES)
 
 
@@ -115,3 +128,39 @@ def tokens_per_second(
         history.extend(number, request.tokens)
         history.finish(number, 1.0)
     return batch * num_tokens / seconds
+
+
+def learner_row(args: argparse.Namespace, attention: str) -> dict[str, Any]:
+    """Speed of the learner: the median of three steps after one that compiles."""
+    how = {"learner.attention": attention, "learner.max_tokens_per_microbatch": "16384"}
+    config = read_config("smollm2", {"model.name": args.model, "model.device": args.device, **how})
+    device = resolve_device(config.model)
+    model = load_model(config.model, dtype=torch.float32, device=device)
+    learner = Learner(model, None, config.learner, config.rollout, torch.bfloat16)
+    batch = samples(args.groups, args.tokens, model.config.vocab_size)
+    prompts = args.groups * len(batch[0].prompt_ids)
+    num_tokens = prompts + sum(len(sample.completion_ids) - 1 for sample in batch)
+    seconds = [learner.train(batch, step)["step_time"] for step in range(4)]
+    speed = num_tokens / statistics.median(seconds[1:])
+    row = {"engine": f"learner, {attention}", "requests": len(batch), "tokens/s": round(speed, 1)}
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    for part, peak in PEAK_TFLOPS.items():
+        if part in name:
+            row["MFU"] = round(6 * learner.num_parameters * speed / peak / 1e12, 4)
+    return row
+
+
+def samples(num_groups: int, num_tokens: int, vocabulary: int) -> list[Sample]:
+    """Groups of 8; every other response is rewarded."""
+    rng = random.Random(0)
+
+    def tokens(count: int) -> list[int]:
+        return [rng.randrange(3, vocabulary) for _ in range(count)]
+
+    prompts = [tokens(40) for _ in range(num_groups)]
+    zeros = [0] * num_tokens
+    return [
+        Sample(g, prompts[g], tokens(num_tokens), [-9.0] * num_tokens, zeros, float(m % 2), False)
+        for g in range(num_groups)
+        for m in range(8)
+    ]

@@ -49,9 +49,12 @@ def everything(config: Config) -> int:
         UserError: a run would not start.
     """
     before_start(config)
-    from rhymeflow.models.load import check_end  # loads torch, so not before
+    from rhymeflow.learner.flex_attention import check_attention  # loads torch, so not before
+    from rhymeflow.models.load import check_end
+    from rhymeflow.models.precision import resolve_device
     from rhymeflow.models.tokenizer import load_tokenizer, max_length
 
+    check_attention(config.learner, resolve_device(config.model))
     tokenizer = load_tokenizer(config.model)
     check_end(config.model, tokenizer)
     prompts = RunPrompts.load(config, tokenizer, max_length(config.model))

@@ -68,7 +68,7 @@ class ShardedLearner(LearnerStep):
             return found
 
         def scorer(of: ShardedModel) -> ShardedScorer:
-            return ShardedScorer(of, TokenScorer(of.model, rollout, learner.logits_chunk_size))
+            return ShardedScorer(of, TokenScorer.of(of.model, rollout, learner))
 
         self._sharded = sharded()
         self._policy = scorer(self._sharded)

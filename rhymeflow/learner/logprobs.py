@@ -28,9 +28,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rhymeflow.config import RolloutConfig
+from rhymeflow.config import LearnerConfig, RolloutConfig
 from rhymeflow.errors import UserError
 from rhymeflow.learner.attention import PackedAttention
+from rhymeflow.learner.flex_attention import FlexAttention, check_attention
 from rhymeflow.learner.packing import PackedRow
 from rhymeflow.learner.recomputation import attending_recomputably
 from rhymeflow.models.lm_head import LMHead
@@ -47,6 +48,20 @@ class TokenScorer:
     model: PreTrainedModel
     rollout: RolloutConfig
     chunk_size: int
+    attention: type[PackedAttention] | type[FlexAttention] = PackedAttention
+
+    @classmethod
+    def of(
+        cls, model: PreTrainedModel, rollout: RolloutConfig, learner: LearnerConfig
+    ) -> TokenScorer:
+        """As the learner is configured.
+
+        Raises:
+            UserError: its attention cannot be had on the model's device.
+        """
+        check_attention(learner, model.device)
+        attention = {"sdpa": PackedAttention, "flex": FlexAttention}[learner.attention]
+        return cls(model, rollout, learner.logits_chunk_size, attention)
 
     def score(self, row: PackedRow) -> tuple[Tensor, Tensor]:
         """Return log-probability and entropy of each response token, float32 [R] each, in nats."""
@@ -104,8 +119,8 @@ class TokenScorer:
 
     def _hidden(self, row: PackedRow) -> Tensor:
         """The body's output where a response token is predicted, [R, D]."""
-        device = self.model.device
-        with attending_recomputably(PackedAttention(row.sequences, len(row.tokens_T), device)):
+        attention = self.attention(row.sequences, len(row.tokens_T), self.model.device)
+        with attending_recomputably(attention):
             hidden_1TD = self.model.base_model(
                 input_ids=self._tensor(row.tokens_T)[None],
                 position_ids=self._tensor(row.positions_T)[None],

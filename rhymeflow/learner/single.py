@@ -44,12 +44,12 @@ class Learner(LearnerStep):
         self._tokenizer = tokenizer
         self._config, self._rollout, self._device = learner, rollout, model.device
         self._optimizer = Optimizer(model, learner, compute_dtype)
-        self._policy = TokenScorer(model, rollout, learner.logits_chunk_size)
+        self._policy = TokenScorer.of(model, rollout, learner)
         self._policy.check_head()
         self._reference: TokenScorer | None = None
         if learner.beta > 0.0:
             frozen = copy.deepcopy(model).requires_grad_(False)
-            self._reference = TokenScorer(frozen, rollout, learner.logits_chunk_size)
+            self._reference = TokenScorer.of(frozen, rollout, learner)
         if learner.gradient_checkpointing:
             recompute_layers(model)
 
