@@ -157,7 +157,7 @@ def test_a_synchronous_run_is_the_same_to_the_last_bit(tmp_path, monkeypatch, st
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("schedule", ["staleflow", "rhymeflow", "partial"])
+@pytest.mark.parametrize("schedule", ["rhymeflow", "partial"])
 def test_an_asynchronous_run_that_is_killed_twice_loses_nothing(tmp_path, monkeypatch, schedule):
     config = small(
         tmp_path,

@@ -11,16 +11,17 @@ NUM_ROWS = 10
 """Of 12 prompts two are held out."""
 
 
-def two_epochs(directory, *, extra: int = 0) -> dict[tuple[int, int], list[bytes]]:
+def two_epochs(directory) -> dict[tuple[int, int], list[bytes]]:
     """By row and member: the tokens of the responses that were finished, an epoch each.
 
-    Of 4 members that are needed half rhyme. The bound is 0 and the learning rate next to nothing.
+    Of 4 members that are needed, and 2 more, half rhyme. The bound is 0 and the learning rate next
+    to nothing.
     """
     config = tiny_config(
         directory,
         rollout={"num_generations": 4, "rhyming_noise": 0.5, "max_num_seqs": 12},
         learner={"max_steps": 2 * NUM_ROWS // 2, "learning_rate": 1e-12},
-        schedule={"name": "synchronous", "max_staleness": None, "extra_generations": extra},
+        schedule={"name": "synchronous", "max_staleness": None, "extra_generations": 2},
         run={"eval_steps": 0},
     )
     train(config)
@@ -46,23 +47,15 @@ def repeated(found: dict[tuple[int, int], list[bytes]], members: range) -> list[
     return [first == second for first, second in pairs]
 
 
-def test_half_of_a_group_answers_as_in_the_first_epoch(tmp_path):
-    found = two_epochs(tmp_path)
-    assert repeated(found, range(2)) == [True] * 2 * NUM_ROWS
-    fresh = repeated(found, range(2, 4))
-    assert len(fresh) == 2 * NUM_ROWS
-    assert sum(fresh) <= len(fresh) // 4, "a random model seldom says the same twice"
-    texts = {(row, found[row, member][1]) for row in range(NUM_ROWS) for member in range(4)}
-    assert len(texts) > 3 * NUM_ROWS, "members rhyme with themselves, not with one another"
-
-
 def test_the_share_is_of_all_members_the_surplus_included(tmp_path):
     """Of 4 + 2 members three rhyme, whichever four are in time."""
-    found = two_epochs(tmp_path, extra=2)
+    found = two_epochs(tmp_path)
     for member in range(3):
         rhyming = repeated(found, range(member, member + 1))
         assert rhyming
         assert all(rhyming)
     fresh = repeated(found, range(3, 6))
     assert len(fresh) >= 4
-    assert sum(fresh) <= len(fresh) // 2
+    assert sum(fresh) <= len(fresh) // 2, "a random model seldom says the same twice"
+    texts = [(row, made[1]) for (row, _), made in found.items() if len(made) == 2]
+    assert len(set(texts)) > 0.75 * len(texts), "members rhyme with themselves, not one another"
