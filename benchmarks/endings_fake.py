@@ -6,7 +6,9 @@ and resuming, once without a fault and once under deaths, stops and full disks; 
 under each schedule. Compared are the shares of the responses trained on by length.
 Both runs of a pair have the same prompts and noise, so what differs is which responses were trained
 on. Nothing is generated beyond what is needed and nothing filtered: to train on the first that
-finish favours short ones by itself, and less so where faults delay some of them. The statistic is the sum of squared mean differences over the share; its p-value is the share of
+finish favours short ones by itself, and less so where faults delay some of them.
+
+The statistic is the sum of squared mean differences over the share; its p-value is the share of
 random swaps of the two runs within pairs that give as large a statistic. The target is for the
 least of the schedules' p-values times their number (Bonferroni).
 """
