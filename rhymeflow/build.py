@@ -17,7 +17,7 @@ from rhymeflow import profiles
 from rhymeflow.config import Config, ScheduleConfig
 from rhymeflow.config.fields import brief
 from rhymeflow.core.plan import Admission, Plan, Schedule
-from rhymeflow.core.strategies.base import Layout, NoLayout, Settings
+from rhymeflow.core.strategies.base import MAX_ASSIGNMENTS, Layout, NoLayout, Settings
 from rhymeflow.core.strategies.schedules import MIGRATION, ROUTING, SCHEDULES, SYNC
 from rhymeflow.errors import UserError, suggestion
 from rhymeflow.utils.imported import imported
@@ -62,6 +62,7 @@ def schedule(config: Config) -> Schedule:
         migration=_piece("migration", chosen.migration, MIGRATION, "view"),
         max_inflight_groups=_max_inflight_groups(chosen, config.learner.groups_per_batch),
         settings=_settings(chosen, config.rollout.num_generations),
+        max_interrupts=MAX_ASSIGNMENTS,
         layout=_layout(chosen),
     )
 

@@ -88,7 +88,7 @@ def a_schedule(name: str = "staleflow", **changes: object) -> Schedule:
     bundle = SCHEDULES[name]
     made = Schedule(
         name, bundle.admission, bundle.routing, bundle.sync, bundle.on_pull, bundle.migration,
-        max_inflight_groups=1000, settings=replace(SETTINGS, cost=COST),
+        max_inflight_groups=1000, settings=replace(SETTINGS, cost=COST), max_interrupts=512,
         layout=partial(Pipeline, **TIERS) if bundle.layout is not None else NoLayout,
     )  # fmt: skip
     return replace(made, **changes)  # type: ignore[arg-type]

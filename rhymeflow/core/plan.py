@@ -35,6 +35,9 @@ class Schedule:
     max_inflight_groups: int
     """Groups in flight at a time."""
     settings: Settings
+    max_interrupts: int
+    """Trajectories interrupted for pulls in a tick, about: the other instances pull in ticks that
+    follow at once, before anything is routed."""
     layout: Callable[[], Layout]
     """Creates the layout that the rules read, one for each run."""
 

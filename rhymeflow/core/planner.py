@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rhymeflow.core.commands import Command, Evaluate, Finish, Pull, RequestPrompts, Train
+from rhymeflow.core.instance import Instance
 from rhymeflow.core.protocol.group import Group, MemberState
 from rhymeflow.core.state import State
 from rhymeflow.core.strategies.base import MAX_ASSIGNMENTS, FleetView
@@ -84,34 +85,51 @@ def _train(state: State) -> Iterator[Command]:
 
 def _is_over(state: State) -> bool:
     last = state.plan.num_batches
-    evaluating = any(i.evaluating is not None for i in state.instances.values())
-    return state.published == last and last not in state.evaluations and not evaluating
+    if state.published != last or last in state.evaluations:
+        return False
+    return all(i.evaluating is None for i in state.instances.values())
 
 
 # -- weights -------------------------------------------------------------------------------------
 
 
 def _pull(state: State, published: Version) -> Iterator[Command]:
+    """Have instances pull; those that there is no time for in this tick stay in `state.pulling`."""
+    names = state.pulling or tuple(i.name for i in _to_pull(state, published))
+    num_interrupted = 0
+    for done, name in enumerate(names):
+        if num_interrupted >= state.schedule.max_interrupts:
+            state.pulling, state.has_more = names[done:], True
+            return
+        instance = state.instances.get(name)
+        if instance is None or instance.version >= published or instance.evaluating is not None:
+            continue  # what has happened since it was chosen
+        if state.schedule.on_pull == "reroute" and instance.assigned:
+            num_interrupted += len(instance.assigned)
+            yield from state.interrupt(instance, tuple(instance.assigned))
+        instance.version = published
+        yield Pull(name, instance.next_number(), published)
+    state.pulling = ()
+
+
+def _to_pull(state: State, published: Version) -> list[Instance]:
+    """The instances that are to pull now."""
     # A running evaluation holds a pull back: its answers are to be of one version.
     lagging = [
         i for i in state.instances.values() if i.version < published and i.evaluating is None
     ]
     if state.schedule.on_pull == "drain":
         lagging = [i for i in lagging if not i.assigned]
-    if not lagging:
-        return
-    if published < state.plan.num_batches:  # after the last there is nothing left to wait for
-        view = view_of(state)
-        seen = {instance.name: instance for instance in view.instances}
-        lagging = [i for i in lagging if state.schedule.sync(seen[i.name], view)]
-    for instance in lagging:
-        if state.schedule.on_pull == "reroute" and instance.assigned:
-            yield from state.interrupt(instance, tuple(instance.assigned))
-        instance.version = published
-        yield Pull(instance.name, instance.next_number(), published)
+    if not lagging or published == state.plan.num_batches:
+        return lagging  # after the last version there is nothing left to wait for
+    view = view_of(state)
+    seen = {instance.name: instance for instance in view.instances}
+    return [i for i in lagging if state.schedule.sync(seen[i.name], view)]
 
 
 def _evaluate(state: State) -> Iterator[Command]:
+    if not state.evaluations:
+        return
     for instance in state.instances.values():
         if instance.evaluating is None and instance.version in state.evaluations:
             state.evaluations.remove(instance.version)
@@ -134,6 +152,8 @@ def _place(state: State) -> Iterator[Command]:
     if len(state.instances) < 2 and not state.queue:
         return
     state.layout.extend(state)
+    if state.pulling:
+        return  # on an instance that is to pull it would be interrupted at once
     view = view_of(state)
     moves = list(_migrate(state, view))
     yield from moves

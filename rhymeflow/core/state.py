@@ -34,7 +34,7 @@ class State:
     """The coordinator's memory."""
 
     has_more = False
-    """Whether the last tick stopped before all was routed: another is to come at once."""
+    """Whether the last tick stopped before all was done: another is to come at once."""
 
     def __init__(self, plan: Plan, schedule: Schedule) -> None:
         self.plan, self.schedule = plan, schedule
@@ -53,6 +53,10 @@ class State:
         self.groups: dict[GroupId, Group] = {}
         """Admitted groups that have not ended."""
         self.queue = Queue()
+        self.pulling: tuple[InstanceId, ...] = ()
+        """Instances that are to pull, in ticks that follow at once."""
+        self.memo: dict[str, Any] = {}
+        """Of strategies; see `FleetView.memo`."""
         self.published: Version | None = None
         self.training: Version | None = None
         self.finished = False
@@ -80,12 +84,13 @@ class State:
         """Lockstep: the version published when this round began."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """All but what a configuration makes; `restore` gives that back."""
-        return {k: v for k, v in vars(self).items() if k not in ("plan", "schedule")}
+        """All but what a configuration makes, and notes; `restore` gives that back."""
+        return {k: v for k, v in vars(self).items() if k not in ("plan", "schedule", "memo")}
 
     def restore(self, plan: Plan, schedule: Schedule) -> None:
         """Complete a state that was read from a snapshot."""
         self.plan, self.schedule, self.lengths.generated = plan, schedule, self.generated
+        self.memo = {}
 
     def reconfigure(self, plan: Plan, schedule: Schedule) -> None:
         """Continue with more or fewer batches, other evaluations and other rules."""

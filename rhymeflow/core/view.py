@@ -15,7 +15,8 @@ from rhymeflow.core.types import TrajectoryId, Version
 def view_of(state: State) -> FleetView:
     """What strategies are shown now."""
     assert state.published is not None
-    instances = tuple(i.view(accepts=state.accepts(i)) for i in state.instances.values())
+    accepts = state.accepts  # looked up once for a fleet
+    instances = tuple([i.view(accepts=accepts(i)) for i in state.instances.values()])
     admissible: frozenset[Version] = frozenset()
     if state.queue.unadmitted:
         versions = {i.version for i in instances if i.accepts}
@@ -34,6 +35,7 @@ def view_of(state: State) -> FleetView:
         settings=state.schedule.settings,
         lengths=state.lengths,
         layout=state.layout,
+        memo=state.memo,
     )
 
 

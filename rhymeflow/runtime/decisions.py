@@ -11,6 +11,7 @@ layout wanted what it moved: that goes back to its first place. Knows nothing of
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -32,7 +33,13 @@ class LoggedDecisions:
 
     def in_place_of(self, schedule: Schedule) -> Schedule:
         """The schedule, with the log's decisions instead of its strategies."""
-        return replace(schedule, routing=self._routing, sync=self._sync, migration=self._migration)
+        return replace(
+            schedule,
+            routing=self._routing,
+            sync=self._sync,
+            migration=self._migration,
+            max_interrupts=sys.maxsize,  # the log has what one tick did, whatever the limit was
+        )
 
     def _routing(self, view: FleetView) -> Iterable[Assignment]:
         routes = [command for command in self._commands if isinstance(command, Route)]

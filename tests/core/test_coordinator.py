@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from rhymeflow.core import planner
 from rhymeflow.core.commands import (
     Abort,
+    Command,
     Drop,
     Evaluate,
     Finish,
@@ -62,7 +63,11 @@ def runs(draw):
         on_stuck=draw(st.sampled_from(["wait", "retry", "truncate"])),
         stuck_threshold=draw(st.integers(1, 2)),
     )
-    return plan, a_schedule(name, max_inflight_groups=draw(st.sampled_from([1, 2, 100])))
+    return plan, a_schedule(
+        name,
+        max_inflight_groups=draw(st.sampled_from([1, 2, 100])),
+        max_interrupts=draw(st.sampled_from([1, 512])),
+    )
 
 
 capacities = st.lists(st.integers(1, 9), min_size=1, max_size=4).map(tuple)
@@ -506,3 +511,55 @@ def test_a_run_of_short_ticks_ends(scenario, capacities, seed) -> None:
         for module in (planner, routing):
             patch.setattr(module, "MAX_ASSIGNMENTS", 1)
         run(*scenario, capacities, seed, crashes=2, duplicates=0.1)
+
+
+def before_a_pull(max_interrupts: int) -> Coordinator:
+    """There is a new version for five instances with five responses each."""
+    plan = a_plan(num_batches=3, groups_per_batch=5, num_generations=5, max_staleness=2)
+    coordinator = Coordinator(plan, a_schedule(max_interrupts=max_interrupts))
+    joined = [InstanceJoined(f"i{n}", 0, 5, 10_000) for n in range(5)]
+    tell(coordinator, LearnerReady(0), *joined)
+    ended = [event for n in range(5) for m in range(5) for event in done(n, m, reward=m)]
+    tell(coordinator, *[GroupCreated(n, n, 0, 3) for n in range(10)])
+    where = {t: i.name for i in coordinator.state.instances.values() for t in i.assigned}
+    here = [
+        replace(e, instance=where[e.trajectory]) if isinstance(e, TrajectoryFinished) else e
+        for e in ended
+    ]
+    assert any(isinstance(c, Train) for c in tell(coordinator, *here))
+    coordinator.handle(VersionPublished(1))
+    return coordinator
+
+
+def ticks_of(coordinator: Coordinator) -> list[list[Command]]:
+    """What is commanded in a tick and in those that follow at once."""
+    ticks = [coordinator.handle(Tick())]
+    while coordinator.state.has_more:
+        ticks.append(coordinator.handle(Tick()))
+    return ticks
+
+
+def test_pulls_take_several_ticks_and_nothing_is_routed_before_the_last() -> None:
+    long, short = ticks_of(before_a_pull(10_000)), ticks_of(before_a_pull(7))
+    assert (len(long), len(short)) == (1, 3)  # two instances of five each, two, and one
+    assert [c for tick in short for c in tick] == long[0]
+    assert sum(isinstance(c, Pull) for c in long[0]) == 5
+
+
+def test_an_instance_that_leaves_between_two_ticks_is_not_told_to_pull() -> None:
+    coordinator = before_a_pull(1)
+    told = coordinator.handle(Tick())
+    coordinator.handle(InstanceLeft("i3", "lost"))
+    told += [command for tick in ticks_of(coordinator) for command in tick]
+    assert [c.instance for c in told if isinstance(c, Pull)] == ["i0", "i1", "i2", "i4"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(runs(), capacities, st.integers(0, 2**16))
+def test_what_strategies_keep_from_tick_to_tick_changes_nothing(scenario, capacities, seed) -> None:
+    """The same run with a memo that is empty at every tick."""
+    kept = run(*scenario, capacities, seed, crashes=2, duplicates=0.1)
+    with pytest.MonkeyPatch.context() as patch:
+        view_of = planner.view_of
+        patch.setattr(planner, "view_of", lambda state: replace(view_of(state), memo={}))
+        assert run(*scenario, capacities, seed, crashes=2, duplicates=0.1).commands == kept.commands

@@ -18,7 +18,8 @@ from rhymeflow.core.strategies.base import (
     Settings,
     TrajectoryView,
 )
-from rhymeflow.core.strategies.routing import fewest_requests, fits, has_room
+from rhymeflow.core.strategies.room import fits, has_room
+from rhymeflow.core.strategies.routing import fewest_requests
 from rhymeflow.core.types import InstanceId
 
 LAST_SHARE = 0.1

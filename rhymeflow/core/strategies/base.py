@@ -8,8 +8,8 @@ fleet as it will be once every command given so far is carried out (`core/instan
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from rhymeflow.core.cost import CostModel
 from rhymeflow.core.types import GroupId, InstanceId, TrajectoryId, Version
@@ -111,7 +111,7 @@ class FleetView:
     published: Version
     """The newest version in the weight store."""
     instances: tuple[InstanceView, ...]
-    """In the order they joined."""
+    """In the order they joined. One that has not changed is the same object as the last time."""
     queue: Iterable[TrajectoryView]
     """What waits: oldest V_traj first, then new members of admitted groups, then new groups.
     Generated while it is read; reading it twice gives the same."""
@@ -124,6 +124,9 @@ class FleetView:
     settings: Settings
     lengths: LengthPrediction
     layout: Layout
+    memo: dict[str, Any] = field(default_factory=dict)
+    """What a rule keeps from one tick to the next to be quicker, by its module's name. It is in no
+    snapshot: whatever is in it or is not, the answer has to be the same."""
 
 
 class Assignment(NamedTuple):
@@ -148,7 +151,7 @@ Routing = Callable[[FleetView], Iterable[Assignment]]
 """Which of what waits goes where, in the order it is to be done. A rule may stop when it has
 `MAX_ASSIGNMENTS`: it is asked again at once, in a tick of its own."""
 
-MAX_ASSIGNMENTS = 512
+MAX_ASSIGNMENTS = 256
 """So that a tick is short also when a whole fleet is to be filled."""
 
 Sync = Callable[[InstanceView, FleetView], bool]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from rhymeflow.core.strategies.base import FleetView, InstanceView, Migration, Settings
-from rhymeflow.core.strategies.routing import fits, has_room, weighed
+from rhymeflow.core.strategies.room import fits, has_room, weighed
 from rhymeflow.core.types import TrajectoryId, Version
 
 
@@ -38,10 +38,11 @@ def rebalance(view: FleetView) -> tuple[Migration, ...]:
     overfull = {x.name for x in view.instances if len(x.waiting) > view.settings.max_waiting}
     if not any(has_room(x) and not x.waiting for x in view.instances):
         overfull = set()
-    back = [Migration(x.name, x.waiting) for x in view.instances if x.name in overfull]
-    if view.lowest_waiting is None and not view.num_returning and not overfull:
+    if overfull:
+        return tuple(Migration(x.name, x.waiting) for x in view.instances if x.name in overfull)
+    if view.lowest_waiting is None and not view.num_returning:
         return tuple(_shares(view))
-    return tuple(back)
+    return ()
 
 
 def skip_nearly_done(view: FleetView) -> tuple[Migration, ...]:

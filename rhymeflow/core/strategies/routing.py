@@ -26,37 +26,12 @@ decoded or sent back.
 
 from __future__ import annotations
 
-from heapq import heapify, heappop, heappush, heapreplace
+from heapq import heapify, heappop, heapreplace
 
-from rhymeflow.core.strategies.base import (
-    MAX_ASSIGNMENTS,
-    Assignment,
-    FleetView,
-    InstanceView,
-    Settings,
-    TrajectoryView,
-)
+from rhymeflow.core.strategies.base import MAX_ASSIGNMENTS, Assignment, FleetView
+from rhymeflow.core.strategies.gains import Gains
+from rhymeflow.core.strategies.room import has_room
 from rhymeflow.core.types import Version
-
-
-def has_room(instance: InstanceView) -> bool:
-    """Whether anything at all may be routed to it."""
-    return (
-        instance.accepts
-        and len(instance.assigned) < instance.capacity
-        and instance.kv_tokens < instance.kv_capacity
-    )
-
-
-def fits(kv_tokens: int, tokens: int, instance: InstanceView, settings: Settings) -> bool:
-    """Whether so many tokens fit beside so many, with headroom."""
-    return kv_tokens + tokens <= (1 - settings.kv_headroom) * instance.kv_capacity
-
-
-def weighed(tokens: int) -> int:
-    """The number of tokens that instances are compared at: a power of two (or 0), at most a factor
-    of two below."""
-    return 1 << tokens.bit_length() >> 1
 
 
 def fewest_requests(view: FleetView) -> list[Assignment]:
@@ -104,10 +79,12 @@ def waterfall(view: FleetView) -> list[Assignment]:
     candidate; it is taken if it gains at least `routing_gain` times what an empty instance would,
     or is empty. Else the next class is tried. Instances on which anything waits are left out.
 
-    O(log instances) for each assignment, O(instances) for the tick. (An instance that is first by
-    gain but lacks KV room for this very trajectory is looked at again for the next.)
+    O(log instances) for each assignment and for each instance that has changed since the last tick
+    (`gains.py`). An instance that is first by gain but lacks KV room for this very trajectory is
+    looked at again for the next.
     """
-    classes = _classes(view)
+    gains = _gains(view)
+    classes = gains.show(view)
     ascending = sorted(classes)
     descending = ascending[::-1]
     proposals: list[Assignment] = []
@@ -125,89 +102,15 @@ def waterfall(view: FleetView) -> list[Assignment]:
         else:
             break
         proposals.append(Assignment(trajectory.id, load.instance.name))
-        classes[version].add(load, trajectory.tokens)
+        gains.give(load, trajectory.tokens)
         if len(proposals) == MAX_ASSIGNMENTS:
             break
     return proposals
 
 
-def _classes(view: FleetView) -> dict[Version, _Class]:
-    """Instances that have room and nothing waiting, by version."""
-    loads: dict[Version, dict[int, _Load]] = {}
-    for place, instance in enumerate(view.instances):
-        if has_room(instance) and not instance.waiting:
-            loads.setdefault(instance.version, {})[place] = _Load(instance, place)
-    return {version: _Class(each, view.settings) for version, each in loads.items()}
-
-
-class _Load:
-    """An instance with what this tick has given it."""
-
-    __slots__ = ("instance", "kv_tokens", "num_running", "place")
-
-    def __init__(self, instance: InstanceView, place: int) -> None:
-        self.instance, self.place = instance, place
-        self.num_running = len(instance.assigned)
-        self.kv_tokens = instance.kv_tokens
-
-    def fits(self, tokens: int, settings: Settings) -> bool:
-        return fits(self.kv_tokens, tokens, self.instance, settings)
-
-
-class _Class:
-    """Instances of one version; for each size weighed so far a heap, the largest gain first.
-
-    An entry of a heap is (-gain, place, trajectories). It holds while the instance still has that
-    many: more are only ever added.
-    """
-
-    def __init__(self, loads: dict[int, _Load], settings: Settings) -> None:
-        self._loads, self._settings, self._cost = loads, settings, settings.cost
-        self._heaps: dict[int, list[tuple[float, int, int]]] = {}
-
-    def accepting(self, trajectory: TrajectoryView) -> _Load | None:
-        """The candidate for this trajectory, if it gains enough."""
-        tokens = trajectory.tokens
-        load = self._best(tokens)
-        if load is None or not load.num_running:
-            return load
-        gain = self._cost.gain(load.num_running, load.kv_tokens, tokens)
-        enough = self._settings.routing_gain * self._cost.gain(0, 0, tokens)
-        return load if gain >= enough else None
-
-    def add(self, load: _Load, tokens: int) -> None:
-        """The trajectory of so many tokens has been given to this instance."""
-        load.num_running += 1
-        load.kv_tokens += tokens
-        if load.num_running == load.instance.capacity:
-            return
-        for size, heap in self._heaps.items():
-            heappush(heap, self._entry(load, size))
-
-    def _entry(self, load: _Load, size: int) -> tuple[float, int, int]:
-        gain = self._cost.gain(load.num_running, load.kv_tokens, size)
-        return -gain, load.place, load.num_running
-
-    def _heap(self, size: int) -> list[tuple[float, int, int]]:
-        if size not in self._heaps:
-            able = [x for x in self._loads.values() if x.num_running < x.instance.capacity]
-            self._heaps[size] = [self._entry(load, size) for load in able]
-            heapify(self._heaps[size])
-        return self._heaps[size]
-
-    def _best(self, tokens: int) -> _Load | None:
-        size = weighed(tokens)
-        heap = self._heap(size)
-        lack_room: list[tuple[float, int, int]] = []
-        found = None
-        while heap and found is None:
-            load = self._loads[heap[0][1]]
-            if load.num_running != heap[0][2] or not load.fits(size, self._settings):
-                heappop(heap)  # out of date, or too full for any trajectory of this heap
-            elif load.fits(tokens, self._settings):
-                found = load
-            else:
-                lack_room.append(heappop(heap))
-        for entry in lack_room:
-            heappush(heap, entry)
-        return found
+def _gains(view: FleetView) -> Gains:
+    """What is kept of the tick before, if it is of this schedule."""
+    kept = view.memo.get(__name__)
+    if not isinstance(kept, Gains) or kept.settings is not view.settings:
+        kept = view.memo[__name__] = Gains(view.settings)
+    return kept

@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from rhymeflow.core.cost import CostModel
 from rhymeflow.core.strategies.base import FleetView, InstanceView
-from rhymeflow.core.strategies.routing import has_room
+from rhymeflow.core.strategies.room import has_room
 from rhymeflow.core.types import InstanceId
 
 
