@@ -41,11 +41,11 @@ SCALE = {64: 12, 1024: 3, 16_384: 1}
 """Instances, and the versions that they are measured for."""
 SCALE_NOTES = (
     f"Processor time of `Coordinator.handle` alone; {CAPACITY} trajectories an instance, "
-    f"responses of {RESPONSE_TOKENS:,} tokens, schedule {SCHEDULE}, which interrupts and routes anew all that "
-    "is in flight at every version. A response costs the same whatever its length, so one of 5,000 "
-    "tokens costs a fifth for each. Share of a core: if every instance generates as the cost model "
-    "of Qwen2.5-14B on an H20 says. Saturates: the tokens a second of all instances together at "
-    "which the coordinator takes a whole core."
+    f"responses of {RESPONSE_TOKENS:,} tokens, schedule {SCHEDULE}, which interrupts and routes "
+    "anew all that is in flight at every version. A response costs the same whatever its length, "
+    "so one of 5,000 tokens costs a fifth for each. Share of a core: if every instance generates "
+    "as the cost model of Qwen2.5-14B on an H20 says. Saturates: the tokens a second of all "
+    "instances together at which the coordinator takes a whole core."
 )
 
 

@@ -9,6 +9,7 @@ carried out.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import sys
 
 from rhymeflow import build
@@ -32,6 +33,8 @@ def before_start(config: Config) -> None:
     Raises:
         UserError: something is not there.
     """
+    if config.runtime == "ray" and importlib.util.find_spec("rhymeflow.runtime.ray") is None:
+        raise UserError("runtime = 'ray': is not in this version; --dry-run=plan plans for it")
     previous_run.check(config.drafting.history_run, "drafting.history_run")
     check_files(config.model)
     check_sources(config.data)

@@ -193,9 +193,14 @@ def train(args: argparse.Namespace) -> int:
 
         check_run_dir(config)
         longest = check.everything(config) if args.dry_run == "full" else None
-        from rhymeflow import sizes  # loads torch, and mistakes are said without waiting for it
+        if config.cluster.nodes is not None:
+            from rhymeflow.cluster import plan
 
-        needs = sizes.describe(config, longest)
+            needs = plan.describe(config)
+        else:
+            from rhymeflow import sizes  # loads torch; mistakes are said without waiting for it
+
+            needs = sizes.describe(config, longest)
         print(dump_config(config) + needs)
         return 0
     check.before_start(config)

@@ -12,13 +12,16 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+import torch
+from transformers import PreTrainedConfig
+
 from rhymeflow.config import Config
 from rhymeflow.errors import UserError
 from rhymeflow.histospec.drafter import Drafter
 from rhymeflow.histospec.index import Index
 from rhymeflow.models.load import (
+    count_parameters,
     load_config,
-    num_parameters,
     resolve_device,
     resolve_dtype,
 )
@@ -26,7 +29,7 @@ from rhymeflow.utils.cores import cores_of_ranks
 from rhymeflow.weights.changes import MOST
 from rhymeflow.weights.stores import SPARE_VERSIONS
 
-_MASTER = 4
+MASTER = 4
 """Bytes of a float32: the learner's weights, gradients and AdamW moments."""
 
 ASSUMED_PROMPT = 512
@@ -82,8 +85,8 @@ def describe(config: Config, longest_prompt: int | None = None) -> str:
         *(f"#   {name:<18} {place}" for name, place in placement(config, model.device)),
         "# memory:",
     ]
-    lines += [f"#   {row.process:<18} {row.what:<44} {_size(row.num_bytes):>9}" for row in rows]
-    lines.append(f"#   {'total':<63} {_size(sum(row.num_bytes for row in rows)):>9}")
+    lines += [f"#   {row.process:<18} {row.what:<44} {size_text(row.num_bytes):>9}" for row in rows]
+    lines.append(f"#   {'total':<63} {size_text(sum(row.num_bytes for row in rows)):>9}")
     lines.append("#   besides: about 0.5 GB for Python and torch in each process, and activations")
     return "\n".join(lines)
 
@@ -119,12 +122,18 @@ def placement(config: Config, device: str) -> list[tuple[str, str]]:
 
 def shape(config: Config) -> Model:
     """Read the model's config (no weights). Raises `UserError` if there is no such model."""
-    text = load_config(config.model).get_text_config()
+    hf_config = load_config(config.model)
     device = resolve_device(config.model)
     dtype = resolve_dtype(config.model, device)
+    return model_of(hf_config, dtype, str(device))
+
+
+def model_of(hf_config: PreTrainedConfig, dtype: torch.dtype, device: str) -> Model:
+    """A model of this kind, computed in this precision there."""
+    text = hf_config.get_text_config()
     heads = text.num_attention_heads
     return Model(
-        num_parameters=num_parameters(config.model),
+        num_parameters=count_parameters(hf_config),
         num_layers=text.num_hidden_layers,
         num_kv_heads=getattr(text, "num_key_value_heads", None) or heads,
         head_size=getattr(text, "head_dim", None) or text.hidden_size // heads,
@@ -132,10 +141,10 @@ def shape(config: Config) -> Model:
         max_positions=text.max_position_embeddings,
         bytes_per_value=dtype.itemsize,
         name_of_dtype=str(dtype).removeprefix("torch."),
-        device=str(device),
+        device=device,
         num_outside=text.vocab_size
         * text.hidden_size
-        * (1 if load_config(config.model).tie_word_embeddings else 2),
+        * (1 if hf_config.tie_word_embeddings else 2),
     )
 
 
@@ -175,7 +184,7 @@ def _learner(config: Config, model: Model) -> list[Row]:
     """All ranks together; they share what is in float32."""
     learner, ranks = config.learner, config.learner.num_ranks
     weights = model.num_parameters * model.bytes_per_value
-    masters = model.num_parameters * _MASTER
+    masters = model.num_parameters * MASTER
     name, part = ("learner", "") if ranks == 1 else (f"{ranks} x learner", f", 1/{ranks} each")
     rows = [
         Row(name, f"master weights (float32){part}", masters),
@@ -184,7 +193,7 @@ def _learner(config: Config, model: Model) -> list[Row]:
         Row(
             name,
             f"logits, {learner.logits_chunk_size:,} rows x {model.vocab_size:,} at a time",
-            learner.logits_chunk_size * model.vocab_size * _MASTER * ranks,
+            learner.logits_chunk_size * model.vocab_size * MASTER * ranks,
         ),
     ]
     if ranks > 1:
@@ -195,7 +204,7 @@ def _learner(config: Config, model: Model) -> list[Row]:
         if learner.beta > 0:
             rows.append(Row(name, f"reference model (float32){part}", masters))
         return rows
-    if model.bytes_per_value != _MASTER:
+    if model.bytes_per_value != MASTER:
         rows.insert(0, Row(name, f"weights ({model.name_of_dtype})", weights))
     if learner.beta > 0:
         rows.append(Row(name, "reference model", weights))
@@ -233,7 +242,8 @@ def _drafting(config: Config, instances: str, max_length: int) -> list[Row]:
     ]
 
 
-def _size(num_bytes: int) -> str:
+def size_text(num_bytes: float) -> str:
+    """As people read it."""
     if num_bytes < 1e9:
         return f"{num_bytes / 1e6:.1f} MB"
     return f"{num_bytes / 1e9:.2f} GB"

@@ -31,6 +31,7 @@ H800_FLOPS, H800_BYTES, H800_BANDWIDTH, H20_BANDWIDTH = 989e12, 80e9, 3.35e12, 4
 
 # the H20 fit taken; parameters, layers (8 KV heads of 128), devices
 DERIVED = {
+    "qwen3-1.7b-h800": ("qwen2.5-7b-h20", 1.72e9, 28, 1),
     "qwen3-8b-h800": ("qwen2.5-7b-h20", 8.19e9, 36, 1),
     "qwen3-14b-h800": ("qwen2.5-14b-h20", 14.77e9, 40, 1),
     "qwen2.5-32b-h800": ("qwen2.5-32b-h20", 32.76e9, 64, 2),

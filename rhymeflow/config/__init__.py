@@ -3,11 +3,13 @@
 Importing it loads neither torch nor YAML: `load` reads files, `fields` says what is wrong with one.
 """
 
+from rhymeflow.config.cluster import ClusterConfig
 from rhymeflow.config.config import Config
 from rhymeflow.config.data import DataConfig
 from rhymeflow.config.drafting import DraftingConfig
 from rhymeflow.config.learner import LearnerConfig
 from rhymeflow.config.model import ModelConfig
+from rhymeflow.config.ray import RayConfig
 from rhymeflow.config.reward import RewardConfig, RewardFunction
 from rhymeflow.config.rollout import RolloutConfig
 from rhymeflow.config.run import RunConfig
@@ -18,12 +20,14 @@ from rhymeflow.config.weights import WeightsConfig
 
 __all__ = [
     "FIXED_BOUNDS",
+    "ClusterConfig",
     "Config",
     "DataConfig",
     "DraftingConfig",
     "FaultsConfig",
     "LearnerConfig",
     "ModelConfig",
+    "RayConfig",
     "RewardConfig",
     "RewardFunction",
     "RolloutConfig",

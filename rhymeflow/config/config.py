@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import model_validator
 
+from rhymeflow.config.cluster import ClusterConfig
 from rhymeflow.config.data import DataConfig
 from rhymeflow.config.drafting import DraftingConfig
 from rhymeflow.config.learner import LearnerConfig
 from rhymeflow.config.model import ModelConfig
+from rhymeflow.config.ray import RayConfig
 from rhymeflow.config.reward import RewardConfig
 from rhymeflow.config.rollout import RolloutConfig
 from rhymeflow.config.run import RunConfig
@@ -22,6 +26,8 @@ class Config(Section):
 
     name: str = "run"
     """Used in the run directory's name."""
+    runtime: Literal["local", "ray"] = "local"
+    """What carries the run: processes of this machine, or actors of a Ray cluster."""
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
     rollout: RolloutConfig = RolloutConfig()
@@ -31,7 +37,9 @@ class Config(Section):
     weights: WeightsConfig = WeightsConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     simulation: SimulationConfig = SimulationConfig()
+    cluster: ClusterConfig = ClusterConfig()
     run: RunConfig = RunConfig()
+    ray: RayConfig = RayConfig()
 
     @model_validator(mode="after")
     def _parts_fit_together(self) -> Config:

@@ -56,7 +56,7 @@ SHORT = {
 """Options that stand for a field. They are taken out before argparse sees them."""
 
 
-SHOWN_ALONE = ("simulation",)
+SHOWN_ALONE = ("simulation", "cluster")
 """Sections that a run does not use: `simulate --help` and `--help=NAME` show them."""
 
 

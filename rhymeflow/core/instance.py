@@ -44,7 +44,7 @@ class Instance:
     """(number, change of KV tokens) of commands that no snapshot reflects."""
     _kv_unreflected: int = 0
     """Sum of these changes."""
-    _view: InstanceView | None = None
+    shown: InstanceView | None = None
     """What strategies were last shown, while it still holds."""
 
     @property
@@ -54,7 +54,7 @@ class Instance:
 
     def next_number(self, kv_change: int = 0) -> int:
         """The number of the next command to it, which changes its KV tokens by `kv_change`."""
-        self._view = None
+        self.shown = None
         self.commands += 1
         if kv_change:
             self._unreflected.append((self.commands, kv_change))
@@ -78,7 +78,7 @@ class Instance:
 
     def pulled(self, version: Version) -> None:
         """It has pulled, and perhaps got a newer version than was commanded."""
-        self._view = None
+        self.shown = None
         self.version = max(self.version, version)
 
     def reflect(self, seen: Snapshot) -> None:
@@ -86,7 +86,7 @@ class Instance:
         last = self._last
         if last == seen or (last is not None and _age(seen) < _age(last)):
             return
-        self._view, self._last = None, seen
+        self.shown, self._last = None, seen
         self._kv_seen, self.waiting, self.decoded_tokens = (
             seen.kv_tokens, seen.waiting, seen.decoded_tokens
         )  # fmt: skip
@@ -98,7 +98,7 @@ class Instance:
 
     def finished(self, trajectory: TrajectoryId, tokens: int) -> None:
         """A trajectory of `tokens` tokens (prompt and response) has ended there."""
-        self._view = None
+        self.shown = None
         if self.assigned.pop(trajectory, None) is not None:
             del self._decoded_before[trajectory]
         self.stopping.discard(trajectory)
@@ -106,8 +106,8 @@ class Instance:
 
     def view(self, *, accepts: bool) -> InstanceView:
         """What strategies see of it."""
-        if self._view is None or self._view.accepts != accepts:
-            self._view = InstanceView(
+        if self.shown is None or self.shown.accepts != accepts:
+            self.shown = InstanceView(
                 self.name,
                 self.version,
                 self.capacity,
@@ -117,7 +117,7 @@ class Instance:
                 tuple(t for t in self.waiting if t in self.assigned),
                 accepts,
             )
-        return self._view
+        return self.shown
 
 
 def _age(seen: Snapshot) -> tuple[int, float]:

@@ -101,6 +101,8 @@ class State:
         assert plan.num_batches >= self.buffers.first
         self.plan, self.schedule, self.finished = plan, schedule, False
         self.buffers.num_batches = plan.num_batches
+        for instance in self.instances.values():
+            instance.shown = None  # by other rules it may accept what it did not
         # What was to be evaluated under an older version is evaluated under the newest there is.
         missed = {now for version in self.evaluations if version <= now}
         later = range(now + 1, plan.num_batches + 1)
@@ -145,10 +147,13 @@ class State:
 
     def accepts(self, instance: Instance) -> bool:
         """Under `drain`, an instance that lags gets nothing new; in lockstep, of the next batch."""
-        if self.schedule.on_pull != "drain" or self.schedule.admission == "lockstep":
-            return True
         assert self.published is not None
-        return instance.version >= self.published
+        return self.all_accept or instance.version >= self.published
+
+    @property
+    def all_accept(self) -> bool:
+        """Whether `accepts` is true of every instance, whatever its version."""
+        return self.schedule.on_pull != "drain" or self.schedule.admission == "lockstep"
 
     # -- trajectories ------------------------------------------------------------------------
 

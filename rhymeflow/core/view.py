@@ -8,15 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rhymeflow.core.state import State
-from rhymeflow.core.strategies.base import FleetView, TrajectoryView
+from rhymeflow.core.strategies.base import FleetView, InstanceView, TrajectoryView
 from rhymeflow.core.types import TrajectoryId, Version
 
 
 def view_of(state: State) -> FleetView:
     """What strategies are shown now."""
     assert state.published is not None
-    accepts = state.accepts  # looked up once for a fleet
-    instances = tuple([i.view(accepts=accepts(i)) for i in state.instances.values()])
+    instances = _instances(state)
     admissible: frozenset[Version] = frozenset()
     if state.queue.unadmitted:
         versions = {i.version for i in instances if i.accepts}
@@ -37,6 +36,14 @@ def view_of(state: State) -> FleetView:
         layout=state.layout,
         memo=state.memo,
     )
+
+
+def _instances(state: State) -> tuple[InstanceView, ...]:
+    """Most have not changed since they were last shown: no call for each, for they are many."""
+    every = state.instances.values()
+    if state.all_accept:
+        return tuple([i.shown or i.view(accepts=True) for i in every])
+    return tuple([i.view(accepts=state.accepts(i)) for i in every])
 
 
 class _Queue:

@@ -30,8 +30,10 @@ from rhymeflow.models import attention, hub
 from rhymeflow.models.converted import forget_quantization
 from rhymeflow.models.precision import auto_dtype, resolve_device
 from rhymeflow.models.reading import explained, offline, readable
-from rhymeflow.models.source import Source
+from rhymeflow.models.source import Source, locate
 from rhymeflow.models.tokenizer import load_tokenizer
+
+_ARCHITECTURES = Path(__file__).parent / "architectures"
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -45,7 +47,11 @@ def resolve_dtype(config: ModelConfig, device: torch.device) -> torch.dtype:
 
 def num_parameters(config: ModelConfig) -> int:
     """Number of parameters, tied ones once, without reading the weights."""
-    hf_config = load_config(config)
+    return count_parameters(load_config(config))
+
+
+def count_parameters(hf_config: PreTrainedConfig) -> int:
+    """Number of parameters of a model of this kind, tied ones once."""
     with torch.device("meta"), no_init_weights():
         model = AutoModelForCausalLM.from_config(hf_config)
     model.tie_weights()
@@ -61,6 +67,20 @@ def load_config(config: ModelConfig) -> PreTrainedConfig:
     with explained(source):
         hf_config = AutoConfig.from_pretrained(source.location, **offline(source))
     _check_supported(source, hf_config)
+    return hf_config
+
+
+def architecture(config: ModelConfig) -> PreTrainedConfig:
+    """As `load_config`, but of models that a recipe names from what this package has of them.
+
+    So a plan for a cluster can be made without network. `models/architectures` holds the
+    `config.json` of each, as published on the hub.
+    """
+    shipped = _ARCHITECTURES / f"{config.name.replace('/', '--')}.json"
+    if config.name.count("/") != 1 or not shipped.is_file() or Path(config.name).is_dir():
+        return load_config(config)
+    hf_config = AutoConfig.from_pretrained(shipped)
+    _check_supported(locate(config), hf_config)
     return hf_config
 
 
@@ -220,8 +240,10 @@ def _check_supported(source: Source, hf_config: PreTrainedConfig) -> None:
 
 
 __all__ = [
+    "architecture",
     "check_end",
     "configured_stop_token_ids",
+    "count_parameters",
     "empty_model",
     "load_config",
     "load_model",

@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 
 import torch
-from transformers import LlamaConfig, PreTrainedModel, Qwen2Config
+from transformers import LlamaConfig, PreTrainedModel, Qwen2Config, Qwen3MoeConfig
 from transformers.models.llama.modeling_llama import LlamaForCausalLM
 from transformers.models.qwen2.modeling_qwen2 import Qwen2ForCausalLM
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeForCausalLM
 
 from rhymeflow.config import LearnerConfig, RolloutConfig
 from rhymeflow.learner.sample import Sample
@@ -38,6 +39,10 @@ def tiny_model(
     torch.manual_seed(seed)
     if kind == "llama":
         return LlamaForCausalLM(LlamaConfig(**sizes)).eval()
+    if kind == "qwen3_moe":
+        experts = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+        more = {**experts, "head_dim": 8, "norm_topk_prob": True}
+        return Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, **more)).eval()
     return Qwen2ForCausalLM(Qwen2Config(**sizes)).eval()
 
 

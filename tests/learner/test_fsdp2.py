@@ -46,7 +46,9 @@ MUCH = {
 
 
 @pytest.mark.parametrize(
-    ("steps", "options"), [(20, {}), (5, MUCH)], ids=["plain", "everything at once"]
+    ("steps", "options"),
+    [(20, {}), (5, MUCH), (2, {"kind": "qwen3_moe"})],
+    ids=["plain", "everything at once", "experts"],
 )
 def test_steps_on_two_ranks_are_those_of_one(steps: int, options: dict):
     (rows, weights), _ = on_ranks(2, rank_jobs.train, steps, options)

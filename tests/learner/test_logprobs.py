@@ -44,8 +44,14 @@ def _plain(model, batch, rollout) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.cat(logprobs), torch.cat(entropies)
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen2"])
-@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+@pytest.mark.parametrize(
+    ("kind", "sampling"),
+    [
+        *((kind, sampling) for kind in ("llama", "qwen2") for sampling in SAMPLINGS),
+        ("qwen3_moe", {}),
+    ],
+    ids=str,
+)
 def test_packed_equals_plain_with_gradients(kind: str, sampling: dict):
     """Untied on purpose for qwen2: the head's own gradient is seen."""
     rollout = rollout_config(**sampling)

@@ -151,7 +151,7 @@ Routing = Callable[[FleetView], Iterable[Assignment]]
 """Which of what waits goes where, in the order it is to be done. A rule may stop when it has
 `MAX_ASSIGNMENTS`: it is asked again at once, in a tick of its own."""
 
-MAX_ASSIGNMENTS = 256
+MAX_ASSIGNMENTS = 128
 """So that a tick is short also when a whole fleet is to be filled."""
 
 Sync = Callable[[InstanceView, FleetView], bool]

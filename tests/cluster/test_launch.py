@@ -1,0 +1,102 @@
+"""Launch files: shells and Kubernetes accept their form, this command line their commands, and
+they ask for the GPUs that the recipe is planned for."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rhymeflow import cli
+from rhymeflow.config.load import read_config
+
+LAUNCH = Path(__file__).parents[2] / "examples" / "cluster"
+FILES = sorted(path.name for path in LAUNCH.iterdir())
+SHELLS = [name for name in FILES if not name.endswith(".yaml")]
+
+
+def text(name: str) -> str:
+    return (LAUNCH / name).read_text()
+
+
+def test_there_is_one_for_each_way_to_launch() -> None:
+    assert FILES == ["kuberay_rayjob.yaml", "ray_job.sh", "slurm.sbatch"]
+
+
+@pytest.mark.parametrize("name", SHELLS)
+def test_a_shell_can_read_it(name: str) -> None:
+    subprocess.run(["bash", "-n", LAUNCH / name], check=True, timeout=20)
+    assert "set -euo pipefail" in text(name)
+
+
+def commands(name: str) -> list[list[str]]:
+    """The commands of rhymeflow, with what a shell would put in for its variables."""
+    whole = re.sub(r"\\\n\s*", " ", text(name))
+    default = re.search(r"recipe=\$\{1:-(\w+)\}", whole)
+    given = {"recipe": default[1] if default else "", "run_dir": "runs/a"}
+    found = []
+    for line in whole.splitlines():
+        if line.startswith("#") or "rhymeflow " not in line.partition("#")[0]:
+            continue
+        command = re.search(r"rhymeflow (train|resume) [^|&]*", line)
+        assert command is not None, line
+        words = shlex.split(re.sub(r"\$(\w+)", lambda m: given[m[1]], command[0]))
+        found.append(words[1:])
+    return found
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_its_commands_are_commands(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+
+    def train(args: Any) -> int:
+        config = read_config(args.recipe, args.overrides)
+        assert config.runtime == "ray"
+        assert args.dry_run or (config.ray.address, bool(config.run.output_dir)) == ("auto", True)
+        seen.append("train")
+        return 0
+
+    monkeypatch.setattr(cli, "train", train)
+    monkeypatch.setattr(cli, "resume", lambda args: seen.append("resume") or 0)
+    for command in commands(name):
+        assert cli.main(command) == 0, command
+    assert "train" in seen
+    assert ("resume" in seen) == (name == "slurm.sbatch")
+
+
+def test_slurm_gives_the_gpus_of_its_recipe() -> None:
+    cluster = read_config("qwen3_8b_16x8").cluster
+    options = dict(re.findall(r"^#SBATCH --([\w-]+)=(\S+)", text("slurm.sbatch"), re.MULTILINE))
+    assert int(options["nodes"]) == cluster.nodes
+    assert int(options["gpus-per-node"]) == cluster.gpus_per_node
+    assert int(options["cpus-per-task"]) == cluster.cores_per_node
+    assert options["ntasks-per-node"] == "1", "srun starts one Ray on each node"
+    assert all(
+        line.startswith("#") for line in text("slurm.sbatch").partition("\nset ")[0].splitlines()
+    )
+
+
+def test_kubernetes_gives_the_gpus_of_its_recipe() -> None:
+    job = yaml.safe_load(text("kuberay_rayjob.yaml"))
+    assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
+    spec = job["spec"]["rayClusterSpec"]
+    cluster = read_config(shlex.split(job["spec"]["entrypoint"])[2]).cluster
+    assert spec["rayVersion"].startswith("2.60")
+    groups = [(1, spec["headGroupSpec"])] + [(g["replicas"], g) for g in spec["workerGroupSpecs"]]
+    assert sum(count for count, _ in groups) == cluster.nodes
+    for _, group in groups:
+        assert "rayStartParams" in group
+        pod = group["template"]["spec"]
+        (container,) = pod["containers"]
+        wanted = container["resources"]
+        assert wanted["limits"] == wanted["requests"]
+        assert int(wanted["limits"]["nvidia.com/gpu"]) == cluster.gpus_per_node
+        assert int(wanted["limits"]["cpu"]) <= cluster.cores_per_node
+        assert int(wanted["limits"]["memory"].removesuffix("Gi")) * 2**30 <= cluster.memory_gb * 1e9
+        mounted = {mount["name"] for mount in container["volumeMounts"]}
+        assert mounted == {volume["name"] for volume in pod["volumes"]} == {"runs", "shm"}

@@ -1,0 +1,191 @@
+"""Plans for clusters: what is planned fits and is what the simulator counts with; the rest is
+refused in one line."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+import pytest
+
+from rhymeflow import cli, profiles
+from rhymeflow.cluster import memory, placement, plan, policy
+from rhymeflow.cluster.rates import rates
+from rhymeflow.config.load import parse_config, read_config
+from rhymeflow.errors import UserError
+from rhymeflow.models import load
+from rhymeflow.sim import simulate
+from rhymeflow.sim.workload import workload
+
+RECIPES = {
+    "qwen3_1gpu": 1,
+    "qwen3_8gpus": 8,
+    "qwen3_8b_16x8": 128,
+    "qwen3_32b_16x8": 128,
+}
+"""And their GPUs."""
+
+
+@pytest.fixture(autouse=True)
+def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan asks nobody for what recipes name."""
+
+    def fail(*_: object) -> None:
+        raise AssertionError("the hub was asked")
+
+    monkeypatch.setattr(load, "load_config", fail)
+
+
+@cache
+def policy_of(recipe: str) -> policy.Policy:
+    return policy.policy_of(read_config(recipe))
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_recipe_says_what_runs_where(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train", recipe, "--dry-run=plan"]) == 0
+    out = capsys.readouterr().out
+    config = parse_config(out)
+    assert config == read_config(recipe)
+    assert out.count("learner rank") == 1
+    assert f"rollout-0 to {config.rollout.num_instances - 1}" in out or RECIPES[recipe] == 1
+    for said in ("KV cache", "AdamW moments", "staged", "history index", "store, a day"):
+        assert said in out
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_worker_has_its_gpus(recipe: str) -> None:
+    config = read_config(recipe)
+    nodes = placement.place(config)
+    assert sum(node.num_gpus for node in nodes) == RECIPES[recipe]
+    assert [r for node in nodes for r in node.ranks] == list(range(config.learner.num_ranks))
+    instances = {n: gpus for node in nodes for n, gpus in node.instances.items()}
+    assert sorted(instances) == list(range(config.rollout.num_instances))
+    assert {len(g) for g in instances.values()} == {config.rollout.vllm_tensor_parallel_size}
+    if not placement.shares_gpu(config):
+        for node in nodes:
+            given = [*node.ranks.values(), *(g for gpus in node.instances.values() for g in gpus)]
+            assert sorted(given) == list(range(node.num_gpus)), "one worker to a GPU, none free"
+
+
+# -- as the simulator has it ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_cache_is_that_of_the_cost_model(recipe: str) -> None:
+    config = read_config(recipe)
+    profile = profiles.load(config.schedule.cost_model)
+    whole = config.model_copy(
+        update={"rollout": config.rollout.model_copy(update={"vllm_gpu_memory_utilization": 0.9})}
+    )
+    found = memory.kv_tokens(whole, policy_of(recipe))
+    assert found == pytest.approx(profile.kv_capacity, rel=1e-3)
+    assert profile.devices_per_instance == config.rollout.vllm_tensor_parallel_size
+    if config.rollout.max_kv_tokens is not None:  # what the simulator takes instead
+        assert config.rollout.max_kv_tokens <= memory.kv_tokens(config, policy_of(recipe))
+
+
+@pytest.mark.parametrize("recipe", [name for name in RECIPES if name != "qwen3_1gpu"])
+def test_the_simulated_cluster_is_the_planned_one(recipe: str) -> None:
+    config = read_config(recipe)
+    simulation, rollout = config.simulation, config.rollout
+    assert simulation.num_devices == RECIPES[recipe]
+    assert simulation.rollout_devices == rollout.num_instances * rollout.vllm_tensor_parallel_size
+    assert simulation.num_devices - simulation.rollout_devices == config.learner.num_ranks
+
+
+def test_the_simulator_comes_near_what_the_plan_promises_and_not_beyond() -> None:
+    config = read_config(
+        "qwen3_8gpus",
+        {"learner.max_steps": "6", "rollout.num_generations": "8", "drafting.window": "off"},
+    )
+    found = simulate.run(config, workload(config, None))
+    promised = rates(config, policy_of("qwen3_8gpus"))
+    assert 0.6 * promised.both < found.response_throughput < 1.05 * promised.both
+
+
+# -- what is refused ------------------------------------------------------------------------------
+
+REFUSED = {
+    "more instances than GPUs": (
+        "qwen3_8b_16x8",
+        {"rollout.num_instances": "100"},
+        "rollout.num_instances = 100 x rollout.vllm_tensor_parallel_size = 1 and "
+        "learner.num_ranks = 40 take 140 GPUs, and cluster.nodes = 16 x cluster.gpus_per_node = 8 "
+        "are 128",
+    ),
+    "pairs that find no two GPUs in a node": (
+        "qwen3_32b_16x8",
+        {"learner.num_ranks": "3", "rollout.num_instances": "50", "cluster.gpus_per_node": "7"},
+        "rollout.num_instances = 50: only 47 of them find rollout.vllm_tensor_parallel_size = 2",
+    ),
+    "a model that is too large for its ranks": (
+        "qwen3_8gpus",
+        {"learner.num_ranks": "1", "rollout.num_instances": "7"},
+        "learner.num_ranks = 1: a rank takes 1[56][0-9]\\.[0-9]+ GB, 65.53 GB of it AdamW moments",
+    ),
+    "weights too large for an instance": (
+        "qwen3_32b_16x8",
+        {"cluster.gpu_memory_gb": "32", "learner.num_ranks": "48"},
+        "beside weights of 65.52 GB the KV cache would hold 0 tokens, and one prompt and response "
+        "may have 17,408",
+    ),
+    "main memory": (
+        "qwen3_32b_16x8",
+        {"cluster.memory_gb": "128"},
+        "cluster.memory_gb = 128: node 0 takes 2[0-9][0-9].* GB, 131.05 GB of it weights staged",
+    ),
+    "several GPUs without Ray": (
+        "qwen3_8gpus",
+        {"runtime": "local"},
+        "runtime = 'local' computes on the first GPU of one machine",
+    ),
+    "both on one GPU that is too small": (
+        "qwen3_1gpu",
+        {"cluster.gpu_memory_gb": "40"},
+        "learner and engine take 49.[0-9]+ GB",
+    ),
+    "heads that cannot be divided": (
+        "qwen3_8gpus",
+        {"rollout.vllm_tensor_parallel_size": "3", "rollout.num_instances": "1"},
+        "rollout.vllm_tensor_parallel_size = 3 does not divide the 32 attention heads and 8 KV",
+    ),
+    "a cost model of other instances": (
+        "qwen3_8gpus",
+        {"rollout.vllm_tensor_parallel_size": "2", "rollout.num_instances": "2"},
+        "schedule.cost_model = 'qwen3-8b-h800' is of instances of 1 GPUs",
+    ),
+    "experts in vLLM": (
+        "qwen3_8b_16x8",
+        {"model.name": "Qwen/Qwen3-30B-A3B"},
+        "'Qwen/Qwen3-30B-A3B' is a mixture of 128 experts, and rollout.engine = 'vllm' cannot pull",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_run_is_refused_in_one_line(
+    case: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe, changes, said = REFUSED[case]
+    options = [word for name, value in changes.items() for word in (f"--{name}", value)]
+    assert cli.main(["train", recipe, "--dry-run=plan", *options]) == 2
+    out, err = capsys.readouterr()
+    assert re.search(said.replace("(", "\\("), err), err
+    assert (err.count("\n"), out) == (1, "")
+
+
+@pytest.mark.parametrize("name", ["Qwen/Qwen3-30B-A3B", "Qwen/Qwen3-32B", "Qwen/Qwen3-8B"])
+def test_shipped_architectures_have_the_published_sizes(name: str) -> None:
+    published = {"30B-A3B": 30.53e9, "32B": 32.76e9, "8B": 8.19e9}[name.partition("Qwen3-")[2]]
+    hf_config = load.architecture(parse_config("", {"model.name": name}).model)
+    assert load.count_parameters(hf_config) == pytest.approx(published, rel=1e-3)
+
+
+def test_a_plan_without_ranks_to_spread_over_is_of_one_rank() -> None:
+    config = read_config("qwen3_8gpus", {"learner.num_ranks": "1", "rollout.num_instances": "7"})
+    parts = {part.what: part.num_bytes for part in memory.of_rank(config, policy_of("qwen3_8gpus"))}
+    assert parts["weights (bfloat16)"] == 2 * 8_190_735_360
+    assert parts["AdamW moments (2 x float32)"] == 8 * 8_190_735_360
+    with pytest.raises(UserError, match="a rank takes"):
+        plan.describe(config)
