@@ -39,7 +39,7 @@ def with_all(view: InstanceView, given: list[tuple[int, int]]) -> InstanceView:
     return view._replace(assigned={**view.assigned, **extra}, kv_tokens=view.kv_tokens + more)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_what_is_kept_gives_the_answer_that_a_new_one_gives(data) -> None:
     memo: dict = {}
