@@ -14,7 +14,8 @@ from types import SimpleNamespace
 LOG = """SELECT kind, body FROM (SELECT seq AS event, 0 AS nr, kind, body FROM events
     UNION ALL SELECT event, seq, kind, body FROM commands)
     WHERE kind NOT IN ('Tick', 'Snapshot') ORDER BY event, nr"""  # an event, then what followed
-SPANS = "SELECT group_id, member, MIN(version), MAX(version) FROM segments GROUP BY 1, 2"
+SPANS = "SELECT group_id, member, MIN(version), MAX(version) FROM {} GROUP BY 1, 2"
+PROOFS = "SELECT DISTINCT instance, version FROM {}"
 TRAINED = "SELECT trained, group_id, member FROM trajectories WHERE trained IS NOT NULL"
 wrong = []
 
@@ -23,6 +24,13 @@ def check(law, holds, *what):
     """Note what breaks a law."""
     if not holds:
         wrong.append(" ".join(map(str, (f"law {law}:", *what))))
+
+
+def stored(db, query, *names):
+    """Rows about tokens: of those that are there and those that were deleted (run.keep_tokens)."""
+    tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
+    names = tables & set(names or ("segments", "pruned"))
+    return [row for name in names for row in db.execute(query.format(name))]
 
 
 def read(db):
@@ -55,7 +63,7 @@ def read(db):
 
 def law_1(db, log, bound):
     """Of each trajectory trained on, V_traj and its tokens' versions are within the bound."""
-    spans = {(group, m): versions for group, m, *versions in db.execute(SPANS)}
+    spans = {(group, m): versions for group, m, *versions in stored(db, SPANS)}
     for one, (oldest, _) in spans.items():
         check(1, log.v_traj.get(one, oldest + 1) <= oldest, one, "has tokens older than V_traj")
     for batch, one in log.trained:
@@ -86,7 +94,7 @@ def law_5(db, log):
         due = log.published.get(version, {checksum} if version == last else {})
         check(5, checksum in due, instance, "has", checksum, "as version", version, "not", due)
     proved = {proof[:2] for proof in log.proved}
-    for one in db.execute("SELECT DISTINCT instance, version FROM segments"):
+    for one in stored(db, PROOFS):
         check(5, one in proved, "tokens under a version that was not proved:", one)
     return f"{len(log.published)} versions published, {len(proved)} pulls proved"
 
@@ -97,8 +105,11 @@ if __name__ == "__main__":
         ((config,),) = db.execute("SELECT config FROM attempts ORDER BY attempt DESC LIMIT 1")
         log, bound = read(db), json.loads(config)["schedule"]["max_staleness"]
         found = law_1(db, log, bound), law_2(db, log), law_5(db, log)
+        gone = len(stored(db, SPANS, "pruned"))
     except (sqlite3.Error, ValueError, TypeError, LookupError, AttributeError) as error:
         sys.exit(f"{sys.argv[1]}: cannot be audited, is no log or is damaged: {error!r}")
     print("law 1: {} \nlaw 2: {} \nlaw 5: {}".format(*found))
+    if gone:  # then their versions are believed, and that they are as many as the log says
+        print(gone, "responses have no tokens any more: their versions are those noted before that")
     print(*wrong or ["all hold" if log.is_over else "all hold so far: it has not ended"], sep="\n")
     sys.exit(bool(wrong))

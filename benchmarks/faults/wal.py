@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 LOG_HEADER, FRAME_HEADER = 32, 24
-_PAGE_SIZE, _NUM_FRAMES, _NUM_ATTEMPTED = 14, 16, 128
+_PAGE_SIZE, _NUM_FRAMES, _SALT, _NUM_ATTEMPTED = 14, 16, 32, 128
 """Offsets in the index, in bytes."""
 
 
@@ -23,6 +23,8 @@ class Extent(NamedTuple):
 
     safe: int
     used: int
+    salt: bytes
+    """Another one each time that the log is begun anew."""
 
 
 def extent(index: bytes) -> Extent:
@@ -31,15 +33,27 @@ def extent(index: bytes) -> Extent:
     frame = FRAME_HEADER + (65536 if page == 1 else page)
     (frames,) = struct.unpack_from("=I", index, _NUM_FRAMES)
     (copied,) = struct.unpack_from("=I", index, _NUM_ATTEMPTED)
-    return Extent(LOG_HEADER + copied * frame, LOG_HEADER + frames * frame)
+    salt = index[_SALT : _SALT + 8]
+    return Extent(LOG_HEADER + copied * frame, LOG_HEADER + frames * frame, salt)
 
 
-def cut(database: Path, num_bytes: int) -> int:
-    """Cut up to `num_bytes` off the log of a database that nobody has open; return how many."""
+def flushed(database: Path) -> Extent | None:
+    """How far the log is, all of which is on the disk now; None if there is none."""
+    index = database.with_name(f"{database.name}-shm")
+    return extent(index.read_bytes()) if index.is_file() else None
+
+
+def cut(database: Path, num_bytes: int, durable: Extent | None = None) -> int:
+    """Cut up to `num_bytes` off the log of a database that nobody has open; return how many.
+
+    `durable`: what was `flushed` at the last commit that was to survive this; it stays.
+    """
     log, index = (database.with_name(database.name + end) for end in ("-wal", "-shm"))
     if not log.is_file() or not index.is_file():
         return 0
-    safe, used = extent(index.read_bytes())
+    safe, used, salt = extent(index.read_bytes())
+    if durable is not None and durable.salt == salt:
+        safe = max(safe, durable.used)
     size = min(used, log.stat().st_size)
     left = max(safe, size - num_bytes)
     if left >= size:

@@ -29,6 +29,7 @@ from rhymeflow.observe import metrics
 from rhymeflow.observe.summary import EVENTS
 from rhymeflow.runtime import event_log
 from rhymeflow.runtime.event_log import EventLog
+from rhymeflow.runtime.retention import Retention
 from rhymeflow.runtime.replay import beginning
 from rhymeflow.store.writer import SqliteTrajectoryStore
 
@@ -109,9 +110,11 @@ class Cluster:
     def __init__(self, config: Config, store: SqliteTrajectoryStore, folder: Path) -> None:
         self.store, self.prompts = store, Questions()
         past = beginning(config)
-        self.training = SimpleNamespace(batch=None)
+        checkpoints = SimpleNamespace(newest=None)
+        self.training = SimpleNamespace(batch=None, checkpoints=checkpoints)
         in_flight: Any = SimpleNamespace(seal_all=lambda: None)
-        self.log = EventLog(store, past, in_flight, self.training)  # type: ignore[arg-type]
+        retention = Retention(config, self.training, store)  # type: ignore[arg-type]
+        self.log = EventLog(store, past, in_flight, self.training, retention)  # type: ignore[arg-type]
         self.metrics = (folder / metrics.FILE).open("wb")
         self.random = random.Random(0)
         self.rounds = self.num_events = self.num_groups = 0

@@ -61,9 +61,9 @@ GROUP BY quantile ORDER BY quantile
 
 # Per value of {key}: responses, tokens, iterations that generated them, drafted tokens.
 _DRAFTS = """
-SELECT {key}, COUNT(DISTINCT group_id || '.' || member), SUM(LENGTH(tokens) / 4), SUM(steps),
+SELECT {key}, COUNT(DISTINCT group_id || '.' || member), SUM(length), SUM(steps),
     SUM(drafted)
-FROM segments JOIN groups USING (group_id) GROUP BY 1 ORDER BY 1
+FROM spans JOIN groups USING (group_id) GROUP BY 1 ORDER BY 1
 """
 
 
@@ -190,11 +190,11 @@ def _histogram(title: str, heading: str, rows: list[tuple[Any, ...]]) -> Table:
 
 def _show_drafts(steps: Steps, reader: TrajectoryReader, console: Console) -> None:
     """Mean acceptance length by epoch and by version, if anything was drafted."""
-    ((drafted,),) = reader.query("SELECT TOTAL(drafted) FROM segments")
+    ((drafted,),) = reader.query("SELECT TOTAL(drafted) FROM spans")
     if not drafted:
         return
     for key in ("epoch", "version"):
-        ((last,),) = reader.query(f"SELECT MAX({key}) FROM segments JOIN groups USING (group_id)")
+        ((last,),) = reader.query(f"SELECT MAX({key}) FROM spans JOIN groups USING (group_id)")
         span = -(-(last + 1) // _MAX_DRAFT_ROWS)
         rows = reader.query(_DRAFTS.format(key=f"{key} / {span} * {span}"))
         console.print(_draft_table(key, span, rows))

@@ -32,8 +32,10 @@ _TELLING = """SELECT kind, body FROM events WHERE kind IN ('VersionPublished', '
 _SECONDS = "SELECT COALESCE((SELECT time FROM events ORDER BY seq DESC LIMIT 1), 0.0)"
 _TRAINED = "SELECT COUNT(*), SUM(length) FROM trajectories WHERE trained IS NOT NULL"
 # What the view `trained` says, without joining all responses for it.
-_STALENESS = """SELECT staleness, COUNT(*) FROM (SELECT trained - (SELECT MIN(version)
-            FROM segments s WHERE s.group_id = t.group_id AND s.member = t.member) AS staleness
+_STALENESS = """SELECT staleness, COUNT(*) FROM (SELECT trained - COALESCE((SELECT MIN(version)
+            FROM segments s WHERE s.group_id = t.group_id AND s.member = t.member),
+            (SELECT MIN(version)
+            FROM pruned s WHERE s.group_id = t.group_id AND s.member = t.member)) AS staleness
         FROM trajectories t WHERE trained IS NOT NULL)
     WHERE staleness IS NOT NULL GROUP BY 1 ORDER BY 1"""
 
@@ -97,7 +99,7 @@ def summarize(run_dir: Path) -> Summary:
         staleness = dict(reader.query(_STALENESS))
         ((count, tokens),) = reader.query(_TRAINED)
         ((generated, made_in, drafted),) = reader.query(
-            "SELECT TOTAL(LENGTH(tokens) / 4), TOTAL(steps), TOTAL(drafted) FROM segments"
+            "SELECT TOTAL(length), TOTAL(steps), TOTAL(drafted) FROM spans"
         )
         endings = reader.query(
             "SELECT COALESCE(ending, 'unfinished'), COUNT(*) FROM groups GROUP BY 1"

@@ -36,12 +36,14 @@ def show_trajectory(run_dir: Path, reader: TrajectoryReader, name: str, console:
     trajectory = _parse(name)
     details = reader.details(trajectory)
     if details is None:
-        ((groups,),) = reader.query("SELECT COUNT(DISTINCT group_id) FROM segments")
+        ((groups,),) = reader.query("SELECT COUNT(DISTINCT group_id) FROM spans")
         raise UserError(f"{run_dir}: has no trajectory {trajectory}; {groups} groups have any")
     console.print(_overview(details))
     console.print(_panel("prompt", conversation(details.prompt)))
     if details.text is not None:
         console.print(_panel("response", details.text))
+    elif details.segments and not details.segments[0].tokens:
+        console.print(Text("Tokens and text were deleted (run.keep_tokens)."))
     console.print(_segment_table(details))
 
 
@@ -68,7 +70,7 @@ def _overview(details: TrajectoryDetails) -> Table:
 
 def _length(details: TrajectoryDetails) -> str:
     if details.length is None:
-        return f"{sum(len(s.tokens) for s in details.segments)} tokens so far"
+        return f"{sum(s.length for s in details.segments)} tokens so far"
     return f"{details.length} tokens, ended by {details.reason}"
 
 
@@ -97,13 +99,13 @@ def _segment_table(details: TrajectoryDetails) -> Table:
     for heading in ("from", "to", "version", "instance", "mean\nlogprob", *drafts):
         table.add_column(heading, justify="right", no_wrap=True)
     for segment in details.segments:
-        count = len(segment.tokens)
+        count, logprobs = segment.length, segment.logprobs
         table.add_row(
             str(segment.start),
             str(segment.start + count - 1),
             str(segment.version),
             segment.instance,
-            f"{sum(segment.logprobs) / count:.3f}",
+            number(sum(logprobs) / count if logprobs else None, ".3f"),
             *draft_cells(count, segment.steps, segment.drafted),
         )
     return table

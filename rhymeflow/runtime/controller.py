@@ -34,6 +34,7 @@ from rhymeflow.runtime.instances import Instances
 from rhymeflow.runtime.past import Past
 from rhymeflow.runtime.reporting import Reporter
 from rhymeflow.runtime.resume import take_up
+from rhymeflow.runtime.retention import Retention
 from rhymeflow.runtime.rewards import Rewards
 from rhymeflow.runtime.supervisor import Supervisor
 from rhymeflow.runtime.training import Training
@@ -82,7 +83,8 @@ class Controller:
             on_model=on_model,
         )
         self.in_flight = InFlight(store, prompts)
-        self.log = EventLog(store, past, self.in_flight, self.training)
+        retention = Retention(config, self.training, store)
+        self.log = EventLog(store, past, self.in_flight, self.training, retention)
         self.evaluations = Evaluations(prompts.held_out, prompts.held_out_ids)
         self.rewards = Rewards(
             lambda message: supervisor.rewards.send(message),

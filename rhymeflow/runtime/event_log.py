@@ -22,6 +22,7 @@ from rhymeflow.core.events import Event, GroupCreated, LearnerReady, Tick, Versi
 from rhymeflow.runtime import snapshot
 from rhymeflow.runtime.in_flight import InFlight
 from rhymeflow.runtime.past import Past
+from rhymeflow.runtime.retention import Retention
 from rhymeflow.runtime.snapshot import Snapshot
 from rhymeflow.runtime.training import Training
 from rhymeflow.store.base import TrajectoryStore
@@ -38,8 +39,14 @@ class EventLog:
     """Records what happens in `store`, and has the coordinator act on it."""
 
     def __init__(
-        self, store: TrajectoryStore, past: Past, in_flight: InFlight, training: Training
+        self,
+        store: TrajectoryStore,
+        past: Past,
+        in_flight: InFlight,
+        training: Training,
+        retention: Retention,
     ) -> None:
+        self._retention = retention
         self._store, self._coordinator = store, past.coordinator
         self._in_flight, self._training = in_flight, training
         self._num_drawn = past.num_drawn  # as the log has it; more may have been taken
@@ -70,6 +77,7 @@ class EventLog:
             self.take_snapshot()
         if now - self._committed_at >= COMMIT_SECONDS:
             self._in_flight.seal_all()  # a death costs no more of a response than this
+            self._retention.prune()
             self.commit(now)
 
     def want_snapshot(self) -> None:

@@ -65,6 +65,11 @@ class TrajectoryStore(Protocol):
     def put_snapshot(self, event: int, state: bytes) -> None:
         """Store the coordinator's state as it is after the event of this number."""
 
+    def prune(self, *, before: Version, history_tokens: int) -> None:
+        """Delete, within the next commit, some of the tokens of groups that ended under a version
+        less than `before`, until none is left. The last `history_tokens` tokens stay.
+        """
+
     def commit(self, *, durable: bool = False) -> None:
         """Show readers all that came since the last commit; it survives the death of this process.
 

@@ -3,9 +3,10 @@
 Holds true: every segment from where following begins is given once, in the order in which they were
 stored, so those of one response follow one another; a reward is given with the response's segments
 if it is there when they are read, and else once, later; held-out answers are stored whole with
-their reward, and given once; each call costs by what is new. Segments are never taken out of a
-store, nor changed once they are read (`TrajectoryStore.put_segment` of one that grew would be
-missed; the controller stores none before it is whole).
+their reward, and given once; each call costs by what is new. Segments are never changed once they
+are read (`TrajectoryStore.put_segment` of one that grew would be missed; the controller stores none
+before it is whole). A follower that is slower than its run prunes (`TrajectoryStore.prune`) is
+given none of a group that is gone.
 """
 
 from __future__ import annotations

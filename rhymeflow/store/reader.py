@@ -17,6 +17,7 @@ import numpy as np
 from rhymeflow.core.commands import Command
 from rhymeflow.core.events import Event
 from rhymeflow.core.types import FinishReason, GroupId, InstanceId, TrajectoryId, Version
+from rhymeflow.errors import UserError
 from rhymeflow.store import codec, schema
 
 
@@ -70,7 +71,9 @@ class StoredSegment:
     instance: InstanceId
     steps: int
     drafted: int
+    length: int
     tokens: list[int]
+    """Empty, and so is `logprobs`, where they were deleted (`run.keep_tokens`)."""
     logprobs: list[float]
 
 
@@ -161,6 +164,7 @@ class TrajectoryReader:
 
         Raises:
             IncompleteBatch: a prompt, member, token or reward is missing.
+            UserError: its tokens were deleted (`run.keep_tokens`).
         """
         self._connection.execute("BEGIN")
         try:
@@ -180,7 +184,7 @@ class TrajectoryReader:
             " FROM groups WHERE group_id = ?",
             trajectory.group,
         )
-        segments = _joined(self._segments(trajectory))
+        segments = _joined(self._segments(trajectory)) or self._pruned(trajectory)
         finished = self.query(
             "SELECT length, reason, text, reward, components, trained FROM trajectories"
             " WHERE group_id = ? AND member = ?",
@@ -281,6 +285,11 @@ class TrajectoryReader:
             logprobs += segment.logprobs
             versions += [segment.version] * len(segment.tokens)
         if len(tokens) != length:
+            if self._pruned(trajectory):
+                raise UserError(
+                    f"{self.path}: tokens of trajectory {trajectory} are needed and were deleted "
+                    "(run.keep_tokens): a later checkpoint that the run had is missing"
+                )
             raise IncompleteBatch(
                 f"trajectory {trajectory}: {len(tokens)} tokens are stored of {length}"
             )
@@ -308,11 +317,21 @@ class TrajectoryReader:
                 instance,
                 steps,
                 drafted,
+                len(tokens) // 4,
                 _unpacked(tokens, "<i4"),
                 _unpacked(logprobs, "<f4"),
             )
             for start, version, instance, steps, drafted, tokens, logprobs in rows
         ]
+
+    def _pruned(self, trajectory: TrajectoryId) -> list[StoredSegment]:
+        """What is known of segments whose tokens were deleted."""
+        rows = self.query(
+            "SELECT start, version, instance, steps, drafted, length FROM pruned"
+            " WHERE group_id = ? AND member = ? ORDER BY start",
+            *trajectory,
+        )
+        return [StoredSegment(*row, [], []) for row in rows]
 
 
 def _joined(segments: Sequence[StoredSegment]) -> list[StoredSegment]:
@@ -327,6 +346,7 @@ def _joined(segments: Sequence[StoredSegment]) -> list[StoredSegment]:
                 last.instance,
                 last.steps + part.steps,
                 last.drafted + part.drafted,
+                last.length + part.length,
                 last.tokens + part.tokens,
                 last.logprobs + part.logprobs,
             )

@@ -18,12 +18,13 @@ from urllib.parse import quote
 from rhymeflow.errors import UserError
 from rhymeflow.utils.source_version import source_version
 
-SCHEMA_VERSION = 9
+SCHEMA_VERSION = 10
 """Of the tables and of what events and commands hold: a log that cannot be read is refused by its
 number."""
 
-READABLE = {8, SCHEMA_VERSION}
-"""8 has no snapshots; it gets them when it is written to (`bring_up_to_date`)."""
+READABLE = {8, 9, SCHEMA_VERSION}
+"""8 has no snapshots, and up to 9 nothing was pruned and changes were not noted; they get the tables
+when they are written to (`bring_up_to_date`)."""
 
 _LAST_WRITERS = {5: "01adc8d", 6: "a3fa83b", 7: "8fce5f6"}
 """The last commit of Rhymeflow that read and wrote an older schema. None of them was released."""
@@ -41,8 +42,47 @@ LOCK = "writer.lock"
 # aborted. `steps` is the number of iterations that generated a segment's tokens, `drafted` of the
 # tokens that were proposed in them. `held_out` has the prompts that `evaluations` answers. With
 # `run.token_details` there is a byte for each token: in `segments.accepted` 1 if it was drafted, in
-# `token_details.flags` what the learner did about it (`learner/token_details.py`).
+# `token_details.flags` what the learner did about it (`learner/token_details.py`). `pruned` has what
+# is left of segments whose tokens were deleted (`pruning.py`), and `spans` is both together.
+# `changes` names each row, outside the tables that only grow, that was put, changed or taken out:
+# what copies the store (`rhymeflow/mirror`) reads from there on. An `a` and `b` of 0 may mean none.
 _SNAPSHOTS = "CREATE TABLE snapshots (event INTEGER PRIMARY KEY, state BLOB NOT NULL);"
+_PRUNED = """
+CREATE TABLE pruned (group_id INTEGER NOT NULL, member INTEGER NOT NULL, start INTEGER NOT NULL,
+    length INTEGER NOT NULL, version INTEGER NOT NULL, instance TEXT NOT NULL,
+    steps INTEGER NOT NULL, drafted INTEGER NOT NULL, PRIMARY KEY (group_id, member, start));
+CREATE TABLE changes (seq INTEGER PRIMARY KEY, what TEXT NOT NULL, a INTEGER NOT NULL,
+    b INTEGER NOT NULL);
+"""
+_SPANS = """CREATE {temp} VIEW spans AS
+    SELECT group_id, member, start, LENGTH(tokens) / 4 AS length, version, instance, steps, drafted
+    FROM segments UNION ALL
+    SELECT group_id, member, start, length, version, instance, steps, drafted FROM pruned;"""
+_NOTHING_PRUNED = f"""
+CREATE TEMP VIEW pruned AS SELECT group_id, member, start, LENGTH(tokens) / 4 AS length, version,
+    instance, steps, drafted FROM segments WHERE FALSE;
+{_SPANS.format(temp="TEMP")}
+"""
+_VIEWS = f"""
+{_SPANS.format(temp="")}
+CREATE VIEW responses AS
+    SELECT group_id, member, s.length, s.first_version, t.reason, t.reward, t.trained,
+        CASE WHEN t.trained IS NOT NULL THEN 'consumed' WHEN g.ending = 'consumed' THEN 'aborted'
+            ELSE g.ending END AS ending
+    FROM (SELECT group_id, member, SUM(LENGTH(tokens)) / 4 AS length, MIN(version) AS first_version
+            FROM segments GROUP BY group_id, member UNION ALL
+        SELECT group_id, member, SUM(length), MIN(version) FROM pruned GROUP BY group_id, member) s
+    JOIN groups g USING (group_id) LEFT JOIN trajectories t USING (group_id, member);
+"""
+_NOTED = (
+    ("attempts", "attempt", "0"),
+    ("groups", "group_id", "0"),
+    ("trajectories", "group_id", "member"),
+    ("token_details", "group_id", "member"),
+    ("held_out", "row", "0"),
+    ("evaluations", "version", "row"),
+)
+"""Tables whose rows `changes` names, and the columns that it names them by."""
 _TABLES = f"""
 CREATE TABLE meta (key TEXT PRIMARY KEY, value);
 CREATE TABLE attempts (attempt INTEGER PRIMARY KEY, first_event INTEGER NOT NULL,
@@ -67,14 +107,7 @@ CREATE TABLE token_details (group_id INTEGER NOT NULL, member INTEGER NOT NULL, 
 CREATE TABLE held_out (row INTEGER PRIMARY KEY, prompt TEXT NOT NULL, prompt_tokens BLOB NOT NULL);
 CREATE TABLE evaluations (version INTEGER NOT NULL, row INTEGER NOT NULL, tokens BLOB NOT NULL,
     text TEXT NOT NULL, reward REAL NOT NULL, PRIMARY KEY (version, row));
-CREATE VIEW responses AS
-    SELECT s.group_id, s.member, SUM(LENGTH(s.tokens)) / 4 AS length,
-        MIN(s.version) AS first_version, t.reason, t.reward, t.trained,
-        CASE WHEN t.trained IS NOT NULL THEN 'consumed' WHEN g.ending = 'consumed' THEN 'aborted'
-            ELSE g.ending END AS ending
-    FROM segments s JOIN groups g USING (group_id) LEFT JOIN trajectories t USING (group_id, member)
-    GROUP BY s.group_id, s.member;
-CREATE VIEW trained AS
+{_PRUNED}{_VIEWS}CREATE VIEW trained AS
     SELECT group_id, member, trained AS version, first_version,
         trained - first_version AS staleness, length, reason, reward
     FROM responses WHERE trained IS NOT NULL;
@@ -161,6 +194,8 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(uri, uri=True, isolation_level=None)
     try:
         check_version(connection, path)
+        if not has_pruned(connection):
+            connection.executescript(_NOTHING_PRUNED)
     except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
         connection.close()
         raise UserError(f"{path}: cannot be opened as an event store: {error}") from error
@@ -179,7 +214,7 @@ def check_version(connection: sqlite3.Connection, path: Path) -> None:
     if found not in READABLE:
         raise UserError(
             f"{path}: has schema version {found}, and this Rhymeflow ({source_version()}) reads "
-            f"{' and '.join(map(str, sorted(READABLE)))}; {_what_reads(found, connection)}"
+            f"{', '.join(map(str, sorted(READABLE)[:-1]))} and {SCHEMA_VERSION}; {_what_reads(found, connection)}"
         )
 
 
@@ -193,10 +228,21 @@ def has_snapshots(connection: sqlite3.Connection) -> bool:
     return bool(_meta(connection, "schema_version") != 8)
 
 
+def has_pruned(connection: sqlite3.Connection) -> bool:
+    """Whether the store has the tables that came with schema version 10."""
+    return _meta(connection, "schema_version") not in (8, 9)
+
+
 def bring_up_to_date(connection: sqlite3.Connection) -> None:
     """Within a transaction: what an older schema lacks, and who writes from now on."""
     if not has_snapshots(connection):
         connection.execute(_SNAPSHOTS)
+    if not has_pruned(connection):
+        for statement in f"{_PRUNED}DROP VIEW responses;{_VIEWS}".split(";"):
+            connection.execute(statement)  # a script would end the transaction
+        for table, a, b in _NOTED:
+            note = f"INSERT INTO changes (what, a, b) SELECT ?, {a}, {b} FROM {table}"
+            connection.execute(note, (table,))
     values = ("schema_version", SCHEMA_VERSION), ("written_by", f"Rhymeflow {source_version()}")
     connection.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", values)
 

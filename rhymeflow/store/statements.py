@@ -30,6 +30,7 @@ SNAPSHOT = "INSERT OR REPLACE INTO snapshots VALUES (?, ?)"
 OLD_SNAPSHOTS = "DELETE FROM snapshots WHERE event < ?"
 EVENT = "INSERT INTO events VALUES (?, ?, ?, ?)"
 COMMAND = "INSERT INTO commands VALUES (?, ?, ?, ?)"
+CHANGE = "INSERT INTO changes (what, a, b) VALUES (?, ?, ?)"
 
 _WANTED = "group_id IN (SELECT value FROM json_each(?))"
 PROMPTS_OF = f"SELECT group_id, row, epoch, prompt_tokens FROM groups WHERE {_WANTED}"
@@ -54,6 +55,7 @@ ORDER = (
     COMMAND,
     SNAPSHOT,
     OLD_SNAPSHOTS,
+    CHANGE,
 )
 """In which rows of one transaction are written: what changes a row after what makes it."""
 

@@ -48,6 +48,13 @@ class Transaction:
         with self._faults():
             self._execute()
 
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """For statements on `connection` that change more than what was put."""
+        with self._faults():
+            self._begin()
+            yield
+
     def bring_up_to_date(self) -> None:
         """See `schema.bring_up_to_date`."""
         with self._faults():

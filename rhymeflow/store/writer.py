@@ -29,6 +29,7 @@ from rhymeflow.core.types import Ending, FinishReason, GroupId, InstanceId, Traj
 from rhymeflow.store import codec, schema
 from rhymeflow.store import statements as sql
 from rhymeflow.store.base import Progress
+from rhymeflow.store.pruning import Pruner
 from rhymeflow.store.transaction import Transaction
 
 _Given = ParamSpec("_Given")
@@ -67,6 +68,9 @@ class SqliteTrajectoryStore:
         """Time spent in here: what storing costs the run."""
         self._transaction = Transaction(self.path)
         self._connection, self._put = self._transaction.connection, self._transaction.put
+        self._pruner = Pruner(self._connection)
+        self._changed: dict[tuple[str, int, int], None] = {}
+        """Rows that are put or changed with the next commit, by table and key."""
         self._last_seq = self._last("events")
         self._last_command = self._last("commands")
         self._attempt = self._last("attempts", "attempt")
@@ -82,18 +86,22 @@ class SqliteTrajectoryStore:
         self._attempt += 1
         self._transaction.bring_up_to_date()
         self._put(sql.ATTEMPT, self._attempt, self._last_seq + 1, now, started, config)
+        self._note("attempts", self._attempt)
         return self._attempt
 
     @_counted
     def put_config(self, config: str) -> None:
         """Store this attempt's configuration as JSON text, in place of the one it began with."""
         self._put(sql.CONFIG, config, self._attempt)
+        self._note("attempts", self._attempt)
 
     @_counted
     def forget_groups(self, first: GroupId) -> None:
         """Take out groups from `first` on: their prompts were stored, and no event names them."""
         self._transaction.write()
-        self._connection.execute("DELETE FROM groups WHERE group_id >= ?", (first,))
+        gone = "DELETE FROM groups WHERE group_id >= ? RETURNING group_id"
+        for (group,) in self._connection.execute(gone, (first,)).fetchall():
+            self._note("groups", group)
 
     @_counted
     def endings(self) -> dict[str, int]:
@@ -150,6 +158,7 @@ class SqliteTrajectoryStore:
             _int32(prompt_tokens),
             codec.to_json(columns),
         )
+        self._note("groups", group)
 
     @_counted
     def origin(self, group: GroupId) -> tuple[int, int]:
@@ -214,16 +223,19 @@ class SqliteTrajectoryStore:
             struct.pack(f"<{len(logprobs)}f", *logprobs),
             accepted,
         )
+        self._pruner.put(len(tokens))
 
     @_counted
     def put_finished(self, trajectory: TrajectoryId, *, length: int, reason: FinishReason) -> None:
         """Store that the response is complete with `length` tokens."""
         self._put(sql.FINISHED, *trajectory, length, reason)
+        self._note("trajectories", *trajectory)
 
     @_counted
     def put_text(self, trajectory: TrajectoryId, text: str) -> None:
         """Store the text of a finished response."""
         self._put(sql.TEXT, text, *trajectory)
+        self._note("trajectories", *trajectory)
 
     @_counted
     def put_reward(
@@ -231,13 +243,15 @@ class SqliteTrajectoryStore:
     ) -> None:
         """Store a finished response's weighted sum of rewards, and each by its function's name."""
         self._put(sql.REWARD, float(reward), codec.to_json(components), *trajectory)
+        self._note("trajectories", *trajectory)
 
     @_counted
     def put_consumed(self, group: GroupId, *, version: Version, members: Sequence[int]) -> None:
         """Store that these members of the group are trained on as part of batch `version`."""
-        self._put(sql.ENDING, "consumed", version, None, group)
+        self._end(group, "consumed", version, None)
         for member in members:
             self._put(sql.TRAINED, version, group, member)
+            self._note("trajectories", group, member)
 
     @_counted
     def put_token_details(
@@ -245,11 +259,12 @@ class SqliteTrajectoryStore:
     ) -> None:
         """Store what the learner found and did, token by token (`learner/token_details.py`)."""
         self._put(sql.TOKEN_DETAILS, *trajectory, logprobs, flags)
+        self._note("token_details", *trajectory)
 
     @_counted
     def put_ending(self, group: GroupId, ending: Ending, *, version: Version, reason: str) -> None:
         """Store that the group was left out for `reason` when `version` was the newest."""
-        self._put(sql.ENDING, ending, version, reason, group)
+        self._end(group, ending, version, reason)
 
     @_counted
     def put_held_out(
@@ -257,6 +272,7 @@ class SqliteTrajectoryStore:
     ) -> None:
         """Store a held-out prompt; one that is there stays."""
         self._put(sql.HELD_OUT, row, _prompt(prompt), _int32(prompt_tokens))
+        self._note("held_out", row)
 
     @_counted
     def put_evaluation(
@@ -264,6 +280,14 @@ class SqliteTrajectoryStore:
     ) -> None:
         """Store the answer to one held-out prompt under `version`, and its reward."""
         self._put(sql.EVALUATION, version, row, _int32(tokens), text, float(reward))
+        self._note("evaluations", version, row)
+
+    @_counted
+    def prune(self, *, before: Version, history_tokens: int) -> None:
+        """Delete tokens that nobody needs, some with each commit; see `pruning.py`."""
+        self._transaction.write()
+        with self._transaction.writing():
+            self._pruner.prune(before, history_tokens)
 
     @_counted
     def commit(self, *, durable: bool = False) -> None:
@@ -275,6 +299,9 @@ class SqliteTrajectoryStore:
         Raises:
             StorageError: the disk is full, or the file was deleted or damaged.
         """
+        for change in self._changed:
+            self._put(sql.CHANGE, *change)
+        self._changed.clear()
         self._transaction.commit(durable_seq=self._last_seq if durable else None)
 
     def close(self) -> None:
@@ -284,6 +311,14 @@ class SqliteTrajectoryStore:
     def close_if_missing(self) -> None:
         """See `Transaction.close_if_missing`."""
         self._transaction.close_if_missing()
+
+    def _end(self, group: GroupId, ending: str, version: Version, reason: str | None) -> None:
+        self._put(sql.ENDING, ending, version, reason, group)
+        self._note("groups", group)
+        self._pruner.ended(group, version)
+
+    def _note(self, table: str, a: int, b: int = 0) -> None:
+        self._changed[table, a, b] = None
 
     def _last(self, table: str, column: str = "seq") -> int:
         (last,) = self._connection.execute(f"SELECT MAX({column}) FROM {table}").fetchone()

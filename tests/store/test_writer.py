@@ -499,23 +499,30 @@ def set_meta(path: Path, **values: object) -> None:
 def test_another_schema_version_is_refused(path, opened, schema, writer, advice):
     SqliteTrajectoryStore(path).close()
     set_meta(path, schema_version=schema, written_by=writer)
-    said = rf"has schema version {schema}, and this Rhymeflow \(0\.1\.0.*\) reads 8 and 9; {advice}"
+    said = rf"has schema version {schema}, and this Rhymeflow \(0\.1\.0.*\) reads 8, 9 and 10; {advice}"
     with pytest.raises(UserError, match=said) as refused:
         opened(path)
     assert len(str(refused.value).splitlines()) == 1
 
 
-def test_schema_8_is_read_and_gets_snapshots_when_it_is_written_to(path):
+def test_schema_8_is_read_and_gets_what_it_lacks_when_it_is_written_to(path):
     """A run that is refused after all stays what the version that wrote it reads."""
     store = SqliteTrajectoryStore(path)
     store.record(0.0, [VersionPublished(1)])
+    put_group(store, 3)
+    put_trajectory(store, 3, 0)
     store.commit()
     store.close()
     connection = sqlite3.connect(path, isolation_level=None)
-    connection.execute("DROP TABLE snapshots")
+    connection.executescript(
+        "DROP VIEW responses; DROP VIEW spans; DROP TABLE pruned; DROP TABLE changes;"
+        "CREATE VIEW responses AS SELECT * FROM segments; DROP TABLE snapshots"
+    )
     connection.close()
     set_meta(path, schema_version=8)
     reader = TrajectoryReader(path)
+    assert len(reader.query("SELECT * FROM spans")) == 2
+    assert reader.query("SELECT * FROM pruned") == []
     assert reader.snapshots() == []
     store = SqliteTrajectoryStore(path)
     store.commit()
@@ -525,8 +532,13 @@ def test_schema_8_is_read_and_gets_snapshots_when_it_is_written_to(path):
     assert reader.snapshots() == []
     store.commit()
     assert reader.snapshots() == [(1, b"state")]
-    assert reader.query("SELECT value FROM meta WHERE key = 'schema_version'") == [(9,)]
+    assert reader.query("SELECT value FROM meta WHERE key = 'schema_version'") == [(10,)]
     assert reader.written_by.startswith("Rhymeflow 0.1.0")
+    reader.close()
+    reader = TrajectoryReader(path)
+    assert [length for (length,) in reader.query("SELECT length FROM main.responses")] == [4]
+    changes = {("groups", 3, 0), ("trajectories", 3, 0), ("attempts", 1, 0)}
+    assert {*reader.query("SELECT what, a, b FROM main.changes")} == changes
     reader.close()
     store.close()
 

@@ -37,7 +37,7 @@ from rhymeflow.workers.noise import EVALUATION_EPOCH, epoch_of_noise
 
 COMPARE_SHARE = 0.2
 """Of resumed attempts, those before which the log is replayed from its beginning, too."""
-LENGTHS = "SELECT group_id, member, SUM(LENGTH(tokens)) / 4 FROM segments GROUP BY 1, 2"
+LENGTHS = "SELECT group_id, member, SUM(length) FROM spans GROUP BY 1, 2"
 
 
 def _audit() -> ModuleType:
@@ -150,8 +150,10 @@ def check_tokens(reader: TrajectoryReader, config: Config, seen: Seen) -> None:
         tokens = stored.setdefault((group, member), [])
         assert start == len(tokens), f"{group}.{member} has a hole or an overlap at {start}"
         tokens += list(memoryview(blob).cast("i"))
+    lengths = {(group, member): length for group, member, length in reader.query(LENGTHS)}
+    check_pruned(reader, config, set(stored))
     for (group, member), length in seen.lengths.items():
-        there = len(stored.get((group, member), ()))
+        there = lengths.get((group, member), 0)
         assert there >= length, f"{length - there} tokens of {group}.{member} were lost"
     expected = {}
     for (group, member), tokens in stored.items():
@@ -163,13 +165,32 @@ def check_tokens(reader: TrajectoryReader, config: Config, seen: Seen) -> None:
     for group, member, length, reason, reward in reader.query(
         "SELECT group_id, member, length, reason, reward FROM trajectories"
     ):
+        there = lengths[group, member]
+        assert there == length, f"{group}.{member}: {there} tokens of {length}"
+        if (group, member) not in stored:
+            continue
         tokens, whole = stored[group, member], expected[group, member]
-        assert len(tokens) == length, f"{group}.{member}: {len(tokens)} tokens of {length}"
         if reason != "finished_early":
             assert tokens == whole, f"{group}.{member} ended before its end"
         if reward is not None:
             due = models.reward(tokens) * len(config.reward.functions)
             assert reward == due, f"{group}.{member} has the reward {reward}, not {due}"
+
+
+def check_pruned(reader: TrajectoryReader, config: Config, stored: set[tuple[int, int]]) -> None:
+    """What was deleted may be, whole, without holes in what is left to know of it."""
+    ends: dict[tuple[int, int], int] = {}
+    for group, member, start, length in reader.query(
+        "SELECT group_id, member, start, length FROM pruned ORDER BY 1, 2, 3"
+    ):
+        assert start == ends.get((group, member), 0), f"{group}.{member} has a hole at {start}"
+        ends[group, member] = start + length
+    gone = {group for group, _ in ends}
+    assert not gone & {group for group, _ in stored}, "groups are half deleted"
+    last = config.learner.max_steps - (config.run.keep_tokens or 0)
+    kept = config.run.keep_tokens is None
+    for group, version in reader.query("SELECT group_id, ending_version FROM groups"):
+        assert group not in gone or (not kept and version < last), f"{group} was to be kept"
 
 
 def check_order(reader: TrajectoryReader, config: Config) -> None:

@@ -32,8 +32,15 @@ MOST_PAGES = 3
 class MortalStore(SqliteTrajectoryStore):
     """A store in `run_dir`; `heir` is the run directory that is left when its process dies."""
 
-    def __init__(self, run_dir: Path, heir: Path, world: World) -> None:
+    def __init__(
+        self, run_dir: Path, heir: Path, world: World, *, respects_flushes: bool = False
+    ) -> None:
+        """`respects_flushes`: a machine that goes down keeps what was to survive that. Else it
+        loses more than one may, which a run that deletes nothing survives, too.
+        """
         super().__init__(run_dir / EVENTS)
+        self._respects_flushes = respects_flushes
+        self._durable: wal.Extent | None = None
         self._heir, self._world, self._is_dead = heir, world, False
         self.committed = self._last_seq
         """The last event that readers see."""
@@ -46,6 +53,8 @@ class MortalStore(SqliteTrajectoryStore):
         if self._world.strikes(FULL_SHARE):
             self._fill()
         super().commit(durable=durable)
+        if durable and self._respects_flushes:
+            self._durable = wal.flushed(self.path)
         self.committed = self._last_seq
         self.killing("log flushed")
 
@@ -64,7 +73,7 @@ class MortalStore(SqliteTrajectoryStore):
                 shutil.copyfile(run_dir / name, self._heir / name)
         if self._world.chance(CUT_SHARE):
             num_bytes = self._world.rng.choice(WAL_BYTES)
-            if wal.cut(self._heir / EVENTS, num_bytes):
+            if wal.cut(self._heir / EVENTS, num_bytes, self._durable):
                 how, self.committed = "log cut", 0
         self._world.count(f"controller killed, {how}")
         self._is_dead = True

@@ -45,6 +45,8 @@ DAMAGE_SHARE = 0.1
 """Of the deaths of a controller, those after which a damaged copy of the log has to be refused."""
 SNAPSHOT_EVENTS = (20, 300)
 SAVE_STEPS = (0, 1, 2)
+KEEP_TOKENS = (None, 0, 0, 1)
+"""Of versions that have tokens in the log; mostly as few as may be."""
 LONGER_SHARE = 0.2
 """Of the runs, those that are resumed after their end, and made a step longer."""
 CHANGE_SHARE = 0.3
@@ -78,6 +80,7 @@ def run_with_faults(
 def configuration(draw: random.Random, schedule: str) -> Config:
     """A small run, of this schedule."""
     choose = draw.choice
+    keep_tokens = KEEP_TOKENS[draw.randrange(len(KEEP_TOKENS))]
     bound = {"synchronous": 0, "one_step": 1, "histopipe": 1}.get(schedule, choose([1, 1, 2, 3]))
     config = Config.model_validate(
         {
@@ -110,7 +113,8 @@ def configuration(draw: random.Random, schedule: str) -> Config:
             "run": {
                 "eval_steps": choose([0, 1, 2]),
                 "save_steps": choose(SAVE_STEPS),
-                "save_total_limit": choose([1, 2]),
+                "save_total_limit": choose([1, 2]) if keep_tokens is None else 2,
+                "keep_tokens": keep_tokens,
                 "worker_timeout": WORKER_TIMEOUT,
                 "instance_restarts": 10**6,
                 "report_to": [],
@@ -186,7 +190,8 @@ class FakeRun:
         """Until it is finished."""
         while True:
             heir = self._directory / str(self._num_heirs + 1)
-            store = MortalStore(self.path, heir, self._world)
+            prunes = self.config.run.keep_tokens is not None
+            store = MortalStore(self.path, heir, self._world, respects_flushes=prunes)
             try:
                 with closing(store):
                     self._attempt(store)

@@ -1,0 +1,124 @@
+"""Deleting tokens that a run does not need any more, so that its log takes a bounded room.
+
+Of a group that has ended, everything that grows with its tokens goes: tokens, log-probabilities,
+texts, `token_details`. What stays is who generated how many of them under which version (table
+`pruned`), which the audit and the statistics need. SQLite writes new rows to the pages that become
+free, so the file stays as large as it was at its largest.
+
+Holds true: a group goes whole or not at all, in the transaction of whatever else is committed with
+it; of the tokens stored last, so many stay as are asked for; the newest segment stays, so that no
+row number is used twice. Knows nothing of why a version is needed.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections import deque
+
+from rhymeflow.core.types import GroupId, Version
+
+ROWS_AT_ONCE = 256
+"""Segments that are deleted with one commit, beside twice those that came since the last one: so a
+commit never takes much longer than without, and pruning never falls behind."""
+
+_ENDED = """SELECT ending_version, group_id FROM groups WHERE ending IS NOT NULL
+    AND group_id IN (SELECT DISTINCT group_id FROM segments) ORDER BY 1, 2"""
+_LAST_ROW = "SELECT MAX(rowid), COUNT(*) FROM segments WHERE group_id = ?"
+_LENGTHS = "SELECT rowid, LENGTH(tokens) / 4 FROM segments ORDER BY rowid DESC"
+_NEWEST = "SELECT MAX(rowid) FROM segments"
+_CHOSEN = "group_id IN (SELECT value FROM json_each(?))"
+# What one instance generated under one version was stored in parts, which become one row.
+_KEEP_SPANS = f"""
+WITH parts AS (
+    SELECT group_id, member, start, version, instance, steps, drafted,
+        LENGTH(tokens) / 4 AS length, LAG(version) OVER response IS NOT version
+        OR LAG(instance) OVER response IS NOT instance AS begins
+    FROM segments WHERE {_CHOSEN}
+    WINDOW response AS (PARTITION BY group_id, member ORDER BY start)),
+numbered AS (SELECT *, SUM(begins) OVER (PARTITION BY group_id, member ORDER BY start) AS number
+    FROM parts)
+INSERT INTO pruned
+SELECT group_id, member, MIN(start), SUM(length), version, instance, SUM(steps), SUM(drafted)
+FROM numbered GROUP BY group_id, member, number"""
+_FORGET = (
+    f"DELETE FROM segments WHERE {_CHOSEN}",
+    f"DELETE FROM token_details WHERE {_CHOSEN}",
+    f"UPDATE trajectories SET text = NULL WHERE {_CHOSEN}",
+    "INSERT INTO changes (what, a, b) SELECT 'pruned', value, 0 FROM json_each(?)",
+)
+_MARK = "INSERT OR REPLACE INTO meta VALUES ('pruned_before', ?)"
+
+
+class Pruner:
+    """What of the store behind `connection` can go.
+
+    Rows that are put are told to it, and `prune` is called with all of them in the transaction.
+    """
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        self._ended: deque[tuple[Version, GroupId]] | None = None
+        """Groups with tokens that have ended, in that order; None: not looked up yet."""
+        self._marks: deque[tuple[int, int]] = deque()
+        """Last rows of `segments`, each with the tokens that were put until then."""
+        self._num_tokens = self._new_rows = 0
+
+    def ended(self, group: GroupId, version: Version) -> None:
+        """A group has ended, when `version` was the newest."""
+        if self._ended is not None:
+            self._ended.append((version, group))
+
+    def put(self, num_tokens: int) -> None:
+        """A segment was put."""
+        self._num_tokens += num_tokens
+        self._new_rows += 1
+
+    def prune(self, before: Version, history_tokens: int) -> None:
+        """Delete tokens of groups that ended under a version less than `before`.
+
+        Those among the last `history_tokens` tokens stay.
+        """
+        floor = self._floor(history_tokens)
+        if self._ended is None:
+            self._ended = deque(self._connection.execute(_ENDED))
+        room, self._new_rows = ROWS_AT_ONCE + 2 * self._new_rows, 0
+        chosen: list[GroupId] = []
+        while self._ended and self._ended[0][0] < before and room > 0:
+            _, group = self._ended[0]
+            last_row, num_rows = self._connection.execute(_LAST_ROW, (group,)).fetchone()
+            if num_rows and last_row > floor:
+                break
+            self._ended.popleft()
+            room -= num_rows
+            if num_rows:
+                chosen.append(group)
+        if chosen:
+            groups = (json.dumps(chosen),)
+            for statement in (_KEEP_SPANS, *_FORGET):
+                self._connection.execute(statement, groups)
+            self._connection.execute(_MARK, (before,))
+
+    def _floor(self, history_tokens: int) -> int:
+        """The last row that is older than the last `history_tokens` tokens, and not the newest."""
+        (newest,) = self._connection.execute(_NEWEST).fetchone()
+        if newest is None:
+            return 0
+        if not self._marks:
+            first = self._before_last(history_tokens)
+            self._marks.append((first, self._num_tokens - history_tokens))
+        self._marks.append((newest, self._num_tokens))
+        while len(self._marks) > 1 and self._marks[1][1] <= self._num_tokens - history_tokens:
+            self._marks.popleft()
+        return min(self._marks[0][0], newest - 1)
+
+    def _before_last(self, num_tokens: int) -> int:
+        total, cursor = 0, self._connection.execute(_LENGTHS)
+        try:
+            for row, length in cursor:
+                total += length
+                if total > num_tokens:
+                    return int(row)
+        finally:
+            cursor.close()
+        return 0
