@@ -148,11 +148,18 @@ def _parser() -> argparse.ArgumentParser:
         "resume",
         resume,
         help="go on with a run, however it ended",
-        usage="rhymeflow resume RUN_DIR [--section.field VALUE ...]",
+        usage="rhymeflow resume RUN_DIR [--section.field VALUE ...]\n"
+        "       rhymeflow resume MIRROR --output_dir DIR [--section.field VALUE ...]",
         epilog="Fields that have no part in what is in flight can be changed, such as "
         "`--learner.max_steps 200` for a run that is finished.",
     )
-    sub.add_argument("run_dir", metavar="RUN_DIR", type=Path)
+    sub.add_argument("run", metavar="RUN_DIR", help="or the mirror of a run (run.mirror)")
+    sub.add_argument(
+        "--output_dir",
+        metavar="DIR",
+        type=Path,
+        help="a new run directory, to be rebuilt from the mirror",
+    )
     sub = add_run(
         "simulate",
         simulate,
@@ -220,7 +227,15 @@ def resume(args: argparse.Namespace) -> int:
     def change(config: Config) -> Config:
         return with_options(config, args.overrides)
 
-    return _to_its_end(lambda: resume(args.run_dir, change))
+    if args.output_dir is not None:
+        from rhymeflow.mirror.restore import restore
+
+        for line in restore(args.run, args.output_dir):
+            print(line, file=sys.stderr)
+    elif "://" in args.run:
+        raise UserError(f"resume {args.run}: give the new run directory with --output_dir")
+    run_dir = args.output_dir or Path(args.run)
+    return _to_its_end(lambda: resume(run_dir, change))
 
 
 def _to_its_end(run: Callable[[], object]) -> int:

@@ -21,7 +21,7 @@ from rhymeflow.errors import UserError
 from rhymeflow.observe import metrics
 from rhymeflow.observe.learned import Kind, Steps, show_best_and_worst, show_learned
 from rhymeflow.observe.printable import printable
-from rhymeflow.observe.summary import EVENTS
+from rhymeflow.observe.summary import EVENTS, mirror_line, mirror_state
 from rhymeflow.observe.trajectory import draft_cells, number, show_trajectory
 from rhymeflow.store.damage import open_undamaged
 from rhymeflow.store.reader import TrajectoryReader
@@ -125,6 +125,21 @@ def _show_run(run_dir: Path, reader: TrajectoryReader, console: Console) -> None
         "SELECT ending_reason, COUNT(*) FROM groups WHERE ending_reason IS NOT NULL GROUP BY 1"
     ):
         console.print(Text(f"Groups left out ({printable(name)}): {count:,}"))
+    _show_mirror(run_dir, reader, console)
+
+
+def _show_mirror(run_dir: Path, reader: TrajectoryReader, console: Console) -> None:
+    """How far the mirror is, and what is not in the log any more."""
+    last = reader.query("SELECT seq, time FROM events ORDER BY seq DESC LIMIT 1")
+    mirror = mirror_state(run_dir, *last[0]) if last else None
+    if mirror is not None:
+        console.print(Text(f"Mirror: {printable(mirror_line(mirror))}"))
+    ((gone, left),) = reader.query(
+        "SELECT (SELECT COUNT(*) FROM (SELECT DISTINCT group_id, member FROM pruned)),"
+        " (SELECT COUNT(*) FROM (SELECT DISTINCT group_id, member FROM segments))"
+    )
+    if gone:
+        console.print(Text(f"Tokens: of {left:,} responses, those of {gone:,} were deleted"))
 
 
 def _step_table(steps: Steps, console: Console) -> Table:

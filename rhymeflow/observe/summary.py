@@ -20,7 +20,7 @@ from rhymeflow.core.events import Evaluated, VersionPublished
 from rhymeflow.core.types import Version
 from rhymeflow.observe import metrics
 from rhymeflow.observe.progress import clock, sparkline
-from rhymeflow.store import codec
+from rhymeflow.store import codec, mirrored
 from rhymeflow.store.damage import open_undamaged
 from rhymeflow.store.reader import TrajectoryReader
 
@@ -50,6 +50,19 @@ class Drafts:
     """Share of the drafted tokens that were accepted."""
     time_saved: float
     """Seconds, of all instances, by their own estimate."""
+
+
+@dataclass(frozen=True)
+class MirrorState:
+    """How much of a run can be resumed from its mirror."""
+
+    url: str
+    events_behind: int
+    """Events that are in the log and not there; 0: all is there."""
+    seconds_behind: float
+    """Seconds of the run between the last event that is there and the last of the log."""
+    problem: str | None
+    """What was wrong with it last, if it is not up to date."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +99,8 @@ class Summary:
     """Share of the time that instances and learner stood idle, mean over steps."""
     drafts: Drafts | None
     """`None` of a run that drafted nothing."""
+    mirror: MirrorState | None
+    """`None` of a run without one."""
 
 
 def summarize(run_dir: Path) -> Summary:
@@ -101,6 +116,7 @@ def summarize(run_dir: Path) -> Summary:
         ((generated, made_in, drafted),) = reader.query(
             "SELECT TOTAL(length), TOTAL(steps), TOTAL(drafted) FROM spans"
         )
+        ((num_events,),) = reader.query("SELECT COALESCE(MAX(seq), 0) FROM events")
         endings = reader.query(
             "SELECT COALESCE(ending, 'unfinished'), COUNT(*) FROM groups GROUP BY 1"
         )
@@ -124,6 +140,29 @@ def summarize(run_dir: Path) -> Summary:
         endings={"consumed": 0, "filtered": 0, "aborted": 0} | dict(endings),
         idle=_idle(rows.values()),
         drafts=_drafts(generated, made_in, drafted, rows.values()),
+        mirror=mirror_state(run_dir, num_events, seconds),
+    )
+
+
+def mirror_state(run_dir: Path, num_events: int, seconds: float) -> MirrorState | None:
+    """What is known of the mirror of a run whose log has so many events, until `seconds`."""
+    found = mirrored.read(run_dir)
+    if found is None:
+        return None
+    last, time = found.whole or (0, 0.0)
+    behind = max(num_events - last, 0)
+    late = round(max(seconds - time, 0.0), 3) if behind else 0.0
+    return MirrorState(found.url, behind, late, found.problem if behind else None)
+
+
+def mirror_line(mirror: MirrorState) -> str:
+    """The same in words."""
+    if not mirror.events_behind:
+        return f"{mirror.url}: up to date"
+    problem = f" ({mirror.problem})" if mirror.problem else ""
+    return (
+        f"{mirror.url}: {mirror.events_behind:,} events, {mirror.seconds_behind:.0f} s behind"
+        f"{problem}"
     )
 
 
@@ -230,6 +269,8 @@ def _lines(summary: Summary) -> list[tuple[str, str]]:
                 f"{drafts.acceptance_rate:.0%} accepted, {drafts.time_saved:.0f} s saved",
             )
         )
+    if summary.mirror is not None:
+        lines.append(("mirror", mirror_line(summary.mirror)))
     if summary.idle:
         lines.append(("idle", ", ".join(f"{part} {x:.0%}" for part, x in summary.idle.items())))
     return lines

@@ -12,6 +12,7 @@ from typing import Any
 
 from rhymeflow.config import Config
 from rhymeflow.core.types import Version
+from rhymeflow.mirror.mirror import Mirror
 from rhymeflow.observe.metrics import MetricsWriter
 from rhymeflow.observe.progress import Progress, ProgressState
 from rhymeflow.runtime.disk_space import DiskSpace
@@ -44,6 +45,8 @@ class Reporter:
         self._trained_tokens = 0.0
         self.space: DiskSpace | None = None
         """Of the run directory, once it is known how large a checkpoint is."""
+        self.mirror: Mirror | None = None
+        """Of the run, if it has one."""
 
     def continue_from(
         self, rows: Mapping[Version, Mapping[str, Any]], endings: Mapping[str, int]
@@ -99,6 +102,8 @@ class Reporter:
             **published.metrics,
             **{f"endings/{name}": float(count) for name, count in self.endings.items()},
         }
+        if self.mirror is not None:
+            metrics["mirror/behind_s"] = self.mirror.behind
         self._metrics.write(version, now, metrics)
         state = self._state
         state.step = version
@@ -137,6 +142,8 @@ class Reporter:
         self._state.elapsed = self.now
         if self.space is not None and (warning := self.space.warning(self.now)):
             self.warn(warning)
+        if self.mirror is not None and (notice := self.mirror.notice()):
+            self.warn(notice)
         if self._state.first_step_at is not None:
             self._state.running = self.throughput.running
             self._state.waiting = self.throughput.waiting

@@ -44,6 +44,12 @@ def write_config(config: Config, path: Path) -> None:
     (path / "config.yaml").write_text(dump_config(config))
 
 
+def located(config: Config, run_dir: Path) -> Config:
+    """The configuration of a run that may have been moved to `run_dir`."""
+    run = config.run.model_copy(update={"output_dir": str(run_dir)})
+    return config.model_copy(update={"run": run})
+
+
 def choose_run_dir(config: Config) -> Path:
     """Return the configured directory, or one under `runs/` that is not there yet."""
     if config.run.output_dir is not None:

@@ -26,6 +26,7 @@ from rhymeflow.data.run_prompts import RunPrompts
 from rhymeflow.errors import StorageError, UserError
 from rhymeflow.histospec.index import Index
 from rhymeflow.learner.checkpoint_dirs import CHECKPOINTS, checkpoints_up_to, set_aside
+from rhymeflow.mirror.mirror import Mirror, check_free
 from rhymeflow.observe import metrics, summary
 from rhymeflow.observe.metrics import MetricsWriter
 from rhymeflow.observe.progress import Progress
@@ -85,6 +86,7 @@ def train(
         StorageError: the disk is full, or files of the run were deleted or damaged.
     """
     processes.prepare()
+    check_free(config)
     path = run_dir or directories.choose_run_dir(config)
     config = in_force.before_the_start(config, path)
     directories.create_run_dir(config, path)
@@ -115,6 +117,7 @@ def resume(
         closing(SqliteTrajectoryStore(run_dir / EVENTS)) as store,  # nobody else writes there now
     ):
         past, config = recall(run_dir, change)
+        config = directories.located(config, run_dir)
         return attempt(config, run_dir, store, past, console or Console())
 
 
@@ -142,10 +145,12 @@ def attempt(
     number = store.begin_attempt(config.model_dump_json(), now=past.seconds, started=started)
     logs = path / "logs" / f"attempt-{number}"
     results: list[Summary] = []
+    mirror = Mirror.of(config, path)
     try:
         with Progress(console) as progress, machine.runtime(config, path, logs) as runtime:
             reporter = Reporter(config, writer, progress, seconds=past.seconds, clock=machine.clock)
             reporter.continue_from(metrics.read(path), store.endings())
+            reporter.mirror = mirror
             with (
                 assembled(config, path, store, past, runtime, reporter, machine) as controller,
                 interruptible(controller),
@@ -163,6 +168,8 @@ def attempt(
     finally:
         with ExitStack() as ending:  # backwards; each is done, whatever becomes of the others
             ending.callback(lambda: results.append(summary.write(path)))
+            if mirror is not None:
+                ending.callback(mirror.close)
             ending.callback(store.close_if_missing)
             ending.callback(store.commit)
             ending.callback(writer.close)
@@ -201,7 +208,9 @@ def assembled(
     saved = checkpoints_up_to(path / CHECKPOINTS, state.published or 0)
     shared_memory.free_left(shared_memory.prefix_for(path, ""))
     with history_index(config, path) as index:
-        store.commit()  # workers read it
+        store.commit()  # workers read it, and the mirror
+        if reporter.mirror is not None:
+            reporter.mirror.start()
         tokenizer, prompts = machine.load(supervisor.start, config, reporter)
         config = in_force.once_loaded(config, tokenizer, prompts)
         record_config(config, path, store)

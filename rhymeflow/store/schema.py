@@ -178,6 +178,13 @@ def _create(connection: sqlite3.Connection) -> None:
     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
+def create(path: Path) -> None:
+    """Make an empty store, to be filled by somebody else than a run."""
+    connection = sqlite3.connect(path, isolation_level=None)
+    _create(connection)
+    connection.close()
+
+
 def open_for_reading(path: Path) -> sqlite3.Connection:
     """Open the store read-only; works while the writer writes.
 
