@@ -29,8 +29,8 @@ from rhymeflow.observe import metrics
 from rhymeflow.observe.summary import EVENTS
 from rhymeflow.runtime import event_log
 from rhymeflow.runtime.event_log import EventLog
-from rhymeflow.runtime.retention import Retention
 from rhymeflow.runtime.replay import beginning
+from rhymeflow.runtime.retention import Retention
 from rhymeflow.store.writer import SqliteTrajectoryStore
 
 INSTANCES, CAPACITY, FINISHED = 16, 64, 64

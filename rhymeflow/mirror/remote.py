@@ -101,9 +101,7 @@ class Remote:
     def _explained(self, what: str, name: str) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # noqa: BLE001 - each file system has errors of its own
+        except Exception as error:
             self._made.clear()  # somebody may have deleted them
             said = " ".join(str(error).split()) or type(error).__name__
             raise Unreachable(f"cannot {what} {name}: {said[:200]}") from error
-
-

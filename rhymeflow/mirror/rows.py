@@ -109,9 +109,10 @@ class _Reading:
     def _segments(self) -> int:
         rows = self._rows["segments"] = []
         last, size = self._since.segments, 0
-        for last, *row, tokens, logprobs, accepted in self._query(_SEGMENTS, (last,)):
-            rows.append((last, *row))
-            self._tokens.segments.append((last, tokens, logprobs, accepted))
+        for number, *row, tokens, logprobs, accepted in self._query(_SEGMENTS, (last,)):
+            last = number
+            rows.append((number, *row))
+            self._tokens.segments.append((number, tokens, logprobs, accepted))
             size += len(tokens) + len(logprobs)
             if len(rows) == ROWS_AT_ONCE or size > BYTES_AT_ONCE:
                 self._is_whole = False
@@ -129,9 +130,7 @@ class _Reading:
             self._rows.setdefault(what, []).extend(self._without_tokens(what, found))
         return last
 
-    def _without_tokens(
-        self, table: str, rows: list[tuple[Any, ...]]
-    ) -> Iterator[tuple[Any, ...]]:
+    def _without_tokens(self, table: str, rows: list[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
         """Rows as they go into the log; the rest goes to the tokens."""
         for row in rows:
             if table == "token_details":
@@ -187,5 +186,7 @@ def pruned_in(log: LogObject) -> set[int]:
 
 def groups_in(log: LogObject) -> set[int]:
     """Groups that the object of tokens beside this one has anything of."""
-    named = {a for _, what, a, _ in log.rows["changes"] if what in ("trajectories", "token_details")}
+    named = {
+        a for _, what, a, _ in log.rows["changes"] if what in ("trajectories", "token_details")
+    }
     return named | {row[1] for row in log.rows["segments"]}

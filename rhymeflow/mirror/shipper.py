@@ -105,7 +105,9 @@ class Shipper:
 
     def _of_this_log(self, copied: dict[str, Tree]) -> dict[str, Tree]:
         """Without checkpoints that were ahead of where the log goes on."""
-        found = "SELECT COALESCE(MAX(json_extract(body, '$.version')), 0) FROM events WHERE kind = ?"
+        found = (
+            "SELECT COALESCE(MAX(json_extract(body, '$.version')), 0) FROM events WHERE kind = ?"
+        )
         (published,) = self._ask(found, "VersionPublished")
         return {p: tree for p, tree in copied.items() if (version_of(p) or 0) <= published}
 

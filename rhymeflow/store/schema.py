@@ -23,8 +23,8 @@ SCHEMA_VERSION = 10
 number."""
 
 READABLE = {8, 9, SCHEMA_VERSION}
-"""8 has no snapshots, and up to 9 nothing was pruned and changes were not noted; they get the tables
-when they are written to (`bring_up_to_date`)."""
+"""8 has no snapshots, and up to 9 nothing was pruned and changes were not noted; they get the
+tables when they are written to (`bring_up_to_date`)."""
 
 _LAST_WRITERS = {5: "01adc8d", 6: "a3fa83b", 7: "8fce5f6"}
 """The last commit of Rhymeflow that read and wrote an older schema. None of them was released."""
@@ -42,8 +42,8 @@ LOCK = "writer.lock"
 # aborted. `steps` is the number of iterations that generated a segment's tokens, `drafted` of the
 # tokens that were proposed in them. `held_out` has the prompts that `evaluations` answers. With
 # `run.token_details` there is a byte for each token: in `segments.accepted` 1 if it was drafted, in
-# `token_details.flags` what the learner did about it (`learner/token_details.py`). `pruned` has what
-# is left of segments whose tokens were deleted (`pruning.py`), and `spans` is both together.
+# `token_details.flags` what the learner did about it (`learner/token_details.py`). `pruned` has
+# what is left of segments whose tokens were deleted (`pruning.py`), `spans` is both together.
 # `changes` names each row, outside the tables that only grow, that was put, changed or taken out:
 # what copies the store (`rhymeflow/mirror`) reads from there on. An `a` and `b` of 0 may mean none.
 _SNAPSHOTS = "CREATE TABLE snapshots (event INTEGER PRIMARY KEY, state BLOB NOT NULL);"
@@ -221,7 +221,8 @@ def check_version(connection: sqlite3.Connection, path: Path) -> None:
     if found not in READABLE:
         raise UserError(
             f"{path}: has schema version {found}, and this Rhymeflow ({source_version()}) reads "
-            f"{', '.join(map(str, sorted(READABLE)[:-1]))} and {SCHEMA_VERSION}; {_what_reads(found, connection)}"
+            f"{', '.join(map(str, sorted(READABLE)[:-1]))} and {SCHEMA_VERSION}; "
+            f"{_what_reads(found, connection)}"
         )
 
 

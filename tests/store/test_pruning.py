@@ -78,21 +78,12 @@ class Twins:
                 count = draw.randrange(4)
                 if not count:
                     continue
+                one, start = TrajectoryId(group, member), lengths[member]
+                version = draw.randint(max(self.version - 1, 0), self.version)
+                tokens = list(range(start, start + count))
                 for store in self.stores:
-                    tokens = list(range(lengths[member], lengths[member] + count))
-                    put(store, TrajectoryId(group, member), lengths[member], tokens,
-                        version=draw.randint(max(self.version - 1, 0), self.version)
-                        if store is self.stores[0] else self._last_version(group, member))  # fmt: skip
+                    put(store, one, start, tokens, version=version)
                 lengths[member] += count
-
-    def _last_version(self, group: int, member: int) -> int:
-        found = self.stores[0]
-        found._transaction.write()
-        return found._connection.execute(
-            "SELECT version FROM segments WHERE group_id = ? AND member = ?"
-            " ORDER BY start DESC LIMIT 1",
-            (group, member),
-        ).fetchone()[0]
 
     def _train(self, draw: random.Random) -> None:
         ready = [group for group, lengths in self.lengths.items() if all(lengths)]
@@ -134,9 +125,10 @@ class Twins:
         in_flight = list(self.lengths)
         one, other = (store.progress(in_flight) for store in self.stores)
         assert one == other
-        with closing(TrajectoryReader(self.paths[0])) as all_, closing(
-            TrajectoryReader(self.paths[1])
-        ) as some:
+        with (
+            closing(TrajectoryReader(self.paths[0])) as all_,
+            closing(TrajectoryReader(self.paths[1])) as some,
+        ):
             assert all_.query(TOTALS) == some.query(TOTALS)
             assert all_.query("SELECT * FROM responses ORDER BY 1, 2") == some.query(
                 "SELECT * FROM responses ORDER BY 1, 2"
@@ -167,9 +159,10 @@ def slowly(monkeypatch):
 @settings(max_examples=60, deadline=None)
 @given(steps=STEPS, history_tokens=st.integers(0, 40), keep=st.integers(0, 2))
 def test_what_a_run_may_read_is_what_it_would_be_unpruned(steps, history_tokens, keep):
-    with tempfile.TemporaryDirectory() as folder, closing(
-        Twins(Path(folder), history_tokens, keep)
-    ) as twins:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        closing(Twins(Path(folder), history_tokens, keep)) as twins,
+    ):
         for step in steps:
             twins.take(step)
         twins.compare()
@@ -203,9 +196,10 @@ def test_texts_and_details_go_with_the_tokens(tmp_path):
 
 
 def test_a_batch_whose_tokens_are_gone_is_refused_in_one_line(tmp_path):
-    with closing(run_of(tmp_path, 6, prunes=True)) as twins, closing(
-        TrajectoryReader(twins.paths[1])
-    ) as reader:
+    with (
+        closing(run_of(tmp_path, 6, prunes=True)) as twins,
+        closing(TrajectoryReader(twins.paths[1])) as reader,
+    ):
         with pytest.raises(UserError, match=r"tokens of trajectory 0.0 are needed and were del"):
             reader.batch([0], [[0]])
         details = reader.details(TrajectoryId(0, 0))

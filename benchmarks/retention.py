@@ -1,0 +1,152 @@
+"""What the log of a large run costs, with and without `run.keep_tokens` and a mirror.
+
+The store is given what a run of 128 GPUs gives it (200,000 tokens a second, in segments of 25, of
+responses of 1,000), as quickly as it takes that; a version comes each 4 seconds, a checkpoint each
+12. Reported for each second of that run: the time that its only writer takes (the controller's
+process), and how large `events.db` is; and how long a resume takes to check the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sqlite3
+import tempfile
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from benchmarks import harness
+from rhymeflow.config import Config
+from rhymeflow.core.events import Tick, TrajectoryRewarded, VersionPublished
+from rhymeflow.core.types import TrajectoryId
+from rhymeflow.store.writer import SqliteTrajectoryStore
+
+IN_FLIGHT, SEGMENT, LENGTH, MEMBERS = 8_000, 25, 1_000, 16
+VERSION_SECONDS, SAVE_SECONDS = 4, 12
+PRUNE_LIMIT, BOUND_GROWTH = 0.5, 0.25
+KINDS = ("all", "pruned", "mirrored")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add this benchmark's options."""
+    harness.add_number(parser, "--seconds", 60, "of the run that is stood for")
+    parser.add_argument("--only", choices=KINDS, help="one of the kinds of log")
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Write each kind of log, and report."""
+    kinds = KINDS if args.only is None else (args.only,)
+    rows = [measure(kind, args.seconds) for kind in kinds]
+    found = {row["log"]: row for row in rows}
+    targets = []
+    if "pruned" in found:
+        row = found["pruned"]
+        grown = row["MB"] / row["MB at half"] - 1
+        targets.append(harness.Target("retention/growth", grown, BOUND_GROWTH, at_most=True))
+        share = row["writer"]
+        targets.append(harness.Target("retention/writer", share, PRUNE_LIMIT, at_most=True))
+    return harness.report("retention", rows, targets, args, __doc__ or "")
+
+
+def measure(kind: str, seconds: int) -> dict[str, Any]:
+    """One log of so many seconds."""
+    with tempfile.TemporaryDirectory(prefix="rhymeflow-retention-") as folder:
+        path = Path(folder) / "run"
+        path.mkdir()
+        load = Load(path, prunes=kind == "pruned")
+        mirror = _mirror(path, Path(folder) / "mirror") if kind == "mirrored" else None
+        half = 0.0
+        for second in range(seconds):
+            load.second(second)
+            if second == seconds // 2:
+                half = size(path)
+        behind = None if mirror is None else mirror.behind
+        if mirror is not None:
+            mirror.close()
+        took = load.store.seconds
+        load.store.close()
+        began = time.perf_counter()
+        with closing(sqlite3.connect(path / "events.db")) as db:
+            db.execute("PRAGMA quick_check(1)").fetchone()
+        return {
+            "log": kind,
+            "writer": round(took / seconds, 4),
+            "MB at half": round(half, 1),
+            "MB": round(size(path), 1),
+            "check": round(time.perf_counter() - began, 2),
+            **({} if behind is None else {"behind": round(behind, 1)}),
+        }
+
+
+def _mirror(path: Path, url: Path) -> Any:
+    from rhymeflow.mirror.mirror import Mirror
+
+    mirror = Mirror(path, str(url), 1.0)
+    mirror.start()
+    return mirror
+
+
+def size(path: Path) -> float:
+    """MB of the store, its `-wal` included."""
+    return sum(os.stat(file).st_size for file in path.glob("events.db*")) / 1e6
+
+
+class Load:
+    """What is stored of the run, second by second."""
+
+    def __init__(self, path: Path, *, prunes: bool) -> None:
+        self.store, self._prunes = SqliteTrajectoryStore(path / "events.db"), prunes
+        self.store.begin_attempt(Config().model_dump_json(), now=0.0, started="")
+        self.store.commit()
+        self._lengths = dict.fromkeys(range(IN_FLIGHT // MEMBERS), 0)
+        for group in self._lengths:
+            self._lengths[group] = group * SEGMENT % LENGTH
+            self._put_group(group)
+        self._num_groups, self._version, self._saved = len(self._lengths), 0, 0
+
+    def second(self, second: int) -> None:
+        """One more."""
+        store, events = self.store, []
+        tokens, logprobs = list(range(SEGMENT)), [-0.5] * SEGMENT
+        for group, length in list(self._lengths.items()):
+            for member in range(MEMBERS):
+                store.put_segment(
+                    TrajectoryId(group, member), start=length, version=self._version,
+                    instance=f"rollout-{member}", steps=SEGMENT, drafted=0,
+                    tokens=tokens, logprobs=logprobs,
+                )  # fmt: skip
+            self._lengths[group] = length + SEGMENT
+            if length + SEGMENT >= LENGTH:
+                events += self._end(group)
+        store.record(float(second), [*events, *[Tick()] * 50])
+        if second % VERSION_SECONDS == 0:
+            self._version += 1
+            store.record(float(second), [VersionPublished(self._version, "0" * 16)])
+            store.commit(durable=True)
+        if second % SAVE_SECONDS == 0:
+            self._saved = self._version
+        if self._prunes and self._saved:
+            store.prune(before=self._saved, history_tokens=0)
+        store.commit()
+
+    def _end(self, group: int) -> list[TrajectoryRewarded]:
+        del self._lengths[group]
+        found = []
+        for member in range(MEMBERS):
+            one = TrajectoryId(group, member)
+            self.store.put_finished(one, length=LENGTH, reason="stop")
+            self.store.put_text(one, "word " * (LENGTH * 4 // 5))
+            self.store.put_reward(one, reward=0.5, components={"f": 0.5})
+            found.append(TrajectoryRewarded(one, 0.5))
+        self.store.put_consumed(group, version=self._version, members=list(range(MEMBERS)))
+        self._lengths[self._num_groups] = 0
+        self._put_group(self._num_groups)
+        self._num_groups += 1
+        return found
+
+    def _put_group(self, group: int) -> None:
+        self.store.put_group(
+            group, row=group, epoch=0, prompt="p" * 400, prompt_tokens=[1] * 100, columns={}
+        )
