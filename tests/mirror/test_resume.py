@@ -18,6 +18,7 @@ from rhymeflow.utils import shared_memory
 from tests.runtime.test_resume import audit, learned, small, tokens
 
 
+@pytest.mark.mirror
 @pytest.mark.slow
 def test_a_run_whose_directory_is_lost_goes_on_from_its_mirror(tmp_path):
     """Killed with all its processes; the same tokens and losses as a run that was not."""

@@ -39,7 +39,7 @@ STEPS = st.lists(
         st.sampled_from(["generate", "generate", "train", "drop", "save", "prune", "reopen"]),
         st.integers(0, 2**16),
     ),
-    max_size=60,
+    max_size=40,
 )
 
 
@@ -156,7 +156,7 @@ def slowly(monkeypatch):
     monkeypatch.setattr(pruning, "ROWS_AT_ONCE", 1)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(steps=STEPS, history_tokens=st.integers(0, 40), keep=st.integers(0, 2))
 def test_what_a_run_may_read_is_what_it_would_be_unpruned(steps, history_tokens, keep):
     with (
