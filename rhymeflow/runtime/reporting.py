@@ -8,16 +8,29 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from rhymeflow.config import Config
 from rhymeflow.core.types import Version
-from rhymeflow.mirror.mirror import Mirror
 from rhymeflow.observe.metrics import MetricsWriter
 from rhymeflow.observe.progress import Progress, ProgressState
 from rhymeflow.runtime.disk_space import DiskSpace
 from rhymeflow.runtime.throughput import Throughput
 from rhymeflow.workers.messages import BatchTrained, VersionPublished
+
+
+class RunMirror(Protocol):
+    """A copy of the run elsewhere, which is made while the run goes on (`rhymeflow/mirror`)."""
+
+    @property
+    def behind(self) -> float:
+        """Seconds that it is."""
+
+    def start(self) -> None:
+        """The store is there: begin."""
+
+    def notice(self) -> str | None:
+        """What the user should know now, in a line."""
 
 
 class Reporter:
@@ -45,7 +58,7 @@ class Reporter:
         self._trained_tokens = 0.0
         self.space: DiskSpace | None = None
         """Of the run directory, once it is known how large a checkpoint is."""
-        self.mirror: Mirror | None = None
+        self.mirror: RunMirror | None = None
         """Of the run, if it has one."""
 
     def continue_from(
