@@ -3,7 +3,6 @@
 # make test-fast   a minute of tests, while you work: no runs, no models
 # make lint   the first three
 # make test-vllm   tests of vLLM, in an environment of their own, which takes four minutes to make
-# make test-mirror   a run whose machine is lost, resumed from its mirror: half a minute
 # make gpu    on a machine with a GPU: everything that is marked `gpu`, and `rhymeflow bench gpu`
 # make nightly   a million operations of the staleness protocol against its naive model
 # A second call is quick: .venv is made anew only when pyproject.toml or the installer changes.
@@ -12,7 +11,7 @@ BIN := .venv/bin
 # As many processes as cores; each file in one of them, those with slow tests first (tests/conftest.py).
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-fast test-vllm test-mirror gpu lint nightly clean
+.PHONY: demo test test-fast test-vllm gpu lint nightly clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.installed
@@ -40,9 +39,6 @@ test-vllm: .venv-vllm/.installed
 	@files=$$(grep -l "mark\.vllm" tests/vllm/test_*.py) || exit 1; for file in $$files; do \
 		echo "$$file"; NUMBA_CACHE_DIR=$(CURDIR)/.venv-vllm/numba $(VLLM_BIN)/python -m pytest -m vllm "$$file" || exit 1; \
 	done
-
-test-mirror: .venv/.installed-test
-	$(BIN)/python -m pytest -m mirror tests/mirror
 
 # Nothing is installed or fetched: GPU_PYTHON has torch for the GPU, and Rhymeflow with its tests.
 GPU_PYTHON ?= python3

@@ -105,8 +105,9 @@ def plain(value: Any) -> Any:
     return [(name, plain(getattr(value, name))) for name in names if name not in SHARED]
 
 
-SHARED = ("plan", "schedule", "generated")
-"""What a state does not hold itself: a configuration made it, or it leads back to the state."""
+SHARED = ("plan", "schedule", "generated", "memo")
+"""What a state does not hold itself: a configuration made it, it leads back to the state, or it is
+what strategies keep, which must not matter."""
 
 
 def ended(run_dir: Path, config: Config, seen: Seen) -> None:
