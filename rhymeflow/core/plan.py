@@ -36,8 +36,8 @@ class Schedule:
     """Groups in flight at a time."""
     settings: Settings
     max_interrupts: int
-    """Trajectories interrupted for pulls in a tick, about: the other instances pull in ticks that
-    follow at once, before anything is routed."""
+    """Trajectories interrupted for pulls in a tick, about, and more of a large fleet: the other
+    instances pull in ticks that follow at once, before anything is routed."""
     layout: Callable[[], Layout]
     """Creates the layout that the rules read, one for each run."""
 

@@ -14,7 +14,7 @@ from rhymeflow.core.commands import Command, Evaluate, Finish, Pull, RequestProm
 from rhymeflow.core.instance import Instance
 from rhymeflow.core.protocol.group import Group, MemberState
 from rhymeflow.core.state import State
-from rhymeflow.core.strategies.base import MAX_ASSIGNMENTS, FleetView
+from rhymeflow.core.strategies.base import INSTANCES_PER_ASSIGNMENT, FleetView, most_assignments
 from rhymeflow.core.types import Version
 from rhymeflow.core.view import view_of
 
@@ -96,9 +96,10 @@ def _is_over(state: State) -> bool:
 def _pull(state: State, published: Version) -> Iterator[Command]:
     """Have instances pull; those that there is no time for in this tick stay in `state.pulling`."""
     names = state.pulling or tuple(i.name for i in _to_pull(state, published))
+    most = max(state.schedule.max_interrupts, len(state.instances) // INSTANCES_PER_ASSIGNMENT)
     num_interrupted = 0
     for done, name in enumerate(names):
-        if num_interrupted >= state.schedule.max_interrupts:
+        if num_interrupted >= most:
             state.pulling, state.has_more = names[done:], True
             return
         instance = state.instances.get(name)
@@ -179,7 +180,7 @@ def _route(state: State, view: FleetView) -> Iterator[Command]:
         instance = state.instances[name]
         if state.accepts(instance):
             for command in state.start(trajectory, instance):
-                state.has_more = len(proposals) >= MAX_ASSIGNMENTS
+                state.has_more = len(proposals) >= most_assignments(len(state.instances))
                 yield command
 
 

@@ -39,7 +39,7 @@ from rhymeflow.core.events import (
     VersionPublished,
 )
 from rhymeflow.core.state import Prompt
-from rhymeflow.core.strategies import routing
+from rhymeflow.core.strategies import base
 from rhymeflow.core.strategies.schedules import SCHEDULES
 from rhymeflow.core.types import TrajectoryId
 from tests.helpers import FakeRuntime, a_plan, a_schedule
@@ -472,8 +472,7 @@ def routed(schedule: str, num_instances: int, num_groups: int, most: int | None)
     """All that is routed when a fleet of unequal instances is filled at once."""
     with pytest.MonkeyPatch.context() as patch:
         if most is not None:
-            for module in (planner, routing):
-                patch.setattr(module, "MAX_ASSIGNMENTS", most)
+            patch.setattr(base, "MAX_ASSIGNMENTS", most)
         coordinator = Coordinator(
             a_plan(groups_per_batch=num_groups, num_generations=3, max_staleness=0),
             a_schedule(schedule),
@@ -508,8 +507,7 @@ def test_short_ticks_route_what_one_long_tick_does(
 @given(runs(), capacities, st.integers(0, 2**16))
 def test_a_run_of_short_ticks_ends(scenario, capacities, seed) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        for module in (planner, routing):
-            patch.setattr(module, "MAX_ASSIGNMENTS", 1)
+        patch.setattr(base, "MAX_ASSIGNMENTS", 1)
         run(*scenario, capacities, seed, crashes=2, duplicates=0.1)
 
 

@@ -149,10 +149,18 @@ class Migration(NamedTuple):
 
 Routing = Callable[[FleetView], Iterable[Assignment]]
 """Which of what waits goes where, in the order it is to be done. A rule may stop when it has
-`MAX_ASSIGNMENTS`: it is asked again at once, in a tick of its own."""
+`most_assignments`: it is asked again at once, in a tick of its own."""
 
 MAX_ASSIGNMENTS = 128
-"""So that a tick is short also when a whole fleet is to be filled."""
+"""So that a tick is short also when a whole fleet is to be filled ..."""
+INSTANCES_PER_ASSIGNMENT = 8
+"""... of 1,024 instances. Each tick looks once at every instance, so with more it does more."""
+
+
+def most_assignments(num_instances: int) -> int:
+    """How many trajectories one tick routes at most, or interrupts before it stops."""
+    return max(MAX_ASSIGNMENTS, num_instances // INSTANCES_PER_ASSIGNMENT)
+
 
 Sync = Callable[[InstanceView, FleetView], bool]
 """Whether this instance, which lags behind the weight store, is to pull now."""

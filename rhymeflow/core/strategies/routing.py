@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from heapq import heapify, heappop, heapreplace
 
-from rhymeflow.core.strategies.base import MAX_ASSIGNMENTS, Assignment, FleetView
+from rhymeflow.core.strategies.base import Assignment, FleetView, most_assignments
 from rhymeflow.core.strategies.gains import Gains
 from rhymeflow.core.strategies.room import has_room
 from rhymeflow.core.types import Version
@@ -48,6 +48,7 @@ def fewest_requests(view: FleetView) -> list[Assignment]:
         heapify(heap)
     kv_tokens: dict[int, int] = {}
     proposals: list[Assignment] = []
+    most = most_assignments(len(view.instances))
     if not heaps:
         return proposals
     for trajectory in view.queue:
@@ -65,7 +66,7 @@ def fewest_requests(view: FleetView) -> list[Assignment]:
             heappop(heap)
         else:
             del heaps[instance.version]
-        if not heaps or len(proposals) == MAX_ASSIGNMENTS:
+        if not heaps or len(proposals) == most:
             break
     return proposals
 
@@ -88,6 +89,7 @@ def waterfall(view: FleetView) -> list[Assignment]:
     ascending = sorted(classes)
     descending = ascending[::-1]
     proposals: list[Assignment] = []
+    most = most_assignments(len(view.instances))
     if not classes:
         return proposals
     for trajectory in view.queue:
@@ -103,7 +105,7 @@ def waterfall(view: FleetView) -> list[Assignment]:
             break
         proposals.append(Assignment(trajectory.id, load.instance.name))
         gains.give(load, trajectory.tokens)
-        if len(proposals) == MAX_ASSIGNMENTS:
+        if len(proposals) == most:
             break
     return proposals
 
