@@ -164,6 +164,12 @@ class Engine(Protocol):
         Ids that are not here are passed over: what they name may just have finished.
         """
 
+    def prepare(self, weights: WeightReader, want: Version) -> bool:
+        """Begin to fetch what `install` will need, in the background; whether that is here.
+
+        To be asked again until it is; nothing depends on it but how long `install` takes.
+        """
+
     def install(self, weights: WeightReader, want: Version, *, keep_cache: bool) -> Pulled:
         """Take the weights of `want`, or newer ones if those are gone, and go on under them.
 

@@ -40,9 +40,10 @@ class Installation:
     def __init__(self, into: Mapping[str, Tensor]) -> None:
         self.holds: Pulled | None = None
         """What was proved of them; None: they hold anything."""
+        self.digests: dict[str, int] = {}
+        """Of each tensor, as far as it was pulled."""
         self._into = into
         self._places: dict[str, np.ndarray | None] = {}
-        self._digests: dict[str, int] = {}
 
     def pull(self, reader: WeightReader, want: Version | None = None) -> Pulled:
         """Bring `want`, or the newest weights for None, into the tensors.
@@ -82,15 +83,15 @@ class Installation:
             return pulled
 
     def _pull(self, reader: WeightReader, want: Version | None) -> Pulled:
-        self._digests = {}
+        self.digests = {}
         parts = set()
         for chunk in reader.pull(None, want):
             size = self._copy(chunk)
             if len(chunk.data) < size:
                 parts.add(chunk.name)
         for name in parts:
-            self._digests[name] = on_device.digest(self._into[name])
-        return reader.prove(self._digests)
+            self.digests[name] = on_device.digest(self._into[name])
+        return reader.prove(self.digests)
 
     def _update(self, reader: WeightReader, update: Update) -> Pulled:
         from rhymeflow.weights.kernels import put_changes  # loads numba
@@ -102,10 +103,10 @@ class Installation:
                     more = int(put_changes(place.view(np.uint16), *listed, INNER))
                 else:
                     more = on_device.put_changes(self._into[name], listed)
-                self._digests[name] = (self._digests[name] + more) & MASK
+                self.digests[name] = (self.digests[name] + more) & MASK
         for chunk in update.whole:
             self._copy(chunk)
-        return reader.prove(self._digests)
+        return reader.prove(self.digests)
 
     def _place(self, name: str) -> np.ndarray | None:
         """The tensor's bytes in place; None if they are not in one piece of the CPU's memory."""
@@ -123,9 +124,9 @@ class Installation:
         if place is None:
             _copy_to_device(chunk, target)
             if len(chunk.data) == size:
-                self._digests[chunk.name] = on_device.digest(target)
+                self.digests[chunk.name] = on_device.digest(target)
         elif len(chunk.data) == size:
-            self._digests[chunk.name] = copy_and_digest(place, chunk.data)
+            self.digests[chunk.name] = copy_and_digest(place, chunk.data)
         else:
             np.copyto(place[chunk.offset : end], chunk.data)
         return size

@@ -19,7 +19,6 @@ from pathlib import Path
 from rhymeflow.config import Config
 from rhymeflow.core.types import TrajectoryId, Version
 from rhymeflow.engine.base import Engine, Finished, NoiseKey, Request, Sampling
-from rhymeflow.weights import base
 from rhymeflow.weights.base import WeightReader
 from rhymeflow.weights.proof import as_text
 from rhymeflow.workers.channel import Connection
@@ -225,8 +224,7 @@ class Instance:
 
     def _pull(self, message: Pull) -> None:
         """Take new weights, or go on for now while they are being fetched, if there is work."""
-        held = base.Pulled(self.engine.version, self.engine.checksum)
-        is_ready = self.weights.prepare(held, message.version)
+        is_ready = self.engine.prepare(self.weights, message.version)
         self._pulling = None if is_ready or not self.engine.has_work else message
         if self._pulling is not None:
             return

@@ -10,6 +10,7 @@ from torch import nn
 from rhymeflow.engine.vllm.places import find_places, shape_of
 from rhymeflow.engine.vllm.weights import InstalledWeights
 from rhymeflow.weights.base import ChecksumMismatch, VersionUnavailable
+from rhymeflow.weights.delta import DeltaWeightStore
 from rhymeflow.weights.manifest import ManifestMismatch, manifest_of
 from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
 
@@ -234,3 +235,135 @@ def test_parts_of_a_fused_layer_stand_one_below_the_other():
     target = places["block.k_proj.weight"].target
     assert target.parts == [f"block.{name}_proj.weight" for name in "qkv"]
     assert shape_of(target, places) == (HEADS * HEAD + 2 * KV_HEADS * HEAD, HIDDEN)
+
+
+@pytest.fixture
+def deltas():
+    """A store that knows changes, of bfloat16."""
+    tensors = {name: tensor.bfloat16() for name, tensor in published().items()}
+    store = DeltaWeightStore.make(manifest_of(tensors), keep=4)
+    store.publish(0, tensors)
+    yield store, tensors
+    store.close()
+
+
+def change(tensors, *names):
+    for name in names:
+        tensors[name].view(-1)[3] += 1
+
+
+def count_pulls(reader, monkeypatch):
+    """What `pull` was asked for."""
+    asked, pull = [], reader.pull
+    monkeypatch.setattr(reader, "pull", lambda *how: asked.append(how) or pull(*how))
+    return asked
+
+
+def watch_packers(monkeypatch):
+    """The layers that were packed, in order."""
+    packed = []
+    plain = Packer.process_weights_after_loading
+
+    def process(self, layer):
+        packed.append(layer)
+        plain(self, layer)
+
+    monkeypatch.setattr(Packer, "process_weights_after_loading", process)
+    return packed
+
+
+def bfloat16_model():
+    model = Model().bfloat16()
+    for layer in (model.embed_tokens, model.lm_head):
+        layer.quant_method.process_weights_after_loading(layer)
+    return model
+
+
+def test_changes_are_put_in_and_only_layers_that_changed_are_packed_again(deltas, monkeypatch):
+    store, tensors = deltas
+    reader, model = store.handle.open(), bfloat16_model()
+    weights = InstalledWeights(model, reader)
+    weights.install(reader)
+    store.publish(1, tensors)
+    weights.install(reader, 1)  # is told of changes for the first time: whole, and kept
+    pulls = count_pulls(reader, monkeypatch)
+    packed = watch_packers(monkeypatch)
+    steps = [
+        (("block.k_proj.weight",), [model.block.qkv_proj]),
+        (("block.norm.weight",), []),
+        (("embed_tokens.weight",), [model.lm_head]),
+        (
+            ("block.up_proj.weight", "block.o_proj.weight"),
+            [model.block.o_proj, model.block.gate_up_proj],
+        ),
+        ((), []),
+    ]
+    for version, (names, layers) in enumerate(steps, 2):
+        change(tensors, *names)
+        checksum = store.publish(version, tensors)
+        packed.clear()
+        assert weights.install(reader, version) == (version, checksum)
+        assert {id(layer) for layer in packed} == {id(layer) for layer in layers}
+        fresh = bfloat16_model()
+        InstalledWeights(fresh, reader).install(store.handle.open(), version)
+        x = torch.randn(3, HIDDEN).bfloat16()
+        for name, due in products(fresh, x).items():
+            assert torch.equal(products(model, x)[name], due), name
+        assert torch.equal(model.block.norm.weight, tensors["block.norm.weight"])
+    assert pulls == []
+
+
+def test_weights_that_are_too_old_for_changes_come_whole(deltas, monkeypatch):
+    store, tensors = deltas
+    reader, model = store.handle.open(), bfloat16_model()
+    weights = InstalledWeights(model, reader)
+    weights.install(reader)
+    for version in range(1, 9):
+        change(tensors, "block.q_proj.weight")
+        checksum = store.publish(version, tensors)
+        if version in (1, 2, 8):
+            assert weights.install(reader, version, compare=True) == (version, checksum)
+    x = torch.randn(3, HIDDEN).bfloat16()
+    qkv = torch.cat([tensors[f"block.{name}_proj.weight"] for name in "qkv"])
+    assert torch.equal(products(model, x)["qkv"], x @ qkv.t().clone())
+
+
+def test_a_buffer_that_somebody_changed_is_noticed(deltas):
+    """By the digest, if a change is put where something else stands than it was found against."""
+    store, tensors = deltas
+    reader = store.handle.open()
+    weights = InstalledWeights(bfloat16_model(), reader)
+    for version in (1, 2):
+        change(tensors, "block.q_proj.weight")
+        store.publish(version, tensors)
+        weights.install(reader, version)
+    weights._unpacked.buffers["block.qkv_proj.weight"].view(-1)[3] += 1
+    change(tensors, "block.q_proj.weight")
+    store.publish(3, tensors)
+    with pytest.raises(ChecksumMismatch, match=r"block\.q_proj"):
+        weights.install(reader, 3)
+
+
+def test_a_layer_that_is_not_packed_again_is_noticed(deltas, monkeypatch):
+    store, tensors = deltas
+    reader = store.handle.open()
+    weights = InstalledWeights(bfloat16_model(), reader)
+    for version in (1, 2):
+        store.publish(version, tensors)
+        weights.install(reader, version)
+    change(tensors, "block.q_proj.weight")
+    store.publish(3, tensors)
+    monkeypatch.setattr(weights._unpacked, "take_changed", list)
+    with pytest.raises(ChecksumMismatch, match="does not compute"):
+        weights.install(reader, 3, compare=True)
+
+
+def test_processes_with_parts_take_no_changes(deltas):
+    store, tensors = deltas
+    reader, model = store.handle.open(), Model(0, 2).bfloat16()
+    weights = InstalledWeights(model, reader)
+    for version in (1, 2, 3):
+        change(tensors, "block.q_proj.weight")
+        checksum = store.publish(version, tensors)
+        assert weights.install(reader, version) == (version, checksum)
+    assert weights._unpacked is None

@@ -173,6 +173,10 @@ class Engine:
         chosen = list(self._requests) if ids is None else ids
         return [self._requests.pop(each) for each in chosen if each in self._requests]
 
+    def prepare(self, weights: Weights, want: Version) -> bool:
+        """Ask them."""
+        return weights.prepare(Pulled(self.version, self.checksum), want)
+
     def install(self, weights: Weights, want: Version, *, keep_cache: bool) -> Pulled:
         """Take the newest weights."""
         pulled = weights.newest(want)

@@ -117,6 +117,10 @@ class NativeEngine:
         """Stop requests; see `base.Engine`."""
         return self._engine.interrupt(ids)
 
+    def prepare(self, weights: WeightReader, want: Version) -> bool:
+        """Fetch what changed; see `base.Engine`."""
+        return weights.prepare(Pulled(self.version, self.checksum), want)
+
     def install(self, weights: WeightReader, want: Version, *, keep_cache: bool) -> Pulled:
         """Copy weights into the model; see `base.Engine`."""
         pulled = self._weights.pull_at_least(weights, want)

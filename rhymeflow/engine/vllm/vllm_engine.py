@@ -66,6 +66,8 @@ class VllmEngine:
         self._num_generated, self._clock = 0, 0.0
         self._timer = timer(config)
         rollout = config.rollout
+        self._is_here = rollout.vllm_tensor_parallel_size == 1
+        """Whether the only worker is in this process."""
         capacity = min(self._llm.kv_capacity, rollout.max_kv_tokens or self._llm.kv_capacity)
         stop = configured_stop_token_ids(config.model, load_tokenizer(config.model))
         self._limits = Limits(rollout.max_num_seqs, self._llm.max_length, capacity, stop)
@@ -160,6 +162,10 @@ class VllmEngine:
         self._forget([entry.request.id for entry in found])
         return [entry.request for entry in found]
 
+    def prepare(self, weights: WeightReader, want: Version) -> bool:
+        """Fetch what changed, if that can be put in; see `base.Engine`."""
+        return not self._is_here or weights.prepare(self._pulled, want)
+
     def install(self, weights: WeightReader, want: Version, *, keep_cache: bool) -> Pulled:
         """Have every worker pull; see `base.Engine`."""
         self._pulled = self._pull(weights, want)
@@ -232,8 +238,10 @@ class VllmEngine:
         """Have every worker pull until all of them hold the same version."""
         self._num_pulls += 1
         compare = self._num_pulls <= COMPARED_PULLS
+        # Other processes open readers of their own, which take weights whole.
+        source = weights if self._is_here else weights.handle
         while True:
-            pulled = self._llm.call("rhymeflow_install", weights.handle, want, compare)
+            pulled = self._llm.call("rhymeflow_install", source, want, compare)
             newest = max(each.version for each in pulled)
             if all(each == pulled[0] for each in pulled):
                 return Pulled(*pulled[0])

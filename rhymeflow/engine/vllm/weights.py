@@ -11,6 +11,10 @@ embedding is packed from the embedding's weight; whoever changes the embedding l
 on the old weights, silently. So every layer that has both its weight and something packed is packed
 again after each pull.
 
+**Changes.** From the second pull on, if the store knows what changed since the first, weights are
+kept as they are before they are packed (`unpacked.py`), and only layers of which something changed
+are packed again; but not where a process holds parts of tensors (tensor parallelism).
+
 Holds true: after `install` returned, the digests that were proved are of what vLLM computes with.
 After an error the model holds anything. Imports no vLLM: layers pack themselves
 (`quant_method.process_weights_after_loading`) and compute by `quant_method.apply`.
@@ -18,6 +22,7 @@ After an error the model holds anything. Imports no vLLM: layers pack themselves
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any
 
 import torch
@@ -25,6 +30,7 @@ from torch import Tensor, nn
 
 from rhymeflow.core.types import Version
 from rhymeflow.engine.vllm.places import Target, find_places, shape_of
+from rhymeflow.engine.vllm.unpacked import Unpacked, can_be_kept
 from rhymeflow.weights.base import (
     ChecksumMismatch,
     Overtaken,
@@ -48,8 +54,11 @@ class InstalledWeights:
     def __init__(self, model: nn.Module, reader: WeightReader) -> None:
         """`model` was loaded, with any weights."""
         self._model = model
+        self._manifest = reader.manifest
         self._specs = {spec.name: spec for spec in reader.manifest}
         self._places = find_places(model, reader.manifest)
+        self._held: Pulled | None = None
+        self._unpacked: Unpacked | None = None
         targets = {id(place.target): place.target for place in self._places.values()}
         self._targets = list(targets.values())
 
@@ -65,6 +74,36 @@ class InstalledWeights:
             ChecksumMismatch: what arrived is not what was published, or a layer computes with
                 something else.
         """
+        held, self._held = self._held, None
+        if self._unpacked is None and held is not None and self._can_take_changes(reader, held):
+            self._unpacked = Unpacked(self._places, self._manifest)
+        if self._unpacked is None:
+            self._held = self._install_whole(reader, want, compare)
+        else:
+            self._held = self._install_changes(self._unpacked, reader, want, compare)
+        return self._held
+
+    def _can_take_changes(self, reader: WeightReader, held: Pulled) -> bool:
+        """Whether the reader knows any, and they can be put in."""
+        whole = can_be_kept(self._places.values(), self._manifest)
+        return whole and reader.changes(held, None) is not None
+
+    @torch.no_grad()
+    def _install_changes(
+        self, unpacked: Unpacked, reader: WeightReader, want: Version | None, compare: bool
+    ) -> Pulled:
+        pulled = unpacked.pull(reader, want)
+        changed = unpacked.take_changed()
+        for target in changed:
+            if target.is_emptied:
+                pack(target.layer, target.attribute, unpacked.buffers[target.name])
+        there = {target.tensor().data_ptr() for target in changed if not target.is_emptied}
+        self._pack_heads(there)
+        if compare:
+            self._compare(unpacked.buffers)
+        return pulled
+
+    def _install_whole(self, reader: WeightReader, want: Version | None, compare: bool) -> Pulled:
         for _ in range(_MAX_OVERTAKEN):
             try:
                 return self._pull(reader, want, compare)
@@ -91,8 +130,7 @@ class InstalledWeights:
                 if not compare:
                     del buffers[target.name]
         assert not any(missing.values()), "a pull that began with nothing brings every tensor"
-        for layer in self._kept_and_packed():
-            layer.quant_method.process_weights_after_loading(layer)
+        self._pack_heads()
         pulled = reader.prove(digests)
         if compare:
             self._compare(buffers)
@@ -126,6 +164,12 @@ class InstalledWeights:
         if not torch.equal(where.to(source.dtype).cpu(), whole[place.source]):
             raise ChecksumMismatch(f"{chunk.name}: this process's part is not what was read")
         return digest(bytes_of(whole))
+
+    def _pack_heads(self, changed: Container[int] | None = None) -> None:
+        """Pack them again; `changed`: only those whose weight is at one of these addresses."""
+        for layer in self._kept_and_packed():
+            if changed is None or layer.weight.data_ptr() in changed:
+                layer.quant_method.process_weights_after_loading(layer)
 
     def _kept_and_packed(self) -> list[Any]:
         """Layers with a weight and something packed from it that is used: output heads."""

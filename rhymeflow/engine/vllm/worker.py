@@ -15,6 +15,7 @@ from rhymeflow.core.types import Version
 from rhymeflow.engine.vllm.sampler import CounterSampler
 from rhymeflow.engine.vllm.weights import InstalledWeights
 from rhymeflow.weights.base import Pulled, WeightHandle, WeightReader
+from rhymeflow.weights.handle import AnyWeightHandle
 
 PATH = f"{__name__}.WorkerExtension"
 """How vLLM is told of it."""
@@ -38,16 +39,23 @@ class WorkerExtension:
         return calls
 
     def rhymeflow_install(
-        self, handle: WeightHandle, want: Version | None, compare: bool
+        self, source: WeightReader | WeightHandle, want: Version | None, compare: bool
     ) -> Pulled:
-        """Pull weights; see `InstalledWeights.install`."""
+        """Pull weights; see `InstalledWeights.install`.
+
+        `source`: a handle where this is another process than the engine's.
+        """
+        reader = self._rhymeflow_open(source) if isinstance(source, AnyWeightHandle) else source
+        if not hasattr(self, "_rhymeflow_weights"):
+            self._rhymeflow_weights = InstalledWeights(self.model_runner.model, reader)
+        return self._rhymeflow_weights.install(reader, want, compare=compare)
+
+    def _rhymeflow_open(self, handle: WeightHandle) -> WeightReader:
         known: WeightReader | None = getattr(self, "_rhymeflow_reader", None)
         if known is None or known.handle != handle:
             known = handle.open()
             self._rhymeflow_reader = known
-        if not hasattr(self, "_rhymeflow_weights"):
-            self._rhymeflow_weights = InstalledWeights(self.model_runner.model, known)
-        return self._rhymeflow_weights.install(known, want, compare=compare)
+        return known
 
 
 __all__ = ["PATH", "WorkerExtension"]
