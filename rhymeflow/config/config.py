@@ -56,11 +56,6 @@ class Config(Section):
             )
         if rollout.engine == "vllm" and self.drafting.shape == "tree":
             raise ValueError("drafting.shape = 'tree': vLLM verifies linear drafts only")
-        if rollout.vllm_model_runner == "v2" and self.drafting.window != "off":
-            raise ValueError(
-                "rollout.vllm_model_runner = 'v2' verifies no drafts from history: "
-                "drafting.window = 'off', or 'v1'"
-            )
         if rollout.engine == "native" and rollout.vllm_tensor_parallel_size > 1:
             raise ValueError(
                 f"rollout.vllm_tensor_parallel_size = {rollout.vllm_tensor_parallel_size}: the "

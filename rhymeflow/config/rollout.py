@@ -65,8 +65,7 @@ class RolloutConfig(Section):
     vllm_gpu_memory_utilization: Fraction = 0.9
     """On GPUs, share of the memory that one vLLM instance takes for weights and KV cache."""
     vllm_model_runner: Literal["v1", "v2"] = "v1"
-    """vLLM's model runner. `v2` is the faster one on GPUs; it verifies no drafts from history
-    (drafting.window: off)."""
+    """vLLM's model runner. `v2` is the newer one, for GPUs."""
     vllm_head_dtype: Literal["model", "float32"] = "model"
     """Precision of the output head in vLLM. `float32`: as the learner's, which brings
     log-probabilities closer to it (`off_policy/mismatch_kl`) and costs time."""

@@ -6,7 +6,7 @@ from importlib import import_module
 import pytest
 
 from rhymeflow.config import Config
-from rhymeflow.engine.vllm import proposer, worker
+from rhymeflow.engine.vllm import proposer, speculator, worker
 from rhymeflow.engine.vllm.llm import engine_args, max_length
 from rhymeflow.engine.vllm.vllm_engine import timer
 
@@ -15,7 +15,7 @@ def config(**sections):
     return Config.model_validate({"model": {"device": "cpu"}} | sections)
 
 
-@pytest.mark.parametrize("path", [proposer.PATH, worker.PATH])
+@pytest.mark.parametrize("path", [proposer.METHOD["model"], worker.PATH])
 def test_what_vllm_loads_by_name_is_there(path):
     module, _, name = path.rpartition(".")
     assert isinstance(getattr(import_module(module), name), type)
@@ -33,6 +33,13 @@ def test_drafts_have_room_beside_prompts():
     plain = engine_args(config(rollout=rollout, drafting={"window": "off"}))
     assert "speculative_config" not in plain
     assert plain["max_num_batched_tokens"] == 110
+
+
+def test_drafts_of_the_second_runner_load_no_model():
+    rollout = {"vllm_model_runner": "v2"}
+    pytest.importorskip("vllm")  # whose logits processors are made a class of
+    found = engine_args(config(rollout=rollout, drafting={"max_draft": 4}))
+    assert found["speculative_config"] == speculator.METHOD | {"num_speculative_tokens": 4}
 
 
 def test_the_length_is_the_models_unless_less_is_asked_for():

@@ -59,7 +59,6 @@ def test_this_python_is_asked():
     [
         ({"rollout": {"engine": "vllm"}, "drafting": {"shape": "tree"}}, "linear drafts only"),
         ({"rollout": {"vllm_tensor_parallel_size": 2}}, "on one device"),
-        ({"rollout": {"engine": "vllm", "vllm_model_runner": "v2"}}, "verifies no drafts"),
     ],
 )
 def test_what_does_not_go_together_is_refused(fields, message):

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from rhymeflow.config import Config
 from rhymeflow.engine.base import Request
-from rhymeflow.engine.vllm import processor, proposer, worker
+from rhymeflow.engine.vllm import processor, proposer, speculator, worker
 from rhymeflow.engine.vllm.sampler import arguments
 from rhymeflow.errors import UserError
 from rhymeflow.models.load import load_config, resolve_device, resolve_dtype
@@ -71,8 +71,7 @@ class Llm:
         Raises:
             UserError: vLLM does not take the configuration.
         """
-        # Drafts that the scheduler hands on, and a sampler of one's own, are the first runner's.
-        is_second = config.rollout.vllm_model_runner == "v2"
+        self._is_second = is_second = config.rollout.vllm_model_runner == "v2"
         os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1" if is_second else "0"
         import_vllm()
         from vllm import EngineArgs, LLMEngine
@@ -93,6 +92,8 @@ class Llm:
         self._speculates = self._engine.vllm_config.speculative_config is not None
         if not is_second:
             self.call("rhymeflow_sample")
+        elif self._speculates:
+            self.call("rhymeflow_speculate")
 
     def call(self, method: str, *args: Any) -> list[Any]:
         """Call a method of `WorkerExtension` in every worker; return what each returned."""
@@ -146,6 +147,8 @@ class Llm:
             self._scheduler.update_draft_token_ids(
                 DraftTokenIds([self._names[name] for name in names], tokens)
             )
+            if self._is_second and drafts:
+                self.call("rhymeflow_draft", {self._names[n]: each for n, each in drafts.items()})
 
     def step(self) -> Stepped:
         """Run one iteration."""
@@ -257,9 +260,10 @@ def engine_args(config: Config) -> dict[str, Any]:
         "disable_log_stats": True,
     }
     if drafts:
+        is_second = rollout.vllm_model_runner == "v2"
+        method = speculator.METHOD if is_second else proposer.METHOD
         arguments["speculative_config"] = {
-            "method": "custom_class",
-            "model": proposer.PATH,
+            **method,
             "num_speculative_tokens": drafting.max_draft,
         }
     if rollout.vllm_model_runner == "v2":

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-PATH = f"{__name__}.NoProposals"
-"""How vLLM's `speculative_config` names it, with `method: custom_class`."""
+METHOD = {"method": "custom_class", "model": f"{__name__}.NoProposals"}
+"""How vLLM's `speculative_config` names it."""
 
 
 class NoProposals:

@@ -9,10 +9,12 @@ reader and proves what it holds. Knows nothing of requests, instances or drafts.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from rhymeflow.core.types import Version
 from rhymeflow.engine.vllm.sampler import CounterSampler
+from rhymeflow.engine.vllm.speculator import NoSpeculation, put_drafts
 from rhymeflow.engine.vllm.weights import InstalledWeights
 from rhymeflow.weights.base import Pulled, WeightHandle, WeightReader
 from rhymeflow.weights.handle import AnyWeightHandle
@@ -32,6 +34,14 @@ class WorkerExtension:
         sampler = CounterSampler(runner)
         runner.sampler = runner.rejection_sampler = sampler
         return type(runner).__module__
+
+    def rhymeflow_speculate(self) -> None:
+        """Put our speculator in place of vLLM's; V2 only."""
+        self.model_runner.speculator = NoSpeculation(self.model_runner.req_states)
+
+    def rhymeflow_draft(self, drafts: Mapping[str, list[int]]) -> None:
+        """Have these verified in the next iteration; V2 only."""
+        put_drafts(self.model_runner.req_states, drafts)
 
     def rhymeflow_samples(self) -> int:
         """How often our sampler was called."""
