@@ -1,8 +1,9 @@
 """A first look at a machine with a GPU: both engines, drafts, pulls, and the learner.
 
-SmolLM2-135M or another model, in bfloat16. For each engine: tokens per second at 1, 32 and 256
-requests of random prompts, without drafts and on the second pass over the same prompts with drafts
-from the first (same noise), and the seconds of a pull. vLLM is left out where it is not installed.
+SmolLM2-135M or another model, in bfloat16. For each engine, vLLM with each of its model runners,
+in a process of its own: tokens per second at 1, 32 and 256 requests of random prompts, without
+drafts and on the second pass over the same prompts with drafts from the first (same noise), and the
+seconds of a pull. vLLM is left out where it is not installed; its second runner needs a GPU.
 For the learner: tokens of the packed rows per second of training, with each of its attentions, and
 what share of the GPU's published dense bfloat16 peak that is (6 operations per parameter and token;
 attention is not counted). Nothing is fetched. `--device cpu` is a dry run, without `flex`.
@@ -12,9 +13,11 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import multiprocessing
 import random
 import statistics
 import time
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -49,18 +52,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure every engine that is here."""
+    """Measure every engine that is here, and the learner."""
     rows = []
-    for kind in ("native", "vllm"):
-        if kind == "native" or importlib.util.find_spec("vllm"):
-            rows += engine_rows(args, kind)
+    # Two engines of vLLM do not go into one process.
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=spawn, max_tasks_per_child=1) as pool:
+        for kind, runner in sides(args.device):
+            rows += pool.submit(engine_rows, args, kind, runner).result()
     for attention in ("sdpa", "flex") if args.device == "cuda" else ("sdpa",):
         rows.append(learner_row(args, attention))
     return harness.report("gpu", rows, [], args, NOTES)
 
 
-def engine_rows(args: argparse.Namespace, kind: str) -> list[dict[str, Any]]:
-    """Speeds of one engine."""
+def sides(device: str) -> list[tuple[str, str | None]]:
+    """Engines, and vLLM's model runners."""
+    found: list[tuple[str, str | None]] = [("native", None)]
+    if importlib.util.find_spec("vllm"):
+        found += [("vllm", "v1"), ("vllm", "v2")] if device == "cuda" else [("vllm", "v1")]
+    return found
+
+
+def engine_rows(args: argparse.Namespace, kind: str, runner: str | None) -> list[dict[str, Any]]:
+    """Speeds of one engine; `runner`: of vLLM."""
     config = read_config(
         "smollm2",
         {
@@ -69,6 +82,7 @@ def engine_rows(args: argparse.Namespace, kind: str) -> list[dict[str, Any]]:
             "model.dtype": "bfloat16",
             "rollout.engine": kind,
             "rollout.max_num_seqs": str(args.most),
+            "rollout.vllm_model_runner": runner or "v1",
         },
     )
     prepare(config)
@@ -90,7 +104,8 @@ def engine_rows(args: argparse.Namespace, kind: str) -> list[dict[str, Any]]:
         for batch in batches:
             speed(batch, None)
             first = speed(batch, index)
-            rows.append({"engine": kind, "requests": batch, "tokens/s": round(first, 1)})
+            name = f"{kind} {runner}" if runner else kind
+            rows.append({"engine": name, "requests": batch, "tokens/s": round(first, 1)})
         engine.draft_from(index.handle)
         for batch, row in zip(batches, rows, strict=True):
             speed(batch, None)

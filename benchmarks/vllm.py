@@ -13,6 +13,8 @@ while others are measured (`peers/vllm_driver.py`), sides in turn. Parts:
 - `mismatch`: `off_policy/mismatch_kl` at an unchanged policy, in nats: the mean of
   exp(d) - 1 - d, d = learner's minus engine's log-probability, with vLLM's own head and with a
   float32 one; and the native engine's.
+- `training`: whole runs of recipe `smollm2` with vLLM and the native engine
+  (`training/engines.py`): held-out reward by seed.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from typing import Any
 from benchmarks import harness
 from benchmarks.peers.process import Peer
 from benchmarks.rollouts import record
+from benchmarks.training import engines
 
 DRIVER = "benchmarks/peers/vllm_driver.py"
 PROMPTS, TOKENS = 8, 64
@@ -51,6 +54,7 @@ NOTES = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of this benchmark."""
     record.add_arguments(parser)
+    engines.add_arguments(parser)
     harness.add_parts_argument(parser, PARTS)
     harness.add_number(parser, "--passes", 4, "measured passes over a set of prompts")
     what = "python of vLLM's environment (default .venv-vllm/bin/python)"
@@ -276,6 +280,12 @@ def mismatch(args: argparse.Namespace) -> harness.Found:
     return rows, []
 
 
-PARTS = {"seam": seam, "repeated": repeated, "rhyming": rhyming, "mismatch": mismatch}
+PARTS = {
+    "seam": seam,
+    "repeated": repeated,
+    "rhyming": rhyming,
+    "mismatch": mismatch,
+    "training": engines.training,
+}
 
 __all__ = ["add_arguments", "run"]
