@@ -3,10 +3,11 @@
     python vllm_driver.py '{"engine": "ours", "window": "cost", "max_num_seqs": 8, ...}'
 
 Answers requests {prompts, lengths, temperature, noise_epoch, samples} with {seconds, lengths,
-tokens, drafted, accepted}, {"weights": DIR} by pulling a checkpoint's weights, and {"remember":
-[{prompt, sample, noise_epoch, tokens}]} by entering responses into the history (the last two for
-`ours`). `process.py` has the protocol. `seconds` of generation are the processor's: with one thread
-that is what it takes on a machine that does nothing else.
+tokens, drafted, accepted}, {"weights": DIR} by pulling a checkpoint's weights, {"change": SHARE} by
+pulling weights of which that share has another last bit, and {"remember": [{prompt, sample,
+noise_epoch, tokens}]} by entering responses into the history (the last three for `ours`).
+`process.py` has the protocol. `seconds` are the processor's: with one thread that is what it takes
+on a machine that does nothing else.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ def configuration(how: dict[str, Any]) -> Any:
             "rollout.vllm_kv_cache_gb": "1",
             "drafting.window": how.get("window", "off"),
             "rollout.vllm_head_dtype": how.get("head_dtype", "model"),
+            "weights.transport": how.get("transport", "shared_memory"),
         },
     )
 
@@ -67,7 +69,7 @@ class Ours:
         from rhymeflow.histospec.index import Index
         from rhymeflow.models.load import load_model
         from rhymeflow.weights.manifest import manifest_of
-        from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
+        from rhymeflow.weights.stores import make_store
         from rhymeflow.workers.drafting import drafter
         from rhymeflow.workers.engines import make_engine, prepare
 
@@ -76,7 +78,7 @@ class Ours:
         dtype = getattr(torch, how.get("dtype", "bfloat16"))
         self._model = load_model(config.model, dtype=dtype, device=torch.device("cpu"))
         parameters = dict(self._model.named_parameters())
-        self._store = SharedMemoryWeightStore.create(manifest_of(parameters))
+        self._store = make_store(config, manifest_of(parameters))
         self._store.publish(0, parameters)
         self._reader = self._store.handle.open()
         self._engine: Any = make_engine(config, self._reader, "bench")
@@ -89,6 +91,8 @@ class Ours:
         """One request of the protocol."""
         if "weights" in request:
             return self._pull(request["weights"])
+        if "change" in request:
+            return self._change(request["change"])
         if "remember" in request:
             return self._remember(request["remember"])
         return self._generate(request)
@@ -100,9 +104,23 @@ class Ours:
         self._model.tie_weights()
         version = self._engine.version + 1
         self._store.publish(version, dict(self._model.named_parameters()))
-        start = time.perf_counter()
+        start = time.process_time()
         self._engine.install(self._reader, version, keep_cache=False)
-        return {"seconds": time.perf_counter() - start}
+        return {"seconds": time.process_time() - start}
+
+    def _change(self, share: float) -> dict[str, Any]:
+        import torch
+
+        for parameter in self._model.parameters():
+            units = parameter.data.view(-1).view(torch.int16)
+            units[torch.randint(len(units), (max(1, int(share * len(units))),))] ^= 1
+        version = self._engine.version + 1
+        self._store.publish(version, dict(self._model.named_parameters()))
+        while not self._engine.prepare(self._reader, version):
+            time.sleep(0.001)
+        start = time.process_time()
+        self._engine.install(self._reader, version, keep_cache=True)
+        return {"seconds": time.process_time() - start}
 
     def _remember(self, responses: list[dict[str, Any]]) -> dict[str, Any]:
         from rhymeflow.histospec.index import prompt_key
