@@ -18,7 +18,7 @@ from rhymeflow.config.load import read_config
 from rhymeflow.engine.base import NoiseKey, Request, Sampling
 from rhymeflow.histospec.draft import NONE, Draft, DraftStats
 from rhymeflow.weights.manifest import manifest_of
-from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
+from rhymeflow.weights.stores import make_store
 from rhymeflow.workers.drafting import drafter
 
 IS_THERE = importlib.util.find_spec("vllm") is not None
@@ -58,7 +58,7 @@ class Rig:
         )
         self.parameters = dict(model.named_parameters())
         self.vocabulary = model.config.vocab_size
-        self.store = SharedMemoryWeightStore.create(manifest_of(self.parameters))
+        self.store = make_store(self.config, manifest_of(self.parameters))
         self.checksums = {0: self.store.publish(0, self.parameters)}
 
     def engine(self, kind):
@@ -82,6 +82,15 @@ class Rig:
             for name, each in self.parameters.items()
         }
         self.checksums[version] = self.store.publish(version, changed)
+
+    @torch.no_grad()
+    def publish_some(self, version, name, share):
+        """Publish weights that differ from the first ones in this share of one tensor."""
+        torch.manual_seed(version)
+        changed = self.parameters[name].clone()
+        flat = changed.view(-1)
+        flat[torch.randperm(len(flat))[: int(share * len(flat))]] += 0.5 * changed.std()
+        self.checksums[version] = self.store.publish(version, {**self.parameters, name: changed})
 
     def close(self):
         self.store.close()

@@ -5,8 +5,8 @@ there is one: `step` is one iteration, and between two of them nothing is under 
 parallelism the workers are processes of their own, and step together.
 
 Holds true: everything used here that vLLM does not promise to keep is named in this file, in
-`sampler.py` and in `places.py`, and tried by `self_test.py`. Knows nothing of drafts' origin or of
-weights.
+`sampler.py`, `speculator.py` and `places.py`, and tried by `self_test.py`. Knows nothing of drafts'
+origin or of weights.
 """
 
 from __future__ import annotations
