@@ -13,7 +13,7 @@ while others are measured (`peers/vllm_driver.py`), sides in turn. Parts:
 - `mismatch`: `off_policy/mismatch_kl` at an unchanged policy, in nats: the mean of
   exp(d) - 1 - d, d = learner's minus engine's log-probability, with vLLM's own head and with a
   float32 one; and the native engine's.
-- `pulls`: seconds of standing still for new weights, whole and as changes (`training/pulls.py`).
+- `pulls`: seconds of standing still for new weights, whole and as changes (`peers/pulls.py`).
 - `training`: whole runs of recipe `smollm2` with vLLM and the native engine
   (`training/engines.py`): held-out reward by seed.
 """
@@ -31,9 +31,9 @@ from typing import Any
 
 from benchmarks import harness
 from benchmarks.peers.process import Peer
+from benchmarks.peers.pulls import pulls
 from benchmarks.rollouts import record
 from benchmarks.training import engines
-from benchmarks.training.pulls import pulls
 
 DRIVER = "benchmarks/peers/vllm_driver.py"
 PROMPTS, TOKENS = 8, 64

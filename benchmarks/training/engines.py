@@ -112,7 +112,10 @@ def _train(engine: str, seed: int, steps: int, vllm_python: str) -> Trained:
 
 
 def _num_steps(run_dir: Path) -> int:
-    return len(training_rows(run_dir)) if (run_dir / "metrics.jsonl").exists() else 0
+    """Steps whose line is complete."""
+    path = run_dir / "metrics.jsonl"
+    lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
+    return sum("completions/mean_length" in line for line in lines)
 
 
 def configuration(engine: str, seed: int, steps: int, run_dir: Path, vllm_python: str) -> Config:
