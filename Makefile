@@ -3,15 +3,17 @@
 # make test-fast   a minute of tests, while you work: no runs, no models
 # make lint   the first three
 # make test-vllm   tests of vLLM, in an environment of their own, which takes four minutes to make
+# make test-ray   tests of Ray: several nodes on this machine, some of which are killed
+# make demo-ray   the demo on a Ray of three nodes on this machine, of which one is killed
 # make gpu    on a machine with a GPU: everything that is marked `gpu`, and `rhymeflow bench gpu`
 # make nightly   a million operations of the staleness protocol against its naive model
 # A second call is quick: .venv is made anew only when pyproject.toml or the installer changes.
 
 BIN := .venv/bin
 # As many processes as cores; each file in one of them, those with slow tests first (tests/conftest.py).
-PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest -m "not ray" -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-fast test-vllm gpu lint nightly clean
+.PHONY: demo demo-ray test test-fast test-ray test-vllm gpu lint nightly clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.installed
@@ -23,13 +25,20 @@ test: lint
 FAST := config core data observe reward store utils weights workers
 
 test-fast: .venv/.installed-test
-	$(PYTEST) -m "not slow" $(addprefix tests/,$(FAST))
+	$(PYTEST) -m "not slow and not ray" $(addprefix tests/,$(FAST))
 
 lint: .venv/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/mypy rhymeflow/core
+
+# In the same environment: Ray is one package more.
+test-ray: .venv/.installed-test .venv/.installed-ray
+	$(BIN)/python -m pytest -m ray tests/ray
+
+demo-ray: .venv/.installed-ray
+	$(BIN)/python scripts/demo_ray.py
 
 # One vLLM engine to a process, so each file has its own. The other files are of `make test`.
 # Its numba is another one, and would throw away what is compiled beside the source.
@@ -58,6 +67,11 @@ nightly: .venv/.installed-test
 .venv/.installed-test: pyproject.toml scripts/install.py
 	@echo "Installing into .venv with what the tests need (once, two or three minutes) ..."
 	@python3 scripts/install.py test
+	@touch $@ .venv/.installed
+
+.venv/.installed-ray: pyproject.toml scripts/install.py
+	@echo "Installing into .venv with Ray (once, one or two minutes) ..."
+	@python3 scripts/install.py ray
 	@touch $@ .venv/.installed
 
 .venv-vllm/.installed: pyproject.toml scripts/install_vllm.py

@@ -9,7 +9,6 @@ carried out.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import sys
 
 from rhymeflow import build
@@ -33,15 +32,16 @@ def before_start(config: Config) -> None:
     Raises:
         UserError: something is not there.
     """
-    if config.runtime == "ray" and importlib.util.find_spec("rhymeflow.runtime.ray") is None:
-        raise UserError("runtime = 'ray': is not in this version; --dry-run=plan plans for it")
+    if config.runtime == "ray":
+        _check_ray(config)
     previous_run.check(config.drafting.history_run, "drafting.history_run")
     check_files(config.model)
     check_sources(config.data)
     for function in config.reward.functions:
         _check_name(function)
     build.schedule(config)
-    check_machine(config)
+    if config.runtime == "local":
+        check_machine(config)
     check_installed(config)
 
 
@@ -72,6 +72,15 @@ def everything(config: Config) -> int:
         for part in (prompts.train, prompts.held_out)
         for row in range(len(part))
     )
+
+
+def _check_ray(config: Config) -> None:
+    rollout = config.rollout
+    if rollout.python is not None or rollout.vllm_tensor_parallel_size > 1:
+        raise UserError(
+            "rollout.python, rollout.vllm_tensor_parallel_size: with runtime = 'ray' an instance "
+            "is one process so far, under the Python of its node"
+        )
 
 
 def _check_name(function: RewardFunction) -> None:

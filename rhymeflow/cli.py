@@ -211,9 +211,10 @@ def train(args: argparse.Namespace) -> int:
         print(dump_config(config) + needs)
         return 0
     check.before_start(config)
-    from rhymeflow.runtime import processes
+    if config.runtime == "local":
+        from rhymeflow.runtime import processes
 
-    processes.prepare()  # its imports go on beside those that follow
+        processes.prepare()  # its imports go on beside those that follow
     from rhymeflow.runtime.train import train
 
     return _to_its_end(lambda: train(config))

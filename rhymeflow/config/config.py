@@ -42,6 +42,21 @@ class Config(Section):
     ray: RayConfig = RayConfig()
 
     @model_validator(mode="after")
+    def _ray_can(self) -> Config:
+        if self.runtime == "ray" and (self.rollout.cpus or self.learner.cpus):
+            raise ValueError(
+                "rollout.cpus, learner.cpus: with runtime = 'ray' a worker is not pinned to "
+                "cores, as it is not known on which machine it will be"
+            )
+        most = self.rollout.max_instances
+        if most is not None and (most < self.rollout.num_instances or self.runtime != "ray"):
+            raise ValueError(
+                f"rollout.max_instances = {most}: is for runtime = 'ray', and at least "
+                f"rollout.num_instances = {self.rollout.num_instances}"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _parts_fit_together(self) -> Config:
         rollout, learner = self.rollout, self.learner
         if rollout.cpus is not None and len(rollout.cpus) != rollout.num_instances:

@@ -40,6 +40,11 @@ class RolloutConfig(Section):
     from history far better; the price is less fresh exploration (docs/drafting.md)."""
     num_instances: Positive = 1
     """Rollout instances, each a process of its own."""
+    max_instances: Positive | None = None
+    """With `runtime: ray`: instances up to which the run grows whenever the cluster has room
+    for another, such as a node that joined. Those of nodes that leave are replaced at once down to
+    `num_instances`, which the run begins with, and else when there is room. `None`: it does not
+    grow."""
     max_num_seqs: Positive = 64
     """Trajectories that one instance decodes at a time."""
     max_prefill_tokens: Positive = 4096

@@ -11,7 +11,11 @@ models.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+import socket
+import struct
 import sys
 from datetime import timedelta
 from typing import Any
@@ -23,6 +27,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from rhymeflow.errors import UserError
 
 LOOPBACK = "127.0.0.1"
+
+_ADDRESS_OF_INTERFACE = 0x8915
+"""Linux's SIOCGIFADDR."""
 
 
 class Rendezvous:
@@ -61,7 +68,7 @@ class Ranks:
         cls, rendezvous: Rendezvous, count: int, device: torch.device, timeout: float
     ) -> Ranks:
         """Be rank 0."""
-        _stay_on_loopback(rendezvous.address)
+        _talk_through(interface_towards(rendezvous.address))
         return cls(0, count, rendezvous.store, device, timeout)
 
     @classmethod
@@ -69,7 +76,7 @@ class Ranks:
         cls, address: str, rank: int, count: int, device: torch.device, timeout: float
     ) -> Ranks:
         """Be another one."""
-        _stay_on_loopback(address)
+        _talk_through(interface_towards(address))
         host, _, port = address.rpartition(":")
         store = dist.TCPStore(host, int(port), count, timeout=timedelta(seconds=timeout))
         return cls(rank, count, store, device, timeout)
@@ -119,11 +126,32 @@ def device_of(rank: int, count: int, device: torch.device) -> torch.device:
     return torch.device("cuda", rank)
 
 
-def _stay_on_loopback(address: str) -> None:
+def interface_towards(address: str) -> str | None:
+    """The network interface of this machine by which `address` (host:port) is reached.
+
+    None where the system does not tell (Linux does).
+    """
+    host, _, port = address.rpartition(":")
+    if host == LOOPBACK:
+        return "lo" if sys.platform == "linux" else "lo0"
+    if sys.platform != "linux":
+        return None
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, int(port)))  # sends nothing
+        own = probe.getsockname()[0]
+        for _, name in socket.if_nameindex():
+            asked = struct.pack("256s", name.encode())
+            with contextlib.suppress(OSError):  # it has no address
+                found = fcntl.ioctl(probe.fileno(), _ADDRESS_OF_INTERFACE, asked)[20:24]
+                if socket.inet_ntoa(found) == own:
+                    return name
+    return None
+
+
+def _talk_through(interface: str | None) -> None:
     """Gloo would look this host's name up, which may lead nowhere or outside."""
-    if address.startswith(LOOPBACK):
-        name = "lo" if sys.platform == "linux" else "lo0"
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+    if interface is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
 
 
-__all__ = ["Ranks", "Rendezvous", "device_of"]
+__all__ = ["Ranks", "Rendezvous", "device_of", "interface_towards"]

@@ -34,6 +34,8 @@ class Resources:
     num_threads: int
     cpus: tuple[int, ...] | None = None
     """Cores it is pinned to; None: any."""
+    node: str | None = None
+    """The node that it has to be on, as `WorkerHandle.node` says it; None: any."""
 
 
 class Received(NamedTuple):
@@ -49,6 +51,8 @@ class WorkerLost(NamedTuple):
     worker: str
     reason: str
     """For the user: what is known of how it ended, and where what it printed is."""
+    with_node: bool = False
+    """Its node is gone or out of reach, so that the worker is not to blame."""
 
 
 News = Received | WorkerLost
@@ -58,6 +62,10 @@ class WorkerHandle(Protocol):
     """The sender's side of a worker."""
 
     name: str
+
+    @property
+    def node(self) -> str | None:
+        """The node that it is on; None: that is not known yet, and it has said nothing."""
 
     @property
     def log(self) -> str:
@@ -81,6 +89,9 @@ class Runtime(Protocol):
 
         With `for_any_of`, news of other workers do not end the waiting, but come with the rest.
         """
+
+    def has_room(self, role: Role, resources: Resources) -> bool:
+        """Whether it may well have room for one more such worker than it was asked for."""
 
     def stop(self, name: str, *, patience: float) -> None:
         """Ask a worker to end; after `patience` seconds, make it. It is gone when this returns."""

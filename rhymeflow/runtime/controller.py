@@ -31,6 +31,7 @@ from rhymeflow.runtime.event_log import EventLog
 from rhymeflow.runtime.history_index import HistoryIndex
 from rhymeflow.runtime.in_flight import InFlight
 from rhymeflow.runtime.instances import Instances
+from rhymeflow.runtime.node_histories import NodeHistories
 from rhymeflow.runtime.past import Past
 from rhymeflow.runtime.reporting import Reporter
 from rhymeflow.runtime.resume import take_up
@@ -51,6 +52,10 @@ nobody waits while an instance pulls: it may have nothing to do until the coordi
 it."""
 
 
+GROW_SECONDS = 1.0
+"""How often it is looked whether there is room for another instance."""
+
+
 class Controller:
     """Carries a run from its first prompt to its last version.
 
@@ -65,7 +70,7 @@ class Controller:
         supervisor: Supervisor,
         store: TrajectoryStore,
         learner: LearnerGroup,
-        history: HistoryIndex,
+        history: HistoryIndex | NodeHistories,
         prompts: RunPrompts,
         reporter: Reporter,
         past: Past,
@@ -101,7 +106,7 @@ class Controller:
         self.stop_asked = self.end_asked = False
         self._events: list[Event] = take_up(past, self.in_flight, self.rewards)
         self._pulling: set[InstanceId] = set()
-        self._round_began = 0.0
+        self._round_began = self._grew = 0.0
         self._finished = False
         for row, ids in enumerate(prompts.held_out_ids):
             store.put_held_out(row, prompt=prompts.held_out[row].prompt, prompt_tokens=ids)
@@ -131,6 +136,7 @@ class Controller:
                     raise KeyboardInterrupt
                 self._receive(self._wait())
                 self._tick()
+                self._grow()
                 self.reporter.show()
                 if self.stop_asked and not self._finished and self.training.batch is None:
                     self._stop_early()
@@ -172,10 +178,12 @@ class Controller:
                 self._events += self.instances.events(worker, message)
                 if isinstance(message, messages.Pulled):
                     self._pulling.discard(worker)
+                elif isinstance(message, messages.Joined):
+                    self.history.let_draft(self.supervisor.instances[worker])
             case "reward":
                 self._events += self.rewards.take(message)
             case "history":
-                self.history.hear(message)
+                self.history.hear(worker, message)
                 if self.training.weights is not None:
                     for instance in self.supervisor.instances.values():
                         self.history.let_draft(instance)
@@ -203,9 +211,11 @@ class Controller:
                 worker = self.supervisor.replace_instance(loss)
                 self._events += self.instances.leave(loss.worker, loss.reason)
                 self._pulling.discard(loss.worker)
-                self._connect(worker.name)
+                if worker is not None:
+                    self._connect(worker.name)
+                what = "nobody" if worker is None else worker.name
                 self.reporter.warn(
-                    f"{loss.reason}; its responses continue elsewhere, {worker.name} replaces it"
+                    f"{loss.reason}; its responses continue elsewhere, {what} replaces it"
                 )
             case "reward":
                 self.supervisor.replace_rewards(loss)
@@ -218,6 +228,16 @@ class Controller:
                 self.training.lose()
                 another = self.supervisor.learner.name
                 self.reporter.warn(f"{loss.reason}; {another} restores what it was")
+
+    def _grow(self) -> None:
+        """Let another instance join where there is room for it, now and then."""
+        if self.reporter.now - self._grew < GROW_SECONDS:
+            return
+        self._grew = self.reporter.now
+        worker = self.supervisor.grow()
+        if worker is not None:
+            self._connect(worker.name)
+            self.reporter.say(f"there is room: {worker.name} joins")
 
     def _connect(self, instance: InstanceId) -> None:
         """Let an instance join, once there are weights to join with."""

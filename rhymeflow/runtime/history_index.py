@@ -47,9 +47,9 @@ class HistoryIndex:
         """How much there is to draft from."""
         return {} if self._index is None else {"draft/history_tokens": self._index.num_tokens}
 
-    def hear(self, message: messages.HistoryReady | messages.Alive) -> None:
+    def hear(self, worker: str, message: messages.HistoryReady | messages.HistoryGrew) -> None:
         """The worker has compiled what drafting runs, and says so before anything else."""
-        assert isinstance(message, messages.HistoryReady | messages.Alive), message
+        assert isinstance(message, messages.HistoryReady | messages.HistoryGrew), message
         self._is_ready = True
 
     def let_draft(self, instance: WorkerHandle) -> None:

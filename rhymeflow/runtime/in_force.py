@@ -24,9 +24,12 @@ def before_the_start(config: Config, run_dir: Path) -> Config:
     """What the configuration decides by itself, or the run's place and the machine do."""
     learner, rollout = config.learner, config.rollout
     share = share_of_cores(learner.num_ranks + rollout.num_instances)
+    if config.runtime != "local":
+        share = 1  # of how many cores a node has nothing is known
     cpus_of_rank = len(learner.cpus or ()) // learner.num_ranks
     sizes = {len(cpus) for cpus in rollout.cpus or ()}
     own_size = sizes.pop() if len(sizes) == 1 else None  # else each has as many as `cpus` says
+    history_run = config.drafting.history_run
     epsilon_high = learner.epsilon if learner.epsilon_high is None else learner.epsilon_high
     return config.model_copy(
         update={
@@ -37,6 +40,9 @@ def before_the_start(config: Config, run_dir: Path) -> Config:
                     "epsilon_high": epsilon_high,
                     "num_threads": learner.num_threads or cpus_of_rank or share,
                 }
+            ),
+            "drafting": config.drafting.model_copy(
+                update={"history_run": history_run and os.path.abspath(history_run)}
             ),
             "rollout": rollout.model_copy(
                 update={

@@ -74,6 +74,10 @@ class LocalRuntime:
                     news.append(item)
         return news
 
+    def has_room(self, role: Role, resources: Resources) -> bool:
+        """A machine has what it has; see `base.Runtime`."""
+        return False
+
     def stop(self, name: str, *, patience: float) -> None:
         """End one process; see `base.Runtime`."""
         worker = self._workers.pop(name)
@@ -154,6 +158,11 @@ class LocalWorker:
         """Process id."""
         assert self._process.pid is not None
         return self._process.pid
+
+    @property
+    def node(self) -> str:
+        """There is one."""
+        return ""
 
     @property
     def log(self) -> str:

@@ -16,6 +16,7 @@ Knows nothing of processes (that is the runtime's) or of what workers do.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import count
 
 from rhymeflow.config import Config
 from rhymeflow.core.types import InstanceId
@@ -48,7 +49,10 @@ class Supervisor:
         self._share = share_of_cores(config.learner.num_ranks + config.rollout.num_instances)
         self._roles: dict[str, Role] = {}
         self._last_heard: dict[str, float] = {}
-        self._places: dict[InstanceId, tuple[int, int]] = {}  # index, and how often replaced
+        self._places: dict[InstanceId, int] = {}
+        """The place of each instance; another in the same place has another name."""
+        self._last_number: dict[int, int] = {}
+        """Of each place: the number of the last instance that it had."""
         self._restarts_left = config.run.instance_restarts
         self._num_started: dict[Role, int] = {}
         self.instances: dict[InstanceId, WorkerHandle] = {}
@@ -63,9 +67,9 @@ class Supervisor:
         """Start every worker of the run. They load while the caller goes on."""
         self._start_learner()
         self.rewards = self._start_another("reward")
-        for index in range(self._config.rollout.num_instances):
-            self._start_instance(index, self._first_unused(index))
-        if self._config.drafting.window != "off":
+        for place in range(self._config.rollout.num_instances):
+            self._start_instance(place)
+        if self._config.drafting.window != "off" and self._config.runtime == "local":
             self.history = self._start_another("history")
 
     def role(self, worker: str) -> Role:
@@ -105,19 +109,35 @@ class Supervisor:
                     f"{name} has been silent for {limit:g} seconds (run.worker_timeout): it hangs",
                 )
 
-    def replace_instance(self, loss: WorkerLost) -> WorkerHandle:
+    def replace_instance(self, loss: WorkerLost) -> WorkerHandle | None:
         """Make sure that a lost instance is gone and start another in its place.
 
+        None: there are enough without it, until `grow` finds room.
+
         Raises:
-            WorkerDied: as many were replaced as may be.
+            WorkerDied: as many were replaced as may be; those that went with their node do not
+                count.
         """
-        if self._restarts_left == 0:
-            raise WorkerDied(loss.reason)
-        self._restarts_left -= 1
+        if not loss.with_node:
+            if self._restarts_left == 0:
+                raise WorkerDied(loss.reason)
+            self._restarts_left -= 1
         self._end(loss.worker)
         del self.instances[loss.worker]
-        index, replaced = self._places.pop(loss.worker)
-        return self._start_instance(index, replaced + 1)
+        place = self._places.pop(loss.worker)
+        if len(self.instances) >= self._config.rollout.num_instances:
+            return None
+        return self._start_instance(place)
+
+    def grow(self) -> WorkerHandle | None:
+        """Start one more instance, if there may be more and the runtime has room."""
+        rollout = self._config.rollout
+        if len(self.instances) >= (rollout.max_instances or rollout.num_instances):
+            return None
+        if not self._runtime.has_room("rollout", self._resources_of_instance(None)):
+            return None
+        taken = set(self._places.values())
+        return self._start_instance(next(place for place in count() if place not in taken))
 
     def replace_learner(self, loss: WorkerLost) -> None:
         """Make sure that the learner, of which a rank was lost, is gone; start another.
@@ -148,6 +168,14 @@ class Supervisor:
         self.history = self._start_another("history")
         return True
 
+    def start_history(self, node: str) -> WorkerHandle:
+        """Start a history worker for the instances of one node of many."""
+        return self._start_another("history", node=node)
+
+    def end_history(self, name: str) -> None:
+        """Make sure that a lost history worker is gone."""
+        self._end(name)
+
     def _failure(self, name: str, message: Failed) -> WorkerLost:
         """History's failure as a loss; any other ends the run."""
         if self._roles[name] == "history":
@@ -171,22 +199,27 @@ class Supervisor:
         del self._roles[name]
         self._last_heard.pop(name, None)
 
-    def _start_instance(self, index: int, replaced: int) -> WorkerHandle:
-        rollout = self._config.rollout
-        name = f"rollout-{index}.{replaced}" if replaced else f"rollout-{index}"
-        cpus = rollout.cpus[index] if rollout.cpus else None
-        worker = self._start("rollout", name, rollout.num_threads, cpus)
-        self.instances[name], self._places[name] = worker, (index, replaced)
+    def _start_instance(self, place: int) -> WorkerHandle:
+        number = self._last_number.get(place, self._last_used(place)) + 1
+        self._last_number[place] = number
+        name = f"rollout-{place}.{number}" if number else f"rollout-{place}"
+        cpus = self._config.rollout.cpus
+        resources = self._resources_of_instance(cpus[place] if cpus else None)
+        worker = self._start("rollout", name, resources)
+        self.instances[name], self._places[name] = worker, place
         return worker
 
-    def _first_unused(self, index: int) -> int:
-        """The number after the last that an instance of an earlier attempt had in this place.
+    def _resources_of_instance(self, cpus: tuple[int, ...] | None) -> Resources:
+        return self._resources(self._config.rollout.num_threads, cpus)
+
+    def _last_used(self, place: int) -> int:
+        """The last number that an instance of an earlier attempt had in this place; else -1.
 
         Some numbers may be missing: of instances that died before they had joined.
         """
         parts = (used.partition(".") for used in self._used)
-        numbers = (int(number or 0) for name, _, number in parts if name == f"rollout-{index}")
-        return max(numbers, default=-1) + 1
+        numbers = (int(number or 0) for name, _, number in parts if name == f"rollout-{place}")
+        return max(numbers, default=-1)
 
     def _start_learner(self) -> None:
         learner = self._config.learner
@@ -194,24 +227,33 @@ class Supervisor:
         self.learner = self._start_another("learner", learner.num_threads, cpus[0])
         self.other_ranks = [
             self._start(
-                "learner_rank", f"{self.learner.name}-rank-{rank}", learner.num_threads, own
+                "learner_rank",
+                f"{self.learner.name}-rank-{rank}",
+                self._resources(learner.num_threads, own),
             )
             for rank, own in enumerate(cpus[1:], start=1)
         ]
 
     def _start_another(
-        self, role: Role, num_threads: int | None = 1, cpus: tuple[int, ...] | None = None
+        self,
+        role: Role,
+        num_threads: int | None = 1,
+        cpus: tuple[int, ...] | None = None,
+        node: str | None = None,
     ) -> WorkerHandle:
         number = self._num_started.get(role, 0)
         self._num_started[role] = number + 1
-        return self._start(role, f"{role}.{number}" if number else role, num_threads, cpus)
+        resources = self._resources(num_threads, cpus, node)
+        return self._start(role, f"{role}.{number}" if number else role, resources)
 
-    def _start(
-        self, role: Role, name: str, num_threads: int | None, cpus: tuple[int, ...] | None
-    ) -> WorkerHandle:
-        count = num_threads or (len(cpus) if cpus else self._share)
+    def _start(self, role: Role, name: str, resources: Resources) -> WorkerHandle:
         self._roles[name] = role
-        return self._runtime.start(role, name, Resources(count, cpus))
+        return self._runtime.start(role, name, resources)
+
+    def _resources(
+        self, num_threads: int | None, cpus: tuple[int, ...] | None, node: str | None = None
+    ) -> Resources:
+        return Resources(num_threads or (len(cpus) if cpus else self._share), cpus, node)
 
 
 def share_of_cores(num_workers: int) -> int:

@@ -24,7 +24,6 @@ from rhymeflow.config import Config
 from rhymeflow.data.encode import Tokenizer
 from rhymeflow.data.run_prompts import RunPrompts
 from rhymeflow.errors import StorageError, UserError
-from rhymeflow.histospec.index import Index
 from rhymeflow.learner.checkpoint_dirs import CHECKPOINTS, checkpoints_up_to, set_aside
 from rhymeflow.mirror.mirror import Mirror, check_free
 from rhymeflow.observe import metrics, summary
@@ -38,9 +37,9 @@ from rhymeflow.runtime.checkpoints import Checkpoints
 from rhymeflow.runtime.controller import Controller
 from rhymeflow.runtime.damage import check_log
 from rhymeflow.runtime.disk_space import DiskSpace, is_full
-from rhymeflow.runtime.history_index import HistoryIndex
+from rhymeflow.runtime.histories import histories, history_index
 from rhymeflow.runtime.leftovers import leaves_nothing_untrained
-from rhymeflow.runtime.local import LocalRuntime
+from rhymeflow.runtime.machines import runtime_of
 from rhymeflow.runtime.past import Past
 from rhymeflow.runtime.ranked_learner import learner_group
 from rhymeflow.runtime.replay import beginning, recall
@@ -85,7 +84,7 @@ def train(
         WorkerDied: a worker process ended, hangs, or has a defect.
         StorageError: the disk is full, or files of the run were deleted or damaged.
     """
-    processes.prepare()
+    prepare(config)
     check_free(config)
     path = run_dir or directories.choose_run_dir(config)
     config = in_force.before_the_start(config, path)
@@ -110,8 +109,9 @@ def resume(
             the log is damaged.
     """
     check_log(run_dir)
-    previous_run.check(str(run_dir), "resume")
-    processes.prepare()
+    before = previous_run.open_run(str(run_dir), "resume")
+    before.reader.close()
+    prepare(before.config)
     with (
         one_line(run_dir),
         closing(SqliteTrajectoryStore(run_dir / EVENTS)) as store,  # nobody else writes there now
@@ -119,6 +119,12 @@ def resume(
         past, config = recall(run_dir, change)
         config = directories.located(config, run_dir)
         return attempt(config, run_dir, store, past, console or Console())
+
+
+def prepare(config: Config) -> None:
+    """Have loaded what workers of this machine need, beside what the caller does meanwhile."""
+    if config.runtime == "local":
+        processes.prepare()
 
 
 def attempt(
@@ -130,7 +136,7 @@ def attempt(
     machine: Machine | None = None,
 ) -> Summary:
     """Go on from `past` until the run ends, is stopped or fails."""
-    machine = machine or Machine(LocalRuntime, load_while, time.monotonic)
+    machine = machine or Machine(runtime_of(config), load_while, time.monotonic)
     done = past.coordinator.state.published
     metrics.forget_after(path, done or 0)
     set_aside(path / CHECKPOINTS, done or 0)
@@ -226,7 +232,7 @@ def assembled(
                 supervisor=supervisor,
                 store=store,
                 learner=learner_group(supervisor, config.learner.num_ranks),
-                history=HistoryIndex(index, supervisor, reporter.warn),
+                history=histories(config, index, supervisor, reporter.warn),
                 prompts=prompts,
                 reporter=reporter,
                 past=past,
@@ -261,27 +267,6 @@ def load_while(
         prompts = RunPrompts.load(config, tokenizer, max_length(config.model))
     started.result()
     return tokenizer, prompts
-
-
-@contextmanager
-def history_index(config: Config, run_dir: Path) -> Iterator[Index | None]:
-    """The shared index of a run that drafts.
-
-    Its memory is given back at the end; if this process is killed, by its resource tracker; if that
-    is killed too, by the next attempt at the run.
-    """
-    drafting = config.drafting
-    if drafting.window == "off":
-        yield None
-        return
-    index = Index(
-        max_tokens=drafting.history_tokens,
-        max_responses=drafting.history_responses,
-        shared=True,
-        prefix=shared_memory.prefix_for(run_dir, "h"),
-    )
-    with closing(index):
-        yield index
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -41,24 +41,7 @@ def open_undamaged(path: Path) -> Iterator[TrajectoryReader]:
         reader.close()
 
 
-@contextlib.contextmanager
-def explained(path: Path) -> Iterator[None]:
-    """Raise a `UserError` for an error in the block if the store at `path` is damaged."""
-    try:
-        yield
-    except UserError:
-        raise
-    except _ERRORS as error:
-        damage = _damage(path, error)
-        if damage is None:
-            raise
-        raise UserError(
-            f"{path}: is damaged: {damage} (the command `.recover` of sqlite3 saves what can be "
-            "read)"
-        ) from None
-
-
-def _damage(path: Path, error: Exception) -> str | None:
+def damage_of(path: Path, error: Exception) -> str | None:
     """What is wrong with the file, in a line; None if nothing is. Reads all of it."""
     if isinstance(error, IncompleteBatch):  # one that was trained on: it was whole then
         return str(error)
@@ -75,3 +58,25 @@ def _damage(path: Path, error: Exception) -> str | None:
     if found == "ok" and getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_CORRUPT:
         found = str(error)
     return None if found == "ok" else " ".join(found.replace("*", "").split())
+
+
+@contextlib.contextmanager
+def explained(
+    path: Path, look: Callable[[Path, Exception], str | None] = damage_of
+) -> Iterator[None]:
+    """Raise a `UserError` for an error in the block if the store at `path` is damaged.
+
+    `look` is `damage_of`, or has it called where the file is.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except _ERRORS as error:
+        damage = look(path, error)
+        if damage is None:
+            raise
+        raise UserError(
+            f"{path}: is damaged: {damage} (the command `.recover` of sqlite3 saves what can be "
+            "read)"
+        ) from None

@@ -18,7 +18,7 @@ import numpy as np
 from rhymeflow.core.events import TrajectoryRewarded
 from rhymeflow.core.types import GroupId, TrajectoryId, Version
 from rhymeflow.store import codec
-from rhymeflow.store.reader import TrajectoryReader
+from rhymeflow.store.handle import Reader
 
 # SQLite numbers the rows of a table upwards, so a number says what is new.
 _SEGMENTS = """SELECT s.rowid, group_id, member, start, version, tokens, length, reward
@@ -26,7 +26,10 @@ _SEGMENTS = """SELECT s.rowid, group_id, member, start, version, tokens, length,
     WHERE s.rowid > ? ORDER BY s.rowid LIMIT ?"""
 _ANSWERS = """SELECT e.rowid, row, version, prompt_tokens, tokens, reward
     FROM evaluations e JOIN held_out USING (row) WHERE e.rowid > ? ORDER BY e.rowid LIMIT ?"""
-_LENGTHS = "SELECT rowid, LENGTH(tokens) / 4 FROM {} ORDER BY rowid DESC"
+# Read from the end, as far as is needed.
+_BEFORE_LAST = """SELECT at FROM (SELECT rowid AS at,
+    SUM(LENGTH(tokens) / 4) OVER (ORDER BY rowid DESC ROWS UNBOUNDED PRECEDING) AS total FROM {})
+    WHERE total > ? LIMIT 1"""
 _REWARDS = "SELECT kind, body FROM events WHERE seq > ? AND seq <= ? AND kind = ? ORDER BY seq"
 
 
@@ -64,7 +67,7 @@ class NewAnswer(NamedTuple):
 class Follower:
     """What one store says from a point on: its last `num_tokens` tokens, and as many of answers."""
 
-    def __init__(self, reader: TrajectoryReader, *, num_tokens: int) -> None:
+    def __init__(self, reader: Reader, *, num_tokens: int) -> None:
         self._reader = reader
         # Rewards first: what is rewarded before its segments are read comes with them.
         self._seq = self._last_event()
@@ -125,12 +128,8 @@ class Follower:
 
     def _before_last(self, table: str, num_tokens: int) -> int:
         """The row before the last ones that have so many tokens together, or 0."""
-        total = 0
-        for row, length in self._reader.rows(_LENGTHS.format(table)):
-            total += length
-            if total > num_tokens:
-                return int(row)
-        return 0
+        found = self._reader.query(_BEFORE_LAST.format(table), num_tokens)
+        return int(found[0][0]) if found else 0
 
     def _last_event(self) -> int:
         ((seq,),) = self._reader.query("SELECT COALESCE(MAX(seq), 0) FROM events")

@@ -214,16 +214,6 @@ class TrajectoryReader:
         """Rows of one SQL statement over the tables and views of `schema`."""
         return self._connection.execute(statement, values).fetchall()
 
-    def rows(self, statement: str, *values: Any) -> Iterator[tuple[Any, ...]]:
-        """The same, as they are read: for what ends before the last. Holds up the writer's
-        checkpoints meanwhile.
-        """
-        cursor = self._connection.execute(statement, values)
-        try:
-            yield from cursor
-        finally:
-            cursor.close()
-
     def _last_command_upto(self, event: int) -> int:
         """The greatest number of a command that was given upon this event or an earlier one."""
         ((last,),) = self.query("SELECT COALESCE(MAX(seq), 0) FROM commands")

@@ -36,6 +36,7 @@ EXTRAS = {
     ),
     "trl": Extra("`rhymeflow bench e2e --peer trl`", ("trl", "datasets", "accelerate")),
     "vllm": Extra("`rollout.engine: vllm` on GPUs (on CPUs: scripts/install_vllm.py)", ("vllm",)),
+    "ray": Extra("`--runtime ray`, workers on a cluster", ("ray",)),
     "wandb": Extra("metrics to Weights & Biases", ("wandb",)),
     "trackio": Extra("metrics to trackio", ("trackio",)),
 }

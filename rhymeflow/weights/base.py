@@ -44,6 +44,13 @@ class Overtaken(RuntimeError):  # noqa: N818 - it is what happened
     """What was being pulled was written over meanwhile: pull again."""
 
 
+class StoreLost(RuntimeError):  # noqa: N818 - it is what happened
+    """Whoever published is gone, and the weights with it; nothing was brought.
+
+    The next learner will publish them again, in a store of its own.
+    """
+
+
 class Pulled(NamedTuple):
     """What a pull brought: proved weights of `version`."""
 
@@ -132,18 +139,25 @@ class WeightReader(Protocol):
 
         Raises:
             VersionUnavailable: `want` is not there, or nothing is.
+            StoreLost: before the first chunk.
         """
 
     def prepare(self, have: Pulled, want: Version) -> bool:
         """Begin to fetch, in the background, what `changes` will need; whether that is here.
 
         To be asked again until it is. Nothing depends on it but how long `changes` takes.
+
+        Raises:
+            StoreLost: it cannot be fetched any more.
         """
 
     def changes(self, have: Pulled, want: Version | None) -> Update | None:
         """What turns `have` into the weights of `want` (None: the newest).
 
         None if it is not known, or takes longer than `pull`. To be proved as a pull is.
+
+        Raises:
+            StoreLost: it cannot be fetched any more.
         """
 
     def prove(self, digests: Mapping[str, int]) -> Pulled:

@@ -85,6 +85,19 @@ def pack(
     return sum(part.nbytes for part in parts), [part.view(np.uint8) for part in parts]
 
 
+def shares(manifest: Manifest, found: Sequence[Found], size: int) -> dict[str, float]:
+    """How much of the weights changed, by names of metrics; `size`: bytes of the buffer."""
+    whole = sum(
+        spec.num_bytes for spec, each in zip(manifest, found, strict=True) if each.listed is None
+    )
+    num_bytes = max(1, sum(spec.num_bytes for spec in manifest))
+    return {
+        "params/changed_share": 2 * sum(each.changed for each in found) / num_bytes,
+        "params/whole_share": whole / num_bytes,
+        "params/delta_bytes": float(size + whole),
+    }
+
+
 class Changes:
     """The buffer, read in place, [n] uint8 from an address that is a multiple of 8."""
 
@@ -134,4 +147,4 @@ def _units(spec: TensorSpec) -> int:
     return -(-spec.num_bytes // _UNIT)
 
 
-__all__ = ["MOST", "Changes", "Finder", "Found", "pack"]
+__all__ = ["MOST", "Changes", "Finder", "Found", "pack", "shares"]

@@ -26,7 +26,7 @@ from rhymeflow.core.types import Version
 from rhymeflow.utils import shared_memory
 from rhymeflow.weights import slots
 from rhymeflow.weights.base import Pulled, TensorChunk, Update
-from rhymeflow.weights.changes import Changes, Finder, Found, pack
+from rhymeflow.weights.changes import Changes, Finder, Found, pack, shares
 from rhymeflow.weights.handle import DeltaWeightHandle, SharedMemoryWeightHandle
 from rhymeflow.weights.manifest import Manifest, TensorSpec
 from rhymeflow.weights.shared_memory import Pull, SharedMemoryWeightReader, SharedMemoryWeightStore
@@ -100,23 +100,8 @@ class DeltaWeightStore(SharedMemoryWeightStore):
         self._kept[publication] = name
         while len(self._kept) > self._keep:
             shared_memory.free(self._kept.pop(min(self._kept)))
-        self._measure(size)
+        self._metrics = shares(self._memory.handle.manifest, self._found, size)
         self._found = []
-
-    def _measure(self, size: int) -> None:
-        """Set `metrics`; `size`: bytes of the changes."""
-        manifest = self._memory.handle.manifest
-        whole = sum(
-            spec.num_bytes
-            for spec, found in zip(manifest, self._found, strict=True)
-            if found.listed is None
-        )
-        num_bytes = max(1, sum(spec.num_bytes for spec in manifest))
-        self._metrics = {
-            "params/changed_share": 2 * sum(found.changed for found in self._found) / num_bytes,
-            "params/whole_share": whole / num_bytes,
-            "params/delta_bytes": float(size + whole),
-        }
 
 
 class DeltaWeightReader(SharedMemoryWeightReader):

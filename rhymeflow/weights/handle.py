@@ -10,6 +10,7 @@ from rhymeflow.weights.manifest import Manifest
 
 if TYPE_CHECKING:
     from rhymeflow.weights.delta import DeltaWeightReader
+    from rhymeflow.weights.objects import ObjectWeightReader
     from rhymeflow.weights.shared_memory import SharedMemoryWeightReader
 
 
@@ -47,5 +48,18 @@ class DeltaWeightHandle(msgspec.Struct, frozen=True, tag="delta"):
         return DeltaWeightReader(self)
 
 
-AnyWeightHandle = SharedMemoryWeightHandle | DeltaWeightHandle
+class ObjectWeightHandle(msgspec.Struct, frozen=True, tag="objects"):
+    """A `base.WeightHandle` for processes of the cluster of which `owner` is one."""
+
+    owner: str
+    manifest: Manifest
+
+    def open(self) -> ObjectWeightReader:
+        """Be able to ask the owner; does not look whether it is there."""
+        from rhymeflow.weights.objects import ObjectWeightReader
+
+        return ObjectWeightReader(self)
+
+
+AnyWeightHandle = SharedMemoryWeightHandle | DeltaWeightHandle | ObjectWeightHandle
 """What messages may carry."""

@@ -16,6 +16,7 @@ import numpy as np
 import xxhash
 
 from rhymeflow.weights import keys
+from rhymeflow.weights.base import ChecksumMismatch, Pulled
 from rhymeflow.weights.manifest import Manifest, require
 
 if TYPE_CHECKING:
@@ -102,6 +103,25 @@ def combine(manifest: Manifest, digests: Sequence[int]) -> int:
     for spec, value in zip(manifest, digests, strict=True):
         chain.update(f"{spec.name} {spec.describe()} {value}\n".encode())
     return chain.intdigest()
+
+
+def require_equal(
+    manifest: Manifest, made: Pulled, published: Sequence[int], held: Mapping[str, int]
+) -> None:
+    """Compare the digest of each tensor that a puller has, by name, with what was `made`.
+
+    Raises:
+        ChecksumMismatch: they differ; `published` says in which tensors.
+    """
+    found = [held[spec.name] for spec in manifest]
+    if combine(manifest, found) == made.checksum:
+        return
+    differing = [spec.name for spec, a, b in zip(manifest, published, found, strict=True) if a != b]
+    raise ChecksumMismatch(
+        f"pull of version {made.version}: the checksum is not the published one; "
+        f"{len(differing)} of {len(found)} tensors differ, first "
+        f"{differing[0] if differing else 'none: the published checksum itself is damaged'}"
+    )
 
 
 def checksum_of(manifest: Manifest, tensors: Mapping[str, Tensor]) -> int:

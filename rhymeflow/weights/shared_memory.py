@@ -29,7 +29,6 @@ from rhymeflow.core.types import Version
 from rhymeflow.utils import shared_memory
 from rhymeflow.weights import slots
 from rhymeflow.weights.base import (
-    ChecksumMismatch,
     Overtaken,
     Pulled,
     TensorChunk,
@@ -38,7 +37,7 @@ from rhymeflow.weights.base import (
 )
 from rhymeflow.weights.handle import SharedMemoryWeightHandle
 from rhymeflow.weights.manifest import Manifest, TensorSpec, require_names, require_spec
-from rhymeflow.weights.proof import bytes_of, combine, digest
+from rhymeflow.weights.proof import bytes_of, combine, digest, require_equal
 from rhymeflow.weights.slots import Memory, Slot
 
 
@@ -191,17 +190,8 @@ class SharedMemoryWeightReader:
             if slot.begun != publication:
                 raise Overtaken(f"publication {publication} was being written over")
         self._pulling = None
-        found = [digests[spec.name] for spec in self.manifest]
-        if combine(self.manifest, found) == made.checksum:
-            return made
-        differing = [
-            spec.name for spec, a, b in zip(self.manifest, published, found, strict=True) if a != b
-        ]
-        raise ChecksumMismatch(
-            f"pull of version {made.version}: the checksum is not the published one; "
-            f"{len(differing)} of {len(found)} tensors differ, first "
-            f"{differing[0] if differing else 'none: the published checksum itself is damaged'}"
-        )
+        require_equal(self.manifest, made, published, digests)
+        return made
 
     def _find(self, version: Version | None) -> int:
         """The newest publication, or the one of `version`."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from rhymeflow.config import Config
+from rhymeflow.utils import shared_memory
 from rhymeflow.weights.base import WeightStore
 from rhymeflow.weights.delta import DeltaWeightStore
 from rhymeflow.weights.manifest import Manifest
+from rhymeflow.weights.objects import ObjectWeightStore
 from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
 
 SPARE_VERSIONS = 2
@@ -13,14 +17,20 @@ SPARE_VERSIONS = 2
 next is published."""
 
 
-def make_store(config: Config, manifest: Manifest, prefix: str = "rhymeflow") -> WeightStore:
-    """An empty store of `weights.transport`. `prefix`: of the names of its memory.
+def make_store(config: Config, manifest: Manifest, run_dir: Path) -> WeightStore:
+    """An empty store of `weights.transport`.
+
+    On one machine it is named after the run's directory, and what a learner that was killed left
+    is removed first: there is one learner at a time.
 
     Raises:
         UserError: the machine has too little shared memory.
     """
-    if config.weights.transport == "delta":
-        return DeltaWeightStore.make(
-            manifest, keep=config.schedule.bound + SPARE_VERSIONS, prefix=prefix
-        )
+    keep = config.schedule.bound + SPARE_VERSIONS if config.weights.transport == "delta" else 0
+    if config.runtime == "ray":
+        return ObjectWeightStore(manifest, keep=keep)
+    prefix = shared_memory.prefix_for(run_dir, "w")
+    shared_memory.free_left(prefix)
+    if keep:
+        return DeltaWeightStore.make(manifest, keep=keep, prefix=prefix)
     return SharedMemoryWeightStore.create(manifest, prefix)

@@ -58,6 +58,18 @@ def enter(
     os.environ.update(environment)
     if "torch" in sys.modules:  # else it reads the variable
         sys.modules["torch"].set_num_threads(int(environment["OMP_NUM_THREADS"]))
+    work(channel, role, name, config_json, run_dir, cpus)
+
+
+def work(
+    channel: Channel,
+    role: str,
+    name: str,
+    config_json: str,
+    run_dir: str,
+    cpus: tuple[int, ...] | None = None,
+) -> None:
+    """Run the role's `main`, and report what it fails by."""
     try:
         if cpus is not None:
             stay_on(cpus)
@@ -67,7 +79,7 @@ def enter(
         return  # the controller is gone, and with it the run
     except UserError as error:
         send(channel, Failed(str(error), user_error=True))
-    except Exception:  # noqa: BLE001 - the boundary of the process: every defect must be reported
+    except Exception:  # noqa: BLE001 - the boundary of the worker: every defect must be reported
         traceback.print_exc()  # to its log
         send(channel, Failed(traceback.format_exc(), user_error=False))
 

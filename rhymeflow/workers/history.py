@@ -3,8 +3,8 @@
 Held-out answers are among it: each evaluation is drafted by the one before.
 
 Holds true: no worker waits for it, and what it does changes no token (law 3): a run whose history
-is late, torn or gone drafts less. Its index is in shared memory that the controller owns; it is the
-only one that writes there, and begins by clearing what one before it may have left. What it knows
+is late, torn or gone drafts less. It is the only one that writes to its index, which is in shared
+memory: the controller's, which it begins by clearing, or on other machines its own. What it knows
 is in the store, so a successor knows it again. Loads no torch. Knows nothing of how drafts are
 found, or of the rest of the run.
 """
@@ -15,17 +15,17 @@ import os
 from functools import lru_cache
 from pathlib import Path
 
-from rhymeflow.config import Config, DataConfig
+from rhymeflow.config import Config, DataConfig, DraftingConfig
 from rhymeflow.core.events import TrajectoryRewarded
 from rhymeflow.core.types import GroupId, TrajectoryId, Version
 from rhymeflow.histospec.index import Index, prompt_key
 from rhymeflow.store.follow import Follower, NewAnswer, NewSegment
-from rhymeflow.store.previous_run import open_run
-from rhymeflow.store.reader import TrajectoryReader
+from rhymeflow.store.handle import store_in
+from rhymeflow.store.previous_run import config_of
 from rhymeflow.workers.channel import Connection
 from rhymeflow.workers.drafting import rehearse
 from rhymeflow.workers.messages import (
-    Alive,
+    HistoryGrew,
     HistoryReady,
     IndexHistory,
     Shutdown,
@@ -57,7 +57,11 @@ def main(connection: Connection, name: str, config: Config, run_dir: Path) -> No
     """Serve the run until `Shutdown`."""
     rehearse(config)
     os.nice(NICENESS)
-    History(connection, config, run_dir).serve()
+    history = History(connection, config, run_dir)
+    try:
+        history.serve()
+    finally:
+        history.index.close()
 
 
 class History:
@@ -67,14 +71,20 @@ class History:
         self.connection = connection
         start = receive(connection)  # when the store is there
         assert isinstance(start, IndexHistory), start
-        self.index = Index.attach(start.index, writable=True)
-        self.index.clear()
-        send(connection, HistoryReady())
+        if start.index is None:
+            self.index = new_index(config.drafting)
+        else:
+            self.index = Index.attach(start.index, writable=True)
+            self.index.clear()
+        handle = self.index.handle
+        assert handle is not None
+        send(connection, HistoryReady(handle))
         self._writers = []
         if config.drafting.history_run is not None:
             self._writers.append(_previous_run(self.index, config))
-        reader = TrajectoryReader(run_dir / "events.db")
-        follower = Follower(reader, num_tokens=config.drafting.history_tokens)
+        follower = Follower(
+            store_in(config, run_dir).open(), num_tokens=config.drafting.history_tokens
+        )
         self._writers.append(IndexWriter(self.index, follower, config))
 
     def serve(self) -> None:
@@ -90,7 +100,7 @@ class History:
                 wait = POLL_SECONDS
             else:
                 wait = min(max(2 * wait, POLL_SECONDS), IDLE_SECONDS)
-            send(self.connection, Alive())
+            send(self.connection, HistoryGrew(self.index.num_tokens))
         message = receive(self.connection)
         assert isinstance(message, Shutdown), message
 
@@ -102,7 +112,8 @@ def _previous_run(index: Index, config: Config) -> IndexWriter:
     else its responses are aligned with none.
     """
     assert config.drafting.history_run is not None
-    previous, reader = open_run(config.drafting.history_run, "drafting.history_run")
+    reader = store_in(config, Path(config.drafting.history_run)).open()
+    previous = config_of(reader.attempts()[-1], reader.path)
     follower = Follower(reader, num_tokens=config.drafting.history_tokens)
     is_same_noise = previous.run.seed == config.run.seed and (
         _numbering(previous.data) == _numbering(config.data)
@@ -116,6 +127,20 @@ def _previous_run(index: Index, config: Config) -> IndexWriter:
 def _numbering(data: DataConfig) -> DataConfig:
     """What numbers prompts. Of the others, a run that was made says what came of them."""
     return data.model_copy(update={"chat_template": None, "size": None, "eval_size": 0})
+
+
+def new_index(drafting: DraftingConfig, prefix: str = "rhymeflow-history") -> Index:
+    """An empty index in shared memory, of which `prefix` begins the name.
+
+    Raises:
+        UserError: the machine's shared memory is too small.
+    """
+    return Index(
+        max_tokens=drafting.history_tokens,
+        max_responses=drafting.history_responses,
+        shared=True,
+        prefix=prefix,
+    )
 
 
 class IndexWriter:

@@ -8,6 +8,7 @@ routing or rewards.
 
 from __future__ import annotations
 
+import socket
 import time
 from pathlib import Path
 
@@ -15,16 +16,16 @@ import torch
 
 from rhymeflow.config import Config
 from rhymeflow.core.types import TrajectoryId, Version
+from rhymeflow.errors import UserError
 from rhymeflow.learner.checkpoint_dirs import CHECKPOINTS
 from rhymeflow.learner.saver import Saver
 from rhymeflow.learner.single import Learner
 from rhymeflow.learner.token_details import TokenDetails
 from rhymeflow.models.load import load_model, load_tokenizer, resolve_device, resolve_dtype
-from rhymeflow.store.damage import explained
-from rhymeflow.store.reader import TrajectoryReader, TrajectoryRecord
-from rhymeflow.utils import shared_memory
+from rhymeflow.store.handle import store_in
+from rhymeflow.store.reader import TrajectoryRecord
 from rhymeflow.weights.base import WeightStore
-from rhymeflow.weights.manifest import Manifest, manifest_of
+from rhymeflow.weights.manifest import manifest_of
 from rhymeflow.weights.proof import as_text
 from rhymeflow.weights.stores import make_store
 from rhymeflow.workers import messages
@@ -76,19 +77,25 @@ class LearnerProcess:
 
     def __init__(self, connection: Connection, config: Config, run_dir: Path) -> None:
         self.connection, self.config = connection, config
+        if not run_dir.is_dir():
+            raise UserError(
+                f"run.output_dir: there is no {run_dir} on {socket.gethostname()}: the learner "
+                "writes checkpoints there, so its nodes have to share it with the controller's"
+            )
         device = resolve_device(config.model)
         dtype = resolve_dtype(config.model, device)
         self.learner = self._make_learner(device, dtype)
-        self._reader = TrajectoryReader(run_dir / "events.db")
+        store = store_in(config, run_dir)
+        self._reader = store.open()
         self._saver = self._make_saver(run_dir / CHECKPOINTS)
         began = None  # to train again
-        with explained(run_dir / "events.db"):
+        with store.explained():
             for step, last in restore(self.learner, self._reader, run_dir / CHECKPOINTS, config):
                 began = began or time.perf_counter()
                 self._say(Retraining(step, last))
         retrain_seconds = 0.0 if began is None else time.perf_counter() - began
         self.version: Version = self.learner.version
-        self.weights = self._make_store(shared_memory.prefix_for(run_dir, "w"))
+        self.weights = self._make_weights(run_dir)
         checksum = self._publish_weights()
         ready = LearnerReady(
             self.version,
@@ -118,12 +125,8 @@ class LearnerProcess:
     def _make_saver(self, directory: Path) -> Saver:
         return Saver(directory)
 
-    def _make_store(self, prefix: str) -> WeightStore:
-        return self._new_store(manifest_of(self.learner.weights()), prefix)
-
-    def _new_store(self, manifest: Manifest, prefix: str) -> WeightStore:
-        shared_memory.free_left(prefix)  # of a learner that was killed, and is gone by now
-        return make_store(self.config, manifest, prefix)
+    def _make_weights(self, run_dir: Path) -> WeightStore:
+        return make_store(self.config, manifest_of(self.learner.weights()), run_dir)
 
     def _publish_weights(self) -> int:
         return self.weights.publish(self.version, self.learner.weights())

@@ -20,15 +20,17 @@ import torch
 
 from rhymeflow.config import Config
 from rhymeflow.learner.fsdp2 import ShardedLearner
-from rhymeflow.learner.ranks import Ranks, Rendezvous, device_of
+from rhymeflow.learner.ranks import LOOPBACK, Ranks, Rendezvous, device_of
 from rhymeflow.learner.saver import RankSaver
 from rhymeflow.learner.token_details import TokenDetails
 from rhymeflow.models.load import load_tokenizer, resolve_device
 from rhymeflow.models.rows import WeightRows
+from rhymeflow.utils import objects
 from rhymeflow.weights.base import WeightStore
 from rhymeflow.weights.handle import SharedMemoryWeightHandle
 from rhymeflow.weights.manifest import plan
 from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
+from rhymeflow.weights.stores import make_store
 from rhymeflow.workers.channel import Connection
 from rhymeflow.workers.learner import LearnerProcess
 from rhymeflow.workers.messages import (
@@ -49,7 +51,8 @@ PATIENCE = 10.0
 def lead(connection: Connection, config: Config, run_dir: Path) -> None:
     """Be rank 0 of the run's learner until `Shutdown`."""
     count = config.learner.num_ranks
-    rendezvous = Rendezvous(count)
+    is_local = config.runtime == "local"
+    rendezvous = Rendezvous(count, host=LOOPBACK if is_local else objects.here().address)
     send(connection, RanksMeet(rendezvous.address))
     _run(connection, config, run_dir, 0, partial(Ranks.lead, rendezvous))
 
@@ -96,7 +99,11 @@ def _run(
     meet: Callable[[int, torch.device, float], Ranks],
 ) -> None:
     count = config.learner.num_ranks
-    device = device_of(rank, count, resolve_device(config.model))
+    device = resolve_device(config.model)
+    if config.runtime == "local":
+        device = device_of(rank, count, device)
+    else:  # of the node's GPUs a rank sees its own alone
+        device = device_of(0, 1, device)
     learner = None
     try:
         # Who is silent for longer is replaced before the others' collectives give up.
@@ -144,12 +151,13 @@ class RankProcess(LearnerProcess):
     def _make_saver(self, directory: Path) -> RankSaver:
         return RankSaver(directory, is_lead=self._ranks.is_lead)
 
-    def _make_store(self, prefix: str) -> WeightStore:
+    def _make_weights(self, run_dir: Path) -> WeightStore:
         if not self._ranks.is_lead:
             return _NoStore()
         shapes = self.learner.gathering().shapes
         dtype = self.learner.compute_dtype
-        return self._new_store(plan({n: (s, dtype) for n, s in shapes.items()}), prefix)
+        manifest = plan({name: (shape, dtype) for name, shape in shapes.items()})
+        return make_store(self.config, manifest, run_dir)
 
     def _publish_weights(self) -> int:
         gathering = self.learner.gathering()

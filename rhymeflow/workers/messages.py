@@ -131,9 +131,9 @@ class SaveCheckpoint(Message):
 
 
 class IndexHistory(Message):
-    """The store is there: write what it says to this index."""
+    """The store is there: write what it says to this index; None: to one of your own."""
 
-    index: IndexHandle
+    index: IndexHandle | None
 
 
 # -- controller -> reward worker ------------------------------------------------------------------
@@ -325,7 +325,15 @@ class CheckpointFailed(Message):
 
 
 class HistoryReady(Message):
-    """What drafting runs is compiled; the index is being filled."""
+    """What drafting runs is compiled; this index is being filled."""
+
+    index: IndexHandle
+
+
+class HistoryGrew(Message):
+    """So many tokens are in the index; a sign of life."""
+
+    num_tokens: int
 
 
 # -- reward worker -> controller ------------------------------------------------------------------
@@ -366,7 +374,7 @@ _Any = (
     | SaveCheckpoint | IndexHistory | ComputeReward | Shutdown | Joined | TokensGenerated
     | TrajectoryFinished | TrajectoryInterrupted | Pulled | Answered | InstanceStatus | LearnerReady
     | Retraining | TokenDetails | BatchTrained | VersionPublished | CheckpointSaved
-    | CheckpointFailed | JoinRanks | RanksMeet | HistoryReady
+    | CheckpointFailed | JoinRanks | RanksMeet | HistoryReady | HistoryGrew
     | RewardComputed | RewardFailed | Alive | Failed
 )  # fmt: skip
 

@@ -22,8 +22,9 @@ from rhymeflow.core.types import Version
 from rhymeflow.learner.checkpoint_dirs import checkpoints_up_to
 from rhymeflow.learner.sample import Sample
 from rhymeflow.learner.single import Learner
+from rhymeflow.store.handle import Reader
 from rhymeflow.store.previous_run import config_of
-from rhymeflow.store.reader import TrajectoryReader, TrajectoryRecord
+from rhymeflow.store.reader import TrajectoryRecord
 
 _PUBLISHED = """SELECT json_extract(body, '$.version') FROM events
     WHERE kind = 'VersionPublished' ORDER BY seq DESC LIMIT 1"""
@@ -39,7 +40,7 @@ class Batch(NamedTuple):
     config: Config
 
 
-def published(reader: TrajectoryReader) -> Version:
+def published(reader: Reader) -> Version:
     """The version that was published last; 0 if none was trained."""
     rows = reader.query(_PUBLISHED)
     version: Version = rows[0][0] if rows else 0
@@ -47,7 +48,7 @@ def published(reader: TrajectoryReader) -> Version:
 
 
 def restore(
-    learner: Learner, reader: TrajectoryReader, directory: Path, config: Config
+    learner: Learner, reader: Reader, directory: Path, config: Config
 ) -> Iterator[tuple[Version, Version]]:
     """Bring `learner` to the version that was published last.
 
@@ -82,7 +83,7 @@ def sample(record: TrajectoryRecord) -> Sample:
     )
 
 
-def _batches(reader: TrajectoryReader, first: Version, last: Version) -> list[Batch]:
+def _batches(reader: Reader, first: Version, last: Version) -> list[Batch]:
     """Those that make versions `first + 1` to `last`, in order."""
     attempts = reader.attempts()
     found = []

@@ -19,10 +19,11 @@ from pathlib import Path
 from rhymeflow.config import Config
 from rhymeflow.core.types import TrajectoryId, Version
 from rhymeflow.engine.base import Engine, Finished, NoiseKey, Request, Sampling
-from rhymeflow.weights.base import WeightReader
+from rhymeflow.weights.base import StoreLost, WeightReader
 from rhymeflow.weights.proof import as_text
 from rhymeflow.workers.channel import Connection
 from rhymeflow.workers.engines import make_engine, prepare
+from rhymeflow.workers.inbox import Inbox
 from rhymeflow.workers.messages import (
     Abort,
     Answered,
@@ -94,8 +95,7 @@ class Instance:
         engine: Callable[[Config, WeightReader, str], Engine],
     ) -> None:
         self.connection, self.config = connection, config
-        self.weights = self._connect()
-        self.engine = engine(config, self.weights, name)
+        self.weights, self.engine = self._begin(lambda weights: engine(config, weights, name))
         limits = self.engine.limits()
         self.stop_tokens = limits.stop_token_ids
         self.requests: dict[TrajectoryId | HeldOut, Request] = {}
@@ -107,6 +107,9 @@ class Instance:
         self._last_status = 0.0
         self._pulling: Pull | None = None
         """Carried out when what it needs has been fetched; the commands after it wait."""
+        self._is_cut_off = False
+        """The pull waits for another learner, since the one that had the weights is gone."""
+        self._inbox = Inbox(connection)
         self._ending = False
         joined = Joined(
             self.engine.version,
@@ -119,6 +122,13 @@ class Instance:
     def open_weights(self, message: ConnectWeights) -> WeightReader:
         """Where the learner publishes."""
         return message.handle.open()
+
+    def _begin(self, engine: Callable[[WeightReader], Engine]) -> tuple[WeightReader, Engine]:
+        """Make the engine, with the weights of a learner that lives as long as that takes."""
+        while True:
+            weights = self._connect()
+            with suppress(StoreLost):
+                return weights, engine(weights)
 
     def _connect(self) -> WeightReader:
         """Wait for the weights of a learner that is there."""
@@ -135,7 +145,7 @@ class Instance:
 
     def turn(self) -> None:
         """Carry out what has arrived, run one iteration if there is anything to run, report."""
-        if self._pulling is not None:
+        if self._pulling is not None and not self._is_cut_off:
             self._pull(self._pulling)
         self._listen()
         if self.engine.has_work:
@@ -147,11 +157,17 @@ class Instance:
     def _listen(self) -> None:
         """Carry out what has arrived; with nothing to do, wait a little for more."""
         wait = 0.0 if self.engine.has_work else STATUS_SECONDS
-        while self._pulling is None and self.connection.poll(wait):
-            self._carry_out(receive(self.connection))
+        while (message := self._next(wait)) is not None:
+            self._carry_out(message)
             if self._ending:
                 return
             wait = 0.0
+
+    def _next(self, wait: float) -> object | None:
+        """What is to be carried out now; None: nothing, or a pull comes first."""
+        if self._is_cut_off:
+            return self._inbox.next_learner(wait)
+        return None if self._pulling is not None else self._inbox.next(wait)
 
     def _carry_out(self, message: object) -> None:
         if isinstance(message, Route | Interrupt | Abort | Pull | Evaluate):
@@ -175,6 +191,7 @@ class Instance:
             case ConnectWeights():  # another learner took the place of a lost one
                 with suppress(FileNotFoundError):  # lost in turn, and the next one says so too
                     self.weights = self.open_weights(message)
+                    self._is_cut_off = False
             case UseDrafter():
                 self.engine.draft_from(message.index)
             case Shutdown():
@@ -224,14 +241,20 @@ class Instance:
 
     def _pull(self, message: Pull) -> None:
         """Take new weights, or go on for now while they are being fetched, if there is work."""
-        is_ready = self.engine.prepare(self.weights, message.version)
-        self._pulling = None if is_ready or not self.engine.has_work else message
-        if self._pulling is not None:
+        self._pulling = message
+        with suppress(StoreLost):
+            is_ready = self.engine.prepare(self.weights, message.version)
+            if is_ready or not self.engine.has_work:
+                self._install(message)
             return
+        self._is_cut_off = True
+
+    def _install(self, message: Pull) -> None:
         started = time.perf_counter()
         self._hand_over(self.requests.values())  # what is generated so far is of the old version
         keep = self.config.rollout.kv_cache_on_pull == "keep"
         pulled = self.engine.install(self.weights, message.version, keep_cache=keep)
+        self._pulling = None
         seconds = time.perf_counter() - started
         checksum = as_text(pulled.checksum)
         send(self.connection, Pulled(message.number, pulled.version, checksum, seconds))

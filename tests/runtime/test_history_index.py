@@ -14,8 +14,8 @@ import pytest
 from rhymeflow.config.load import dump_config
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.histospec.index import Index
-from rhymeflow.runtime import train
 from rhymeflow.runtime.base import WorkerLost
+from rhymeflow.runtime.histories import history_index
 from rhymeflow.runtime.history_index import HistoryIndex
 from rhymeflow.runtime.local import LocalRuntime
 from rhymeflow.runtime.supervisor import Supervisor
@@ -159,7 +159,7 @@ def test_it_begins_with_an_earlier_run(opened, tmp_path):
 
 def test_a_run_that_does_not_draft_has_no_index(tmp_path):
     config = tiny_config(tmp_path)
-    with train.history_index(config, tmp_path) as index:
+    with history_index(config, tmp_path) as index:
         assert index is None
     with LocalRuntime(config, tmp_path, tmp_path / "logs") as runtime:
         history = HistoryIndex(None, Supervisor(config, runtime), print)
@@ -179,7 +179,7 @@ def test_an_instance_is_told_once_and_not_before_there_is_something_to_draft_fro
     side, first, second = opened(), Instance("rollout-0"), Instance("rollout-1")
     side.history.let_draft(first)
     assert first.told == []
-    side.history.hear(HistoryReady())
+    side.history.hear("history", HistoryReady(side.index.handle))
     for instance in (first, second, first):
         side.history.let_draft(instance)
     assert first.told == second.told == [UseDrafter(side.index.handle)]

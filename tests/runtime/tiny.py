@@ -61,7 +61,7 @@ def save_prompts(path: Path, count: int = NUM_PROMPTS) -> Path:
     return path
 
 
-def tiny_config(directory: Path, **sections: dict[str, Any]) -> Config:
+def tiny_config(directory: Path, *, runtime: str = "local", **sections: dict[str, Any]) -> Config:
     """A valid configuration in `directory`; `sections` replace single fields."""
     model = directory / "model"
     if not model.exists():
@@ -69,6 +69,7 @@ def tiny_config(directory: Path, **sections: dict[str, Any]) -> Config:
         save_prompts(directory / "prompts.jsonl")
     values: dict[str, Any] = {
         "name": "tiny",
+        "runtime": runtime,
         "model": {"name": str(model), "dtype": "float32", "device": "cpu"},
         "data": {"source": str(directory / "prompts.jsonl"), "eval_size": 2},
         "rollout": {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import random
+import time
 from collections import defaultdict
 
 import pytest
@@ -13,6 +14,7 @@ from transformers import AutoModelForCausalLM
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.weights.delta import DeltaWeightStore
 from rhymeflow.weights.manifest import manifest_of
+from rhymeflow.weights.objects import ObjectWeightStore
 from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
 from rhymeflow.workers import rollout
 from rhymeflow.workers.engines import make_engine
@@ -33,6 +35,7 @@ from rhymeflow.workers.messages import (
     send,
 )
 from tests.runtime.tiny import tiny_config
+from tests.weights.shared_objects import sharing
 
 PROMPTS = ([2, 3, 12, 5], [4, 12, 4], [9, 8, 7, 6, 12, 2])
 IDS = [TrajectoryId(group, member) for group in range(len(PROMPTS)) for member in range(3)]
@@ -258,6 +261,37 @@ def test_decoding_goes_on_while_a_pull_is_fetched_and_later_commands_wait(
     assert set(heard.versions[IDS[3]]) == {1}
     assert heard.versions[IDS[0]][-2:] == [1, 1]
     store.close()
+
+
+def test_a_pull_whose_weights_were_lost_waits_for_the_next_learner(config, weights, monkeypatch):
+    """What is decoded goes on under the old weights, and later commands wait, but for that news."""
+    with sharing() as shared:
+        lost = ObjectWeightStore(manifest_of(weights), keep=2)
+        lost.publish(0, weights)
+        side, heard = Side("rollout-0", config, lost, monkeypatch, True), Store()
+        side.produce(IDS[0])
+        heard.take(side.turns(2))
+        weights["model.norm.weight"].data[0] += 1
+        shared.lost.add("learner")
+        side.tell(Pull, 1)
+        side.produce(IDS[3])
+        time.sleep(0.05)  # what is to fetch the weights has found that nobody is there
+        heard.take(side.turns(6))
+        assert (heard.pulled, heard.statuses[-1].number) == ([], 1)
+        assert set(heard.versions[IDS[0]]) == {0}
+        assert len(heard.versions[IDS[0]]) >= 6
+        assert IDS[3] not in heard.versions
+        shared.name = "learner.1"
+        store = ObjectWeightStore(manifest_of(weights), keep=2)
+        checksum = store.publish(1, weights)
+        send(side.ours, ConnectWeights(store.handle))
+        while not heard.pulled:
+            heard.take(side.turns(1))
+        assert side.instance.engine.checksum == checksum
+        heard.take(side.turns(3))
+        assert set(heard.versions[IDS[3]]) == {1}
+        assert heard.versions[IDS[0]][-2:] == [1, 1]
+        side.instance.engine.close()
 
 
 @pytest.mark.parametrize("kept", ["recompute", "keep"])

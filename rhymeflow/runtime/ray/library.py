@@ -1,0 +1,89 @@
+"""Ray itself: found, connected to, left.
+
+Holds true: without a Ray of the supported version there is one line that says how to get it; a Ray
+that was started here ends with the run, and one that was there stays. What starts here listens on
+the loopback only, is found by nobody but this process, and reports no usage to Ray's makers.
+Knows nothing of workers.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from types import ModuleType
+from typing import Any
+
+from rhymeflow.errors import UserError
+from rhymeflow.utils.extras import how_to_install
+
+VERSION = "2.60"
+"""Supported; nodes of one cluster must have the same in any case."""
+
+LOOPBACK = "127.0.0.1"
+
+_ALONE = {
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_worker_niceness": "0",
+}
+"""Environment of a Ray of this machine alone, where nothing else is set: its workers, which do all
+the work, are not to come after everything else on the machine (15, by Ray's default)."""
+
+
+def load(address: str | None) -> ModuleType:
+    """Import Ray, to be used with the cluster at `address`; None: with one of this machine alone.
+
+    Raises:
+        UserError: it is not installed, or is another version.
+    """
+    try:
+        found = metadata.version("ray")
+    except metadata.PackageNotFoundError:
+        raise UserError(f"runtime = 'ray' needs the package ray: {how_to_install('ray')}") from None
+    if not found.startswith(f"{VERSION}."):
+        raise UserError(
+            f"runtime = 'ray' needs ray {VERSION}, and {found} is installed: "
+            f"{how_to_install('ray')}"
+        )
+    if address is None:
+        for name, value in _ALONE.items():  # some are read when Ray is imported
+            os.environ.setdefault(name, value)
+    import ray
+    import ray.util.scheduling_strategies
+
+    return ray
+
+
+@contextmanager
+def connected(address: str | None, *, num_cpus: int) -> Iterator[ModuleType]:
+    """Be a driver of the cluster at `address`; None starts one, with so many logical CPUs.
+
+    A process that is a driver already (a program of the user's) stays one.
+
+    Raises:
+        UserError: there is no such cluster.
+    """
+    ray = load(address)
+    if ray.is_initialized():
+        yield ray
+        return
+    how: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    if address is None:
+        how |= {"num_cpus": num_cpus, "include_dashboard": False}
+    else:
+        how["address"] = address
+    if address is None or address.startswith(LOOPBACK):
+        how["_node_ip_address"] = LOOPBACK  # else it is asked how the outside would be reached
+    try:
+        ray.init(**how)
+    except (ConnectionError, ValueError) as error:
+        raise UserError(f"ray.address = {address!r}: {str(error).splitlines()[0]}") from None
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+__all__ = ["connected", "load"]

@@ -1,0 +1,95 @@
+"""Trains on a Ray of three logical nodes of this machine, and kills a node on the way.
+
+    python scripts/demo_ray.py [RECIPE_OR_FILE] [--steps N]
+
+Two learner ranks on the first node, an instance on each other one, weights as differences between
+them. When a third of the steps are done, all processes of a node that has an instance are killed,
+and later a new node joins; the run goes on with what there is. It ends with the summary and the
+audit of the run's log; exit code 0 if both are as they should be. All listens on the loopback only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def main() -> int:
+    """Run; return the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("recipe", nargs="?", default="demo", metavar="RECIPE_OR_FILE")
+    parser.add_argument("--steps", type=int, default=15)
+    args = parser.parse_args()
+    from rhymeflow.config.load import read_config
+    from rhymeflow.runtime.ray.nodes import logical_nodes
+    from rhymeflow.runtime.run_dir import choose_run_dir
+    from rhymeflow.runtime.train import train
+
+    with logical_nodes(2, 1, 1) as nodes:
+        overrides = {
+            "runtime": "ray",
+            "ray.address": nodes.address,
+            "rollout.num_instances": "1",
+            "rollout.max_instances": "2",
+            "rollout.num_threads": "1",
+            "learner.num_ranks": "2",
+            "learner.num_threads": "1",
+            "learner.max_steps": str(args.steps),
+            "weights.transport": "delta",
+        }
+        config = read_config(args.recipe, overrides)
+        run_dir = choose_run_dir(config)
+        strike = threading.Thread(
+            target=kill_and_add, args=(nodes, run_dir, args.steps // 3), daemon=True
+        )
+        strike.start()
+        summary = train(config, run_dir=run_dir)
+        strike.join(timeout=60)
+    lost = num_lost(run_dir)
+    print(
+        f"{lost} instance(s) were lost with their node; {summary.steps} steps; auditing", flush=True
+    )
+    audit = [sys.executable, str(ROOT / "examples" / "audit_run.py"), str(run_dir)]
+    is_right = lost >= 1 and summary.steps == args.steps
+    return subprocess.call(audit) or int(not is_right)
+
+
+def kill_and_add(nodes: Any, run_dir: Path, after: int) -> None:
+    """Kill a node that has an instance, when so many steps are done; have another one join."""
+    import ray
+
+    while num_steps(run_dir) < after:
+        time.sleep(0.1)
+    own = ray.get_runtime_context().get_node_id()
+    victim = next(node for node in nodes.others if node != own)
+    print(f"killing a node after {num_steps(run_dir)} steps", flush=True)
+    nodes.kill(victim)
+    print("another node joins", flush=True)
+    nodes.add()
+
+
+def num_steps(run_dir: Path) -> int:
+    """How many steps are done."""
+    rows = run_dir / "metrics.jsonl"
+    return len(rows.read_text().splitlines()) if rows.exists() else 0
+
+
+def num_lost(run_dir: Path) -> int:
+    """How many instances left."""
+    from rhymeflow.store.reader import TrajectoryReader
+
+    reader = TrajectoryReader(run_dir / "events.db")
+    ((lost,),) = reader.query("SELECT COUNT(*) FROM events WHERE kind = 'InstanceLeft'")
+    reader.close()
+    return int(lost)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,52 @@
+"""Runs on Ray that something happens to."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+
+from rhymeflow.config import Config
+from rhymeflow.observe.summary import Summary
+from rhymeflow.runtime.controller import Controller
+from rhymeflow.runtime.train import train
+from tests.runtime.test_resume import small
+
+Act = Callable[[Controller], bool]
+"""Does something once it can; whether it did."""
+
+
+def on_ray(directory: Path, address: str, **sections) -> Config:
+    """The small run of `test_resume`, whose workers are actors."""
+    ray = {"address": address, "wait_seconds": 240.0}
+    return small(directory, runtime="ray", ray=ray, **sections)
+
+
+def train_while(monkeypatch, config: Config, *acts: Act) -> tuple[Summary, str]:
+    """Train, and have happen what is given, one after the other; what was printed too."""
+    left = list(acts)
+    turn = Controller._tick
+
+    def tick(self):
+        turn(self)
+        if left and left[0](self):
+            del left[0]
+
+    console = Console(file=io.StringIO(), width=250)
+    with monkeypatch.context() as patch:
+        patch.setattr(Controller, "_tick", tick)
+        summary = train(config, console=console)
+    assert not left, "the run ended before everything had happened"
+    return summary, console.file.getvalue()
+
+
+def joined(controller: Controller) -> list[str]:
+    """The instances that have joined."""
+    return list(controller.coordinator.state.instances)
+
+
+def published(controller: Controller, version: int) -> bool:
+    """Whether this version is out and the next batch is being trained on."""
+    return controller.training.published >= version and controller.training.batch is not None

@@ -1,0 +1,172 @@
+"""Workers and nodes that die, hang and come: the run goes on, and its log holds every law."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rhymeflow.config.load import dump_config
+from rhymeflow.store.reader import TrajectoryReader
+from tests.ray.runs import joined, on_ray, published, train_while
+from tests.runtime.logs import check_bound, check_replay
+from tests.runtime.test_resume import BY_DIFFERENCES, audit, resume
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(1200)]
+STEPS = 12
+PINS = {"run": {"eval_steps": 0, "save_steps": 3, "worker_timeout": 40.0, "instance_restarts": 2}}
+CAN_GROW = {"rollout": {"num_instances": 1, "max_instances": 2}}
+
+
+def elsewhere(controller) -> list:
+    """The instances that have joined, on nodes that have neither the learner nor the controller."""
+    import ray
+
+    here = {controller.supervisor.learner.node, ray.get_runtime_context().get_node_id()}
+    instances = controller.supervisor.instances
+    return [
+        instances[name]
+        for name in joined(controller)
+        if name in instances and instances[name].node not in here
+    ]
+
+
+def test_instances_die_hang_leave_and_come(nodes, tmp_path, monkeypatch):
+    cluster = nodes(2)
+    told: dict[str, str] = {}
+
+    def both_joined(controller):
+        return len(joined(controller)) == 2 and published(controller, 1)
+
+    def kill_an_instance(controller):
+        if not both_joined(controller):
+            return False
+        told["killed"] = joined(controller)[0]
+        os.kill(controller.supervisor.instances[told["killed"]].pid, signal.SIGKILL)
+        return True
+
+    def kill_a_node(controller):
+        away = elsewhere(controller)
+        if told["killed"] in joined(controller) or not both_joined(controller) or not away:
+            return False
+        told["left"] = away[0].name
+        cluster.kill(away[0].node)
+        return True
+
+    def stop_an_instance(controller):
+        there = joined(controller)
+        if told["left"] in there or not there:
+            return False
+        told["hung"] = there[0]
+        os.kill(controller.supervisor.instances[there[0]].pid, signal.SIGSTOP)
+        return True
+
+    def add_a_node(controller):
+        if told["hung"] in joined(controller):
+            return False
+        told["new"] = cluster.add()
+        return True
+
+    def new_one_is_used(controller):
+        return any(worker.node == told["new"] for worker in elsewhere(controller))
+
+    config = on_ray(
+        tmp_path,
+        cluster.address,
+        **PINS,
+        **CAN_GROW,
+        learner={"max_steps": 10_000},
+        drafting={"window": "aimd"},
+        weights=BY_DIFFERENCES["weights"],
+    )
+
+    def stop(controller):
+        controller.stop_asked = True
+        return True
+
+    with pytest.raises(KeyboardInterrupt):
+        train_while(
+            monkeypatch,
+            config,
+            kill_an_instance,
+            kill_a_node,
+            stop_an_instance,
+            add_a_node,
+            new_one_is_used,
+            stop,
+        )
+    audit(tmp_path / "run")
+    check_replay(config)
+    log = TrajectoryReader(tmp_path / "run" / "events.db")
+    left = {name for (name,) in log.query(
+        "SELECT json_extract(body, '$.instance') FROM events WHERE kind = 'InstanceLeft'"
+    )}  # fmt: skip
+    log.close()
+    assert {told["killed"], told["left"], told["hung"]} <= left
+
+
+def test_a_learner_that_dies_is_restored(nodes, tmp_path, monkeypatch):
+    cluster = nodes(1)
+    lost: list[str] = []
+
+    def kill_the_learner(controller):
+        if not published(controller, 2):
+            return False
+        lost.append(controller.supervisor.learner.name)
+        os.kill(controller.supervisor.learner.pid, signal.SIGKILL)
+        return True
+
+    config = on_ray(tmp_path, cluster.address, **PINS, weights=BY_DIFFERENCES["weights"])
+    summary, said = train_while(monkeypatch, config, kill_the_learner)
+    assert summary.steps == config.learner.max_steps
+    assert "learner died" in said
+    assert "learner.1 restores what it was" in said
+    audit(tmp_path / "run")
+    check_bound(config)
+    check_replay(config)
+
+
+def test_a_controller_that_is_killed_takes_its_actors_along_and_is_resumed(nodes, tmp_path):
+    cluster = nodes(1)
+    config = on_ray(tmp_path, cluster.address, **PINS, learner={"max_steps": STEPS})
+    (tmp_path / "config.yaml").write_text(dump_config(config))
+    command = [sys.executable, "-m", "rhymeflow", "train", str(tmp_path / "config.yaml")]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_for(lambda: num_published(tmp_path / "run") >= 3 or process.poll() is not None)
+    assert process.poll() is None
+    process.kill()
+    process.wait()
+    wait_for(lambda: not workers_of(tmp_path / "run"))
+    assert resume(tmp_path / "run").steps == STEPS
+    audit(tmp_path / "run")
+    check_bound(config)
+    check_replay(config)
+
+
+def num_published(run_dir: Path) -> int:
+    rows = run_dir / "metrics.jsonl"
+    return len(rows.read_text().splitlines()) if rows.exists() else 0
+
+
+def workers_of(run_dir: Path) -> list[str]:
+    """Processes that write to a log of the run."""
+    found = []
+    for link in Path("/proc").glob("[0-9]*/fd/1"):
+        try:
+            target = os.readlink(link)
+        except OSError:  # it has ended
+            continue
+        found += [target] if target.startswith(str(run_dir / "logs")) else []
+    return found
+
+
+def wait_for(condition, seconds: float = 600) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)

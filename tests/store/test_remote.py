@@ -1,0 +1,74 @@
+"""A store that another process answers for: the same answers and the same errors."""
+
+from __future__ import annotations
+
+import pytest
+
+from rhymeflow.config import Config
+from rhymeflow.core.types import TrajectoryId
+from rhymeflow.errors import UserError
+from rhymeflow.store import remote
+from rhymeflow.store.handle import StoreElsewhere, StoreFile, store_in
+from rhymeflow.store.reader import IncompleteBatch, TrajectoryReader
+from rhymeflow.store.writer import SqliteTrajectoryStore
+from tests.store.stores import judge, put
+from tests.weights.shared_objects import sharing
+
+ON_RAY = Config(runtime="ray")
+
+
+@pytest.fixture
+def shared():
+    with sharing() as fake:
+        fake.name = remote.STORE
+        remote.serve()
+        fake.name = "learner"
+        yield fake
+
+
+@pytest.fixture
+def path(tmp_path):
+    store = SqliteTrajectoryStore(tmp_path / "events.db")
+    store.begin_attempt(Config().model_dump_json(), now=0.0, started="now")
+    for member in range(2):
+        put(store, TrajectoryId(7, member), 0, [1, 2, 3], version=4)
+        judge(store, TrajectoryId(7, member), 3, 0.5)
+    put(store, TrajectoryId(8, 0), 0, [1])
+    store.commit()
+    yield store.path
+    store.close()
+
+
+def test_it_answers_as_the_file_does(shared, path):
+    here = TrajectoryReader(path)
+    there = store_in(ON_RAY, path.parent).open()
+    assert isinstance(there, remote.RemoteTrajectoryReader)
+    statement = "SELECT group_id, member, tokens FROM segments WHERE version = ?"
+    assert there.query(statement, 4) == here.query(statement, 4) != []
+    assert there.attempts() == here.attempts()
+    assert there.batch((7,), ((1, 0),)) == here.batch((7,), ((1, 0),))
+    assert store_in(Config(), path.parent) == StoreFile(path)
+    here.close()
+
+
+def test_a_batch_is_read_once_for_all_ranks(shared, path):
+    readers = [StoreElsewhere(remote.STORE, path).open() for _ in range(2)]
+    put_before = shared.num_put
+    assert readers[0].batch((7,), ((0, 1),)) == readers[1].batch((7,), ((0, 1),))
+    assert shared.num_put == put_before + 1
+    assert len(readers[0].batch((7,), ((1,),))) == 1
+    assert shared.num_put == put_before + 2
+
+
+def test_errors_come_through(shared, path):
+    reader = StoreElsewhere(remote.STORE, path).open()
+    with pytest.raises(IncompleteBatch, match="has not finished"):
+        reader.batch((8,), ((0,),))
+    handle = StoreElsewhere(remote.STORE, path)
+    with pytest.raises(UserError, match="is damaged: trajectory 8"), handle.explained():
+        reader.batch((8,), ((0,),))
+    with pytest.raises(KeyError), handle.explained():
+        raise KeyError("the file is as it should be")
+    elsewhere = StoreElsewhere(remote.STORE, path.with_name("nothing.db")).open()
+    with pytest.raises(UserError, match=r"nothing\.db"):
+        elsewhere.attempts()
