@@ -31,7 +31,8 @@ from rhymeflow.data.stream import PromptStream
 from rhymeflow.engine.base import NoiseKey
 from rhymeflow.observe import metrics
 from rhymeflow.observe.summary import EVENTS
-from rhymeflow.runtime.replay import replay
+from rhymeflow.runtime.replay import configured, replay
+from rhymeflow.store.previous_run import config_of
 from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.workers.noise import EVALUATION_EPOCH, epoch_of_noise
 
@@ -87,6 +88,10 @@ def compare_with_whole_replay(path: Path) -> None:
     """A snapshot and the events since give what all events give."""
     with closing(TrajectoryReader(path)) as tail, closing(WithoutSnapshots(path)) as whole:
         short, long = replay(tail, path), replay(whole, path)
+        config = config_of(tail.attempts()[-1], path)
+    # As resuming does next. An attempt without events is in a snapshot of its time only.
+    for past in (short, long):
+        configured(config, past.coordinator)
     assert short._replace(coordinator=None) == long._replace(coordinator=None)
     assert plain(short.coordinator.state) == plain(long.coordinator.state)
 
