@@ -58,7 +58,7 @@ class Side:
             if isinstance(item, WorkerLost):
                 self.history.lose(item)
             else:
-                self.history.hear(item.message)
+                self.history.hear(item.worker, item.message)
 
     def until(self, condition) -> None:
         deadline = time.monotonic() + 120
