@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -51,11 +52,9 @@ def main() -> int:
         )
         strike.start()
         summary = train(config, run_dir=run_dir)
-        strike.join(timeout=60)
-    lost = num_lost(run_dir)
-    print(
-        f"{lost} instance(s) were lost with their node; {summary.steps} steps; auditing", flush=True
-    )
+        strike.join(timeout=120)
+    lost = count(run_dir, "InstanceLeft")
+    print(f"{summary.steps} steps, {lost} instance(s) lost with their node; the audit:", flush=True)
     audit = [sys.executable, str(ROOT / "examples" / "audit_run.py"), str(run_dir)]
     is_right = lost >= 1 and summary.steps == args.steps
     return subprocess.call(audit) or int(not is_right)
@@ -65,30 +64,25 @@ def kill_and_add(nodes: Any, run_dir: Path, after: int) -> None:
     """Kill a node that has an instance, when so many steps are done; have another one join."""
     import ray
 
-    while num_steps(run_dir) < after:
+    while not (run_dir / "metrics.jsonl").exists():
+        time.sleep(0.1)
+    while count(run_dir, "VersionPublished") < after or count(run_dir, "InstanceJoined") < 2:
         time.sleep(0.1)
     own = ray.get_runtime_context().get_node_id()
     victim = next(node for node in nodes.others if node != own)
-    print(f"killing a node after {num_steps(run_dir)} steps", flush=True)
+    print(f"killing a node after {count(run_dir, 'VersionPublished')} steps", flush=True)
     nodes.kill(victim)
     print("another node joins", flush=True)
     nodes.add()
 
 
-def num_steps(run_dir: Path) -> int:
-    """How many steps are done."""
-    rows = run_dir / "metrics.jsonl"
-    return len(rows.read_text().splitlines()) if rows.exists() else 0
-
-
-def num_lost(run_dir: Path) -> int:
-    """How many instances left."""
+def count(run_dir: Path, kind: str) -> int:
+    """How many events of this kind there are."""
     from rhymeflow.store.reader import TrajectoryReader
 
-    reader = TrajectoryReader(run_dir / "events.db")
-    ((lost,),) = reader.query("SELECT COUNT(*) FROM events WHERE kind = 'InstanceLeft'")
-    reader.close()
-    return int(lost)
+    with closing(TrajectoryReader(run_dir / "events.db")) as reader:
+        ((found,),) = reader.query("SELECT COUNT(*) FROM events WHERE kind = ?", kind)
+    return int(found)
 
 
 if __name__ == "__main__":

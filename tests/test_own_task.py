@@ -375,7 +375,7 @@ def test_all_of_help_has_every_field_with_its_meaning(capsys: pytest.CaptureFixt
     lines = text.splitlines()
     assert max(map(len, lines)) <= 80
     inner = [path for path in field_paths() if f"{path}." in " ".join(field_paths())]
-    for path in set(field_paths()) - set(inner) - {"name"}:
+    for path in set(field_paths()) - set(inner):
         (at,) = [n for n, line in enumerate(lines) if line.startswith(f"  --{path} [")]
         assert len(lines[at + 1].strip()) > 8, path
 

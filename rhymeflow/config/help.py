@@ -26,7 +26,7 @@ from rhymeflow.errors import UserError, suggestion
 WIDTH = 80
 
 COMMON = (
-    "model.name", "model.dtype", "model.device",
+    "runtime", "model.name", "model.dtype", "model.device",
     "data.source", "data.prompt_column", "data.eval_source", "data.eval_size",
     "data.system_prompt", "data.max_prompt_length",
     "rollout.num_generations", "rollout.max_completion_length", "rollout.temperature",
@@ -95,7 +95,8 @@ def common(whole: str | None = None) -> str:
 
     Of the section called `whole`, all fields; of one in `SHOWN_ALONE` otherwise none.
     """
-    parts = []
+    outside = [_entry(*each) for each in _outside() if each[0] in COMMON]
+    parts = ["\n".join(outside)]
     for name, section in _sections():
         if name in SHOWN_ALONE and name != whole:
             continue
@@ -114,7 +115,8 @@ def all_fields(only: str | None = None) -> str:
     Raises:
         UserError: there is no section or field called `only`.
     """
-    parts = []
+    outside = [_entry(*each) for each in _outside() if only in (None, each[0])]
+    parts = ["\n".join(outside)] if outside else []
     for name, section in _sections():
         whole = only in (None, name)
         entries = [
@@ -140,6 +142,14 @@ def _sections() -> Iterator[tuple[str, type[Section]]]:
         section = section_of(field.annotation)
         if section is not None:
             yield name, section
+
+
+def _outside() -> Iterator[tuple[str, FieldInfo, str]]:
+    """The fields outside all sections."""
+    texts = _meanings(Config)
+    for name, field in Config.model_fields.items():
+        if section_of(field.annotation) is None:
+            yield name, field, texts[name]
 
 
 def _fields(prefix: str, section: type[Section]) -> Iterator[tuple[str, FieldInfo, str]]:

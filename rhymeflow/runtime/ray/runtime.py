@@ -199,9 +199,13 @@ class RayRuntime:
         if error is not None and not isinstance(error, self._ray.exceptions.RayError):
             raise error
         if error is not None or said.result() is None:
-            how = "ended" if error is None else f"died ({how_it_ended(error)})"
+            with_node = self._lost_its_node(worker, error)
+            if with_node:
+                how = "was lost (its node is gone or out of reach)"
+            else:
+                how = "ended" if error is None else f"died ({how_it_ended(error)})"
             reason = f"{worker.name} {how}; what it printed is in {worker.log}"
-            return [WorkerLost(worker.name, reason, with_node=self._lost_its_node(worker, error))]
+            return [WorkerLost(worker.name, reason, with_node=with_node)]
         worker.listen()
         return [Received(worker.name, decode(message)) for message in said.result()]
 
