@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from rhymeflow.config.load import dump_config
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.histospec.index import Index
 from rhymeflow.runtime.base import WorkerLost
@@ -145,8 +144,8 @@ def test_it_begins_with_an_earlier_run(opened, tmp_path):
     earlier = tmp_path / "earlier"
     earlier.mkdir()
     side = opened(history=str(earlier))
-    (earlier / "config.yaml").write_text(dump_config(side.config))
     store = SqliteTrajectoryStore(earlier / "events.db")
+    store.begin_attempt(side.config.model_dump_json(), now=0.0, started="before")
     for group in range(7):
         put(store, TrajectoryId(group, 0), 0, [group] * 5)
     store.commit()
