@@ -17,6 +17,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 sys.path[0] = str(Path(__file__).parents[2])  # this folder's names are not for import
@@ -78,7 +79,8 @@ class Ours:
         dtype = getattr(torch, how.get("dtype", "bfloat16"))
         self._model = load_model(config.model, dtype=dtype, device=torch.device("cpu"))
         parameters = dict(self._model.named_parameters())
-        self._store = make_store(config, manifest_of(parameters))
+        self._folder = TemporaryDirectory()  # what the store is named after
+        self._store = make_store(config, manifest_of(parameters), Path(self._folder.name))
         self._store.publish(0, parameters)
         self._reader = self._store.handle.open()
         self._engine: Any = make_engine(config, self._reader, "bench")

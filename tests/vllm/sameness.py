@@ -10,6 +10,8 @@ import contextlib
 import importlib.util
 import random
 from functools import cache, partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
@@ -58,7 +60,9 @@ class Rig:
         )
         self.parameters = dict(model.named_parameters())
         self.vocabulary = model.config.vocab_size
-        self.store = make_store(self.config, manifest_of(self.parameters))
+        self._folder = TemporaryDirectory()  # what the store is named after
+        manifest = manifest_of(self.parameters)
+        self.store = make_store(self.config, manifest, Path(self._folder.name))
         self.checksums = {0: self.store.publish(0, self.parameters)}
 
     def engine(self, kind):
@@ -94,6 +98,7 @@ class Rig:
 
     def close(self):
         self.store.close()
+        self._folder.cleanup()
 
 
 def requests_of(rig, num_tokens, *, count=10, stop=()):
