@@ -115,7 +115,7 @@ AT_ONCE = {
     "no such reward file": (with_(reward="judge.py:even"), "there is no file "),
     "syntax": (with_(reward="broken.py:f"), "is no Python: SyntaxError: "),
     "one option alone": (["train", "--data", "sums.csv"], "--model and --reward must be given too"),
-    "nothing": (["train"], "give a recipe (cluster, demo, smollm2), a YAML file, or a task of"),
+    "nothing": (["train"], "a YAML file, or a task of"),
     "options of a file": ([*ONE_LINE, "--data.options", "{foo: 1}"], "options are for reasoning_"),
     "cost model": ([*ONE_LINE, "--schedule.cost_model", "demo-cp"], "did you mean demo-cpu?"),
     "strategy": ([*ONE_LINE, "--schedule.routing", "watrfall"], "did you mean waterfall?"),
