@@ -11,25 +11,15 @@ store at that state, but for its file's `meta` and snapshots, and for tokens tha
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from rhymeflow.mirror.objects import LogObject, Position, TokensObject
+from rhymeflow.store.schema import NOTED
 
 ROWS_AT_ONCE = 50_000
 BYTES_AT_ONCE = 64 * 2**20
 """Of one object; the rest comes with the next."""
-
-KEYED: Mapping[str, tuple[str, str | None]] = {
-    "attempts": ("attempt", None),
-    "groups": ("group_id", None),
-    "trajectories": ("group_id", "member"),
-    "token_details": ("group_id", "member"),
-    "held_out": ("row", None),
-    "evaluations": ("version", "row"),
-    "pruned": ("group_id", None),
-}
-"""Tables whose rows `changes` names, and by which columns."""
 
 _SEGMENTS = """SELECT rowid, group_id, member, start, version, instance, steps, drafted,
     tokens, logprobs, accepted FROM segments WHERE rowid > ? ORDER BY rowid"""
@@ -122,9 +112,8 @@ class _Reading:
     def _changed(self) -> int:
         last = self._grown("changes", self._since.changes)
         for what, a, b in dict.fromkeys(row[1:] for row in self._rows["changes"]):
-            first, second = KEYED[what]
-            where = f"{first} = ?1" + (f" AND {second} = ?2" if second else " AND ?2 = ?2")
-            found = self._query(f"SELECT * FROM {what} WHERE {where}", (a, b)).fetchall()
+            where, key = _named(what, a, b)
+            found = self._query(f"SELECT * FROM {what} WHERE {where}", key).fetchall()
             if not found:
                 self._gone.append((what, a, b))
             self._rows.setdefault(what, []).extend(self._without_tokens(what, found))
@@ -152,9 +141,8 @@ def apply(
 ) -> None:
     """Put a part into a store, within a transaction; `pruned` are groups whose tokens are gone."""
     for what, a, b in log.gone:
-        first, second = KEYED[what]
-        where = f"{first} = ?1" + (f" AND {second} = ?2" if second else " AND ?2 = ?2")
-        connection.execute(f"DELETE FROM {what} WHERE {where}", (a, b))
+        where, key = _named(what, a, b)
+        connection.execute(f"DELETE FROM {what} WHERE {where}", key)
     for table, rows in log.rows.items():
         if table != "segments" and rows:
             marks = ", ".join("?" * len(rows[0]))
@@ -177,6 +165,12 @@ def apply(
     )
     details = [row for row in tokens.details if row[0] not in pruned]
     connection.executemany("INSERT OR REPLACE INTO token_details VALUES (?, ?, ?, ?)", details)
+
+
+def _named(what: str, a: int, b: int) -> tuple[str, tuple[int, ...]]:
+    """What a row of `changes` names: a condition, and its values."""
+    columns = NOTED[what]
+    return " AND ".join(f"{column} = ?" for column in columns), (a, b)[: len(columns)]
 
 
 def pruned_in(log: LogObject) -> set[int]:

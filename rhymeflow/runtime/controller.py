@@ -28,10 +28,9 @@ from rhymeflow.runtime.checkpoints import Checkpoints
 from rhymeflow.runtime.commands import message_for
 from rhymeflow.runtime.evaluation import Evaluations
 from rhymeflow.runtime.event_log import EventLog
-from rhymeflow.runtime.history_index import HistoryIndex
+from rhymeflow.runtime.histories import Histories
 from rhymeflow.runtime.in_flight import InFlight
 from rhymeflow.runtime.instances import Instances
-from rhymeflow.runtime.node_histories import NodeHistories
 from rhymeflow.runtime.past import Past
 from rhymeflow.runtime.reporting import Reporter
 from rhymeflow.runtime.resume import take_up
@@ -70,7 +69,7 @@ class Controller:
         supervisor: Supervisor,
         store: TrajectoryStore,
         learner: LearnerGroup,
-        history: HistoryIndex | NodeHistories,
+        history: Histories,
         prompts: RunPrompts,
         reporter: Reporter,
         past: Past,

@@ -19,6 +19,7 @@ from rhymeflow.core.events import TrajectoryRewarded
 from rhymeflow.core.types import GroupId, TrajectoryId, Version
 from rhymeflow.store import codec
 from rhymeflow.store.handle import Reader
+from rhymeflow.store.recent import row_before_last
 
 # SQLite numbers the rows of a table upwards, so a number says what is new.
 _SEGMENTS = """SELECT s.rowid, group_id, member, start, version, tokens, length, reward
@@ -26,10 +27,6 @@ _SEGMENTS = """SELECT s.rowid, group_id, member, start, version, tokens, length,
     WHERE s.rowid > ? ORDER BY s.rowid LIMIT ?"""
 _ANSWERS = """SELECT e.rowid, row, version, prompt_tokens, tokens, reward
     FROM evaluations e JOIN held_out USING (row) WHERE e.rowid > ? ORDER BY e.rowid LIMIT ?"""
-# Read from the end, as far as is needed.
-_BEFORE_LAST = """SELECT at FROM (SELECT rowid AS at,
-    SUM(LENGTH(tokens) / 4) OVER (ORDER BY rowid DESC ROWS UNBOUNDED PRECEDING) AS total FROM {})
-    WHERE total > ? LIMIT 1"""
 _REWARDS = "SELECT kind, body FROM events WHERE seq > ? AND seq <= ? AND kind = ? ORDER BY seq"
 
 
@@ -71,8 +68,8 @@ class Follower:
         self._reader = reader
         # Rewards first: what is rewarded before its segments are read comes with them.
         self._seq = self._last_event()
-        self._row = self._before_last("segments", num_tokens)
-        self._answer = self._before_last("evaluations", num_tokens)
+        self._row = row_before_last(reader.query, "segments", num_tokens)
+        self._answer = row_before_last(reader.query, "evaluations", num_tokens)
 
     def segments(self, limit: int) -> list[NewSegment]:
         """The next segments, at most `limit`; none if there are none yet."""
@@ -125,11 +122,6 @@ class Follower:
         """The greatest version that tokens are stored of; 0 if there are none."""
         ((version,),) = self._reader.query("SELECT COALESCE(MAX(version), 0) FROM segments")
         return version
-
-    def _before_last(self, table: str, num_tokens: int) -> int:
-        """The row before the last ones that have so many tokens together, or 0."""
-        found = self._reader.query(_BEFORE_LAST.format(table), num_tokens)
-        return int(found[0][0]) if found else 0
 
     def _last_event(self) -> int:
         ((seq,),) = self._reader.query("SELECT COALESCE(MAX(seq), 0) FROM events")

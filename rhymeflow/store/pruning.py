@@ -15,8 +15,10 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections import deque
+from typing import Any
 
 from rhymeflow.core.types import GroupId, Version
+from rhymeflow.store.recent import row_before_last
 
 ROWS_AT_ONCE = 256
 """Segments that are deleted with one commit, beside twice those that came since the last one: so a
@@ -25,7 +27,6 @@ commit never takes much longer than without, and pruning never falls behind."""
 _ENDED = """SELECT ending_version, group_id FROM groups WHERE ending IS NOT NULL
     AND group_id IN (SELECT DISTINCT group_id FROM segments) ORDER BY 1, 2"""
 _LAST_ROW = "SELECT MAX(rowid), COUNT(*) FROM segments WHERE group_id = ?"
-_LENGTHS = "SELECT rowid, LENGTH(tokens) / 4 FROM segments ORDER BY rowid DESC"
 _NEWEST = "SELECT MAX(rowid) FROM segments"
 _CHOSEN = "group_id IN (SELECT value FROM json_each(?))"
 # What one instance generated under one version was stored in parts, which become one row.
@@ -105,20 +106,12 @@ class Pruner:
         if newest is None:
             return 0
         if not self._marks:
-            first = self._before_last(history_tokens)
+            first = row_before_last(self._rows, "segments", history_tokens)
             self._marks.append((first, self._num_tokens - history_tokens))
         self._marks.append((newest, self._num_tokens))
         while len(self._marks) > 1 and self._marks[1][1] <= self._num_tokens - history_tokens:
             self._marks.popleft()
         return min(self._marks[0][0], newest - 1)
 
-    def _before_last(self, num_tokens: int) -> int:
-        total, cursor = 0, self._connection.execute(_LENGTHS)
-        try:
-            for row, length in cursor:
-                total += length
-                if total > num_tokens:
-                    return int(row)
-        finally:
-            cursor.close()
-        return 0
+    def _rows(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
+        return self._connection.execute(statement, values).fetchall()

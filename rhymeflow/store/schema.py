@@ -12,6 +12,7 @@ import fcntl
 import os
 import socket
 import sqlite3
+from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import quote
 
@@ -74,15 +75,16 @@ CREATE VIEW responses AS
         SELECT group_id, member, SUM(length), MIN(version) FROM pruned GROUP BY group_id, member) s
     JOIN groups g USING (group_id) LEFT JOIN trajectories t USING (group_id, member);
 """
-_NOTED = (
-    ("attempts", "attempt", "0"),
-    ("groups", "group_id", "0"),
-    ("trajectories", "group_id", "member"),
-    ("token_details", "group_id", "member"),
-    ("held_out", "row", "0"),
-    ("evaluations", "version", "row"),
-)
-"""Tables whose rows `changes` names, and the columns that it names them by."""
+NOTED: Mapping[str, tuple[str, ...]] = {
+    "attempts": ("attempt",),
+    "groups": ("group_id",),
+    "trajectories": ("group_id", "member"),
+    "token_details": ("group_id", "member"),
+    "held_out": ("row",),
+    "evaluations": ("version", "row"),
+    "pruned": ("group_id",),
+}
+"""Tables whose rows `changes` names, and the columns that its `a` and `b` are."""
 _TABLES = f"""
 CREATE TABLE meta (key TEXT PRIMARY KEY, value);
 CREATE TABLE attempts (attempt INTEGER PRIMARY KEY, first_event INTEGER NOT NULL,
@@ -248,7 +250,8 @@ def bring_up_to_date(connection: sqlite3.Connection) -> None:
     if not has_pruned(connection):
         for statement in f"{_PRUNED}DROP VIEW responses;{_VIEWS}".split(";"):
             connection.execute(statement)  # a script would end the transaction
-        for table, a, b in _NOTED:
+        for table, columns in NOTED.items():
+            a, b = (*columns, "0")[:2]
             note = f"INSERT INTO changes (what, a, b) SELECT ?, {a}, {b} FROM {table}"
             connection.execute(note, (table,))
     values = ("schema_version", SCHEMA_VERSION), ("written_by", f"Rhymeflow {source_version()}")

@@ -34,6 +34,10 @@ class Objects(Protocol):
     def address(self) -> str:
         """IP address by which other nodes reach this one."""
 
+    @property
+    def join(self) -> Callable[[], None]:
+        """For a process that this one starts: to be called there, so that it can ask and get."""
+
     def put(self, data: np.ndarray) -> Reference:
         """Keep a copy of these bytes, [n] uint8."""
 
@@ -70,4 +74,9 @@ def here() -> Objects:
     return _here
 
 
-__all__ = ["Objects", "OwnerLost", "Reference", "here", "use"]
+def are_shared() -> bool:
+    """Whether this process shares objects."""
+    return _here is not None
+
+
+__all__ = ["Objects", "OwnerLost", "Reference", "are_shared", "here", "use"]

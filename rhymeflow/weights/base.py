@@ -142,10 +142,11 @@ class WeightReader(Protocol):
             StoreLost: before the first chunk.
         """
 
-    def prepare(self, have: Pulled, want: Version) -> bool:
+    def prepare(self, have: Pulled | None, want: Version) -> bool:
         """Begin to fetch, in the background, what `changes` will need; whether that is here.
 
-        To be asked again until it is. Nothing depends on it but how long `changes` takes.
+        To be asked again until it is. Nothing depends on it but how long `changes` takes, or, for
+        None, `pull`.
 
         Raises:
             StoreLost: it cannot be fetched any more.

@@ -119,8 +119,10 @@ class DeltaWeightReader(SharedMemoryWeightReader):
         """How another process opens its own."""
         return self._handle
 
-    def prepare(self, have: Pulled, want: Version) -> bool:
+    def prepare(self, have: Pulled | None, want: Version) -> bool:
         """Copy the changes that are needed into this process; see `base.WeightReader`."""
+        if have is None:
+            return True
         if self._fetched is None or self._fetched[:2] != (have, want):
             self._fetched = have, want, self._executor.submit(self._fetch, have, want)
         return self._fetched[2].done()

@@ -182,7 +182,7 @@ class ObjectWeightReader:
         catalogue = self._ask()
         return catalogue[-1].made.version if catalogue else None
 
-    def prepare(self, have: Pulled, want: Version) -> bool:
+    def prepare(self, have: Pulled | None, want: Version) -> bool:
         """Fetch to this node what will be needed, in the background; see `base.WeightReader`."""
         if self._fetching is None or self._fetching[:2] != (have, want):
             self._fetching = have, want, self._executor.submit(self._fetch, have, want)

@@ -172,7 +172,7 @@ class SharedMemoryWeightReader:
         for spec in self.manifest:
             yield TensorChunk(spec.name, 0, slot.bytes_of(spec))
 
-    def prepare(self, have: Pulled, want: Version) -> bool:
+    def prepare(self, have: Pulled | None, want: Version) -> bool:
         """Nothing needs to be fetched; see `base.WeightReader`."""
         return True
 

@@ -3,6 +3,8 @@
 The layers fuse, split over processes, pad the vocabulary and pack as vLLM's do; vLLM is not needed.
 """
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -15,6 +17,7 @@ from rhymeflow.weights.manifest import ManifestMismatch, manifest_of
 from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
 
 HIDDEN, HEADS, KV_HEADS, HEAD, INNER, VOCABULARY, PADDED = 16, 4, 2, 4, 24, 50, 64
+EXPERTS, EXPERT_INNER = 3, 8
 
 
 class Packer:
@@ -63,6 +66,42 @@ class Embedding(nn.Module):
         self.quant_method.process_weights_after_loading(self)
 
 
+class ExpertPacker:
+    """Packs two weights together, by reversing rows; only when it makes its kernel, as vLLM's."""
+
+    moe_kernel = None
+
+    def process_weights_after_loading(self, layer):
+        if self.moe_kernel is None:
+            self.moe_kernel = object()
+            for name in ("w13_weight", "w2_weight"):
+                packed = nn.Parameter(getattr(layer, name).flip(1), requires_grad=False)
+                setattr(layer, name, packed)
+
+
+class RoutedExperts(nn.Module):
+    def __init__(self, rank, size):
+        super().__init__()
+        parallel = SimpleNamespace(tp_rank=rank, tp_size=size, use_ep=False)
+        self.moe_config = SimpleNamespace(moe_parallel_config=parallel)
+        inner = EXPERT_INNER // size
+        self.w13_weight = nn.Parameter(torch.randn(EXPERTS, 2 * inner, HIDDEN), requires_grad=False)
+        self.w2_weight = nn.Parameter(torch.randn(EXPERTS, HIDDEN, inner), requires_grad=False)
+        self.quant_method = ExpertPacker()
+        self.quant_method.process_weights_after_loading(self)
+
+    def unpacked(self):
+        return self.w13_weight.flip(1), self.w2_weight.flip(1)
+
+
+class Mixture(nn.Module):
+    """Where vLLM has the experts of a layer."""
+
+    def __init__(self, rank, size):
+        super().__init__()
+        self.routed_experts = RoutedExperts(rank, size)
+
+
 class Norm(nn.Module):
     def __init__(self):
         super().__init__()
@@ -79,6 +118,7 @@ class Block(nn.Module):
         self.o_proj = Linear([HIDDEN], HEADS * HEAD, rank=rank, size=size, whole_rows=True)
         self.gate_up_proj = Linear([INNER, INNER], HIDDEN, rank=rank, size=size)
         self.norm = Norm()
+        self.experts = Mixture(rank, size)
 
 
 class Model(nn.Module):
@@ -107,6 +147,8 @@ def published(seed=0):
         "block.gate_proj.weight": (INNER, HIDDEN),
         "block.up_proj.weight": (INNER, HIDDEN),
         "block.norm.weight": (HIDDEN,),
+        "block.experts.gate_up_proj": (EXPERTS, 2 * EXPERT_INNER, HIDDEN),
+        "block.experts.down_proj": (EXPERTS, HIDDEN, EXPERT_INNER),
     }
     return {name: torch.randn(shape) for name, shape in shapes.items()}
 
@@ -149,6 +191,9 @@ def test_every_layer_computes_with_what_was_published(store):
         embedding = tensors["embed_tokens.weight"]
         torch.testing.assert_close(made["head"][:, :VOCABULARY], x @ embedding.T)
         assert torch.equal(model.block.norm.weight, tensors["block.norm.weight"])
+        gate_up, down = model.block.experts.routed_experts.unpacked()
+        assert torch.equal(gate_up, tensors["block.experts.gate_up_proj"])
+        assert torch.equal(down, tensors["block.experts.down_proj"])
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -179,6 +224,44 @@ def test_processes_hold_their_parts_of_it(store, size):
         model.block.o_proj.cpu_linear(part) for model, part in zip(models, parts, strict=True)
     )
     torch.testing.assert_close(summed, y @ tensors["block.o_proj.weight"].T)
+    parts = [model.block.experts.routed_experts.unpacked() for model in models]
+    gates, ups = zip(*(gate_up.chunk(2, dim=1) for gate_up, _ in parts), strict=True)
+    assert torch.equal(torch.cat([*gates, *ups], dim=1), tensors["block.experts.gate_up_proj"])
+    assert torch.equal(
+        torch.cat([down for _, down in parts], dim=2), tensors["block.experts.down_proj"]
+    )
+
+
+def test_experts_that_were_not_packed_again_are_noticed(store, monkeypatch):
+    reader, model = store.handle.open(), Model()
+    weights = InstalledWeights(model, reader)
+    experts = model.block.experts.routed_experts
+    weights.install(reader, compare=True)
+    pack = ExpertPacker.process_weights_after_loading
+
+    def stale(self, layer):
+        old = layer.w2_weight
+        pack(self, layer)
+        if layer is experts:
+            layer.w2_weight = nn.Parameter(old + 1, requires_grad=False)
+
+    monkeypatch.setattr(ExpertPacker, "process_weights_after_loading", stale)
+    with pytest.raises(ChecksumMismatch, match="w2_weight of a RoutedExperts"):
+        weights.install(reader, compare=True)
+
+
+def test_experts_that_a_gpu_has_otherwise_are_refused():
+    model = Model()
+    experts = model.block.experts.routed_experts
+    for name in ("w13_weight", "w2_weight"):
+        weight = nn.Parameter(getattr(experts, name).to("meta"), requires_grad=False)
+        setattr(experts, name, weight)
+    experts.quant_method.unquantized_backend = SimpleNamespace(name="FLASHINFER_CUTLASS")
+    with pytest.raises(ManifestMismatch, match="TRITON was asked for"):
+        find_places(model, manifest_of(published()))
+    experts.quant_method.unquantized_backend.name = "TRITON"
+    places = find_places(model, manifest_of(published()))
+    assert not places["block.experts.down_proj"].target.is_packed
 
 
 def test_a_head_that_is_not_packed_again_is_noticed(store, monkeypatch):
@@ -196,7 +279,8 @@ def test_a_packer_that_gets_something_else_is_noticed(store, monkeypatch):
     reader, model = store.handle.open(), Model()
     weights = InstalledWeights(model, reader)
     place = weights._places["block.k_proj.weight"]
-    place.destination = weights._places["block.v_proj.weight"].destination
+    ((whole, _),) = place.pieces
+    place.pieces = [(whole, weights._places["block.v_proj.weight"].destination)]
     weights.install(reader)  # its own digest is right, for it is where it was put
     monkeypatch.setattr("rhymeflow.engine.vllm.weights.digest", lambda data: 1)
     with pytest.raises(ChecksumMismatch, match="the checksum is not the published one"):

@@ -280,6 +280,7 @@ def engine_args(config: Config) -> dict[str, Any]:
         }
     else:
         arguments["gpu_memory_utilization"] = rollout.vllm_gpu_memory_utilization
+        arguments["moe_backend"] = "triton"  # it takes experts' weights as they are published
     return arguments
 
 

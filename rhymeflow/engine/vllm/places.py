@@ -1,8 +1,8 @@
 """Where each tensor of the weight store stands in vLLM's model, and in which process's part of it.
 
 vLLM puts the query, key and value projections of a layer into one, and likewise gate and up; it
-splits layers over processes; it pads the vocabulary; and on CPUs it hands a linear layer's weight
-to a packer and keeps only what the packer made of it.
+splits layers over processes; it pads the vocabulary; it has a mixture's experts in a layer of its
+own; and on CPUs it hands a layer's weights to a packer and keeps only what the packer made of them.
 
 Holds true: every tensor of the manifest has a place, and every parameter of the model is filled by
 them (`find_places` raises otherwise), so nothing is computed with that was not pulled. Works on any
@@ -11,15 +11,19 @@ modules with these attributes; imports no vLLM.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
 
 from torch import Tensor, nn
 
 from rhymeflow.weights.manifest import Manifest, ManifestMismatch
 
 Slices = tuple[slice, ...]
+
+EXPERTS = {"gate_up_proj": "w13_weight", "down_proj": "w2_weight"}
+"""What vLLM calls the weights of a layer's experts; both are [experts, rows, columns]."""
 
 
 @dataclass(slots=True, eq=False)
@@ -31,7 +35,7 @@ class Target:
     attribute: str
     parts: list[str]
     """The manifest's tensors that it is made of, those of lower rows first."""
-    is_emptied: bool
+    is_packed: bool
     """The layer keeps what the packer made of it, and not the parameter."""
 
     def tensor(self) -> Tensor:
@@ -42,7 +46,7 @@ class Target:
     @property
     def is_split(self) -> bool:
         """Whether this process has a part of it only."""
-        return getattr(self.layer, "tp_size", 1) > 1
+        return _share(self.layer)[1] > 1
 
 
 @dataclass(slots=True)
@@ -50,10 +54,14 @@ class Place:
     """What this process holds of one tensor of the manifest."""
 
     target: Target
-    source: Slices
-    """The part of the tensor."""
-    destination: Slices
-    """Where in the target it is."""
+    pieces: Sequence[tuple[Slices, Slices]]
+    """Parts of the tensor, each with where in the target it is."""
+
+    @property
+    def destination(self) -> Slices:
+        """Where the tensor is, if this process has it whole."""
+        ((_, destination),) = self.pieces
+        return destination
 
 
 def find_places(model: nn.Module, manifest: Manifest) -> dict[str, Place]:
@@ -68,18 +76,17 @@ def find_places(model: nn.Module, manifest: Manifest) -> dict[str, Place]:
     targets: dict[str, Target] = {}
     order: dict[str, tuple[Target, int]] = {}
     for spec in manifest:
-        path, _, attribute = spec.name.rpartition(".")
-        found, part = _layer(path, layers, fused)
+        found, attribute, part = _layer(spec.name, layers, fused)
         if found not in layers and mapper is not None:
-            path, _, attribute = (mapper.map_name(spec.name) or spec.name).rpartition(".")
-            found, part = _layer(path, layers, fused)
+            name = mapper.map_name(spec.name) or spec.name
+            found, attribute, part = _layer(name, layers, fused)
         layer = layers.get(found)
         if layer is None or getattr(layer, attribute, None) is None:
             raise ManifestMismatch(f"{spec.name}: vLLM's {type(model).__name__} has no {found}")
         target = targets.get(f"{found}.{attribute}")
         if target is None:
-            is_emptied = getattr(layer, attribute).numel() == 0
-            target = Target(f"{found}.{attribute}", layer, attribute, [], is_emptied)
+            is_packed = _is_packed(layer, getattr(layer, attribute))
+            target = Target(f"{found}.{attribute}", layer, attribute, [], is_packed)
             targets[target.name] = target
         order[spec.name] = target, part
     _check_filled(model, targets)
@@ -90,28 +97,64 @@ def find_places(model: nn.Module, manifest: Manifest) -> dict[str, Place]:
 
 
 def _layer(
-    path: str, layers: Mapping[str, nn.Module], fused: Mapping[str, list[str]]
-) -> tuple[str, int]:
-    """The layer that holds what Hugging Face calls `path`, and which part of it that is."""
+    tensor: str, layers: Mapping[str, nn.Module], fused: Mapping[str, list[str]]
+) -> tuple[str, str, int]:
+    """The layer and its attribute that hold what Hugging Face calls so, and which part that is."""
+    path, _, attribute = tensor.rpartition(".")
+    if attribute in EXPERTS and f"{path}.routed_experts" in layers:
+        return f"{path}.routed_experts", EXPERTS[attribute], 0
     parent, _, last = path.rpartition(".")
     for whole, parts in fused.items():
         name = f"{parent}.{whole}" if parent else whole
         if last in parts and name in layers:
-            return name, parts.index(last)
-    return path, 0
+            return name, attribute, parts.index(last)
+    return path, attribute, 0
+
+
+def has_experts(layer: nn.Module) -> bool:
+    """Whether these are the experts of a mixture."""
+    return hasattr(layer, "w13_weight")
+
+
+def _is_packed(layer: nn.Module, weight: Tensor) -> bool:
+    """Whether what is there is of a packer's making.
+
+    Raises:
+        ManifestMismatch: experts are, in a way that cannot be done again under a captured graph.
+    """
+    if not has_experts(layer):
+        return weight.numel() == 0
+    if weight.device.type == "cpu":
+        return True
+    backend = getattr(layer.quant_method, "unquantized_backend", None)
+    if getattr(backend, "name", None) != "TRITON":
+        raise ManifestMismatch(f"vLLM computes experts by {backend}; TRITON was asked for")
+    return False
+
+
+def _share(layer: nn.Module) -> tuple[int, int]:
+    """Which of how many processes this is, of those that the layer is split over."""
+    if has_experts(layer):
+        parallel: Any = layer.moe_config.moe_parallel_config  # type: ignore[union-attr]
+        assert not parallel.use_ep, "experts are split, and not dealt out"
+        return parallel.tp_rank, parallel.tp_size
+    return getattr(layer, "tp_rank", 0), getattr(layer, "tp_size", 1)
 
 
 def _place(target: Target, part: int, shape: tuple[int, ...]) -> Place:
     """By the layer's own attributes."""
     layer, whole = target.layer, tuple(slice(0, size) for size in shape)
+    if has_experts(layer):
+        return Place(target, _of_experts(target, shape))
     indices = getattr(layer, "shard_indices", None)
     if indices is not None:  # an embedding or a head: padded behind the vocabulary
         first, end = indices.org_vocab_start_index, indices.org_vocab_end_index
-        return Place(target, (slice(first, end), *whole[1:]), (slice(0, end - first), *whole[1:]))
+        held = slice(0, end - first), *whole[1:]
+        return Place(target, [((slice(first, end), *whole[1:]), held)])
     sizes = getattr(layer, "output_partition_sizes", None)
     if sizes is None:
-        return Place(target, whole, whole)
-    rank, row = getattr(layer, "tp_rank", 0), [0, *accumulate(sizes)][part]
+        return Place(target, [(whole, whole)])
+    rank, row = _share(layer)[0], [0, *accumulate(sizes)][part]
     if part > 0:  # each key and value head may be held by several processes
         rank //= getattr(layer, "num_kv_head_replicas", 1)
     rows, columns = slice(0, shape[0]), whole[1:]
@@ -120,13 +163,35 @@ def _place(target: Target, part: int, shape: tuple[int, ...]) -> Place:
     num_columns = getattr(layer, "input_size_per_partition", None)
     if columns and num_columns is not None and num_columns != shape[1]:
         columns = (slice(rank * num_columns, (rank + 1) * num_columns),)
-    held = tuple(slice(0, each.stop - each.start) for each in columns)
-    return Place(target, (rows, *columns), (slice(row, row + sizes[part]), *held))
+    own = tuple(slice(0, each.stop - each.start) for each in columns)
+    return Place(target, [((rows, *columns), (slice(row, row + sizes[part]), *own))])
+
+
+def _of_experts(target: Target, shape: tuple[int, ...]) -> list[tuple[Slices, Slices]]:
+    """Of each expert: some of the rows of gate and of up, and the same columns of down."""
+    rank, size = _share(target.layer)
+    experts, rows, columns = (slice(0, each) for each in shape)
+    if size == 1:
+        return [((experts, rows, columns), (experts, rows, columns))]
+    if target.attribute == EXPERTS["down_proj"]:
+        part = shape[2] // size
+        own = slice(rank * part, (rank + 1) * part)
+        return [((experts, rows, own), (experts, rows, slice(0, part)))]
+    inner = shape[1] // 2
+    part = inner // size
+    return [
+        (
+            (experts, slice(first + rank * part, first + (rank + 1) * part), columns),
+            (experts, slice(row, row + part), columns),
+        )
+        for first, row in ((0, 0), (inner, part))
+    ]
 
 
 def shape_of(target: Target, places: Mapping[str, Place]) -> tuple[int, ...]:
     """The target's shape before it is packed."""
-    ends = [[each.stop for each in places[name].destination] for name in target.parts]
+    pieces = [piece for name in target.parts for piece in places[name].pieces]
+    ends = [[each.stop for each in destination] for _, destination in pieces]
     return tuple(map(max, zip(*ends, strict=True)))
 
 
@@ -138,4 +203,4 @@ def _check_filled(model: nn.Module, targets: Mapping[str, Target]) -> None:
             raise ManifestMismatch(f"{name} of vLLM's model is not in the weight store's manifest")
 
 
-__all__ = ["Place", "Target", "find_places", "shape_of"]
+__all__ = ["EXPERTS", "Place", "Target", "find_places", "has_experts", "shape_of"]

@@ -2,7 +2,7 @@
 
 What a packer made of a weight cannot be changed in place. So where a weight store knows what
 changed from version to version, each layer's weight is kept as the packer was given it; changes are
-put in there, and the layers of which something changed are packed again. What no packer empties is
+put in there, and the layers of which something changed are packed again. What is not packed is
 changed where it stands.
 
 Holds true: see `weights/install.py`; a layer that is not named as changed was given, bit for bit,
@@ -29,12 +29,12 @@ class Unpacked:
     def __init__(self, places: Mapping[str, Place], manifest: Manifest) -> None:
         """They hold anything until the first pull."""
         self.buffers: dict[str, Tensor] = {}
-        """By target, of those that packers empty."""
+        """By target, of those that are packed."""
         into = {}
         for spec in manifest:
             place = places[spec.name]
             target = place.target
-            if not target.is_emptied:
+            if not target.is_packed:
                 whole = target.tensor().data
             elif (whole := self.buffers.get(target.name)) is None:
                 whole = torch.empty(shape_of(target, places), dtype=getattr(torch, spec.dtype))

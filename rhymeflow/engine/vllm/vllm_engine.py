@@ -22,14 +22,12 @@ from rhymeflow.engine.native import noise
 from rhymeflow.engine.vllm import self_test
 from rhymeflow.engine.vllm.drafting import Drafting, Iteration
 from rhymeflow.engine.vllm.llm import Llm, Stepped
+from rhymeflow.engine.vllm.pulls import Pulls
 from rhymeflow.errors import UserError
 from rhymeflow.histospec.draft import DraftStats
 from rhymeflow.histospec.handle import IndexHandle
 from rhymeflow.models.load import configured_stop_token_ids, load_tokenizer, resolve_device
 from rhymeflow.weights.base import Pulled, WeightReader
-
-COMPARED_PULLS = 3
-"""So many pulls, the one at the start included, are followed by a comparison with fresh layers."""
 
 
 @dataclass(slots=True)
@@ -62,16 +60,15 @@ class VllmEngine:
         self._drafter: Drafter | None = None
         self._entries: dict[Hashable, Entry] = {}
         self._by_name: dict[str, Entry] = {}
-        self._num_submitted = self._num_pulls = 0
+        self._num_submitted = 0
         self._num_generated, self._clock = 0, 0.0
         self._timer = timer(config)
         rollout = config.rollout
-        self._is_here = rollout.vllm_tensor_parallel_size == 1
-        """Whether the only worker is in this process."""
+        self._pulls = Pulls(self._llm, is_here=rollout.vllm_tensor_parallel_size == 1)
         capacity = min(self._llm.kv_capacity, rollout.max_kv_tokens or self._llm.kv_capacity)
         stop = configured_stop_token_ids(config.model, load_tokenizer(config.model))
         self._limits = Limits(rollout.max_num_seqs, self._llm.max_length, capacity, stop)
-        self._pulled = self._pull(weights, None)
+        self._pulled = self._pulls.pull(weights, None)
         self_test.check(
             self,
             drafts=config.drafting.window != "off",
@@ -164,11 +161,11 @@ class VllmEngine:
 
     def prepare(self, weights: WeightReader, want: Version) -> bool:
         """Fetch what changed, if that can be put in; see `base.Engine`."""
-        return not self._is_here or weights.prepare(self._pulled, want)
+        return self._pulls.prepare(weights, self._pulled, want)
 
     def install(self, weights: WeightReader, want: Version, *, keep_cache: bool) -> Pulled:
         """Have every worker pull; see `base.Engine`."""
-        self._pulled = self._pull(weights, want)
+        self._pulled = self._pulls.pull(weights, want)
         if not keep_cache:
             self._llm.forget_cache()
         return self._pulled
@@ -234,19 +231,6 @@ class VllmEngine:
         self._clock += count / max(len(stepped.tokens), 1)
         return finished
 
-    def _pull(self, weights: WeightReader, want: Version | None) -> Pulled:
-        """Have every worker pull until all of them hold the same version."""
-        self._num_pulls += 1
-        compare = self._num_pulls <= COMPARED_PULLS
-        # Other processes open readers of their own, which take weights whole.
-        source = weights if self._is_here else weights.handle
-        while True:
-            pulled = self._llm.call("rhymeflow_install", source, want, compare)
-            newest = max(each.version for each in pulled)
-            if all(each == pulled[0] for each in pulled):
-                return Pulled(*pulled[0])
-            want = newest
-
     def _forget(self, ids: list[Hashable]) -> None:
         if self._drafting is not None:
             self._drafting.end(ids)
@@ -266,4 +250,4 @@ def timer(config: Config) -> Callable[[], float]:
     return time.process_time if alone else time.perf_counter
 
 
-__all__ = ["COMPARED_PULLS", "VllmEngine", "timer"]
+__all__ = ["VllmEngine", "timer"]

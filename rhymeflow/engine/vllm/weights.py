@@ -3,8 +3,8 @@
 Between two iterations every tensor of the store is copied to its place. Where vLLM computes with
 what a packer made of a weight, the weight is put together in a buffer, its digest is taken there,
 and that buffer is what the packer gets: so the digest is of the packer's input. What the packer
-makes of it cannot be digested; `compare` has each layer compute on a probe and compares, bit for
-bit, with a layer that was freshly made of the same buffer.
+makes of it cannot be digested; with `compare` each layer is compared, bit for bit, with one that
+was freshly made of the same buffer (`packing.py`).
 
 **The head.** vLLM 0.32 packs the output head when it loads a model, and a head that is tied to the
 embedding is packed from the embedding's weight; whoever changes the embedding later leaves the head
@@ -22,14 +22,15 @@ After an error the model holds anything. Imports no vLLM: layers pack themselves
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from rhymeflow.core.types import Version
-from rhymeflow.engine.vllm.places import Target, find_places, shape_of
+from rhymeflow.engine.vllm.packing import compare_packed, compare_products, pack
+from rhymeflow.engine.vllm.places import Target, find_places, has_experts, shape_of
 from rhymeflow.engine.vllm.unpacked import Unpacked, can_be_kept
 from rhymeflow.weights.base import (
     ChecksumMismatch,
@@ -45,8 +46,6 @@ from rhymeflow.weights.proof import bytes_of, digest
 _MAX_OVERTAKEN = 1000
 """As in `weights/install.py`."""
 
-PROBE_ROWS = 3
-
 
 class InstalledWeights:
     """The weights of one process's part of vLLM's model."""
@@ -61,6 +60,11 @@ class InstalledWeights:
         self._unpacked: Unpacked | None = None
         targets = {id(place.target): place.target for place in self._places.values()}
         self._targets = list(targets.values())
+        self._packed: dict[int, list[Target]] = {}
+        """What each layer packs, by the layer's id: experts pack two weights together."""
+        for target in self._targets:
+            if target.is_packed:
+                self._packed.setdefault(id(target.layer), []).append(target)
 
     def install(
         self, reader: WeightReader, want: Version | None = None, *, compare: bool = False
@@ -94,10 +98,9 @@ class InstalledWeights:
     ) -> Pulled:
         pulled = unpacked.pull(reader, want)
         changed = unpacked.take_changed()
-        for target in changed:
-            if target.is_emptied:
-                pack(target.layer, target.attribute, unpacked.buffers[target.name])
-        there = {target.tensor().data_ptr() for target in changed if not target.is_emptied}
+        for layer in {id(target.layer) for target in changed if target.is_packed}:
+            self._pack(layer, unpacked.buffers)
+        there = {target.tensor().data_ptr() for target in changed if not target.is_packed}
         self._pack_heads(there)
         if compare:
             self._compare(unpacked.buffers)
@@ -119,17 +122,24 @@ class InstalledWeights:
     def _pull(self, reader: WeightReader, want: Version | None, compare: bool) -> Pulled:
         digests: dict[str, int] = {}
         buffers: dict[str, Tensor] = {}
-        missing = {target.name: len(target.parts) for target in self._targets}
+        missing = {
+            layer: sum(len(target.parts) for target in targets)
+            for layer, targets in self._packed.items()
+        }
         # Everything, whatever was here before: of what was packed, nothing is left to build on.
         for chunk in reader.pull(None, want):
             target = self._places[chunk.name].target
             digests[chunk.name] = self._copy(chunk, buffers)
-            missing[target.name] -= 1
-            if not missing[target.name] and target.is_emptied:
-                pack(target.layer, target.attribute, buffers[target.name])
+            if not target.is_packed:
+                continue
+            layer = id(target.layer)
+            missing[layer] -= 1
+            if not missing[layer]:
+                self._pack(layer, buffers)
                 if not compare:
-                    del buffers[target.name]
-        assert not any(missing.values()), "a pull that began with nothing brings every tensor"
+                    for each in self._packed[layer]:
+                        del buffers[each.name]
+        assert len(digests) == len(self._specs), "a pull that began with nothing brings all"
         self._pack_heads()
         pulled = reader.prove(digests)
         if compare:
@@ -142,28 +152,34 @@ class InstalledWeights:
         target = place.target
         assert len(chunk.data) == spec.num_bytes, "tensors come whole"
         source = _typed(chunk, spec)
-        if target.is_emptied:
+        if target.is_packed:
             if target.name not in buffers:
                 shape = shape_of(target, self._places)
                 buffers[target.name] = torch.empty(shape, dtype=source.dtype)
             into = buffers[target.name]
         else:
             into = target.tensor().data
-        where = into[place.destination]
-        part = source[place.source]
-        if where.shape != part.shape:
-            raise ManifestMismatch(
-                f"{chunk.name} is {list(part.shape)}, and its place in vLLM's {target.name} "
-                f"{list(where.shape)}"
-            )
-        where.copy_(part)
-        if part.shape == source.shape:
-            return digest(bytes_of(where.to(source.dtype)))
-        # This process has a part of it: the whole as it was read is proved, and the part compared.
+        for of_tensor, of_target in place.pieces:
+            where, part = into[of_target], source[of_tensor]
+            if where.shape != part.shape:
+                raise ManifestMismatch(
+                    f"{chunk.name} is {list(part.shape)}, and its place in vLLM's {target.name} "
+                    f"{list(where.shape)}"
+                )
+            where.copy_(part)
+            if part.shape == source.shape:
+                return digest(bytes_of(where.to(source.dtype)))
+        # This process has parts of it: the whole as it was read is proved, and they are compared.
         whole = source.clone()
-        if not torch.equal(where.to(source.dtype).cpu(), whole[place.source]):
-            raise ChecksumMismatch(f"{chunk.name}: this process's part is not what was read")
+        for of_tensor, of_target in place.pieces:
+            if not torch.equal(into[of_target].to(source.dtype).cpu(), whole[of_tensor]):
+                raise ChecksumMismatch(f"{chunk.name}: this process's part is not what was read")
         return digest(bytes_of(whole))
+
+    def _pack(self, layer: int, buffers: Mapping[str, Tensor]) -> None:
+        """Give a layer all that it packs."""
+        targets = self._packed[layer]
+        pack(targets[0].layer, {each.attribute: buffers[each.name] for each in targets})
 
     def _pack_heads(self, changed: Container[int] | None = None) -> None:
         """Pack them again; `changed`: only those whose weight is at one of these addresses."""
@@ -183,53 +199,25 @@ class InstalledWeights:
         # Embeddings are packed too: of use where they are the head themselves.
         return [each for each in kept if each is named] if named in kept else kept
 
-    def _compare(self, buffers: dict[str, Tensor]) -> None:
-        """Have every linear layer compute, and a fresh one of the same weight."""
-        weights = [(target.layer, buffers.get(target.name)) for target in self._linear()]
-        weights += [(layer, None) for layer in self._kept_and_packed()]
-        for layer, buffer in weights:
-            weight = layer.weight.data if buffer is None else buffer
-            probe = _probe(weight)
-            fresh = _fresh(layer, weight)
-            found = layer.quant_method.apply(layer, probe)
-            due = layer.quant_method.apply(fresh, probe)
-            if not torch.equal(found, due):
-                raise ChecksumMismatch(
-                    f"a {type(layer).__name__} of vLLM's model does not compute what a fresh one "
-                    f"of the pulled weights does: off by {(found - due).abs().max().item():.3g}"
-                )
-            plain = probe.float() @ weight.float().T
-            if not torch.allclose(due.float(), plain, rtol=0.05, atol=0.05 * plain.abs().max()):
-                raise ChecksumMismatch(f"a fresh {type(layer).__name__} is no product at all")
+    def _compare(self, buffers: Mapping[str, Tensor]) -> None:
+        """Compare every layer with a fresh one of the same weights."""
+        for target in self._linear():
+            compare_products(target.layer, buffers.get(target.name, target.tensor().data))
+        for layer in self._kept_and_packed():
+            compare_products(layer, layer.weight.data)
+        for targets in self._packed.values():
+            if has_experts(targets[0].layer):
+                weights = {each.attribute: buffers[each.name] for each in targets}
+                compare_packed(targets[0].layer, weights)
 
     def _linear(self) -> list[Target]:
         found = [target for target in self._targets if target.attribute == "weight"]
         return [target for target in found if _is_linear(target.layer)]
 
 
-def pack(layer: Any, attribute: str, weight: Tensor) -> None:
-    """Give the layer its weight as if it had just been loaded, and let it pack it."""
-    setattr(layer, attribute, nn.Parameter(weight, requires_grad=False))
-    layer.quant_method.process_weights_after_loading(layer)
-
-
 def _is_linear(layer: nn.Module) -> bool:
     """Whether products are what it is for: an embedding is packed too, and only looked up in."""
     return hasattr(layer, "quant_method") and not hasattr(layer, "shard_indices")
-
-
-def _fresh(layer: Any, weight: Tensor) -> Any:
-    fresh = nn.Module()
-    fresh.quant_method = layer.quant_method
-    pack(fresh, "weight", weight.clone())
-    return fresh
-
-
-def _probe(weight: Tensor) -> Tensor:
-    """Rows to compute with: the same in every call."""
-    size = weight.shape[1]
-    values = torch.linspace(-1.0, 1.0, PROBE_ROWS * size, device=weight.device)
-    return values.cos().reshape(PROBE_ROWS, size).to(weight.dtype)
 
 
 def _typed(chunk: TensorChunk, spec: TensorSpec) -> Tensor:
@@ -238,4 +226,4 @@ def _typed(chunk: TensorChunk, spec: TensorSpec) -> Tensor:
     return flat.view(getattr(torch, spec.dtype)).reshape(spec.shape)
 
 
-__all__ = ["InstalledWeights", "pack"]
+__all__ = ["InstalledWeights"]

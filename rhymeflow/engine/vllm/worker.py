@@ -9,14 +9,14 @@ reader and proves what it holds. Knows nothing of requests, instances or drafts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rhymeflow.core.types import Version
 from rhymeflow.engine.vllm.sampler import CounterSampler
 from rhymeflow.engine.vllm.speculator import NoSpeculation, put_drafts
 from rhymeflow.engine.vllm.weights import InstalledWeights
-from rhymeflow.weights.base import Pulled, WeightHandle, WeightReader
+from rhymeflow.weights.base import Pulled, StoreLost, WeightHandle, WeightReader
 from rhymeflow.weights.handle import AnyWeightHandle
 
 PATH = f"{__name__}.WorkerExtension"
@@ -48,13 +48,32 @@ class WorkerExtension:
         calls: int = self.model_runner.sampler.num_calls
         return calls
 
+    def rhymeflow_join(self, join: Callable[[], None]) -> None:
+        """Share objects as the engine's process does, where this is another."""
+        join()
+
+    def rhymeflow_prepare(self, source: WeightHandle, want: Version) -> bool | StoreLost:
+        """Begin to fetch what `rhymeflow_install` will need; whether it is here."""
+        try:
+            return self._rhymeflow_open(source).prepare(None, want)
+        except StoreLost as error:
+            return error
+
     def rhymeflow_install(
         self, source: WeightReader | WeightHandle, want: Version | None, compare: bool
-    ) -> Pulled:
+    ) -> Pulled | StoreLost:
         """Pull weights; see `InstalledWeights.install`.
 
         `source`: a handle where this is another process than the engine's.
         """
+        try:
+            return self._rhymeflow_pull(source, want, compare)
+        except StoreLost as error:  # vLLM would make something else of it
+            return error
+
+    def _rhymeflow_pull(
+        self, source: WeightReader | WeightHandle, want: Version | None, compare: bool
+    ) -> Pulled:
         reader = self._rhymeflow_open(source) if isinstance(source, AnyWeightHandle) else source
         if not hasattr(self, "_rhymeflow_weights"):
             self._rhymeflow_weights = InstalledWeights(self.model_runner.model, reader)

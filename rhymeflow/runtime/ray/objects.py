@@ -8,12 +8,14 @@ of one cluster do not meet. An actor that is gone, and one that cannot be reache
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import ray
 from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 
+from rhymeflow.utils import objects
 from rhymeflow.utils.objects import OwnerLost, Reference
 
 ASKED = "asked"
@@ -38,6 +40,12 @@ class RayObjects:
         """Where other nodes reach this one."""
         address: str = ray.util.get_node_ip_address()
         return address
+
+    @property
+    def join(self) -> Callable[[], None]:
+        """Have a process of this node be a driver of the cluster; see `objects.Objects`."""
+        context = ray.get_runtime_context()
+        return partial(_join, context.gcs_address, self.address, self._namespace)
 
     def put(self, data: np.ndarray) -> Reference:
         """Keep a copy of the bytes; see `objects.Objects`."""
@@ -71,6 +79,12 @@ class RayObjects:
             raise error.cause from None  # as it was raised there, without Ray's account of it
         except RayActorError as error:
             raise OwnerLost(_first_line(error)) from None
+
+
+def _join(cluster: str, node_address: str, namespace: str) -> None:
+    """Nobody asks a process that joined: it has no name."""
+    ray.init(cluster, _node_ip_address=node_address, log_to_driver=False, logging_level="ERROR")
+    objects.use(RayObjects("", namespace))
 
 
 def _first_line(error: Exception) -> str:
