@@ -8,36 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Protocol
 
 from rhymeflow.config import Config
 from rhymeflow.histospec.index import Index
-from rhymeflow.runtime.base import WorkerHandle, WorkerLost
-from rhymeflow.runtime.history_index import HistoryIndex
+from rhymeflow.runtime.history_index import Histories, HistoryIndex
 from rhymeflow.runtime.node_histories import NodeHistories
 from rhymeflow.runtime.supervisor import Supervisor
 from rhymeflow.utils import shared_memory
 from rhymeflow.workers.history import new_index
-from rhymeflow.workers.messages import HistoryGrew, HistoryReady
-
-
-class Histories(Protocol):
-    """The controller's side of what instances draft from. Losing it costs drafts, never the run."""
-
-    def start(self) -> None:
-        """The store is there: workers can read it."""
-
-    def metrics(self) -> dict[str, float]:
-        """How much there is to draft from."""
-
-    def hear(self, worker: str, message: HistoryReady | HistoryGrew) -> None:
-        """A history worker said something."""
-
-    def let_draft(self, instance: WorkerHandle) -> None:
-        """Let an instance draft, once there is something to draft from. Later calls do nothing."""
-
-    def lose(self, loss: WorkerLost) -> None:
-        """A history worker ended or hangs."""
 
 
 def histories(
@@ -69,4 +47,4 @@ def history_index(config: Config, run_dir: Path) -> Iterator[Index | None]:
         yield index
 
 
-__all__ = ["Histories", "histories", "history_index"]
+__all__ = ["histories", "history_index"]

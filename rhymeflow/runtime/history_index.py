@@ -16,6 +16,25 @@ from rhymeflow.runtime.supervisor import Supervisor
 from rhymeflow.workers import messages
 
 
+class Histories(Protocol):
+    """The controller's side of what instances draft from. Losing it costs drafts, never the run."""
+
+    def start(self) -> None:
+        """The store is there: workers can read it."""
+
+    def metrics(self) -> dict[str, float]:
+        """How much there is to draft from."""
+
+    def hear(self, worker: str, message: messages.HistoryReady | messages.HistoryGrew) -> None:
+        """A history worker said something."""
+
+    def let_draft(self, instance: WorkerHandle) -> None:
+        """Let an instance draft, once there is something to draft from. Later calls do nothing."""
+
+    def lose(self, loss: WorkerLost) -> None:
+        """A history worker ended or hangs."""
+
+
 class OwnedIndex(Protocol):
     """An index that workers reach by its handle; its creator frees it."""
 
