@@ -75,11 +75,9 @@ def everything(config: Config) -> int:
 
 
 def _check_ray(config: Config) -> None:
-    rollout = config.rollout
-    if rollout.python is not None or rollout.vllm_tensor_parallel_size > 1:
+    if config.rollout.python is not None:
         raise UserError(
-            "rollout.python, rollout.vllm_tensor_parallel_size: with runtime = 'ray' an instance "
-            "is one process so far, under the Python of its node"
+            "rollout.python: with runtime = 'ray' an instance runs under the Python of its node"
         )
 
 

@@ -1,7 +1,6 @@
 """The policy of a run on GPUs, by its shapes; and which policies cannot be trained as configured.
 
-Holds true: no weights are read, no network is asked for models that recipes name. What vLLM's part
-of the engine cannot do yet is refused by name here, before anything is planned.
+Holds true: no weights are read, no network is asked for models that recipes name.
 """
 
 from __future__ import annotations
@@ -59,12 +58,6 @@ def policy_of(config: Config) -> Policy:
 
 def _check(config: Config, policy: Policy) -> None:
     rollout = config.rollout
-    if policy.num_experts and rollout.engine == "vllm":
-        raise UserError(
-            f"model.name = {config.model.name!r} is a mixture of {policy.num_experts} experts, and "
-            "rollout.engine = 'vllm' cannot pull weights into experts, which vLLM fuses; the "
-            "learner trains such models, the native engine runs them"
-        )
     parts = rollout.vllm_tensor_parallel_size
     if policy.num_heads % parts or policy.model.num_kv_heads % parts:
         raise UserError(

@@ -22,6 +22,7 @@ RECIPES = {
     "qwen3_8gpus": 8,
     "qwen3_8b_16x8": 128,
     "qwen3_32b_16x8": 128,
+    "qwen3_30b_a3b_16x8": 128,
 }
 """And their GPUs."""
 
@@ -154,11 +155,6 @@ REFUSED = {
         "qwen3_8gpus",
         {"rollout.vllm_tensor_parallel_size": "2", "rollout.num_instances": "2"},
         "schedule.cost_model = 'qwen3-8b-h800' is of instances of 1 GPUs",
-    ),
-    "experts in vLLM": (
-        "qwen3_8b_16x8",
-        {"model.name": "Qwen/Qwen3-30B-A3B"},
-        "'Qwen/Qwen3-30B-A3B' is a mixture of 128 experts, and rollout.engine = 'vllm' cannot pull",
     ),
 }
 

@@ -58,6 +58,12 @@ class LogicalNodes:
         """Kill all processes of a node, but the head."""
         self._cluster.remove_node(self._others.pop(node), allow_graceful=False)
 
+    def raylet(self, node: str) -> int:
+        """Process id of what stands for a node, but the head; its children are the workers."""
+        (found,) = self._others[node].all_processes["raylet"]
+        pid: int = found.process.pid
+        return pid
+
     @property
     def others(self) -> list[str]:
         """The nodes beside the head."""

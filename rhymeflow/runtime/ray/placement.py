@@ -31,7 +31,8 @@ def need(role: Role, num_threads: int, config: Config, *, has_gpus: bool) -> Nee
     """What a worker of this role takes. `has_gpus`: whether the run computes on GPUs."""
     match role:
         case "rollout":
-            return Need(num_threads, has_gpus * config.rollout.vllm_tensor_parallel_size)
+            parts = config.rollout.vllm_tensor_parallel_size
+            return Need(parts * num_threads, has_gpus * parts)
         case "learner" | "learner_rank":
             return Need(num_threads, int(has_gpus))
         case _:
