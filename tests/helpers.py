@@ -14,6 +14,7 @@ from functools import partial
 
 from rhymeflow.core.commands import (
     Abort,
+    CloseEnvironments,
     Command,
     Drop,
     Evaluate,
@@ -29,12 +30,15 @@ from rhymeflow.core.commands import (
 from rhymeflow.core.coordinator import Coordinator
 from rhymeflow.core.cost import CostModel
 from rhymeflow.core.events import (
+    EnvironmentFailed,
+    EpisodeEnded,
     Evaluated,
     Event,
     GroupCreated,
     InstanceJoined,
     InstanceLeft,
     LearnerReady,
+    Observed,
     Pulled,
     RewardFailed,
     Snapshot,
@@ -42,6 +46,7 @@ from rhymeflow.core.events import (
     TrajectoryFinished,
     TrajectoryInterrupted,
     TrajectoryRewarded,
+    TurnEnded,
     VersionPublished,
 )
 from rhymeflow.core.histopipe.pipeline import Pipeline
@@ -120,6 +125,7 @@ class FakeRuntime:
         crashes: how many instances may die; each is replaced by a new one.
         disorder: probability that the coordinator hears of an event at any later time, after what
             happened later, and of a duplicate then too. An instance may then die at any moment.
+        turns: the most turns of a trajectory; 1: nothing has an environment.
     """
 
     def __init__(
@@ -133,13 +139,14 @@ class FakeRuntime:
         duplicates: float = 0.0,
         crashes: int = 0,
         disorder: float = 0.0,
+        turns: int = 1,
         seed: int = 0,
     ) -> None:
         self.schedule = schedule or a_schedule()
         self.coordinator = Coordinator(plan, self.schedule)
         self.plan, self.choose, self.random = plan, choose, random.Random(seed)
         self.failures, self.duplicates, self.crashes = failures, duplicates, crashes
-        self.disorder = disorder
+        self.disorder, self.turns = disorder, turns
         self.late: list[Event] = []
         """What has happened and the coordinator has not heard of."""
         self.log: list[Event] = []
@@ -155,6 +162,12 @@ class FakeRuntime:
         self.started: dict[TrajectoryId, int] = {}
         """The least version that a response was really generated under."""
         self.stored: dict[TrajectoryId, int] = {}
+        self.turn: dict[TrajectoryId, int] = {}
+        """Turns that have ended, of trajectories whose environment is open."""
+        self.asked: set[TrajectoryId] = set()
+        """Those whose environment has not answered yet, as far as the coordinator has heard."""
+        self.closed: set[TrajectoryId] = set()
+        """Trajectories whose environment was, and is not any more."""
         self.complete: dict[TrajectoryId, Event] = {}
         """And what came of judging them."""
         self.batches: list[tuple[int, ...]] = []
@@ -235,6 +248,7 @@ class FakeRuntime:
             self.late.append(event)
         for _ in range(1 + again):
             self.log.append(event)
+            self._converse(event)
             commands = self.coordinator.handle(event)
             invariants.check(self.coordinator.state)
             self.commands += commands
@@ -249,6 +263,42 @@ class FakeRuntime:
             case TrajectoryFinished(trajectory=trajectory) if instance.alive or self.disorder:
                 self._judge(trajectory)
         self._report(event)
+
+    def _converse(self, event: Event) -> None:
+        """What is stored when the coordinator hears of a turn or an answer, and who is asked."""
+        match event:
+            case TurnEnded(trajectory, name, turn, length):
+                member = self.coordinator.state.member(trajectory)
+                if member is None or (member.instance, member.turn + 1) != (name, turn):
+                    return  # the instance is lost, or this came twice
+                assert trajectory not in self.closed
+                self.turn[trajectory], self.stored[trajectory] = turn, length
+                self.asked.add(trajectory)
+                self.events.append(self._answer(trajectory, turn, length))
+            case Observed(trajectory, turn, length) if self.turn.get(trajectory) == turn:
+                self.stored[trajectory] = max(length, self.stored[trajectory])
+                self.asked.discard(trajectory)
+            case EpisodeEnded(trajectory) if self._close(trajectory):
+                self._judge(trajectory)
+            case EnvironmentFailed(trajectory) | TrajectoryFinished(trajectory):
+                self._close(trajectory)
+
+    def _answer(self, trajectory: TrajectoryId, turn: int, length: int) -> Event:
+        if self.random.random() < self.failures:
+            return EnvironmentFailed(trajectory, turn, "broken")
+        if turn == self._num_turns(trajectory) - 1 and self.random.random() < 0.5:
+            return EpisodeEnded(trajectory, turn, "stop")
+        return Observed(trajectory, turn, length + self.random.randrange(3))
+
+    def _num_turns(self, trajectory: TrajectoryId) -> int:
+        return 1 + (7 * trajectory.group + 3 * trajectory.member) % self.turns
+
+    def _close(self, trajectory: TrajectoryId) -> bool:
+        """Close its environment; whether it was open."""
+        if self.turn.pop(trajectory, None) is None:
+            return False
+        self.closed.add(trajectory)
+        return True
 
     def _judge(self, trajectory: TrajectoryId) -> None:
         if trajectory in self.complete:
@@ -279,7 +329,10 @@ class FakeRuntime:
             case Drop(group, ending, reason):
                 self._check_not_ended(group)
                 self.dropped[group] = (ending, reason)
+            case CloseEnvironments(trajectories):
+                assert all([self._close(trajectory) for trajectory in trajectories])
             case FinishEarly(trajectory):
+                self._close(trajectory)
                 assert self.stored[trajectory] > 0
                 assert not any(i.alive and trajectory in i.running for i in self.instances.values())
                 if trajectory in self.complete:
@@ -298,10 +351,14 @@ class FakeRuntime:
 
     def _check_instance_command(self, instance: FakeInstance, command: Command) -> None:
         match command:
+            case Abort(trajectories=trajectories):
+                for trajectory in trajectories:
+                    self._close(trajectory)
             case Pull(version=version):
                 assert instance.commanded < version <= self.published
                 instance.commanded = version
             case Route(trajectory=trajectory, version=version):
+                assert trajectory not in self.asked, "its environment has not answered"
                 assert version == instance.commanded, "V_traj, as the log will have it"
                 begun = self.begun.setdefault(trajectory, instance.commanded)
                 assert instance.commanded >= begun, (
@@ -390,14 +447,19 @@ class FakeRuntime:
     def _go_on(self, instance: FakeInstance) -> None:
         instance.clock += 1
         for trajectory in instance.running:
-            instance.running[trajectory] = min(instance.running[trajectory] + 1, LONGEST)
+            length = instance.running[trajectory]
+            instance.running[trajectory] = max(length, min(length + 1, LONGEST))
         if self.random.random() < 0.3:
             self._snapshot(instance)
 
     def _finish(self, instance: FakeInstance) -> None:
         trajectory = self.random.choice(list(instance.running))
         length = instance.running.pop(trajectory) + 1
-        instance.outbox.append(TrajectoryFinished(trajectory, instance.name, length, "stop"))
+        turn = self.turn.get(trajectory, 0) + 1
+        if turn < self._num_turns(trajectory):
+            instance.outbox.append(TurnEnded(trajectory, instance.name, turn, length))
+        else:
+            instance.outbox.append(TrajectoryFinished(trajectory, instance.name, length, "stop"))
 
     def _end_evaluation(self, instance: FakeInstance) -> None:
         assert instance.evaluating is not None
@@ -429,3 +491,4 @@ class FakeRuntime:
     def _check_end(self) -> None:
         assert len(self.batches) == self.plan.num_batches
         assert not self.coordinator.state.groups, "admitted groups that did not end"
+        assert not self.turn, "environments that nobody closed"

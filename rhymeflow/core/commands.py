@@ -57,6 +57,14 @@ class Abort:
 
 
 @dataclass(frozen=True, slots=True)
+class CloseEnvironments:
+    """These wait, for an answer or to be routed, and nobody waits for them any more. Of those that
+    an instance has, `Abort` says so."""
+
+    trajectories: tuple[TrajectoryId, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Pull:
     """Load `version` from the weight store, prove it, and continue with what runs under it."""
 
@@ -76,7 +84,7 @@ class Evaluate:
 
 @dataclass(frozen=True, slots=True)
 class FinishEarly:
-    """Take what is stored of this interrupted trajectory for complete, and have it rewarded.
+    """Take what is stored of this trajectory, which waits, for complete, and have it rewarded.
 
     Its reason is `finished_early`. No instance has it, and no `TrajectoryFinished` is reported.
     """
@@ -109,4 +117,13 @@ class Finish:
 
 
 InstanceCommand = Route | Interrupt | Abort | Pull | Evaluate
-Command = InstanceCommand | RequestPrompts | RetryPrompt | FinishEarly | Train | Drop | Finish
+Command = (
+    InstanceCommand
+    | RequestPrompts
+    | RetryPrompt
+    | FinishEarly
+    | CloseEnvironments
+    | Train
+    | Drop
+    | Finish
+)

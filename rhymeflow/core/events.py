@@ -108,6 +108,47 @@ class TrajectoryFinished:
 
 
 @dataclass(frozen=True, slots=True)
+class TurnEnded:
+    """The policy's turn number `turn`, from 1, is over and stored: `length` tokens by now, of which
+    the environment's earlier answers are a part. The environment is asked; no instance has it.
+    """
+
+    trajectory: TrajectoryId
+    instance: InstanceId
+    turn: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What the environment answered to turn `turn` is stored: `length` tokens now. The policy's
+    next turn comes.
+    """
+
+    trajectory: TrajectoryId
+    turn: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeEnded:
+    """After turn `turn` the environment asks for nothing more: the response is complete."""
+
+    trajectory: TrajectoryId
+    turn: int
+    reason: FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentFailed:
+    """The environment gave no answer to turn `turn`, after all retries."""
+
+    trajectory: TrajectoryId
+    turn: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
 class TrajectoryRewarded:
     """The weighted sum of the reward functions for a finished response."""
 
@@ -148,6 +189,9 @@ class Evaluated:
     reward: float
 
 
+Answer = Observed | EpisodeEnded | EnvironmentFailed
+"""What comes of asking an environment."""
+
 Event = (
     Tick
     | GroupCreated
@@ -157,6 +201,10 @@ Event = (
     | Pulled
     | TrajectoryInterrupted
     | TrajectoryFinished
+    | TurnEnded
+    | Observed
+    | EpisodeEnded
+    | EnvironmentFailed
     | TrajectoryRewarded
     | RewardFailed
     | LearnerReady

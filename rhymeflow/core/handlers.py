@@ -17,7 +17,7 @@ from rhymeflow.core.commands import Command
 from rhymeflow.core.instance import Instance
 from rhymeflow.core.protocol.group import NOT_FINISHED, Group, Member, MemberState
 from rhymeflow.core.state import Prompt, State
-from rhymeflow.core.types import TrajectoryId
+from rhymeflow.core.types import FinishReason, TrajectoryId
 
 Commands = Iterator[Command]
 
@@ -112,13 +112,65 @@ def on_trajectory_finished(state: State, event: events.TrajectoryFinished) -> Co
     if member is None or member.instance != event.instance:
         return
     if member.apply(events.TrajectoryFinished):
-        tokens = state.groups[event.trajectory.group].prompt_tokens + event.length
-        state.instances[event.instance].finished(event.trajectory, tokens)
+        _left(state, event, member)
+        yield from _finished(state, event.trajectory, event.reason)
+
+
+def _left(
+    state: State, event: events.TrajectoryFinished | events.TurnEnded, member: Member
+) -> None:
+    """It has left its instance by itself."""
+    tokens = state.groups[event.trajectory.group].prompt_tokens + event.length
+    state.instances[event.instance].finished(event.trajectory, tokens)
+    member.length = event.length
+
+
+def _finished(state: State, trajectory: TrajectoryId, reason: FinishReason) -> Commands:
+    member = state.groups[trajectory.group].members[trajectory.member]
+    if reason != "finished_early":
+        state.lengths.finished(trajectory, member.sampled)
+    if member.judged is not None:
+        yield from HANDLERS[type(member.judged)](state, member.judged) or ()
+
+
+def on_turn_ended(state: State, event: events.TurnEnded) -> Commands:
+    """The policy waits for its environment."""
+    member = state.member(event.trajectory)
+    if member is None or (member.instance, member.turn + 1) != (event.instance, event.turn):
+        return
+    if member.apply(events.TurnEnded):
+        _left(state, event, member)
+        member.turn = event.turn
+        yield from _finish_early(state, event.trajectory)
+
+
+def on_observed(state: State, event: events.Observed) -> None:
+    """The policy's next turn waits to be routed."""
+    member = _answered(state, event)
+    if member is not None:
+        member.observed += event.length - member.length
         member.length = event.length
-        if event.reason != "finished_early":
-            state.lengths.finished(event.trajectory, event.length)
-        if member.judged is not None:
-            yield from HANDLERS[type(member.judged)](state, member.judged) or ()
+        state.queue.put(event.trajectory, member.version)
+
+
+def on_episode_ended(state: State, event: events.EpisodeEnded) -> Commands:
+    """A response with turns is complete and is being rewarded."""
+    if _answered(state, event) is not None:
+        yield from _finished(state, event.trajectory, event.reason)
+
+
+def on_environment_failed(state: State, event: events.EnvironmentFailed) -> Commands:
+    """As where no reward could be had."""
+    if _answered(state, event) is not None:
+        yield from _went_on_without(state, event.trajectory, f"environment failed: {event.error}")
+
+
+def _answered(state: State, event: events.Answer) -> Member | None:
+    """The member, if it waits for just this."""
+    member = state.member(event.trajectory)
+    if member is None or event.turn != member.turn or not member.apply(type(event)):
+        return None
+    return member
 
 
 def on_trajectory_rewarded(state: State, event: events.TrajectoryRewarded) -> Commands:
@@ -147,11 +199,14 @@ def _complete(state: State, group: Group) -> Commands:
 
 def on_reward_failed(state: State, event: events.RewardFailed) -> Commands:
     """The group goes on without this member while it has spare ones, else it ends."""
-    if _judged(state, event) is None:
-        return
-    group = state.groups[event.trajectory.group]
+    if _judged(state, event) is not None:
+        yield from _went_on_without(state, event.trajectory, f"reward failed: {event.error}")
+
+
+def _went_on_without(state: State, trajectory: TrajectoryId, reason: str) -> Commands:
+    group = state.groups[trajectory.group]
     if group.num_alive() < state.plan.num_generations:
-        yield from state.release(group.id, "aborted", f"reward failed: {event.error}")
+        yield from state.release(group.id, "aborted", reason)
 
 
 def _judged(state: State, event: events.TrajectoryRewarded | events.RewardFailed) -> Member | None:
@@ -193,6 +248,10 @@ HANDLERS: Mapping[type[Any], Callable[[State, Any], Commands | None]] = {
     events.Pulled: on_pulled,
     events.TrajectoryInterrupted: on_trajectory_interrupted,
     events.TrajectoryFinished: on_trajectory_finished,
+    events.TurnEnded: on_turn_ended,
+    events.Observed: on_observed,
+    events.EpisodeEnded: on_episode_ended,
+    events.EnvironmentFailed: on_environment_failed,
     events.TrajectoryRewarded: on_trajectory_rewarded,
     events.RewardFailed: on_reward_failed,
     events.LearnerReady: on_learner_ready,

@@ -67,7 +67,7 @@ def _finish_early(state: State, group: Group) -> Iterator[Command]:
         return
     group.finishing_early = True
     for trajectory, member in zip(group.ids(), group.members, strict=True):
-        if member.state is MemberState.WAITING:
+        if member.state in (MemberState.WAITING, MemberState.WAITING_ENV):
             yield from state.finish_early(trajectory)
         elif member.state is MemberState.RUNNING:
             assert member.instance is not None

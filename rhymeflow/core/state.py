@@ -11,7 +11,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from rhymeflow.core.commands import Abort, Command, Drop, FinishEarly, Interrupt, RetryPrompt, Route
+from rhymeflow.core.commands import (
+    Abort,
+    CloseEnvironments,
+    Command,
+    Drop,
+    FinishEarly,
+    Interrupt,
+    RetryPrompt,
+    Route,
+)
 from rhymeflow.core.events import GroupCreated
 from rhymeflow.core.instance import Instance
 from rhymeflow.core.lengths import LengthPredictor
@@ -123,8 +132,8 @@ class State:
         if member is None:
             return 0
         if member.state is MemberState.RUNNING and member.instance is not None:
-            return member.length + self.instances[member.instance].generated(trajectory)
-        return member.length
+            return member.sampled + self.instances[member.instance].generated(trajectory)
+        return member.sampled
 
     def room(self) -> int:
         """Groups that may be admitted now, as far as the schedule goes and there are entries."""
@@ -219,16 +228,20 @@ class State:
     def finish_early(self, trajectory: TrajectoryId) -> Iterator[Command]:
         """Take a trajectory that waits for complete as it is."""
         member = self.groups[trajectory.group].members[trajectory.member]
-        self.queue.take(trajectory, member.version)
+        if member.state is MemberState.WAITING:
+            self.queue.take(trajectory, member.version)
         member.apply(FinishEarly)
         yield FinishEarly(trajectory)
 
     def abort_members(self, group: Group) -> Iterator[Command]:
         """Abort those of the group that are not rewarded."""
         on_instance: dict[InstanceId, list[TrajectoryId]] = {}
+        asking: list[TrajectoryId] = []
         for trajectory, member in zip(group.ids(), group.members, strict=True):
             if member.state is MemberState.WAITING:
                 self.queue.take(trajectory, member.version)
+            if member.turn and member.state in (MemberState.WAITING, MemberState.WAITING_ENV):
+                asking.append(trajectory)
             if member.instance is not None:
                 on_instance.setdefault(member.instance, []).append(trajectory)
             member.apply(Abort)
@@ -237,6 +250,8 @@ class State:
             running = tuple(t for t in trajectories if t in instance.assigned)
             instance.stopping.difference_update(trajectories)
             yield Abort(name, instance.take(running), tuple(trajectories))
+        if asking:
+            yield CloseEnvironments(tuple(asking))
 
     # -- ends of groups ----------------------------------------------------------------------
 

@@ -43,6 +43,9 @@ class Batch:
     version: Version
     responses: int
     response_tokens: int
+    """Answers of environments included."""
+    sampled_tokens: int
+    """Without them."""
     prompt_tokens: int
     still_tokens: int
     """Of both, those of groups whose trained responses have all the same reward."""
@@ -100,6 +103,10 @@ class Audit:
             raise InvariantViolation(f"{trajectory} was completed twice")
         self._complete.add(trajectory)
 
+    def is_open(self, trajectory: TrajectoryId) -> bool:
+        """Whether it can still go on."""
+        return trajectory.group not in self._ended and trajectory not in self._complete
+
     def reward(self, trajectory: TrajectoryId, reward: float) -> None:
         """A complete response has its reward."""
         self._rewards[trajectory] = reward
@@ -133,7 +140,8 @@ class Audit:
             if len({self._rewards[response.id] for response in group}) == 1
             for response in group
         )
-        batch = Batch(command.version, len(chosen), generated, prompt_tokens, still)
+        sampled = sum(response.sampled for response in chosen)
+        batch = Batch(command.version, len(chosen), generated, sampled, prompt_tokens, still)
         self.batches.append(batch)
         return batch
 
@@ -174,4 +182,4 @@ class Audit:
         return self._members.pop(group, [])
 
     def _enter(self, response: Response, ending: str, reason: str) -> None:
-        self.outcomes.append(Outcome(response.length, ending, reason))
+        self.outcomes.append(Outcome(response.sampled_length, ending, reason))

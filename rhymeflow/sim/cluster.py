@@ -6,8 +6,9 @@ happens at one instant has a fixed order: the world moves, commands arrive, even
 are looked at, the coordinator plans. Nothing is random.
 
 Modelled: commands and events take `command_seconds` and `event_seconds`; events of one sender
-arrive in order. A response is rewarded `reward_seconds` after it is finished. A version can be
-pulled when the learner's push is over (`learner.py`). Held-out evaluation is left out.
+arrive in order. A response is rewarded `reward_seconds` after it is finished. An environment
+answers a turn after as long as the workload says; meanwhile no cache keeps the response. A version
+can be pulled when the learner's push is over (`learner.py`). Held-out evaluation is left out.
 
 What dies comes back as in real runs. An instance: its responses go on elsewhere from what was
 stored of them, another joins in its place under a new name. The learner: it is restored, while
@@ -26,6 +27,7 @@ from math import inf
 from typing import Any
 
 from rhymeflow.core.commands import (
+    CloseEnvironments,
     Command,
     Drop,
     Finish,
@@ -43,10 +45,12 @@ from rhymeflow.core.events import (
     GroupCreated,
     InstanceJoined,
     LearnerReady,
+    Observed,
     Pulled,
     Tick,
     TrajectoryFinished,
     TrajectoryRewarded,
+    TurnEnded,
     VersionPublished,
 )
 from rhymeflow.core.plan import Plan, Schedule
@@ -218,6 +222,8 @@ class Cluster:
                     )
                 case Drop():
                     self.audit.drop(command)
+                case CloseEnvironments():
+                    pass  # what they answer is not waited for
                 case Finish():
                     self._finished = True
                 case _:
@@ -241,7 +247,8 @@ class Cluster:
     def _begin(self, trajectory: TrajectoryId, version: Version) -> None:
         row, epoch, tokens = self.audit.prompt(trajectory.group)
         length = self.workload.length(row, epoch, trajectory.member)
-        response = Response(trajectory, tokens, length, known=epoch > 0)
+        answers = self.workload.answers(row, epoch, trajectory.member, length)
+        response = Response(trajectory, tokens, length, known=epoch > 0, answers=answers)
         response.routed_version = version
         self.audit.admit(response)
 
@@ -278,11 +285,22 @@ class Cluster:
         if not events:
             return
         self.report(events)
+        for event in events:
+            if isinstance(event, TurnEnded):
+                answer = self.audit.responses[event.trajectory].answers[event.turn - 1]
+                self._at(self.now + answer.seconds, _WORLD, self._answer, event)
         done = [event.trajectory for event in events if isinstance(event, TrajectoryFinished)]
         if done:
             for trajectory in done:
                 self.audit.complete(trajectory)
             self._score(done, self.latencies.event_seconds + self.latencies.reward_seconds)
+
+    def _answer(self, ended: TurnEnded) -> None:
+        """An environment says what it has to, if anybody still waits for it."""
+        if self.audit.is_open(ended.trajectory):
+            response = self.audit.responses[ended.trajectory]
+            response.observe()
+            self.report([Observed(ended.trajectory, ended.turn, response.generated)])
 
     def _look(self, _: None) -> None:
         """Busy instances say how they are; with none, until there is one."""

@@ -21,6 +21,7 @@ from rhymeflow.core.events import (
     Snapshot,
     TrajectoryFinished,
     TrajectoryInterrupted,
+    TurnEnded,
 )
 from rhymeflow.core.types import FinishReason, InstanceId, TrajectoryId, Version
 from rhymeflow.sim.continuous_batching import ContinuousBatch
@@ -219,7 +220,11 @@ class Instance:
             self._timeline.span(self.index, kind, self._since, now, self.version)
         for response in self._batch.end(self.version):
             response.store()
+            if not response.is_last_turn:
+                turn = response.turn + 1
+                events.append(TurnEnded(response.id, self.name, turn, response.length))
+                continue
             reason: FinishReason = (
-                "length" if response.length >= self.hardware.max_length else "stop"
+                "length" if response.sampled_length >= self.hardware.max_length else "stop"
             )
             events.append(TrajectoryFinished(response.id, self.name, response.length, reason))

@@ -8,7 +8,21 @@ of what is trained on is measured.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 from rhymeflow.core.types import TrajectoryId, Version
+
+
+class Answer(NamedTuple):
+    """What an environment will say to a turn."""
+
+    after: int
+    """Tokens that the policy has generated when the turn ends."""
+    tokens: int
+    """Of the answer."""
+    seconds: float
+    """Until it comes."""
 
 
 class Response:
@@ -17,11 +31,13 @@ class Response:
     Args:
         id: which one.
         prompt_tokens: of its prompt.
-        length: tokens at which it will end, at least 1.
+        length: tokens that the policy will generate, at least 1.
         known: its prompt was answered in an earlier epoch.
+        answers: of its environment, in order; none: it has no turns.
     """
 
     __slots__ = (
+        "answers",
         "generated",
         "id",
         "known",
@@ -29,17 +45,30 @@ class Response:
         "oldest_version",
         "prompt_tokens",
         "routed_version",
+        "sampled_length",
         "stored",
         "stored_oldest",
+        "turn",
     )
 
     def __init__(
-        self, id: TrajectoryId, prompt_tokens: int, length: int, *, known: bool = False
+        self,
+        id: TrajectoryId,
+        prompt_tokens: int,
+        length: int,
+        *,
+        known: bool = False,
+        answers: Sequence[Answer] = (),
     ) -> None:
         assert length >= 1
         self.id = id
         self.prompt_tokens = prompt_tokens
-        self.length = length
+        self.sampled_length = length
+        self.answers = answers
+        self.turn = 0
+        """Turns that the environment has answered."""
+        self.length = answers[0].after if answers else length
+        """Tokens, those of answers included, at which the policy's turn will end."""
         self.known = known
         self.generated = 0
         """Tokens of it; while an instance decodes it, as of when it was last looked at."""
@@ -58,6 +87,26 @@ class Response:
         assert version >= self.routed_version, f"{self.id}: {version} under {self.routed_version}"
         if self.oldest_version is None or version < self.oldest_version:
             self.oldest_version = version
+
+    @property
+    def sampled(self) -> int:
+        """Tokens of it that the policy generated."""
+        return self.generated - sum(answer.tokens for answer in self.answers[: self.turn])
+
+    @property
+    def is_last_turn(self) -> bool:
+        """Whether it is complete when the policy's turn ends."""
+        return self.turn == len(self.answers)
+
+    def observe(self) -> None:
+        """The environment has answered, and the next turn comes."""
+        assert self.generated == self.length
+        answer = self.answers[self.turn]
+        self.turn += 1
+        end = self.sampled_length if self.is_last_turn else self.answers[self.turn].after
+        self.generated += answer.tokens
+        self.length = self.generated + end - answer.after
+        self.store()
 
     def store(self) -> None:
         """All that is generated of it is safe."""

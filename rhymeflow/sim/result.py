@@ -62,7 +62,7 @@ class Result:
     throughput: float
     """Trained tokens, of responses and prompts, per second."""
     response_throughput: float
-    """Trained tokens of responses per second."""
+    """Trained tokens of responses per second, answers of environments included."""
     trajectories_per_second: float
     """Trained responses per second."""
     idle_rollout: float
@@ -145,6 +145,7 @@ def result(
     generated = round(sum(tally.tokens_generated for tally in tallies))
     accepted = sum(tally.accepted for tally in tallies)
     trained = sum(batch.response_tokens for batch in audit.batches)
+    sampled = sum(batch.sampled_tokens for batch in audit.batches)
     prompt_tokens = sum(batch.prompt_tokens for batch in measured)
     response_tokens = sum(batch.response_tokens for batch in measured)
     responses = sum(batch.responses for batch in audit.batches)
@@ -172,7 +173,7 @@ def result(
         quantiles=quantiles(audit.outcomes),
         mean_length=trained / responses,
         tokens_generated=generated,
-        tokens_wasted=generated - trained,
+        tokens_wasted=generated - sampled,
         tokens_recomputed=sum(tally.recomputed for tally in tallies),
         pulls=sum(tally.pulls for tally in tallies),
         preemptions=sum(tally.preemptions for tally in tallies),

@@ -86,7 +86,7 @@ def run(
     cluster = Cluster(
         dataclasses.replace(plan, eval_steps=None),
         build.schedule(config),
-        _hardware(config, profile, train_devices, workload.longest_prompt),
+        _hardware(config, profile, train_devices, workload),
         workload,
         Latencies(
             tick_seconds=simulation.tick_seconds,
@@ -164,13 +164,15 @@ def _recovery(config: Config, evaluates: Callable[[Version], bool]) -> Recovery:
     )
 
 
-def _hardware(config: Config, profile: Profile, train_devices: int, prompt: int) -> Hardware:
+def _hardware(config: Config, profile: Profile, train_devices: int, workload: Workload) -> Hardware:
     rollout, simulation = config.rollout, config.simulation
     kv_capacity = rollout.max_kv_tokens or profile.kv_capacity
-    if prompt + rollout.max_completion_length > kv_capacity:
+    prompt, observed = workload.longest_prompt, workload.most_observed
+    if prompt + rollout.max_completion_length + observed > kv_capacity:
+        answers = f", {observed} tokens of environments" if observed else ""
         raise UserError(
-            f"rollout.max_completion_length: {rollout.max_completion_length} and a prompt of "
-            f"{prompt} tokens do not fit the KV cache of an instance, {kv_capacity} tokens"
+            f"rollout.max_completion_length: {rollout.max_completion_length}{answers} and a prompt "
+            f"of {prompt} tokens do not fit the KV cache of an instance, {kv_capacity} tokens"
         )
     cost = profile.cost(train_devices)
     return Hardware(

@@ -7,7 +7,8 @@ compared on the same lengths, whatever they do in which order. Knows nothing of 
 from __future__ import annotations
 
 import struct
-from math import sqrt
+from collections.abc import Sequence
+from math import exp, log, sqrt
 from pathlib import Path
 from statistics import NormalDist
 from typing import NamedTuple, Protocol
@@ -17,9 +18,13 @@ import xxhash
 from rhymeflow.config import Config
 from rhymeflow.errors import UserError
 from rhymeflow.sim.lengths import Lengths
+from rhymeflow.sim.response import Answer
 from rhymeflow.store.reader import TrajectoryReader
 
 _INVERSE = NormalDist().inv_cdf
+
+MOST_TURNS = 8
+"""Of a response, in times the mean: one of a thousand would have more."""
 
 
 class Prompt(NamedTuple):
@@ -37,6 +42,10 @@ class Workload(Protocol):
     def longest_prompt(self) -> int:
         """Tokens of the longest prompt."""
 
+    @property
+    def most_observed(self) -> int:
+        """Most tokens that environments answer in one response."""
+
     def prompt(self, number: int) -> Prompt:
         """The prompt of the request with this number, from 0; retries are not counted."""
 
@@ -45,6 +54,9 @@ class Workload(Protocol):
 
     def reward(self, row: int, epoch: int, member: int) -> float:
         """Its reward."""
+
+    def answers(self, row: int, epoch: int, member: int, length: int) -> Sequence[Answer]:
+        """What its environment will say, if it is `length` tokens long; none: it has no turns."""
 
 
 class Synthetic:
@@ -67,6 +79,16 @@ class Synthetic:
         """All prompts are of one length."""
         return self.config.prompt_tokens
 
+    @property
+    def most_observed(self) -> int:
+        """Of a response with the most turns."""
+        return (self._most_turns - 1) * self.config.observation_tokens
+
+    @property
+    def _most_turns(self) -> int:
+        mean = self.config.mean_turns
+        return 1 if mean == 1 else round(MOST_TURNS * mean)
+
     def prompt(self, number: int) -> Prompt:
         """Epoch after epoch, in order: prompts do not differ but by their hashes."""
         epoch, row = divmod(number, self.config.num_prompts)
@@ -83,6 +105,25 @@ class Synthetic:
         if uniform(self._seed, b"decided", row) < decided:
             return float(chance < 0.5)
         return float(uniform(self._seed, b"reward", row, epoch, member) < chance)
+
+    def answers(self, row: int, epoch: int, member: int, length: int) -> list[Answer]:
+        """Turns of about one length; how many is geometric, and each answer takes its own time."""
+        config, where = self.config, (row, epoch, member)
+        if config.mean_turns == 1:
+            return []
+        draw = uniform(self._seed, b"turns", *where)
+        num_turns = 1 + int(log(draw) / log(1 - 1 / config.mean_turns))
+        num_turns = min(num_turns, length, self._most_turns)
+        sigma = config.environment_sigma
+        scale = config.environment_seconds * exp(-sigma * sigma / 2)
+        return [
+            Answer(
+                length * turn // num_turns,
+                config.observation_tokens,
+                scale * exp(sigma * _INVERSE(uniform(self._seed, b"answer", *where, turn))),
+            )
+            for turn in range(1, num_turns)
+        ]
 
     def _level(self, row: int, epoch: int) -> float:
         stays = self.config.epoch_correlation
@@ -135,6 +176,11 @@ class Recorded:
         """The longest of the run's."""
         return max(prompt.tokens for prompt in self._prompts)
 
+    @property
+    def most_observed(self) -> int:
+        """Recorded runs have no turns."""
+        return 0
+
     def prompt(self, number: int) -> Prompt:
         """As they were requested; then from the beginning, in later epochs."""
         turn, index = divmod(number, len(self._prompts))
@@ -148,6 +194,10 @@ class Recorded:
     def reward(self, row: int, epoch: int, member: int) -> float:
         """That of the response whose length it is."""
         return self._response(row, epoch, member)[1]
+
+    def answers(self, row: int, epoch: int, member: int, length: int) -> list[Answer]:
+        """Recorded runs have no turns."""
+        return []
 
     def _response(self, row: int, epoch: int, member: int) -> tuple[int, float]:
         if (row, epoch, member) in self._known:

@@ -19,13 +19,16 @@ from urllib.parse import quote
 from rhymeflow.errors import UserError
 from rhymeflow.utils.source_version import source_version
 
-SCHEMA_VERSION = 10
+SCHEMA_VERSION = 11
 """Of the tables and of what events and commands hold: a log that cannot be read is refused by its
 number."""
 
-READABLE = {8, 9, SCHEMA_VERSION}
+READABLE = {8, 9, 10, SCHEMA_VERSION}
 """8 has no snapshots, and up to 9 nothing was pruned and changes were not noted; they get the
-tables when they are written to (`bring_up_to_date`)."""
+tables when they are written to (`bring_up_to_date`). Up to 10 there are no events of turns."""
+
+SAME_TABLES = {10, SCHEMA_VERSION}
+"""Whose tables are these."""
 
 _LAST_WRITERS = {5: "01adc8d", 6: "a3fa83b", 7: "8fce5f6"}
 """The last commit of Rhymeflow that read and wrote an older schema. None of them was released."""

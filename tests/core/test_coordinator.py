@@ -116,14 +116,15 @@ def routes(commands):
     duplicates=st.sampled_from([0.0, 0.2]),
     crashes=st.integers(0, 3),
     disorder=st.sampled_from([0.0, 0.1, 0.5]),
+    turns=st.sampled_from([1, 1, 4]),
 )
 def test_any_order_of_events_ends_with_every_batch_trained_within_the_bound(
-    run_, capacities, seed, failures, duplicates, crashes, disorder
+    run_, capacities, seed, failures, duplicates, crashes, disorder, turns
 ):
     plan, schedule = run_
     runtime = run(
         plan, schedule, capacities, seed, failures=failures, duplicates=duplicates,
-        crashes=crashes, disorder=disorder,
+        crashes=crashes, disorder=disorder, turns=turns,
     )  # fmt: skip
     assert runtime.published == plan.num_batches
     ended = sum(map(len, runtime.batches)) + len(runtime.dropped)

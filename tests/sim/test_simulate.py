@@ -18,6 +18,7 @@ from rhymeflow.errors import UserError
 from rhymeflow.profiles import Profile
 from rhymeflow.sim import simulate as subject
 from rhymeflow.sim.audit import Outcome
+from rhymeflow.sim.response import Answer
 from rhymeflow.sim.result import quantiles
 from rhymeflow.sim.simulate import run, simulate
 from rhymeflow.sim.workload import Prompt, Recorded, workload
@@ -36,6 +37,7 @@ class Constant:
     """All responses are of one length."""
 
     longest_prompt = PROMPT
+    most_observed = 0
 
     def prompt(self, number: int) -> Prompt:
         return Prompt(number, 0, PROMPT)
@@ -45,6 +47,9 @@ class Constant:
 
     def reward(self, row: int, epoch: int, member: int) -> float:
         return float(member)
+
+    def answers(self, row: int, epoch: int, member: int, length: int) -> list[Answer]:
+        return []
 
 
 def a_config(path: Path, **changes: object) -> Config:

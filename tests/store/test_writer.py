@@ -532,7 +532,7 @@ def test_schema_8_is_read_and_gets_what_it_lacks_when_it_is_written_to(path):
     assert reader.snapshots() == []
     store.commit()
     assert reader.snapshots() == [(1, b"state")]
-    assert reader.query("SELECT value FROM meta WHERE key = 'schema_version'") == [(10,)]
+    assert reader.query("SELECT value FROM meta WHERE key = 'schema_version'") == [(11,)]
     assert reader.written_by.startswith("Rhymeflow 0.1.0")
     reader.close()
     reader = TrajectoryReader(path)

@@ -9,10 +9,14 @@ What moves a member, a command or an event, and whereto (`TRANSITIONS`):
 | TrajectoryInterrupted | STOPPING | WAITING |
 | TrajectoryFinished | RUNNING, STOPPING | FINISHED |
 | InstanceLeft | RUNNING, STOPPING | WAITING |
-| FinishEarly | WAITING | FINISHED |
+| TurnEnded | RUNNING, STOPPING | WAITING_ENV |
+| Observed | WAITING_ENV | WAITING |
+| EpisodeEnded | WAITING_ENV | FINISHED |
+| EnvironmentFailed | WAITING_ENV | ABORTED |
+| FinishEarly | WAITING, WAITING_ENV | FINISHED |
 | TrajectoryRewarded | FINISHED | REWARDED |
 | RewardFailed | FINISHED | ABORTED |
-| Abort | WAITING, RUNNING, STOPPING, FINISHED | ABORTED |
+| Abort | WAITING, RUNNING, STOPPING, WAITING_ENV, FINISHED | ABORTED |
 
 REWARDED and ABORTED are ends. A group that has what it needs, or is dropped, aborts all members
 that can be; those on an instance by command. Whatever is not in the table is late or came twice,
@@ -38,17 +42,18 @@ class MemberState(Enum):
     WAITING = "waiting"
     RUNNING = "running"
     STOPPING = "stopping"
+    WAITING_ENV = "waiting_env"
     FINISHED = "finished"
     REWARDED = "rewarded"
     ABORTED = "aborted"
 
 
-WAITING, RUNNING, STOPPING, FINISHED, REWARDED, ABORTED = MemberState
+WAITING, RUNNING, STOPPING, WAITING_ENV, FINISHED, REWARDED, ABORTED = MemberState
 
 ON_INSTANCE = (RUNNING, STOPPING)
 """The states in which an instance has the member, or will when it has carried out its commands."""
 
-NOT_FINISHED = (WAITING, *ON_INSTANCE)
+NOT_FINISHED = (WAITING, *ON_INSTANCE, WAITING_ENV)
 """The states in which the response is not complete."""
 
 TRANSITIONS: Mapping[type, Mapping[MemberState, MemberState]] = {
@@ -57,10 +62,14 @@ TRANSITIONS: Mapping[type, Mapping[MemberState, MemberState]] = {
     events.TrajectoryInterrupted: {STOPPING: WAITING},
     events.TrajectoryFinished: {RUNNING: FINISHED, STOPPING: FINISHED},
     events.InstanceLeft: {RUNNING: WAITING, STOPPING: WAITING},
-    commands.FinishEarly: {WAITING: FINISHED},
+    events.TurnEnded: {RUNNING: WAITING_ENV, STOPPING: WAITING_ENV},
+    events.Observed: {WAITING_ENV: WAITING},
+    events.EpisodeEnded: {WAITING_ENV: FINISHED},
+    events.EnvironmentFailed: {WAITING_ENV: ABORTED},
+    commands.FinishEarly: {WAITING: FINISHED, WAITING_ENV: FINISHED},
     events.TrajectoryRewarded: {FINISHED: REWARDED},
     events.RewardFailed: {FINISHED: ABORTED},
-    commands.Abort: {WAITING: ABORTED, RUNNING: ABORTED, STOPPING: ABORTED, FINISHED: ABORTED},
+    commands.Abort: dict.fromkeys((*NOT_FINISHED, FINISHED), ABORTED),
 }
 """By what: from -> to."""
 
@@ -74,6 +83,10 @@ class Member:
     """V_traj: the version of the instance it was first routed to; None: it never was."""
     length: int = 0
     """Response tokens that are stored, as far as reported; they are never lost again."""
+    turn: int = 0
+    """The policy's turns that have ended."""
+    observed: int = 0
+    """Of `length`, the tokens that environments answered."""
     instance: InstanceId | None = None
     """The one that has it; None in a state that is not `ON_INSTANCE`."""
     stop: int = 0
@@ -81,6 +94,11 @@ class Member:
     judged: events.TrajectoryRewarded | events.RewardFailed | None = None
     """What came early; see above."""
     reward: float | None = None
+
+    @property
+    def sampled(self) -> int:
+        """Tokens that the policy generated."""
+        return self.length - self.observed
 
     def apply(self, cause: type) -> bool:
         """Make the transition that the table has for this kind of command or event, if any."""

@@ -1,0 +1,91 @@
+"""Simulated responses with turns: sums done by hand, every schedule, and slow environments."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+
+from rhymeflow.core.strategies.schedules import SCHEDULES
+from rhymeflow.errors import UserError
+from rhymeflow.sim.response import Answer
+from rhymeflow.sim.simulate import run
+from rhymeflow.sim.workload import MOST_TURNS, Synthetic, workload
+from tests.sim.test_simulate import LENGTH, PROFILE, PROMPT, STEPS, Constant, a_config
+
+TURNS = {"simulation.workload.mean_turns": 3, "simulation.workload.observation_tokens": 7}
+BOUNDS = {"synchronous": None, "one_step": None, "histopipe": None}
+
+
+class Conversing(Constant):
+    """The environment answers once, after 20 tokens: 5 tokens, which take 3 seconds."""
+
+    most_observed = 5
+
+    def answers(self, row: int, epoch: int, member: int, length: int) -> list[Answer]:
+        return [Answer(20, 5, 3.0)]
+
+
+def test_a_turn_takes_in_all_that_came_before_it(tmp_path: Path) -> None:
+    config = a_config(tmp_path, **{"learner.groups_per_batch": 1, "rollout.num_generations": 2})
+    found = run(config, Conversing())
+
+    def turn(before: int, tokens: int) -> float:
+        seconds = PROFILE.k2 + PROFILE.k4 + PROFILE.prefill_token * before
+        for generated in range(1, tokens):
+            kv_tokens = before + generated - 1
+            seconds += PROFILE.k1 * kv_tokens + PROFILE.k3 + PROFILE.k4
+        return seconds
+
+    rollout = turn(PROMPT, 20) + 3.0 + turn(PROMPT + 20 + 5, LENGTH - 20)
+    tokens = 2 * (PROMPT + LENGTH + 5)  # each of the two instances has one
+    train = PROFILE.train_step + PROFILE.train_token / 4 * tokens + PROFILE.push
+    assert found.step_seconds[0] == pytest.approx(rollout + train, abs=1e-6)
+    assert found.steps == STEPS
+    assert found.mean_length == LENGTH + 5
+    assert found.tokens_generated == STEPS * 2 * LENGTH
+    assert found.tokens_wasted == 0
+
+
+@pytest.mark.parametrize("name", sorted(SCHEDULES))
+def test_every_schedule_keeps_the_laws_with_turns_and_deaths(name: str, tmp_path: Path) -> None:
+    """The audit of the simulated world raises where one does not."""
+    bound = BOUNDS.get(name, 2)
+    config = a_config(
+        tmp_path,
+        **TURNS,
+        **{
+            "schedule.name": name,
+            "schedule.max_staleness": bound,
+            "schedule.extra_generations": 1,
+            "learner.groups_per_batch": 4,
+            "simulation.faults.device_mtbf_hours": 0.02,
+            "simulation.faults.instance_seconds": 2.0,
+            "simulation.faults.learner_seconds": 2.0,
+            "simulation.faults.detection_seconds": 0.5,
+        },
+    )
+    found = run(config, workload(config, None))
+    assert found.steps == STEPS
+    assert found.deaths, "nothing died"
+
+
+def test_turns_are_as_many_as_is_said_and_share_the_length(tmp_path: Path) -> None:
+    config = a_config(tmp_path, **TURNS, **{"simulation.workload.environment_seconds": 2.0})
+    made = Synthetic(config)
+    every = [made.answers(row, 0, 0, 60) for row in range(4000)]
+    assert fmean(1 + len(each) for each in every) == pytest.approx(3, rel=0.05)
+    assert max(1 + len(each) for each in every) <= MOST_TURNS * 3
+    assert fmean(a.seconds for each in every for a in each) == pytest.approx(2, rel=0.05)
+    ends = [[a.after for a in each] for each in every]
+    assert all(0 < end < 60 for each in ends for end in each)
+    assert all(each == sorted(set(each)) for each in ends)
+    assert [made.answers(row, 0, 0, 60) for row in range(4000)] == every
+    assert [made.answers(row, 1, 0, 60) for row in range(4000)] != every
+
+
+def test_answers_that_do_not_fit_the_cache_are_refused(tmp_path: Path) -> None:
+    config = a_config(tmp_path, **{**TURNS, "simulation.workload.observation_tokens": 100})
+    with pytest.raises(UserError, match="2300 tokens of environments and a prompt"):
+        run(config, workload(config, None))
