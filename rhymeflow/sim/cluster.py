@@ -27,12 +27,13 @@ from math import inf
 from typing import Any
 
 from rhymeflow.core.commands import (
-    CloseEnvironments,
+    Abort,
     Command,
     Drop,
     Finish,
     FinishEarly,
     InstanceCommand,
+    Interrupt,
     Pull,
     RequestPrompts,
     RetryPrompt,
@@ -203,8 +204,7 @@ class Cluster:
         for command in commands:
             match command:
                 case Route(instance=name, trajectory=trajectory):
-                    if trajectory not in self.audit.responses:
-                        self._begin(trajectory, self._versions[name])
+                    self._begin(trajectory, self._versions[name])
                     to_instances.append(command)
                 case Pull(instance=name, version=version):
                     self._versions[name] = max(self._versions[name], version)
@@ -222,12 +222,11 @@ class Cluster:
                     )
                 case Drop():
                     self.audit.drop(command)
-                case CloseEnvironments():
-                    pass  # what they answer is not waited for
                 case Finish():
                     self._finished = True
-                case _:
+                case Interrupt() | Abort():
                     to_instances.append(command)
+                # CloseEnvironments: what they answer is not waited for.
         if to_instances:
             self._at(
                 self.now + self.latencies.command_seconds, _COMMAND, self._deliver, to_instances
@@ -245,6 +244,9 @@ class Cluster:
         return GroupCreated(group, prompt.row, prompt.epoch, prompt.tokens, repeats)
 
     def _begin(self, trajectory: TrajectoryId, version: Version) -> None:
+        """It is there from when it is first routed."""
+        if trajectory in self.audit.responses:
+            return
         row, epoch, tokens = self.audit.prompt(trajectory.group)
         length = self.workload.length(row, epoch, trajectory.member)
         answers = self.workload.answers(row, epoch, trajectory.member, length)
