@@ -24,7 +24,7 @@ from rhymeflow.sim.cluster import Cluster
 from rhymeflow.sim.drafts import Drafts
 from rhymeflow.sim.faults import Failure, Recovery
 from rhymeflow.sim.hardware import Hardware, Latencies
-from rhymeflow.sim.response import Response
+from rhymeflow.sim.response import Answer, Response
 from rhymeflow.sim.timeline import Timeline
 from rhymeflow.sim.workload import Prompt, uniform
 from tests.core import invariants
@@ -40,10 +40,10 @@ BEFORE = "5c4cc9125eb4d8810dd5239f472fd4fc59b25a2cfc5f9256a62d7a748465396b"
 
 
 class Lengths:
-    """Responses of 1 to 60 tokens, prompts of 1 to 20, by hash."""
+    """Responses of 1 to 60 tokens, prompts of 1 to 20, with turns up to 3 answers, by hash."""
 
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
+    def __init__(self, seed: int, *, turns: bool = False) -> None:
+        self.seed, self.turns = seed, turns
 
     def prompt(self, number: int) -> Prompt:
         return Prompt(number % 7, number // 7, 1 + int(20 * uniform(self.seed, b"p", number % 7)))
@@ -53,6 +53,13 @@ class Lengths:
 
     def reward(self, row: int, epoch: int, member: int) -> float:
         return float(uniform(self.seed, b"r", row, epoch, member) < 0.4)
+
+    def answers(self, row: int, epoch: int, member: int, length: int) -> list[Answer]:
+        def draw(turn: int, below: int) -> int:
+            return int(below * uniform(self.seed, b"a", row, epoch, member, turn))
+
+        ends = sorted({1 + draw(turn, length) for turn in range(draw(9, 4))} - {length})
+        return [Answer(end, draw(end, 7), draw(-end, 3) / 10) for end in ends * self.turns]
 
 
 def a_recovery(rng: random.Random) -> Recovery:
@@ -135,8 +142,11 @@ def a_cluster(
                 kv_capacity=hardware.kv_capacity,
             ),
         )  # fmt: skip
+    turns = can_die and seed % 2 == 1
+    if turns:
+        hardware = replace(hardware, kv_capacity=hardware.kv_capacity + 3 * 6)
     return Cluster(
-        plan, a_schedule(name, **changes), hardware, Lengths(seed), latencies,
+        plan, a_schedule(name, **changes), hardware, Lengths(seed, turns=turns), latencies,
         num_instances=num_instances, timeline=timeline, **dying,
     )  # fmt: skip
 
@@ -226,6 +236,9 @@ def test_the_random_runs_have_what_is_hard_in_them() -> None:
     deaths = sum((cluster.deaths.counts for cluster in runs), Counter())
     assert min(deaths[victim] for victim in ("instance", "learner", "devices", "controller")) >= 20
     assert sum(tally.lost > 0 for tally in tallies) >= 20
+    responses = [each for cluster in runs for each in cluster.audit.responses.values()]
+    assert sum(each.turn > 0 for each in responses) >= 200
+    assert sum(not each.is_last_turn for each in responses) >= 20, "none was ended between turns"
     assert sum(cluster.learner.retrained > 0 for cluster in runs) >= 10
     outcomes = {
         (outcome.ending, outcome.reason) for cluster in runs for outcome in cluster.audit.outcomes

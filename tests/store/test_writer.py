@@ -499,7 +499,9 @@ def set_meta(path: Path, **values: object) -> None:
 def test_another_schema_version_is_refused(path, opened, schema, writer, advice):
     SqliteTrajectoryStore(path).close()
     set_meta(path, schema_version=schema, written_by=writer)
-    said = rf"has schema version {schema}, and this .* \(0\.1\.0.*\) reads 8, 9 and 10; {advice}"
+    said = (
+        rf"has schema version {schema}, and this .* \(0\.1\.0.*\) reads 8, 9, 10 and 11; {advice}"
+    )
     with pytest.raises(UserError, match=said) as refused:
         opened(path)
     assert len(str(refused.value).splitlines()) == 1
