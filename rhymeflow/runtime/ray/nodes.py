@@ -83,9 +83,15 @@ def logical_nodes(*cpus: int) -> Iterator[LogicalNodes]:
         ray = library.load("")
         from ray.cluster_utils import Cluster
 
-        found = ray.util.get_node_ip_address
-        ray.util.get_node_ip_address = lambda *_: library.LOOPBACK
-        ending.callback(setattr, ray.util, "get_node_ip_address", found)
+        for module, name, instead in (
+            (ray.util, "get_node_ip_address", lambda *_: library.LOOPBACK),
+            # Else nodes can be added by the main thread only, and this process's signals are Ray's.
+            (ray._private.utils, "set_sigterm_handler", lambda handler: None),
+            # Pages for each node that dies; the run says so in a line.
+            (ray._private.worker, "print_worker_logs", lambda *_: None),
+        ):
+            ending.callback(setattr, module, name, getattr(module, name))
+            setattr(module, name, instead)
         head = {"num_cpus": cpus[0], "include_dashboard": False, **_given()}
         cluster = Cluster(initialize_head=True, head_node_args=head)
         ending.callback(cluster.shutdown)
