@@ -187,8 +187,12 @@ class RayRuntime:
         )
 
     def _lost_its_node(self, worker: RayWorker, error: BaseException | None) -> bool:
-        """Ray may not know yet that a node is gone; its workers cannot be reached then."""
+        """Ray may not know yet that a node is gone: its workers cannot be reached then, and what
+        it had begun to place there is cancelled (the error has no field that says so).
+        """
         if isinstance(error, self._ray.exceptions.ActorUnavailableError):
+            return True
+        if error is not None and "The actor never ran" in str(error):
             return True
         alive = {node["NodeID"] for node in self._ray.nodes() if node["Alive"]}
         return worker.node is not None and worker.node not in alive
