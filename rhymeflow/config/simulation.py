@@ -41,7 +41,7 @@ class WorkloadConfig(Section):
     """Correlation of a prompt's level between one epoch and the next; below 1 it drifts."""
     decided_share: Annotated[float, Field(ge=0, le=1)] = 0.2
     """Share of prompts whose responses all get the same reward."""
-    mean_turns: Annotated[float, Field(ge=1)] = 1.0
+    mean_turns: Annotated[float, Field(ge=1, le=10_000)] = 1.0
     """Turns of the policy in a response, geometrically distributed, at most eight times as many;
     they share its length. 1: there is no environment."""
     observation_tokens: NonNegative = 64

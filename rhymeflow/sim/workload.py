@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from math import exp, log, sqrt
+from math import exp, log, log1p, sqrt
 from pathlib import Path
 from statistics import NormalDist
 from typing import NamedTuple, Protocol
@@ -112,17 +112,18 @@ class Synthetic:
         if config.mean_turns == 1:
             return []
         draw = uniform(self._seed, b"turns", *where)
-        num_turns = 1 + int(log(draw) / log(1 - 1 / config.mean_turns))
+        num_turns = 1 + int(log(draw) / log1p(-1 / config.mean_turns))
         num_turns = min(num_turns, length, self._most_turns)
         sigma = config.environment_sigma
-        scale = config.environment_seconds * exp(-sigma * sigma / 2)
         return [
             Answer(
                 length * turn // num_turns,
                 config.observation_tokens,
-                scale * exp(sigma * _INVERSE(uniform(self._seed, b"answer", *where, turn))),
+                # One exponent, for each of the two alone may be too large for a float.
+                config.environment_seconds * exp(sigma * score - sigma * sigma / 2),
             )
             for turn in range(1, num_turns)
+            for score in (_INVERSE(uniform(self._seed, b"answer", *where, turn)),)
         ]
 
     def _level(self, row: int, epoch: int) -> float:

@@ -13,6 +13,7 @@ import pytest
 from rhymeflow.mirror.restore import restore
 from rhymeflow.reward.process import descendants
 from rhymeflow.store.reader import TrajectoryReader
+from tests.processes import is_running
 from tests.ray.runs import joined, on_ray, published, train_while
 from tests.ray.test_faults import PINS, elsewhere
 from tests.runtime.logs import check_bound, check_replay, train
@@ -28,15 +29,6 @@ from tests.runtime.test_resume import (
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(1200)]
 TWO = {"num_instances": 1, "max_instances": 2}
-
-
-def exists(pid: int) -> bool:
-    """Whether it runs: a zombie does not."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def test_an_instance_on_a_node_that_is_cut_off_is_replaced_and_not_believed(
@@ -59,7 +51,7 @@ def test_an_instance_on_a_node_that_is_cut_off_is_replaced_and_not_believed(
     def is_given_up(controller):
         if told["name"] in joined(controller):
             return False
-        told["lived_on"] = exists(told["pid"])
+        told["lived_on"] = is_running(told["pid"])
         return True
 
     def another_joined(controller):
@@ -69,7 +61,7 @@ def test_an_instance_on_a_node_that_is_cut_off_is_replaced_and_not_believed(
         return True
 
     def is_gone(controller):
-        return not exists(told["pid"])
+        return not is_running(told["pid"])
 
     def stop(controller):
         controller.stop_asked = True

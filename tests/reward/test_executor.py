@@ -22,6 +22,7 @@ from rhymeflow.errors import UserError
 from rhymeflow.reward.components import WeightedSum
 from rhymeflow.reward.executor import RewardDone, RewardError, RewardExecutor
 from rhymeflow.reward.messages import RewardRequest, TrainerState
+from tests.processes import is_running
 
 FILE = Path(__file__).parent / "functions.py"
 Start = Callable[..., RewardExecutor]
@@ -251,7 +252,7 @@ def test_a_worker_is_replaced_and_the_others_go_on(start: Start) -> None:
     after = {value(outcome) for outcome in judge(executor, *[request("pid")] * 8)}
     assert len(after - before) <= 1
     for pid in before - after:
-        assert not alive(int(pid))
+        assert not is_running(int(pid))
 
 
 def judge_more(executor: RewardExecutor, count: int) -> list[Any]:
@@ -302,9 +303,9 @@ def test_a_killed_worker_takes_its_children_along(
 
 def assert_ends(pid: int) -> None:
     deadline = time.monotonic() + 10
-    while alive(pid) and time.monotonic() < deadline:  # it was killed, but may not be gone yet
+    while is_running(pid) and time.monotonic() < deadline:  # it was killed, but may not be gone yet
         time.sleep(0.01)
-    assert not alive(pid)
+    assert not is_running(pid)
 
 
 def test_nothing_outlives_a_parent_that_its_function_kills(tmp_path: Path) -> None:
@@ -350,14 +351,6 @@ def test_a_function_that_hangs_is_tried_again_before_what_waits(start: Start) ->
         executor.poll(2001.0)
     [error] = executor.poll(4000.0)
     assert (error.key, "tried 2 times" in error.message) == (0, True)
-
-
-def alive(pid: int) -> bool:
-    """Whether the process runs (a zombie does not)."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def test_an_idle_worker_that_dies_is_replaced(start: Start) -> None:
@@ -441,7 +434,7 @@ def test_workers_end_with_their_parent(tmp_path: Path) -> None:
     pids = [int(pid) for pid in result.stdout.split()]
     assert len(pids) == 2, result.stderr
     end = time.monotonic() + 5
-    while any(alive(pid) for pid in pids):
+    while any(is_running(pid) for pid in pids):
         assert time.monotonic() < end, "a worker outlived its parent"
         time.sleep(0.01)
 
@@ -453,7 +446,7 @@ def test_workers_ignore_ctrl_c_and_close_ends_them(start: Start) -> None:
         os.kill(pid, 2)
     assert value(judge(executor, request())[0]) == 1.0
     executor.close()
-    assert not any(alive(pid) for pid in pids)
+    assert not any(is_running(pid) for pid in pids)
 
 
 def test_large_requests_and_long_queues(start: Start) -> None:

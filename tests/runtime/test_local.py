@@ -20,6 +20,7 @@ from rhymeflow.runtime.local import LocalRuntime
 from rhymeflow.runtime.supervisor import share_of_cores
 from rhymeflow.utils import shared_memory
 from rhymeflow.workers.messages import Alive, Failed
+from tests.processes import is_running
 
 
 @pytest.fixture(params=["forked", "spawned"])
@@ -131,14 +132,6 @@ def test_a_worker_that_listens_to_nobody_ends_with_its_controller(tmp_path):
     assert not is_running(worker)
     assert said == ""
     assert not memory.exists()
-
-
-def is_running(pid: int) -> bool:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except FileNotFoundError:
-        return False
-    return stat.rpartition(")")[2].split()[0] != "Z"  # nobody may have asked how it ended
 
 
 def test_cores_are_shared_out():

@@ -85,6 +85,13 @@ def test_turns_are_as_many_as_is_said_and_share_the_length(tmp_path: Path) -> No
     assert [made.answers(row, 1, 0, 60) for row in range(4000)] != every
 
 
+def test_latencies_of_any_spread_are_numbers(tmp_path: Path) -> None:
+    config = a_config(tmp_path, **TURNS, **{"simulation.workload.environment_sigma": 500.0})
+    made = Synthetic(config)
+    seconds = [a.seconds for row in range(200) for a in made.answers(row, 0, 0, 60)]
+    assert all(0 <= each < 1e9 for each in seconds)
+
+
 def test_answers_that_do_not_fit_the_cache_are_refused(tmp_path: Path) -> None:
     config = a_config(tmp_path, **{**TURNS, "simulation.workload.observation_tokens": 100})
     with pytest.raises(UserError, match="2300 tokens of environments and a prompt"):

@@ -203,4 +203,4 @@ def _check_filled(model: nn.Module, targets: Mapping[str, Target]) -> None:
             raise ManifestMismatch(f"{name} of vLLM's model is not in the weight store's manifest")
 
 
-__all__ = ["EXPERTS", "Place", "Target", "find_places", "has_experts", "shape_of"]
+__all__ = ["Place", "Target", "find_places", "has_experts", "shape_of"]

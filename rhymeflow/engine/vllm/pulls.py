@@ -70,4 +70,4 @@ def _losses(found: Iterable[object]) -> Iterable[StoreLost]:
     return (each for each in found if isinstance(each, StoreLost))
 
 
-__all__ = ["COMPARED_PULLS", "Pulls"]
+__all__ = ["Pulls"]

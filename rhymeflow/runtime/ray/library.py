@@ -23,6 +23,9 @@ VERSION = "2.60"
 
 LOOPBACK = "127.0.0.1"
 
+QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+"""What a driver says to have Ray print nothing of its own."""
+
 _ALONE = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -69,7 +72,7 @@ def connected(address: str | None, *, num_cpus: int) -> Iterator[ModuleType]:
     if ray.is_initialized():
         yield ray
         return
-    how: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    how = dict(QUIET)
     if address is None:
         how |= {"num_cpus": num_cpus, "include_dashboard": False}
     else:
@@ -86,4 +89,4 @@ def connected(address: str | None, *, num_cpus: int) -> Iterator[ModuleType]:
         ray.shutdown()
 
 
-__all__ = ["connected", "load"]
+__all__ = ["QUIET", "connected", "load"]

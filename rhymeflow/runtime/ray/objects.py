@@ -15,6 +15,7 @@ import numpy as np
 import ray
 from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 
+from rhymeflow.runtime.ray.library import QUIET
 from rhymeflow.utils import objects
 from rhymeflow.utils.objects import OwnerLost, Reference
 
@@ -83,7 +84,7 @@ class RayObjects:
 
 def _join(cluster: str, node_address: str, namespace: str) -> None:
     """Nobody asks a process that joined: it has no name."""
-    ray.init(cluster, _node_ip_address=node_address, log_to_driver=False, logging_level="ERROR")
+    ray.init(cluster, _node_ip_address=node_address, **QUIET)
     objects.use(RayObjects("", namespace))
 
 
