@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import sys
 
-from rhymeflow import build
+from rhymeflow import build, environments
 from rhymeflow.config import Config, RewardFunction
 from rhymeflow.data.load import check_sources
 from rhymeflow.data.prompts import PromptSource
@@ -20,8 +20,7 @@ from rhymeflow.engine.vllm.installed import check_installed
 from rhymeflow.errors import UserError
 from rhymeflow.machine import check_machine
 from rhymeflow.models.files import check_files
-from rhymeflow.reward.builtin import BUILT_IN
-from rhymeflow.reward.functions import Judge
+from rhymeflow.reward.functions import BUILT_IN, Judge
 from rhymeflow.store import previous_run
 from rhymeflow.utils.imported import check_file, names_file
 
@@ -39,6 +38,7 @@ def before_start(config: Config) -> None:
     check_sources(config.data)
     for function in config.reward.functions:
         _check_name(function)
+    environments.check_names(config)
     build.schedule(config)
     if config.runtime == "local":
         check_machine(config)
@@ -60,11 +60,13 @@ def everything(config: Config) -> int:
     check_attention(config.learner, resolve_device(config.model))
     tokenizer = load_tokenizer(config.model)
     check_end(config.model, tokenizer)
-    prompts = RunPrompts.load(config, tokenizer, max_length(config.model))
     # What a user's file prints is no part of the configuration that is printed.
     with contextlib.redirect_stdout(sys.stderr):
         judges = [Judge(function) for function in config.reward.functions]
+        tools = environments.tool_schemas(config)
+    prompts = RunPrompts.load(config, tokenizer, max_length(config.model), tools)
     for part in (prompts.train, prompts.held_out):
+        environments.check_rows(config, part, len(part))
         for judge in judges:
             _check_columns(judge, part)
     return max(

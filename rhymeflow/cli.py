@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _dispatch(arguments: list[str]) -> int:
     if arguments[:1] == ["bench"]:
         return bench(arguments[1:])
-    if arguments and arguments[0] in ("train", "simulate", "calibrate"):
+    if arguments and arguments[0] in ("train", "simulate", "calibrate", "sft"):
         arguments = [_WITHOUT_VALUE.get(each, each) for each in arguments]
     rest, overrides = split_overrides(arguments)
     parser = _parser()
@@ -56,7 +56,7 @@ def _dispatch(arguments: list[str]) -> int:
         parser.print_help()
         return 0
     args, unknown = parser.parse_known_args(rest)
-    configures = args.command in (train, resume, simulate, calibrate)
+    configures = args.command in (train, resume, simulate, calibrate, sft)
     if unknown or (overrides and not configures):
         raise UserError(_no_such_argument(args, unknown, overrides))
     args.overrides = overrides
@@ -79,7 +79,7 @@ def _no_such_argument(
     else:
         known = [*args.options, *(f"--{name}" for name in SHORT if unknown)]
         hint = suggestion(option, known)
-        if args.command in (train, simulate, calibrate) and not hint:
+        if args.command in (train, simulate, calibrate, sft) and not hint:
             hint = fields.nearest_field(option.lstrip("-")).replace("mean ", "mean --")
     return f"{option}: there is no such argument{hint}"
 
@@ -89,6 +89,15 @@ Trains a policy: a recipe (`rhymeflow recipes` lists them), a YAML file, or a
 task of your own:
 
   rhymeflow train --model DIR_OR_HUB_NAME --data FILE --reward FILE.py:FUNCTION
+"""
+
+
+_SFT = """\
+Fine-tunes a model on rows that say what is right (docs/sft.md), in one process:
+
+  rhymeflow sft --model DIR_OR_HUB_NAME --data FILE --sft.output_dir DIR
+
+A row is {prompt, completion}, or {messages}. DIR is then a model to train on.
 """
 
 
@@ -175,6 +184,12 @@ def _parser() -> argparse.ArgumentParser:
         help="measure this machine's engine and learner, and fit the cost model",
     )
     sub.add_argument("--output", metavar="FILE.json", type=Path, help="where the profile goes")
+    add_run(
+        "sft",
+        sft,
+        help="supervised fine-tuning: a checkpoint to begin from",
+        description=_SFT,
+    )
     sub = add("inspect", inspect, help="show what happened in a run")
     sub.add_argument("run_dir", metavar="RUN_DIR", type=Path)
     sub.add_argument(
@@ -265,6 +280,15 @@ def calibrate(args: argparse.Namespace) -> int:
 
     config = read_config(args.recipe, args.overrides, needed=("model", "data"))
     print(run(config, output=args.output).text())
+    return 0
+
+
+def sft(args: argparse.Namespace) -> int:
+    """Fine-tune a model on rows, and say the loss."""
+    config = read_config(args.recipe, args.overrides, needed=("model", "data"))
+    from rhymeflow.sft.train import train  # loads torch; mistakes are said without waiting for it
+
+    train(config, lambda line: print(line, flush=True))
     return 0
 
 

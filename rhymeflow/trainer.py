@@ -39,6 +39,8 @@ class Trainer:
     callables with TRL's signature, names as in `RewardFunction.function`, or `RewardFunction`s with
     weights. Datasets are paths or iterables of rows (a list of dicts, a `datasets.Dataset`); with
     a `train_dataset` and no `eval_dataset` nothing is held out, as in TRL.
+    `environment_factory` is a class of which each response gets an object (or a function that makes
+    one), `tools` are functions that the policy may call: see docs/environments.md.
     `config` is a `Config` or a mapping of its fields, for which the last name will do where only
     one field is so called: `{"learning_rate": 1e-5, "num_generations": 8}`. `args` is the same
     under TRL's name.
@@ -61,6 +63,8 @@ class Trainer:
         *,
         args: Config | Mapping[str, Any] | None = None,
         processing_class: Any = None,
+        environment_factory: str | Callable[..., Any] | None = None,
+        tools: list[str | Callable[..., Any]] | None = None,
     ) -> None:
         if config is not None and args is not None:
             raise UserError("Trainer: config and args are two names of one thing; give one")
@@ -75,6 +79,13 @@ class Trainer:
             several = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
             functions = [reward_function(each) for each in several]
             fields["reward.functions"] = [each.model_dump(mode="json") for each in functions]
+        if environment_factory is not None:
+            name = importable(environment_factory, "environment_factory", is_class=True)
+            fields["environment.classes"] = [{"environment": name}]
+            if reward_funcs is None:
+                fields["reward.functions"] = []
+        if tools is not None:
+            fields["environment.tools"] = [importable(each, "the tool") for each in tools]
         if train_dataset is not None:
             fields["data.source"], _ = self._dataset_path(train_dataset, "train")
             fields |= {"data.options": {}, "data.eval_size": 0}
@@ -161,11 +172,23 @@ def reward_function(given: Reward) -> RewardFunction:
     if isinstance(given, functools.partial) and not given.args:
         named = reward_function(given.func)
         return named.model_copy(update={"options": dict(given.keywords)})
+    return RewardFunction(function=importable(given, "the reward function"))
+
+
+def importable(given: str | Callable[..., Any], what: str, *, is_class: bool = False) -> str:
+    """Name a function (or, with `is_class`, a class) so that another process can import it.
+
+    Raises `UserError` for a lambda, a closure, a method, or what was typed into a prompt.
+    """
+    if isinstance(given, str):
+        return given
     name = getattr(given, "__qualname__", type(given).__name__)
-    if not inspect.isfunction(given) or not name.isidentifier():
+    may_be = inspect.isfunction(given) or (is_class and inspect.isclass(given))
+    if not may_be or not name.isidentifier():
+        how = "class" if is_class else "def"
         raise UserError(
-            f"Trainer: the reward function {name} cannot be imported by another process; define it "
-            "with `def` at the top of a file"
+            f"Trainer: {what} {name} cannot be imported by another process; define it "
+            f"with `{how}` at the top of a file"
         )
     try:
         path = inspect.getsourcefile(given)
@@ -173,13 +196,13 @@ def reward_function(given: Reward) -> RewardFunction:
         path = None
     in_package = "." in given.__module__ or (path is not None and Path(path).stem == "__init__")
     if in_package:  # it may import its neighbours
-        return RewardFunction(function=f"{given.__module__}.{name}")
+        return f"{given.__module__}.{name}"
     if path is None or not Path(path).is_file():
         raise UserError(
-            f"Trainer: the reward function {name} is in no file, so other processes cannot import "
+            f"Trainer: {what} {name} is in no file, so other processes cannot import "
             "it; write it into a .py file"
         )
-    return RewardFunction(function=f"{Path(path).resolve()}:{name}")
+    return f"{Path(path).resolve()}:{name}"
 
 
 def _config(given: Config | Mapping[str, Any] | None) -> Config:

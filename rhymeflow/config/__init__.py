@@ -7,6 +7,7 @@ from rhymeflow.config.cluster import ClusterConfig
 from rhymeflow.config.config import Config
 from rhymeflow.config.data import DataConfig
 from rhymeflow.config.drafting import DraftingConfig
+from rhymeflow.config.environment import EnvironmentClass, EnvironmentConfig
 from rhymeflow.config.learner import LearnerConfig
 from rhymeflow.config.model import ModelConfig
 from rhymeflow.config.ray import RayConfig
@@ -15,6 +16,7 @@ from rhymeflow.config.rollout import RolloutConfig
 from rhymeflow.config.run import RunConfig
 from rhymeflow.config.schedule import FIXED_BOUNDS, ScheduleConfig
 from rhymeflow.config.section import Section
+from rhymeflow.config.sft import SftConfig
 from rhymeflow.config.simulation import FaultsConfig, SimulationConfig, WorkloadConfig
 from rhymeflow.config.weights import WeightsConfig
 
@@ -24,6 +26,8 @@ __all__ = [
     "Config",
     "DataConfig",
     "DraftingConfig",
+    "EnvironmentClass",
+    "EnvironmentConfig",
     "FaultsConfig",
     "LearnerConfig",
     "ModelConfig",
@@ -34,6 +38,7 @@ __all__ = [
     "RunConfig",
     "ScheduleConfig",
     "Section",
+    "SftConfig",
     "SimulationConfig",
     "WeightsConfig",
     "WorkloadConfig",

@@ -9,6 +9,7 @@ from pydantic import model_validator
 from rhymeflow.config.cluster import ClusterConfig
 from rhymeflow.config.data import DataConfig
 from rhymeflow.config.drafting import DraftingConfig
+from rhymeflow.config.environment import EnvironmentConfig
 from rhymeflow.config.learner import LearnerConfig
 from rhymeflow.config.model import ModelConfig
 from rhymeflow.config.ray import RayConfig
@@ -17,6 +18,7 @@ from rhymeflow.config.rollout import RolloutConfig
 from rhymeflow.config.run import RunConfig
 from rhymeflow.config.schedule import ScheduleConfig
 from rhymeflow.config.section import Section
+from rhymeflow.config.sft import SftConfig
 from rhymeflow.config.simulation import SimulationConfig
 from rhymeflow.config.weights import WeightsConfig
 
@@ -32,6 +34,7 @@ class Config(Section):
     data: DataConfig = DataConfig()
     rollout: RolloutConfig = RolloutConfig()
     drafting: DraftingConfig = DraftingConfig()
+    environment: EnvironmentConfig = EnvironmentConfig()
     reward: RewardConfig = RewardConfig()
     learner: LearnerConfig = LearnerConfig()
     weights: WeightsConfig = WeightsConfig()
@@ -40,6 +43,7 @@ class Config(Section):
     cluster: ClusterConfig = ClusterConfig()
     run: RunConfig = RunConfig()
     ray: RayConfig = RayConfig()
+    sft: SftConfig = SftConfig()
 
     @model_validator(mode="after")
     def _ray_can(self) -> Config:
@@ -53,6 +57,26 @@ class Config(Section):
             raise ValueError(
                 f"rollout.max_instances = {most}: is for runtime = 'ray', and at least "
                 f"rollout.num_instances = {self.rollout.num_instances}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _something_rewards(self) -> Config:
+        """A batch is trained on when it is rewarded, so without a reward none ever would be."""
+        classes = self.environment.classes
+        if not self.reward.functions and not classes:
+            raise ValueError(
+                "reward.functions: given [], should name at least one function, where there are no "
+                "environment.classes"
+            )
+        shared = [each.share is not None for each in classes]
+        if any(shared) and not all(shared):
+            raise ValueError("environment.classes: some have a `share`, and others have none")
+        names = [each.reward_name for each in classes]
+        if len(names) > len(set(names)):
+            raise ValueError(
+                f"environment.classes: two are named {max(names, key=names.count)!r}; give them a "
+                "`name` each"
             )
         return self
 

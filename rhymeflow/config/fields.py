@@ -98,8 +98,12 @@ def takes_text(name: str) -> bool:
 
 
 def only_path(name: str, where: str) -> str:
-    """Return the path of the one field of this name; `UserError` if none or several have it."""
-    homes = [path for path in field_paths() if path.rpartition(".")[2] == name]
+    """Return the path of the one field of this name; `UserError` if none or several have it.
+
+    Names are those of a run, so `learning_rate` is the learner's and not that of section `sft`.
+    """
+    paths = [path for path in field_paths() if not path.startswith("sft.")]
+    homes = [path for path in paths if path.rpartition(".")[2] == name]
     if not homes:
         raise UserError(f"{where}: there is no field {name!r}{nearest_field(name)}")
     if len(homes) > 1:
@@ -160,7 +164,8 @@ def _allowed(message: str) -> str:
 
 
 def _by_last_name(name: str, paths: list[str]) -> str:
-    last_names = {path.rpartition(".")[2]: path for path in paths}
+    # Of fields with one name the first: sections of a run come before the others.
+    last_names = {path.rpartition(".")[2]: path for path in reversed(paths)}
     found = closest(name, last_names)
     return f"; did you mean {last_names[found]}?" if found else ""
 

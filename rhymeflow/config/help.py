@@ -56,8 +56,11 @@ SHORT = {
 """Options that stand for a field. They are taken out before argparse sees them."""
 
 
-SHOWN_ALONE = ("simulation", "cluster")
-"""Sections that a run does not use: `simulate --help` and `--help=NAME` show them."""
+SHOWN_ALONE = ("simulation", "cluster", "sft")
+"""Sections that a run does not use: help of `simulate` and `sft`, and `--help=NAME`, show them."""
+
+WHOLE = {"simulate": "simulation", "sft": "sft"}
+"""The section that is a command's own, which its help shows in full."""
 
 
 class Page(argparse.RawDescriptionHelpFormatter):
@@ -79,7 +82,7 @@ class Help(argparse.Action):
     ) -> None:
         """Print, and exit with 0."""
         if values == "common":
-            whole = "simulation" if parser.prog.endswith("simulate") else None
+            whole = WHOLE.get(parser.prog.rpartition(" ")[2])
             text = f"{parser.format_help()}\n{INTRODUCTION}\n\n{common(whole)}"
         else:
             text = all_fields(None if values == "all" else values)

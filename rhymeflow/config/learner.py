@@ -43,6 +43,13 @@ class LearnerConfig(Section):
     responses times `max_completion_length`."""
     scale_rewards: Literal["group", "batch", "none"] = "group"
     """What the advantage's standard deviation is taken over."""
+    multi_objective_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = (
+        "sum_then_normalize"
+    )
+    """With several rewards: `sum_then_normalize` sums them by their weights and compares the sums
+    in each group. `normalize_then_sum` (GDPO, arXiv 2601.05242) brings each to mean 0 and standard
+    deviation 1 in its group, so that none is drowned by another's size, sums these by the weights,
+    and divides by the batch's standard deviation; `scale_rewards` is not used then."""
     epsilon: PositiveFloat = 0.2
     """Lower clip of the probability ratio."""
     epsilon_high: PositiveFloat | None = 0.28

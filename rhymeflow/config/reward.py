@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import field_validator, model_validator
+from pydantic import model_validator
 
 from rhymeflow.config.section import NonNegative, Positive, PositiveFloat, Section
 
@@ -14,7 +14,7 @@ class RewardFunction(Section):
 
     function: str
     """`path/to/file.py:function`, a dotted name, or a built-in: `exact_match`, `math_verify`,
-    `regex`, `reasoning_gym`, `recipe:NAME`."""
+    `regex`, `reasoning_gym`, `llm_judge`, `recipe:NAME`."""
     weight: float = 1.0
     """Factor in the weighted sum."""
     options: dict[str, Any] = {}
@@ -29,7 +29,8 @@ class RewardFunction(Section):
     def _built_ins_judge_alone(cls, given: Any) -> Any:
         """A built-in compares nothing, so it need not wait for the rest of the group."""
         name = given.get("function") if isinstance(given, dict) else None
-        if isinstance(name, str) and (name.startswith("recipe:") or "." not in name):
+        is_built_in = isinstance(name, str) and (name.startswith("recipe:") or "." not in name)
+        if is_built_in and name != "llm_judge":  # which asks about a group at once
             return {"per": "response"} | given
         return given
 
@@ -38,7 +39,7 @@ class RewardConfig(Section):
     """How a trajectory is scored."""
 
     functions: tuple[RewardFunction, ...] = (RewardFunction(function="exact_match"),)
-    """The weighted sum of these is the reward."""
+    """The weighted sum of these is the reward, together with those of `environment.classes`."""
     num_workers: Positive = 1
     """Processes that run the functions, started by the reward worker."""
     timeout: PositiveFloat = 60.0
@@ -54,11 +55,3 @@ class RewardConfig(Section):
     max_consecutive_failures: Positive = 10
     """Calls in a row that may fail where `on_failure` is `drop`; then the run stops, since nothing
     would be left to train on. A call and its retries are one."""
-
-    @field_validator("functions")
-    @classmethod
-    def _something_rewards(cls, given: tuple[RewardFunction, ...]) -> tuple[RewardFunction, ...]:
-        """A batch is trained on when it is rewarded, so without a function none ever would be."""
-        if not given:
-            raise ValueError("given [], should name at least one function")
-        return given

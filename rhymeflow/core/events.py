@@ -128,6 +128,11 @@ class Observed:
     trajectory: TrajectoryId
     turn: int
     length: int
+    seconds: float = 0.0
+    """That the environment took, here and in `EpisodeEnded`; the coordinator does not look."""
+    calls: int = 0
+    """Of tools, in this turn."""
+    failed_calls: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +142,9 @@ class EpisodeEnded:
     trajectory: TrajectoryId
     turn: int
     reason: FinishReason
+    seconds: float = 0.0
+    calls: int = 0
+    failed_calls: int = 0
 
 
 @dataclass(frozen=True, slots=True)

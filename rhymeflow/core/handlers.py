@@ -141,6 +141,7 @@ def on_turn_ended(state: State, event: events.TurnEnded) -> Commands:
     if member.apply(events.TurnEnded):
         _left(state, event, member)
         member.turn = event.turn
+        member.home = event.instance, state.instances[event.instance].version
         yield from _finish_early(state, event.trajectory)
 
 

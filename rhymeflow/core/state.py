@@ -135,6 +135,14 @@ class State:
             return member.sampled + self.instances[member.instance].generated(trajectory)
         return member.sampled
 
+    def home(self, member: Member) -> InstanceId | None:
+        """The instance whose cache may still have the member; see `TrajectoryView.home`."""
+        if member.home is None:
+            return None
+        name, version = member.home
+        instance = self.instances.get(name)
+        return name if instance is not None and instance.version == version else None
+
     def room(self) -> int:
         """Groups that may be admitted now, as far as the schedule goes and there are entries."""
         room = self.schedule.max_inflight_groups - self.num_inflight

@@ -16,8 +16,9 @@ GroupId = int
 InstanceId = str
 """Name of a rollout instance, such as `rollout-0`."""
 
-FinishReason = Literal["stop", "length", "finished_early"]
-"""`stop`: the policy ended the response; `length`: it reached `max_completion_length`;
+FinishReason = Literal["stop", "length", "max_turns", "finished_early"]
+"""`stop`: the policy ended the response, or its environment asked for no more; `length`: it reached
+`max_completion_length`; `max_turns`: it had so many turns (`environment.max_turns`);
 `finished_early`: it was ended so that its batch need not wait (`on_stuck: truncate`)."""
 
 Ending = Literal["filtered", "aborted"]

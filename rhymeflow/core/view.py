@@ -56,8 +56,9 @@ class _Queue:
         state = self._state
         for version, trajectory in state.queue.partial():
             group = state.groups[trajectory.group]
-            tokens = group.prompt_tokens + group.members[trajectory.member].length
-            yield TrajectoryView(trajectory, version, version, tokens)
+            member = group.members[trajectory.member]
+            tokens = group.prompt_tokens + member.length
+            yield TrajectoryView(trajectory, version, version, tokens, state.home(member))
         for trajectory in state.queue.new():
             tokens = state.groups[trajectory.group].prompt_tokens
             yield TrajectoryView(trajectory, None, state.min_version(trajectory.group), tokens)

@@ -25,27 +25,45 @@ class Tokenizer(Protocol):
         """Return the conversation as one text."""
 
 
+Schema = dict[str, Any]
+"""Of a tool, as a chat template takes it."""
+
+Tools = list[Schema] | dict[str, list[Schema]] | None
+"""Of all rows, or by what stands in their column `environment`; None: there are none."""
+
+
 class PromptEncoder:
     """Encodes prompts of one run.
 
     Messages, and strings if `data.chat_template` says so, go through the tokenizer's chat template;
     other strings are tokenized as they are, with the tokenizer's own beginning of sequence. A
     prompt whose last message is the assistant's is continued there. `room`: tokens that the model's
-    context leaves for a prompt, if that is to be looked at.
+    context leaves for a prompt, if that is to be looked at. `tools`: for the chat template to tell.
 
     Raises:
         UserError: the configuration asks for a chat model and the tokenizer has no template.
     """
 
-    def __init__(self, tokenizer: Tokenizer, config: DataConfig, room: int | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        config: DataConfig,
+        room: int | None = None,
+        tools: Tools = None,
+    ) -> None:
         self._tokenizer = tokenizer
         self._room = room
+        self._tools = tools
         self._config = config
         has_template = bool(tokenizer.chat_template)
         if config.chat_template and not has_template:
             raise UserError("data.chat_template: the model's tokenizer has no chat template")
         self._has_template = has_template
         self._wraps = has_template if config.chat_template is None else config.chat_template
+
+    def wraps(self, prompt: str | list[Message]) -> bool:
+        """Whether the prompt goes through the chat template."""
+        return self._wraps or not isinstance(prompt, str)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Return the prompt's token ids, at least one.
@@ -54,7 +72,7 @@ class PromptEncoder:
             UserError: the prompt does not fit the chat template, or is longer than
                 `data.max_prompt_length` or the model's context allow.
         """
-        if isinstance(prompt.prompt, str) and not self._wraps:
+        if not self.wraps(prompt.prompt):
             text, is_rendered = self._bare(prompt), False
         else:
             text, is_rendered = self._rendered(prompt), True
@@ -76,6 +94,12 @@ class PromptEncoder:
         if not ids:
             raise UserError(f"{prompt.where}: the prompt has no tokens")
         return ids
+
+    def conversation(self, prompt: Prompt) -> list[Message] | None:
+        """The messages that the chat template is given; `None` for text that goes without it."""
+        if isinstance(prompt.prompt, str) and not self._wraps:
+            return None
+        return self._messages(prompt)
 
     def _bare(self, prompt: Prompt) -> str:
         assert isinstance(prompt.prompt, str)
@@ -99,6 +123,7 @@ class PromptEncoder:
         try:
             text = self._tokenizer.apply_chat_template(
                 messages,
+                tools=self._tools_of(prompt),
                 tokenize=False,
                 add_generation_prompt=not continues,
                 continue_final_message=continues,
@@ -109,6 +134,11 @@ class PromptEncoder:
             ) from None
         assert isinstance(text, str)
         return text
+
+    def _tools_of(self, prompt: Prompt) -> list[Schema] | None:
+        if not isinstance(self._tools, dict):
+            return self._tools
+        return self._tools.get(prompt.columns.get("environment", "")) or None
 
     def _messages(self, prompt: Prompt) -> list[Message]:
         messages = prompt.prompt

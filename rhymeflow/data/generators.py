@@ -1,4 +1,5 @@
-"""Problems that are generated, not read: reasoning-gym's datasets and the tasks of recipes.
+"""Problems that are generated, not read: reasoning-gym's datasets, the tasks of recipes, and the
+solved problems that their checkpoints were taught.
 
 Holds true: the same name, options, seed and numbers give the same problems; held-out problems are
 distinct from each other and from every training problem, by prompt.
@@ -11,7 +12,7 @@ import dataclasses
 import importlib
 import inspect
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -27,7 +28,7 @@ ATTEMPTS_PER_PROBLEM = 20
 
 def is_generator(source: str) -> bool:
     """Whether `data.source` names a generator; anything else is a path."""
-    return source.startswith(("reasoning_gym:", "recipe:"))
+    return source.startswith(("reasoning_gym:", "recipe:", "warm_start:"))
 
 
 def generate(
@@ -39,7 +40,7 @@ def generate(
         UserError: unknown generator, refused options, or too few distinct problems.
     """
     kind, _, name = source.partition(":")
-    make = _reasoning_gym if kind == "reasoning_gym" else _recipe
+    make = {"reasoning_gym": _reasoning_gym, "recipe": _recipe, "warm_start": _warm_start}[kind]
     attempts = ATTEMPTS_PER_PROBLEM * num_held_out
     rows = make(name, options, seed, num_train, attempts, field)
     train = list(itertools.islice(rows, num_train))
@@ -78,6 +79,25 @@ def task_module(name: str, field: str) -> ModuleType:
         if hasattr(found, "problems"):
             return found
     raise UserError(f"{field}: the recipe {name!r} has no task (recipes/{name}/task.py)")
+
+
+def rows_module(name: str, field: str) -> ModuleType:
+    """Import what a recipe's checkpoint was taught: `recipes/NAME/warm_start.py`.
+
+    Raises:
+        UserError: there is no such recipe, or its checkpoint was not made by `rhymeflow sft`.
+    """
+    module = f"rhymeflow.recipes.{name}.warm_start"
+    if not name.isidentifier():
+        raise UserError(f"{field}: {name!r} is no name of a recipe")
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not module.startswith(error.name):
+            raise  # the rows are there, but something they need is not
+        raise UserError(
+            f"{field}: the recipe {name!r} has no rows (recipes/{name}/warm_start.py)"
+        ) from None
 
 
 def derived_seed(*parts: object) -> int:
@@ -157,11 +177,29 @@ def _recipe(
     name: str, options: dict[str, Any], seed: int, num_train: int, attempts: int, field: str
 ) -> Iterator[Row]:
     make = task_module(name, field).problems
+    return _made(make, f"recipe:{name}", options, seed, num_train, attempts)
+
+
+def _warm_start(
+    name: str, options: dict[str, Any], seed: int, num_train: int, attempts: int, field: str
+) -> Iterator[Row]:
+    make = rows_module(name, field).rows
+    return _made(make, f"warm_start:{name}", options, seed, num_train, attempts)
+
+
+def _made(
+    make: Callable[..., list[dict[str, Any]]],
+    source: str,
+    options: dict[str, Any],
+    seed: int,
+    num_train: int,
+    attempts: int,
+) -> Iterator[Row]:
     allowed = list(inspect.signature(make).parameters)[2:]  # after count and seed
     for option in options:
         if option not in allowed:
             raise UserError(
-                f"data.options: recipe:{name} has no option {option!r}{nearest(option, allowed)}"
+                f"data.options: {source} has no option {option!r}{nearest(option, allowed)}"
             )
     # Separate calls: a task need not promise that a longer list begins with the shorter one.
     calls = [(num_train, seed)] if num_train else []
@@ -171,10 +209,10 @@ def _recipe(
         try:
             problems = make(count, own_seed, **options)
         except (TypeError, ValueError) as error:
-            raise UserError(f"data.options: recipe:{name} refuses {options}: {error}") from None
-        assert len(problems) == count, f"recipe:{name} made {len(problems)} of {count} problems"
+            raise UserError(f"data.options: {source} refuses {options}: {error}") from None
+        assert len(problems) == count, f"{source} made {len(problems)} of {count} problems"
         for index, problem in enumerate(problems):
-            yield Row(f"recipe:{name} problem {index} of seed {own_seed}", problem)
+            yield Row(f"{source} problem {index} of seed {own_seed}", problem)
 
 
 def _identity(row: Row) -> str:

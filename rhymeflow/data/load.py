@@ -34,6 +34,20 @@ def load_prompts(config: DataConfig, seed: int) -> tuple[PromptSource, PromptSou
     Raises:
         UserError: the source, its rows or the numbers are wrong.
     """
+    train, held_out = load_rows(config, seed)
+    column, eval_column = (
+        GENERATED_COLUMN if is_generator(source) else config.prompt_column
+        for source in (config.source, config.eval_source or config.source)
+    )
+    return checked(train, column), checked(held_out, eval_column)
+
+
+def load_rows(config: DataConfig, seed: int) -> tuple[list[Row], list[Row]]:
+    """The same rows as they were read, whatever their columns are.
+
+    Raises:
+        UserError: the source or the numbers are wrong, or a row cannot be read.
+    """
     _check_options(config)
     is_apart = config.eval_source not in (None, config.source)
     _check_generated(config)
@@ -52,11 +66,7 @@ def load_prompts(config: DataConfig, seed: int) -> tuple[PromptSource, PromptSou
         train, held_out = _split(config, is_apart)
     if is_apart and config.eval_size != 0:
         held_out = _held_out(config, seed)
-    column, eval_column = (
-        GENERATED_COLUMN if is_generator(source) else config.prompt_column
-        for source in (config.source, config.eval_source or config.source)
-    )
-    return checked(train, column), checked(held_out, eval_column)
+    return train, held_out
 
 
 def _check_options(config: DataConfig) -> None:

@@ -117,6 +117,33 @@ def _with_ground_truth(values: dict[str, Any], where: str) -> dict[str, Any]:
     return values | {"ground_truth": truth}
 
 
+def opened(prompt: str | list[Message], text: str) -> str | list[Message]:
+    """Return the prompt with `text`, by which an environment opens, after the last message of the
+    user, or after a prompt that is text."""
+    if not text:
+        return prompt
+    if isinstance(prompt, str):
+        return prompt + text
+    last = max((n for n, each in enumerate(prompt) if each["role"] == "user"), default=None)
+    if last is None:
+        raise UserError("an environment opens with text, and a prompt has no message of the user's")
+    message = {**prompt[last], "content": prompt[last]["content"] + text}
+    return [*prompt[:last], message, *prompt[last + 1 :]]
+
+
+def opening_of(prompt: str | list[Message], whole: str | list[Message]) -> str | None:
+    """Return the text by which `opened` makes `whole` of the prompt; None: none does."""
+    if isinstance(prompt, str) or isinstance(whole, str):
+        if isinstance(prompt, str) and isinstance(whole, str) and whole.startswith(prompt):
+            return whole[len(prompt) :]
+        return None
+    for before, after in zip(prompt, whole, strict=False):
+        text = after["content"][len(before["content"]) :]
+        if text and opened(prompt, text) == whole:
+            return text
+    return "" if prompt == whole else None
+
+
 def plain(value: Any, where: str) -> Any:
     """Return the value with tuples as lists; `UserError` if it is not made of JSON's types."""
     if value is None or isinstance(value, bool):

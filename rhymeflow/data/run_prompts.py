@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from rhymeflow.config import Config
-from rhymeflow.data.encode import PromptEncoder, Tokenizer
+from rhymeflow.data.encode import PromptEncoder, Tokenizer, Tools
 from rhymeflow.data.load import load_prompts
+from rhymeflow.data.mix import MixedStream
 from rhymeflow.data.prompts import PromptSource
 from rhymeflow.data.stream import PromptStream
 from rhymeflow.errors import UserError
@@ -22,7 +23,7 @@ class RunPrompts(NamedTuple):
     """The prompts of a run."""
 
     train: PromptSource
-    stream: PromptStream
+    stream: PromptStream | MixedStream
     """`train` in the order in which prompts are requested."""
     encoder: PromptEncoder
     held_out: PromptSource
@@ -30,8 +31,11 @@ class RunPrompts(NamedTuple):
     """Tokens of the held-out prompts, by row."""
 
     @classmethod
-    def load(cls, config: Config, tokenizer: Tokenizer, max_length: int) -> RunPrompts:
-        """Read and encode what the configuration names; `max_length` is the model's context.
+    def load(
+        cls, config: Config, tokenizer: Tokenizer, max_length: int, tools: Tools = None
+    ) -> RunPrompts:
+        """Read and encode what the configuration names; `max_length` is the model's context, and
+        `tools` what the chat template is told of them.
 
         Raises:
             UserError: the data cannot be read, or does not fit the configuration or the model.
@@ -42,10 +46,31 @@ class RunPrompts(NamedTuple):
                 f"rollout.max_completion_length = {config.rollout.max_completion_length} leaves "
                 f"no room for a prompt in the model's context of {max_length} tokens"
             )
-        encoder = PromptEncoder(tokenizer, config.data, room)
+        encoder = PromptEncoder(tokenizer, config.data, room, tools)
         train, held_out = load_prompts(config.data, config.run.seed)
-        stream = PromptStream(train, config.run.seed, config.data.shuffle)
+        stream = _stream(train, config)
         held_out_ids = [encoder.encode(held_out[row]) for row in range(len(held_out))]
         for row in range(min(len(train), LOOKED_AT)):
             encoder.encode(train[row])
         return cls(train, stream, encoder, held_out, held_out_ids)
+
+
+def _stream(train: PromptSource, config: Config) -> PromptStream | MixedStream:
+    """The order of prompts, of one kind or of several that have shares."""
+    classes, seed, shuffle = config.environment.classes, config.run.seed, config.data.shuffle
+    shares = [each.share for each in classes if each.share is not None]
+    if len(shares) < 2:
+        return PromptStream(train, seed, shuffle)
+    kinds: dict[str, list[int]] = {each.reward_name: [] for each in classes}
+    for row in range(len(train)):
+        kind = train[row].columns.get("environment")
+        if kind not in kinds:
+            raise UserError(
+                f"{train[row].where}: column 'environment' is {kind!r}, should name one of "
+                f"{', '.join(kinds)}"
+            )
+        kinds[kind].append(row)
+    for name, rows in kinds.items():
+        if not rows:
+            raise UserError(f"environment.classes: {name} has a share, and no row of the data")
+    return MixedStream(train, list(kinds.values()), shares, seed, shuffle)

@@ -38,11 +38,11 @@ class PromptStream:
         if not self._shuffle:
             return epoch, self._source[position]
         if epoch != self._epoch:  # remembered, not state: the same epoch gives the same order
-            self._epoch, self._order = epoch, _order(len(self._source), self._seed, epoch)
+            self._epoch, self._order = epoch, order(len(self._source), self._seed, epoch)
         return epoch, self._source[self._order[position]]
 
 
-def _order(size: int, seed: int, epoch: int) -> list[int]:
+def order(size: int, seed: int, epoch: int) -> list[int]:
     """Sort rows by a 64-bit hash of (seed, epoch, row); equal hashes keep the rows' order."""
     key = f"prompt order {seed} {epoch} ".encode()
     hashes = [xxhash.xxh3_64_intdigest(key + struct.pack("<Q", row)) for row in range(size)]

@@ -82,13 +82,20 @@ class Request:
     """Iterations of the engine that generated tokens of it."""
     drafted: int = 0
     """Tokens that were drafted for it and verified, accepted or not."""
+    turn_start: int = 0
+    """Tokens that there were when the policy's turn began: the earlier turns and what was answered
+    to them. None of them ends the response."""
+    keeps_cache: bool = False
+    """Whether it may go on, under this id, after it has stopped: then what is cached of it is kept
+    while there is room and the weights stay."""
     accepted: bytearray | None = None
     """Where this is asked for: for each of the last tokens, as many as were generated here, 1 if it
     was drafted, else 0."""
 
     def finish_reason(self) -> Literal["stop", "length"] | None:
         """Why the response is complete, or None. A stop token at the last place counts as stop."""
-        if self.tokens and self.tokens[-1] in self.sampling.stop_token_ids:
+        is_begun = len(self.tokens) > self.turn_start
+        if is_begun and self.tokens[-1] in self.sampling.stop_token_ids:
             return "stop"
         return "length" if len(self.tokens) >= self.sampling.max_new_tokens else None
 

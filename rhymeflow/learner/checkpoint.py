@@ -37,23 +37,26 @@ class Snapshot(NamedTuple):
     """For its class and configuration; its parameters may have changed since."""
     weights: dict[str, Tensor]
     tokenizer: PreTrainedTokenizerBase | None
-    state: dict[str, Any]
+    state: dict[str, Any] | None
+    """What training continues from; `None`: it ends here, and only the model is written."""
 
     def write(self, directory: Path) -> None:
         """Write everything beside `directory` and put it in place with one rename."""
         unfinished = begin(directory)
         try:
-            self._fill(unfinished)
+            self.fill(unfinished)
             finish(unfinished, directory)
         except BaseException:  # on a full disk what there is of it would only be in the way
             shutil.rmtree(unfinished, ignore_errors=True)
             raise
 
-    def _fill(self, unfinished: Path) -> None:
+    def fill(self, unfinished: Path) -> None:
+        """Write everything into a directory that `begin` made."""
         self.model.save_pretrained(unfinished, state_dict=self.weights)
         if self.tokenizer is not None:
             self.tokenizer.save_pretrained(unfinished)
-        torch.save(self.state, unfinished / STATE_FILE)
+        if self.state is not None:
+            torch.save(self.state, unfinished / STATE_FILE)
 
 
 def begin(directory: Path) -> Path:
@@ -75,7 +78,9 @@ def finish(unfinished: Path, directory: Path) -> None:
 
 
 def snapshot(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, state: dict[str, Any]
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None,
+    state: dict[str, Any] | None,
 ) -> Snapshot:
     """Copy what a checkpoint is to hold into main memory; tensors that share memory stay tied."""
     copies: dict[Any, Tensor] = {}

@@ -85,7 +85,7 @@ def batch_metrics(batch: Sequence[Sample]) -> dict[str, float]:
     The mean and standard deviation of a reward function are over the responses it applied to.
     """
     reward_N = np.array([sample.reward for sample in batch])
-    length_N = np.array([len(sample.completion_ids) for sample in batch])
+    length_N = np.array([sample.num_sampled for sample in batch])
     return {
         "reward": float(reward_N.mean()),
         "reward_std": _std(reward_N),
@@ -94,7 +94,14 @@ def batch_metrics(batch: Sequence[Sample]) -> dict[str, float]:
         "completions/max_length": float(length_N.max()),
         "completions/clipped_ratio": float(np.mean([sample.truncated for sample in batch])),
         **_by_function(batch),
+        **_turns(batch),
     }
+
+
+def _turns(batch: Sequence[Sample]) -> dict[str, float]:
+    if not any(sample.observed for sample in batch):
+        return {}
+    return {"turns/mean": float(np.mean([sample.num_turns for sample in batch]))}
 
 
 def _by_function(batch: Sequence[Sample]) -> dict[str, float]:

@@ -77,7 +77,7 @@ def split(
 
 def _length_in_loss(sample: Sample, learner: LearnerConfig) -> int:
     is_masked = learner.mask_truncated_completions and sample.truncated
-    return 0 if is_masked else len(sample.completion_ids)
+    return 0 if is_masked else sample.num_sampled
 
 
 def _by_whole_groups(batch: Sequence[Sample], num_minibatches: int) -> list[list[int]]:
@@ -104,7 +104,9 @@ def _inputs(
     if not row.members:  # all factors are 0, and so is what comes of it
         zero_R = torch.zeros(len(row.targets_R), device=device)
         return TokenInputs(advantage_R=zero_R, weight_R=zero_R, behaviour_R=zero_R)
-    behaviour_R = np.concatenate([batch[i].logprobs for i in row.members]).astype(np.float32)
+    behaviour_R = np.concatenate([batch[i].sampled(batch[i].logprobs) for i in row.members]).astype(
+        np.float32
+    )
     return TokenInputs(
         advantage_R=per_token(advantage_N),
         weight_R=per_token(weight_N),

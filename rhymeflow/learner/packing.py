@@ -8,7 +8,8 @@ trunk and many branches:
     positions  0 1 2 3 4 3 4 5 0 1 2
     sequences  [p p p a a]  [p p p b b b]  [q q c]
 
-The last token of a response predicts nothing and is not in the row. Holds true: rows depend on the
+The last token of a response predicts nothing and is not in the row. What an environment answered
+is computed on as the rest, and not predicted. Holds true: rows depend on the
 samples and their order only; each sample is in exactly one row; a row has at most `max_tokens`
 tokens unless it is a single sample. Knows nothing of torch, rewards or the policy.
 """
@@ -25,7 +26,7 @@ from rhymeflow.learner.sample import Sample
 
 @dataclass(frozen=True)
 class PackedRow:
-    """One micro-batch. T tokens in the row, R response tokens predicted by them."""
+    """One micro-batch. T tokens in the row, R sampled response tokens predicted by them."""
 
     members: tuple[int, ...]
     """Index of each sequence's sample in the list that was packed."""
@@ -36,11 +37,11 @@ class PackedRow:
     sequences: tuple[np.ndarray, ...]
     """For each member, where its tokens lie in the row, in order, int64."""
     predictors_R: np.ndarray
-    """Where in the row each response token is predicted, int64; grouped by member, in order."""
+    """Where in the row each sampled token is predicted, int64; grouped by member, in order."""
     targets_R: np.ndarray
-    """The response tokens, int64."""
+    """The sampled tokens, int64."""
     lengths: tuple[int, ...]
-    """Response tokens of each member; their sum is R."""
+    """Sampled tokens of each member; their sum is R."""
 
 
 def pack(samples: Sequence[Sample], members: Iterable[int], max_tokens: int) -> list[PackedRow]:
@@ -104,19 +105,21 @@ class _Builder:
 
     def build(self) -> PackedRow:
         """The row as arrays."""
-        lengths = tuple(len(sample.completion_ids) for sample in self._samples)
         return PackedRow(
             members=tuple(self.members),
             tokens_T=np.concatenate([np.asarray(t, dtype=np.int64) for t in self._tokens]),
             positions_T=np.concatenate(self._positions),
             sequences=tuple(self._sequences),
             predictors_R=np.concatenate(
-                [s[-n:] for s, n in zip(self._sequences, lengths, strict=True)]
+                [
+                    sample.sampled(places[-len(sample.completion_ids) :])
+                    for places, sample in zip(self._sequences, self._samples, strict=True)
+                ]
             ),
             targets_R=np.concatenate(
-                [np.asarray(s.completion_ids, dtype=np.int64) for s in self._samples]
+                [s.sampled(s.completion_ids).astype(np.int64) for s in self._samples]
             ),
-            lengths=lengths,
+            lengths=tuple(sample.num_sampled for sample in self._samples),
         )
 
 

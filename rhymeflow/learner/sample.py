@@ -1,12 +1,17 @@
 """One finished trajectory as the learner sees it.
 
-Holds true: `completion_ids`, `logprobs` and `versions` are equally long and not empty. Knows
-nothing of stores, engines or the staleness protocol; imports no torch.
+Holds true: `completion_ids`, `logprobs` and `versions` are equally long, and at least one token was
+sampled; the others, which an environment answered, are read by the policy and are in no loss and no
+statistics. Knows nothing of stores, engines or the staleness protocol; imports no torch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
 
 
 @dataclass(frozen=True)
@@ -20,15 +25,21 @@ class Sample:
     completion_ids: list[int]
     """Tokens of the response, the stop token included where the policy generated one."""
     logprobs: list[float]
-    """The behaviour policy's log-probability of each response token, in nats."""
+    """The behaviour policy's log-probability of each response token, in nats; of an observed one 0.
+    """
     versions: list[int]
-    """The version of the weights that generated each response token."""
+    """The version of the weights that generated each response token; of an observed one, the token
+    before."""
     reward: float
     """The weighted sum of the reward functions."""
     truncated: bool
     """The policy did not end the response: it was cut, at `max_completion_length` or before."""
     components: dict[str, float] = field(default_factory=dict)
-    """What each reward function that applied gave, by its name; for metrics."""
+    """What each reward function, or environment, that applied gave, by its name."""
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """The factor of each of them in the reward."""
+    observed: list[bool] = field(default_factory=list)
+    """Of each response token: whether an environment answered it. Empty: none was."""
 
     def __post_init__(self) -> None:
         length = len(self.completion_ids)
@@ -36,6 +47,24 @@ class Sample:
         assert length > 0, "a sample needs a response of at least one token"
         assert len(self.logprobs) == length, (len(self.logprobs), length)
         assert len(self.versions) == length, (len(self.versions), length)
+        assert len(self.observed) in (0, length), (len(self.observed), length)
+        assert not self.observed or not all(self.observed), "nothing of the response was sampled"
+
+    @property
+    def num_sampled(self) -> int:
+        """Response tokens that the policy sampled."""
+        return len(self.completion_ids) - sum(self.observed)
+
+    @property
+    def num_turns(self) -> int:
+        """Turns of the policy, more than one where an environment answered between them."""
+        pairs = zip([True, *self.observed], self.observed, strict=False)
+        return sum(before and not now for before, now in pairs) or 1
+
+    def sampled(self, values: Sequence[Any]) -> np.ndarray:
+        """Of one value per response token, those of the tokens that the policy sampled."""
+        chosen = np.asarray(values)
+        return chosen[~np.asarray(self.observed)] if self.observed else chosen
 
 
 __all__ = ["Sample"]

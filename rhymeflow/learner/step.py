@@ -19,7 +19,11 @@ import torch
 from torch import Tensor
 
 from rhymeflow.config import LearnerConfig, RolloutConfig
-from rhymeflow.learner.algorithms.advantages import group_advantages
+from rhymeflow.learner.algorithms.advantages import (
+    Advantages,
+    decoupled_advantages,
+    group_advantages,
+)
 from rhymeflow.learner.algorithms.losses import (
     diagnose,
     diagnosis_names,
@@ -86,11 +90,7 @@ class LearnerStep:
         """
         started = time.perf_counter()
         config = self._config
-        advantages = group_advantages(
-            [sample.reward for sample in batch],
-            [sample.group for sample in batch],
-            config.scale_rewards,
-        )
+        advantages = _advantages(batch, config)
         minibatches = self._split(batch, advantages.values)
         totals = Totals(diagnosis_names(config))
         self._score_fixed_policies(minibatches)
@@ -165,6 +165,13 @@ class LearnerStep:
                 details.add_logprobs(micro.row, current_R)
         if details is not None:
             details.add_flags(micro, logprob_R)
+
+
+def _advantages(batch: Sequence[Sample], config: LearnerConfig) -> Advantages:
+    groups = [sample.group for sample in batch]
+    if config.multi_objective_aggregation == "normalize_then_sum":
+        return decoupled_advantages([s.components for s in batch], batch[0].weights, groups)
+    return group_advantages([sample.reward for sample in batch], groups, config.scale_rewards)
 
 
 __all__ = ["LearnerStep", "Scorer", "StepOptimizer"]

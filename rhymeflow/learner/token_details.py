@@ -6,9 +6,11 @@ byte of flags, the sum of
 
     1  clipped  in some optimizer step the ratio was past the clip, and carried no gradient
     2  capped   u was past `learner.importance_sampling_cap` (`tis` caps it, `decoupled` drops it)
-    4  masked   the token is not in the loss (`learner.mask_truncated_completions`)
+    4  masked   the token is not in the loss: an environment answered it, or the whole response is
+                left out (`learner.mask_truncated_completions`)
 
-A response that is masked is not computed at all: it has flags, but no log-probabilities. Holds
+A response that is left out is not computed at all: it has flags, but no log-probabilities; those
+of tokens that an environment answered are not a number. Holds
 true: what is trained is the same with and without this. Knows nothing of how it is stored.
 """
 
@@ -35,12 +37,15 @@ class TokenDetails:
         self._config = config
         self._logprobs: list[np.ndarray | None] = [None] * len(batch)
         self._flags = [np.full(len(s.completion_ids), MASKED, np.uint8) for s in batch]
+        self._sampled = [~np.array(s.observed or [False] * len(s.completion_ids)) for s in batch]
 
     def add_logprobs(self, row: PackedRow, logprob_R: Tensor) -> None:
         """The responses of this row are in the loss, and have these log-probabilities."""
         for member, logprobs in _by_member(row, logprob_R.detach().float().cpu().numpy()):
-            self._logprobs[member] = logprobs
-            self._flags[member] &= ~np.uint8(MASKED)
+            sampled = self._sampled[member]
+            self._logprobs[member] = np.full(len(sampled), np.nan, np.float32)
+            self._logprobs[member][sampled] = logprobs
+            self._flags[member][sampled] &= ~np.uint8(MASKED)
 
     def add_flags(self, micro: MicroBatch, logprob_R: Tensor) -> None:
         """An optimizer step took these log-probabilities of the row."""
@@ -49,7 +54,7 @@ class TokenDetails:
         is_capped_R = capped(logprob_R, micro.inputs, self._config)
         flags_R = CLIPPED * (is_low_R | is_high_R).byte() + CAPPED * is_capped_R.byte()
         for member, flags in _by_member(micro.row, flags_R.cpu().numpy()):
-            self._flags[member] |= flags
+            self._flags[member][self._sampled[member]] |= flags
 
     @classmethod
     def merged(cls, parts: Sequence[TokenDetails]) -> TokenDetails:

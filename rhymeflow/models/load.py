@@ -111,15 +111,31 @@ def empty_model(
     NaN, so that a forward pass before the first pull is seen and not believed. Buffers (rotary
     frequencies) are right.
     """
-    hf_config = load_config(config)
-    with torch.device(device), no_init_weights():
-        model = AutoModelForCausalLM.from_config(
-            hf_config, dtype=dtype, attn_implementation=attention.NAME
-        )
+    with no_init_weights():
+        model = _of_config(config, dtype, device)
     model.tie_weights()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.fill_(torch.nan)
+    return model
+
+
+def random_model(
+    config: ModelConfig, *, dtype: torch.dtype, device: torch.device, seed: int
+) -> PreTrainedModel:
+    """As `load_model`, but with the random weights of a model that is yet to be trained."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        return _of_config(config, dtype, device)
+
+
+def _of_config(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+    """A model of this configuration, with whatever weights torch gives it."""
+    hf_config = load_config(config)
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(
+            hf_config, dtype=dtype, attn_implementation=attention.NAME
+        )
     source = readable(config)
     if source.is_hub or (Path(source.location) / "generation_config.json").is_file():
         with explained(source):
@@ -249,6 +265,7 @@ __all__ = [
     "load_model",
     "load_tokenizer",
     "num_parameters",
+    "random_model",
     "resolve_device",
     "resolve_dtype",
     "stop_token_ids",

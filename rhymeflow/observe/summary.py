@@ -31,6 +31,10 @@ _TELLING = """SELECT kind, body FROM events WHERE kind IN ('VersionPublished', '
     ORDER BY seq"""
 _SECONDS = "SELECT COALESCE((SELECT time FROM events ORDER BY seq DESC LIMIT 1), 0.0)"
 _TRAINED = "SELECT COUNT(*), SUM(length) FROM trajectories WHERE trained IS NOT NULL"
+_OBSERVED = """SELECT TOTAL(s.length) FROM (
+        SELECT group_id, member, LENGTH(tokens) / 4 AS length, steps FROM segments UNION ALL
+        SELECT group_id, member, length, steps FROM pruned) s
+    JOIN trajectories USING (group_id, member) WHERE steps = 0 AND trained IS NOT NULL"""
 # What the view `trained` says, without joining all responses for it.
 _STALENESS = """SELECT staleness, COUNT(*) FROM (SELECT trained - COALESCE((SELECT MIN(version)
             FROM segments s WHERE s.group_id = t.group_id AND s.member = t.member),
@@ -113,6 +117,7 @@ def summarize(run_dir: Path) -> Summary:
         steps, seconds, evaluations = _fold(reader)
         staleness = dict(reader.query(_STALENESS))
         ((count, tokens),) = reader.query(_TRAINED)
+        ((observed,),) = reader.query(_OBSERVED)
         ((generated, made_in, drafted),) = reader.query(
             "SELECT TOTAL(length), TOTAL(steps), TOTAL(drafted) FROM spans"
         )
@@ -127,7 +132,7 @@ def summarize(run_dir: Path) -> Summary:
         steps=steps,
         seconds=round(seconds, 3),
         trajectories=count,
-        trained_tokens=tokens or 0,
+        trained_tokens=(tokens or 0) - int(observed),
         generated_tokens=int(generated),
         eval_reward_before=evaluations.get(0),
         eval_reward_after=evaluations[max(evaluations)] if any(evaluations) else None,

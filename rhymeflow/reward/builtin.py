@@ -184,7 +184,7 @@ def _as_text(truth: Any) -> str:
     raise TypeError(f"the right answer is {truth!r}, should be text or a number")
 
 
-BUILT_IN: dict[str, Callable[..., Scorer]] = {
+SCORERS: dict[str, Callable[..., Scorer]] = {
     "exact_match": exact_match,
     "regex": regex,
     "format": regex,

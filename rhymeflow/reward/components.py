@@ -7,11 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from rhymeflow.config import RewardFunction
-
-LARGEST = 1e15
-"""Size of a reward at most. The learner computes in float32, which ends at 3e38: sums of squares of
-such rewards stay finite, of larger ones they become infinite, and the loss nothing."""
+from rhymeflow.config import EnvironmentClass, RewardFunction
+from rhymeflow.errors import UserError
 
 
 def component_names(functions: Iterable[RewardFunction]) -> tuple[str, ...]:
@@ -29,25 +26,33 @@ def component_names(functions: Iterable[RewardFunction]) -> tuple[str, ...]:
 
 
 class WeightedSum:
-    """The reward as the weighted sum of its components."""
+    """The reward as the weighted sum of its components: of functions, and of environments."""
 
-    def __init__(self, functions: Sequence[RewardFunction]) -> None:
-        self._weights = dict(
-            zip(component_names(functions), (each.weight for each in functions), strict=True)
-        )
+    def __init__(
+        self, functions: Sequence[RewardFunction], environments: Sequence[EnvironmentClass] = ()
+    ) -> None:
+        names = [*component_names(functions), *(each.reward_name for each in environments)]
+        weights = [each.weight for each in (*functions, *environments)]
+        if twice := sorted(name for name in set(names) if names.count(name) > 1):
+            raise UserError(
+                f"environment.classes: {twice[0]!r} is the name of a reward function too; give the "
+                "environment another `name`"
+            )
+        self.weights = dict(zip(names, weights, strict=True))
+        """The factor of each, by its name, in the order of the configuration."""
 
     @property
     def names(self) -> tuple[str, ...]:
         """The components' names, in the order of the configuration."""
-        return tuple(self._weights)
+        return tuple(self.weights)
 
     def ordered(self, components: Mapping[str, float]) -> dict[str, float]:
         """The components that there are, in the order of the configuration."""
-        return {name: components[name] for name in self._weights if name in components}
+        return {name: components[name] for name in self.weights if name in components}
 
     def __call__(self, components: Mapping[str, float]) -> float | None:
         """Sum the components that there are; None if no function applied."""
         found = self.ordered(components)
         if not found:
             return None
-        return sum(self._weights[name] * value for name, value in found.items())
+        return sum(self.weights[name] * value for name, value in found.items())

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import inspect
-import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -19,10 +18,15 @@ from rhymeflow.config import RewardFunction
 from rhymeflow.data.generators import task_module
 from rhymeflow.data.prompts import RESERVED
 from rhymeflow.errors import UserError, nearest
-from rhymeflow.reward.builtin import BUILT_IN
-from rhymeflow.reward.components import LARGEST
+from rhymeflow.reward.builtin import SCORERS
+from rhymeflow.reward.llm_judge import llm_judge
 from rhymeflow.reward.messages import RewardRequest
+from rhymeflow.reward.verl import adapted, is_verl
 from rhymeflow.utils.imported import described, function_of, imported
+from rhymeflow.utils.reward_number import reward_number, shown
+
+BUILT_IN: dict[str, Callable[..., Any]] = {**SCORERS, "llm_judge": llm_judge}
+"""Factories of the functions that are called by a name alone."""
 
 
 class NoReward(Exception):  # noqa: N818 - it is what happened
@@ -44,16 +48,23 @@ class Judge:
         else:
             self._function = _imported(config.function)
             self._options = dict(config.options)
-        self._parameters = inspect.signature(self._function).parameters
-        self._takes_all = any(
-            each.kind is inspect.Parameter.VAR_KEYWORD for each in self._parameters.values()
-        )
+        self._bind()
         for option in self._options:
             if not self._takes_all and option not in self._parameters:
                 raise UserError(
                     f"reward function {self._name}: takes no option {option!r}"
                     f"{nearest(option, self._parameters)}"
                 )
+        if is_verl(self._function):
+            self._function, self._options = adapted(self._function, self._options), {}
+            self._bind()
+
+    def _bind(self) -> None:
+        """Look what the function takes."""
+        self._parameters = inspect.signature(self._function).parameters
+        self._takes_all = any(
+            each.kind is inspect.Parameter.VAR_KEYWORD for each in self._parameters.values()
+        )
 
     def __call__(self, request: RewardRequest, runner: asyncio.Runner) -> list[float | None]:
         """Judge the request's responses in one call; coroutines run in `runner`.
@@ -111,7 +122,8 @@ async def _awaited(result: Any) -> Any:
 def _conversation(request: RewardRequest) -> dict[str, Any]:
     """Prompt and response as TRL hands them over: of messages, both are lists of messages.
 
-    A prompt that ends in the beginning of an answer gives that to the response.
+    A prompt that ends in the beginning of an answer gives that to the response. What environments
+    answered are messages of the role `tool`, as the policy read them but for special tokens.
     """
     prompt, texts = request.prompt, request.completions
     if isinstance(prompt, str):
@@ -119,7 +131,17 @@ def _conversation(request: RewardRequest) -> dict[str, Any]:
     begun = ""
     if prompt and prompt[-1]["role"] == "assistant":
         begun, prompt = prompt[-1]["content"], prompt[:-1]
-    answers = [[{"role": "assistant", "content": begun + text}] for text in texts]
+    turns = request.turns or [[text] for text in texts]
+    answers = [
+        [
+            {
+                "role": "tool" if number % 2 else "assistant",
+                "content": text if number else begun + text,
+            }
+            for number, text in enumerate(parts)
+        ]
+        for parts in turns
+    ]
     return {"prompts": _repeated(prompt, len(texts)), "completions": answers}
 
 
@@ -132,11 +154,11 @@ def _checked(result: Any, count: int) -> list[float | None]:
     """Check what a function returned for so many responses."""
     wanted = f"a list with {count} number{'' if count == 1 else 's'}"
     if isinstance(result, str | bytes | dict) or not hasattr(result, "__len__"):
-        raise NoReward(f"returned {_shown(result)}, should be {wanted}")
+        raise NoReward(f"returned {shown(result)}, should be {wanted}")
     try:
         values = list(result)
     except TypeError:  # a 0-dimensional array has a length that it refuses to tell
-        raise NoReward(f"returned {_shown(result)}, should be {wanted}") from None
+        raise NoReward(f"returned {shown(result)}, should be {wanted}") from None
     if len(values) != count:
         what = f"returned {len(values)} reward{'' if len(values) == 1 else 's'} for {count} "
         what += f"response{'' if count == 1 else 's'}"
@@ -146,19 +168,10 @@ def _checked(result: Any, count: int) -> list[float | None]:
 
 def _number(value: Any) -> float | None:
     """Check what a function returned for one response."""
-    if value is None:
-        return None
-    if isinstance(value, str | bytes) or not hasattr(value, "__float__"):
-        raise NoReward(f"returned {_shown(value)} as a reward, should be a number or None")
     try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
-        raise NoReward(f"returned {_shown(value)} as a reward: {error}") from None
-    if not math.isfinite(number):
-        raise NoReward(f"returned {number} as a reward; None is for a sample it does not apply to")
-    if abs(number) > LARGEST:
-        raise NoReward(f"returned {number} as a reward, the largest size is {LARGEST:g}")
-    return number
+        return reward_number(value)
+    except ValueError as error:
+        raise NoReward(str(error)) from None
 
 
 def _built_in(config: RewardFunction) -> Callable[..., Any]:
@@ -190,8 +203,3 @@ def _imported(spec: str) -> Callable[..., Any]:
             "path/to/file.py:function, or a dotted name)"
         )
     return imported(spec, where)
-
-
-def _shown(value: Any) -> str:
-    text = " ".join(repr(value).split())
-    return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"

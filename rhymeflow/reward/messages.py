@@ -30,6 +30,8 @@ class RewardRequest(msgspec.Struct, frozen=True):
     completion_ids: list[list[int]]
     columns: dict[str, Any]
     trainer_state: TrainerState
+    turns: list[list[str]] = []
+    """Where responses have turns, of each: what the policy and its environment said, by turns."""
 
 
 class Task(msgspec.Struct, frozen=True):

@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from rhymeflow.workers.messages import Message
 
-Role = Literal["learner", "learner_rank", "rollout", "history", "reward"]
+Role = Literal["learner", "learner_rank", "rollout", "history", "reward", "environment"]
 """What a worker does: the module of `rhymeflow.workers` that it runs. `learner` is the learner's
 rank 0, or all of it; `learner_rank` another of its ranks."""
 

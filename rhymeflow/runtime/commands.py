@@ -13,15 +13,27 @@ from rhymeflow.workers import messages
 
 
 def message_for(
-    command: commands.InstanceCommand, in_flight: InFlight, evaluations: Evaluations
+    command: commands.InstanceCommand,
+    in_flight: InFlight,
+    evaluations: Evaluations,
+    *,
+    opens: bool,
 ) -> messages.Message:
-    """Return the message for the instance."""
+    """Return the message for the instance. `opens`: whether environments open held-out prompts."""
     number = command.number
     match command:
         case commands.Route(trajectory=trajectory):
             group, tokens = in_flight[trajectory.group], in_flight.tokens(trajectory)
+            turns = in_flight.turns(trajectory)
             return messages.Route(
-                number, trajectory, group.prompt.row, group.epoch, group.prompt_ids, tokens
+                number,
+                trajectory,
+                group.prompt.row,
+                group.epoch,
+                group.prompt_ids,
+                tokens,
+                turn=len(turns) + 1,
+                turn_start=turns[-1][1] if turns else 0,
             )
         case commands.Interrupt(trajectories=trajectories):
             return messages.Interrupt(number, trajectories)
@@ -30,5 +42,7 @@ def message_for(
         case commands.Pull(version=version):
             return messages.Pull(number, version)
         case commands.Evaluate(version=version):
-            return messages.Evaluate(number, version, evaluations.prompt_ids)
+            # Where environments open prompts, the answers are begun one by one (`openings.py`).
+            at_once = [] if opens else evaluations.prompt_ids
+            return messages.Evaluate(number, version, at_once)
     raise AssertionError(f"unexpected command {command}")

@@ -20,12 +20,13 @@ from typing import Any
 from rhymeflow.config import Config
 from rhymeflow.core import commands
 from rhymeflow.core.events import Event
-from rhymeflow.core.types import InstanceId
+from rhymeflow.core.types import InstanceId, TrajectoryId
 from rhymeflow.data.run_prompts import RunPrompts
 from rhymeflow.learner.base import LearnerGroup
 from rhymeflow.runtime.base import News, Received, WorkerLost
 from rhymeflow.runtime.checkpoints import Checkpoints
 from rhymeflow.runtime.commands import message_for
+from rhymeflow.runtime.environments import Environments
 from rhymeflow.runtime.evaluation import Evaluations
 from rhymeflow.runtime.event_log import EventLog
 from rhymeflow.runtime.history_index import Histories
@@ -89,7 +90,7 @@ class Controller:
         self.in_flight = InFlight(store, prompts)
         retention = Retention(config, self.training, store)
         self.log = EventLog(store, past, self.in_flight, self.training, retention)
-        self.evaluations = Evaluations(prompts.held_out, prompts.held_out_ids)
+        self.evaluations = Evaluations(prompts)
         self.rewards = Rewards(
             lambda message: supervisor.rewards.send(message),
             store,
@@ -99,16 +100,29 @@ class Controller:
             published_version=lambda: self.training.published,
             evaluated=self.training.evaluated,
         )
+        self.environments = Environments(
+            lambda message: supervisor.environments.send(message),
+            self._continue_answer,
+            self.in_flight,
+            self.evaluations,
+            self.rewards,
+            reporter.throughput,
+            store,
+            config,
+        )
         self.instances = Instances(
-            self.in_flight, self.evaluations, self.rewards, reporter.throughput
+            self.in_flight,
+            self.evaluations,
+            self.rewards,
+            self.environments,
+            reporter.throughput,
         )
         self.stop_asked = self.end_asked = False
-        self._events: list[Event] = take_up(past, self.in_flight, self.rewards)
+        self._events: list[Event] = take_up(past, self.in_flight, self.rewards, self.environments)
         self._pulling: set[InstanceId] = set()
+        self._opens = bool(config.environment.classes)
         self._round_began = self._grew = 0.0
         self._finished = False
-        for row, ids in enumerate(prompts.held_out_ids):
-            store.put_held_out(row, prompt=prompts.held_out[row].prompt, prompt_tokens=ids)
         self._go_on(past)
 
     def _go_on(self, past: Past) -> None:
@@ -181,6 +195,8 @@ class Controller:
                     self.history.let_draft(self.supervisor.instances[worker])
             case "reward":
                 self._events += self.rewards.take(message)
+            case "environment":
+                self._events += self.environments.take(message)
             case "history":
                 self.history.hear(worker, message)
                 if self.training.weights is not None:
@@ -219,6 +235,10 @@ class Controller:
             case "reward":
                 self.supervisor.replace_rewards(loss)
                 self.rewards.ask_again()
+                self.reporter.warn(f"{loss.reason}; it was replaced")
+            case "environment":
+                self.supervisor.replace_environments(loss)
+                self.environments.ask_again()
                 self.reporter.warn(f"{loss.reason}; it was replaced")
             case "history":
                 self.history.lose(loss)
@@ -268,11 +288,14 @@ class Controller:
     def _carry_out(self, command: commands.Command) -> None:
         match command:
             case commands.RequestPrompts():
-                self._events += [self.in_flight.request() for _ in range(command.count)]
+                for _ in range(command.count):
+                    self._events += self.environments.openings.request()
             case commands.RetryPrompt():
-                self._events.append(self.in_flight.retry(command.group))
+                self._events += self.environments.openings.retry(command.group)
             case commands.FinishEarly():
                 self.rewards.finished(command.trajectory, "finished_early")
+            case commands.CloseEnvironments():
+                self._abort(command.trajectories)
             case commands.Train():
                 self._train(command)
             case commands.Drop():
@@ -284,15 +307,27 @@ class Controller:
 
     def _instruct(self, command: commands.InstanceCommand) -> None:
         if isinstance(command, commands.Abort):
-            for trajectory in command.trajectories:
-                self.in_flight.abort(trajectory)
+            self._abort(command.trajectories)
         elif isinstance(command, commands.Evaluate):
             self.evaluations.begin(command.instance, command.version)
         worker = self.supervisor.instances.get(command.instance)
         if worker is not None:  # else it is gone, and the coordinator is about to learn of it
             if isinstance(command, commands.Pull):
                 self._pulling.add(command.instance)
-            worker.send(message_for(command, self.in_flight, self.evaluations))
+            worker.send(message_for(command, self.in_flight, self.evaluations, opens=self._opens))
+            if isinstance(command, commands.Evaluate):
+                self.environments.openings.evaluate(command.instance, command.version)
+
+    def _abort(self, trajectories: Iterable[TrajectoryId]) -> None:
+        """Nothing more is wanted of these."""
+        self.environments.close(trajectories)
+        for trajectory in trajectories:
+            self.in_flight.abort(trajectory)
+
+    def _continue_answer(self, instance: InstanceId, message: messages.ContinueAnswer) -> None:
+        worker = self.supervisor.instances.get(instance)
+        if worker is not None:
+            worker.send(message)
 
     def _train(self, command: commands.Train) -> None:
         for group, members in zip(command.groups, command.members, strict=True):

@@ -6,12 +6,13 @@ instance that is gone counts nothing. Knows nothing of how answers and rewards c
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from rhymeflow.core.types import InstanceId, Version
-from rhymeflow.data.prompts import PromptSource
-from rhymeflow.workers.messages import Answered
+from rhymeflow.data.prompts import Message, opened
+from rhymeflow.data.run_prompts import RunPrompts
+from rhymeflow.workers.messages import Answered, AnswerTurnEnded
 
 
 class AnswerKey(NamedTuple):
@@ -31,6 +32,10 @@ class Evaluation:
     size: int
     version: Version | None = None
     """What they were answered under: `asked`, or a later one if that was overtaken."""
+    turns_ended: dict[int, int] = field(default_factory=dict)
+    """Of the answers that have turns, by row."""
+    turns: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    """Of these, where their environments answered; see `InFlight.turns`."""
     answers: dict[int, list[int]] = field(default_factory=dict)
     """Tokens, by row."""
     rewards: dict[int, float] = field(default_factory=dict)
@@ -50,9 +55,23 @@ class Evaluation:
 class Evaluations:
     """Evaluations in progress, of these held-out prompts."""
 
-    def __init__(self, prompts: PromptSource, prompt_ids: list[list[int]]) -> None:
-        self.prompts, self.prompt_ids = prompts, prompt_ids
+    def __init__(self, prompts: RunPrompts) -> None:
+        self.prompts, self.prompt_ids = prompts.held_out, prompts.held_out_ids
+        self._encoder = prompts.encoder
+        self.openings: dict[int, str] = {}
+        """Of each row that its environment has opened: what it put after the prompt."""
         self._in_progress: dict[tuple[InstanceId, Version], Evaluation] = {}
+
+    def open(self, row: int, opening: str) -> None:
+        """The environment of a row has put this after its prompt."""
+        self.openings[row] = opening
+        if opening:
+            whole = replace(self.prompts[row], prompt=self.whole_prompt(row))
+            self.prompt_ids[row] = self._encoder.encode(whole)
+
+    def whole_prompt(self, row: int) -> str | list[Message]:
+        """The prompt as the policy is given it."""
+        return opened(self.prompts[row].prompt, self.openings.get(row, ""))
 
     def begin(self, instance: InstanceId, asked: Version) -> None:
         """`instance` is to answer under version `asked`."""
@@ -65,6 +84,30 @@ class Evaluations:
         evaluation.version = message.version
         evaluation.answers[message.row] = message.tokens
         return AnswerKey(instance, message.asked, message.row)
+
+    def turn_ended(self, instance: InstanceId, message: AnswerTurnEnded) -> AnswerKey:
+        """A turn of an answer is over; return the name of the answer."""
+        evaluation = self._in_progress[instance, message.asked]
+        evaluation.version = message.version
+        evaluation.turns_ended[message.row] = message.turn
+        return AnswerKey(instance, message.asked, message.row)
+
+    def turns_ended(self, key: AnswerKey) -> int:
+        """How many turns of an answer are over."""
+        return self._in_progress[key.instance, key.asked].turns_ended.get(key.row, 0)
+
+    def turns(self, key: AnswerKey) -> list[tuple[int, int]]:
+        """Where environments answered in an answer, to be added to; see `InFlight.turns`."""
+        return self._in_progress[key.instance, key.asked].turns.setdefault(key.row, [])
+
+    def complete(self, key: AnswerKey, tokens: list[int]) -> None:
+        """An answer with turns is complete."""
+        self._in_progress[key.instance, key.asked].answers[key.row] = tokens
+
+    def answer(self, key: AnswerKey) -> list[int] | None:
+        """The tokens of a complete answer; None if its instance is gone."""
+        evaluation = self._in_progress.get((key.instance, key.asked))
+        return None if evaluation is None else evaluation.answers[key.row]
 
     def rewarded(self, key: AnswerKey, reward: float) -> Evaluation | None:
         """Receive a reward; return the evaluation it is part of, if that is still in progress."""

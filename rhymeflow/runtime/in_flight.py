@@ -11,13 +11,15 @@ nothing of processes or rewards.
 
 from __future__ import annotations
 
+import json
 from array import array
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from rhymeflow.core.events import GroupCreated
 from rhymeflow.core.types import GroupId, InstanceId, TrajectoryId, Version
-from rhymeflow.data.prompts import Prompt
+from rhymeflow.data.prompts import Message, Prompt, opened, opening_of
 from rhymeflow.data.run_prompts import RunPrompts
 from rhymeflow.errors import UserError
 from rhymeflow.store.base import TrajectoryStore
@@ -45,17 +47,41 @@ class Group:
 
     epoch: int
     prompt: Prompt
+    """As it is in the data."""
+    opening: str
+    """What its environment put after it; see `whole_prompt`."""
     prompt_ids: list[int]
     open: dict[int, Segment] = field(default_factory=dict)
     """Of each member that is being generated, the segment that is not stored yet."""
     stored: dict[int, array[int]] = field(default_factory=dict)
     """Of each member that there is anything of, the tokens that are stored."""
+    versions: dict[int, Version] = field(default_factory=dict)
+    """Of each of these members, the version that generated its last stored token."""
+    turns: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    """Of each member that an environment answered: for each answer, in order, the tokens that there
+    were before it and with it."""
+    turns_ended: dict[int, int] = field(default_factory=dict)
+    """Of each member with turns: how many of the policy's are over."""
     aborted: set[int] = field(default_factory=set)
     to_judge: dict[int, dict[str, float]] = field(default_factory=dict)
     """Members that could be judged together, in the order in which they came to that, with the
     rewards that they have by themselves."""
     is_judged: bool = False
     """Whether reward functions were called with the group, and have not failed."""
+
+    @property
+    def whole_prompt(self) -> str | list[Message]:
+        """The prompt as the policy is given it."""
+        return opened(self.prompt.prompt, self.opening)
+
+
+class Drawn(NamedTuple):
+    """A prompt that was taken from the data, and the number that its group will have."""
+
+    group: GroupId
+    epoch: int
+    prompt: Prompt
+    repeats: GroupId | None
 
 
 class InFlight:
@@ -97,46 +123,66 @@ class InFlight:
         if lost := aborted.keys() - found.keys():
             raise UserError(f"cannot be resumed: the log has group {min(lost)}, and not its prompt")
         for group_id, members in aborted.items():
-            row, epoch, prompt_ids, tokens, _ = found[group_id]
+            known = found[group_id]
+            row, prompt_ids = known.row, known.prompt_ids
             prompt = self._prompts.train[row] if row < len(self._prompts.train) else None
-            ids = [] if prompt is None else self._prompts.encoder.encode(prompt)
-            if prompt is None or ids != prompt_ids:
+            opening = None if prompt is None else _opening(prompt, known.prompt)
+            ids = [] if opening is None else self._encoded(prompt, opening)
+            if opening is None or ids != prompt_ids:
                 raise UserError(
                     f"data.source: row {row} is not what it was when group {group_id} was made of "
                     "it; a run can be resumed only with the data that it began with"
                 )
-            self._groups[group_id] = Group(epoch, prompt, ids, stored=tokens, aborted={*members})
+            self._groups[group_id] = Group(
+                known.epoch,
+                prompt,
+                opening,
+                ids,
+                stored=known.tokens,
+                versions=known.versions,
+                turns=known.turns,
+                aborted={*members},
+            )
         return {group_id: known.finished for group_id, known in found.items()}
 
-    def request(self) -> GroupCreated:
-        """Take the next prompt and store it as a new group."""
+    def draw(self) -> Drawn:
+        """Take the next prompt."""
         epoch, prompt = self._prompts.stream.at(self.num_drawn)
         self.num_drawn += 1
-        return self._add(epoch, prompt, None)
+        return self._drawn(epoch, prompt, None)
 
-    def retry(self, group: GroupId) -> GroupCreated:
-        """Take the prompt of an ended group once more, as a new group.
+    def draw_again(self, group: GroupId) -> Drawn:
+        """Take the prompt of an ended group once more, for a new group.
 
         Its noise is that of the same row and epoch, so the policy as it was would answer as it did
         before: retrying does not favour prompts' shorter answers.
         """
         row, epoch = self._store.origin(group)
-        return self._add(epoch, self._prompts.train[row], group)
+        return self._drawn(epoch, self._prompts.train[row], group)
 
-    def _add(self, epoch: int, prompt: Prompt, repeats: GroupId | None) -> GroupCreated:
-        group_id = self._next_group_id
+    def _drawn(self, epoch: int, prompt: Prompt, repeats: GroupId | None) -> Drawn:
         self._next_group_id += 1
-        ids = self._prompts.encoder.encode(prompt)
-        self._groups[group_id] = Group(epoch, prompt, ids)
+        return Drawn(self._next_group_id - 1, epoch, prompt, repeats)
+
+    def add(self, drawn: Drawn, opening: str = "") -> GroupCreated:
+        """Store a prompt, and what its environment put after it, as a new group."""
+        group_id, epoch, prompt, repeats = drawn
+        ids = self._encoded(prompt, opening)
+        self._groups[group_id] = Group(epoch, prompt, opening, ids)
         self._store.put_group(
             group_id,
             row=prompt.row,
             epoch=epoch,
-            prompt=prompt.prompt,
+            prompt=opened(prompt.prompt, opening),
             prompt_tokens=ids,
             columns=prompt.columns,
         )
         return GroupCreated(group_id, prompt.row, epoch, len(ids), repeats)
+
+    def _encoded(self, prompt: Prompt, opening: str) -> list[int]:
+        if opening:
+            prompt = replace(prompt, prompt=opened(prompt.prompt, opening))
+        return self._prompts.encoder.encode(prompt)
 
     def end(self, group: GroupId) -> None:
         """The group has ended; what there is of it is stored."""
@@ -193,7 +239,28 @@ class InFlight:
                 accepted=segment.accepted or None,
             )
             group.stored.setdefault(trajectory.member, array("i")).extend(segment.tokens)
+            group.versions[trajectory.member] = segment.version
         return self._num_stored(trajectory)
+
+    def observe(self, trajectory: TrajectoryId, tokens: list[int]) -> int:
+        """Store what an environment answered; return how many tokens the response has."""
+        group, member = self._groups[trajectory.group], trajectory.member
+        assert member not in group.open, f"{trajectory} is being generated"
+        stored, version = group.stored[member], group.versions[member]
+        start = len(stored)
+        self._store.put_observed(trajectory, start=start, version=version, tokens=tokens)
+        stored.extend(tokens)
+        group.turns.setdefault(member, []).append((start, len(stored)))
+        return len(stored)
+
+    def turns(self, trajectory: TrajectoryId) -> list[tuple[int, int]]:
+        """Of each answer of its environment, the tokens that there were before it and with it."""
+        return self._groups[trajectory.group].turns.get(trajectory.member, [])
+
+    def turns_ended(self, trajectory: TrajectoryId) -> int:
+        """How many turns of the policy are over."""
+        group = self._groups.get(trajectory.group)
+        return 0 if group is None else group.turns_ended.get(trajectory.member, 0)
 
     def complete(self, trajectory: TrajectoryId) -> list[int]:
         """Store what is not stored of a response; return all its tokens."""
@@ -227,3 +294,9 @@ class InFlight:
 
     def _num_stored(self, trajectory: TrajectoryId) -> int:
         return len(self._groups[trajectory.group].stored.get(trajectory.member, ()))
+
+
+def _opening(prompt: Prompt, stored: str) -> str | None:
+    """What an environment put after the prompt, of which this is stored; None: it is another."""
+    whole = stored if isinstance(prompt.prompt, str) else json.loads(stored)
+    return opening_of(prompt.prompt, whole)

@@ -17,13 +17,17 @@ from rhymeflow.core.events import (
     Snapshot,
     TrajectoryFinished,
     TrajectoryInterrupted,
+    TurnEnded,
 )
 from rhymeflow.core.types import InstanceId
+from rhymeflow.runtime.environments import Environments
 from rhymeflow.runtime.evaluation import Evaluations
 from rhymeflow.runtime.in_flight import InFlight
 from rhymeflow.runtime.rewards import Rewards
 from rhymeflow.runtime.throughput import Throughput
 from rhymeflow.workers import messages
+
+Stopped = messages.TrajectoryFinished | messages.TurnEnded | messages.TrajectoryInterrupted
 
 
 class Instances:
@@ -34,9 +38,10 @@ class Instances:
         in_flight: InFlight,
         evaluations: Evaluations,
         rewards: Rewards,
+        environments: Environments,
         throughput: Throughput,
     ) -> None:
-        self._in_flight = in_flight
+        self._in_flight, self._environments = in_flight, environments
         self._evaluations, self._rewards, self._throughput = evaluations, rewards, throughput
         self._snapshots: dict[InstanceId, Snapshot | None] = {}
 
@@ -56,16 +61,15 @@ class Instances:
                 for part in message.parts:
                     self._in_flight.take(name, part)
                     self._throughput.add(part)
-            case messages.TrajectoryFinished(trajectory=trajectory):
-                if trajectory in self._in_flight:
-                    length = self._rewards.finished(trajectory, message.reason)
-                    assert length == message.length, (message, length)
-                    yield TrajectoryFinished(trajectory, name, length, message.reason)
-            case messages.TrajectoryInterrupted(trajectory=trajectory):
-                if trajectory in self._in_flight:
-                    length = self._in_flight.seal(trajectory)
-                    assert length == message.length, (message, length)
-                    yield TrajectoryInterrupted(trajectory, name, message.number, length)
+            case (
+                messages.TrajectoryFinished()
+                | messages.TurnEnded()
+                | messages.TrajectoryInterrupted()
+            ):
+                if message.trajectory in self._in_flight:
+                    yield self._stopped(name, message)
+            case messages.AnswerTurnEnded():
+                self._environments.answer_turn_ended(name, message)
             case messages.Pulled():
                 self._throughput.pull_seconds.append(message.seconds)
                 yield Pulled(name, message.number, message.version, message.checksum)
@@ -76,6 +80,23 @@ class Instances:
                 yield from self._snapshot(name, message)
             case _:
                 raise AssertionError(f"unexpected message {message}")
+
+    def _stopped(self, name: InstanceId, message: Stopped) -> Event:
+        """The instance has nothing more to do with a response for now; its tokens are stored."""
+        trajectory = message.trajectory
+        if isinstance(message, messages.TrajectoryFinished):
+            length = self._rewards.finished(trajectory, message.reason)
+        else:
+            length = self._in_flight.seal(trajectory)
+        assert length == message.length, (message, length)
+        match message:
+            case messages.TrajectoryFinished():
+                return TrajectoryFinished(trajectory, name, length, message.reason)
+            case messages.TrajectoryInterrupted():
+                return TrajectoryInterrupted(trajectory, name, message.number, length)
+            case messages.TurnEnded():
+                self._environments.turn_ended(trajectory)
+                return TurnEnded(trajectory, name, message.turn, length)
 
     def _snapshot(self, name: InstanceId, status: messages.InstanceStatus) -> Iterator[Event]:
         snapshot = Snapshot(name, status.number, status.waiting, status.kv_tokens, status.clock)
@@ -88,6 +109,7 @@ class Instances:
         for trajectory, length in self._in_flight.seal_all(name):
             yield TrajectoryInterrupted(trajectory, name, 0, length)
         self._evaluations.leave(name)
+        self._environments.leave(name)
         self._throughput.leave(name)
         if name in self._snapshots:
             del self._snapshots[name]

@@ -5,17 +5,20 @@ earlier attempt have left, and what they had continues elsewhere from the tokens
 Whatever had been asked for and not been answered is asked for again.
 
 Holds true: a prompt that was drawn is drawn once, a response that is complete is not generated
-again, and a reward that was reported is not computed again. Knows nothing of processes.
+again, and a reward or an answer that was reported is not asked for again. Knows nothing of
+processes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 
 from rhymeflow.core.commands import Drop, Train
 from rhymeflow.core.events import Event, InstanceLeft, TrajectoryInterrupted
-from rhymeflow.core.protocol.group import ABORTED, FINISHED
+from rhymeflow.core.protocol.group import ABORTED, FINISHED, WAITING_ENV
 from rhymeflow.core.types import GroupId, TrajectoryId
+from rhymeflow.runtime.environments import Environments
 from rhymeflow.runtime.in_flight import InFlight
 from rhymeflow.runtime.past import Past
 from rhymeflow.runtime.rewards import Rewards
@@ -23,7 +26,9 @@ from rhymeflow.runtime.rewards import Rewards
 REASON = "the run was interrupted, and resumed without it"
 
 
-def take_up(past: Past, in_flight: InFlight, rewards: Rewards) -> list[Event]:
+def take_up(
+    past: Past, in_flight: InFlight, rewards: Rewards, environments: Environments
+) -> list[Event]:
     """Bring back what was in flight; return what has happened since, as events.
 
     Raises:
@@ -37,13 +42,18 @@ def take_up(past: Past, in_flight: InFlight, rewards: Rewards) -> list[Event]:
     complete = in_flight.restore(aborted)
     for group_id, group in state.groups.items():
         for index, member in enumerate(group.members):
+            trajectory = TrajectoryId(group_id, index)
+            if member.turn:
+                in_flight[group_id].turns_ended[index] = member.turn
+            if member.state is WAITING_ENV:
+                environments.turn_ended(trajectory)
             if member.state is FINISHED and index in complete[group_id]:
-                rewards.ask(TrajectoryId(group_id, index))
+                rewards.ask(trajectory)
     plain = state.num_requested - len(state.retries)
     return [
         *_departures(past, in_flight),
-        *(in_flight.retry(group_id) for group_id in state.retries),
-        *(in_flight.request() for _ in range(plain)),
+        *chain.from_iterable(map(environments.openings.retry, state.retries)),
+        *chain.from_iterable(environments.openings.request() for _ in range(plain)),
     ]
 
 

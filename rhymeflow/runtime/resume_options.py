@@ -16,6 +16,7 @@ from rhymeflow.core.types import Version
 from rhymeflow.errors import UserError
 
 _STORED = "responses that are stored or in flight were made under it"
+_ANSWERED = "environments in flight are brought to where they were by it"
 FIXED: Mapping[str, str] = {
     "model": "the checkpoints and the policy in flight are of this model",
     "data": "groups name its rows, and their order goes on where it stopped",
@@ -30,7 +31,11 @@ FIXED: Mapping[str, str] = {
     "rollout.top_p": _STORED,
     "rollout.top_k": _STORED,
     "rollout.rhyming_noise": _STORED,
+    "environment.classes": _ANSWERED,
+    "environment.tools": _ANSWERED,
+    "environment.max_observation_chars": _ANSWERED,
     "simulation": "nothing is simulated",
+    "sft": "it is of `rhymeflow sft`",
 }
 """Sections and fields, with the reason why they stay."""
 

@@ -18,18 +18,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rhymeflow.config import Config
 from rhymeflow.core.events import Evaluated, Event, RewardFailed, TrajectoryRewarded
 from rhymeflow.core.types import FinishReason, GroupId, InstanceId, TrajectoryId, Version
-from rhymeflow.data.prompts import Prompt
+from rhymeflow.data.prompts import Message
 from rhymeflow.errors import UserError
-from rhymeflow.reward.components import LARGEST, WeightedSum
+from rhymeflow.reward.components import WeightedSum
 from rhymeflow.reward.messages import TrainerState
 from rhymeflow.runtime.evaluation import AnswerKey, Evaluations
 from rhymeflow.runtime.in_flight import InFlight
 from rhymeflow.store.base import TrajectoryStore
+from rhymeflow.utils.reward_number import LARGEST
 from rhymeflow.workers import messages
 
 Answer = messages.RewardComputed | messages.RewardFailed
@@ -71,7 +72,10 @@ class Rewards:
         self._all = tuple(range(len(functions)))
         self._per_group = tuple(i for i in self._all if functions[i].per == "group")
         self._per_response = tuple(i for i in self._all if functions[i].per == "response")
-        self._sum = WeightedSum(functions)
+        self._sum = WeightedSum(functions, config.environment.classes)
+        self._judge_episode: Callable[..., None] | None = None
+        self._from_environment: dict[TrajectoryId | AnswerKey, dict[str, float]] = {}
+        """Of responses that functions are being called for: the reward of their environment."""
         self._asked: dict[
             str, tuple[TrajectoryId | Members | AnswerKey, messages.ComputeReward]
         ] = {}
@@ -84,22 +88,64 @@ class Rewards:
         self.ask(trajectory)
         return len(tokens)
 
+    def judge_episodes_with(self, judge: Callable[..., None]) -> None:
+        """From now on `judge` is called with each complete response, or a held-out answer's name
+        and tokens, and leads to `judged` or `not_judged`. Then come the reward functions.
+        """
+        self._judge_episode = judge
+
+    def judged(self, subject: TrajectoryId | AnswerKey, components: dict[str, float]) -> None:
+        """Its environment has judged a response; see `judge_episodes_with`."""
+        self._from_environment[subject] = components
+        if isinstance(subject, AnswerKey):
+            self._ask_about_answer(subject)
+        else:
+            self._ask_functions(subject)
+
+    def not_judged(self, trajectory: TrajectoryId, error: str) -> RewardFailed:
+        """Its environment could not judge a response."""
+        return RewardFailed(trajectory, error)
+
     def ask(self, trajectory: TrajectoryId) -> None:
         """Have a response that is stored as complete rewarded."""
-        if self._per_response:
-            tokens = self._in_flight.tokens(trajectory)
-            prompt = self._in_flight[trajectory.group].prompt
-            name = f"trajectory {trajectory}"
-            self._ask(trajectory, name, prompt, [tokens], self._per_response)
+        if self._judge_episode is not None:
+            self._judge_episode(trajectory)
         else:
-            self._collect(trajectory, {})
+            self._ask_functions(trajectory)
+
+    def _ask_functions(self, trajectory: TrajectoryId) -> None:
+        # Without functions the reward worker still makes text of the response.
+        if self._per_response or not self._per_group:
+            tokens = self._in_flight.tokens(trajectory)
+            group = self._in_flight[trajectory.group]
+            about = group.whole_prompt, group.prompt.columns
+            turns = [self._in_flight.turns(trajectory)]
+            name = f"trajectory {trajectory}"
+            self._ask(trajectory, name, about, [tokens], turns, self._per_response)
+        else:
+            self._collect(trajectory, self._from_environment.pop(trajectory, {}))
 
     def answered(self, instance: InstanceId, message: messages.Answered) -> None:
         """Have an answer to a held-out prompt rewarded."""
         key = self._evaluations.answered(instance, message)
-        name = f"the only answer to held-out row {key.row} (version {key.asked} on {instance})"
-        prompt = self._evaluations.prompts[message.row]
-        self._ask(key, name, prompt, [message.tokens], self._all)
+        self.answer_complete(key, message.tokens)
+
+    def answer_complete(self, key: AnswerKey, tokens: list[int]) -> None:
+        """The same of one whose last turn an environment had the last word on."""
+        self._evaluations.complete(key, tokens)
+        if self._judge_episode is not None:
+            self._judge_episode(key, tokens)
+        else:
+            self._ask_about_answer(key)
+
+    def _ask_about_answer(self, key: AnswerKey) -> None:
+        answer = self._evaluations.answer(key)
+        if answer is None:
+            return
+        name = f"the only answer to held-out row {key.row} (version {key.asked} on {key.instance})"
+        prompts = self._evaluations
+        about = prompts.whole_prompt(key.row), prompts.prompts[key.row].columns
+        self._ask(key, name, about, [answer], [prompts.turns(key)], self._all)
 
     def take(self, message: Answer) -> Iterator[Event]:
         """The events that an answer of the reward worker makes, if it still makes any.
@@ -109,8 +155,9 @@ class Rewards:
         """
         key, _ = self._asked.pop(message.key)
         self._count(message)
+        own = self._from_environment.pop(key, {}) if not isinstance(key, Members) else {}
         if isinstance(key, AnswerKey):
-            yield from self._answer_rewarded(key, message)
+            yield from self._answer_rewarded(key, message, own)
         elif isinstance(key, Members):
             yield from self._group_judged(key, message)
         elif key in self._in_flight:
@@ -118,9 +165,9 @@ class Rewards:
             if isinstance(message, messages.RewardFailed):
                 yield self._failed(key, message.error)
             elif self._per_group:
-                self._collect(key, message.components[0])
+                self._collect(key, own | message.components[0])
             else:
-                yield from self._rewarded(message.key, [key], message.components)
+                yield from self._rewarded(message.key, [key], [own | message.components[0]])
 
     def ask_again(self) -> None:
         """Another reward worker has taken the place of one that was lost."""
@@ -142,8 +189,11 @@ class Rewards:
         group.is_judged = True
         members = sorted(islice(group.to_judge, self._num_generations))
         key = Members(group_id, tuple(members), tuple(map(group.to_judge.pop, members)))
-        tokens = [self._in_flight.tokens(TrajectoryId(group_id, member)) for member in members]
-        self._ask(key, f"group {group_id}", group.prompt, tokens, self._per_group)
+        trajectories = [TrajectoryId(group_id, member) for member in members]
+        tokens = [self._in_flight.tokens(each) for each in trajectories]
+        turns = [self._in_flight.turns(each) for each in trajectories]
+        about = group.whole_prompt, group.prompt.columns
+        self._ask(key, f"group {group_id}", about, tokens, turns, self._per_group)
 
     def _group_judged(self, key: Members, message: Answer) -> Iterator[Event]:
         trajectories = [TrajectoryId(key.group, member) for member in key.members]
@@ -208,10 +258,12 @@ class Rewards:
                 "(reward.max_consecutive_failures)"
             )
 
-    def _answer_rewarded(self, key: AnswerKey, message: Answer) -> Iterator[Event]:
+    def _answer_rewarded(
+        self, key: AnswerKey, message: Answer, own: dict[str, float]
+    ) -> Iterator[Event]:
         if isinstance(message, messages.RewardFailed):
             raise UserError(message.error)
-        reward = self._sum(message.components[0])
+        reward = self._sum(own | message.components[0])
         problem = self._problem(message.key, [reward])
         if problem is not None:
             raise UserError(problem)
@@ -235,13 +287,15 @@ class Rewards:
         self,
         key: TrajectoryId | Members | AnswerKey,
         name: str,
-        prompt: Prompt,
+        about: tuple[str | list[Message], dict[str, Any]],
         responses: list[list[int]],
+        turns: list[list[tuple[int, int]]],
         functions: tuple[int, ...],
     ) -> None:
+        prompt, columns = about
         state = TrainerState(self._published_version(), self._max_steps)
         message = messages.ComputeReward(
-            name, prompt.prompt, responses, prompt.columns, functions, state
+            name, prompt, responses, columns, functions, state, turns if any(turns) else []
         )
         self._asked[name] = key, message
         self._send(message)

@@ -4,8 +4,8 @@ Holds true:
 - a worker that was heard once and is then silent for `run.worker_timeout` seconds is ended and
   reported lost, as one that died is;
 - an instance that is lost can be replaced under a new name (`rollout-0`, then `rollout-0.1`, ...),
-  on the same cores, `run.instance_restarts` times in all, and so can learner, history and rewards,
-  each as often; a replaced one is gone, so it can say nothing any more;
+  on the same cores, `run.instance_restarts` times in all, and so can learner, history, rewards and
+  environments, each as often; a replaced one is gone, so it can say nothing any more;
 - the ranks of a learner are replaced together, for one alone can do nothing;
 - a worker that reports a defect ends the run; without the history worker the run continues, with
   fewer drafts.
@@ -60,6 +60,8 @@ class Supervisor:
         self.other_ranks: list[WorkerHandle] = []
         """The learner's ranks from 1 on."""
         self.rewards: WorkerHandle
+        self.environments: WorkerHandle
+        """If responses have turns."""
         self.history: WorkerHandle | None = None
         """If the run drafts, and it was not lost too often."""
 
@@ -67,6 +69,8 @@ class Supervisor:
         """Start every worker of the run. They load while the caller goes on."""
         self._start_learner()
         self.rewards = self._start_another("reward")
+        if self._config.environment.is_used:
+            self.environments = self._start_another("environment")
         for place in range(self._config.rollout.num_instances):
             self._start_instance(place)
         if self._config.drafting.window != "off" and self._config.runtime == "local":
@@ -158,6 +162,15 @@ class Supervisor:
         """
         self._make_way("reward", loss)
         self.rewards = self._start_another("reward")
+
+    def replace_environments(self, loss: WorkerLost) -> None:
+        """Make sure that the lost environment worker is gone and start another.
+
+        Raises:
+            WorkerDied: as many were replaced as may be.
+        """
+        self._make_way("environment", loss)
+        self.environments = self._start_another("environment")
 
     def replace_history(self, loss: WorkerLost) -> bool:
         """Make sure that history is gone; start another, if as many were not replaced before."""

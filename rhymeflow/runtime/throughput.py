@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rhymeflow.core.types import InstanceId
-from rhymeflow.workers.messages import InstanceStatus, Part
+from rhymeflow.workers.messages import InstanceStatus, Part, TurnFigures
 
 
 @dataclass(slots=True)
@@ -22,6 +22,29 @@ class Generated:
     tokens: int = 0
     steps: int = 0
     drafted: int = 0
+
+
+@dataclass(slots=True)
+class Turns:
+    """What environments were asked in a step."""
+
+    count: int = 0
+    seconds: float = 0.0
+    with_calls: int = 0
+    calls: int = 0
+    failed_calls: int = 0
+
+    def metrics(self) -> dict[str, float]:
+        """Under TRL's names, where it has them; a share of nothing is left out."""
+        if not self.count:
+            return {}
+        found = {
+            "env/step_s": self.seconds / self.count,
+            "tools/call_frequency": self.with_calls / self.count,
+        }
+        if self.calls:
+            found["tools/failure_frequency"] = self.failed_calls / self.calls
+        return found
 
 
 @dataclass
@@ -40,6 +63,7 @@ class Throughput:
     _left: list[InstanceStatus] = field(default_factory=list)
     _generated: Generated = field(default_factory=Generated)
     _saved: float = 0.0
+    _turns: Turns = field(default_factory=Turns)
 
     @property
     def running(self) -> int:
@@ -61,6 +85,15 @@ class Throughput:
         self._generated.tokens += len(part.tokens)
         self._generated.steps += part.steps
         self._generated.drafted += part.drafted
+
+    def add_turn(self, figures: TurnFigures) -> None:
+        """An environment answered a turn, or ended the response with it."""
+        turns = self._turns
+        turns.count += 1
+        turns.seconds += figures.seconds
+        turns.with_calls += figures.calls > 0
+        turns.calls += figures.calls
+        turns.failed_calls += figures.failed_calls
 
     def rollout_tokens_per_s(self, now: float) -> float:
         """Tokens generated per second since the step's account began, on all instances."""
@@ -89,6 +122,8 @@ class Throughput:
         }
         metrics |= self._end_coordination(seconds, coordination_seconds)
         metrics |= self._end_drafts(busy - self._busy)
+        metrics |= self._turns.metrics()
+        self._turns = Turns()
         if self.pull_seconds:
             metrics["params/pull_s"] = sum(self.pull_seconds) / len(self.pull_seconds)
         self.pull_seconds = []

@@ -22,7 +22,8 @@ from rich.console import Console
 
 from rhymeflow.config import Config
 from rhymeflow.data.encode import Tokenizer
-from rhymeflow.data.run_prompts import RunPrompts
+from rhymeflow.data.run_prompts import LOOKED_AT, RunPrompts
+from rhymeflow.environments import check_rows, tool_schemas_apart
 from rhymeflow.errors import StorageError, UserError
 from rhymeflow.learner.checkpoint_dirs import CHECKPOINTS, checkpoints_up_to, set_aside
 from rhymeflow.mirror.mirror import Mirror, check_free
@@ -264,7 +265,11 @@ def load_while(
             from rhymeflow.models.tokenizer import load_tokenizer, max_length  # take long
 
             tokenizer = load_tokenizer(config.model)
-        prompts = RunPrompts.load(config, tokenizer, max_length(config.model))
+        # Only a chat template tells the policy of tools.
+        tools = tool_schemas_apart(config) if tokenizer.chat_template else None
+        prompts = RunPrompts.load(config, tokenizer, max_length(config.model), tools)
+        for part in (prompts.train, prompts.held_out):
+            check_rows(config, part, LOOKED_AT)
     started.result()
     return tokenizer, prompts
 

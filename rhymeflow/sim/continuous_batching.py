@@ -15,6 +15,10 @@
   tokens and `watermark` beyond. When the next iteration would not fit, the newest gives up its
   place, its cache is lost, and it waits at the head.
 
+- What waits for its environment keeps its cache here as long as there is room that nothing else
+  needs, and the weights stay; those that have waited longest lose theirs first. When it comes back,
+  what is still there need not be prefilled.
+
 Holds true between two decode spans: `kv_tokens` and what is still to be prefilled never exceed
 `kv_capacity`. Knows nothing of commands, events or the time.
 """
@@ -56,6 +60,10 @@ class ContinuousBatch:
             DecodeBatch() for _ in range(CLASSES if hardware.drafts is not None else 1)
         ]
         """By class; without drafts there is but one."""
+        self._kept: OrderedDict[TrajectoryId, int] = OrderedDict()
+        """Tokens in the cache of those that wait for their environments, longest waiting first."""
+        self._kept_tokens = 0
+        """Their sum; not among `kv_tokens`, for nothing has to make way for it."""
         self._num_entered = 0
         self._clock: float = 0
         self._choice: Choice | None = None
@@ -134,6 +142,7 @@ class ContinuousBatch:
         generated is not stored; None: nothing is that was not before.
         """
         self._pass(iterations)
+        self._forget_kept(0)
         for place in self.running.values():
             response = place.response
             if not place.todo:
@@ -163,6 +172,7 @@ class ContinuousBatch:
 
     def change_weights(self, version: Version) -> None:
         """What runs goes on under `version`, with its cache or by recomputing all of it."""
+        self._forget_kept(0)
         if self.hardware.keep_cache:
             for place in self.running.values():
                 if not place.todo:
@@ -174,6 +184,8 @@ class ContinuousBatch:
         """Admit what there is room for, and say what comes next; None: nothing runs."""
         if not self._make_room():
             self._admit()
+        taken = self._cached + self._owed + self._num_decoding
+        self._forget_kept(self.hardware.kv_capacity - taken)
         self._decode_span = self._next_decode_span(now) if self.running else None
         return self._decode_span
 
@@ -190,13 +202,25 @@ class ContinuousBatch:
         self._pass(decode_span.iterations)
         if self.chunks:
             self._prefill(version)
-        return [
+        ended = [
             self._vacate(self.running.pop(place.response.id))
             for decode_batch in self._decode_batches
             for place in decode_batch.complete()
         ]
+        for response in ended:
+            if not response.is_last_turn:
+                # The newest token was sampled, but has not been through the model.
+                tokens = response.prompt_tokens + response.generated - 1
+                self._kept[response.id] = tokens
+                self._kept_tokens += tokens
+        return ended
 
     # -- inside ------------------------------------------------------------------------------
+
+    def _forget_kept(self, room: float) -> None:
+        """Keep what fits into so many tokens."""
+        while self._kept_tokens > max(room, 0):
+            self._kept_tokens -= self._kept.popitem(last=False)[1]
 
     @property
     def _num_decoding(self) -> int:
@@ -302,13 +326,16 @@ class ContinuousBatch:
         hardware = self.hardware
         while self.waiting and len(self.running) < hardware.capacity:
             trajectory, response = next(iter(self.waiting.items()))
-            place = Place(response)
+            kept = self._kept.get(trajectory, 0)
+            place = Place(response, kept)
             num_decoding = self._num_decoding
             margin = max(hardware.watermark, num_decoding) if self.running else 0
-            taken = self._cached + self._owed + place.todo
+            taken = self._cached + self._owed + kept + place.todo
             if taken + margin > hardware.kv_capacity + ROUNDING:
                 return
             del self.waiting[trajectory]
+            self._kept_tokens -= self._kept.pop(trajectory, 0)
+            self._cached += kept
             self.running[trajectory] = place
             self._prefilling.append(place)
             self._owed += place.todo

@@ -25,11 +25,12 @@ class Place:
 
     __slots__ = ("decode_batch", "ends_at", "gone", "response", "todo", "untouched")
 
-    def __init__(self, response: Response) -> None:
+    def __init__(self, response: Response, kept: int = 0) -> None:
+        """`kept`: of its tokens, the first so many are in the cache."""
         self.response = response
-        self.todo = response.prompt_tokens + response.generated
+        self.todo = response.prompt_tokens + response.generated - kept
         """Tokens to prefill before it decodes."""
-        self.untouched = True
+        self.untouched = not kept
         """Nothing of it is in the cache."""
         self.decode_batch: DecodeBatch | None = None
         """Where it is, once it decodes."""

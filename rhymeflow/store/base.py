@@ -27,11 +27,22 @@ class Progress(NamedTuple):
 
     row: int
     epoch: int
+    prompt: str
+    """Messages as JSON."""
     prompt_ids: list[int]
     tokens: dict[int, array[int]]
     """Of each member that there is anything of."""
     finished: set[int]
     """Members that are complete."""
+    versions: dict[int, Version]
+    """Of each of these members, the version that generated its last token, as far as one did."""
+    turns: dict[int, list[tuple[int, int]]]
+    """Of each member that was answered by an environment: for each answer, in order, how many
+    tokens there were before it and with it."""
+
+
+ENVIRONMENT = "environment"
+"""Stands for an instance where tokens were not generated: an environment answered them."""
 
 
 class TrajectoryStore(Protocol):
@@ -111,6 +122,14 @@ class TrajectoryStore(Protocol):
 
         It took `steps` iterations, in which `drafted` tokens were proposed and verified.
         `accepted`, where it is known: for each token 1 if it was drafted, else 0.
+        """
+
+    def put_observed(
+        self, trajectory: TrajectoryId, *, start: int, version: Version, tokens: Sequence[int]
+    ) -> None:
+        """Store the tokens from position `start` on, which an environment answered.
+
+        `version`: what generated the token before them.
         """
 
     def put_finished(self, trajectory: TrajectoryId, *, length: int, reason: FinishReason) -> None:

@@ -19,15 +19,16 @@ from urllib.parse import quote
 from rhymeflow.errors import UserError
 from rhymeflow.utils.source_version import source_version
 
-SCHEMA_VERSION = 11
+SCHEMA_VERSION = 12
 """Of the tables and of what events and commands hold: a log that cannot be read is refused by its
 number."""
 
-READABLE = {8, 9, 10, SCHEMA_VERSION}
+READABLE = {8, 9, 10, 11, SCHEMA_VERSION}
 """8 has no snapshots, and up to 9 nothing was pruned and changes were not noted; they get the
-tables when they are written to (`bring_up_to_date`). Up to 10 there are no events of turns."""
+tables when they are written to (`bring_up_to_date`). Up to 10 there are no events of turns,
+and 11 has them without their figures."""
 
-SAME_TABLES = {10, SCHEMA_VERSION}
+SAME_TABLES = {10, 11, SCHEMA_VERSION}
 """Whose tables are these."""
 
 _LAST_WRITERS = {5: "01adc8d", 6: "a3fa83b", 7: "8fce5f6"}
@@ -47,7 +48,8 @@ LOCK = "writer.lock"
 # tokens that were proposed in them. `held_out` has the prompts that `evaluations` answers. With
 # `run.token_details` there is a byte for each token: in `segments.accepted` 1 if it was drafted, in
 # `token_details.flags` what the learner did about it (`learner/token_details.py`). `pruned` has
-# what is left of segments whose tokens were deleted (`pruning.py`), `spans` is both together.
+# what is left of segments whose tokens were deleted (`pruning.py`), `spans` is both together, but
+# for what environments answered, which took no `steps`.
 # `changes` names each row, outside the tables that only grow, that was put, changed or taken out:
 # what copies the store (`rhymeflow/mirror`) reads from there on. An `a` and `b` of 0 may mean none.
 _SNAPSHOTS = "CREATE TABLE snapshots (event INTEGER PRIMARY KEY, state BLOB NOT NULL);"
@@ -60,8 +62,9 @@ CREATE TABLE changes (seq INTEGER PRIMARY KEY, what TEXT NOT NULL, a INTEGER NOT
 """
 _SPANS = """CREATE {temp} VIEW spans AS
     SELECT group_id, member, start, LENGTH(tokens) / 4 AS length, version, instance, steps, drafted
-    FROM segments UNION ALL
-    SELECT group_id, member, start, length, version, instance, steps, drafted FROM pruned;"""
+    FROM segments WHERE steps > 0 UNION ALL
+    SELECT group_id, member, start, length, version, instance, steps, drafted FROM pruned
+    WHERE steps > 0;"""
 _NOTHING_PRUNED = f"""
 CREATE TEMP VIEW pruned AS SELECT group_id, member, start, LENGTH(tokens) / 4 AS length, version,
     instance, steps, drafted FROM segments WHERE FALSE;

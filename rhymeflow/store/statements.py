@@ -33,8 +33,9 @@ COMMAND = "INSERT INTO commands VALUES (?, ?, ?, ?)"
 CHANGE = "INSERT INTO changes (what, a, b) VALUES (?, ?, ?)"
 
 _WANTED = "group_id IN (SELECT value FROM json_each(?))"
-PROMPTS_OF = f"SELECT group_id, row, epoch, prompt_tokens FROM groups WHERE {_WANTED}"
-TOKENS_OF = f"""SELECT group_id, member, tokens FROM segments WHERE {_WANTED}
+PROMPTS_OF = f"SELECT group_id, row, epoch, prompt, prompt_tokens FROM groups WHERE {_WANTED}"
+TOKENS_OF = f"""SELECT group_id, member, tokens, version, steps = 0
+    FROM segments WHERE {_WANTED}
     ORDER BY group_id, member, start"""
 FINISHED_OF = f"SELECT group_id, member FROM trajectories WHERE {_WANTED}"
 

@@ -28,7 +28,7 @@ from rhymeflow.core.events import Event
 from rhymeflow.core.types import Ending, FinishReason, GroupId, InstanceId, TrajectoryId, Version
 from rhymeflow.store import codec, schema
 from rhymeflow.store import statements as sql
-from rhymeflow.store.base import Progress
+from rhymeflow.store.base import ENVIRONMENT, Progress
 from rhymeflow.store.pruning import Pruner
 from rhymeflow.store.transaction import Transaction
 
@@ -177,11 +177,19 @@ class SqliteTrajectoryStore:
         self._transaction.write()
         wanted = (json.dumps(list(groups)),)
         found = {
-            group: Progress(row, epoch, _from_int32(prompt), {}, set())
-            for group, row, epoch, prompt in self._connection.execute(sql.PROMPTS_OF, wanted)
+            group: Progress(row, epoch, prompt, _from_int32(tokens), {}, set(), {}, {})
+            for group, row, epoch, prompt, tokens in self._connection.execute(
+                sql.PROMPTS_OF, wanted
+            )
         }
-        for group, member, blob in self._connection.execute(sql.TOKENS_OF, wanted):
-            found[group].tokens.setdefault(member, array("i")).frombytes(blob)
+        rows = self._connection.execute(sql.TOKENS_OF, wanted)
+        for group, member, blob, version, is_observed in rows:
+            tokens = found[group].tokens.setdefault(member, array("i"))
+            found[group].versions[member] = version
+            before = len(tokens)
+            tokens.frombytes(blob)
+            if is_observed:
+                found[group].turns.setdefault(member, []).append((before, len(tokens)))
         for group, member in self._connection.execute(sql.FINISHED_OF, wanted):
             found[group].finished.add(member)
         return found
@@ -223,6 +231,18 @@ class SqliteTrajectoryStore:
             struct.pack(f"<{len(logprobs)}f", *logprobs),
             accepted,
         )
+        self._pruner.put(len(tokens))
+
+    @_counted
+    def put_observed(
+        self, trajectory: TrajectoryId, *, start: int, version: Version, tokens: Sequence[int]
+    ) -> None:
+        """Store the tokens from position `start` on, which an environment answered.
+
+        They took no iteration and have no log-probabilities.
+        """
+        blob = _int32(tokens)
+        self._put(sql.SEGMENT, *trajectory, start, version, ENVIRONMENT, 0, 0, blob, b"", None)
         self._pruner.put(len(tokens))
 
     @_counted

@@ -51,7 +51,10 @@ def enter(
     set_process_name(name)
     if (controller := parent_process()) is not None:  # else nobody started it as a worker
         end_with(controller.sentinel)
-    if role == "reward":  # a signal that user code sends to its parent's group is not the run's
+    if role in (
+        "reward",
+        "environment",
+    ):  # a signal that user code sends to its parent's group is not the run's
         os.setsid()
     output.redirect(Path(log))
     os.environ.clear()  # the server that this was forked from has an older one

@@ -46,7 +46,7 @@ from rhymeflow.workers.messages import (
     receive,
     send,
 )
-from rhymeflow.workers.restore import restore, sample
+from rhymeflow.workers.restore import restore, samples
 
 ALIVE_SECONDS = 1.0
 """How often an idle learner gives a sign of life."""
@@ -165,7 +165,7 @@ class LearnerProcess:
         started = time.perf_counter()
         records = self._reader.batch(message.groups, message.members)
         ages = staleness(records, self.version, self.config.schedule.bound)
-        batch = [sample(r) for r in records]
+        batch = samples(records, self.config)
         details = (
             TokenDetails(batch, self.config.learner) if self.config.run.token_details else None
         )

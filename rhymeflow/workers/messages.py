@@ -40,7 +40,9 @@ class Shutdown(Message):
 class Route(Message):
     """Command `number`: generate this response to prompt row `prompt`, requested in `epoch`.
 
-    It goes on after `tokens`, which were generated before, here or elsewhere.
+    It goes on after `tokens`, which were generated before, here or elsewhere, or answered by an
+    environment. The policy is in its turn number `turn`, from 1, which began after `turn_start` of
+    them.
     """
 
     number: int
@@ -49,6 +51,8 @@ class Route(Message):
     epoch: int
     prompt_ids: list[int]
     tokens: list[int]
+    turn: int = 1
+    turn_start: int = 0
 
 
 class Interrupt(Message):
@@ -78,6 +82,18 @@ class Evaluate(Message):
     number: int
     version: Version
     prompts: list[list[int]]
+
+
+class ContinueAnswer(Message):
+    """An environment answered: go on with the answer to held-out prompt `row`, asked for with
+    `Evaluate`. `turn` and `turn_start` as in `Route`."""
+
+    asked: Version
+    row: int
+    prompt_ids: list[int]
+    tokens: list[int]
+    turn: int
+    turn_start: int
 
 
 class ConnectWeights(Message):
@@ -152,6 +168,56 @@ class ComputeReward(Message):
     functions: tuple[int, ...]
     """By index in the configuration."""
     trainer_state: TrainerState
+    turns: list[list[tuple[int, int]]] = []
+    """Where responses have turns, of each: for each answer of its environment, in order, how many
+    tokens there were before it and with it."""
+
+
+# -- controller -> environment worker -------------------------------------------------------------
+
+
+class Episode(msgspec.Struct, frozen=True, array_like=True):
+    """All that an environment is brought to where it is by: its prompt, and what was said so far.
+
+    `turns[i]` are the tokens that the policy sampled in turn i + 1, and `observed[i]` those that
+    the environment answered to it; the last turn it may not have answered.
+    """
+
+    key: str
+    """Names it in answers and in errors that users see."""
+    row: int
+    epoch: int
+    prompt: str | list[dict[str, Any]]
+    columns: dict[str, Any]
+    turns: list[list[int]]
+    observed: list[list[int]]
+    opening: str = ""
+    """What it said when it was opened (`EpisodeOpened`); not part of `prompt`."""
+
+
+class OpenEpisode(Message):
+    """Begin: what is to be put after the prompt? Asked before the first turn, or not at all."""
+
+    episode: Episode
+
+
+class AskEnvironment(Message):
+    """Answer the last of `episode.turns`, in `room` tokens at most."""
+
+    episode: Episode
+    room: int
+
+
+class JudgeEpisode(Message):
+    """Nothing more will be asked: what reward does the environment give?"""
+
+    episode: Episode
+
+
+class CloseEpisodes(Message):
+    """Nobody waits for these any more, by key."""
+
+    keys: list[str]
 
 
 # -- rollout instance -> controller ---------------------------------------------------------------
@@ -200,6 +266,17 @@ class TrajectoryFinished(Message):
     reason: FinishReason
 
 
+class TurnEnded(Message):
+    """Turn number `turn` of the policy is over; its parts have been sent.
+
+    `length`: tokens of the response by now, the environment's among them.
+    """
+
+    trajectory: TrajectoryId
+    turn: int
+    length: int
+
+
 class TrajectoryInterrupted(Message):
     """By command `number` the response was stopped; its parts have been sent."""
 
@@ -225,6 +302,16 @@ class Answered(Message):
     row: int
     tokens: list[int]
     reason: FinishReason
+
+
+class AnswerTurnEnded(Message):
+    """The same of the answer to held-out prompt `row`: its environment is to be asked."""
+
+    asked: Version
+    version: Version
+    row: int
+    turn: int
+    tokens: list[int]
 
 
 class InstanceStatus(Message):
@@ -355,6 +442,59 @@ class RewardFailed(Message):
     error: str
 
 
+# -- environment worker -> controller --------------------------------------------------------------
+
+
+class TurnFigures(msgspec.Struct, frozen=True, array_like=True):
+    """What answering a turn took."""
+
+    seconds: float = 0.0
+    calls: int = 0
+    """Of tools."""
+    failed_calls: int = 0
+    """Of tools: that could not be read, named no tool, or raised."""
+
+
+class EpisodeOpened(Message):
+    """What `reset` returned, to be put after the prompt by `data.prompts.opened`; often nothing."""
+
+    key: str
+    opening: str
+
+
+class TurnAnswered(Message):
+    """What the environment answered to turn `turn`, in tokens: the policy goes on after them."""
+
+    key: str
+    turn: int
+    tokens: list[int]
+    figures: TurnFigures
+
+
+class EpisodeEnded(Message):
+    """After turn `turn` the environment asks for no more."""
+
+    key: str
+    turn: int
+    reason: FinishReason
+    figures: TurnFigures
+
+
+class EpisodeJudged(Message):
+    """The environment's reward by its name; empty where it has none, or none that applies."""
+
+    key: str
+    rewards: dict[str, float]
+
+
+class EnvironmentFailed(Message):
+    """The environment could not be had, asked or judged, after all retries; `error` says why."""
+
+    key: str
+    turn: int
+    error: str
+
+
 # -- worker -> controller -------------------------------------------------------------------------
 
 
@@ -370,12 +510,14 @@ class Failed(Message):
 
 
 _Any = (
-    ConnectWeights | Route | Interrupt | Abort | Pull | Evaluate | UseDrafter | Train | Publish
-    | SaveCheckpoint | IndexHistory | ComputeReward | Shutdown | Joined | TokensGenerated
-    | TrajectoryFinished | TrajectoryInterrupted | Pulled | Answered | InstanceStatus | LearnerReady
-    | Retraining | TokenDetails | BatchTrained | VersionPublished | CheckpointSaved
-    | CheckpointFailed | JoinRanks | RanksMeet | HistoryReady | HistoryGrew
-    | RewardComputed | RewardFailed | Alive | Failed
+    ConnectWeights | ContinueAnswer | TurnEnded | AnswerTurnEnded | Route | Interrupt | Abort
+    | Pull | Evaluate | UseDrafter | Train | Publish | SaveCheckpoint | IndexHistory
+    | ComputeReward | Shutdown | Joined | TokensGenerated | TrajectoryFinished
+    | TrajectoryInterrupted | Pulled | Answered | InstanceStatus | LearnerReady | Retraining
+    | TokenDetails | BatchTrained | VersionPublished | CheckpointSaved | CheckpointFailed
+    | JoinRanks | RanksMeet | HistoryReady | HistoryGrew | RewardComputed | RewardFailed
+    | OpenEpisode | AskEnvironment | JudgeEpisode | CloseEpisodes | EpisodeOpened | TurnAnswered
+    | EpisodeEnded | EpisodeJudged | EnvironmentFailed | Alive | Failed
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

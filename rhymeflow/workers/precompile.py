@@ -30,6 +30,7 @@ IMPORTED = (
     *("rhymeflow.engine.native.native_engine", "rhymeflow.workers.engines"),
     *("rhymeflow.workers.rollout", "rhymeflow.workers.reward", "rhymeflow.workers.history"),
     *("rhymeflow.reward.worker", "transformers.models.llama.modeling_llama"),
+    *("rhymeflow.workers.environment", "rhymeflow.environments.worker"),
     *("torch.utils.tensorboard",),
 )
 

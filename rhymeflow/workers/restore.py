@@ -13,7 +13,7 @@ Writes nothing. Knows nothing of processes.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +22,7 @@ from rhymeflow.core.types import Version
 from rhymeflow.learner.checkpoint_dirs import checkpoints_up_to
 from rhymeflow.learner.sample import Sample
 from rhymeflow.learner.single import Learner
+from rhymeflow.reward.components import WeightedSum
 from rhymeflow.store.handle import Reader
 from rhymeflow.store.previous_run import config_of
 from rhymeflow.store.reader import TrajectoryRecord
@@ -65,12 +66,17 @@ def restore(
         yield batch.version + 1, last
         learner.reconfigure(batch.config.learner)
         records = reader.batch(batch.groups, batch.members)
-        learner.train([sample(record) for record in records], batch.version)
+        learner.train(samples(records, batch.config), batch.version)
     learner.reconfigure(config.learner)
 
 
-def sample(record: TrajectoryRecord) -> Sample:
-    """What the learner trains on."""
+def samples(records: Iterable[TrajectoryRecord], config: Config) -> list[Sample]:
+    """What the learner trains on, under this configuration."""
+    weights = WeightedSum(config.reward.functions, config.environment.classes).weights
+    return [_sample(record, weights) for record in records]
+
+
+def _sample(record: TrajectoryRecord, weights: Mapping[str, float]) -> Sample:
     return Sample(
         group=record.group,
         prompt_ids=record.prompt_ids,
@@ -80,6 +86,8 @@ def sample(record: TrajectoryRecord) -> Sample:
         reward=record.reward,
         truncated=record.reason != "stop",
         components=record.components,
+        weights=weights,
+        observed=record.observed if any(record.observed) else [],
     )
 
 

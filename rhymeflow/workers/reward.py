@@ -1,6 +1,7 @@
 """The reward worker: decodes responses to text and has the reward functions judge them.
 
-A message asks about one response or several to the same prompt, and says by which functions.
+A message asks about one response or several to the same prompt, and says by which functions; where
+it names none, the text is all that is asked for.
 
 The functions run in processes of their own (`reward/executor.py`), which this one starts, times and
 kills; so the controller neither decodes tokens nor waits for user code.
@@ -14,6 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from multiprocessing.connection import wait
 from pathlib import Path
 
@@ -40,7 +42,8 @@ ALIVE_SECONDS = 1.0
 def main(connection: Connection, name: str, config: Config, run_dir: Path) -> None:
     """Serve the run until `Shutdown`."""
     executor = RewardExecutor(config.reward, output.path())
-    executor.start()
+    if config.reward.functions:
+        executor.start()
     try:
         tokenizer = load_tokenizer(config.model)
         decode = partial(tokenizer.decode, skip_special_tokens=True)
@@ -93,7 +96,16 @@ class RewardWorker:
         match message:
             case ComputeReward(key=key, prompt=prompt, responses=responses, columns=columns):
                 texts = self._texts[key] = [self._decode(tokens) for tokens in responses]
-                request = RewardRequest(prompt, texts, responses, columns, message.trainer_state)
+                if not message.functions:
+                    components: list[dict[str, float]] = [{} for _ in texts]
+                    send(self._connection, RewardComputed(key, self._texts.pop(key), components))
+                    return
+                turns = [
+                    [self._decode(part) for part in parts_of(tokens, answers)]
+                    for tokens, answers in zip(responses, message.turns, strict=bool(message.turns))
+                ]
+                state = message.trainer_state
+                request = RewardRequest(prompt, texts, responses, columns, state, turns)
                 self._executor.submit(key, request, message.functions)
             case Shutdown():
                 self._ending = True
@@ -108,3 +120,9 @@ class RewardWorker:
             send(self._connection, RewardComputed(key, texts, list(outcome.components)))
         else:
             send(self._connection, RewardFailed(key, texts, outcome.message))
+
+
+def parts_of(tokens: list[int], answers: list[tuple[int, int]]) -> list[list[int]]:
+    """What the policy said and what was answered, by turns; an odd number of parts."""
+    ends = [0, *(place for answer in answers for place in answer), len(tokens)]
+    return [tokens[start:end] for start, end in pairwise(ends)]

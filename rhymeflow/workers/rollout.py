@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from rhymeflow.config import Config
 from rhymeflow.core.types import TrajectoryId, Version
@@ -27,11 +28,14 @@ from rhymeflow.workers.inbox import Inbox
 from rhymeflow.workers.messages import (
     Abort,
     Answered,
+    AnswerTurnEnded,
     ConnectWeights,
+    ContinueAnswer,
     Evaluate,
     InstanceStatus,
     Interrupt,
     Joined,
+    Message,
     Part,
     Pull,
     Pulled,
@@ -40,6 +44,7 @@ from rhymeflow.workers.messages import (
     TokensGenerated,
     TrajectoryFinished,
     TrajectoryInterrupted,
+    TurnEnded,
     UseDrafter,
     receive,
     send,
@@ -102,6 +107,9 @@ class Instance:
         """What the engine has."""
         self._sent: dict[TrajectoryId, Sent] = {}
         """Of each response here."""
+        self._turns: dict[TrajectoryId | HeldOut, int] = {}
+        """Of what the engine has: the number of the policy's turn, from 1."""
+        self._has_turns = config.environment.is_used
         self.last_number = 0
         self.busy_seconds = 0.0
         self._last_status = 0.0
@@ -183,11 +191,8 @@ class Instance:
                 self._forget(self.engine.interrupt(message.trajectories))
             case Pull():
                 self._pull(message)
-            case Evaluate():
-                for row, prompt_ids in enumerate(message.prompts):
-                    key, noise = HeldOut(message.version, row), NoiseKey(row, EVALUATION_EPOCH, 0)
-                    how = self._sampling(self.config.run.eval_temperature)
-                    self._submit(Request(key, prompt_ids, noise, how))
+            case Evaluate() | ContinueAnswer():
+                self._answer(message)
             case ConnectWeights():  # another learner took the place of a lost one
                 with suppress(FileNotFoundError):  # lost in turn, and the next one says so too
                     self.weights = self.open_weights(message)
@@ -206,12 +211,25 @@ class Instance:
         how = self._sampling(self.config.rollout.temperature)
         accepted = bytearray() if self.config.run.token_details else None
         request = Request(trajectory, message.prompt_ids, noise, how, tokens, accepted=accepted)
+        request.turn_start, request.keeps_cache = message.turn_start, self._has_turns
         if reason := request.finish_reason():
             # Its last token was sent by an instance that died before it could say so.
-            send(self.connection, TrajectoryFinished(trajectory, len(tokens), reason))
+            self._say_ended(request, reason, message.turn)
             return
         self._sent[trajectory] = Sent(len(tokens))
-        self._submit(request)
+        self._submit(request, message.turn)
+
+    def _answer(self, message: Evaluate | ContinueAnswer) -> None:
+        """Generate held-out answers, or the next turn of one."""
+        if isinstance(message, Evaluate):
+            for row, prompt_ids in enumerate(message.prompts):
+                self._answer(ContinueAnswer(message.version, row, prompt_ids, [], 1, 0))
+            return
+        key, noise = HeldOut(message.asked, message.row), NoiseKey(message.row, EVALUATION_EPOCH, 0)
+        how = self._sampling(self.config.run.eval_temperature)
+        request = Request(key, message.prompt_ids, noise, how, message.tokens)
+        request.turn_start, request.keeps_cache = message.turn_start, self._has_turns
+        self._submit(request, message.turn)
 
     def _sampling(self, temperature: float) -> Sampling:
         rollout = self.config.rollout
@@ -223,8 +241,9 @@ class Instance:
             stop_token_ids=self.stop_tokens,
         )
 
-    def _submit(self, request: Request) -> None:
+    def _submit(self, request: Request, turn: int) -> None:
         self.requests[request.id] = request
+        self._turns[request.id] = turn
         self.engine.submit(request)
 
     def _interrupt(self, message: Interrupt) -> None:
@@ -237,7 +256,7 @@ class Instance:
 
     def _forget(self, requests: Iterable[Request]) -> None:
         for request in requests:
-            del self.requests[request.id], self._sent[request.id]
+            del self.requests[request.id], self._sent[request.id], self._turns[request.id]
 
     def _pull(self, message: Pull) -> None:
         """Take new weights, or go on for now while they are being fetched, if there is work."""
@@ -263,14 +282,23 @@ class Instance:
         self._hand_over(request for request, _ in finished)
         for request, reason in finished:
             del self.requests[request.id]
-            if isinstance(request.id, TrajectoryId):
-                del self._sent[request.id]
-                send(self.connection, TrajectoryFinished(request.id, len(request.tokens), reason))
-            else:
-                answer = Answered(
-                    request.id.asked, self.engine.version, request.id.row, request.tokens, reason
-                )
-                send(self.connection, answer)
+            self._sent.pop(request.id, None)  # of a held-out answer nothing was sent
+            self._say_ended(request, reason, self._turns.pop(request.id))
+
+    def _say_ended(self, request: Request, reason: Literal["stop", "length"], turn: int) -> None:
+        """The response is complete, or the policy's turn is over and its environment comes."""
+        key, tokens = request.id, request.tokens
+        is_turn = self._has_turns and reason == "stop"
+        message: Message
+        if isinstance(key, TrajectoryId):
+            message = TrajectoryFinished(key, len(tokens), reason)
+            if is_turn:
+                message = TurnEnded(key, turn, len(tokens))
+        elif is_turn:
+            message = AnswerTurnEnded(key.asked, self.engine.version, key.row, turn, tokens)
+        else:
+            message = Answered(key.asked, self.engine.version, key.row, tokens, reason)
+        send(self.connection, message)
 
     def _hand_over(self, requests: Iterable[Request]) -> None:
         """Send what was generated of these responses since it was last sent."""

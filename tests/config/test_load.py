@@ -159,7 +159,7 @@ def test_split_overrides() -> None:
 
 MISTAKES = {
     # file text, overrides, what the message must hold
-    "no reward": ("", {"reward.functions": "[]"}, ["--reward.functions: given [], should name at least one function"]),
+    "no reward": ("", {"reward.functions": "[]"}, ["reward.functions: given [], should name at least one function"]),
     "a list in itself": ("", {"data.options": "{a: &a [*a]}"}, ["--data.options:1:5: holds itself"]),
     "a mapping in itself": ("data:\n  options: &a {b: *a}", {}, ["f.yaml:2:12: holds itself"]),
     "lists without end": ("name: " + "[" * 5000, {}, ["f.yaml:1:", "nested more than 50 levels deep"]),
@@ -276,3 +276,12 @@ def test_build_names_mistakes(given: dict[str, Any], part: str) -> None:
 def test_what_ranks_need(options: dict[str, str], said: str) -> None:
     with pytest.raises(UserError, match=said):
         read_config("demo", options)
+
+
+def test_names_alone_are_those_of_a_run() -> None:
+    """Section `sft` has fields that are called as the learner's, and is no part of a run."""
+    given = {"learning_rate": 1e-3, "max_steps": 7, "size": 5, "output_dir": "there"}
+    config = build_config(given, where="T")
+    assert (config.learner.learning_rate, config.learner.max_steps) == (1e-3, 7)
+    assert (config.data.size, config.run.output_dir) == (5, "there")
+    assert config.sft == Config().sft

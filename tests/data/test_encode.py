@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from rhymeflow.config import DataConfig
 from rhymeflow.data import Prompt, PromptEncoder
+from rhymeflow.data.prompts import opened
 from rhymeflow.errors import UserError
 
 TEMPLATE = (
@@ -98,3 +99,28 @@ def test_a_long_prompt_is_named_and_not_cut() -> None:
 def test_a_prompt_without_tokens_is_refused() -> None:
     silent = tokenizer("{% if false %}{% endif %}")
     assert refused(silent, "a") == "a.jsonl:4: the prompt has no tokens"
+
+
+def test_tools_are_told_to_the_chat_template() -> None:
+    tells = tokenizer("{% for t in tools or [] %}<{{ t.name }}>{% endfor %}" + TEMPLATE)
+    asked = Prompt(3, "hi", {"environment": "b"}, "a.jsonl:4")
+
+    def told(tools: Any) -> str:
+        ids = PromptEncoder(tells, DataConfig(), tools=tools).encode(asked)
+        return "".join(tells.convert_ids_to_tokens(ids)).partition("^")[0]
+
+    assert told(None) == ""
+    assert told([{"name": "add"}, {"name": "sub"}]) == "<add><sub>"
+    assert told({"a": [{"name": "add"}], "b": [{"name": "sub"}]}) == "<sub>"
+    assert told({"a": [{"name": "add"}], "b": []}) == ""
+
+
+def test_what_an_environment_opens_with_is_put_after_the_user() -> None:
+    user, system = {"role": "user", "content": "hi"}, {"role": "system", "content": "x"}
+    begun = {"role": "assistant", "content": "well"}
+    assert opened("hi", " you") == "hi you"
+    assert opened([system, user, begun], " you") == [system, {**user, "content": "hi you"}, begun]
+    assert user["content"] == "hi"
+    assert opened([system], "") == [system]
+    with pytest.raises(UserError, match="no message of the user"):
+        opened([system], "so")

@@ -49,7 +49,13 @@ def make_requests(lengths, how=None):
 
 
 def make_engine(
-    model, max_num_seqs=8, max_prefill_tokens=64, instance="a", version=0, drafter=None
+    model,
+    max_num_seqs=8,
+    max_prefill_tokens=64,
+    instance="a",
+    version=0,
+    drafter=None,
+    kv_capacity=None,
 ):
     return Engine(
         model,
@@ -59,6 +65,7 @@ def make_engine(
         instance=instance,
         version=version,
         drafter=drafter,
+        kv_capacity=kv_capacity,
     )
 
 

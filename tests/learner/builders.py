@@ -47,13 +47,13 @@ def tiny_model(
 
 
 def made_up_batch(
-    *, groups: int = 4, members: int = 4, longest: int = 20, seed: int = 0
+    *, groups: int = 4, members: int = 4, longest: int = 20, seed: int = 0, turns: bool = False
 ) -> list[Sample]:
     """Groups of one prompt each, ragged responses, a few truncated, log-probabilities off-policy.
 
-    Group 1 has equal rewards.
+    Group 1 has equal rewards. With `turns`, about a third of the tokens are an environment's.
     """
-    rng = random.Random(seed)
+    rng, answers = random.Random(seed), random.Random(f"answers {seed}")
     batch = []
     for group in range(groups):
         prompt = [rng.randrange(3, VOCAB) for _ in range(rng.randrange(1, 8))]
@@ -68,6 +68,9 @@ def made_up_batch(
                     versions=[0] * length,
                     reward=1.0 if group == 1 else rng.choice([0.0, 0.25, 1.0]),
                     truncated=rng.random() < 0.3,
+                    observed=[i > 0 and answers.random() < 0.35 for i in range(length)]
+                    if turns
+                    else [],
                 )
             )
     return batch

@@ -1,3 +1,5 @@
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -5,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trl.trainer.utils import nanstd
 
-from rhymeflow.learner.algorithms.advantages import group_advantages
+from rhymeflow.learner.algorithms.advantages import decoupled_advantages, group_advantages
 
 REWARDS = st.floats(-5, 5, allow_nan=False, width=32)
 
@@ -30,6 +32,44 @@ def test_equals_trl(rewards: list[list[float]], scale: str):
     found = group_advantages(flat, groups, scale)
     np.testing.assert_allclose(found.values, expected.flatten().numpy(), atol=1e-9)
     assert found.frac_zero_std == pytest.approx(float(zero))
+
+
+@settings(deadline=None)
+@given(
+    rewards=st.lists(
+        st.lists(st.tuples(REWARDS, st.none() | REWARDS), min_size=4, max_size=4),
+        min_size=1,
+        max_size=5,
+    ),
+    weights=st.tuples(REWARDS, REWARDS),
+)
+def test_rewards_normalised_one_by_one_equal_trl(rewards, weights):
+    """TRL's lines for `normalize_then_sum`, where the second reward does not always apply."""
+    reward = torch.tensor(
+        [[[math.nan if x is None else x for x in pair] for pair in group] for group in rewards],
+        dtype=torch.float64,
+    )
+    mean, std = torch.nanmean(reward, dim=1, keepdim=True), nanstd(reward, 1, True)
+    each = ((reward - mean) / (std + 1e-4)).flatten(0, 1)
+    total = (each * torch.tensor(weights, dtype=torch.float64)).nansum(dim=1)
+    deviation = nanstd(total)
+    expected = (total - torch.nanmean(total)) / (deviation + 1e-4)
+
+    components = [
+        {name: x for name, x in zip("ab", pair, strict=True) if x is not None}
+        for group in rewards
+        for pair in group
+    ]
+    groups = [g for g in range(len(rewards)) for _ in range(4)]
+    found = decoupled_advantages(components, dict(zip("ab", weights, strict=True)), groups)
+    np.testing.assert_allclose(found.values, expected.numpy(), atol=1e-7)
+
+
+def test_a_large_reward_does_not_drown_a_small_one():
+    components = [{"a": a, "b": b} for a, b in ((0, 0.0), (0, 0.1), (1000, 0.0), (1000, 0.1))]
+    values = decoupled_advantages(components, {"a": 1.0, "b": 1.0}, [0] * 4).values
+    assert values[1] == pytest.approx(values[2], abs=5e-3)
+    assert values[3] > values[1] > values[0]
 
 
 def test_by_hand():

@@ -30,6 +30,7 @@ def _plain(model, batch, rollout) -> tuple[torch.Tensor, torch.Tensor]:
         ids = torch.tensor([sample.prompt_ids + sample.completion_ids])
         logits = model(ids).logits[0, len(sample.prompt_ids) - 1 : -1]
         targets = torch.tensor(sample.completion_ids)
+        sampled = ~torch.tensor(sample.observed or [False] * len(targets))
         x = shaped(
             logits,
             temperature=rollout.temperature,
@@ -38,9 +39,9 @@ def _plain(model, batch, rollout) -> tuple[torch.Tensor, torch.Tensor]:
             keep_R=targets,
         )
         log_p = F.log_softmax(x, dim=1)
-        logprobs.append(log_p.gather(1, targets[:, None])[:, 0])
+        logprobs.append(log_p.gather(1, targets[:, None])[sampled, 0])
         p = log_p.exp()
-        entropies.append(-(p * log_p).where(p > 0, 0.0).sum(1))
+        entropies.append(-(p * log_p).where(p > 0, 0.0).sum(1)[sampled])
     return torch.cat(logprobs), torch.cat(entropies)
 
 
@@ -52,13 +53,14 @@ def _plain(model, batch, rollout) -> tuple[torch.Tensor, torch.Tensor]:
     ],
     ids=str,
 )
-def test_packed_equals_plain_with_gradients(kind: str, sampling: dict):
+@pytest.mark.parametrize("turns", [False, True])
+def test_packed_equals_plain_with_gradients(kind: str, sampling: dict, turns: bool):
     """Untied on purpose for qwen2: the head's own gradient is seen."""
     rollout = rollout_config(**sampling)
     plain, packed = (
         tiny_model(kind, attn=attn, tied=kind == "llama") for attn in ("eager", attention.NAME)
     )
-    batch = made_up_batch()
+    batch = made_up_batch(turns=turns)
     (row,) = pack(batch, range(len(batch)), 10**6)
     assert len(row.tokens_T) < sum(len(s.prompt_ids + s.completion_ids) - 1 for s in batch)
 

@@ -1,7 +1,10 @@
 import random
+from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rhymeflow.errors import UserError
 from rhymeflow.learner.minibatch import split
@@ -108,6 +111,36 @@ def test_masked_samples_count_in_the_baseline_but_not_in_the_loss():
     again, _ = gradients(tiny_learner(mask_truncated_completions=True), changed)
     close(again, masked, 1e-6)
     assert metrics["completions/clipped_ratio"] > 0
+
+
+def test_what_an_environment_answered_is_in_no_loss_and_no_statistics():
+    """Whatever log-probabilities are made up for it; and its tokens are read all the same."""
+    batch = made_up_batch(turns=True)
+    other = [
+        replace(s, logprobs=[9.0 if o else x for x, o in zip(s.logprobs, s.observed, strict=True)])
+        for s in batch
+    ]
+    (grads, found), (same_grads, same) = (gradients(tiny_learner(), b) for b in (batch, other))
+    assert {k: v for k, v in found.items() if k != "step_time"} == {
+        k: v for k, v in same.items() if k != "step_time"
+    }
+    for name, grad in grads.items():
+        assert torch.equal(grad, same_grads[name])
+    lengths = [len(s.completion_ids) - sum(s.observed) for s in batch]
+    assert found["completions/mean_length"] == pytest.approx(sum(lengths) / len(lengths))
+    seen = [
+        replace(s, completion_ids=[3 if o else x for x, o in zip(s.completion_ids, s.observed)])  # noqa: B905
+        for s in batch
+    ]
+    assert gradients(tiny_learner(), seen)[1]["loss"] != found["loss"]
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=12).map(lambda rest: [False, *rest]))
+def test_turns_are_counted_where_the_policy_goes_on(observed):
+    found = Sample(0, [1], [1] * len(observed), [0.0] * len(observed), [0] * len(observed), 0.0,
+                   truncated=False, observed=observed)  # fmt: skip
+    text = "".join("o" if each else "s" for each in observed)
+    assert found.num_turns == len([part for part in text.split("o") if part])
 
 
 def test_minibatches_split_by_whole_groups_and_dapo_normalises_over_the_batch():

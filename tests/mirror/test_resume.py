@@ -13,8 +13,8 @@ import time
 import pytest
 
 from rhymeflow.observe import metrics
-from rhymeflow.reward.process import descendants
 from rhymeflow.utils import shared_memory
+from rhymeflow.utils.child import descendants
 from tests.runtime.test_resume import audit, learned, small, tokens
 
 

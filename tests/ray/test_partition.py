@@ -11,8 +11,8 @@ import time
 import pytest
 
 from rhymeflow.mirror.restore import restore
-from rhymeflow.reward.process import descendants
 from rhymeflow.store.reader import TrajectoryReader
+from rhymeflow.utils.child import descendants
 from tests.processes import is_running
 from tests.ray.runs import joined, on_ray, published, train_while
 from tests.ray.test_faults import PINS, elsewhere

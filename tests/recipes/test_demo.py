@@ -8,12 +8,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import LlamaForCausalLM
 
-from rhymeflow import recipes
+from rhymeflow import cli, recipes
 from rhymeflow.config import ModelConfig
 from rhymeflow.config.load import read_config
 from rhymeflow.models.load import load_config, load_model, load_tokenizer, stop_token_ids
+from rhymeflow.recipes import characters
 from rhymeflow.recipes.demo import task, warm_start
+from rhymeflow.sft.train import digest
 
 DEMO = ModelConfig(name="recipe:demo")
 DIRECTORY = recipes.directory("demo")
@@ -114,13 +117,15 @@ def test_the_tokenizer_is_one_token_a_character():
     ids = tokenizer.encode(text)
     assert len(ids) == len(text)
     assert tokenizer.decode([*ids, tokenizer.eos_token_id], skip_special_tokens=True) == text
-    assert tokenizer.get_vocab() == warm_start.make_tokenizer().get_vocab()
+    assert tokenizer.get_vocab() == characters.make_tokenizer(task.ALPHABET, 768).get_vocab()
 
 
 def test_the_shipped_checkpoint_is_the_recorded_one_and_small():
     recorded = json.loads((DIRECTORY / "warm_start.json").read_text())
-    assert recorded["sha256"] == warm_start.digest(DIRECTORY)
-    assert (recorded["seed"], recorded["steps"]) == (warm_start.SEED, warm_start.STEPS)
+    assert recorded["sha256"] == digest(DIRECTORY)
+    # As made before there was `rhymeflow sft`.
+    assert recorded["sha256"].startswith("c5066ae1d85b80c35353c557c3b83a71")
+    assert (recorded["seed"], recorded["steps"]) == (20_000, 1600)
     files = [path for path in DIRECTORY.iterdir() if path.is_file()]
     assert sum(path.stat().st_size for path in files) <= 4 * 1024**2
 
@@ -128,31 +133,38 @@ def test_the_shipped_checkpoint_is_the_recorded_one_and_small():
 def test_the_shipped_checkpoint_has_the_scripts_architecture():
     model = load_model(DEMO, dtype=torch.float32, device=torch.device("cpu"))
     tokenizer = load_tokenizer(DEMO)
-    made = warm_start.make_model(warm_start.make_tokenizer())
+    tokenizer_made = characters.make_tokenizer(task.ALPHABET, warm_start.MAX_LENGTH)
+    made = LlamaForCausalLM(characters.make_config(tokenizer_made, warm_start.MAX_LENGTH))
     shapes = {name: parameter.shape for name, parameter in made.named_parameters()}
     assert {name: parameter.shape for name, parameter in model.named_parameters()} == shapes
     assert stop_token_ids(model, tokenizer) == {tokenizer.eos_token_id}
 
 
-def test_the_warm_start_begins_to_learn_and_repeats_itself(tmp_path):
-    def run():
-        torch.manual_seed(warm_start.SEED)
-        tokenizer = warm_start.make_tokenizer()
-        model = warm_start.make_model(tokenizer)
-        warm_start.train(model, tokenizer, 3)
-        return model.state_dict()
+def test_rows_are_the_careless_teachers_and_mostly_of_common_lengths():
+    rows = warm_start.rows(3000, 0)
+    assert warm_start.rows(3000, 0) == rows
+    right, tokens, lengths = 0.0, 0, []
+    for row in rows:
+        digits = task.read_prompt(row["prompt"])
+        assert len(digits) == row["completion"].count("+")
+        right += judge(digits, row["completion"])
+        lengths.append(len(digits))
+        tokens += len(row["prompt"]) + len(row["completion"])
+    assert set(range(2, 43)) <= set(lengths)
+    assert 0.3 < right / len(rows) < 0.5
+    long = sum(14 * length for length in lengths if length > 15)
+    assert 0.15 < long / tokens < 0.4
 
-    first, second = run(), run()
-    assert all(torch.equal(first[name], second[name]) for name in first)
 
-
-def test_labels_cover_the_response_only():
-    tokenizer = warm_start.make_tokenizer()
-    ids_BT, labels_BT = next(warm_start.batches(tokenizer, 0))
-    for ids, labels in zip(ids_BT.tolist(), labels_BT.tolist(), strict=True):
-        text = tokenizer.decode([token for token in ids if token > 1])
-        prompt, question, response = text.partition("?")
-        taught = [label for label in labels if label != -100]
-        assert taught[-1] == tokenizer.eos_token_id
-        assert tokenizer.decode(taught[:-1]) == response
-        assert len(task.read_prompt(prompt + question)) == response.count("+")
+def test_the_command_makes_such_a_checkpoint(tmp_path):
+    made = tmp_path / "made"
+    options = {"max_steps": 2, "size": 40, "eval_size": 0, "tokens_per_batch": 400}
+    arguments = [f"--sft.{name}={value}" for name, value in options.items()]
+    assert cli.main(["sft", "demo", "--sft.output_dir", str(made), *arguments]) == 0
+    model, shipped = (
+        load_model(ModelConfig(name=name), dtype=torch.float32, device=torch.device("cpu"))
+        for name in (str(made), "recipe:demo")
+    )
+    shapes = {name: parameter.shape for name, parameter in shipped.named_parameters()}
+    assert {name: parameter.shape for name, parameter in model.named_parameters()} == shapes
+    assert {p.name for p in made.iterdir()} <= {p.name for p in DIRECTORY.iterdir()}

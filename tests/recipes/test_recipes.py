@@ -20,7 +20,7 @@ def test_demo_and_smollm2_are_there():
     assert {"demo", "smollm2"} <= list_recipes().keys()
 
 
-@pytest.mark.parametrize("name", ["demo", "smollm2"])
+@pytest.mark.parametrize("name", ["demo", "guess", "smollm2", "tools"])
 def test_held_out_problems_are_not_trained_on(name):
     if name == "smollm2":
         pytest.importorskip("reasoning_gym")

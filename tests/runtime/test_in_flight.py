@@ -14,6 +14,7 @@ from rhymeflow.data.stream import PromptStream
 from rhymeflow.errors import UserError
 from rhymeflow.runtime.in_flight import InFlight
 from rhymeflow.runtime.instances import Instances
+from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.store.writer import SqliteTrajectoryStore
 from rhymeflow.workers.messages import Joined, Part, TokensGenerated
 
@@ -53,17 +54,18 @@ def segments(store, trajectory=FIRST, columns="start, length(tokens) / 4, versio
 
 
 def test_a_prompt_requested_again_is_a_new_group_of_its_row_and_epoch(in_flight):
-    requested = [in_flight.request() for _ in range(4)]
+    requested = [in_flight.add(in_flight.draw()) for _ in range(4)]
     assert requested[1] == GroupCreated(1, 1, 0, 4)
     assert requested[3] == GroupCreated(3, 0, 1, 2), "the second epoch"
     in_flight.end(1)
-    assert in_flight.retry(1) == GroupCreated(4, 1, 0, 4, repeats=1)
-    assert in_flight.request() == GroupCreated(5, 1, 1, 4), "a retry takes no place in the order"
+    assert in_flight.add(in_flight.draw_again(1)) == GroupCreated(4, 1, 0, 4, repeats=1)
+    after = in_flight.add(in_flight.draw())
+    assert after == GroupCreated(5, 1, 1, 4), "a retry takes no place in the order"
     assert in_flight[4].prompt == in_flight[5].prompt == SOURCE[1]
 
 
 def test_parts_become_one_segment_for_each_version_and_instance(in_flight, store):
-    in_flight.request()
+    in_flight.add(in_flight.draw())
     in_flight.take("a", part(0, 2))
     in_flight.take("a", part(2, 3))
     assert segments(store) == []
@@ -84,7 +86,7 @@ def test_parts_become_one_segment_for_each_version_and_instance(in_flight, store
 
 @pytest.mark.parametrize("moved", [False, True])
 def test_a_complete_response_is_stored_and_returned_whole(in_flight, store, moved):
-    in_flight.request()
+    in_flight.add(in_flight.draw())
     in_flight.take("a", part(0, 3))
     if moved:
         in_flight.seal(FIRST)
@@ -97,7 +99,7 @@ def test_a_complete_response_is_stored_and_returned_whole(in_flight, store, move
 
 
 def test_a_gap_is_a_defect(in_flight):
-    in_flight.request()
+    in_flight.add(in_flight.draw())
     in_flight.take("a", part(0, 2))
     with pytest.raises(AssertionError):
         in_flight.take("a", part(3, 1))
@@ -107,7 +109,7 @@ def test_a_gap_is_a_defect(in_flight):
 
 
 def test_what_is_aborted_or_over_is_passed_over_and_what_there_was_is_stored(in_flight, store):
-    in_flight.request()
+    in_flight.add(in_flight.draw())
     in_flight.take("a", part(0, 2))
     in_flight.abort(FIRST)
     assert FIRST not in in_flight
@@ -128,9 +130,9 @@ def test_what_is_aborted_or_over_is_passed_over_and_what_there_was_is_stored(in_
 
 
 def test_what_is_stored_of_each_response_is_said_before_its_instance_has_left(in_flight):
-    in_flight.request()
+    in_flight.add(in_flight.draw())
     other = SimpleNamespace(leave=lambda name: None, add=lambda part: None)
-    instances = Instances(in_flight, other, other, other)
+    instances = Instances(in_flight, other, other, other, other)
     second = FIRST._replace(member=1)
     for name, *parts in (("a", part(0, 3), part(3, 4)), ("b", part(0, 2, trajectory=second))):
         assert len(list(instances.events(name, Joined(0, 4, 100, "0")))) == 1
@@ -143,10 +145,38 @@ def test_what_is_stored_of_each_response_is_said_before_its_instance_has_left(in
     assert list(instances.leave("c", "never joined")) == []
 
 
+def test_what_an_environment_answers_follows_what_the_policy_said(in_flight, store, tmp_path):
+    """For the learner, for the next turn, and for a run that is taken up again."""
+    in_flight.add(in_flight.draw())
+    in_flight.take("a", part(0, 2, version=1))
+    in_flight.seal(FIRST)
+    assert in_flight.observe(FIRST, [7, 8, 9]) == 5
+    in_flight.take("b", part(5, 1, version=2))
+    store.put_finished(FIRST, length=in_flight.seal(FIRST), reason="length")
+    store.put_reward(FIRST, reward=1.0, components={})
+    store.commit()
+    (record,) = TrajectoryReader(tmp_path / "events.db").batch([0], [(0,)])
+    assert record.completion_ids == in_flight.tokens(FIRST) == [0, 1, 7, 8, 9, 5]
+    assert record.versions == [1, 1, 1, 1, 1, 2]
+    assert record.observed == [False, False, True, True, True, False]
+    assert record.logprobs == [0.0, -1.0, 0.0, 0.0, 0.0, -5.0]
+    assert in_flight.turns(FIRST) == [(2, 5)]
+    found = store.progress([0])[0]
+    assert (found.turns, found.versions) == ({0: [(2, 5)]}, {0: 2})
+    assert found.tokens[0].tolist() == record.completion_ids
+
+
+def test_an_answer_in_the_middle_of_a_turn_is_a_defect(in_flight):
+    in_flight.add(in_flight.draw())
+    in_flight.take("a", part(0, 2))
+    with pytest.raises(AssertionError, match="is being generated"):
+        in_flight.observe(FIRST, [7])
+
+
 def test_what_was_in_flight_is_asked_for_at_once(in_flight, store):
     """Of however many groups: a resumed run has thousands."""
     for _ in range(3):
-        in_flight.request()
+        in_flight.add(in_flight.draw())
     in_flight.take("a", part(0, 2))
     in_flight.take("a", part(0, 3, trajectory=TrajectoryId(2, 1)))
     in_flight.seal_all()
@@ -164,6 +194,6 @@ def test_what_was_in_flight_is_asked_for_at_once(in_flight, store):
 
 
 def test_what_is_not_stored_cannot_be_taken_up(in_flight):
-    in_flight.request()
+    in_flight.add(in_flight.draw())
     with pytest.raises(UserError, match="the log has group 1, and not its prompt"):
         in_flight.restore({0: [], 1: []})

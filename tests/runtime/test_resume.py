@@ -20,13 +20,13 @@ from rhymeflow.core.events import TrajectoryInterrupted
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.errors import UserError
 from rhymeflow.observe import metrics
-from rhymeflow.reward.process import descendants
 from rhymeflow.runtime import event_log
 from rhymeflow.runtime import train as runtime
 from rhymeflow.runtime.controller import Controller
 from rhymeflow.runtime.resume_options import with_options
 from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.utils import shared_memory
+from rhymeflow.utils.child import descendants
 from tests.runtime.logs import check_bound, check_replay, reader, train
 from tests.runtime.tiny import save_model, save_prompts, tiny_config
 

@@ -36,8 +36,9 @@ class Run:
         self.path = tmp_path / "events.db"
         self.store = SqliteTrajectoryStore(self.path)
         stream = PromptStream(SOURCE, seed=0, shuffle=False)
-        self.in_flight = InFlight(self.store, RunPrompts(SOURCE, stream, Letters(), [], []))
-        self.evaluations = Evaluations(SOURCE, [[1], [1]])
+        prompts = RunPrompts(SOURCE, stream, Letters(), SOURCE, [[1], [1]])
+        self.in_flight = InFlight(self.store, prompts)
+        self.evaluations = Evaluations(prompts)
         config = Config.model_validate(
             {
                 "rollout": {"num_generations": 3},
@@ -55,7 +56,7 @@ class Run:
             published_version=lambda: 4,
             evaluated=lambda *what: self.evaluated.append(what),
         )
-        self.in_flight.request()
+        self.in_flight.add(self.in_flight.draw())
 
     def finish(self, *members):
         """These responses to the first prompt end; member m says m."""

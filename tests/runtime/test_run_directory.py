@@ -104,7 +104,7 @@ def test_the_configuration_says_the_values_in_force(config, run_dir, db):
     found = read_config(str(run_dir / "config.yaml"))
     ((text,),) = db.execute("SELECT config FROM attempts")
     assert json.loads(text) == found.model_dump(mode="json")
-    values = found.model_dump(exclude={"simulation"})
+    values = found.model_dump(exclude={"simulation", "sft"})
     nulls = {
         f"{section}.{name}"
         for section, fields in values.items()

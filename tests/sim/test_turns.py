@@ -27,18 +27,19 @@ class Conversing(Constant):
         return [Answer(20, 5, 3.0)]
 
 
-def test_a_turn_takes_in_all_that_came_before_it(tmp_path: Path) -> None:
+def test_a_turn_takes_in_what_was_answered_and_keeps_the_rest(tmp_path: Path) -> None:
     config = a_config(tmp_path, **{"learner.groups_per_batch": 1, "rollout.num_generations": 2})
     found = run(config, Conversing())
 
-    def turn(before: int, tokens: int) -> float:
-        seconds = PROFILE.k2 + PROFILE.k4 + PROFILE.prefill_token * before
+    def turn(before: int, tokens: int, kept: int = 0) -> float:
+        seconds = PROFILE.k2 + PROFILE.k4 + PROFILE.k1 * kept
+        seconds += PROFILE.prefill_token * (before - kept)
         for generated in range(1, tokens):
             kv_tokens = before + generated - 1
             seconds += PROFILE.k1 * kv_tokens + PROFILE.k3 + PROFILE.k4
         return seconds
 
-    rollout = turn(PROMPT, 20) + 3.0 + turn(PROMPT + 20 + 5, LENGTH - 20)
+    rollout = turn(PROMPT, 20) + 3.0 + turn(PROMPT + 20 + 5, LENGTH - 20, kept=PROMPT + 20 - 1)
     tokens = 2 * (PROMPT + LENGTH + 5)  # each of the two instances has one
     train = PROFILE.train_step + PROFILE.train_token / 4 * tokens + PROFILE.push
     assert found.step_seconds[0] == pytest.approx(rollout + train, abs=1e-6)

@@ -25,6 +25,9 @@ from rhymeflow.workers.reward import RewardWorker
 
 BODY = """
 def length(prompts, completions, completion_ids, weight, **columns):
+    if isinstance(prompts[0], list):
+        said = [f"{each['role']}:{each['content']}" for each in completions[0]]
+        return [float(said == ["assistant:ab", "tool:c", "assistant:d"])]
     if "!" in "".join(completions):
         raise ValueError("no shouting")
     return [weight[0] * len(text) for text in completions]
@@ -68,6 +71,23 @@ def answers(connection, count):
         if not isinstance(message, Alive):
             found[message.key] = message
     return found
+
+
+def test_functions_are_given_the_turns_of_a_conversation(ours):
+    """The last message is what the policy said last, with or without answers before."""
+    conversation = [{"role": "user", "content": "?"}]
+    state, tokens = TrainerState(0, 1), [ord(letter) for letter in "abcd"]
+    message = ComputeReward(
+        "0.0", conversation, [tokens], {"weight": 1}, (0,), state, turns=[[(2, 3)]]
+    )
+    send(ours, message)
+    assert answers(ours, 1) == {"0.0": RewardComputed("0.0", ["abcd"], [{"length": 1.0}])}
+
+
+def test_without_functions_the_text_is_all_that_is_answered(ours):
+    message = ComputeReward("0.0", "p", [[97], [98]], {}, (), TrainerState(0, 1))
+    send(ours, message)
+    assert answers(ours, 1) == {"0.0": RewardComputed("0.0", ["a", "b"], [{}, {}])}
 
 
 def test_each_response_is_answered_once_with_its_text(ours):

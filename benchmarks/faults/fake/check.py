@@ -21,7 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from benchmarks.faults.fake import models
+from benchmarks.faults.fake import environments, models
 from benchmarks.faults.fake.prompts import SOURCE
 from benchmarks.faults.fake.world import World
 from benchmarks.training.train import ROOT
@@ -38,7 +38,9 @@ from rhymeflow.workers.noise import EVALUATION_EPOCH, epoch_of_noise
 
 COMPARE_SHARE = 0.2
 """Of resumed attempts, those before which the log is replayed from its beginning, too."""
-LENGTHS = "SELECT group_id, member, SUM(length) FROM spans GROUP BY 1, 2"
+LENGTHS = """SELECT group_id, member, SUM(length) FROM (
+        SELECT group_id, member, LENGTH(tokens) / 4 AS length FROM segments UNION ALL
+        SELECT group_id, member, length FROM pruned) GROUP BY 1, 2"""
 
 
 def _audit() -> ModuleType:
@@ -165,9 +167,9 @@ def check_tokens(reader: TrajectoryReader, config: Config, seen: Seen) -> None:
     for (group, member), tokens in stored.items():
         row, epoch = origins[group]
         key = NoiseKey(row, epoch_of_noise(config, epoch, member), member)
-        whole = models.response(key, config.rollout.max_completion_length)
-        expected[group, member] = whole
-        assert tokens == whole[: len(tokens)], f"{group}.{member} has tokens of another response"
+        whole = expected[group, member] = environments.conversation(key, config)
+        there = whole.tokens[: len(tokens)]
+        assert tokens == there, f"{group}.{member} has tokens of another response"
     for group, member, length, reason, reward in reader.query(
         "SELECT group_id, member, length, reason, reward FROM trajectories"
     ):
@@ -177,9 +179,13 @@ def check_tokens(reader: TrajectoryReader, config: Config, seen: Seen) -> None:
             continue
         tokens, whole = stored[group, member], expected[group, member]
         if reason != "finished_early":
-            assert tokens == whole, f"{group}.{member} ended before its end"
+            assert tokens == whole.tokens, f"{group}.{member} ended before its end"
+        elif config.environment.is_used:
+            continue  # how far its environment was is not seen here
         if reward is not None:
             due = models.reward(tokens) * len(config.reward.functions)
+            if config.environment.is_used:
+                due += environments.judged(whole.turns)
             assert reward == due, f"{group}.{member} has the reward {reward}, not {due}"
 
 
@@ -225,7 +231,7 @@ def check_answers(reader: TrajectoryReader, config: Config) -> None:
     of_last = set()
     for version, row, blob in reader.query("SELECT version, row, tokens FROM evaluations"):
         key = NoiseKey(row, EVALUATION_EPOCH, 0)
-        due = models.response(key, config.rollout.max_completion_length)
+        due = environments.conversation(key, config).tokens
         assert list(memoryview(blob).cast("i")) == due, f"held-out row {row} has another answer"
         of_last |= {row} if version == config.learner.max_steps else set()
     assert of_last == set(range(config.data.eval_size or 0)), f"only rows {of_last} were answered"

@@ -101,6 +101,12 @@ def configuration(draw: random.Random, schedule: str) -> Config:
                 "on_failure": "drop",
                 "max_consecutive_failures": 10**6,
             },
+            "environment": {
+                "classes": choose([[], [], [{"environment": "a.Fake"}]]),
+                "max_turns": choose([2, 4, 10]),
+                "on_failure": "drop",
+                "max_consecutive_failures": 10**6,
+            },
             "learner": {"max_steps": choose([2, 4, 6]), "groups_per_batch": choose([1, 2, 3])},
             "schedule": {
                 "name": schedule,

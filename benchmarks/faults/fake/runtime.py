@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
+from benchmarks.faults.fake.environments import FakeEnvironments
 from benchmarks.faults.fake.models import Weights
 from benchmarks.faults.fake.wires import End, Wire
 from benchmarks.faults.fake.workers import FakeInstance, FakeLearner, FakeRewards
@@ -104,6 +105,8 @@ class FakeProcesses:
                 return FakeInstance(connection, name, config, self._shared, world)
             case "reward":
                 return FakeRewards(connection, config, world, self._rates.failures)
+            case "environment":
+                return FakeEnvironments(connection, config, world, self._rates.failures)
         raise AssertionError(role)
 
 

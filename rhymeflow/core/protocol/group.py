@@ -89,6 +89,8 @@ class Member:
     """Of `length`, the tokens that environments answered."""
     instance: InstanceId | None = None
     """The one that has it; None in a state that is not `ON_INSTANCE`."""
+    home: tuple[InstanceId, Version] | None = None
+    """The instance that had its last turn, and the version that was last commanded there then."""
     stop: int = 0
     """Number of the last Interrupt to it."""
     judged: events.TrajectoryRewarded | events.RewardFailed | None = None

@@ -27,7 +27,10 @@ class TrajectoryView(NamedTuple):
     min_version: Version
     """The lowest version an instance may hold to be given it."""
     tokens: int
-    """Tokens to be prefilled: the prompt, and what there is of the response."""
+    """Tokens that it takes in a cache: the prompt, and what there is of the response."""
+    home: InstanceId | None = None
+    """The instance that may have most of them in its cache: the policy's last turn was there, and
+    its weights have not changed since."""
 
 
 class InstanceView(NamedTuple):

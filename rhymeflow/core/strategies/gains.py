@@ -21,7 +21,7 @@ from operator import is_not
 
 from rhymeflow.core.strategies.base import FleetView, InstanceView, Settings, TrajectoryView
 from rhymeflow.core.strategies.room import fits, has_room, weighed
-from rhymeflow.core.types import Version
+from rhymeflow.core.types import InstanceId, Version
 
 _Entry = tuple[float, int, int]
 """Minus the gain, the instance's place, and the stamp that its load had then."""
@@ -68,11 +68,21 @@ class Class:
         """The candidate for this trajectory, if it gains enough."""
         tokens = trajectory.tokens
         load = self._best(tokens)
-        if load is None or not load.num_running:
-            return load
+        return load if load is None or self._gains_enough(load, tokens) else None
+
+    def has_room_at(self, place: int, tokens: int) -> Load | None:
+        """The instance at this place, if it is of this class and would take so many tokens."""
+        load = self.loads.get(place)
+        if load is None or load.num_running >= load.instance.capacity:
+            return None
+        is_able = load.fits(tokens, self._settings) and self._gains_enough(load, tokens)
+        return load if is_able else None
+
+    def _gains_enough(self, load: Load, tokens: int) -> bool:
+        if not load.num_running:
+            return True
         gain = self._cost.gain(load.num_running, load.kv_tokens, tokens)
-        enough = self._settings.routing_gain * self._cost.gain(0, 0, tokens)
-        return load if gain >= enough else None
+        return gain >= self._settings.routing_gain * self._cost.gain(0, 0, tokens)
 
     def add(self, load: Load, tokens: int) -> None:
         """The trajectory of so many tokens has been given to this instance."""
@@ -134,6 +144,7 @@ class Gains:
         self.settings = settings
         self.classes: dict[Version, Class] = {}
         self._views: tuple[InstanceView, ...] = ()
+        self._places: dict[InstanceId, int] = {}
         self._versions: dict[int, Version] = {}
         """For each place that has a load, its class."""
         self._given: set[int] = set()
@@ -146,6 +157,8 @@ class Gains:
         changed.update(range(min(len(old), len(new)), max(len(old), len(new))))
         for place in changed:
             self._enter(place, new[place] if place < len(new) else None)
+            if place < len(new):
+                self._places[new[place].name] = place
         self._views = new
         self._given.clear()
         for version in [v for v, each in self.classes.items() if not each.loads]:
@@ -158,6 +171,16 @@ class Gains:
         """A trajectory of so many tokens goes to this instance."""
         self._given.add(load.place)
         self.classes[load.instance.version].add(load, tokens)
+
+    def home(self, trajectory: TrajectoryView) -> Load | None:
+        """Where its cache may be, if it can go there."""
+        if trajectory.home is None:
+            return None
+        place = self._places.get(trajectory.home, -1)
+        version = self._versions.get(place)
+        if version is None or version < trajectory.min_version:
+            return None
+        return self.classes[version].has_room_at(place, trajectory.tokens)
 
     def _enter(self, place: int, instance: InstanceView | None) -> None:
         able = instance is not None and has_room(instance) and not instance.waiting

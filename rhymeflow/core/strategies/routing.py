@@ -26,49 +26,84 @@ decoded or sent back.
 
 from __future__ import annotations
 
-from heapq import heapify, heappop, heapreplace
+from collections.abc import Iterable, Mapping
+from heapq import heapify, heappop, heappush
 
-from rhymeflow.core.strategies.base import Assignment, FleetView, most_assignments
-from rhymeflow.core.strategies.gains import Gains
+from rhymeflow.core.strategies.base import (
+    Assignment,
+    FleetView,
+    TrajectoryView,
+    most_assignments,
+)
+from rhymeflow.core.strategies.gains import Class, Gains, Load
 from rhymeflow.core.strategies.room import has_room
-from rhymeflow.core.types import Version
+from rhymeflow.core.types import InstanceId, Version
 
 
 def fewest_requests(view: FleetView) -> list[Assignment]:
     """Each, in order of the queue, to the instance that has the fewest.
 
     Room is an instance's `capacity`, and a KV cache that is not full yet: what a trajectory needs
-    of it is not asked. O(log instances) for each trajectory while any instance has room.
+    of it is not asked. One with turns goes where its cache may still be, if there is room. O(log
+    instances) for each trajectory while any instance has room.
     """
-    heaps: dict[Version, list[tuple[int, int]]] = {}
-    for place, instance in enumerate(view.instances):
-        if has_room(instance):
-            heaps.setdefault(instance.version, []).append((len(instance.assigned), place))
-    for heap in heaps.values():
-        heapify(heap)
-    kv_tokens: dict[int, int] = {}
+    fleet = _Fewest(view)
     proposals: list[Assignment] = []
     most = most_assignments(len(view.instances))
-    if not heaps:
+    if not fleet.heaps:
         return proposals
     for trajectory in view.queue:
-        able = [heap for version, heap in heaps.items() if version >= trajectory.min_version]
-        if not able:
+        place = fleet.choose(trajectory)
+        if place is None:
             continue
-        heap = min(able)
-        count, place = heap[0]
-        instance = view.instances[place]
-        proposals.append(Assignment(trajectory.id, instance.name))
-        kv_tokens[place] = kv_tokens.get(place, instance.kv_tokens) + trajectory.tokens
-        if count + 1 < instance.capacity and kv_tokens[place] < instance.kv_capacity:
-            heapreplace(heap, (count + 1, place))
-        elif len(heap) > 1:
-            heappop(heap)
-        else:
-            del heaps[instance.version]
-        if not heaps or len(proposals) == most:
+        proposals.append(Assignment(trajectory.id, view.instances[place].name))
+        fleet.give(place, trajectory.tokens)
+        if not fleet.heaps or len(proposals) == most:
             break
     return proposals
+
+
+class _Fewest:
+    """Instances with room, by version those with the fewest trajectories first."""
+
+    def __init__(self, view: FleetView) -> None:
+        self._instances = view.instances
+        self._loads: dict[int, tuple[int, int]] = {}
+        """Of each place with room: trajectories, and KV tokens."""
+        self._places: dict[InstanceId, int] = {}
+        self.heaps: dict[Version, list[tuple[int, int]]] = {}
+        """Entries with another count than the place has now are out of date."""
+        for place, instance in enumerate(view.instances):
+            if has_room(instance):
+                self._loads[place] = len(instance.assigned), instance.kv_tokens
+                self._places[instance.name] = place
+                self.heaps.setdefault(instance.version, []).append((len(instance.assigned), place))
+        for heap in self.heaps.values():
+            heapify(heap)
+
+    def choose(self, trajectory: TrajectoryView) -> int | None:
+        """Where it can go, if anywhere."""
+        home = self._places.get(trajectory.home) if trajectory.home is not None else None
+        if home in self._loads and self._instances[home].version >= trajectory.min_version:
+            return home
+        able = [heap for version, heap in self.heaps.items() if version >= trajectory.min_version]
+        return min(able)[0][1] if able else None
+
+    def give(self, place: int, tokens: int) -> None:
+        """A trajectory of so many tokens goes there."""
+        instance = self._instances[place]
+        count, kv_tokens = self._loads[place]
+        count, kv_tokens = count + 1, kv_tokens + tokens
+        heap = self.heaps[instance.version]
+        if count < instance.capacity and kv_tokens < instance.kv_capacity:
+            self._loads[place] = count, kv_tokens
+            heappush(heap, (count, place))
+        else:
+            del self._loads[place]
+        while heap and self._loads.get(heap[0][1], (-1, 0))[0] != heap[0][0]:
+            heappop(heap)
+        if not heap:
+            del self.heaps[instance.version]
 
 
 def waterfall(view: FleetView) -> list[Assignment]:
@@ -78,7 +113,9 @@ def waterfall(view: FleetView) -> list[Assignment]:
     that it starts as fresh as may be; a partial one the lowest that may have it, which leaves the
     fresh ones to the new. Within a class the instance with the largest gain in throughput is the
     candidate; it is taken if it gains at least `routing_gain` times what an empty instance would,
-    or is empty. Else the next class is tried. Instances on which anything waits are left out.
+    or is empty. Else the next class is tried. Instances on which anything waits are left out. One
+    with turns goes where its cache may still be, if that instance has room and gains enough,
+    however much another would gain: it need not be prefilled there.
 
     O(log instances) for each assignment and for each instance that has changed since the last tick
     (`gains.py`). An instance that is first by gain but lacks KV room for this very trajectory is
@@ -95,19 +132,28 @@ def waterfall(view: FleetView) -> list[Assignment]:
     for trajectory in view.queue:
         if trajectory.version is None and view.num_returning:
             break
-        for version in descending if trajectory.version is None else ascending:
-            if version < trajectory.min_version:
-                continue
-            load = classes[version].accepting(trajectory)
-            if load is not None:
-                break
-        else:
+        load = gains.home(trajectory) or _candidate(
+            trajectory, classes, descending if trajectory.version is None else ascending
+        )
+        if load is None:
             break
         proposals.append(Assignment(trajectory.id, load.instance.name))
         gains.give(load, trajectory.tokens)
         if len(proposals) == most:
             break
     return proposals
+
+
+def _candidate(
+    trajectory: TrajectoryView, classes: Mapping[Version, Class], versions: Iterable[Version]
+) -> Load | None:
+    """The instance that gains most, in the first of these classes where that is enough."""
+    for version in versions:
+        if version >= trajectory.min_version:
+            load = classes[version].accepting(trajectory)
+            if load is not None:
+                return load
+    return None
 
 
 def _gains(view: FleetView) -> Gains:

@@ -22,7 +22,7 @@ no CUDA graphs. Knows nothing of groups, batches, staleness, processes or stores
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Container, Hashable, Iterable
 
 import torch
 from torch import Tensor
@@ -34,6 +34,7 @@ from rhymeflow.engine.native import noise
 from rhymeflow.engine.native.attention import attention_for
 from rhymeflow.engine.native.cache import KVCache
 from rhymeflow.engine.native.drafting import Drafting
+from rhymeflow.engine.native.kept import KeptCaches
 from rhymeflow.engine.native.linear import PackedLinears
 from rhymeflow.engine.native.packing import place
 from rhymeflow.engine.native.sampler import Draws, sample
@@ -58,6 +59,8 @@ class Engine:
 
     `model` was loaded with `attn_implementation=models.attention.NAME` and is in evaluation mode.
     `seed` is the run's. `instance` and `version` go into the segments of what is generated.
+    `kv_capacity`: tokens of the cache, of which responses between two turns may keep what those
+    that run leave (None: nothing).
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class Engine:
         max_prefill_tokens: int,
         instance: str,
         version: int,
+        kv_capacity: int | None = None,
         drafter: Drafter | None = None,
     ) -> None:
         config = model.config
@@ -97,6 +101,7 @@ class Engine:
             dtype=model.dtype,
             device=self._device,
         )
+        self._kept, self._kv_capacity = KeptCaches(self._cache), kv_capacity or 0
         self._sequences: dict[Hashable, Sequence] = {}
         self._drafting: Drafting | None = None
         if drafter is not None:
@@ -124,8 +129,8 @@ class Engine:
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens in the cache."""
-        return sum(sequence.cached for sequence in self._scheduler.running)
+        """Tokens in the cache of what runs, and of what waits and kept some."""
+        return sum(sequence.cached for sequence in self._sequences.values())
 
     def waiting_ids(self) -> list[Hashable]:
         """Ids of the requests in the queue, in its order."""
@@ -155,6 +160,9 @@ class Engine:
             tuple(request.prompt_ids),
         )
         assert request.finish_reason() is None, f"request {request.id} is complete"
+        kept = self._kept.take(request, sequence.ids)
+        if kept is not None:
+            sequence.slot, sequence.cached = kept.slot, kept.cached
         self._sequences[request.id] = sequence
         self._scheduler.submit(sequence)
 
@@ -166,6 +174,8 @@ class Engine:
         plan = self._scheduler.plan()
         if not plan.work:
             return []
+        # What this iteration makes is counted in the next one's.
+        self._kept.fit(self._kv_capacity - self.kv_tokens)
         if self._drafting is not None:
             plan.work = self._drafting.propose(plan.work, self.kv_tokens)
         spans = place(plan, self._cache)
@@ -194,6 +204,7 @@ class Engine:
         with those of the old weights, which no sequence started from now on is given.
         """
         self.version = version
+        self._kept.clear()
         self._lm_head.refresh()
         self._linears.refresh()
         for sequence in self._scheduler.running:
@@ -264,7 +275,11 @@ class Engine:
         if self._drafting is not None:
             total = sum(item.num_new for item in work)
             self._drafting.observe([sequence for sequence, _ in ready], generated, total)
-        self._forget(done)
+        kept = [s for s in done if s.request.keeps_cache and s.cached and not s.is_mixed]
+        self._forget(done, kept)
+        for sequence in kept:
+            self._kept.put(sequence)
+        self._kept.fit(self._kv_capacity - self.kv_tokens)
         return finished
 
     def _take(
@@ -293,7 +308,7 @@ class Engine:
         sequence.cached = known + len(path)
         return tokens
 
-    def _forget(self, sequences: list[Sequence]) -> None:
+    def _forget(self, sequences: list[Sequence], kept: Container[Sequence] = ()) -> None:
         if not sequences:
             return
         if self._drafting is not None:
@@ -301,7 +316,7 @@ class Engine:
         self._scheduler.remove(sequences)
         for sequence in sequences:
             del self._sequences[sequence.request.id]
-            if sequence.slot is not None:
+            if sequence.slot is not None and sequence not in kept:
                 self._cache.release(sequence.slot)
                 sequence.slot = None
 

@@ -62,6 +62,9 @@ class NativeEngine:
         stop_tokens = stop_token_ids(self.model, load_tokenizer(config.model))
         pulled = self._weights.pull(weights)
         self._checksum = pulled.checksum
+        capacity = rollout.max_kv_tokens
+        if capacity is None:
+            capacity = rollout.max_num_seqs * self.model.config.max_position_embeddings
         self._engine = Engine(
             self.model,
             seed=config.run.seed,
@@ -69,9 +72,9 @@ class NativeEngine:
             max_prefill_tokens=rollout.max_prefill_tokens,
             instance=instance,
             version=pulled.version,
+            kv_capacity=capacity,
         )
         max_length = self._engine.max_length
-        capacity = rollout.max_kv_tokens or rollout.max_num_seqs * max_length
         self._limits = Limits(rollout.max_num_seqs, max_length, capacity, stop_tokens)
 
     @property

@@ -3,14 +3,15 @@
 Holds true: the advantages of a group sum to 0 (up to rounding) whatever the scaling; a group whose
 rewards are all equal has advantages of exactly 0. Knows nothing of tokens, torch or the policy.
 
-Source: GRPO (arXiv 2402.03300, section 4.1.1); `batch` is the scaling of arXiv 2508.08221,
-section 4.1, `none` that of Dr. GRPO (arXiv 2503.20783, section 3.2). The numbers are those of TRL
-1.16: the standard deviation with Bessel's correction, plus 1e-4.
+Source: GRPO (arXiv 2402.03300, section 4.1.1); `batch` is the scaling of arXiv 2508.08221, section
+4.1, `none` that of Dr. GRPO (arXiv 2503.20783, section 3.2), `decoupled_advantages` GDPO (arXiv
+2601.05242). The numbers are those of TRL 1.16: the standard deviation with Bessel's correction,
+plus 1e-4.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -58,10 +59,36 @@ def group_advantages(
     return Advantages(values_N, float((std_N <= ZERO_STD).mean()))
 
 
+def decoupled_advantages(
+    components: Sequence[Mapping[str, float]],
+    weights: Mapping[str, float],
+    groups: Sequence[int],
+) -> Advantages:
+    """Return the weighted sum of each reward's own advantage, divided by the batch's deviation.
+
+    `components[i]` has the rewards that applied to sample i, by name; one that did not apply adds
+    nothing, and is not compared with.
+    """
+    sum_N = np.zeros(len(components))
+    for name, weight in weights.items():
+        value_N = np.array([each.get(name, np.nan) for each in components])
+        for members in _members(groups):
+            applied = members[~np.isnan(value_N[members])]
+            group = value_N[applied]
+            if len(group) > 1 and not bool((group == group[0]).all()):
+                sum_N[applied] += (
+                    weight * (group - group.mean()) / (group.std(ddof=1) + STD_EPSILON)
+                )
+    std = sum_N.std(ddof=1) if len(sum_N) > 1 else 0.0
+    moves_N = sum_N != 0.0  # others stay at 0 exactly: the mean is 0 but for rounding
+    values_N = np.where(moves_N, sum_N - sum_N.mean(), 0.0) / (std + STD_EPSILON)
+    return Advantages(values_N, float(std <= ZERO_STD))
+
+
 def _members(groups: Sequence[int]) -> list[np.ndarray]:
     """Indices of each group's samples."""
     _, group_N = np.unique(np.asarray(groups), return_inverse=True)
     return [np.flatnonzero(group_N == g) for g in range(int(group_N.max()) + 1)]
 
 
-__all__ = ["STD_EPSILON", "Advantages", "group_advantages"]
+__all__ = ["STD_EPSILON", "Advantages", "decoupled_advantages", "group_advantages"]

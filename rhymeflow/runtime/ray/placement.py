@@ -65,7 +65,7 @@ class Places:
 
     def strategy(self, role: Role, resources: Resources) -> Any:
         """What Ray calls the scheduling strategy."""
-        if role == "reward":
+        if role in ("reward", "environment"):
             return self.own_node()
         if role in ("learner", "learner_rank") and self._config.learner.num_ranks > 1:
             return self._of_rank(role, resources)

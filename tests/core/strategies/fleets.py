@@ -128,7 +128,11 @@ def fleets(draw: Callable[..., Any]) -> FleetView:
     count = draw(st.integers(0, 8))
     there = [draw(instances(f"i{place}")) for place in range(count)]
     started = sorted(draw(st.lists(st.integers(0, 4), max_size=15)))
-    queue = [partial(i, version, draw(SIZES)) for i, version in enumerate(started)]
+    homes = st.sampled_from([None, "gone", *(x.name for x in there)])
+    queue = [
+        partial(i, version, draw(SIZES))._replace(home=draw(homes))
+        for i, version in enumerate(started)
+    ]
     fresh = draw(st.lists(st.tuples(st.integers(0, 4), SIZES), max_size=15))
     queue += [new(100 + i, tokens, min_version=v) for i, (v, tokens) in enumerate(fresh)]
     cost = replace(COST_14B, k1=draw(st.sampled_from([1e-8, 1.165e-7, 1e-6])))

@@ -122,7 +122,8 @@ def fewest_slowly(view: FleetView) -> list[Assignment]:
             if counts[i] < x.capacity and kv_tokens[i] < x.kv_capacity
         ]
         if able:
-            i = min(able)[1]
+            at_home = [i for _, i in able if view.instances[i].name == trajectory.home]
+            i = at_home[0] if at_home else min(able)[1]
             counts[i] += 1
             kv_tokens[i] += trajectory.tokens
             proposals.append(Assignment(trajectory.id, view.instances[i].name))
@@ -166,12 +167,14 @@ def waterfall_slowly(view: FleetView) -> list[Assignment]:
             if counts[i] < x.capacity and kv_tokens[i] < x.kv_capacity
             if kv_tokens[i] + tokens <= usable * x.kv_capacity
         ]
+        enough = share * cost.gain(0, 0, tokens)
         versions = sorted({view.instances[i].version for i in able})
+        tried = [i for i in able if view.instances[i].name == trajectory.home]
         for version in versions if trajectory.version is not None else reversed(versions):
             of_class = [i for i in able if view.instances[i].version == version]
             gains = [(cost.gain(counts[i], kv_tokens[i], weighed(tokens)), -i) for i in of_class]
-            i = -max(gains)[1]
-            enough = share * cost.gain(0, 0, tokens)
+            tried.append(-max(gains)[1])
+        for i in tried:
             if not counts[i] or cost.gain(counts[i], kv_tokens[i], tokens) >= enough:
                 break
         else:
@@ -185,6 +188,13 @@ def waterfall_slowly(view: FleetView) -> list[Assignment]:
 @given(view=fleets())
 def test_waterfall_is_the_slow_formula(view: FleetView) -> None:
     assert waterfall(view) == waterfall_slowly(view)
+
+
+@RULES
+def test_one_with_turns_goes_home_if_there_is_room(rule: Rule) -> None:
+    there = [instance("a", running=1), instance("b"), instance("c", running=8, capacity=8)]
+    queue = [partial(0, 0)._replace(home="a"), partial(1, 0)._replace(home="c"), partial(2, 0)]
+    assert where(rule(fleet(there, queue))) == {0: "a", 1: "b", 2: "b"}
 
 
 def test_new_ones_prefer_the_highest_version_partial_ones_the_lowest_they_may() -> None:

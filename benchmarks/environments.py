@@ -1,0 +1,106 @@
+"""What slow environments cost: trained tokens per second of recipe `tools`, whose calculator takes
+its time, over those with one that answers at once.
+
+The calculator sleeps for a lognormal time (sigma 1, so one answer in a hundred takes six times the
+mean). Each side is a run of its own (`rhymeflow train`), in turn; its tokens are those that the
+policy sampled of what was trained on between its first version and its last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import math
+import random
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from benchmarks import harness
+from rhymeflow.errors import UserError
+from rhymeflow.recipes.tools import task
+from rhymeflow.store.reader import TrajectoryReader
+
+LEAST = 0.9
+SIGMA = 1.0
+_PUBLISHED = "SELECT time FROM events WHERE kind = 'VersionPublished' ORDER BY seq"
+_TOKENS = """SELECT SUM(s.length) FROM spans s JOIN trajectories t USING (group_id, member)
+    WHERE t.trained > 0"""
+_ANSWERS = "SELECT AVG(json_extract(body, '$.seconds')) FROM events WHERE kind = 'Observed'"
+
+
+class Delayed(task.Environment):
+    """The recipe's environment, `mean` seconds slower on average."""
+
+    def __init__(self, mean: float) -> None:
+        self._mean = mean
+
+    async def step(self, messages: Any) -> str | None:  # type: ignore[override]
+        """Answer, later."""
+        if self._mean:
+            drawn = random.Random(repr([each["content"] for each in messages]))
+            await asyncio.sleep(drawn.lognormvariate(math.log(self._mean) - SIGMA**2 / 2, SIGMA))
+        return super().step(messages)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add this benchmark's options."""
+    harness.add_number(parser, "--repeats", 3, "pairs of runs")
+    harness.add_number(parser, "--steps", 12, "of each run")
+    harness.add_number(parser, "--bound", 3, "schedule.max_staleness")
+    parser.add_argument("--seconds", type=float, default=0.5, help="mean of an answer")
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Measure and report."""
+    seconds: dict[float, list[float]] = {args.seconds: [], 0.0: []}
+
+    def measure(mean: float) -> Callable[[], float]:
+        def once() -> float:
+            rate, took = trained(mean, args)
+            seconds[mean].append(took)
+            return rate
+
+        return once
+
+    sides = {f"{mean:g} s": mean for mean in seconds}
+    measured = {name: measure(mean) for name, mean in sides.items()}
+    values = harness.interleave(measured, args.repeats, "tokens/s")
+    rows = []
+    for name, mean in sides.items():
+        row = {"bound": args.bound, **harness.side_row(name, values[name], "tokens/s")}
+        rows.append({**row, **harness.spread("s an answer", seconds[mean], 2)})
+    slow, quick = (values[name] for name in sides)
+    ratio = harness.median_ratio(slow, quick)
+    targets = [harness.Target("environments/tokens-per-s", ratio, LEAST)]
+    return harness.report("environments", rows, targets, args)
+
+
+def trained(mean: float, args: argparse.Namespace) -> tuple[float, float]:
+    """Trained tokens per second of a run, and the mean seconds of an answer."""
+    with tempfile.TemporaryDirectory(prefix="rhymeflow-bench-") as folder:
+        run_dir = Path(folder) / "run"
+        known = f"[{{environment: '{__file__}:Delayed', options: {{mean: {mean}}}}}]"
+        fields = {
+            "environment.classes": known,
+            "learner.max_steps": args.steps,
+            "schedule.max_staleness": args.bound,
+            "run.output_dir": run_dir,
+            "run.eval_steps": 0,
+        }
+        options = [part for name, value in fields.items() for part in (f"--{name}", str(value))]
+        command = [sys.executable, "-m", "rhymeflow", "train", "tools", *options]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise UserError(
+                f"bench environments: {' '.join(command)}: {done.stderr.strip()[-500:]}"
+            )
+        with closing(TrajectoryReader(run_dir / "events.db")) as log:
+            times = [time for (time,) in log.query(_PUBLISHED)]
+            ((tokens,),), ((answer,),) = log.query(_TOKENS), log.query(_ANSWERS)
+    assert len(times) == args.steps
+    return tokens / (times[-1] - times[0]), answer

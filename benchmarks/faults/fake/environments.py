@@ -1,0 +1,132 @@
+"""An environment worker whose answers are hashes, and the conversations that come of it.
+
+Holds true: what is answered is a function of the turns so far; where a question says what was
+answered before, it has to be that.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from benchmarks.faults.fake import models
+from benchmarks.faults.fake.world import World
+from rhymeflow.config import Config
+from rhymeflow.engine.base import NoiseKey
+from rhymeflow.workers.channel import Channel
+from rhymeflow.workers.messages import (
+    Alive,
+    AskEnvironment,
+    CloseEpisodes,
+    EnvironmentFailed,
+    Episode,
+    EpisodeEnded,
+    EpisodeJudged,
+    EpisodeOpened,
+    JudgeEpisode,
+    Message,
+    OpenEpisode,
+    TurnAnswered,
+    TurnFigures,
+    receive,
+    send,
+)
+
+NAME = "Fake"
+ANSWERED = 0.4
+"""Probability that a question is answered when it is this worker's turn."""
+
+
+def answer(turns: Sequence[Sequence[int]]) -> list[int] | None:
+    """What is said to the last of these, or None: it is over. Some of it would end a turn."""
+    hashed = zlib.crc32(repr([list(turn) for turn in turns]).encode())
+    if hashed % 3 == 0:
+        return None
+    return [(hashed >> shift) % 98 for shift in range(hashed % 4 + 1)]
+
+
+def judged(turns: Sequence[Sequence[int]]) -> float:
+    """The reward of an episode."""
+    return models.reward([token for turn in turns for token in turn])
+
+
+class Conversation(NamedTuple):
+    """A response with turns."""
+
+    tokens: list[int]
+    turns: list[list[int]]
+    """Those that an environment was told."""
+
+
+def conversation(key: NoiseKey, config: Config) -> Conversation:
+    """All of the response that has this noise."""
+    length = config.rollout.max_completion_length
+    if not config.environment.is_used:
+        return Conversation(models.response(key, length), [])
+    tokens: list[int] = []
+    turns: list[list[int]] = []
+    while True:
+        turn: list[int] = []
+        while len(tokens) + len(turn) < length and models.STOP not in turn:
+            turn.append(models.token(key, len(tokens) + len(turn)))
+        tokens += turn
+        if models.STOP not in turn:
+            return Conversation(tokens, turns)
+        turns.append(turn)
+        said = answer(turns)
+        is_last = len(turns) >= config.environment.max_turns
+        if said is None or is_last or len(said) > length - len(tokens) - 1:
+            return Conversation(tokens, turns)
+        tokens += said
+
+
+class FakeEnvironments:
+    """An environment worker; so many of the questions fail."""
+
+    def __init__(self, connection: Channel, config: Config, world: World, failures: float) -> None:
+        self._connection, self._world, self._failures = connection, world, failures
+        self._max_turns = config.environment.max_turns
+        self._asked: dict[str, OpenEpisode | AskEnvironment | JudgeEpisode] = {}
+
+    def turn(self) -> None:
+        """Receive what has arrived, answer some of it."""
+        while self._connection.poll(0.0):
+            message = receive(self._connection)
+            if isinstance(message, CloseEpisodes):
+                for key in message.keys:
+                    self._asked.pop(key, None)
+            else:
+                assert message.episode.key not in self._asked
+                self._asked[message.episode.key] = message
+        for key in [key for key in self._asked if self._world.chance(ANSWERED)]:
+            send(self._connection, self._said(self._asked.pop(key)))
+        if self._world.chance(0.3):
+            send(self._connection, Alive())
+
+    def _said(self, message: OpenEpisode | AskEnvironment | JudgeEpisode) -> Message:
+        episode = message.episode
+        key, turn = episode.key, len(episode.turns)
+        self._check(episode)
+        if isinstance(message, OpenEpisode):
+            return EpisodeOpened(key, "")
+        if "held-out" not in key and self._world.chance(self._failures):
+            self._world.counts["environment failed"] += 1
+            return EnvironmentFailed(key, turn, f"{key}: broken")
+        if isinstance(message, JudgeEpisode):
+            return EpisodeJudged(key, {NAME: judged(episode.turns)})
+        said, figures = answer(episode.turns), TurnFigures()
+        if said is None:
+            return EpisodeEnded(key, turn, "stop", figures)
+        if turn >= self._max_turns:
+            return EpisodeEnded(key, turn, "max_turns", figures)
+        if len(said) > message.room:
+            return EpisodeEnded(key, turn, "length", figures)
+        return TurnAnswered(key, turn, said, figures)
+
+    def _check(self, episode: Episode) -> None:
+        ends = range(1, len(episode.turns) + 1)
+        said = [answer(episode.turns[:end]) for end in ends]
+        assert episode.observed == said[: len(episode.observed)], "it was told something else"
+        assert all(b is not None for b, _ in pairwise(said)), "it was over before"

@@ -1,0 +1,93 @@
+"""Environments: what answers the policy between its turns, run without trusting it.
+
+`Environment` is what a user writes; classes with tools for methods, as in TRL, and plain functions
+do as well. `tool_schemas` says what the policy is told of tools.
+
+A process in this package runs the user's code (`worker.py`); the executor that starts them is part
+of the run's environment worker (`workers/environment.py`). Knows nothing of groups, versions or
+which tokens are trained on. Importing it loads no torch.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+
+from rhymeflow.config import Config
+from rhymeflow.data.encode import Tools
+from rhymeflow.data.prompts import PromptSource
+from rhymeflow.environments.base import Environment, Message
+from rhymeflow.errors import UserError
+from rhymeflow.utils.imported import check_file, names_file
+
+__all__ = [
+    "Environment",
+    "Message",
+    "check_names",
+    "check_rows",
+    "tool_schemas",
+    "tool_schemas_apart",
+]
+
+
+def tool_schemas(config: Config) -> Tools:
+    """Return what the policy is told of its tools, as `PromptEncoder` takes it.
+
+    None: there are none. A mapping, where there are several classes: by name, as the column
+    `environment` gives it. Imports the user's classes and tools, and, if there are any, torch.
+
+    Raises:
+        UserError: one cannot be imported, or of a tool not enough is said.
+    """
+    from rhymeflow.environments.kinds import load_kinds
+
+    kinds = load_kinds(config.environment)
+    if len(kinds) == 1:
+        return kinds[0].schemas() or None
+    by_name = {kind.name: kind.schemas() for kind in kinds}
+    return by_name if any(by_name.values()) else None
+
+
+def tool_schemas_apart(config: Config) -> Tools:
+    """The same, found in a process of its own: this one imports nothing of the user's.
+
+    Raises:
+        UserError: see `tool_schemas`.
+    """
+    if not config.environment.is_used:
+        return None
+    try:
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+            return pool.submit(tool_schemas, config).result(config.environment.start_timeout)
+    except BrokenProcessPool:
+        names = [each.environment for each in config.environment.classes]
+        names += config.environment.tools
+        raise UserError(f"{', '.join(names)}: importing them ended the process") from None
+
+
+def check_names(config: Config) -> None:
+    """Look whether there are files that define the classes and tools; runs nothing of them.
+
+    Raises:
+        UserError: there is none.
+    """
+    for each in config.environment.classes:
+        if names_file(each.environment):
+            check_file(each.environment, f"environment {each.environment}")
+    for tool in config.environment.tools:
+        if names_file(tool):
+            check_file(tool, f"tool {tool}")
+
+
+def check_rows(config: Config, prompts: PromptSource, count: int) -> None:
+    """Look whether the first `count` rows name their environments, where there are several.
+
+    Raises:
+        UserError: one does not.
+    """
+    from rhymeflow.environments.kinds import kind_of
+
+    names = [each.reward_name for each in config.environment.classes]
+    for row in range(min(len(prompts), count)):
+        kind_of(names, prompts[row].columns, prompts[row].where)

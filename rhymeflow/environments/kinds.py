@@ -1,0 +1,135 @@
+"""From the names in section `environment` to kinds of environments: what is made, what it can do.
+
+Holds true: what cannot be had is a `UserError` that names it and says why.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from rhymeflow.config import EnvironmentClass, EnvironmentConfig
+from rhymeflow.data.generators import task_module
+from rhymeflow.environments.base import Environment
+from rhymeflow.environments.tools import Schema, schema_of
+from rhymeflow.errors import UserError, nearest
+from rhymeflow.utils.imported import function_of, imported
+
+NOT_TOOLS = frozenset({"reset", "get_reward", "close"})
+"""Public methods of TRL's classes that the policy cannot call."""
+
+COLUMN = "environment"
+"""Of the data: names the environment of a row, where there are several."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of environment. `make` makes an object of it; None: it has tools and no state.
+
+    With `methods` None it answers by `step`, else by tools: the `functions` and these methods.
+    """
+
+    name: str
+    make: Callable[[], Any] | None
+    methods: dict[str, Callable[..., Any]] | None
+    functions: dict[str, Callable[..., Any]]
+
+    def schemas(self) -> list[Schema]:
+        """What the policy is told of its tools; `UserError` if that cannot be said of one."""
+        tools = {**self.functions, **(self.methods or {})}
+        return [schema_of(tool, f"tool {name} of {self.name}") for name, tool in tools.items()]
+
+
+def kind_of(names: Sequence[str], columns: dict[str, Any], where: str) -> int:
+    """Return the index of the kind that answers a row with these columns.
+
+    Raises:
+        UserError: there are several, and the row names none of them.
+    """
+    if len(names) < 2:
+        return 0
+    named = columns.get(COLUMN)
+    if named not in names:
+        what = f"column {COLUMN!r} is {named!r}" if COLUMN in columns else f"no column {COLUMN!r}"
+        raise UserError(f"{where}: {what}, should name one of {', '.join(names)}")
+    return names.index(named)
+
+
+def load_kinds(config: EnvironmentConfig) -> list[Kind]:
+    """Import what the configuration names; empty if there are no environments.
+
+    Raises:
+        UserError: a class or a tool cannot be imported, or is none.
+    """
+    functions: dict[str, Callable[..., Any]] = {}
+    for spec in config.tools:
+        function = imported(spec, f"tool {spec}")
+        name = getattr(function, "__name__", "")
+        if not inspect.isroutine(function):
+            raise UserError(f"tool {spec}: is a {type(function).__name__}, not a function")
+        if name in functions:
+            raise UserError(f"tool {spec}: there is another tool named {name!r}")
+        functions[name] = function
+    if not config.classes:
+        return [Kind("tools", None, {}, functions)] if functions else []
+    names = [each.reward_name for each in config.classes]
+    return [_kind(each, name, functions) for each, name in zip(config.classes, names, strict=True)]
+
+
+def _kind(config: EnvironmentClass, name: str, functions: dict[str, Callable[..., Any]]) -> Kind:
+    where = f"environment {config.environment}"
+    made: Any = _class(config.environment, where)
+    _check_options(made, config.options, where)
+    make: Callable[[], Any] = partial(made, **config.options)
+    if callable(getattr(made, "step", None)):
+        if made.step is Environment.step:
+            raise UserError(f"{where}: it defines no `step`")
+        if functions:
+            raise UserError(f"{where}: it has a `step`, so environment.tools are never called")
+        _check_reset(made, where)
+        return Kind(name, make, None, {})
+    _check_reset(made, where)
+    methods: dict[str, Callable[..., Any]] = {
+        each: method
+        for each, method in inspect.getmembers(made, inspect.isfunction)
+        if not each.startswith("_") and each not in NOT_TOOLS
+    }
+    for each in methods:
+        if each in functions:
+            raise UserError(
+                f"{where}: its method {each!r} has the name of one of environment.tools"
+            )
+    if not methods and not functions:
+        raise UserError(f"{where}: it has neither `step` nor public methods that are tools")
+    return Kind(name, make, methods, functions)
+
+
+def _class(spec: str, where: str) -> Any:
+    kind, _, recipe = spec.partition(":")
+    if kind == "recipe":
+        made = function_of(task_module(recipe, where), "Environment", where)
+    else:
+        made = imported(spec, where)
+    if not inspect.isclass(made):
+        raise UserError(f"{where}: is a {type(made).__name__}, not a class")
+    return made
+
+
+def _check_reset(made: type[Any], where: str) -> None:
+    if not callable(getattr(made, "reset", None)):
+        raise UserError(f"{where}: it has no method `reset`")
+
+
+def _check_options(made: type[Any], options: dict[str, Any], where: str) -> None:
+    parameters = inspect.signature(made).parameters
+    takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    for option in options:
+        if not takes_all and option not in parameters:
+            raise UserError(f"{where}: takes no option {option!r}{nearest(option, parameters)}")
+    for name, parameter in parameters.items():
+        is_named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        if is_named and parameter.default is parameter.empty and name not in options:
+            raise UserError(f"{where}: needs the option {name!r}")

@@ -1,0 +1,101 @@
+"""Calls of tools in what the policy wrote: Hermes' JSON and Qwen3-Coder's XML.
+
+    <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>
+    <tool_call><function=add><parameter=a>1</parameter></function></tool_call>
+
+Holds true: every `<tool_call>` gives one `Call`, readable or with an `error` that says what is
+wrong with it; nothing raises. Knows nothing of which tools there are.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from rhymeflow.environments.messages import Call
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+
+_FUNCTION = re.compile(r"<function=([^>\n]*)>")
+_PARAMETER = re.compile(r"\s*<parameter=([^>\n]*)>")
+_SPACE = re.compile(r"\s*")
+
+
+def parse_calls(text: str) -> list[Call]:
+    """Return the calls in the text, in its order."""
+    calls: list[Call] = []
+    place = text.find(OPEN)
+    while place >= 0:
+        begin = _SPACE.match(text, place + len(OPEN)).end()  # type: ignore[union-attr]
+        read = _read_xml if text.startswith("<function", begin) else _read_json
+        try:
+            call, end = read(text, begin)
+            end = _SPACE.match(text, end).end()  # type: ignore[union-attr]
+            if not text.startswith(CLOSE, end):
+                raise ValueError(f"it does not end with {CLOSE}")
+        except (ValueError, RecursionError) as error:
+            call, end = Call("", error=_one_line(error)), text.find(CLOSE, begin)
+        calls.append(call)
+        place = text.find(OPEN, end) if end >= 0 else -1
+    return calls
+
+
+def call_of(value: Any) -> Call:
+    """Return the call that an object of JSON, with `name` and `arguments`, is.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not isinstance(value, dict):
+        raise ValueError('it is no JSON object with "name" and "arguments"')
+    name, arguments = value.get("name"), value.get("arguments", {})
+    if not isinstance(name, str) or not name:
+        raise ValueError('it has no "name", which is the name of a tool')
+    if isinstance(arguments, str):  # as in OpenAI's interface
+        arguments = _loads(arguments)
+    if not isinstance(arguments, dict):
+        raise ValueError('"arguments" is no JSON object')
+    return Call(name, json.dumps(arguments))
+
+
+def _read_json(text: str, begin: int) -> tuple[Call, int]:
+    value, end = _DECODER.raw_decode(text, begin)
+    return call_of(value), end
+
+
+def _read_xml(text: str, begin: int) -> tuple[Call, int]:
+    opened = _FUNCTION.match(text, begin)
+    if opened is None or not opened[1].strip():
+        raise ValueError("<function=NAME> names no tool")
+    arguments: dict[str, str] = {}
+    place = opened.end()
+    while (parameter := _PARAMETER.match(text, place)) is not None:
+        close = text.find("</parameter>", parameter.end())
+        if close < 0:
+            raise ValueError(f"parameter {parameter[1]!r} does not end with </parameter>")
+        value = text[parameter.end() : close]
+        arguments[parameter[1].strip()] = value.removeprefix("\n").removesuffix("\n")
+        place = close + len("</parameter>")
+    place = _SPACE.match(text, place).end()  # type: ignore[union-attr]
+    if not text.startswith("</function>", place):
+        raise ValueError("it does not end with </function>")
+    call = Call(opened[1].strip(), json.dumps(arguments), is_text=True)
+    return call, place + len("</function>")
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_no_constant)
+
+
+def _loads(text: str) -> Any:
+    return json.loads(text, parse_constant=_no_constant)
+
+
+def _one_line(error: Exception) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return f"it is no JSON: {error.msg}"
+    return "it is nested too deeply" if isinstance(error, RecursionError) else str(error)

@@ -1,0 +1,297 @@
+"""From the policy's tokens to what an environment reads, and from its answer to tokens.
+
+Sampled tokens are never encoded again: only what the environment adds is, as the chat template adds
+it after a turn of the assistant's. What that is does not depend on the conversation before, because
+the template only appends; that is looked at once, with conversations of every shape.
+
+Holds true: for a template that passed `check_appends`, prompt, sampled turns and encoded answers in
+a row are the rendering of the whole conversation, where the policy wrote its turns as the template
+does. Knows nothing of processes; the tokenizer is handed in.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from rhymeflow.environments.messages import Answer, Call, Said
+from rhymeflow.environments.parsing import call_of, parse_calls
+from rhymeflow.environments.tools import Schema
+from rhymeflow.errors import UserError
+
+Message = dict[str, Any]
+
+INVISIBLE = "\u200b"
+_MARK = "rhymeflow-said-this"
+_THOUGHT = "<think>\nit is so\n</think>\n\n"
+_ASKED = {"role": "user", "content": "a question"}
+_WAY_OUT = (
+    "the policy would read its earlier turns otherwise than it wrote them; give the tokenizer a "
+    "template for training, which only appends"
+)
+
+
+class Unrenderable(ValueError):  # noqa: N818 - it is what is wrong with an answer
+    """The chat template cannot write what the environment answered; the text says why."""
+
+
+class Tokenizer(Protocol):
+    """What is asked of a Hugging Face tokenizer."""
+
+    chat_template: Any
+    all_special_ids: list[int]
+    all_special_tokens: list[str]
+
+    def __call__(self, text: str, /, *, add_special_tokens: bool) -> Any:
+        """Return a mapping with `input_ids`."""
+
+    def decode(self, ids: list[int], /, *, skip_special_tokens: bool) -> Any:
+        """Return the text."""
+
+    def apply_chat_template(self, conversation: Any, /, **options: Any) -> Any:
+        """Return the conversation as one text."""
+
+
+class TextRenderer:
+    """For prompts that are text: answers are encoded as they are, without special tokens."""
+
+    def __init__(self, tokenizer: Tokenizer, tools: Sequence[Schema] = ()) -> None:
+        self._tokenizer, self._tools = tokenizer, list(tools)
+
+    def said(self, tokens: list[int]) -> Said:
+        """Return what the policy said in a turn."""
+        text = self._tokenizer.decode(tokens, skip_special_tokens=True)
+        return Said(text, self._calls(tokens) if self._tools else [])
+
+    def encode(self, answer: list[Message] | str, turn: list[int]) -> list[int]:
+        """Return the tokens of what is answered to `turn`. Messages: their contents, one after the
+        other, those of tools in Hermes' tags."""
+        text = answer if isinstance(answer, str) else "".join(map(_bare, answer))
+        return self._ids(self._harmless(text))
+
+    def _harmless(self, text: str) -> str:
+        """The text without special tokens: what an environment says cannot end a turn or begin
+        another. A zero-width space stands after the first character of each."""
+        for token in self._tokenizer.all_special_tokens:
+            text = text.replace(token, f"{token[:1]}{INVISIBLE}{token[1:]}")
+        return text
+
+    def _calls(self, tokens: list[int]) -> list[Call]:
+        return parse_calls(self._tokenizer.decode(tokens, skip_special_tokens=False))
+
+    def _ids(self, text: str) -> list[int]:
+        return [int(each) for each in self._tokenizer(text, add_special_tokens=False)["input_ids"]]
+
+
+class ChatRenderer(TextRenderer):
+    """For prompts that went through the chat template.
+
+    `reads_users`: whether answers may be messages of other roles than `tool`.
+
+    Raises:
+        UserError: the template does more than append, or does not take such messages.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, tools: Sequence[Schema] = (), *, reads_users: bool = True
+    ) -> None:
+        super().__init__(tokenizer, tools)
+        check_appends(tokenizer, self._tools, reads_users=reads_users)
+        self._thought = _thoughts(tokenizer, self._tools)[0]
+        said = self._render([_ASKED, {"role": "assistant", "content": self._thought + _MARK}])
+        _, found, self._closing = said.rpartition(_MARK)
+        """What the template puts after a turn of the assistant's."""
+        if not found:
+            raise UserError("the chat template does not write what the assistant says, as text")
+        asked, begun = self._render([_ASKED]), self._render([_ASKED], add_generation_prompt=True)
+        self._opening = begun[len(asked) :] if begun.startswith(asked) else begun
+
+    def encode(self, answer: list[Message] | str, turn: list[int]) -> list[int]:
+        """Return the tokens of what the template appends after `turn` for the answer, up to the
+        beginning of the policy's next turn. Text is a message of the user's.
+
+        Raises:
+            Unrenderable: the template refuses the messages.
+        """
+        import jinja2  # the tokenizer's template engine, which is what the error below is of
+
+        if isinstance(answer, str):
+            answer = [{"role": "user", "content": answer}]
+        answer = [each | {"content": self._harmless(each["content"])} for each in answer]
+        before = [_ASKED, _dummy(answer, 0, self._thought)]
+        try:
+            ended = self._render(before)
+            full = self._render([*before, *_with_ids(answer, 0)], add_generation_prompt=True)
+        except (jinja2.TemplateError, TypeError, KeyError) as error:
+            raise Unrenderable(f"the chat template refuses its answer: {error}") from None
+        if not full.startswith(ended):
+            roles = ", ".join(each["role"] for each in answer)
+            raise Unrenderable(f"the chat template rewrites the turn before answers of {roles}")
+        stop = self._stop_text(turn)
+        _, found, rest = self._closing.partition(stop) if stop else ("", "", "")
+        text = (rest if found else self._closing) + full[len(ended) :]
+        # Of some models a turn ends with the token that the next message begins with.
+        return self._after(stop, text if found else text.removeprefix(stop))
+
+    def _stop_text(self, turn: list[int]) -> str:
+        """The special token that the turn ends with, as text; empty if there is none."""
+        if not turn or turn[-1] not in self._tokenizer.all_special_ids:
+            return ""
+        return str(self._tokenizer.decode([turn[-1]], skip_special_tokens=False))
+
+    def _after(self, stop: str, text: str) -> list[int]:
+        """Tokens of the text as it stands after the stop token: some tokenizers begin a text with
+        a space of their own."""
+        lead, ids = self._ids(stop), self._ids(stop + text)
+        return ids[len(lead) :] if ids[: len(lead)] == lead else self._ids(text)
+
+    def _render(self, messages: list[Message], **options: Any) -> str:
+        return render(self._tokenizer, messages, self._tools, **options)
+
+    def _calls(self, tokens: list[int]) -> list[Call]:
+        if getattr(self._tokenizer, "response_template", None) is None:
+            return super()._calls(tokens)
+        text = self._tokenizer.decode(tokens, skip_special_tokens=False)
+        return _own_calls(self._tokenizer, text, self._opening, self._tools)
+
+
+def render(
+    tokenizer: Tokenizer, messages: list[Message], tools: list[Schema], **options: Any
+) -> str:
+    """Return the conversation as the chat template writes it."""
+    options = {"add_generation_prompt": False} | options
+    text = tokenizer.apply_chat_template(messages, tools=tools or None, tokenize=False, **options)
+    assert isinstance(text, str)
+    return text
+
+
+def check_appends(tokenizer: Tokenizer, tools: list[Schema], *, reads_users: bool) -> None:
+    """Look whether the template writes a conversation's beginning as the conversation's beginning.
+
+    Raises:
+        UserError: it rewrites earlier turns, or refuses messages of tools or of users.
+    """
+    import jinja2  # the tokenizer's template engine, which is what the error below is of
+
+    for shape, messages in _conversations(tokenizer, tools, reads_users):
+        where = f"the chat template, in a conversation with {shape}"
+        try:
+            whole = render(tokenizer, messages, tools)
+            for place, message in enumerate(messages):
+                if message["role"] != "assistant":
+                    continue
+                asked = render(tokenizer, messages[:place], tools, add_generation_prompt=True)
+                said = render(tokenizer, messages[: place + 1], tools)
+                if not said.startswith(asked):
+                    raise UserError(
+                        f"{where}: begins the assistant's turn otherwise when it has been said "
+                        f"({_difference(said, asked)}); {_WAY_OUT}"
+                    )
+                if not whole.startswith(said):
+                    raise UserError(
+                        f"{where}: changes a turn of the assistant's when others follow "
+                        f"({_difference(whole, said)}); {_WAY_OUT}"
+                    )
+        except (jinja2.TemplateError, TypeError, KeyError) as error:
+            raise UserError(f"{where}: refuses it: {error}") from None
+
+
+def _conversations(
+    tokenizer: Tokenizer, tools: list[Schema], reads_users: bool
+) -> list[tuple[str, list[Message]]]:
+    """Conversations of every shape that a run may have, with what to call it."""
+    found = []
+    for thought in _thoughts(tokenizer, tools):
+        reasoning = "reasoning and " if thought else ""
+        if reads_users:
+            messages: list[Message] = []
+            for turn in "abc":
+                messages.append({"role": "user", "content": f"question {turn}"})
+                messages.append({"role": "assistant", "content": f"{thought}answer {turn}"})
+            found.append((f"{reasoning}turns of the user", messages))
+        if tools:
+            messages = [_ASKED]
+            for number in range(3):
+                answer = [{"role": "tool", "name": "add", "content": "3"}] * (number % 2 + 1)
+                messages.append(_dummy(answer, number, thought))
+                messages += _with_ids(answer, number)
+            messages.append({"role": "assistant", "content": f"{thought}it is done"})
+            found.append((f"{reasoning}calls of tools", messages))
+    return found
+
+
+def _thoughts(tokenizer: Tokenizer, tools: list[Schema]) -> tuple[str, ...]:
+    """What a turn of the policy's may begin with: reasoning, nothing, or either.
+
+    Some templates begin the turn inside the reasoning, or after it.
+    """
+    template = str(tokenizer.chat_template)
+    if "think>" not in template and "reasoning" not in template:
+        return ("",)
+    begun = render(tokenizer, [_ASKED], tools, add_generation_prompt=True).rstrip()
+    if begun.endswith("<think>"):
+        return (_THOUGHT,)
+    return ("",) if begun.endswith("</think>") else ("", _THOUGHT)
+
+
+def _dummy(answer: list[Message], turn: int, thought: str) -> Message:
+    """A turn of the assistant's that the answer could be to.
+
+    It has one call at most, whatever is answered: some templates take no more, and none of what
+    follows depends on it.
+    """
+    message: Message = {"role": "assistant", "content": f"{thought}well"}
+    called = next((each for each in answer if each["role"] == "tool"), None)
+    if called is None:
+        return message
+    function = {"name": called.get("name", "unknown"), "arguments": {}}
+    call = {"id": _call_id(turn, 0), "type": "function", "function": function}
+    return message | {"tool_calls": [call]}
+
+
+def _with_ids(answer: list[Message], turn: int) -> list[Message]:
+    return [
+        {"tool_call_id": _call_id(turn, place)} | each if each["role"] == "tool" else each
+        for place, each in enumerate(answer)
+    ]
+
+
+def _call_id(turn: int, place: int) -> str:
+    return f"call{turn:02d}{place:03d}"  # nine characters, which Mistral's templates want
+
+
+def _bare(message: Message) -> str:
+    content: str = message["content"]
+    if message["role"] != "tool":
+        return content
+    return f"\n<tool_response>\n{content}\n</tool_response>\n"
+
+
+def _difference(text: str, begin: str) -> str:
+    """Where a text stops beginning as it should."""
+    place = next(
+        (n for n, (a, b) in enumerate(zip(text, begin, strict=False)) if a != b), len(text)
+    )
+    return f"{text[place : place + 30]!r} where it was {begin[place : place + 30]!r}"
+
+
+def _own_calls(tokenizer: Any, text: str, opening: str, tools: list[Schema]) -> list[Call]:
+    """The calls as the tokenizer's own response template reads them."""
+    try:
+        message = tokenizer.parse_response(text, prefix=opening, tools=tools)
+        functions = [each["function"] for each in message.get("tool_calls") or []]
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        return [Call("", error=" ".join(str(error).split()))]
+    calls = []
+    for function in functions:
+        try:
+            calls.append(call_of(json.loads(json.dumps(function))))
+        except (ValueError, TypeError) as error:
+            calls.append(Call("", error=str(error)))
+    return calls
+
+
+def encoded(renderer: TextRenderer, answer: Answer, turn: list[int]) -> list[int] | None:
+    """Return the answer's tokens, or None where the episode is over."""
+    return None if answer is None else renderer.encode(answer, turn)

@@ -1,0 +1,127 @@
+"""Functions that the policy may call: what it is told of them, and how they are called.
+
+Holds true: what is told is what transformers makes of signature and docstring (`get_json_schema`);
+a function is called only with arguments that fit that. Knows nothing of how a call is written.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable
+from typing import Any
+
+from rhymeflow.environments.messages import Call
+from rhymeflow.errors import UserError, nearest
+
+Schema = dict[str, Any]
+"""As for `apply_chat_template(tools=...)`."""
+
+
+def schema_of(tool: Callable[..., Any], where: str) -> Schema:
+    """Return what the policy is told of a tool.
+
+    Raises:
+        UserError: its signature or its docstring does not say enough.
+    """
+    from transformers.utils import chat_template_utils as made  # loads torch, for types of images
+
+    for name, parameter in inspect.signature(tool).parameters.items():
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise UserError(f"{where}: parameter {name!r} cannot be given by name")
+    try:
+        schema: Schema = made.get_json_schema(tool)
+        json.dumps(schema)
+    except made.DocstringParsingException as error:
+        raise UserError(f"{where}: {error} (Google style: `Args:` and a line for each)") from None
+    except (made.TypeHintParsingException, NameError, TypeError, ValueError, KeyError) as error:
+        raise UserError(f"{where}: {error}; the policy is told the types of arguments") from None
+    return schema
+
+
+class CallRefused(ValueError):  # noqa: N818 - it is what happened
+    """A call does not fit the tool; the text, which the policy reads, says why."""
+
+
+def arguments_of(call: Call, schemas: dict[str, Schema]) -> dict[str, Any]:
+    """Return the arguments that a tool is to be called with.
+
+    Raises:
+        CallRefused: there is no such tool, or the arguments do not fit it.
+    """
+    if call.error:
+        raise CallRefused(f"the tool call cannot be read: {call.error}")
+    if call.name not in schemas:
+        raise CallRefused(f"there is no tool {call.name!r}{nearest(call.name, schemas)}")
+    parameters = schemas[call.name]["function"]["parameters"]
+    wanted = parameters["properties"]
+    given: dict[str, Any] = json.loads(call.arguments)
+    for name in given:
+        if name not in wanted:
+            raise CallRefused(f"{call.name} takes no argument {name!r}{nearest(name, wanted)}")
+    for name in parameters.get("required", ()):
+        if name not in given:
+            raise CallRefused(f"{call.name} needs the argument {name!r}")
+    for name, value in given.items():
+        if call.is_text:
+            given[name] = value = _meant(value, wanted[name])
+        if not fits(value, wanted[name]):
+            raise CallRefused(
+                f"{call.name}: argument {name!r} is {_shown(value)}, should be "
+                f"{_described(wanted[name])}"
+            )
+    return given
+
+
+def fits(value: Any, schema: Schema) -> bool:
+    """Whether a value of JSON is what a schema, as transformers makes them, describes."""
+    if value is None and schema.get("nullable"):
+        return True
+    if "enum" in schema and not any(
+        value == each and type(value) is type(each) for each in schema["enum"]
+    ):
+        return False
+    if "anyOf" in schema:
+        return any(fits(value, each) for each in schema["anyOf"])
+    types = schema.get("type", [])
+    types = [types] if isinstance(types, str) else types
+    if types and not any(_is(value, name) for name in types):
+        return False
+    if isinstance(value, list):
+        if "prefixItems" in schema:
+            parts = schema["prefixItems"]
+            return len(parts) == len(value) and all(map(fits, value, parts))
+        return all(fits(each, schema.get("items", {})) for each in value)
+    if isinstance(value, dict) and isinstance(schema.get("additionalProperties"), dict):
+        return all(fits(each, schema["additionalProperties"]) for each in value.values())
+    return True
+
+
+def _is(value: Any, name: str) -> bool:
+    if isinstance(value, bool):
+        return name == "boolean"
+    wanted: dict[str, Any] = {
+        "string": str, "integer": int, "number": (int, float), "array": list, "object": dict,
+        "null": type(None),
+    }  # fmt: skip
+    return name not in wanted or isinstance(value, wanted[name])
+
+
+def _meant(text: str, schema: Schema) -> Any:
+    """The value that text stands for: itself if it may be text, else what it is as JSON."""
+    if fits(text, schema):
+        return text
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text  # which does not fit
+
+
+def _described(schema: Schema) -> str:
+    known = {name: schema[name] for name in ("type", "enum", "anyOf", "items") if name in schema}
+    return json.dumps(known) if set(known) != {"type"} else str(known["type"])
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,70 @@
+"""What the recipes' tiny models have in common: a character tokenizer and a small Llama.
+
+    python -m rhymeflow.recipes.demo.warm_start DIRECTORY
+
+writes a recipe's `config.json` and tokenizer, from which `rhymeflow sft` with `sft.init: config`
+makes a model.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import LlamaConfig, PreTrainedTokenizerFast
+
+
+def make_tokenizer(alphabet: str, max_length: int) -> PreTrainedTokenizerFast:
+    """One token a character; `<pad>` is 0, `<eos>` is 1."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {symbol: index for index, symbol in enumerate(["<pad>", "<eos>", *alphabet])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        eos_token="<eos>",
+        model_max_length=max_length,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def make_config(tokenizer: PreTrainedTokenizerFast, max_length: int) -> LlamaConfig:
+    """4 layers, hidden 128, 4 heads of 32 with 2 key-value heads: 0.8 million parameters."""
+    from transformers import LlamaConfig
+
+    return LlamaConfig(
+        architectures=["LlamaForCausalLM"],
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=max_length,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+        tie_word_embeddings=True,
+        initializer_range=0.08,  # about 1 / sqrt(128); the usual 0.02 learns three times slower
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+
+
+def write(what: str | None, alphabet: str, max_length: int) -> None:
+    """A recipe's own command: write what its model is made of into a directory."""
+    parser = argparse.ArgumentParser(description=(what or "").partition("\n")[0])
+    parser.add_argument("directory", type=Path)
+    directory = parser.parse_args().directory
+    tokenizer = make_tokenizer(alphabet, max_length)
+    tokenizer.save_pretrained(directory)
+    make_config(tokenizer, max_length).save_pretrained(directory)
+
+
+__all__ = ["make_config", "make_tokenizer", "write"]

@@ -1,0 +1,1 @@
+"""The recipe `guess`: find a number by hints; its checkpoint."""

@@ -1,0 +1,53 @@
+"""What the checkpoint of `guess` was taught: the games of a careless teacher.
+
+    rhymeflow sft guess --sft.output_dir DIRECTORY
+
+The teacher begins in the middle and heeds every hint, but more often than not it goes only one step
+to the side that a hint points to. Otherwise it halves what is left. So the model knows the rules
+and the middles, and finds a third of the numbers in time; what is left for reinforcement learning
+is to find out that halving is quicker. Knows no torch.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from rhymeflow.recipes import characters
+from rhymeflow.recipes.guess import task
+
+SMALL_STEPS = 0.6
+MAX_LENGTH = 64
+"""Longest prompt and game together, in tokens: 7 + 23."""
+
+
+def rows(count: int, seed: int) -> list[dict[str, Any]]:
+    """Draw `count` games of the careless teacher, as messages."""
+    noise = random.Random(f"rhymeflow guess, careless {seed}")
+    return [
+        {"prompt": each["prompt"], "completion": played(each["hidden"], noise)}
+        for each in task.problems(count, seed)
+    ]
+
+
+def played(hidden: int, noise: random.Random) -> list[dict[str, str]]:
+    """The careless teacher's turns and the hints."""
+    messages: list[dict[str, str]] = []
+    lowest, highest, guess, step = 1, task.LARGEST, 0, 0
+    for turn in range(1, task.MAX_TURNS + 1):
+        is_small = turn > 1 and noise.random() < SMALL_STEPS
+        guess = guess + step if is_small else (lowest + highest) // 2
+        messages.append({"role": "assistant", "content": str(guess)})
+        if guess == hidden or turn == task.MAX_TURNS:
+            break
+        answer = task.hint(guess, hidden)
+        messages.append({"role": "user", "content": answer})
+        if answer == "<":
+            highest, step = guess - 1, -1
+        else:
+            lowest, step = guess + 1, 1
+    return messages
+
+
+if __name__ == "__main__":
+    characters.write(__doc__, task.ALPHABET, MAX_LENGTH)

@@ -1,0 +1,1 @@
+"""What the recipe `smollm2_tools` ships: its tool."""

@@ -1,0 +1,1 @@
+"""The recipe `tools`: sums of long numbers, with a calculator; its checkpoint."""

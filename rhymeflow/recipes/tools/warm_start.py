@@ -1,0 +1,59 @@
+"""What the checkpoint of `tools` was taught: the turns of a careless teacher.
+
+    rhymeflow sft tools --sft.output_dir DIRECTORY
+
+The teacher adds more often than not what it should take away, sometimes answers before all numbers
+are in, and now and then drops a character of a call. So the model knows how to call, copies numbers
+and ends in time, but is right only about three times in ten: what is left for reinforcement
+learning is to find out that signs matter, and that all numbers do. Knows no torch.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from rhymeflow.recipes import characters
+from rhymeflow.recipes.tools import task
+
+FORGOTTEN_SIGNS = 0.6
+EARLY_ANSWERS = 0.3
+DROPPED_CHARACTERS = 0.04
+MAX_LENGTH = 256
+"""Longest prompt and episode together, in tokens: seven numbers take 48 + 141."""
+
+
+def rows(count: int, seed: int) -> list[dict[str, Any]]:
+    """Draw `count` problems with the careless teacher's turns, as messages."""
+    noise = random.Random(f"rhymeflow tools, careless {seed}")
+    return [
+        {"prompt": each["prompt"], "completion": played(task.read_prompt(each["prompt"]), noise)}
+        for each in task.problems(count, seed)
+    ]
+
+
+def played(terms: list[int], noise: random.Random) -> list[dict[str, str]]:
+    """The careless teacher's turns and what was answered; the last turn ends the episode."""
+    messages: list[dict[str, str]] = []
+    total = str(terms[0])
+    left = f"a{total}"
+    for label, term in zip(task.LABELS[1:], terms[1:], strict=False):
+        if messages and noise.random() < EARLY_ANSWERS:
+            break
+        heard = abs(term) if noise.random() < FORGOTTEN_SIGNS else term
+        call = f"[{left} {task.write_term(label, heard)}]"
+        if noise.random() < DROPPED_CHARACTERS:
+            at = noise.choice([call.index(" "), call.index(label, 2), len(call) - 1])
+            messages += _exchange(call[:at] + call[at + 1 :])
+        messages += _exchange(call)
+        left = total = messages[-1]["content"].removesuffix("\n")
+    return [*messages, {"role": "assistant", "content": f"={total}"}]
+
+
+def _exchange(turn: str) -> list[dict[str, str]]:
+    answer = {"role": "user", "content": task.calculate(turn)}
+    return [{"role": "assistant", "content": turn}, answer]
+
+
+if __name__ == "__main__":
+    characters.write(__doc__, task.ALPHABET, MAX_LENGTH)

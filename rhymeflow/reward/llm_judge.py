@@ -1,0 +1,137 @@
+"""A reward by a language model: the built-in `llm_judge`, which asks an OpenAI-compatible server.
+
+Holds true: the key comes from the environment of the run and is in no configuration, log or error;
+a question that was answered is not asked again in this process; an answer without a number is an
+error and no reward (law 6).
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from rhymeflow.errors import UserError
+from rhymeflow.reward.builtin import content
+
+WAIT_SECONDS = 0.5
+"""Before the first further try; each time twice as long."""
+
+WORTH_A_TRY = (408, 409, 429, 500, 502, 503, 504)
+"""HTTP answers after which another try may succeed."""
+
+
+def llm_judge(
+    url: str,
+    model: str,
+    prompt: str,
+    pattern: str = r"(-?\d+(?:\.\d+)?)(?!.*\d)",
+    scale: float = 1.0,
+    concurrency: int = 16,
+    retries: int = 3,
+    timeout: float = 30.0,
+    max_tokens: int = 256,
+    api_key_variable: str = "OPENAI_API_KEY",
+) -> Callable[..., list[float]]:
+    """Have a model judge each response.
+
+    Args:
+        url: of the server, up to `/v1`.
+        model: its name there.
+        prompt: what it is asked, with `{prompt}`, `{completion}` and columns of the data in braces.
+        pattern: finds the reward in its answer, as the first group: the last number.
+        scale: the number is divided by this.
+        concurrency: questions at a time, of each of `reward.num_workers`.
+        retries: further tries after a server that is busy, gone, or silent for `timeout` seconds.
+            `reward.timeout` is for a whole group, tries included.
+        timeout: seconds for one answer.
+        max_tokens: of its answer.
+        api_key_variable: the environment variable that holds the key; none is sent if it is empty.
+    """
+    try:
+        compiled = re.compile(pattern, re.DOTALL)
+    except re.error as error:
+        raise UserError(f"pattern {pattern!r} is no regular expression: {error}") from None
+    if not compiled.groups:
+        raise UserError(f"pattern {pattern!r} has no group")
+    if scale == 0:
+        raise UserError("scale is 0")
+    server = _Server(url, os.environ.get(api_key_variable, ""), timeout, retries)
+    known: dict[str, float] = {}
+    pool = ThreadPoolExecutor(concurrency, "judge")
+
+    def judged(question: str) -> float:
+        if question not in known:
+            messages = [{"role": "user", "content": question}]
+            answer = server.ask(
+                {"model": model, "messages": messages, "temperature": 0, "max_tokens": max_tokens}
+            )
+            found = compiled.search(answer)
+            if found is None:
+                raise ValueError(f"the judge's answer has no reward: {answer[:200]!r}")
+            known[question] = float(found[1]) / scale
+        return known[question]
+
+    def score(
+        completions: list[Any],
+        prompts: list[Any],
+        completion_ids: list[list[int]],
+        trainer_state: Any,
+        **columns: Any,
+    ) -> list[float]:
+        questions = []
+        for number, completion in enumerate(completions):
+            row = {name: str(values[number]) for name, values in columns.items()}
+            row |= {"prompt": content(prompts[number]), "completion": content(completion)}
+            questions.append(_filled(prompt, row))
+        return list(pool.map(judged, questions))
+
+    return score
+
+
+class _Server:
+    """An OpenAI-compatible server."""
+
+    def __init__(self, url: str, key: str, timeout: float, retries: int) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise UserError(f"url is {url!r}, should begin with http:// or https://")
+        self._url = url.rstrip("/") + "/chat/completions"
+        self._headers = {"Content-Type": "application/json"}
+        if key:
+            self._headers["Authorization"] = f"Bearer {key}"
+        self._timeout, self._retries = timeout, retries
+
+    def ask(self, request: dict[str, Any]) -> str:
+        """Return the answer's text."""
+        body = json.dumps(request).encode()
+        for attempt in range(self._retries + 1):
+            try:
+                return self._ask_once(body)
+            except urllib.error.HTTPError as error:
+                what = f"HTTP {error.code}: {error.read(200).decode(errors='replace')}"
+                is_last = error.code not in WORTH_A_TRY
+            except (OSError, http.client.HTTPException) as error:
+                what, is_last = str(error) or type(error).__name__, False
+            if is_last or attempt == self._retries:
+                raise ConnectionError(f"{self._url}: {what}")
+            time.sleep(WAIT_SECONDS * 2**attempt)
+        raise AssertionError("unreachable")
+
+    def _ask_once(self, body: bytes) -> str:
+        request = urllib.request.Request(self._url, body, self._headers)
+        with urllib.request.urlopen(request, timeout=self._timeout) as response:
+            answer = json.load(response)
+        text = answer["choices"][0]["message"]["content"]
+        return str(text)
+
+
+def _filled(template: str, row: dict[str, str]) -> str:
+    """The template with its braces filled; other braces stay as they are."""
+    return re.sub(r"\{(\w+)\}", lambda found: row.get(found[1], found[0]), template)

@@ -1,0 +1,285 @@
+"""Environments: turns of the policy go to the environment worker, and what it answers comes back.
+
+The worker is sent the whole episode each time, and brings an environment to where it is if it has
+none that is; so nothing is lost with a worker, nor with this process. What answers held-out prompts
+has turns too: it is kept here, and sent on to the instance that answers.
+
+Holds true: an answer is stored before it is reported; one that cannot be had ends the run or, where
+the configuration says so, is reported as such, and never becomes a number (law 6); what came of
+something that has ended meanwhile is passed over; what a lost worker had not answered is asked of
+the one that takes its place. Knows nothing of schedules, nor of what environments are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from rhymeflow.config import Config
+from rhymeflow.core.events import EnvironmentFailed, EpisodeEnded, Event, Observed
+from rhymeflow.core.types import InstanceId, TrajectoryId, Version
+from rhymeflow.data.prompts import Prompt
+from rhymeflow.errors import UserError
+from rhymeflow.runtime.evaluation import AnswerKey, Evaluations
+from rhymeflow.runtime.in_flight import InFlight
+from rhymeflow.runtime.openings import Opened, Openings
+from rhymeflow.runtime.rewards import Rewards
+from rhymeflow.runtime.throughput import Throughput
+from rhymeflow.store.base import TrajectoryStore
+from rhymeflow.workers import messages
+from rhymeflow.workers.noise import EVALUATION_EPOCH
+
+Subject = TrajectoryId | AnswerKey
+"""A response with turns: one that is trained on, or a held-out answer."""
+
+Asked = messages.OpenEpisode | messages.AskEnvironment | messages.JudgeEpisode
+Said = (
+    messages.EpisodeOpened
+    | messages.TurnAnswered
+    | messages.EpisodeEnded
+    | messages.EpisodeJudged
+    | messages.EnvironmentFailed
+)
+
+
+ANSWERS: Mapping[type, tuple[type, ...]] = {
+    messages.OpenEpisode: (messages.EpisodeOpened, messages.EnvironmentFailed),
+    messages.AskEnvironment: (
+        messages.TurnAnswered,
+        messages.EpisodeEnded,
+        messages.EnvironmentFailed,
+    ),
+    messages.JudgeEpisode: (messages.EpisodeJudged, messages.EnvironmentFailed),
+}
+"""What may be answered to what is asked."""
+
+
+class Environments:
+    """Asks the environment worker, and makes events of what it says.
+
+    `send` reaches the environment worker, `continue_answer` an instance.
+    """
+
+    def __init__(
+        self,
+        send: Callable[[messages.Message], None],
+        continue_answer: Callable[[InstanceId, messages.ContinueAnswer], None],
+        in_flight: InFlight,
+        evaluations: Evaluations,
+        rewards: Rewards,
+        throughput: Throughput,
+        store: TrajectoryStore,
+        config: Config,
+    ) -> None:
+        self._send, self._continue_answer = send, continue_answer
+        self._in_flight, self._evaluations, self._rewards = in_flight, evaluations, rewards
+        self._throughput, self._config = throughput, config.environment
+        self._max_length = config.rollout.max_completion_length
+        self._failures = 0
+        self._asked: dict[str, tuple[Subject | Opened, Asked]] = {}
+        """What the environment worker has not answered, by the key it was given."""
+        self._held_out: dict[AnswerKey, list[int]] = {}
+        """Tokens of the answers that are being made."""
+        self.openings = Openings(
+            self._put,
+            self._begin_answer,
+            in_flight,
+            evaluations,
+            store,
+            is_used=bool(config.environment.classes),
+        )
+        if config.environment.classes:
+            rewards.judge_episodes_with(self._judge)
+
+    # -- what happened to the policy ----------------------------------------------------------
+
+    def turn_ended(self, trajectory: TrajectoryId) -> None:
+        """A turn of a response, which is stored, is over: ask its environment."""
+        group = self._in_flight[trajectory.group]
+        group.turns_ended[trajectory.member] = len(self._in_flight.turns(trajectory)) + 1
+        self._ask(trajectory)
+
+    def answer_turn_ended(self, instance: InstanceId, message: messages.AnswerTurnEnded) -> None:
+        """A turn of a held-out answer is over."""
+        key = self._evaluations.turn_ended(instance, message)
+        self._held_out[key] = message.tokens
+        self._ask(key)
+
+    def close(self, trajectories: Iterable[TrajectoryId]) -> None:
+        """Nobody waits for these any more."""
+        begun = [t for t in trajectories if self._in_flight.turns_ended(t)]
+        self._close(map(_key, begun))
+
+    def leave(self, instance: InstanceId) -> None:
+        """An instance is gone, and with it the held-out answers that it was making."""
+        gone = [key for key in self._held_out if key.instance == instance]
+        for key in gone:
+            del self._held_out[key]
+        self._close(map(_key, gone))
+
+    def _close(self, keys: Iterable[str]) -> None:
+        if chosen := list(keys):
+            for key in chosen:
+                self._asked.pop(key, None)
+            self._send(messages.CloseEpisodes(chosen))
+
+    def ask_again(self) -> None:
+        """Another worker has taken the place of one that was lost."""
+        for _, message in self._asked.values():
+            self._send(message)
+
+    # -- what the worker says -----------------------------------------------------------------
+
+    def take(self, message: Said) -> Iterator[Event]:
+        """The events that an answer makes, if it still makes any.
+
+        Raises:
+            UserError: an environment failed, and the run is to stop then; or too many in a row.
+        """
+        subject, asked = self._asked.get(message.key, (None, None))
+        if asked is None or not isinstance(message, ANSWERS[type(asked)]):
+            return  # nobody waits for it, or what was asked before has been taken back
+        del self._asked[message.key]
+        if isinstance(subject, TrajectoryId) and subject not in self._in_flight:
+            return
+        if isinstance(message, messages.EnvironmentFailed):
+            self._count_failure(message.error)
+            is_judged = isinstance(asked, messages.JudgeEpisode)
+            yield from self._failed(subject, message, is_judged=is_judged)
+            return
+        self._failures = 0
+        if isinstance(message, messages.EpisodeOpened):
+            self._close([message.key])  # of those that answer later each is an object of its own
+            yield from self.openings.take(subject, message.opening)
+            return
+        if isinstance(message, messages.EpisodeJudged):
+            self._held_out.pop(subject, None)  # type: ignore[call-overload]
+            self._rewards.judged(subject, message.rewards)
+            return
+        self._throughput.add_turn(message.figures)
+        if isinstance(subject, AnswerKey):
+            self._continue_held_out(subject, message)
+        elif isinstance(message, messages.TurnAnswered):
+            length = self._in_flight.observe(subject, message.tokens)
+            yield Observed(subject, message.turn, length, *_figures(message))
+        else:
+            self._rewards.finished(subject, message.reason)
+            if not self._config.classes:
+                self._close([message.key])
+            yield EpisodeEnded(subject, message.turn, message.reason, *_figures(message))
+
+    def _begin_answer(self, instance: InstanceId, version: Version, row: int) -> None:
+        prompt_ids = self._evaluations.prompt_ids[row]
+        message = messages.ContinueAnswer(version, row, prompt_ids, [], turn=1, turn_start=0)
+        self._continue_answer(instance, message)
+
+    def _continue_held_out(
+        self, key: AnswerKey, message: messages.TurnAnswered | messages.EpisodeEnded
+    ) -> None:
+        before = self._held_out.pop(key)
+        if isinstance(message, messages.EpisodeEnded):
+            if not self._config.classes:
+                self._close([message.key])
+            self._rewards.answer_complete(key, before)
+            return
+        tokens = self._held_out[key] = before + message.tokens
+        self._evaluations.turns(key).append((len(before), len(tokens)))
+        self._continue_answer(
+            key.instance,
+            messages.ContinueAnswer(
+                key.asked,
+                key.row,
+                self._evaluations.prompt_ids[key.row],
+                tokens,
+                turn=message.turn + 1,
+                turn_start=len(tokens),
+            ),
+        )
+
+    def _failed(
+        self, subject: Subject | Opened, message: messages.EnvironmentFailed, *, is_judged: bool
+    ) -> Iterator[Event]:
+        # Without its opening a prompt cannot even become a group that is dropped.
+        if self._config.on_failure == "stop" or not isinstance(subject, TrajectoryId):
+            raise UserError(message.error)
+        if is_judged:
+            yield self._rewards.not_judged(subject, message.error)
+        else:
+            yield EnvironmentFailed(subject, message.turn, message.error)
+
+    def _count_failure(self, error: str) -> None:
+        """Stop where one after the other fails."""
+        self._failures += 1
+        if self._failures == self._config.max_consecutive_failures:
+            raise UserError(
+                f"{error}; {self._failures} in a row failed (environment.max_consecutive_failures)"
+            )
+
+    # -- asking -------------------------------------------------------------------------------
+
+    def _ask(self, subject: Subject) -> None:
+        """Have the last turn answered."""
+        episode, length = self._episode(subject)
+        room = self._max_length - length - 1  # at least one token of the next turn
+        self._put(subject, messages.AskEnvironment(episode, room))
+
+    def _judge(self, subject: Subject, tokens: Sequence[int] | None = None) -> None:
+        """Have what the environment makes of a complete response computed.
+
+        `tokens`: of a held-out answer.
+        """
+        if tokens is not None:
+            assert isinstance(subject, AnswerKey)
+            self._held_out[subject] = list(tokens)
+        episode, _ = self._episode(subject)
+        self._put(subject, messages.JudgeEpisode(episode))
+
+    def _put(self, subject: Subject | Opened, message: Asked) -> None:
+        key = message.episode.key
+        if key in self._asked:  # taken for complete while it waited for an answer
+            self._close([key])
+        self._asked[key] = subject, message
+        self._send(message)
+
+    def _episode(self, subject: Subject) -> tuple[messages.Episode, int]:
+        """All that the environment is to know, and how many tokens the response has."""
+        prompt: Prompt
+        if isinstance(subject, AnswerKey):
+            prompt, epoch = self._evaluations.prompts[subject.row], EVALUATION_EPOCH
+            tokens, turns = self._held_out[subject], self._evaluations.turns(subject)
+            opening = self._evaluations.openings.get(subject.row, "")
+            num_ended = self._evaluations.turns_ended(subject)
+        else:
+            group = self._in_flight[subject.group]
+            prompt, epoch, opening = group.prompt, group.epoch, group.opening
+            tokens, turns = self._in_flight.tokens(subject), self._in_flight.turns(subject)
+            num_ended = self._in_flight.turns_ended(subject)
+        ends = [0, *(end for _, end in turns)]
+        sampled = [tokens[a:b] for a, (b, _) in zip(ends, turns, strict=False)]
+        if num_ended > len(turns):
+            sampled.append(tokens[ends[-1] :])
+        episode = messages.Episode(
+            _key(subject),
+            prompt.row,
+            epoch,
+            prompt.prompt,
+            prompt.columns,
+            sampled,
+            [tokens[a:b] for a, b in turns],
+            opening,
+        )
+        return episode, len(tokens)
+
+
+def _key(subject: Subject) -> str:
+    """What names it, for users too."""
+    if isinstance(subject, TrajectoryId):
+        return f"trajectory {subject}"
+    return (
+        f"the answer to held-out row {subject.row} (version {subject.asked} on {subject.instance})"
+    )
+
+
+def _figures(message: Any) -> tuple[float, int, int]:
+    figures: messages.TurnFigures = message.figures
+    return figures.seconds, figures.calls, figures.failed_calls

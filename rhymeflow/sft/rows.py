@@ -1,0 +1,218 @@
+"""A row with what is to be learnt becomes a `Sample`, of which some tokens are in the loss.
+
+    {prompt, completion}    the completion is learnt: text, or messages of which the assistant's are
+    {messages}              all turns of the assistant are learnt
+
+Holds true: a turn is encoded apart from what stands before it, as the policy will sample it, and
+ends with a token that ends a response, so that ending is learnt too; all other tokens are read and
+not learnt; nothing is cut, but for what follows the last turn. Without a chat template the contents
+of messages stand one after the other as they are. Knows nothing of losses or models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from rhymeflow.config import DataConfig, SftConfig
+from rhymeflow.data.encode import PromptEncoder
+from rhymeflow.data.prompts import Message, Prompt, Row, checked
+from rhymeflow.errors import UserError, nearest
+from rhymeflow.learner.sample import Sample
+
+
+class Segment(NamedTuple):
+    """Some of a conversation's tokens, all of them learnt or none."""
+
+    ids: list[int]
+    is_learnt: bool
+
+
+class RowEncoder:
+    """Encodes rows of one run.
+
+    `stops`: tokens that end a response. `max_length`: the model's context.
+
+    Raises:
+        UserError: the configuration and the tokenizer do not fit together.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        data: DataConfig,
+        sft: SftConfig,
+        stops: Collection[int],
+        max_length: int,
+    ) -> None:
+        if data.assistant_prefix is not None:
+            raise UserError("data.assistant_prefix: sft learns completions from their beginning")
+        self._tokenizer, self._stops, self._max_length = tokenizer, stops, max_length
+        self._prompts = PromptEncoder(tokenizer, data)
+        self._prompt_column = data.prompt_column
+        self._completion_column = sft.completion_column
+        self._messages_column = sft.messages_column
+
+    def encode(self, row: Row) -> Sample:
+        """The row as a sample, of which the tokens that are not learnt count as observed.
+
+        Raises:
+            UserError: the row does not have the columns, they do not hold what they should, it
+                does not fit the chat template, or it is longer than the model's context.
+        """
+        prompt, turns = self._parts(row)
+        prompt_ids = self._prompts.encode(prompt)
+        conversation = self._prompts.conversation(prompt)
+        if conversation is None:
+            segments = self._plain(turns, row.where)
+        else:
+            segments = self._rendered(conversation, turns, row.where)
+        *_, last = (place for place, segment in enumerate(segments) if segment.is_learnt)
+        kept = segments[: last + 1]
+        ids = [token for segment in kept for token in segment.ids]
+        length = len(prompt_ids) + len(ids)
+        if length > self._max_length:
+            raise UserError(
+                f"{row.where}: is {length} tokens long; the model's context is {self._max_length}"
+            )
+        observed = [not segment.is_learnt for segment in kept for _ in segment.ids]
+        return Sample(
+            group=0,
+            prompt_ids=prompt_ids,
+            completion_ids=ids,
+            logprobs=[0.0] * len(ids),
+            versions=[0] * len(ids),
+            reward=0.0,
+            truncated=False,
+            observed=observed if any(observed) else [],
+        )
+
+    def _parts(self, row: Row) -> tuple[Prompt, list[Message]]:
+        """The prompt, and the messages that follow it."""
+        values, whole = row.values, self._messages_column
+        # Parquet and CSV give every row all columns.
+        is_whole, has_prompt = (
+            values.get(each) is not None for each in (whole, self._prompt_column)
+        )
+        if is_whole and has_prompt:
+            raise UserError(
+                f"{row.where}: has {self._prompt_column!r} and {whole!r}; a row is one or the other"
+            )
+        if is_whole:
+            return self._whole(row)
+        if not has_prompt:
+            raise UserError(
+                f"{row.where}: has neither {self._prompt_column!r} nor {whole!r}; "
+                "data.prompt_column and sft.messages_column name them"
+                f"{nearest(self._prompt_column, values)}"
+            )
+        name = self._completion_column
+        if values.get(name) is None:
+            raise UserError(
+                f"{row.where}: no column {name!r}; sft.completion_column names the one that holds "
+                f"what is learnt{nearest(name, values)}"
+            )
+        prompt = self._prompt(row, self._prompt_column)
+        if not isinstance(prompt.prompt, str) and prompt.prompt[-1]["role"] == "assistant":
+            raise UserError(
+                f"{row.where}: the prompt ends with the assistant's turn; put that into {name!r}"
+            )
+        completion = self._prompt(row, name).prompt
+        if isinstance(completion, str):
+            completion = [{"role": "assistant", "content": completion}]
+        if completion[0]["role"] != "assistant":
+            raise UserError(
+                f"{row.where}: column {name!r} begins with a message of "
+                f"{completion[0]['role']!r}, not the assistant's; that is part of the prompt"
+            )
+        return prompt, completion
+
+    def _whole(self, row: Row) -> tuple[Prompt, list[Message]]:
+        conversation = self._prompt(row, self._messages_column).prompt
+        if isinstance(conversation, str):
+            raise UserError(
+                f"{row.where}: column {self._messages_column!r}: should be a list of messages"
+            )
+        roles = [message["role"] for message in conversation]
+        if "assistant" not in roles:
+            raise UserError(f"{row.where}: no message is the assistant's, so nothing is learnt")
+        first = roles.index("assistant")
+        if first == 0:
+            raise UserError(f"{row.where}: begins with the assistant's turn, which answers nothing")
+        return Prompt(0, conversation[:first], {}, row.where), conversation[first:]
+
+    def _prompt(self, row: Row, column: str) -> Prompt:
+        """One column, checked: text or messages."""
+        (prompt,) = checked([Row(row.where, {column: row.values[column]})], column)
+        return prompt
+
+    # -- segments ---------------------------------------------------------------------------------
+
+    def _plain(self, turns: Sequence[Message], where: str) -> list[Segment]:
+        end = self._tokenizer.eos_token_id
+        if end is None:
+            raise UserError(f"{where}: the model's tokenizer has no token that ends a response")
+        return [
+            Segment([*self._ids(turn["content"]), end], True)
+            if turn["role"] == "assistant"
+            else Segment(self._ids(turn["content"]), False)
+            for turn in turns
+        ]
+
+    def _rendered(
+        self, conversation: list[Message], turns: Sequence[Message], where: str
+    ) -> list[Segment]:
+        segments: list[Segment] = []
+        so_far = list(conversation)
+        written = self._text(so_far, where, opens=True)
+        for turn in turns:
+            if turn["role"] == "assistant":
+                opening = self._text(so_far, where, opens=True)
+                segments.append(Segment(self._ids(_rest(opening, written, where)), False))
+                written = self._text([*so_far, turn], where, opens=False)
+                segments += self._turn(_rest(written, opening, where), where)
+            so_far.append(turn)
+        return segments
+
+    def _turn(self, text: str, where: str) -> Iterator[Segment]:
+        """The assistant's turn up to the token that ends it, and what the template puts after."""
+        ids = self._ids(text)
+        ends = [place for place, token in enumerate(ids) if token in self._stops]
+        if not ends:
+            raise UserError(
+                f"{where}: the model's chat template ends the assistant's turn with no token that "
+                "ends a response (eos_token_id), so the policy would not learn to stop"
+            )
+        yield Segment(ids[: ends[-1] + 1], True)
+        yield Segment(ids[ends[-1] + 1 :], False)
+
+    def _text(self, messages: list[Message], where: str, *, opens: bool) -> str:
+        """The conversation as the template writes it, with the beginning of an answer or not."""
+        import jinja2  # the tokenizer's template engine, which is what the error below is of
+
+        try:
+            text = self._tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=opens
+            )
+        except jinja2.TemplateError as error:
+            raise UserError(
+                f"{where}: the model's chat template refuses the conversation: {error}"
+            ) from None
+        assert isinstance(text, str)
+        return text
+
+    def _ids(self, text: str) -> list[int]:
+        return [int(token) for token in self._tokenizer(text, add_special_tokens=False).input_ids]
+
+
+def _rest(text: str, beginning: str, where: str) -> str:
+    if not text.startswith(beginning):
+        raise UserError(
+            f"{where}: the model's chat template writes earlier turns anew when one is added (it "
+            "drops reasoning, perhaps), so the policy would not read what is learnt here; give the "
+            "tokenizer a template that only appends"
+        )
+    return text[len(beginning) :]
+
+
+__all__ = ["RowEncoder", "Segment"]

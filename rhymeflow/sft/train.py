@@ -1,0 +1,209 @@
+"""`rhymeflow sft`: rows in, a Hugging Face checkpoint out.
+
+Holds true: every row is read and encoded before the first step, so a bad one is told at once; the
+same configuration gives the same batches; the checkpoint's directory is complete or not there. One
+process; nothing is resumed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from rhymeflow.config import Config, DataConfig, LearnerConfig, RolloutConfig
+from rhymeflow.data.files import check_source
+from rhymeflow.data.generators import is_generator
+from rhymeflow.data.load import GENERATED_COLUMN, load_rows
+from rhymeflow.data.stream import order
+from rhymeflow.errors import UserError
+from rhymeflow.learner import checkpoint
+from rhymeflow.learner.sample import Sample
+from rhymeflow.models.load import (
+    configured_stop_token_ids,
+    load_model,
+    load_tokenizer,
+    random_model,
+    resolve_device,
+    resolve_dtype,
+)
+from rhymeflow.models.tokenizer import max_length
+from rhymeflow.sft.learner import SupervisedLearner
+from rhymeflow.sft.rows import RowEncoder
+
+MADE = "warm_start.json"
+"""Beside the weights: the seed, the number of steps, the held-out loss and the digest."""
+
+
+class Rows(NamedTuple):
+    """What is learnt from, and what the loss is measured on."""
+
+    train: list[Sample]
+    held_out: list[Sample]
+
+
+def train(config: Config, say: Callable[[str], None]) -> Path:
+    """Fine-tune as section `sft` says; return the checkpoint's directory.
+
+    Raises:
+        UserError: the directory is there already, or model, rows or numbers are wrong.
+    """
+    directory = _directory(config)
+    if config.sft.num_threads is not None:
+        torch.set_num_threads(config.sft.num_threads)
+    tokenizer = load_tokenizer(config.model)
+    rows = load(config, tokenizer)
+    learner = _learner(config, tokenizer)
+    tokens = sum(len(each.prompt_ids) + len(each.completion_ids) for each in rows.train)
+    say(
+        f"{len(rows.train):,} rows of {tokens:,} tokens, {len(rows.held_out):,} held out; "
+        f"{learner.num_parameters:,} parameters"
+    )
+    if rows.held_out:
+        say(f"held-out loss before: {learner.loss(rows.held_out):.4f}")
+    _fit(learner, rows.train, config, say)
+    eval_loss = learner.loss(rows.held_out) if rows.held_out else None
+    if eval_loss is not None:
+        say(f"held-out loss: {eval_loss:.4f}")
+    _save(learner.model, tokenizer, config, directory, eval_loss)
+    say(f"checkpoint: {directory}")
+    return directory
+
+
+def load(config: Config, tokenizer: PreTrainedTokenizerBase) -> Rows:
+    """Read and encode all rows.
+
+    Raises:
+        UserError: one is wrong, with its place; or there are none.
+    """
+    data = _data(config)
+    stops = configured_stop_token_ids(config.model, tokenizer)
+    encoder = RowEncoder(tokenizer, data, config.sft, stops, max_length(config.model))
+    train, held_out = load_rows(data, config.run.seed)
+    return Rows([encoder.encode(row) for row in train], [encoder.encode(row) for row in held_out])
+
+
+def batches(
+    samples: Sequence[Sample], tokens: int, seed: int, *, shuffle: bool
+) -> Iterator[list[Sample]]:
+    """Endless: each takes samples until they have so many tokens, epoch after epoch."""
+    epoch, batch, size = 0, list[Sample](), 0
+    while True:
+        for place in order(len(samples), seed, epoch) if shuffle else range(len(samples)):
+            batch.append(samples[place])
+            size += len(batch[-1].prompt_ids) + len(batch[-1].completion_ids)
+            if size >= tokens:
+                yield batch
+                batch, size = [], 0
+        epoch += 1
+
+
+def digest(directory: Path) -> str:
+    """SHA-256 over the configuration, the weights and the tokenizer of a checkpoint directory."""
+    content = hashlib.sha256()
+    for path in sorted(directory.iterdir()):
+        if path.name in ("config.json", "tokenizer.json") or path.suffix == ".safetensors":
+            content.update(path.read_bytes())
+    return content.hexdigest()
+
+
+def _directory(config: Config) -> Path:
+    given = config.sft.output_dir
+    directory = Path(given or f"runs/{config.name}-sft").expanduser()
+    if directory.exists():
+        raise UserError(f"sft.output_dir: {directory} is there already; name another")
+    return directory
+
+
+def _data(config: Config) -> DataConfig:
+    """Section `data`, with what section `sft` says of the rows."""
+    data, sft = config.data, config.sft
+    if sft.source is None:
+        if sft.size is not None or sft.eval_size is not None:
+            raise UserError("sft.size, sft.eval_size: are of sft.source, and it is not given")
+    elif is_generator(sft.source) and sft.size is None:
+        raise UserError(f"sft.size: {sft.source} makes rows; say how many")
+    else:
+        if not is_generator(sft.source):
+            check_source(Path(sft.source), "sft.source")
+        own = {"source": sft.source, "size": sft.size, "eval_size": sft.eval_size}
+        data = data.model_copy(update={**own, "eval_source": None, "options": {}})
+    if is_generator(data.source):
+        data = data.model_copy(update={"prompt_column": GENERATED_COLUMN})
+    return data
+
+
+def _learner(config: Config, tokenizer: PreTrainedTokenizerBase) -> SupervisedLearner:
+    if config.learner.num_ranks > 1:
+        raise UserError(f"learner.num_ranks = {config.learner.num_ranks}: sft is one process")
+    device = resolve_device(config.model)
+    # In float32, so that the master weights are exact.
+    if config.sft.init == "config":
+        model = random_model(config.model, dtype=torch.float32, device=device, seed=config.run.seed)
+    else:
+        model = load_model(config.model, dtype=torch.float32, device=device)
+    dtype = resolve_dtype(config.model, device)
+    # What is learnt is the distribution itself, not one that a temperature has bent.
+    return SupervisedLearner(model, tokenizer, _learner_config(config), RolloutConfig(), dtype)
+
+
+def _learner_config(config: Config) -> LearnerConfig:
+    sft = config.sft
+    own = {
+        "max_steps": sft.max_steps,
+        "learning_rate": sft.learning_rate,
+        "lr_scheduler_type": sft.lr_scheduler_type,
+        "warmup_steps": sft.warmup_steps,
+        "beta": 0.0,  # no reference is kept
+    }
+    return config.learner.model_copy(update=own)
+
+
+def _fit(
+    learner: SupervisedLearner, samples: list[Sample], config: Config, say: Callable[[str], None]
+) -> None:
+    sft, shuffle = config.sft, config.data.shuffle
+    stream = batches(samples, sft.tokens_per_batch, config.run.seed, shuffle=shuffle)
+    losses: list[float] = []
+    began, tokens = time.perf_counter(), 0.0
+    for step in range(sft.max_steps):
+        metrics = learner.fit(next(stream), step)
+        losses.append(metrics["loss"])
+        if (step + 1) % sft.logging_steps == 0 or step + 1 == sft.max_steps:
+            now = time.perf_counter()
+            say(
+                f"step {step + 1:,}/{sft.max_steps:,}  loss {sum(losses) / len(losses):.4f}  "
+                f"learning rate {metrics['learning_rate']:.2e}  "
+                f"{(metrics['num_tokens'] - tokens) / (now - began):,.0f} tokens/s"
+            )
+            losses, began, tokens = [], now, metrics["num_tokens"]
+
+
+def _save(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    config: Config,
+    directory: Path,
+    eval_loss: float | None,
+) -> None:
+    if config.sft.save_dtype == "bfloat16":
+        model.to(torch.bfloat16)
+    unfinished = checkpoint.begin(directory)
+    checkpoint.snapshot(model, tokenizer, None).fill(unfinished)
+    made = {
+        "seed": config.run.seed,
+        "steps": config.sft.max_steps,
+        "eval_loss": eval_loss and round(eval_loss, 4),
+        "sha256": digest(unfinished),
+    }
+    (unfinished / MADE).write_text(json.dumps(made, indent=2) + "\n")
+    checkpoint.finish(unfinished, directory)
+
+
+__all__ = ["MADE", "Rows", "batches", "digest", "load", "train"]

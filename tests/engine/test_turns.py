@@ -1,0 +1,120 @@
+"""Responses with turns: the same with and without what is kept of them between two turns."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.engine.models import VOCABULARY, make_engine, make_requests, run, sampling, tiny_model
+
+LENGTHS = (3, 3, 17, 1, 40, 9)
+STOP = frozenset(range(0, VOCABULARY, 5))
+"""A fifth of what is sampled ends a turn."""
+
+
+def answered(request, turn):
+    """What an environment says: a few tokens, one of which would end a turn."""
+    said = [5, *((7 * len(request.tokens) + i) % VOCABULARY for i in range(turn % 4))]
+    request.tokens += said
+    request.logprobs += [0.0] * len(said)
+    request.turn_start = len(request.tokens)
+
+
+def converse(engine, requests, turns=4, change=None):
+    """Have every request's turns generated; return how many tokens the model ran."""
+    ran, model_runs = 0, engine._run
+
+    def counted(work, cached):
+        nonlocal ran
+        ran += sum(item.num_new for item in work)
+        return model_runs(work, cached)
+
+    engine._run = counted
+    left = dict.fromkeys((r.id for r in requests), turns)
+    for request in requests:
+        request.keeps_cache = True
+        engine.submit(request)
+    while engine.has_work:
+        for request, reason in engine.step():
+            left[request.id] -= 1
+            if reason == "stop" and left[request.id]:
+                answered(request, left[request.id])
+                if request.finish_reason() is None:
+                    engine.submit(request)
+        if change is not None:
+            change(engine)
+    engine._run = model_runs
+    return ran
+
+
+def fresh(max_new_tokens=80):
+    return make_requests(LENGTHS, sampling(max_new_tokens=max_new_tokens, stop=STOP))
+
+
+@pytest.mark.parametrize("capacity", [0, 150, 400, 100_000])
+def test_tokens_are_the_same_whatever_is_kept_and_less_is_run(capacity):
+    model = tiny_model()
+    plain, kept = fresh(), fresh()
+    all_of_it = converse(make_engine(model), plain)
+    ran = converse(make_engine(model, kv_capacity=capacity), kept)
+    assert [r.tokens for r in kept] == [r.tokens for r in plain]
+    assert any(len(r.tokens) > r.turn_start > 0 for r in kept), "nobody had a second turn"
+    if capacity == 0:
+        assert ran == all_of_it
+    elif capacity == 100_000:
+        # Every token is run once but the last one of each response, which nothing follows.
+        shared = len(plain[1].prompt_ids) - 1
+        assert ran == sum(len(r.prompt_ids) + len(r.tokens) - 1 for r in kept) - shared
+        assert ran < all_of_it
+    else:
+        assert ran <= all_of_it
+
+
+def test_nothing_is_kept_past_a_change_of_weights():
+    model, other = tiny_model(), tiny_model(seed=1)
+    engine, (request, *_) = make_engine(model, kv_capacity=1000), fresh()
+    request.keeps_cache = True
+    run(engine, [request])
+    model.load_state_dict(other.state_dict())
+    engine.set_version(1, keep_cache=True)
+    answered(request, 2)
+    again = replace(request, tokens=[*request.tokens], logprobs=[*request.logprobs], segments=[])
+    run(engine, [request])
+    run(make_engine(tiny_model(seed=1), version=1), [again])
+    assert again.tokens == request.tokens
+    assert again.logprobs == pytest.approx(request.logprobs, abs=1e-5)
+
+
+def test_what_is_kept_is_used_for_the_very_tokens_only():
+    """A request of this id with other tokens is another response."""
+    model = tiny_model()
+    engine, (request, other, *_) = make_engine(model, kv_capacity=1000), fresh()
+    request.keeps_cache = True
+    run(engine, [request])
+    other.id = request.id
+    other.prompt_ids = [t + 1 for t in other.prompt_ids]
+    alone = replace(other, tokens=[], logprobs=[], segments=[])
+    run(engine, [other])
+    run(make_engine(model), [alone])
+    assert other.tokens == alone.tokens
+
+
+@settings(max_examples=15, deadline=None)
+@given(capacity=st.integers(0, 400), seqs=st.integers(1, 8), prefill=st.integers(3, 64))
+def test_what_is_kept_never_takes_room_from_what_runs(capacity, seqs, prefill):
+    model = tiny_model()
+
+    def check(engine):
+        assert engine._kept.num_tokens == sum(s.cached for s in engine._kept._sequences.values())
+        slots = sum(len(c.slots) for c in engine._cache.size_classes.values())
+        there = sum(s.slot is not None for s in engine._sequences.values())
+        assert slots == there + len(engine._kept._sequences)
+
+    requests, engine = fresh(40), make_engine(model, seqs, prefill, kv_capacity=capacity)
+    converse(engine, requests, change=check)
+    plain = fresh(40)
+    converse(make_engine(model), plain)
+    assert [r.tokens for r in requests] == [r.tokens for r in plain]

@@ -1,0 +1,163 @@
+"""Calls of tools in text: what is written is read, and what cannot be is said to be so."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rhymeflow.environments.messages import Call
+from rhymeflow.environments.parsing import parse_calls
+from rhymeflow.environments.tools import CallRefused, arguments_of, fits, schema_of
+from rhymeflow.errors import UserError
+from tests.environments import worlds
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=8,
+)  # fmt: skip
+ARGUMENTS = st.dictionaries(st.text(), JSON)
+NAMES = st.text(min_size=1)
+
+
+@given(st.lists(st.tuples(NAMES, ARGUMENTS)), st.sampled_from(["", " ", "\n", "let me see\n"]))
+def test_json_calls_come_back_as_they_were_written(calls, between) -> None:
+    text = between.join(
+        f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+        for name, arguments in calls
+    )
+    read = parse_calls(text)
+    assert [(each.name, json.loads(each.arguments), each.error) for each in read] == [
+        (name, arguments, "") for name, arguments in calls
+    ]
+
+
+def test_the_end_of_a_call_may_stand_in_a_string() -> None:
+    inner = {"name": "say", "arguments": {"text": "</tool_call><tool_call>{"}}
+    [call] = parse_calls(f"<tool_call>{json.dumps(inner)}</tool_call>")
+    assert json.loads(call.arguments) == inner["arguments"]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.from_regex(r"[a-z_]+", fullmatch=True),
+            st.dictionaries(
+                st.from_regex(r"[a-z_]+", fullmatch=True),
+                st.text().filter(lambda value: "</parameter>" not in value),
+            ),
+        )
+    )
+)
+def test_xml_calls_come_back_as_they_were_written(calls) -> None:
+    text = "".join(
+        f"<tool_call>\n<function={name}>\n"
+        + "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in given_.items())
+        + "</function>\n</tool_call>"
+        for name, given_ in calls
+    )
+    read = parse_calls(text)
+    assert [(each.name, json.loads(each.arguments)) for each in read] == calls
+    assert all(each.is_text and not each.error for each in read)
+
+
+@given(st.text(alphabet='<>/{}[]":, tool_calfunctiparme=\n1'))
+def test_every_opened_call_is_read_or_said_to_be_malformed(text) -> None:
+    for part in (text, f"<tool_call>{text}", f"<tool_call>{text}</tool_call>"):
+        calls = parse_calls(part)
+        assert bool(calls) == ("<tool_call>" in part)
+        assert all(bool(each.error) != bool(each.name) for each in calls)
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ('{"name": "add"', "it is no JSON"),
+        ('{"name": "add"} so', "it does not end with </tool_call>"),
+        ("[1]", "no JSON object"),
+        ('{"arguments": {}}', 'no "name"'),
+        ('{"name": "add", "arguments": [1]}', '"arguments" is no JSON object'),
+        ('{"name": "add", "arguments": {"a": NaN}}', "NaN is no JSON"),
+        ("[" * 100_000, "nested too deeply"),
+        ("<function=>", "names no tool"),
+        ("<function=a><parameter=x>1", "does not end with </parameter>"),
+        ("<function=a>", "does not end with </function>"),
+    ],
+)
+def test_a_malformed_call_says_what_is_wrong_and_hides_no_other(text: str, error: str) -> None:
+    good = '<tool_call>{"name": "b"}</tool_call>'
+    bad, other = parse_calls(f"<tool_call>{text}</tool_call>{good}")
+    assert error in bad.error
+    assert other == Call("b")
+
+
+def test_arguments_may_be_a_string_of_json() -> None:
+    [call] = parse_calls('<tool_call>{"name": "a", "arguments": "{\\"x\\": 1}"}</tool_call>')
+    assert json.loads(call.arguments) == {"x": 1}
+
+
+SCHEMAS = {"add": schema_of(worlds.Counter.add, "tool add")}
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (Call("", error="it is odd"), "cannot be read: it is odd"),
+        (Call("ad"), "no tool 'ad'; did you mean add?"),
+        (Call("add"), "add needs the argument 'amount'"),
+        (Call("add", '{"amount": 1, "time": 2}'), "no argument 'time'; did you mean times?"),
+        (Call("add", '{"amount": "1"}'), "'amount' is \"1\", should be integer"),
+        (Call("add", '{"amount": true}'), "'amount' is true, should be integer"),
+        (Call("add", '{"amount": 1.5}'), "'amount' is 1.5, should be integer"),
+        (Call("add", '{"amount": "one"}', is_text=True), "'amount' is \"one\", should be integer"),
+    ],
+)
+def test_what_does_not_fit_the_tool_is_refused(call: Call, error: str) -> None:
+    with pytest.raises(CallRefused) as refused:
+        arguments_of(call, SCHEMAS)
+    assert error in str(refused.value)
+
+
+def test_arguments_that_fit_are_given() -> None:
+    assert arguments_of(Call("add", '{"amount": 3, "times": 2}'), SCHEMAS) == {
+        "amount": 3, "times": 2,
+    }  # fmt: skip
+    assert arguments_of(Call("add", '{"amount": "3"}', is_text=True), SCHEMAS) == {"amount": 3}
+
+
+def test_types_of_schemas() -> None:
+    def tool(a: int | None, b: list[str], c: dict[str, float], d: tuple[int, str]) -> None:
+        """Do.
+
+        Args:
+            a: one.
+            b: two.
+            c: three.
+            d: four.
+        """
+
+    a, b, c, d = schema_of(tool, "tool")["function"]["parameters"]["properties"].values()
+    assert fits(None, a)
+    assert fits(1, a)
+    assert not fits("1", a)
+    assert fits(["x"], b)
+    assert not fits([1], b)
+    assert fits({"x": 1}, c)
+    assert not fits({"x": "1"}, c)
+    assert fits([1, "x"], d)
+    assert not fits([1], d)
+    assert fits("x", {"type": "string", "enum": ["x", "y"]})
+    assert not fits("z", {"type": "string", "enum": ["x", "y"]})
+
+
+def test_a_tool_of_which_too_little_is_said_is_refused() -> None:
+    for tool, lacks in ((worlds.undocumented, "docstring"), (worlds.untyped, "type hint")):
+        with pytest.raises(UserError, match=lacks) as error:
+            schema_of(tool, "tool odd")
+        assert str(error.value).startswith("tool odd: ")
+    with pytest.raises(UserError, match="'rest' cannot be given by name"):
+        schema_of(lambda *rest: None, "tool odd")

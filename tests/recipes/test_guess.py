@@ -1,0 +1,104 @@
+"""The recipe `guess`: halving finds every number in time, the careless teacher a third of them."""
+
+import json
+import random
+import statistics
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rhymeflow import recipes
+from rhymeflow.config import ModelConfig
+from rhymeflow.config.load import read_config
+from rhymeflow.models.load import load_tokenizer
+from rhymeflow.recipes.guess import task, warm_start
+from rhymeflow.sft.train import digest
+from tests.recipes.play import play, replay
+
+
+def interval(messages):
+    """What the hints leave."""
+    lowest, highest = 1, task.LARGEST
+    for turn, answer in zip(messages[::2], messages[1::2], strict=True):
+        guess = int(turn["content"])
+        if answer["content"] == "<":
+            highest = min(highest, guess - 1)
+        else:
+            lowest = max(lowest, guess + 1)
+    return lowest, highest
+
+
+def halving(messages):
+    return str(sum(interval(messages)) // 2)
+
+
+@pytest.mark.parametrize("hidden", range(1, task.LARGEST + 1))
+def test_halving_finds_every_number_in_time(hidden):
+    reward, messages = play(task.Environment(), {"prompt": "#1?", "hidden": hidden}, halving)
+    assert reward == 1.0
+    assert len(messages) <= 2 * task.MAX_TURNS - 1
+
+
+def test_the_example_of_the_docstring():
+    guesses = iter(["32", "20", "25"])
+    problem = {"prompt": "#40417?", "hidden": 25}
+    reward, messages = play(task.Environment(), problem, lambda _: next(guesses))
+    assert reward == 1.0
+    assert [message["content"] for message in messages] == ["32", "<", "20", ">", "25"]
+
+
+@given(st.integers(1, 63), st.lists(st.text(task.ALPHABET, max_size=3), min_size=6, max_size=6))
+def test_a_game_ends_with_the_number_or_after_six_turns(hidden, turns):
+    given_turns = iter(turns)
+    reward, messages = play(
+        task.Environment(), {"prompt": "#1?", "hidden": hidden}, lambda _: next(given_turns)
+    )
+    guesses = [message["content"] for message in messages[::2]]
+    assert reward == float(guesses[-1] == str(hidden))
+    assert reward or len(guesses) == 6
+    for guess, answer in zip(guesses, messages[1::2], strict=False):
+        if guess.isdigit() and guess[0] != "0":
+            assert answer["content"] == ("<" if hidden < int(guess) else ">")
+        else:
+            assert answer["content"] == "?"
+
+
+def test_problems_are_distinct_and_hide_every_number():
+    problems = task.problems(2000, 5)
+    assert len({problem["prompt"] for problem in problems}) == 2000
+    assert {problem["hidden"] for problem in problems} == set(range(1, 64))
+    assert task.problems(500, 5) == problems[:500]
+    with pytest.raises(ValueError, match="50000"):
+        task.problems(50_001, 0)
+
+
+def test_the_careless_teacher_finds_a_third_and_heeds_the_hints():
+    noise = random.Random(0)
+    rewards, within = [], []
+    for problem in task.problems(3000, 1):
+        messages = warm_start.played(problem["hidden"], noise)
+        rewards.append(replay(task.Environment(), problem, messages))
+        for place in range(0, len(messages), 2):
+            lowest, highest = interval(messages[:place])
+            within.append(lowest <= int(messages[place]["content"]) <= highest)
+    assert 0.3 < statistics.mean(rewards) < 0.4
+    assert all(within)
+
+
+def test_a_game_fits_the_recipe():
+    config = read_config("guess")
+    assert config.environment.max_turns == task.MAX_TURNS
+    longest = task.MAX_TURNS * 3 + (task.MAX_TURNS - 1)  # two digits and <eos>; a hint
+    assert longest <= config.rollout.max_completion_length
+    assert len("#00000?") + config.rollout.max_completion_length <= warm_start.MAX_LENGTH
+
+
+def test_the_shipped_checkpoint_is_the_recorded_one_and_small():
+    directory = recipes.directory("guess")
+    recorded, config = json.loads((directory / "warm_start.json").read_text()), read_config("guess")
+    assert recorded["sha256"] == digest(directory)
+    assert (recorded["seed"], recorded["steps"]) == (config.run.seed, config.sft.max_steps)
+    assert sum(p.stat().st_size for p in directory.iterdir() if p.is_file()) <= 2 * 1024**2
+    tokenizer = load_tokenizer(ModelConfig(name="recipe:guess"))
+    assert len(tokenizer.encode(task.ALPHABET)) == len(task.ALPHABET) == len(tokenizer) - 2

@@ -1,0 +1,143 @@
+"""The built-in `llm_judge` against a server that behaves and misbehaves."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from rhymeflow.config import RewardFunction
+from rhymeflow.errors import UserError
+from rhymeflow.reward import llm_judge
+from rhymeflow.reward.functions import Judge, NoReward
+from rhymeflow.reward.messages import RewardRequest, TrainerState
+
+KEY = "sk-not-to-be-seen"
+
+
+class Server(ThreadingHTTPServer):
+    """Answers with the length of what stands in quotes, after as many errors as it is told."""
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.asked, self.errors, self.seconds, self.says = [], [], 0.0, "I would say {}."
+        self.at_once = self.most_at_once = 0
+        self.lock = threading.Lock()
+
+    def handle_error(self, *_):
+        """Who asked has gone, as a test wants it."""
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.server_address[1]}/v1"
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_POST(self):
+        server = self.server
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        with server.lock:
+            server.asked.append((self.path, self.headers.get("Authorization"), body))
+            server.at_once += 1
+            server.most_at_once = max(server.most_at_once, server.at_once)
+            code = server.errors.pop() if server.errors else 200
+        time.sleep(server.seconds)
+        with server.lock:
+            server.at_once -= 1
+        length = len(body["messages"][0]["content"].split('"')[1])
+        content = {"choices": [{"message": {"content": server.says.format(length)}}]}
+        answer = json.dumps(content if code == 200 else {"error": "not now"}).encode()
+        self.send_response(code)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    monkeypatch.setattr(llm_judge, "WAIT_SECONDS", 0.01)
+    made = Server()
+    threading.Thread(target=made.serve_forever, daemon=True).start()
+    yield made
+    made.shutdown()
+    made.server_close()
+
+
+def judge(server, texts, prompt='Rate "{completion}" to {prompt}, {answer}', **options):
+    given = {"url": server.url, "model": "m", "prompt": prompt, **options}
+    judging = Judge(RewardFunction(function="llm_judge", options=given))
+    request = RewardRequest("why", texts, [[1]] * len(texts), {"answer": "no"}, TrainerState(0, 1))
+    with asyncio.Runner() as runner:
+        return judging(request, runner), judging(request, runner)
+
+
+def test_each_response_is_judged_and_no_question_is_asked_twice(server):
+    first, second = judge(server, ["a", "bbb", "a"], concurrency=1, scale=2)
+    assert first == second == [0.5, 1.5, 0.5]
+    assert len(server.asked) == 2
+    path, key, body = server.asked[0]
+    assert (path, key) == ("/v1/chat/completions", f"Bearer {KEY}")
+    assert body["messages"][0]["content"] == 'Rate "a" to why, no'
+    assert body["model"] == "m"
+
+
+def test_a_group_is_judged_at_once(server):
+    server.seconds = 0.1
+    judge(server, [f"response {i}" for i in range(8)], concurrency=4)
+    assert server.most_at_once == 4
+    assert RewardFunction(function="llm_judge").per == "group"
+
+
+def test_a_server_that_is_busy_is_asked_again(server):
+    server.errors = [503, 429]
+    assert judge(server, ["abc"])[0] == [3.0]
+    assert len(server.asked) == 3
+
+
+@pytest.mark.parametrize(
+    ("errors", "says", "problem", "asked"),
+    [
+        ([401] * 9, "{}", "HTTP 401", 1),
+        ([500] * 9, "{}", "HTTP 500", 3),
+        ([], "no idea", "has no reward: 'no idea'", 1),
+    ],
+)
+def test_what_is_no_reward_is_an_error_without_the_key(server, errors, says, problem, asked):
+    server.errors, server.says = errors, says
+    with pytest.raises(NoReward, match=problem) as raised:
+        judge(server, ["abc"], retries=2)
+    assert len(server.asked) == asked
+    assert KEY not in str(raised.value)
+
+
+def test_a_server_that_is_silent_or_gone_is_an_error(server):
+    server.seconds = 1.0
+    with pytest.raises(NoReward, match="timed out"):
+        judge(server, ["abc"], timeout=0.1, retries=0)
+    server.server_close()
+    with pytest.raises(NoReward, match=r"127\.0\.0\.1"):
+        judge(server, ["abc"], retries=0, timeout=0.2)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"url": "localhost"}, "url is 'localhost', should begin with http"),
+        ({"pattern": "("}, "is no regular expression"),
+        ({"pattern": "a"}, "has no group"),
+        ({"scale": 0}, "scale is 0"),
+        ({"key": "x"}, "no option 'key'"),
+    ],
+)
+def test_wrong_options_are_refused(options, problem):
+    given = {"url": "http://x/v1", "model": "m", "prompt": "p", **options}
+    with pytest.raises(UserError, match=problem):
+        Judge(RewardFunction(function="llm_judge", options=given))

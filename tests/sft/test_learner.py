@@ -1,0 +1,125 @@
+"""The loss and its gradient against direct formulas, and that it falls."""
+
+from __future__ import annotations
+
+import random
+from itertools import islice
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from rhymeflow.learner.sample import Sample
+from rhymeflow.sft.learner import SupervisedLearner
+from rhymeflow.sft.train import batches
+from tests.learner.builders import VOCAB, close, learner_config, rollout_config, tiny_model
+
+
+def made_up(count: int, seed: int = 0, *, with_observed: bool = True) -> list[Sample]:
+    rng = random.Random(seed)
+    samples = []
+    for _ in range(count):
+        length = rng.randint(1, 15)
+        observed = [with_observed and rng.random() < 0.4 for _ in range(length - 1)] + [False]
+        samples.append(
+            Sample(
+                group=0,
+                prompt_ids=[rng.randrange(3, VOCAB) for _ in range(rng.randint(1, 6))],
+                completion_ids=[rng.randrange(3, VOCAB) for _ in range(length)],
+                logprobs=[0.0] * length,
+                versions=[0] * length,
+                reward=0.0,
+                truncated=False,
+                observed=observed,
+            )
+        )
+    return samples
+
+
+def learner(**changes: object) -> SupervisedLearner:
+    config = learner_config(**changes)
+    return SupervisedLearner(tiny_model(), None, config, rollout_config(), torch.float32)
+
+
+def direct(batch: list[Sample]) -> tuple[float, dict[str, torch.Tensor]]:
+    """Loss and gradients, a sample at a time, by plain transformers and cross-entropy."""
+    model = tiny_model(attn="eager")
+    num_learnt = sum(len(s.completion_ids) - sum(s.observed) for s in batch)
+    total = 0.0
+    for sample in batch:
+        ids = torch.tensor([[*sample.prompt_ids, *sample.completion_ids]])
+        labels = ids[0].clone()
+        labels[: len(sample.prompt_ids)] = -100
+        for place, is_observed in enumerate(sample.observed, len(sample.prompt_ids)):
+            if is_observed:
+                labels[place] = -100
+        logits = model(input_ids=ids).logits[0, :-1]
+        loss = cross_entropy(logits, labels[1:], reduction="sum") / num_learnt
+        loss.backward()
+        total += loss.item()
+    return total, {name: p.grad for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("max_tokens", [8192, 24])
+def test_loss_and_gradient_are_the_direct_formulas(max_tokens: int) -> None:
+    batch = made_up(12)
+    ours = learner(max_tokens_per_microbatch=max_tokens, logits_chunk_size=7)
+    kept: dict[str, torch.Tensor] = {}
+
+    def look(rate: float) -> float:
+        kept.update({n: m.grad.clone() for n, m in ours._optimizer._masters.items()})
+        return 0.0
+
+    ours._optimizer.step = look
+    metrics = ours.fit(batch, 0)
+    loss, gradients = direct(batch)
+    assert metrics["loss"] == pytest.approx(loss, rel=1e-5)
+    assert ours.loss(batch) == pytest.approx(loss, rel=1e-5)
+    close(kept, gradients, 1e-4)
+
+
+def test_what_is_observed_after_the_last_learnt_token_has_no_part() -> None:
+    sample = made_up(1, with_observed=False)[0]
+    longer = Sample(
+        0,
+        sample.prompt_ids,
+        [*sample.completion_ids, 5],
+        [0.0] * (len(sample.completion_ids) + 1),
+        [0] * (len(sample.completion_ids) + 1),
+        0.0,
+        False,
+        observed=[False] * len(sample.completion_ids) + [True],
+    )
+    assert learner().loss([longer]) == pytest.approx(learner().loss([sample]), rel=1e-6)
+
+
+def test_the_loss_falls_to_what_cannot_be_known() -> None:
+    """A toy: the prompt's token twice, then the end. Attention over equal tokens cannot count them,
+    so what is left is the entropy of one in three: ln 3 - 2/3 ln 2.
+    """
+    rows = [
+        Sample(0, [token], [token, token, 2], [0.0] * 3, [0] * 3, 0.0, False)
+        for token in range(3, VOCAB)
+    ]
+    ours = learner(learning_rate=0.003, max_steps=150)
+    before = ours.loss(rows)
+    for step in range(150):
+        metrics = ours.fit(rows, step)
+    assert ours.version == 150
+    assert before > 2.0
+    assert ours.loss(rows) == pytest.approx(0.6365, abs=0.01)
+    assert metrics["num_tokens"] == 150 * 4 * len(rows)
+
+
+def test_batches_have_every_row_once_an_epoch_and_the_tokens_asked_for() -> None:
+    samples = made_up(30)
+    number = {id(sample): place for place, sample in enumerate(samples)}
+    some = list(islice(batches(samples, 40, 3, shuffle=True), 30))
+    order = [number[id(sample)] for batch in some for sample in batch]
+    assert sorted(order[:30]) == sorted(order[30:60]) == list(range(30))
+    assert order[:30] != order[30:60]
+    for batch in some:
+        sizes = [len(s.prompt_ids) + len(s.completion_ids) for s in batch]
+        assert sum(sizes) >= 40 > sum(sizes[:-1])
+    straight = next(batches(samples, 40, 3, shuffle=False))
+    assert [number[id(sample)] for sample in straight] == list(range(len(straight)))

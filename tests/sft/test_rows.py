@@ -1,0 +1,160 @@
+"""Rows to samples: which tokens are learnt, and what is said of a row that does not fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rhymeflow.config import DataConfig, SftConfig
+from rhymeflow.data.prompts import Row
+from rhymeflow.errors import UserError
+from rhymeflow.learner.sample import Sample
+from rhymeflow.recipes import characters
+from rhymeflow.sft.rows import RowEncoder
+
+TEMPLATE = (
+    "{% for m in messages %}"
+    "{% if m.role == 'robot' %}{{ raise_exception('no robots') }}{% endif %}"
+    "[{{ m.role }}]{{ m.content }}<eos>;{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+FORGETFUL = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content if loop.last else '' }}<eos>{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+ENDLESS = TEMPLATE.replace("<eos>", "")
+ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789 +=?[];<>^"
+
+
+def encoder(template: str | None, max_length: int = 200, **fields: Any) -> RowEncoder:
+    tokenizer = characters.make_tokenizer(ALPHABET, max_length)
+    tokenizer.chat_template = template
+    data = DataConfig(**{k: v for k, v in fields.items() if k in DataConfig.model_fields})
+    sft = SftConfig(**{k: v for k, v in fields.items() if k in SftConfig.model_fields})
+    return RowEncoder(tokenizer, data, sft, {tokenizer.eos_token_id}, max_length)
+
+
+CHAT, PLAIN = encoder(TEMPLATE), encoder(None)
+
+
+def shown(sample: Sample) -> tuple[str, str]:
+    """The prompt; the rest with learnt characters as capitals, and `!` for the token that ends."""
+    symbols = ["<pad>", "!", *ALPHABET]
+    observed = sample.observed or [False] * len(sample.completion_ids)
+    rest = [
+        symbols[token] if seen else symbols[token].upper()
+        for token, seen in zip(sample.completion_ids, observed, strict=True)
+    ]
+    return "".join(symbols[token] for token in sample.prompt_ids), "".join(rest)
+
+
+def encoded(with_: RowEncoder, **values: Any) -> tuple[str, str]:
+    return shown(with_.encode(Row("rows.jsonl:7", values)))
+
+
+def says(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
+
+
+def test_text_is_learnt_with_its_end() -> None:
+    assert encoded(PLAIN, prompt="a+b?", completion="c") == ("a+b?", "C!")
+    assert encoded(encoder(None, completion_column="answer"), prompt="a?", answer="b")[1] == "B!"
+
+
+def test_answers_between_plain_turns_are_not_learnt() -> None:
+    turns = [says("assistant", "ab"), says("tool", "cd"), says("assistant", "e")]
+    assert encoded(PLAIN, prompt="q?", completion=turns) == ("q?", "AB!cdE!")
+
+
+def test_what_follows_the_last_turn_is_left_out() -> None:
+    turns = [says("assistant", "ab"), says("tool", "cd")]
+    assert encoded(PLAIN, prompt="q?", completion=turns)[1] == "AB!"
+    assert encoded(CHAT, prompt="q?", completion=turns)[1] == "AB!"
+
+
+def test_a_conversation_is_learnt_where_the_assistant_speaks() -> None:
+    messages = [
+        says("user", "q"),
+        says("assistant", "a"),
+        says("user", "r"),
+        says("assistant", "b"),
+    ]
+    assert encoded(CHAT, messages=messages) == (
+        "[user]q!;[assistant]",
+        "A!;[user]r!;[assistant]B!",
+    )
+    assert encoded(CHAT, prompt="q", completion=messages[1:]) == encoded(CHAT, messages=messages)
+    assert encoded(CHAT, prompt=messages[:3], completion="b") == (
+        "[user]q!;[assistant]a!;[user]r!;[assistant]",
+        "B!",
+    )
+    prompt, _ = encoded(encoder(TEMPLATE, system_prompt="s"), messages=messages)
+    assert prompt == "[system]s!;[user]q!;[assistant]"
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["assistant", "user"]), st.text("abcde", max_size=4)),
+        min_size=1,
+        max_size=6,
+    ).filter(lambda turns: turns[0][0] == turns[-1][0] == "assistant")
+)
+def test_a_turn_is_learnt_and_nothing_else(turns: list[tuple[str, str]]) -> None:
+    completion = [says(*turn) for turn in turns]
+    _, rest = encoded(CHAT, prompt="q", completion=completion)
+    learnt = "".join(each for each in rest if each.isupper() or (each == "!"))
+    opened = rest.split("!")
+    own = [content.upper() for role, content in turns if role == "assistant"]
+    assert "".join(each for each in learnt if each != "!") == "".join(own)
+    assert len(opened) - 1 == len(turns)  # each message ends, the assistant's and the others
+    _, plain = encoded(PLAIN, prompt="q", completion=completion)
+    assert plain == "".join(
+        content.upper() + "!" if role == "assistant" else content for role, content in turns
+    )
+
+
+@pytest.mark.parametrize(
+    ("encoder_", "values", "part"),
+    [
+        (PLAIN, {"question": "a"}, "rows.jsonl:7: has neither 'prompt' nor 'messages'"),
+        (PLAIN, {"prompt": "a", "completion": None}, "rows.jsonl:7: no column 'completion'"),
+        (PLAIN, {"prompt": "a", "completion": 3}, "column 'completion': should be a string or"),
+        (PLAIN, {"prompt": "", "completion": "b"}, "column 'prompt': the prompt is empty"),
+        (PLAIN, {"prompt": "a" * 150, "completion": "b" * 50}, "is 201 tokens long"),
+        (PLAIN, {"messages": [says("user", "a"), says("assistant", "b")]}, "no chat template"),
+        (CHAT, {"messages": "a"}, "column 'messages': should be a list of messages"),
+        (CHAT, {"messages": [says("user", "a")]}, "no message is the assistant's"),
+        (CHAT, {"messages": [says("assistant", "a")]}, "begins with the assistant's turn"),
+        (
+            CHAT,
+            {"prompt": "a", "completion": [says("user", "b")]},
+            "begins with a message of 'user'",
+        ),
+        (CHAT, {"messages": [{"role": "user"}]}, "message 0: has no 'content'"),
+        (CHAT, {"messages": [says("user", "a")], "prompt": "b"}, "a row is one or the other"),
+        (CHAT, {"prompt": [says("assistant", "a")], "completion": "b"}, "the prompt ends with the"),
+        (
+            CHAT,
+            {"prompt": [says("robot", "b"), says("user", "a")], "completion": "c"},
+            "refuses the prompt: no robots",
+        ),
+        (encoder(FORGETFUL), {"prompt": "a", "completion": "b"}, "writes earlier turns anew"),
+        (encoder(ENDLESS), {"prompt": "a", "completion": "b"}, "would not learn to stop"),
+    ],
+)
+def test_a_row_that_does_not_fit_is_named(
+    encoder_: RowEncoder, values: dict[str, Any], part: str
+) -> None:
+    with pytest.raises(UserError) as error:
+        encoded(encoder_, **values)
+    assert str(error.value).startswith("rows.jsonl:7: ")
+    assert part in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_prefix_of_answers_is_refused() -> None:
+    with pytest.raises(UserError, match="assistant_prefix"):
+        encoder(None, assistant_prefix="a")

@@ -1,0 +1,131 @@
+"""`rhymeflow sft` from files to a checkpoint that can be trained on."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from rhymeflow import cli
+from rhymeflow.config import ModelConfig
+from rhymeflow.models.load import load_model, load_tokenizer
+from rhymeflow.recipes import characters
+from rhymeflow.sft.train import digest
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    """A model's configuration and tokenizer, without weights."""
+    directory = tmp_path / "tiny"
+    tokenizer = characters.make_tokenizer("abc?", 16)
+    tokenizer.save_pretrained(directory)
+    config = characters.make_config(tokenizer, 16)
+    config.update({"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1})
+    config.update({"head_dim": 8})
+    config.save_pretrained(directory)
+    return directory
+
+
+def rows(path: Path, *lines: dict[str, str]) -> Path:
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    return path
+
+
+def sft(*arguments: object) -> int:
+    return cli.main(["sft", *map(str, arguments)])
+
+
+def test_a_model_from_nothing_and_further_from_its_weights(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = rows(
+        tmp_path / "rows.jsonl",
+        *({"prompt": f"{each}?", "completion": each * 3} for each in "abcabcabcabc"),
+    )
+    first, second = tmp_path / "first", tmp_path / "second"
+    common = ["--data", data, "--sft.tokens_per_batch", 40, "--sft.num_threads", 1]
+    common += ["--sft.learning_rate", 0.01, "--data.eval_size", 2, "--sft.max_steps", 30]
+    assert sft("--model", tiny, "--sft.output_dir", first, "--sft.init", "config", *common) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"step 30/30  loss \d", out)
+    before, after = (float(n) for n in re.findall(r"held-out loss\D*: ([\d.]+)", out))
+    assert after < before / 3
+
+    bf16 = ["--sft.save_dtype", "bfloat16"]
+    assert sft("--model", first, "--sft.output_dir", second, *bf16, *common) == 0
+    out = capsys.readouterr().out
+    again, final = (float(n) for n in re.findall(r"held-out loss\D*: ([\d.]+)", out))
+    assert again == pytest.approx(after, abs=1e-3)
+    assert final < after
+    made = json.loads((second / "warm_start.json").read_text())
+    assert (made["seed"], made["steps"], made["eval_loss"]) == (0, 30, pytest.approx(final))
+    assert made["sha256"] == digest(second) != digest(first)
+    assert {path.name for path in second.iterdir()} >= {"config.json", "model.safetensors"}
+    assert not (second / "learner.pt").exists()
+
+    named = ModelConfig(name=str(second))
+    model = load_model(named, dtype=torch.float32, device=torch.device("cpu"))
+    tokenizer = load_tokenizer(named)
+    assert json.loads((second / "config.json").read_text())["dtype"] == "bfloat16"
+    assert tokenizer.decode([2, 3], skip_special_tokens=True) == "ab"
+    assert model.config.vocab_size == 6
+
+
+def test_the_same_seed_makes_the_same_checkpoint(tiny: Path, tmp_path: Path) -> None:
+    data = rows(tmp_path / "rows.jsonl", *({"prompt": "a", "completion": "b"} for _ in range(4)))
+    common = ["--model", tiny, "--data", data, "--sft.init", "config", "--sft.max_steps", 2]
+    for name, seed in (("one", 0), ("same", 0), ("other", 1)):
+        assert sft(*common, "--sft.output_dir", tmp_path / name, "--run.seed", seed) == 0
+    one, same, other = (digest(tmp_path / name) for name in ("one", "same", "other"))
+    assert one == same != other
+
+
+@pytest.mark.parametrize(
+    ("line", "options", "part"),
+    [
+        ({"prompt": "a"}, [], "rows.jsonl:2: no column 'completion'"),
+        ({"prompt": "a", "completion": "b" * 15}, [], "rows.jsonl:2: is 17 tokens long"),
+        (None, ["--sft.size", 3], "sft.size, sft.eval_size: are of sft.source"),
+        (None, ["--sft.source", "warm_start:tools"], "sft.size: warm_start:tools makes rows"),
+        (None, ["--sft.source", "nothing.jsonl"], "sft.source: there is no file or directory"),
+        (None, ["--sft.source", "warm_start:smollm2", "--sft.size", 3], "has no rows"),
+        (None, ["--learner.num_ranks", 2], "sft is one process"),
+        (None, ["--sft.output_dir", "."], "sft.output_dir: . is there already"),
+        (None, ["--sft.stepz", 1], "did you mean"),
+    ],
+)
+def test_mistakes_are_one_line(
+    line: dict[str, str] | None,
+    options: list[object],
+    part: str,
+    tiny: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = rows(
+        tmp_path / "rows.jsonl",
+        {"prompt": "a", "completion": "b"},
+        line or {"prompt": "b", "completion": "c"},
+    )
+    given = ["--model", tiny, "--data", data, "--data.eval_size", 0, "--sft.init", "config"]
+    assert sft(*given, *options) == 2
+    error = capsys.readouterr().err
+    assert part in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+
+
+def test_help_has_the_section(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["sft", "--help"])
+    out = capsys.readouterr().out
+    assert "--sft.tokens_per_batch" in out
+    assert "{prompt, completion}" in out
+    with pytest.raises(SystemExit):
+        cli.main(["train", "--help"])
+    assert "--sft." not in capsys.readouterr().out

@@ -1,0 +1,182 @@
+"""The environment worker, in this process: turns in, answers out, by a real connection."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from rhymeflow.config import Config
+from rhymeflow.utils import output
+from rhymeflow.workers import environment
+from rhymeflow.workers.messages import (
+    Alive,
+    AskEnvironment,
+    CloseEpisodes,
+    EnvironmentFailed,
+    Episode,
+    EpisodeEnded,
+    EpisodeJudged,
+    EpisodeOpened,
+    JudgeEpisode,
+    OpenEpisode,
+    Shutdown,
+    TurnAnswered,
+    receive,
+    send,
+)
+from tests.environments.test_executor import FILE
+from tests.environments.test_rendering import CHATML, ids, tokenizer
+
+Worker = Callable[..., Any]
+
+
+@pytest.fixture
+def worker(tmp_path, monkeypatch) -> Iterator[Worker]:
+    """Start a worker that serves in a thread; returns the controller's end."""
+    monkeypatch.setattr(environment, "ALIVE_SECONDS", 0.2)
+    monkeypatch.setattr(output, "_path", tmp_path / "log")
+    started = []
+
+    def _start(tok: Any, *names: str, **fields: Any) -> Any:
+        monkeypatch.setattr(environment, "load_tokenizer", lambda model: tok)
+        section = {
+            "classes": [{"environment": f"{FILE}:{name}"} for name in names], "retries": 0,
+        } | fields  # fmt: skip
+        config = Config.model_validate({"environment": section})
+        ours, theirs = multiprocessing.Pipe()
+        thread = threading.Thread(
+            target=environment.main, args=(theirs, "environment", config, tmp_path)
+        )
+        thread.start()
+        started.append((ours, thread))
+        return ours
+
+    yield _start
+    for ours, thread in started:
+        send(ours, Shutdown())
+        thread.join(timeout=20)
+        assert not thread.is_alive()
+
+
+TEXT, CHAT = tokenizer(None), tokenizer(CHATML)
+
+
+def episode(*turns: str, observed: Any = (), tok: Any = TEXT, key: str = "3.1", **columns: Any):
+    return Episode(
+        key, 5, 0, "begin", columns, [ids(tok, each) for each in turns],
+        [ids(tok, each) for each in observed],
+    )  # fmt: skip
+
+
+def answers(connection: Any, count: int = 1) -> list[Any]:
+    """The next answers; signs of life left out."""
+    found: list[Any] = []
+    while len(found) < count:
+        assert connection.poll(60)
+        message = receive(connection)
+        if not isinstance(message, Alive):
+            found.append(message)
+    return found
+
+
+def ask(connection: Any, *turns: str, room: int = 300, **options: Any) -> Any:
+    send(connection, AskEnvironment(episode(*turns, **options), room))
+    return answers(connection)[0]
+
+
+def test_turns_are_answered_in_tokens_and_the_episode_judged(worker: Worker) -> None:
+    ours = worker(TEXT, "Echo", max_turns=3)
+    first = ask(ours, "abc<|im_end|>")
+    assert isinstance(first, TurnAnswered)
+    assert (first.key, first.turn, first.tokens) == ("3.1", 1, ids(TEXT, "abc"))
+    assert first.figures.seconds >= 0
+    second = ask(ours, "abc", "count", observed=["abc"])
+    assert TEXT.decode(second.tokens) == "4 2"
+    third = ask(ours, "abc", "count", "x", observed=["abc", "4 2"])
+    assert (type(third), third.turn, third.reason) == (EpisodeEnded, 3, "max_turns")
+    send(ours, JudgeEpisode(episode("abc", "count", "x", observed=["abc", "4 2"])))
+    assert answers(ours) == [EpisodeJudged("3.1", {"Echo": 3.0})]
+    assert (ask(ours, "bye").reason, ask(ours, "abcd", room=3, key="4.0").reason) == (
+        "stop", "length",
+    )  # fmt: skip
+
+
+def test_the_environment_is_made_again_where_it_is_not_there(worker: Worker) -> None:
+    ours = worker(TEXT, "Echo")
+    drawn = [TEXT.decode(ask(ours, "seed", key=key).tokens) for key in ("1.0", "1.1")]
+    assert drawn[0] == drawn[1], "of one prompt"
+    again = ask(ours, "seed", "count", observed=drawn[:1], key="1.2")
+    assert TEXT.decode(again.tokens) == "4 2"
+    other = ask(ours, "chance", "count", observed=["0.5"], key="1.3")
+    assert isinstance(other, EnvironmentFailed)
+    assert other.turn == 2
+    assert "environment of 1.3, turn 1: it is not reproducible: after `reset`" in other.error
+    ended = ask(ours, "bye", "count", observed=["so"], key="1.4")
+    assert "not reproducible" in ended.error
+
+
+def test_a_failure_is_no_reward_and_closed_episodes_are_not_answered(worker: Worker) -> None:
+    ours = worker(TEXT, "Echo")
+    assert "raised ValueError: no, thank you" in ask(ours, "raise").error
+    send(ours, AskEnvironment(episode("slow", key="9.0"), 10))
+    send(ours, CloseEpisodes(["9.0", "9.9"]))
+    assert ask(ours, "a").key == "3.1"
+    send(ours, JudgeEpisode(episode("a", key="9.1", colour="nothing")))
+    assert answers(ours) == [EpisodeJudged("9.1", {})]
+
+
+def test_a_chat_is_continued_by_its_template(worker: Worker) -> None:
+    ours = worker(CHAT, "Counter", tools=[f"{FILE}:multiply"])
+    call = '<tool_call>{"name": "add", "arguments": {"amount": 2}}</tool_call>'
+    answer = ask(ours, f"{call}{call}<|im_end|>", tok=CHAT, start=1)
+    assert CHAT.decode(answer.tokens) == (
+        "\n<|im_start|>tool\n3<|im_end|>\n<|im_start|>tool\n5<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert (answer.figures.calls, answer.figures.failed_calls) == (2, 0)
+    bad = ask(ours, "<tool_call>{<|im_end|>", tok=CHAT, key="3.2")
+    assert "cannot be read" in CHAT.decode(bad.tokens)
+    assert (bad.figures.calls, bad.figures.failed_calls) == (1, 1)
+    assert ask(ours, "done<|im_end|>", tok=CHAT, key="3.3").reason == "stop"
+
+
+def test_an_environment_opens_with_text_that_stays_what_it_was(worker: Worker) -> None:
+    ours = worker(TEXT, "Opens", "Echo")
+    for kind, opening in (("Opens", "Welcome."), ("Echo", "")):
+        send(ours, OpenEpisode(episode(environment=kind, key=kind)))
+        assert answers(ours) == [EpisodeOpened(kind, opening)]
+    fields = {"environment": "Opens", "key": "Opens"}
+    said = msgspec.structs.replace(episode("a", **fields), opening="Welcome.")
+    for again in (said, msgspec.structs.replace(said, key="elsewhere")):
+        send(ours, AskEnvironment(again, 100))
+        assert TEXT.decode(answers(ours)[0].tokens) == "beginWelcome."
+    send(ours, AskEnvironment(msgspec.structs.replace(said, key="x", opening="Hi."), 100))
+    assert "environment of x, reset: is not reproducible" in answers(ours)[0].error
+
+
+def test_what_the_template_refuses_is_a_failure(worker: Worker) -> None:
+    tok = tokenizer(CHATML.replace("{{ '<|im", "{% if m.role == 'narrator' %}"
+        "{{ raise_exception('no narrators') }}{% endif %}{{ '<|im", 1))  # fmt: skip
+    ours = worker(tok, "Echo")
+    failed = ask(ours, "answer<|im_end|>", tok=tok)
+    assert isinstance(failed, EnvironmentFailed)
+    assert "turn 1: the chat template refuses its answer: no narrators" in failed.error
+    again = ask(ours, "answer<|im_end|>", "a<|im_end|>", observed=["a"], tok=tok)
+    assert "the chat template refuses its answer" in again.error
+
+
+def test_a_row_says_which_of_several_answers_it(worker: Worker) -> None:
+    ours = worker(TEXT, "Echo", "Sleeper")
+    assert ask(ours, "a", environment="Sleeper").reason == "stop"
+    send(ours, JudgeEpisode(episode("a", environment="Sleeper")))
+    assert answers(ours) == [EpisodeJudged("3.1", {})]
+    assert isinstance(ask(ours, "a", environment="Echo", key="4.0"), TurnAnswered)
+
+
+def test_it_gives_signs_of_life_while_it_has_nothing_to_do(worker: Worker) -> None:
+    ours = worker(TEXT, "Echo")
+    assert [type(receive(ours)) for _ in range(3)] == [Alive] * 3
