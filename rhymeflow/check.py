@@ -39,6 +39,7 @@ def before_start(config: Config) -> None:
     for function in config.reward.functions:
         _check_name(function)
     environments.check_names(config)
+    _check_suites(config)
     build.schedule(config)
     if config.runtime == "local":
         check_machine(config)
@@ -81,6 +82,15 @@ def _check_ray(config: Config) -> None:
         raise UserError(
             "rollout.python: with runtime = 'ray' an instance runs under the Python of its node"
         )
+
+
+def _check_suites(config: Config) -> None:
+    for suite in config.eval.suites:
+        if suite.steps:
+            raise UserError(
+                f"eval.suites: {suite.name}: steps = {suite.steps}: runs do not evaluate suites; "
+                "`rhymeflow eval` does so with their checkpoints"
+            )
 
 
 def _check_name(function: RewardFunction) -> None:

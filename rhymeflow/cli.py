@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import pkgutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +25,7 @@ from rhymeflow.config.load import (
     SHORT,
     dump_config,
     list_recipes,
+    parse_config,
     read_config,
     split_overrides,
 )
@@ -48,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _dispatch(arguments: list[str]) -> int:
     if arguments[:1] == ["bench"]:
         return bench(arguments[1:])
-    if arguments and arguments[0] in ("train", "simulate", "calibrate", "sft"):
+    if arguments and arguments[0] in ("train", "simulate", "calibrate", "sft", "eval"):
         arguments = [_WITHOUT_VALUE.get(each, each) for each in arguments]
     rest, overrides = split_overrides(arguments)
     parser = _parser()
@@ -56,7 +58,7 @@ def _dispatch(arguments: list[str]) -> int:
         parser.print_help()
         return 0
     args, unknown = parser.parse_known_args(rest)
-    configures = args.command in (train, resume, simulate, calibrate, sft)
+    configures = args.command in (train, resume, simulate, calibrate, sft, evaluate, generate)
     if unknown or (overrides and not configures):
         raise UserError(_no_such_argument(args, unknown, overrides))
     args.overrides = overrides
@@ -79,7 +81,7 @@ def _no_such_argument(
     else:
         known = [*args.options, *(f"--{name}" for name in SHORT if unknown)]
         hint = suggestion(option, known)
-        if args.command in (train, simulate, calibrate, sft) and not hint:
+        if args.command in (train, simulate, calibrate, sft, evaluate, generate) and not hint:
             hint = fields.nearest_field(option.lstrip("-")).replace("mean ", "mean --")
     return f"{option}: there is no such argument{hint}"
 
@@ -98,6 +100,26 @@ Fine-tunes a model on rows that say what is right (docs/sft.md), in one process:
   rhymeflow sft --model DIR_OR_HUB_NAME --data FILE --sft.output_dir DIR
 
 A row is {prompt, completion}, or {messages}. DIR is then a model to train on.
+"""
+
+
+_EVAL = """\
+Evaluates a model on suites (docs/evaluation.md), in one process: a checkpoint,
+a Hugging Face directory, a hub name, or recipe:NAME.
+
+  rhymeflow eval runs/RUN/checkpoints/step-50      # as the run evaluates
+  rhymeflow eval recipe:demo --n 8                 # as the recipe does
+  rhymeflow eval MODEL demo                        # another model, so too
+  rhymeflow eval MODEL --data FILE --reward FILE.py:FUNCTION
+
+Figures: mean reward (avg@k), the chance that one of k answers passes (pass@k),
+reward of the majority's answer (maj@k), sampled tokens, share cut by length.
+"""
+
+
+_GENERATE = """\
+Answers a prompt, or with --chat a conversation, by a model; text as it comes.
+--section.field VALUE sets fields of the configuration, as in `train`.
 """
 
 
@@ -120,9 +142,14 @@ def _parser() -> argparse.ArgumentParser:
         sub.set_defaults(command=command, options=sub._option_string_actions)
         return sub
 
-    def add_run(name: str, command: object, **options: Any) -> argparse.ArgumentParser:
+    def add_run(
+        name: str, command: object, first: str | None = None, **options: Any
+    ) -> argparse.ArgumentParser:
         sub = add(name, command, formatter_class=pages.Page, add_help=False, **options)
         needs = "RECIPE_OR_FILE" if name == "simulate" else "[RECIPE_OR_FILE]"
+        if first is not None:
+            sub.add_argument(first.lower(), metavar=first)
+            needs = f"{first} {needs}"
         sub.usage = f"rhymeflow {name} {needs} [OPTION ...] [--section.field VALUE ...]"
         sub.add_argument(
             "recipe",
@@ -190,6 +217,37 @@ def _parser() -> argparse.ArgumentParser:
         help="supervised fine-tuning: a checkpoint to begin from",
         description=_SFT,
     )
+    sub = add_run(
+        "eval",
+        evaluate,
+        first="MODEL",
+        help="evaluate a model on suites: avg@k, pass@k, maj@k",
+        description=_EVAL,
+    )
+    sub.add_argument(
+        "--suite", metavar="NAME", nargs="+", action="extend", help="only these of eval.suites"
+    )
+    what = "answers to each prompt, in place of what the suites say; and so the next two"
+    sub.add_argument("--n", metavar="N", type=_positive, help=what)
+    sub.add_argument("--size", metavar="N", type=_positive, help="prompts of each suite")
+    sub.add_argument("--temperature", metavar="T", type=_not_negative, help="0 is greedy")
+    sub.add_argument("--json", action="store_true", help="one JSON object on the last line")
+    sub.add_argument("--output", metavar="FILE", type=Path, help="where the JSON goes too")
+    sub = add(
+        "generate",
+        generate,
+        help="answer a prompt, or converse, by a model",
+        description=_GENERATE,
+        formatter_class=pages.Page,
+    )
+    sub.usage = "rhymeflow generate MODEL [PROMPT] [OPTION ...] [--section.field VALUE ...]"
+    sub.add_argument("model", metavar="MODEL", help="a checkpoint, a directory or a hub name")
+    sub.add_argument("prompt", metavar="PROMPT", nargs="?", help="else read from standard input")
+    sub.add_argument("--chat", action="store_true", help="converse; Ctrl-D or Ctrl-C ends it")
+    sub.add_argument("--system", metavar="TEXT", help="a system message (data.system_prompt)")
+    for option, metavar in (("temperature", "T"), ("max-tokens", "N"), ("seed", "N")):
+        field = _OF_GENERATE[option.replace("-", "_")]
+        sub.add_argument(f"--{option}", metavar=metavar, help=f"{field}")
     sub = add("inspect", inspect, help="show what happened in a run")
     sub.add_argument("run_dir", metavar="RUN_DIR", type=Path)
     sub.add_argument(
@@ -203,6 +261,22 @@ def _parser() -> argparse.ArgumentParser:
     add("doctor", doctor, help="what this machine can run, and what is missing")
     add("bench", bench, help="run a benchmark: `rhymeflow bench` lists them", add_help=False)
     return parser
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"given {text!r}, should be a number from 1 on")
+    return int(text)
+
+
+def _not_negative(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"given {text!r}, should be a number from 0 on")
+    return value
 
 
 def train(args: argparse.Namespace) -> int:
@@ -289,6 +363,65 @@ def sft(args: argparse.Namespace) -> int:
     from rhymeflow.sft.train import train  # loads torch; mistakes are said without waiting for it
 
     train(config, lambda line: print(line, flush=True))
+    return 0
+
+
+def evaluate(args: argparse.Namespace) -> int:
+    """Evaluate a model on suites; show a table or JSON."""
+    from rhymeflow.evaluation.given import configuration
+
+    given = {"n": args.n, "size": args.size, "temperature": args.temperature}
+    changes = {name: value for name, value in given.items() if value is not None}
+    config = configuration(args.model, args.recipe, args.overrides, changes)
+    from rhymeflow.evaluation import evaluate as found  # loads torch
+
+    results = found.evaluate(config, args.suite or ())
+    figures = found.as_json(config, results)
+    print(json.dumps(figures) if args.json else found.table(results))
+    if args.output is not None:
+        found.write(args.output, figures)
+    return 0
+
+
+_OF_GENERATE = {
+    "temperature": "rollout.temperature",
+    "max_tokens": "rollout.max_completion_length",
+    "seed": "run.seed",
+    "system": "data.system_prompt",
+}
+"""Options of `generate`, by the fields that they stand for."""
+
+
+def generate(args: argparse.Namespace) -> int:
+    """Answer a prompt, or converse, by a model."""
+    from rhymeflow.evaluation import terminal
+
+    if args.chat and args.prompt is not None:
+        raise UserError("--chat: what is said is read from the terminal, so PROMPT is not given")
+    overrides = {"model.name": args.model}
+    for option, field in _OF_GENERATE.items():
+        if (value := getattr(args, option)) is not None:
+            overrides[field] = value
+    if twice := overrides.keys() & args.overrides.keys():
+        raise UserError(f"--{min(twice)}: given twice")
+    overrides |= args.overrides
+    config = parse_config("", overrides, where="the command line")
+    prompt: str | None = args.prompt
+    if prompt is None and not args.chat:
+        prompt = terminal.whole_input()
+    from rhymeflow.evaluation import generate as found  # loads torch
+
+    try:
+        generator = found.Generator(config, must_fit="rollout.max_completion_length" in overrides)
+        if prompt is None:
+            found.chat(generator, terminal.lines(), terminal.write)
+        else:
+            found.answer_one(generator, prompt, terminal.write)
+    except KeyboardInterrupt:
+        terminal.write("\n")
+        raise
+    except BrokenPipeError:
+        terminal.nobody_reads()
     return 0
 
 

@@ -67,11 +67,11 @@ class Ours:
     def __init__(self, how: dict[str, Any]) -> None:
         import torch
 
+        from rhymeflow.histospec.configured import drafter
         from rhymeflow.histospec.index import Index
         from rhymeflow.models.load import load_model
         from rhymeflow.weights.manifest import manifest_of
         from rhymeflow.weights.stores import make_store
-        from rhymeflow.workers.drafting import drafter
         from rhymeflow.workers.engines import make_engine, prepare
 
         config = configuration(how)

@@ -8,6 +8,7 @@ from rhymeflow.config.config import Config
 from rhymeflow.config.data import DataConfig
 from rhymeflow.config.drafting import DraftingConfig
 from rhymeflow.config.environment import EnvironmentClass, EnvironmentConfig
+from rhymeflow.config.eval import EvalConfig, EvalSuite
 from rhymeflow.config.learner import LearnerConfig
 from rhymeflow.config.model import ModelConfig
 from rhymeflow.config.ray import RayConfig
@@ -28,6 +29,8 @@ __all__ = [
     "DraftingConfig",
     "EnvironmentClass",
     "EnvironmentConfig",
+    "EvalConfig",
+    "EvalSuite",
     "FaultsConfig",
     "LearnerConfig",
     "ModelConfig",

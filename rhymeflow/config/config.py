@@ -10,6 +10,7 @@ from rhymeflow.config.cluster import ClusterConfig
 from rhymeflow.config.data import DataConfig
 from rhymeflow.config.drafting import DraftingConfig
 from rhymeflow.config.environment import EnvironmentConfig
+from rhymeflow.config.eval import EvalConfig
 from rhymeflow.config.learner import LearnerConfig
 from rhymeflow.config.model import ModelConfig
 from rhymeflow.config.ray import RayConfig
@@ -44,6 +45,7 @@ class Config(Section):
     run: RunConfig = RunConfig()
     ray: RayConfig = RayConfig()
     sft: SftConfig = SftConfig()
+    eval: EvalConfig = EvalConfig()
 
     @model_validator(mode="after")
     def _ray_can(self) -> Config:

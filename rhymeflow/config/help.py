@@ -56,10 +56,10 @@ SHORT = {
 """Options that stand for a field. They are taken out before argparse sees them."""
 
 
-SHOWN_ALONE = ("simulation", "cluster", "sft")
-"""Sections that a run does not use: help of `simulate` and `sft`, and `--help=NAME`, show them."""
+SHOWN_ALONE = ("simulation", "cluster", "sft", "eval")
+"""Sections that a run does not use: help of their own commands, and `--help=NAME`, show them."""
 
-WHOLE = {"simulate": "simulation", "sft": "sft"}
+WHOLE = {"simulate": "simulation", "sft": "sft", "eval": "eval"}
 """The section that is a command's own, which its help shows in full."""
 
 

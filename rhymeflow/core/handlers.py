@@ -140,6 +140,7 @@ def on_turn_ended(state: State, event: events.TurnEnded) -> Commands:
         return
     if member.apply(events.TurnEnded):
         _left(state, event, member)
+        state.num_waiting_env += 1
         member.turn = event.turn
         member.home = event.instance, state.instances[event.instance].version
         yield from _finish_early(state, event.trajectory)
@@ -171,6 +172,7 @@ def _answered(state: State, event: events.Answer) -> Member | None:
     member = state.member(event.trajectory)
     if member is None or event.turn != member.turn or not member.apply(type(event)):
         return None
+    state.num_waiting_env -= 1
     return member
 
 

@@ -85,6 +85,8 @@ class State:
         """Of groups whose prompt is to be retried: retries, this one included."""
         self.num_inflight = 0
         """Admitted groups that are not complete."""
+        self.num_waiting_env = 0
+        """Their members that wait for environments."""
         self.num_filtered = 0
         """Groups filtered since the last version."""
         self.round_left = 0
@@ -144,8 +146,14 @@ class State:
         return name if instance is not None and instance.version == version else None
 
     def room(self) -> int:
-        """Groups that may be admitted now, as far as the schedule goes and there are entries."""
-        room = self.schedule.max_inflight_groups - self.num_inflight
+        """Groups that may be admitted now, as far as the schedule goes and there are entries.
+
+        What waits for its environment takes no place, so as many groups' worth of them do not count
+        as in flight.
+        """
+        size = self.plan.num_generations + self.plan.extra_generations
+        num_waiting = self.num_waiting_env // size
+        room = self.schedule.max_inflight_groups - self.num_inflight + num_waiting
         if self.schedule.admission == "lockstep":
             room = min(room, self.round_left)
         return min(room, self.buffers.num_empty())
@@ -238,6 +246,7 @@ class State:
         member = self.groups[trajectory.group].members[trajectory.member]
         if member.state is MemberState.WAITING:
             self.queue.take(trajectory, member.version)
+        self.num_waiting_env -= member.state is MemberState.WAITING_ENV
         member.apply(FinishEarly)
         yield FinishEarly(trajectory)
 
@@ -250,6 +259,7 @@ class State:
                 self.queue.take(trajectory, member.version)
             if member.turn and member.state in (MemberState.WAITING, MemberState.WAITING_ENV):
                 asking.append(trajectory)
+            self.num_waiting_env -= member.state is MemberState.WAITING_ENV
             if member.instance is not None:
                 on_instance.setdefault(member.instance, []).append(trajectory)
             member.apply(Abort)

@@ -10,10 +10,6 @@ which tokens are trained on. Importing it loads no torch.
 
 from __future__ import annotations
 
-import multiprocessing
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-
 from rhymeflow.config import Config
 from rhymeflow.data.encode import Tools
 from rhymeflow.data.prompts import PromptSource
@@ -57,6 +53,11 @@ def tool_schemas_apart(config: Config) -> Tools:
     """
     if not config.environment.is_used:
         return None
+    # Here, since the controller, which imports what messages are made of, knows no processes.
+    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor
+    from concurrent.futures.process import BrokenProcessPool
+
     try:
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
             return pool.submit(tool_schemas, config).result(config.environment.start_timeout)

@@ -9,8 +9,8 @@ from functools import partial
 
 from rhymeflow.config import Config
 from rhymeflow.engine.base import Engine
+from rhymeflow.histospec.configured import drafter, rehearse
 from rhymeflow.weights.base import WeightReader
-from rhymeflow.workers.drafting import drafter, rehearse
 
 
 def prepare(config: Config) -> None:

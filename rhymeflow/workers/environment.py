@@ -1,8 +1,9 @@
 """The environment worker: answers the policy's turns, and judges what came of them.
 
-It decodes a turn's tokens to text, has the environment answer it, and encodes the answer. The
-environments run in processes of their own (`environments/executor.py`), which this one starts,
-times and kills; so the controller neither decodes tokens nor waits for user code.
+It decodes a turn's tokens to text, has the environment answer it, and encodes the answer
+(`environments/episodes.py`). The environments run in processes of their own
+(`environments/executor.py`), which this one starts, times and kills; so the controller neither
+decodes tokens nor waits for user code.
 
 Holds true: each question is answered once, by an answer or by why there is none (law 6), unless its
 episode is closed. What is asked for says all that was said before; where the environment is not
@@ -13,29 +14,25 @@ must be the very tokens that were observed. Knows nothing of versions, nor of wh
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
 from rhymeflow.config import Config
-from rhymeflow.data.encode import PromptEncoder
-from rhymeflow.data.generators import derived_seed
+from rhymeflow.environments.episode import Episode, TurnFigures
+from rhymeflow.environments.episodes import Episodes
 from rhymeflow.environments.executor import EnvironmentExecutor
-from rhymeflow.environments.kinds import Kind, kind_of, load_kinds
-from rhymeflow.environments.messages import Answer, Opening, Said
-from rhymeflow.environments.rendering import ChatRenderer, TextRenderer, Unrenderable, encoded
+from rhymeflow.environments.kinds import load_kinds
+from rhymeflow.environments.messages import Answer
+from rhymeflow.environments.rendering import Unrenderable
 from rhymeflow.environments.requests import (
     EpisodeAnswer,
     EpisodeError,
     EpisodeOpening,
     EpisodeReward,
     Outcome,
-    Request,
 )
-from rhymeflow.environments.tools import Schema
 from rhymeflow.models.tokenizer import load_tokenizer
 from rhymeflow.utils import output
 from rhymeflow.workers.channel import Connection
@@ -44,7 +41,6 @@ from rhymeflow.workers.messages import (
     AskEnvironment,
     CloseEpisodes,
     EnvironmentFailed,
-    Episode,
     EpisodeEnded,
     EpisodeJudged,
     EpisodeOpened,
@@ -52,18 +48,12 @@ from rhymeflow.workers.messages import (
     OpenEpisode,
     Shutdown,
     TurnAnswered,
-    TurnFigures,
     receive,
     send,
 )
 
 ALIVE_SECONDS = 1.0
 """How often it gives a sign of life when there is nothing to say."""
-
-NOT_REPRODUCIBLE = (
-    "it is not reproducible: after `reset` and the same turns it answered turn {turn} otherwise "
-    "than the first time (is something random that is not drawn from `seed`?)"
-)
 
 
 def main(connection: Connection, name: str, config: Config, run_dir: Path) -> None:
@@ -73,43 +63,10 @@ def main(connection: Connection, name: str, config: Config, run_dir: Path) -> No
     executor = EnvironmentExecutor(config.environment, schemas, output.path())
     executor.start()
     try:
-        tokenizer = load_tokenizer(config.model)
-        EnvironmentWorker(connection, executor, config, kinds, schemas, tokenizer).serve()
+        episodes = Episodes(config, kinds, schemas, load_tokenizer(config.model))
+        EnvironmentWorker(connection, executor, episodes).serve()
     finally:
         executor.close()
-
-
-@dataclass
-class Renderers:
-    """How the episodes of one kind become text and tokens."""
-
-    tokenizer: Any
-    schemas: list[Schema]
-    has_step: bool
-
-    @cached_property
-    def text(self) -> TextRenderer:
-        """For prompts that are text."""
-        return TextRenderer(self.tokenizer, self.schemas)
-
-    @cached_property
-    def chat(self) -> ChatRenderer:
-        """For prompts that went through the chat template; `UserError` if that does not do."""
-        return ChatRenderer(self.tokenizer, self.schemas, reads_users=self.has_step)
-
-
-class _Turns(Sequence[Said]):
-    """What the policy said in each turn, made of its tokens when it is looked at: of an environment
-    that is there only the last turn is asked."""
-
-    def __init__(self, tokens: list[list[int]], renderer: TextRenderer) -> None:
-        self._tokens, self._renderer = tokens, renderer
-
-    def __len__(self) -> int:
-        return len(self._tokens)
-
-    def __getitem__(self, turn: Any) -> Any:
-        return self._renderer.said(self._tokens[turn])
 
 
 @dataclass
@@ -118,37 +75,15 @@ class _Asked:
 
     episode: Episode
     room: int
-    kind: int
-    renderer: TextRenderer
-    began: float = field(default_factory=time.monotonic)
 
 
 class EnvironmentWorker:
-    """Answers `OpenEpisode`, `AskEnvironment` and `JudgeEpisode`.
-
-    Raises:
-        UserError: the tokenizer's chat template does not do for conversations.
-    """
+    """Answers `OpenEpisode`, `AskEnvironment` and `JudgeEpisode`."""
 
     def __init__(
-        self,
-        connection: Connection,
-        executor: EnvironmentExecutor,
-        config: Config,
-        kinds: list[Kind],
-        schemas: list[list[Schema]],
-        tokenizer: Any,
+        self, connection: Connection, executor: EnvironmentExecutor, episodes: Episodes
     ) -> None:
-        self._connection, self._executor, self._config = connection, executor, config
-        self._encoder = PromptEncoder(tokenizer, config.data)
-        self._names = [kind.name for kind in kinds]
-        self._renderers = [
-            Renderers(tokenizer, each, kind.methods is None)
-            for kind, each in zip(kinds, schemas, strict=True)
-        ]
-        if self._encoder.wraps("text"):
-            for each in self._renderers:
-                _ = each.chat  # so that a run whose template does not do ends before it begins
+        self._connection, self._executor, self._episodes = connection, executor, episodes
         self._asked: dict[str, _Asked] = {}
         self._last_sent = 0.0
         self._ending = False
@@ -199,18 +134,10 @@ class EnvironmentWorker:
             case _:
                 raise AssertionError(f"unexpected message {message}")
 
-    def _submit(
-        self, episode: Episode, room: int, *, judges: bool = False, opens: bool = False
-    ) -> None:
-        kind = kind_of(self._names, episode.columns, f"environment of {episode.key}")
-        renderers = self._renderers[kind]
-        renderer = renderers.chat if self._encoder.wraps(episode.prompt) else renderers.text
-        self._asked[episode.key] = _Asked(episode, room, kind, renderer)
-        seed = derived_seed(self._config.run.seed, episode.row, episode.epoch)
-        opening = Opening(kind, seed, episode.prompt, episode.columns, episode.opening)
-        turns = _Turns(episode.turns, renderer)
-        accepts = _same_answers(episode, renderer)
-        self._executor.submit(Request(episode.key, opening, turns, judges, accepts, opens))
+    def _submit(self, episode: Episode, room: int, **wanted: bool) -> None:
+        request = self._episodes.request(episode, **wanted)
+        self._asked[episode.key] = _Asked(episode, room)
+        self._executor.submit(request)
 
     def _answer(self, outcome: Outcome) -> None:
         asked = self._asked.pop(outcome.key)
@@ -221,7 +148,7 @@ class EnvironmentWorker:
             case EpisodeOpening(text=text):
                 send(self._connection, EpisodeOpened(key, text))
             case EpisodeReward(value=value):
-                rewards = {} if value is None else {self._names[asked.kind]: value}
+                rewards = {} if value is None else {self._episodes.name(asked.episode): value}
                 send(self._connection, EpisodeJudged(key, rewards))
             case EpisodeAnswer(answered=answered):
                 figures = TurnFigures(answered.seconds, answered.calls, answered.failed_calls)
@@ -231,36 +158,12 @@ class EnvironmentWorker:
         episode = asked.episode
         turn = len(episode.turns)
         try:
-            tokens = encoded(asked.renderer, answer, episode.turns[-1])
+            observed = self._episodes.observed(episode, answer, asked.room)
         except Unrenderable as error:
             self._executor.close_episodes([episode.key])
-            what = f"environment of {episode.key}, turn {turn}: {error}"
-            send(self._connection, EnvironmentFailed(episode.key, turn, what))
+            send(self._connection, EnvironmentFailed(episode.key, turn, str(error)))
             return
-        if tokens is None:
-            ended = EpisodeEnded(episode.key, turn, "stop", figures)
-        elif turn >= self._config.environment.max_turns:
-            ended = EpisodeEnded(episode.key, turn, "max_turns", figures)
-        elif len(tokens) > asked.room:
-            ended = EpisodeEnded(episode.key, turn, "length", figures)
+        if isinstance(observed, str):
+            send(self._connection, EpisodeEnded(episode.key, turn, observed, figures))
         else:
-            send(self._connection, TurnAnswered(episode.key, turn, tokens, figures))
-            return
-        send(self._connection, ended)
-
-
-def _same_answers(episode: Episode, renderer: TextRenderer) -> Callable[[int, Answer], str | None]:
-    """What looks at answers that were given before, when they are given again."""
-
-    def accepts(turn: int, answer: Answer) -> str | None:
-        if turn >= len(episode.observed):
-            return None  # it was not observed
-        try:
-            tokens = encoded(renderer, answer, episode.turns[turn])
-        except Unrenderable as error:
-            return str(error)
-        if tokens == episode.observed[turn]:
-            return None
-        return NOT_REPRODUCIBLE.format(turn=turn + 1)
-
-    return accepts
+            send(self._connection, TurnAnswered(episode.key, turn, observed, figures))

@@ -18,12 +18,12 @@ from pathlib import Path
 from rhymeflow.config import Config, DataConfig, DraftingConfig
 from rhymeflow.core.events import TrajectoryRewarded
 from rhymeflow.core.types import GroupId, TrajectoryId, Version
+from rhymeflow.histospec.configured import rehearse
 from rhymeflow.histospec.index import Index, prompt_key
 from rhymeflow.store.follow import Follower, NewAnswer, NewSegment
 from rhymeflow.store.handle import store_in
 from rhymeflow.store.previous_run import config_of
 from rhymeflow.workers.channel import Connection
-from rhymeflow.workers.drafting import rehearse
 from rhymeflow.workers.messages import (
     HistoryGrew,
     HistoryReady,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from rhymeflow.core.types import FinishReason, GroupId, TrajectoryId, Version
+from rhymeflow.environments.episode import Episode, TurnFigures
 from rhymeflow.histospec.draft import DraftStats
 from rhymeflow.histospec.handle import IndexHandle
 from rhymeflow.reward.messages import TrainerState
@@ -174,25 +175,6 @@ class ComputeReward(Message):
 
 
 # -- controller -> environment worker -------------------------------------------------------------
-
-
-class Episode(msgspec.Struct, frozen=True, array_like=True):
-    """All that an environment is brought to where it is by: its prompt, and what was said so far.
-
-    `turns[i]` are the tokens that the policy sampled in turn i + 1, and `observed[i]` those that
-    the environment answered to it; the last turn it may not have answered.
-    """
-
-    key: str
-    """Names it in answers and in errors that users see."""
-    row: int
-    epoch: int
-    prompt: str | list[dict[str, Any]]
-    columns: dict[str, Any]
-    turns: list[list[int]]
-    observed: list[list[int]]
-    opening: str = ""
-    """What it said when it was opened (`EpisodeOpened`); not part of `prompt`."""
 
 
 class OpenEpisode(Message):
@@ -443,16 +425,6 @@ class RewardFailed(Message):
 
 
 # -- environment worker -> controller --------------------------------------------------------------
-
-
-class TurnFigures(msgspec.Struct, frozen=True, array_like=True):
-    """What answering a turn took."""
-
-    seconds: float = 0.0
-    calls: int = 0
-    """Of tools."""
-    failed_calls: int = 0
-    """Of tools: that could not be read, named no tool, or raised."""
 
 
 class EpisodeOpened(Message):

@@ -15,12 +15,12 @@ import torch
 
 from rhymeflow.config import Config, DraftingConfig
 from rhymeflow.engine.native.cpu_attention import DTYPES, CpuAttention
+from rhymeflow.histospec.configured import rehearse
 from rhymeflow.weights import proof
 from rhymeflow.weights.changes import Finder
 from rhymeflow.weights.kernels import put_changes
 from rhymeflow.weights.keys import INNER
 from rhymeflow.weights.manifest import plan
-from rhymeflow.workers.drafting import rehearse
 
 HEAD_DIM = 64
 """The kernel's code is the same for every size."""

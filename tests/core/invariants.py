@@ -43,6 +43,8 @@ def check(state: State) -> None:
     assert entered == set(state.groups), "buffers and groups differ"
     assert occupied == {i for i, g in state.groups.items() if g.complete}
     assert state.num_inflight == len(state.groups) - len(occupied)
+    members = [member for group in state.groups.values() for member in group.members]
+    assert state.num_waiting_env == sum(m.state is MemberState.WAITING_ENV for m in members)
     assert set(state.prompts) == set(state.groups) | set(state.queue.unadmitted)
     _check_instances(state)
     _check_members(state)

@@ -18,10 +18,10 @@ import torch
 
 from rhymeflow.config.load import read_config
 from rhymeflow.engine.base import NoiseKey, Request, Sampling
+from rhymeflow.histospec.configured import drafter
 from rhymeflow.histospec.draft import NONE, Draft, DraftStats
 from rhymeflow.weights.manifest import manifest_of
 from rhymeflow.weights.stores import make_store
-from rhymeflow.workers.drafting import drafter
 
 IS_THERE = importlib.util.find_spec("vllm") is not None
 needs_vllm = pytest.mark.skipif(

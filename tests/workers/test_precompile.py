@@ -18,10 +18,10 @@ event.register("numba:compile", Listener())
 import torch
 from rhymeflow.config import Config
 from rhymeflow.engine.native.cpu_attention import CpuAttention
+from rhymeflow.histospec.configured import rehearse
 from rhymeflow.weights.delta import DeltaWeightStore
 from rhymeflow.weights.install import Installation
 from rhymeflow.weights.manifest import manifest_of
-from rhymeflow.workers.drafting import rehearse
 rehearse(Config())
 CpuAttention(torch.float32, 32)
 weights = {{"w": torch.zeros(2_000_000, dtype=torch.bfloat16)}}

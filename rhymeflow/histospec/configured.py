@@ -18,13 +18,14 @@ _REHEARSAL = 24
 """Iterations: the first ones are not drafted for, and what they are to find repeats after five."""
 
 
-def drafter(config: Config, history: IndexHandle, max_length: int) -> Drafter:
+def drafter(config: Config, history: IndexHandle | None, max_length: int) -> Drafter:
     """Return what drafts from `history`, and from the responses of the engine it is given to.
 
-    `max_length`: most tokens of a prompt and the response to it.
+    `history`: None for nothing but those. `max_length`: most tokens of a prompt and the response
+    to it.
     """
     rehearse(config)
-    index = Index.attach(history)
+    index = None if history is None else Index.attach(history)
     return _drafter(config, index, max_sequences=config.rollout.max_num_seqs, max_length=max_length)
 
 
@@ -42,7 +43,9 @@ def _small_index() -> Index:
     return Index(max_tokens=256, max_responses=4)
 
 
-def _drafter(config: Config, index: Index, *, max_sequences: int, max_length: int) -> Drafter:
+def _drafter(
+    config: Config, index: Index | None, *, max_sequences: int, max_length: int
+) -> Drafter:
     drafting = config.drafting
     return Drafter(
         index,

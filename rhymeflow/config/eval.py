@@ -1,0 +1,86 @@
+"""Section `eval`: what a policy is evaluated on, `rhymeflow eval`."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from pydantic import field_validator, model_validator
+
+from rhymeflow.config.environment import EnvironmentClass
+from rhymeflow.config.reward import RewardFunction
+from rhymeflow.config.section import Fraction, NonNegative, NonNegativeFloat, Positive, Section
+
+
+class EvalSuite(Section):
+    """Prompts, how they are answered, and what judges the answers."""
+
+    name: str
+    """In tables and metrics: `eval/NAME/avg@k`. Letters, digits, `_`, `-` and `.`."""
+    source: str | None = None
+    """As `data.source`. `None`: the run's held-out prompts. The other fields of section `data`
+    hold for every suite."""
+    options: dict[str, Any] = {}
+    """Of the generator that `source` names, as `data.options`."""
+    size: Positive | None = None
+    """Number of prompts, the first ones; `None`: all of a file or of what is held out, 64 of a
+    generator."""
+    n: Positive = 1
+    """Answers to each prompt: the k of avg@k, maj@k and of the largest pass@k."""
+    temperature: NonNegativeFloat | None = None
+    """`None`: `run.eval_temperature`, or where n > 1 `rollout.temperature`."""
+    top_p: Fraction | None = None
+    """`None`: `rollout.top_p`."""
+    top_k: NonNegative | None = None
+    """`None`: `rollout.top_k`."""
+    max_completion_length: Positive | None = None
+    """`None`: `rollout.max_completion_length`."""
+    functions: tuple[RewardFunction, ...] | None = None
+    """What rewards; `None`: `reward.functions`."""
+    environments: tuple[EnvironmentClass, ...] | None = None
+    """What answers between the policy's turns; `None`: section `environment`. If given, they stand
+    for its classes, and its tools are left out; the rest of the section holds."""
+    pass_threshold: float = 1.0
+    """Reward from which on an answer passes, for pass@k."""
+    answer_pattern: str | None = None
+    """What the majority is of, for maj@k: a regular expression whose last match in the text of the
+    last turn is taken, or its first group. `None`: that whole text."""
+    steps: NonNegative = 0
+    """Evaluate every so many versions of a run; 0: by `rhymeflow eval` only."""
+
+    @field_validator("name")
+    @classmethod
+    def _is_a_name(cls, name: str) -> str:
+        if not re.fullmatch(r"[\w.-]+", name):
+            raise ValueError(f"{name!r} should be made of letters, digits, '_', '-' and '.'")
+        return name
+
+    @field_validator("answer_pattern")
+    @classmethod
+    def _is_a_pattern(cls, pattern: str | None) -> str | None:
+        try:
+            re.compile(pattern or "")
+        except re.error as error:
+            raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
+        return pattern
+
+    @model_validator(mode="after")
+    def _options_are_of_a_source(self) -> EvalSuite:
+        if self.options and self.source is None:
+            raise ValueError("options: are of a suite's own source, and none is given")
+        return self
+
+
+class EvalConfig(Section):
+    """Suites that `rhymeflow eval` evaluates a policy on. Without any it is one, `held_out`: the
+    run's held-out prompts."""
+
+    suites: tuple[EvalSuite, ...] = ()
+    """Each is `{name: ..., source: ..., size: ..., n: ...}` and more (docs/evaluation.md)."""
+
+    @model_validator(mode="after")
+    def _have_names_of_their_own(self) -> EvalConfig:
+        names = [each.name for each in self.suites]
+        if len(names) > len(set(names)):
+            raise ValueError(f"suites: two are named {max(names, key=names.count)!r}")
+        return self

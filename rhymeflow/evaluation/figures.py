@@ -1,0 +1,88 @@
+"""What is said of a suite's answers: avg@k, pass@k, maj@k, lengths.
+
+Each figure is the mean over prompts of what it is for one prompt. Knows nothing of how answers or
+rewards came about; no torch.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Judged:
+    """An answer as figures see it."""
+
+    reward: float
+    length: int
+    """Tokens that the policy sampled."""
+    is_cut: bool
+    """Whether it ended because it was too long."""
+    said: Hashable
+    """What is counted in the vote."""
+
+
+def pass_at_k(num_answers: int, num_passed: int, k: int) -> float:
+    """Return the chance that of `k` answers, drawn without replacement, at least one passes.
+
+    The unbiased estimator of Chen et al. 2021 (arXiv 2107.03374, section 2.1): 1 - C(n-c, k) /
+    C(n, k), for n answers of which c passed.
+    """
+    assert 0 < k <= num_answers
+    return 1.0 - math.comb(num_answers - num_passed, k) / math.comb(num_answers, k)
+
+
+def majority(answers: Sequence[Judged]) -> float:
+    """Return the reward of what was said most often.
+
+    Of what was said equally often, that which was said first wins, in the order of the samples; as
+    samples are exchangeable, that favours none. Where the same thing was rewarded differently (the
+    rewards judge more than what is counted), it is the mean of those rewards.
+    """
+    said: dict[Hashable, list[float]] = {}
+    for answer in answers:
+        said.setdefault(answer.said, []).append(answer.reward)
+    won = max(said.values(), key=len)  # the first of the largest
+    return sum(won) / len(won)
+
+
+def figures(prompts: Sequence[Sequence[Judged]], pass_threshold: float) -> dict[str, float]:
+    """Return the figures by name, of the answers to each prompt, as many to each.
+
+    pass@k is there for k = 1, 2, 4, ... and for all answers; maj@k where there are several.
+    """
+    n = len(prompts[0])
+    assert all(len(answers) == n for answers in prompts)
+    every = [answer for answers in prompts for answer in answers]
+    passed = [sum(each.reward >= pass_threshold for each in answers) for answers in prompts]
+    found = {f"avg@{n}": _mean([each.reward for each in every])}
+    for k in counted(n):
+        found[f"pass@{k}"] = _mean([pass_at_k(n, each, k) for each in passed])
+    if n > 1:
+        found[f"maj@{n}"] = _mean([majority(answers) for answers in prompts])
+    found["mean_length"] = _mean([each.length for each in every])
+    found["clipped_ratio"] = _mean([each.is_cut for each in every])
+    return found
+
+
+def counted(n: int) -> list[int]:
+    """The k of pass@k, of `n` answers: powers of two, and `n`."""
+    return sorted({2**power for power in range(n.bit_length()) if 2**power <= n} | {n})
+
+
+def said(text: str, pattern: str | None) -> str:
+    """Return what a text counts as in the vote: the pattern's last match or its first group, else
+    the whole text; without the blanks around it."""
+    if pattern is None:
+        return text.strip()
+    *_, match = (None, *re.finditer(pattern, text))
+    if match is None:
+        return ""
+    return ((match[1] if match.re.groups else match[0]) or "").strip()
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)

@@ -1,0 +1,117 @@
+"""`rhymeflow generate`: one prompt, or a conversation, answered by a model; text as it comes.
+
+Holds true: the tokens are those of the engine for the same prompt, seed and sampling, and those of
+a second try. In a conversation every answer has noise of its own. Knows nothing of files or the
+command line; where text comes from and goes to is handed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+
+from rhymeflow.config import Config
+from rhymeflow.data.encode import PromptEncoder
+from rhymeflow.data.prompts import Message, Prompt
+from rhymeflow.engine.base import NoiseKey, Request, Sampling
+from rhymeflow.engine.native.engine import Engine
+from rhymeflow.errors import UserError
+from rhymeflow.evaluation.policy import Policy
+from rhymeflow.evaluation.stream import TextStream
+from rhymeflow.histospec.noise_sharing import EVALUATION_EPOCH
+
+
+class Generator:
+    """Answers prompts by the model of `config`, one after the other.
+
+    Sampling, length and seed are those of `config`. `must_fit`: whether a prompt that leaves no
+    room for that length is refused; else the response is shorter. Text is wrapped as the user's
+    message where the model has a chat template, after `data.system_prompt`.
+
+    Raises:
+        UserError: there is no such model, or it has no chat template and needs one.
+    """
+
+    def __init__(self, config: Config, *, must_fit: bool) -> None:
+        self._config, self._must_fit = config, must_fit
+        self._policy = Policy(config)
+        self._encoder = PromptEncoder(self._policy.tokenizer, config.data)
+        self._num_prompts = 0
+        self._engine: Engine | None = None
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the model takes conversations."""
+        return self._encoder.wraps("text")
+
+    def request(self, prompt: str | list[Message]) -> Request:
+        """Return what the engine is asked for, of the next prompt.
+
+        Raises:
+            UserError: the prompt is empty or too long, or the chat template refuses it.
+        """
+        ids = self._encoder.encode(Prompt(0, prompt, {}, "the prompt"))
+        rollout, policy = self._config.rollout, self._policy
+        wanted, room = rollout.max_completion_length, policy.max_length - len(ids)
+        if room < 1 or (self._must_fit and wanted > room):
+            raise UserError(
+                f"the prompt has {len(ids):,} tokens, which in the model's context of "
+                f"{policy.max_length:,} leaves {max(room, 0):,} for a response"
+            )
+        sampling = Sampling(
+            rollout.temperature,
+            rollout.top_p,
+            rollout.top_k,
+            min(wanted, room),
+            policy.stop_token_ids,
+        )
+        noise = NoiseKey(self._num_prompts, EVALUATION_EPOCH, 0)
+        self._num_prompts += 1
+        return Request(self._num_prompts, ids, noise, sampling)
+
+    def answer(self, prompt: str | list[Message]) -> Iterator[str]:
+        """Yield the text of the answer, piece by piece, as it is generated; see `request`."""
+        request = self.request(prompt)
+        if self._engine is None:
+            self._engine = self._policy.engine(self._config, drafts=False)
+        self._engine.submit(request)
+        decode = partial(
+            self._policy.tokenizer.decode,
+            skip_special_tokens=True,
+            clean_up_tokenization_spaces=False,  # which takes back blanks that are handed out
+        )
+        stream = TextStream(decode)
+        while self._engine.has_work:
+            self._engine.step()
+            if piece := stream.more(request.tokens):
+                yield piece
+        if piece := stream.rest(request.tokens):
+            yield piece
+
+
+def answer_one(generator: Generator, prompt: str, write: Callable[[str], None]) -> None:
+    """Write the answer to one prompt, and the end of the line."""
+    for piece in generator.answer(prompt):
+        write(piece)
+    write("\n")
+
+
+def chat(generator: Generator, said: Iterable[str], write: Callable[[str], None]) -> None:
+    """Answer what is said, turn after turn; each sees all before.
+
+    Raises:
+        UserError: the model has no chat template, or the conversation has become too long.
+    """
+    if not generator.has_chat_template:
+        raise UserError("--chat: the model's tokenizer has no chat template; give one prompt")
+    messages: list[Message] = []
+    for text in said:
+        if not text.strip():
+            continue
+        messages.append({"role": "user", "content": text})
+        pieces = []
+        for piece in generator.answer(messages):
+            write(piece)
+            pieces.append(piece)
+        write("\n")
+        messages.append({"role": "assistant", "content": "".join(pieces)})

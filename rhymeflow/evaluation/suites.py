@@ -1,0 +1,124 @@
+"""From section `eval` to suites as they are carried out: a configuration and prompts for each.
+
+Holds true: what a suite does not say is as in the run; held-out prompts are those of the run, and
+those of a generator that the run trains on are distinct from its training prompts. Loads no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rhymeflow.config import Config, DataConfig, EvalSuite
+from rhymeflow.data.files import read_rows
+from rhymeflow.data.generators import derived_seed, generate, is_generator
+from rhymeflow.data.load import EVAL_SIZE, GENERATED_COLUMN, load_prompts
+from rhymeflow.data.prompts import Prompt, checked
+from rhymeflow.errors import UserError, nearest
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A suite, and the configuration that it is carried out by."""
+
+    suite: EvalSuite
+    config: Config
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.suite.name
+
+    @property
+    def n(self) -> int:
+        """Answers to each prompt."""
+        return self.suite.n
+
+    def prompts(self) -> list[Prompt]:
+        """Read or make its prompts, at least one.
+
+        Raises:
+            UserError: the source, its rows or the numbers are wrong.
+        """
+        data, suite = self.config.data, self.suite
+        if suite.source is None:
+            return self._held_out(data)
+        if is_generator(suite.source):
+            if suite.source == data.source and suite.options in ({}, data.options):
+                return self._held_out(data.model_copy(update={"eval_source": None}))
+            seed, size = derived_seed("eval", self.config.run.seed), suite.size or EVAL_SIZE
+            rows = generate(suite.source, suite.options, seed, 0, size, self._field)[1]
+            return checked(rows, GENERATED_COLUMN)
+        if suite.options:
+            raise UserError(f"eval.suites: {self.name}: options are for generators, not for files")
+        rows = read_rows(Path(suite.source), self._field)
+        return self._first(checked(rows, data.prompt_column), suite.source)
+
+    @property
+    def _field(self) -> str:
+        return f"eval.suites: {self.name}: source"
+
+    def _held_out(self, data: DataConfig) -> list[Prompt]:
+        """The prompts that a run on `data` holds out, or more of a generator."""
+        size, seed = self.suite.size or 0, self.config.run.seed
+        held_out = load_prompts(data, seed)[1]
+        if size > len(held_out) and is_generator(data.eval_source or data.source):
+            held_out = load_prompts(data.model_copy(update={"eval_size": size}), seed)[1]
+        if not len(held_out):
+            raise UserError(
+                f"eval.suites: {self.name}: no prompts are held out (data.eval_size = 0); give a "
+                "source"
+            )
+        prompts = [held_out[row] for row in range(len(held_out))]
+        return self._first(prompts, "what is held out")
+
+    def _first(self, prompts: list[Prompt], source: str) -> list[Prompt]:
+        """As many as are wanted; `UserError` if there are not so many."""
+        size = self.suite.size
+        if size is not None and size > len(prompts):
+            raise UserError(
+                f"eval.suites: {self.name}: size = {size}, but {source} has {len(prompts)} rows"
+            )
+        return prompts[:size]
+
+
+def chosen(config: Config, names: Sequence[str]) -> list[Suite]:
+    """Return the suites of section `eval`, or those that are named.
+
+    Raises:
+        UserError: there is none so named, or nothing rewards the answers of one.
+    """
+    suites = {each.name: each for each in config.eval.suites}
+    for name in names:
+        if name not in suites:
+            raise UserError(f"--suite {name}: there is no such suite{nearest(name, suites)}")
+    wanted = dict.fromkeys(names) or suites
+    return [Suite(suites[name], _configuration(config, suites[name])) for name in wanted]
+
+
+def _configuration(config: Config, suite: EvalSuite) -> Config:
+    """What the suite says, put over what the run says."""
+    run, rollout, reward = config.run, config.rollout, config.reward
+    temperature = run.eval_temperature if suite.n == 1 else rollout.temperature
+    if suite.temperature is not None:
+        temperature = suite.temperature
+    sampling = {"temperature": temperature} | {
+        name: value
+        for name in ("top_p", "top_k", "max_completion_length")
+        if (value := getattr(suite, name)) is not None
+    }
+    if suite.functions is not None:
+        reward = reward.model_copy(update={"functions": suite.functions})
+    environment = config.environment
+    if suite.environments is not None:
+        own = {"classes": suite.environments, "tools": ()}
+        environment = environment.model_copy(update=own)
+    if not reward.functions and not environment.classes:
+        raise UserError(f"eval.suites: {suite.name}: neither functions nor environments reward it")
+    update = {
+        "rollout": rollout.model_copy(update=sampling),
+        "reward": reward,
+        "environment": environment,
+    }
+    return config.model_copy(update=update)

@@ -1,0 +1,226 @@
+"""`rhymeflow eval` from the command line, against a plain model and a plain loop."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rhymeflow import cli, recipes
+from rhymeflow.config.load import read_config
+from rhymeflow.data.load import load_prompts
+from rhymeflow.recipes.demo import task as demo
+from rhymeflow.recipes.guess import task as guess
+from tests.evaluation.oracle import Oracle
+
+Capture = pytest.CaptureFixture[str]
+
+JUDGE = """
+def short(completions, **columns):
+    return [1.0 / len(text) for text in completions]
+
+def several(completions, **columns):
+    return [float(len(completions))] * len(completions)
+
+def fails(completions, **columns):
+    raise ValueError("no such luck")
+
+def nothing(completions, **columns):
+    return [None] * len(completions)
+"""
+
+
+def evaluated(capsys: Capture, *arguments: object) -> dict[str, Any]:
+    """What `rhymeflow eval --json` says of each suite."""
+    assert cli.main(["eval", *map(str, arguments), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    return {name: without_time(suite) for name, suite in found["suites"].items()}
+
+
+def without_time(suite: dict[str, Any]) -> dict[str, Any]:
+    assert suite.pop("seconds") > 0
+    return suite
+
+
+def held_out(recipe: str, count: int) -> list[Any]:
+    config = read_config(recipe)
+    prompts = load_prompts(config.data, config.run.seed)[1]
+    return [prompts[row] for row in range(count)]
+
+
+def test_the_demo_greedily_is_what_a_plain_model_says(capsys: Capture) -> None:
+    oracle, rewards, lengths, cut = Oracle("demo"), [], [], []
+    for prompt in held_out("demo", 4):
+        tokens = oracle.turn(prompt.prompt, [], prompt.row, 0, 0.0, 100)
+        answer = prompt.columns["answer"]
+        rewards += demo.reward([prompt.prompt], [oracle.text(tokens)], [answer])
+        lengths.append(len(tokens))
+        cut.append(tokens[-1] != oracle.tokenizer.eos_token_id)
+    found = evaluated(capsys, "recipe:demo", "--size", 4, "--rollout.max_completion_length", 100)[
+        "held_out"
+    ]
+    assert found["prompts"] == 4
+    assert found["avg@1"] == found["pass@1"] == sum(rewards) / 4
+    assert found["mean_length"] == sum(lengths) / 4
+    assert found["clipped_ratio"] == sum(cut) / 4
+    assert not any(name.startswith("maj@") for name in found)
+
+
+def test_a_game_with_turns_is_what_a_plain_loop_plays(capsys: Capture) -> None:
+    oracle, rewards, lengths = Oracle("guess"), [], []
+    for prompt in held_out("guess", 4):
+        for sample in range(2):
+            reward, length = played(oracle, prompt, sample)
+            rewards.append(reward)
+            lengths.append(length)
+    assert 0 < sum(rewards) < 8, "the test is of no use"
+    for more in ((), ("--rollout.max_num_seqs", 3, "--drafting.window", "off")):
+        found = evaluated(capsys, "recipe:guess", "--size", 4, "--n", 2, *more)["held_out"]
+        assert found["avg@2"] == sum(rewards) / 8
+        assert found["mean_length"] == sum(lengths) / 8
+        assert found["pass@2"] == sum(map(any, zip(rewards[::2], rewards[1::2], strict=True))) / 4
+
+
+def played(oracle: Oracle, prompt: Any, sample: int) -> tuple[float, int]:
+    """The reward of a game, and how many tokens were sampled in it."""
+    game, tokens, messages, length = guess.Environment(), [], [], 0
+    game.reset(**prompt.columns)
+    while True:
+        turn = oracle.turn(prompt.prompt, tokens, prompt.row, sample, 1.0, 32)
+        tokens, length = tokens + turn, length + len(turn)
+        if turn[-1] != oracle.tokenizer.eos_token_id:
+            return game.reward(), length
+        messages.append({"role": "assistant", "content": oracle.text(turn)})
+        answer = game.step(messages)
+        if answer is None:
+            return game.reward(), length
+        messages.append({"role": "user", "content": answer})
+        tokens += oracle.ids(answer)
+
+
+def test_suites_differ_in_what_they_say_and_share_the_rest(capsys: Capture, tmp_path: Path) -> None:
+    judge = tmp_path / "judge.py"
+    judge.write_text(JUDGE)
+    rows = tmp_path / "sums.jsonl"
+    problems = demo.problems(3, 17, max_terms=5)
+    rows.write_text("".join(f"{json.dumps(each)}\n" for each in problems))
+    suites = [
+        {"name": "own", "size": 2},
+        {"name": "others", "source": "recipe:demo", "options": {"max_terms": 6}, "size": 3},
+        {"name": "file", "source": str(rows), "n": 2, "temperature": 0.5, "top_k": 3,
+         "functions": [{"function": f"{judge}:several"}, {"function": "recipe:demo", "weight": 0}]},
+        {"name": "strict", "size": 2, "pass_threshold": 2.0, "max_completion_length": 9},
+    ]  # fmt: skip
+    config = tmp_path / "suites.yaml"
+    values = json.loads(read_config("demo").model_dump_json()) | {"eval": {"suites": suites}}
+    config.write_text(json.dumps(values))
+    found = evaluated(capsys, "recipe:demo", config)
+    assert list(found) == ["own", "others", "file", "strict"]
+    assert {name: suite["prompts"] for name, suite in found.items()} == {
+        "own": 2, "others": 3, "file": 3, "strict": 2,
+    }  # fmt: skip
+    assert (found["file"]["temperature"], found["file"]["top_k"]) == (0.5, 3)
+    assert found["file"]["avg@2"] == 2.0  # the function is called with all answers to a prompt
+    assert found["own"]["avg@1"] == found["own"]["pass@1"]
+    assert found["strict"]["pass@1"] == 0.0
+    assert found["strict"]["mean_length"] <= 9
+    again = evaluated(capsys, "recipe:demo", config, "--suite", "file", "own")
+    assert again == {name: found[name] for name in ("file", "own")}
+
+
+def test_a_checkpoint_is_evaluated_as_its_run_evaluates(capsys: Capture, tmp_path: Path) -> None:
+    checkpoint = tmp_path / "run" / "checkpoints" / "step-3"
+    shutil.copytree(recipes.directory("demo"), checkpoint)
+    suites = {"suites": [{"name": "mine", "size": 2, "answer_pattern": r"\d+$", "n": 3}]}
+    values = json.loads(read_config("demo").model_dump_json()) | {"eval": suites}
+    (tmp_path / "run" / "config.yaml").write_text(json.dumps(values))
+    where = tmp_path / "made" / "eval.json"
+    assert cli.main(["eval", str(checkpoint), "--output", str(where)]) == 0
+    header, line = capsys.readouterr().out.splitlines()
+    assert header.split()[:3] == ["suite", "prompts", "k"]
+    written = json.loads(where.read_text())
+    assert written["model"] == str(checkpoint)
+    suite = written["suites"]["mine"]
+    figures = [f"{suite[name]:.4f}" for name in ("avg@3", "pass@3", "maj@3")]
+    assert line.split()[:6] == ["mine", "2", "3", *figures]
+
+
+def test_a_model_of_no_run_answers_all_rows_of_a_file(capsys: Capture, tmp_path: Path) -> None:
+    judge, rows = tmp_path / "judge.py", tmp_path / "rows.csv"
+    judge.write_text(JUDGE)
+    rows.write_text("prompt\n" + "".join(f"a{n} b2?\n" for n in range(5)))
+    task = ("--data", rows, "--reward", f"{judge}:short", "--rollout.max_completion_length", 20)
+    found = evaluated(capsys, recipes.directory("demo"), *task)["data"]
+    assert found["prompts"] == 5
+    assert 0 < found["avg@1"] < 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["/nowhere"], "--data FILE"),
+        (["/nowhere", "demo"], "/nowhere"),
+        (["recipe:demo", "dmeo"], "did you mean demo?"),
+        (["recipe:demo", "--suite", "helt_out"], "did you mean held_out?"),
+        (["recipe:demo", "--n", "0"], "--n"),
+        (["recipe:demo", "--temperature", "hot"], "'hot'"),
+        (["recipe:demo", "--model", "other"], "the model is 'recipe:demo' already"),
+        (["recipe:demo", "--eval.suites", "[{name: a}, {name: a}]"], "two are named 'a'"),
+        (["recipe:demo", "--eval.suites", "[{name: a/b}]"], "letters"),
+        (["recipe:demo", "--eval.suites", "[{name: a, answer_pattern: (}]"], "expression"),
+        (["recipe:demo", "--eval.suites", "[{name: a, options: {x: 1}}]"], "options"),
+        (["recipe:demo", "--eval.suites", "[{name: a, functions: []}]"], "a: neither functions"),
+        (["recipe:demo", "--eval.suites", "[{name: a, source: /no.csv}]"], "/no.csv"),
+        (["recipe:demo", "--data.eval_size", "0"], "no prompts are held out"),
+        (["recipe:demo", "--rollout.max_completion_length", "768"], "no room for a prompt"),
+        (["recipe:demo", "--jsn"], "--jsn: there is no such argument; did you mean --json?"),
+    ],
+)
+def test_what_is_wrong_is_one_line(arguments: list[str], part: str, capsys: Capture) -> None:
+    assert cli.main(["eval", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert part in err
+    assert err.count("\n") == 1
+    assert not out
+
+
+@pytest.mark.parametrize(
+    ("function", "part"), [("fails", "no such luck"), ("nothing", "none applies to this sample")]
+)
+def test_an_error_is_not_a_reward(
+    function: str, part: str, capsys: Capture, tmp_path: Path
+) -> None:
+    judge = tmp_path / "judge.py"
+    judge.write_text(JUDGE)
+    arguments = ["recipe:demo", "--size", "2", "--reward", f"{judge}:{function}"]
+    more = ["--rollout.max_completion_length", "20", "--reward.retries", "0"]
+    assert cli.main(["eval", *arguments, *more]) == 2
+    err = capsys.readouterr().err
+    assert part in err
+    assert "of suite held_out" in err
+    assert err.count("\n") == 1
+
+
+def test_an_environment_that_raises_is_told_by_name(capsys: Capture, tmp_path: Path) -> None:
+    worlds = tmp_path / "worlds.py"
+    worlds.write_text(
+        "class Breaks:\n"
+        "    def reset(self, **columns): pass\n"
+        "    def step(self, messages): raise ValueError('it broke')\n"
+        "    def reward(self): return 1.0\n"
+    )
+    suite = f"[{{name: a, size: 1, environments: [{{environment: '{worlds}:Breaks'}}]}}]"
+    arguments = ["recipe:guess", "--eval.suites", suite, "--environment.retries", "0"]
+    assert cli.main(["eval", *arguments]) == 2
+    err = capsys.readouterr().err
+    assert "environment of answer 0 to row 0 of suite a, turn 1" in err
+    assert "it broke" in err
+    assert err.count("\n") == 1
+
+
+def test_runs_refuse_suites_that_they_would_not_evaluate(capsys: Capture) -> None:
+    assert cli.main(["train", "demo", "--eval.suites", "[{name: a, steps: 5}]"]) == 2
+    assert "rhymeflow eval" in capsys.readouterr().err

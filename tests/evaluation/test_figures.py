@@ -1,0 +1,78 @@
+"""avg@k, pass@k and maj@k against their definitions, written out."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rhymeflow.evaluation.figures import Judged, counted, figures, majority, pass_at_k, said
+
+REWARDS = st.sampled_from([0.0, 0.25, 1.0, 2.0])
+ANSWERS = st.builds(Judged, REWARDS, st.integers(0, 9), st.booleans(), st.sampled_from("abc"))
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=8), st.data())
+def test_pass_at_k_is_the_share_of_subsets_in_which_one_passes(
+    passes: list[bool], data: st.DataObject
+) -> None:
+    k = data.draw(st.integers(1, len(passes)))
+    subsets = list(itertools.combinations(passes, k))
+    share = Fraction(sum(map(any, subsets)), len(subsets))
+    assert pass_at_k(len(passes), sum(passes), k) == pytest.approx(float(share), abs=1e-12)
+
+
+@given(st.lists(ANSWERS, min_size=1, max_size=9))
+def test_the_majority_is_what_is_said_most_often_and_first(answers: list[Judged]) -> None:
+    counts = Counter(each.said for each in answers)
+    largest = max(counts.values())
+    won = next(each.said for each in answers if counts[each.said] == largest)
+    rewards = [each.reward for each in answers if each.said == won]
+    assert majority(answers) == pytest.approx(sum(rewards) / len(rewards))
+
+
+@given(st.integers(1, 5).flatmap(
+    lambda n: st.lists(st.lists(ANSWERS, min_size=n, max_size=n), min_size=1, max_size=6)
+))  # fmt: skip
+def test_every_figure_is_a_mean_over_prompts(prompts: list[list[Judged]]) -> None:
+    n, found = len(prompts[0]), figures(prompts, 1.0)
+    every = [each for answers in prompts for each in answers]
+    expected = {
+        f"avg@{n}": [each.reward for each in every],
+        "mean_length": [each.length for each in every],
+        "clipped_ratio": [each.is_cut for each in every],
+        "pass@1": [each.reward >= 1.0 for each in every],
+        f"pass@{n}": [any(each.reward >= 1.0 for each in answers) for answers in prompts],
+    }
+    if n > 1:
+        expected[f"maj@{n}"] = [majority(answers) for answers in prompts]
+    assert set(found) == set(expected) | {f"pass@{k}" for k in counted(n)}
+    for name, values in expected.items():
+        assert found[name] == pytest.approx(sum(values) / len(values)), name
+
+
+def test_more_answers_never_pass_less_often() -> None:
+    assert counted(1) == [1]
+    assert counted(8) == [1, 2, 4, 8]
+    assert counted(12) == [1, 2, 4, 8, 12]
+    chances = [pass_at_k(12, 3, k) for k in counted(12)]
+    assert chances == sorted(chances)
+    assert (chances[0], chances[-1]) == (0.25, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "pattern", "counts_as"),
+    [
+        (" 12 \n", None, "12"),
+        ("a3+0=3 b9+3=12 =12", r"=(\d+)", "12"),
+        ("1 2 3", r"\d", "3"),
+        ("none", r"\d", ""),
+        ("x", r"x(y)?", ""),
+    ],
+)
+def test_what_is_counted(text: str, pattern: str | None, counts_as: str) -> None:
+    assert said(text, pattern) == counts_as

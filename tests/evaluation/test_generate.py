@@ -1,0 +1,183 @@
+"""`rhymeflow generate`: what it prints is what the engine generates, piece by piece."""
+
+from __future__ import annotations
+
+import io
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rhymeflow import cli
+from rhymeflow.config import Config, ModelConfig
+from rhymeflow.config.load import parse_config
+from rhymeflow.engine.base import NoiseKey, Request, Sampling
+from rhymeflow.evaluation.generate import Generator, chat
+from rhymeflow.evaluation.policy import Policy
+from rhymeflow.histospec.noise_sharing import EVALUATION_EPOCH
+from rhymeflow.models.load import random_model
+from rhymeflow.recipes import characters
+
+Capture = pytest.CaptureFixture[str]
+
+PROMPT = "a3 b9 c4?"
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}"
+    "{% if add_generation_prompt %}a:{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def talker(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny chat model with random weights."""
+    directory = tmp_path_factory.mktemp("talker")
+    tokenizer = characters.make_tokenizer("abcdeghstu:;?", 400)
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(directory)
+    config = characters.make_config(tokenizer, 400)
+    config.update({"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1})
+    config.update({"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16})
+    config.save_pretrained(directory)
+    about = ModelConfig(name=str(directory))
+    model = random_model(about, dtype=torch.float32, device=torch.device("cpu"), seed=3)
+    model.save_pretrained(directory)
+    return directory
+
+
+def configuration(**overrides: Any) -> Config:
+    fields = {name.replace("__", "."): str(value) for name, value in overrides.items()}
+    return parse_config("", fields)
+
+
+def by_the_engine(config: Config, prompt: str, number: int = 0) -> list[int]:
+    """The tokens that an engine samples after a prompt's text."""
+    policy, rollout = Policy(config), config.rollout
+    ids = policy.tokenizer(prompt)["input_ids"]
+    most = min(rollout.max_completion_length, policy.max_length - len(ids))
+    how = Sampling(rollout.temperature, 1.0, 0, most, policy.stop_token_ids)
+    request = Request("it", ids, NoiseKey(number, EVALUATION_EPOCH, 0), how)
+    engine = policy.engine(config, drafts=False)
+    engine.submit(request)
+    while engine.has_work:
+        engine.step()
+    return request.tokens
+
+
+@pytest.mark.parametrize(
+    ("options", "fields"),
+    [
+        (("--temperature", "0"), {"rollout__temperature": 0}),
+        (
+            ("--seed", "4", "--max-tokens", "9", "--temperature", "1.5"),
+            {"run__seed": 4, "rollout__max_completion_length": 9, "rollout__temperature": 1.5},
+        ),
+    ],
+)
+def test_what_is_printed_is_what_the_engine_generates(
+    options: tuple[str, ...],
+    fields: dict[str, Any],
+    capsys: Capture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = configuration(model__name="recipe:demo", **fields)
+    tokens = by_the_engine(config, PROMPT)
+    assert len(tokens) > 8
+    text = Policy(config).tokenizer.decode(tokens, skip_special_tokens=True)
+    assert cli.main(["generate", "recipe:demo", PROMPT, *options]) == 0
+    assert capsys.readouterr().out == f"{text}\n"
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{PROMPT}\n"))
+    assert cli.main(["generate", "recipe:demo", *options]) == 0
+    assert capsys.readouterr().out == f"{text}\n"
+
+
+def test_text_comes_token_by_token() -> None:
+    config = configuration(model__name="recipe:demo", rollout__temperature=0)
+    pieces = list(Generator(config, must_fit=False).answer(PROMPT))
+    num_tokens = len(by_the_engine(config, PROMPT))
+    assert len(pieces) == num_tokens - 1  # all but the end of the sequence
+    assert all(len(piece) == 1 for piece in pieces)
+
+
+def test_a_conversation_keeps_what_was_said(talker: Path) -> None:
+    config = configuration(
+        model__name=talker, rollout__max_completion_length=12, data__system_prompt="be"
+    )
+    generator, written = Generator(config, must_fit=True), list[str]()
+    chat(generator, ["that", "", "test"], written.append)
+    assert len(written) > 4, "it does not stream"
+    first, second, rest = "".join(written).split("\n")
+    assert not rest
+    tokenizer = Policy(config).tokenizer
+    asked = ["s:be;u:that;a:", f"s:be;u:that;a:{first};u:test;a:"]
+    for number, (prompt, answer) in enumerate(zip(asked, (first, second), strict=True)):
+        tokens = by_the_engine(config, prompt, number)
+        assert tokenizer.decode(tokens, skip_special_tokens=True) == answer
+
+
+def test_a_prompt_to_a_chat_model_is_the_users_message(talker: Path, capsys: Capture) -> None:
+    config = configuration(model__name=talker, rollout__max_completion_length=12)
+    tokens = by_the_engine(config, "s:be;u:that;a:")
+    text = Policy(config).tokenizer.decode(tokens, skip_special_tokens=True)
+    options = ["--system", "be", "--max-tokens", "12"]
+    assert cli.main(["generate", str(talker), "that", *options]) == 0
+    assert capsys.readouterr().out == f"{text}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["/nowhere", "x"], "/nowhere"),
+        (["recipe:demo", "--chat"], "no chat template"),
+        (["recipe:demo", "x", "--chat"], "PROMPT"),
+        (["recipe:demo", ""], "no tokens"),
+        (["recipe:demo"], "the prompt is empty"),
+        (["recipe:demo", PROMPT, "--system", "be kind"], "data.system_prompt"),
+        (["recipe:demo", PROMPT, "--max-tokens", "768"], "768 leaves 759"),
+        (["recipe:demo", PROMPT, "--max-tokens", "few"], "max_completion_length"),
+        (["recipe:demo", PROMPT, "--seed", "1", "--run.seed", "2"], "--run.seed: given twice"),
+        (["recipe:demo", PROMPT, "--temprature", "1"], "did you mean --temperature?"),
+        (["recipe:demo", PROMPT * 100], "leaves 0"),
+    ],
+)
+def test_what_is_wrong_is_one_line(
+    arguments: list[str], part: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    assert cli.main(["generate", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert part in err
+    assert err.count("\n") == 1
+    assert not out
+
+
+@pytest.fixture
+def conversation(talker: Path) -> Callable[[], subprocess.Popen[str]]:
+    def _start() -> subprocess.Popen[str]:
+        arguments = ["generate", str(talker), "--chat", "--max-tokens", "20"]
+        return subprocess.Popen(
+            [sys.executable, "-m", "rhymeflow", *arguments],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    return _start
+
+
+def test_the_end_of_input_ends_a_conversation(conversation: Any) -> None:
+    out, err = conversation().communicate("that\ntest\n", timeout=120)
+    assert out.count("\n") == 2
+    assert not err
+
+
+def test_an_interrupt_ends_it_cleanly(conversation: Any) -> None:
+    process = conversation()
+    process.stdin.write("that\n")
+    process.stdin.flush()
+    assert process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=120)
+    assert (process.returncode, out, err) == (130, "\n", "rhymeflow: interrupted\n")
