@@ -148,9 +148,11 @@ def _parser() -> argparse.ArgumentParser:
         sub = add(name, command, formatter_class=pages.Page, add_help=False, **options)
         needs = "RECIPE_OR_FILE" if name == "simulate" else "[RECIPE_OR_FILE]"
         if first is not None:
-            sub.add_argument(first.lower(), metavar=first)
+            what = "a checkpoint, a directory, a hub name or recipe:NAME"
+            sub.add_argument(first.lower(), metavar=first, help=what)
             needs = f"{first} {needs}"
-        sub.usage = f"rhymeflow {name} {needs} [OPTION ...] [--section.field VALUE ...]"
+        break_at = "" if first is None else "\n" + " " * len(f"usage: rhymeflow {name}")
+        sub.usage = f"rhymeflow {name} {needs} [OPTION ...]{break_at} [--section.field VALUE ...]"
         sub.add_argument(
             "recipe",
             nargs=None if name == "simulate" else "?",
@@ -240,7 +242,7 @@ def _parser() -> argparse.ArgumentParser:
         description=_GENERATE,
         formatter_class=pages.Page,
     )
-    sub.usage = "rhymeflow generate MODEL [PROMPT] [OPTION ...] [--section.field VALUE ...]"
+    sub.usage = "rhymeflow generate MODEL [PROMPT] [OPTION ...] [--section.field VALUE]"
     sub.add_argument("model", metavar="MODEL", help="a checkpoint, a directory or a hub name")
     sub.add_argument("prompt", metavar="PROMPT", nargs="?", help="else read from standard input")
     sub.add_argument("--chat", action="store_true", help="converse; Ctrl-D or Ctrl-C ends it")

@@ -187,6 +187,15 @@ def test_what_is_wrong_is_one_line(arguments: list[str], part: str, capsys: Capt
     assert not out
 
 
+@pytest.mark.parametrize("command", ["eval", "generate"])
+def test_help_is_at_most_80_columns_wide(command: str, capsys: Capture) -> None:
+    with pytest.raises(SystemExit):
+        cli.main([command, "--help"])
+    text = capsys.readouterr().out
+    assert "--eval.suites" in text or command != "eval"
+    assert max(map(len, text.splitlines())) <= 80
+
+
 @pytest.mark.parametrize(
     ("function", "part"), [("fails", "no such luck"), ("nothing", "none applies to this sample")]
 )
