@@ -179,5 +179,6 @@ def test_an_interrupt_ends_it_cleanly(conversation: Any) -> None:
     process.stdin.flush()
     assert process.stdout.readline()
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=120)
+    process.wait(timeout=120)  # before its input is closed, which would end it too
+    out, err = process.communicate()
     assert (process.returncode, out, err) == (130, "\n", "rhymeflow: interrupted\n")
