@@ -31,10 +31,12 @@ _TELLING = """SELECT kind, body FROM events WHERE kind IN ('VersionPublished', '
     ORDER BY seq"""
 _SECONDS = "SELECT COALESCE((SELECT time FROM events ORDER BY seq DESC LIMIT 1), 0.0)"
 _TRAINED = "SELECT COUNT(*), SUM(length) FROM trajectories WHERE trained IS NOT NULL"
-_OBSERVED = """SELECT TOTAL(s.length) FROM (
-        SELECT group_id, member, LENGTH(tokens) / 4 AS length, steps FROM segments UNION ALL
-        SELECT group_id, member, length, steps FROM pruned) s
-    JOIN trajectories USING (group_id, member) WHERE steps = 0 AND trained IS NOT NULL"""
+# Generated tokens, in how many steps, drafted ones; and of what is trained on, what was observed.
+_TOKENS = """SELECT TOTAL(length) FILTER (WHERE steps > 0), TOTAL(steps), TOTAL(drafted),
+        TOTAL(length) FILTER (WHERE steps = 0 AND EXISTS (SELECT 1 FROM trajectories t
+            WHERE t.group_id = s.group_id AND t.member = s.member AND t.trained IS NOT NULL))
+    FROM (SELECT group_id, member, LENGTH(tokens) / 4 AS length, steps, drafted FROM segments
+        UNION ALL SELECT group_id, member, length, steps, drafted FROM pruned) s"""
 # What the view `trained` says, without joining all responses for it.
 _STALENESS = """SELECT staleness, COUNT(*) FROM (SELECT trained - COALESCE((SELECT MIN(version)
             FROM segments s WHERE s.group_id = t.group_id AND s.member = t.member),
@@ -117,10 +119,7 @@ def summarize(run_dir: Path) -> Summary:
         steps, seconds, evaluations = _fold(reader)
         staleness = dict(reader.query(_STALENESS))
         ((count, tokens),) = reader.query(_TRAINED)
-        ((observed,),) = reader.query(_OBSERVED)
-        ((generated, made_in, drafted),) = reader.query(
-            "SELECT TOTAL(length), TOTAL(steps), TOTAL(drafted) FROM spans"
-        )
+        ((generated, made_in, drafted, observed),) = reader.query(_TOKENS)
         ((num_events,),) = reader.query("SELECT COALESCE(MAX(seq), 0) FROM events")
         endings = reader.query(
             "SELECT COALESCE(ending, 'unfinished'), COUNT(*) FROM groups GROUP BY 1"
