@@ -11,27 +11,23 @@ checkpoint comes after 120 seconds of training, which is more than such a run ta
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks import harness
+from benchmarks.training.train import published
 from rhymeflow import cli
-from rhymeflow.errors import UserError
 from rhymeflow.runtime import event_log
-from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.store.writer import SqliteTrajectoryStore
 
 SIDES = ("as it is", "forgetful")
 LEAST = 0.98
 FIRST = 4
 """The step that is counted first: what comes before waits for code to be compiled or loaded."""
-_PUBLISHED = "SELECT time FROM events WHERE kind = 'VersionPublished' ORDER BY seq"
 _FIELDS = {
     "schedule.name": "synchronous",
     "rollout.cpus": "[[0]]",
@@ -66,13 +62,7 @@ def rate(side: str, args: argparse.Namespace) -> float:
         run_dir = Path(folder) / "run"
         fields = {**_FIELDS, "learner.max_steps": steps, "run.output_dir": run_dir}
         fields["run.save_seconds"] = 0 if side == "forgetful" else args.save_seconds
-        options = [part for name, value in fields.items() for part in (f"--{name}", str(value))]
-        command = [sys.executable, "-m", "benchmarks.durability", side, *options]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            raise UserError(f"bench durability: {' '.join(command)}: {done.stderr.strip()[-500:]}")
-        with closing(TrajectoryReader(run_dir / "events.db")) as log:
-            times = [time for (time,) in log.query(_PUBLISHED)]
+        times = published(fields, command=("-m", "benchmarks.durability", side))
     assert len(times) == steps
     return (steps - FIRST) / (times[-1] - times[FIRST - 1])
 

@@ -12,8 +12,6 @@ import argparse
 import asyncio
 import math
 import random
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import closing
@@ -21,13 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import harness
-from rhymeflow.errors import UserError
+from benchmarks.training.train import published
 from rhymeflow.recipes.tools import task
 from rhymeflow.store.reader import TrajectoryReader
 
 LEAST = 0.9
 SIGMA = 1.0
-_PUBLISHED = "SELECT time FROM events WHERE kind = 'VersionPublished' ORDER BY seq"
 _TOKENS = """SELECT SUM(s.length) FROM spans s JOIN trajectories t USING (group_id, member)
     WHERE t.trained > 0"""
 _ANSWERS = "SELECT AVG(json_extract(body, '$.seconds')) FROM events WHERE kind = 'Observed'"
@@ -92,15 +89,8 @@ def trained(mean: float, args: argparse.Namespace) -> tuple[float, float]:
             "run.output_dir": run_dir,
             "run.eval_steps": 0,
         }
-        options = [part for name, value in fields.items() for part in (f"--{name}", str(value))]
-        command = [sys.executable, "-m", "rhymeflow", "train", "tools", *options]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            raise UserError(
-                f"bench environments: {' '.join(command)}: {done.stderr.strip()[-500:]}"
-            )
+        times = published(fields, command=("-m", "rhymeflow", "train", "tools"))
         with closing(TrajectoryReader(run_dir / "events.db")) as log:
-            times = [time for (time,) in log.query(_PUBLISHED)]
             ((tokens,),), ((answer,),) = log.query(_TOKENS), log.query(_ANSWERS)
     assert len(times) == args.steps
     return tokens / (times[-1] - times[0]), answer

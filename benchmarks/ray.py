@@ -8,21 +8,16 @@ for itself, is a column.
 from __future__ import annotations
 
 import argparse
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from benchmarks import harness
-from rhymeflow.errors import UserError
-from rhymeflow.store.reader import TrajectoryReader
+from benchmarks.training.train import published
 
 SIDES = ("ray", "local")
 LEAST = 0.9
-_PUBLISHED = "SELECT time FROM events WHERE kind = 'VersionPublished' ORDER BY seq"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,12 +52,6 @@ def trained(side: str, steps: int) -> tuple[float, float]:
     with tempfile.TemporaryDirectory(prefix="rhymeflow-bench-") as folder:
         run_dir = Path(folder) / "run"
         fields = {"learner.max_steps": steps, "run.output_dir": run_dir, "run.eval_steps": 0}
-        options = [part for name, value in fields.items() for part in (f"--{name}", str(value))]
-        command = [sys.executable, "-m", "rhymeflow", "train", "demo", "--runtime", side, *options]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            raise UserError(f"bench ray: {' '.join(command)}: {done.stderr.strip()[-500:]}")
-        with closing(TrajectoryReader(run_dir / "events.db")) as log:
-            times = [time for (time,) in log.query(_PUBLISHED)]
+        times = published({"runtime": side, **fields})
     assert len(times) == steps
     return times[0], times[-1]
