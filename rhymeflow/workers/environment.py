@@ -13,11 +13,8 @@ must be the very tokens that were observed. Knows nothing of versions, nor of wh
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
-from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any
 
 from rhymeflow.config import Config
 from rhymeflow.environments.episode import Episode, TurnFigures
@@ -37,7 +34,6 @@ from rhymeflow.models.tokenizer import load_tokenizer
 from rhymeflow.utils import output
 from rhymeflow.workers.channel import Connection
 from rhymeflow.workers.messages import (
-    Alive,
     AskEnvironment,
     CloseEpisodes,
     EnvironmentFailed,
@@ -45,15 +41,13 @@ from rhymeflow.workers.messages import (
     EpisodeJudged,
     EpisodeOpened,
     JudgeEpisode,
+    Message,
     OpenEpisode,
     Shutdown,
     TurnAnswered,
-    receive,
     send,
 )
-
-ALIVE_SECONDS = 1.0
-"""How often it gives a sign of life when there is nothing to say."""
+from rhymeflow.workers.user_code import UserCodeWorker
 
 
 def main(connection: Connection, name: str, config: Config, run_dir: Path) -> None:
@@ -77,47 +71,19 @@ class _Asked:
     room: int
 
 
-class EnvironmentWorker:
+class EnvironmentWorker(UserCodeWorker[Outcome]):
     """Answers `OpenEpisode`, `AskEnvironment` and `JudgeEpisode`."""
+
+    _executor: EnvironmentExecutor
 
     def __init__(
         self, connection: Connection, executor: EnvironmentExecutor, episodes: Episodes
     ) -> None:
-        self._connection, self._executor, self._episodes = connection, executor, episodes
+        super().__init__(connection, executor)
+        self._episodes = episodes
         self._asked: dict[str, _Asked] = {}
-        self._last_sent = 0.0
-        self._ending = False
 
-    def serve(self) -> None:
-        """Receive questions, send answers, until `Shutdown`."""
-        while not self._ending:
-            self._wait()
-            self.turn()
-
-    def turn(self) -> None:
-        """Receive what has arrived, and send the answers that there are."""
-        while not self._ending and self._connection.poll(0.0):
-            self._take(receive(self._connection))
-        now = time.monotonic()
-        for outcome in self._executor.poll(now):
-            self._answer(outcome)
-            self._last_sent = now
-        if now - self._last_sent >= ALIVE_SECONDS:
-            send(self._connection, Alive())
-            self._last_sent = now
-
-    def _wait(self) -> None:
-        """Until there is something to do, or a sign of life is due."""
-        deadline, patience = self._executor.next_deadline(), ALIVE_SECONDS
-        if deadline is not None:
-            patience = min(patience, max(0.0, deadline - time.monotonic()))
-        to_read: list[Any] = [self._connection, *self._executor.connections()]
-        wait(to_read, patience)
-
-    def _take(
-        self,
-        message: OpenEpisode | AskEnvironment | JudgeEpisode | CloseEpisodes | Shutdown,
-    ) -> None:
+    def _take(self, message: Message) -> None:
         match message:
             case OpenEpisode(episode=episode):
                 self._submit(episode, 0, opens=True)

@@ -12,11 +12,9 @@ nothing of which responses are trained on, versions or what a reward is for.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
-from multiprocessing.connection import wait
 from pathlib import Path
 
 from rhymeflow.config import Config
@@ -26,17 +24,14 @@ from rhymeflow.reward.messages import RewardRequest
 from rhymeflow.utils import output
 from rhymeflow.workers.channel import Connection
 from rhymeflow.workers.messages import (
-    Alive,
     ComputeReward,
+    Message,
     RewardComputed,
     RewardFailed,
     Shutdown,
-    receive,
     send,
 )
-
-ALIVE_SECONDS = 1.0
-"""How often it gives a sign of life when there is nothing to say."""
+from rhymeflow.workers.user_code import UserCodeWorker
 
 
 def main(connection: Connection, name: str, config: Config, run_dir: Path) -> None:
@@ -52,8 +47,10 @@ def main(connection: Connection, name: str, config: Config, run_dir: Path) -> No
         executor.close()
 
 
-class RewardWorker:
+class RewardWorker(UserCodeWorker[Outcome]):
     """Answers `ComputeReward`; `decode` turns token ids into text."""
+
+    _executor: RewardExecutor
 
     def __init__(
         self,
@@ -61,38 +58,12 @@ class RewardWorker:
         executor: RewardExecutor,
         decode: Callable[[list[int]], str],
     ) -> None:
-        self._connection, self._executor, self._decode = connection, executor, decode
+        super().__init__(connection, executor)
+        self._decode = decode
         self._texts: dict[str, list[str]] = {}
         """Of what is not answered yet."""
-        self._last_sent = 0.0
-        self._ending = False
 
-    def serve(self) -> None:
-        """Receive responses, send answers, until `Shutdown`."""
-        while not self._ending:
-            self._wait()
-            self.turn()
-
-    def turn(self) -> None:
-        """Receive what has arrived, and send the answers that there are."""
-        while not self._ending and self._connection.poll(0.0):
-            self._take(receive(self._connection))
-        now = time.monotonic()
-        for outcome in self._executor.poll(now):
-            self._answer(outcome)
-            self._last_sent = now
-        if now - self._last_sent >= ALIVE_SECONDS:
-            send(self._connection, Alive())
-            self._last_sent = now
-
-    def _wait(self) -> None:
-        """Until there is something to do, or a sign of life is due."""
-        deadline, patience = self._executor.next_deadline(), ALIVE_SECONDS
-        if deadline is not None:
-            patience = min(patience, max(0.0, deadline - time.monotonic()))
-        wait([self._connection, *self._executor.connections()], patience)
-
-    def _take(self, message: ComputeReward | Shutdown) -> None:
+    def _take(self, message: Message) -> None:
         match message:
             case ComputeReward(key=key, prompt=prompt, responses=responses, columns=columns):
                 texts = self._texts[key] = [self._decode(tokens) for tokens in responses]

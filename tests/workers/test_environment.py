@@ -12,7 +12,7 @@ import pytest
 
 from rhymeflow.config import Config
 from rhymeflow.utils import output
-from rhymeflow.workers import environment
+from rhymeflow.workers import environment, user_code
 from rhymeflow.workers.messages import (
     Alive,
     AskEnvironment,
@@ -38,7 +38,7 @@ Worker = Callable[..., Any]
 @pytest.fixture
 def worker(tmp_path, monkeypatch) -> Iterator[Worker]:
     """Start a worker that serves in a thread; returns the controller's end."""
-    monkeypatch.setattr(environment, "ALIVE_SECONDS", 0.2)
+    monkeypatch.setattr(user_code, "ALIVE_SECONDS", 0.2)
     monkeypatch.setattr(output, "_path", tmp_path / "log")
     started = []
 

@@ -11,7 +11,7 @@ import pytest
 from rhymeflow.config import RewardConfig
 from rhymeflow.reward.executor import RewardExecutor
 from rhymeflow.reward.messages import TrainerState
-from rhymeflow.workers import reward
+from rhymeflow.workers import user_code
 from rhymeflow.workers.messages import (
     Alive,
     ComputeReward,
@@ -46,7 +46,7 @@ def ask(key, *texts, **columns):
 @pytest.fixture
 def ours(tmp_path, monkeypatch):
     """The controller's end of a worker that serves in a thread, and has ended at the end."""
-    monkeypatch.setattr(reward, "ALIVE_SECONDS", 0.2)
+    monkeypatch.setattr(user_code, "ALIVE_SECONDS", 0.2)
     path = tmp_path / "rewards.py"
     path.write_text(BODY)
     functions = {"functions": [{"function": f"{path}:length"}], "retries": 0, "num_workers": 1}
