@@ -20,6 +20,7 @@ from rhymeflow.core.events import EnvironmentFailed, EpisodeEnded, Event, Observ
 from rhymeflow.core.types import InstanceId, TrajectoryId, Version
 from rhymeflow.data.prompts import Prompt
 from rhymeflow.errors import UserError
+from rhymeflow.runtime.consecutive_failures import ConsecutiveFailures
 from rhymeflow.runtime.evaluation import AnswerKey, Evaluations
 from rhymeflow.runtime.in_flight import InFlight
 from rhymeflow.runtime.openings import Opened, Openings
@@ -75,7 +76,9 @@ class Environments:
         self._in_flight, self._evaluations, self._rewards = in_flight, evaluations, rewards
         self._throughput, self._config = throughput, config.environment
         self._max_length = config.rollout.max_completion_length
-        self._failures = 0
+        self._failures = ConsecutiveFailures(
+            config.environment.max_consecutive_failures, "environment.max_consecutive_failures"
+        )
         self._asked: dict[str, tuple[Subject | Opened, Asked]] = {}
         """What the environment worker has not answered, by the key it was given."""
         self._held_out: dict[AnswerKey, list[int]] = {}
@@ -143,11 +146,11 @@ class Environments:
         if isinstance(subject, TrajectoryId) and subject not in self._in_flight:
             return
         if isinstance(message, messages.EnvironmentFailed):
-            self._count_failure(message.error)
+            self._failures.count(message.error)
             is_judged = isinstance(asked, messages.JudgeEpisode)
             yield from self._failed(subject, message, is_judged=is_judged)
             return
-        self._failures = 0
+        self._failures.count(None)
         if isinstance(message, messages.EpisodeOpened):
             self._close([message.key])  # of those that answer later each is an object of its own
             yield from self.openings.take(subject, message.opening)
@@ -206,14 +209,6 @@ class Environments:
             yield self._rewards.not_judged(subject, message.error)
         else:
             yield EnvironmentFailed(subject, message.turn, message.error)
-
-    def _count_failure(self, error: str) -> None:
-        """Stop where one after the other fails."""
-        self._failures += 1
-        if self._failures == self._config.max_consecutive_failures:
-            raise UserError(
-                f"{error}; {self._failures} in a row failed (environment.max_consecutive_failures)"
-            )
 
     # -- asking -------------------------------------------------------------------------------
 

@@ -27,6 +27,7 @@ from rhymeflow.data.prompts import Message
 from rhymeflow.errors import UserError
 from rhymeflow.reward.components import WeightedSum
 from rhymeflow.reward.messages import TrainerState
+from rhymeflow.runtime.consecutive_failures import ConsecutiveFailures
 from rhymeflow.runtime.evaluation import AnswerKey, Evaluations
 from rhymeflow.runtime.in_flight import InFlight
 from rhymeflow.store.base import TrajectoryStore
@@ -65,7 +66,9 @@ class Rewards:
         self._send, self._store = send, store
         self._in_flight, self._evaluations = in_flight, evaluations
         self._on_failure, self._evaluated = config.reward.on_failure, evaluated
-        self._max_failures, self._failures = config.reward.max_consecutive_failures, 0
+        self._failures = ConsecutiveFailures(
+            config.reward.max_consecutive_failures, "reward.max_consecutive_failures"
+        )
         self._num_generations = config.rollout.num_generations
         self._max_steps, self._published_version = config.learner.max_steps, published_version
         functions = config.reward.functions
@@ -154,7 +157,7 @@ class Rewards:
             UserError: a reward cannot be had, and the run is to stop then; or too many in a row.
         """
         key, _ = self._asked.pop(message.key)
-        self._count(message)
+        self._failures.count(message.error if isinstance(message, messages.RewardFailed) else None)
         own = self._from_environment.pop(key, {}) if not isinstance(key, Members) else {}
         if isinstance(key, AnswerKey):
             yield from self._answer_rewarded(key, message, own)
@@ -245,18 +248,6 @@ class Rewards:
         if abs(largest) <= LARGEST:
             return None
         return f"{where}: the weighted sum is {largest:g}, the largest size is {LARGEST:g}"
-
-    def _count(self, message: Answer) -> None:
-        """Stop where one call after the other fails."""
-        if isinstance(message, messages.RewardComputed):
-            self._failures = 0
-            return
-        self._failures += 1
-        if self._failures == self._max_failures:
-            raise UserError(
-                f"{message.error}; {self._failures} calls in a row failed "
-                "(reward.max_consecutive_failures)"
-            )
 
     def _answer_rewarded(
         self, key: AnswerKey, message: Answer, own: dict[str, float]
