@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import field_validator
 
 from rhymeflow.config.section import NonNegative, Positive, Section
+
+
+class ExampleMessage(Section):
+    """A chat message of `data.few_shot`."""
+
+    role: Literal["user", "assistant", "tool"]
+    """Who says it."""
+    content: str
+    """Its text, in which a tool is called as the policy is to call it."""
 
 
 class DataConfig(Section):
@@ -29,6 +40,9 @@ class DataConfig(Section):
     """Column that holds the prompt: a string or a list of chat messages."""
     system_prompt: str | None = None
     """Put before every prompt as a system message (chat models only)."""
+    few_shot: tuple[ExampleMessage, ...] = ()
+    """Worked examples, as chat messages: put before every prompt, after its system message (chat
+    models only). The last is the assistant's. Reward functions do not see them."""
     assistant_prefix: str | None = None
     """Put after every prompt as the beginning of the answer. Part of the prompt: rewards see what
     the policy adds to it."""
@@ -38,3 +52,12 @@ class DataConfig(Section):
     """A new order each epoch, from the run's seed."""
     chat_template: bool | None = None
     """Whether string prompts are wrapped as a user message. `None`: if the tokenizer has one."""
+
+    @field_validator("few_shot")
+    @classmethod
+    def _ends_with_an_answer(
+        cls, messages: tuple[ExampleMessage, ...]
+    ) -> tuple[ExampleMessage, ...]:
+        if messages and messages[-1].role != "assistant":
+            raise ValueError("the last message is to be the assistant's")
+        return messages

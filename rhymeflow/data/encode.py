@@ -55,6 +55,7 @@ class PromptEncoder:
         self._room = room
         self._tools = tools
         self._config = config
+        self._few_shot: list[Message] = [each.model_dump() for each in config.few_shot]
         has_template = bool(tokenizer.chat_template)
         if config.chat_template and not has_template:
             raise UserError("data.chat_template: the model's tokenizer has no chat template")
@@ -103,11 +104,12 @@ class PromptEncoder:
 
     def _bare(self, prompt: Prompt) -> str:
         assert isinstance(prompt.prompt, str)
-        if self._config.system_prompt is not None:
-            raise UserError(
-                "data.system_prompt: text prompts are not wrapped as messages here "
-                "(data.chat_template is off, or the model's tokenizer has none)"
-            )
+        for field in ("system_prompt", "few_shot"):
+            if getattr(self._config, field):
+                raise UserError(
+                    f"data.{field}: text prompts are not wrapped as messages here "
+                    "(data.chat_template is off, or the model's tokenizer has none)"
+                )
         return prompt.prompt
 
     def _rendered(self, prompt: Prompt) -> str:
@@ -145,11 +147,12 @@ class PromptEncoder:
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
         system = self._config.system_prompt
+        own = messages[:1] if messages[0]["role"] == "system" else []
         if system is None:
-            return messages
-        if messages[0]["role"] == "system":
+            return [*own, *self._few_shot, *messages[len(own) :]]
+        if own:
             raise UserError(
                 f"{prompt.where}: the prompt has a system message of its own, and "
                 "data.system_prompt gives another"
             )
-        return [{"role": "system", "content": system}, *messages]
+        return [{"role": "system", "content": system}, *self._few_shot, *messages]

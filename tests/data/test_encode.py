@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
@@ -68,6 +69,21 @@ def test_system_prompt_and_assistant_prefix() -> None:
     fields = {"system_prompt": "be brief", "assistant_prefix": "<think>"}
     assert text(CHAT, "hi", **fields) == "^[system]be brief;[user]hi;[assistant]<think>"
     assert text(BASE, "hi", assistant_prefix=" so") == "^hi so"
+
+
+def test_worked_examples_come_after_the_system_message() -> None:
+    shown = [{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}]
+    assert text(CHAT, "3", few_shot=shown) == "^[user]1;[assistant]2;[user]3;[assistant]"
+    assert text(CHAT, "3", few_shot=shown, system_prompt="s") == (
+        "^[system]s;[user]1;[assistant]2;[user]3;[assistant]"
+    )
+    own = [{"role": "system", "content": "x"}, {"role": "user", "content": "3"}]
+    assert text(CHAT, own, few_shot=shown) == (
+        "^[system]x;[user]1;[assistant]2;[user]3;[assistant]"
+    )
+    assert refused(BASE, "3", few_shot=shown).startswith("data.few_shot: ")
+    with pytest.raises(ValidationError, match="the last message is to be the assistant's"):
+        DataConfig(few_shot=shown[:1])
 
 
 def test_what_does_not_fit_the_tokenizer_is_refused() -> None:

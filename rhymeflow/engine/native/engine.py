@@ -60,7 +60,7 @@ class Engine:
     `model` was loaded with `attn_implementation=models.attention.NAME` and is in evaluation mode.
     `seed` is the run's. `instance` and `version` go into the segments of what is generated.
     `kv_capacity`: tokens of the cache, of which responses between two turns may keep what those
-    that run leave (None: nothing).
+    that run leave (None: nothing), `max_num_seqs` of them at most.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Engine:
             dtype=model.dtype,
             device=self._device,
         )
-        self._kept, self._kv_capacity = KeptCaches(self._cache), kv_capacity or 0
+        self._kept, self._kv_capacity = KeptCaches(self._cache, max_num_seqs), kv_capacity or 0
         self._sequences: dict[Hashable, Sequence] = {}
         self._drafting: Drafting | None = None
         if drafter is not None:

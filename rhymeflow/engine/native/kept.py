@@ -2,7 +2,8 @@
 
 Holds true: what is kept has nothing that runs make way for it: who has waited longest loses its
 cache first; a cache is used again only for the very tokens it is of, under the weights it is of.
-Knows nothing of why a turn ends.
+Knows nothing of why a turn ends, nor whether another comes: what nobody comes back for is given up
+with the weights, or by those that come after.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from rhymeflow.engine.native.sequence import Sequence
 
 
 class KeptCaches:
-    """Sequences that do not run and hold a slot of `cache`, by request id."""
+    """Sequences that do not run and hold a slot of `cache`, by request id; at most so many."""
 
-    def __init__(self, cache: KVCache) -> None:
-        self._cache = cache
+    def __init__(self, cache: KVCache, max_sequences: int) -> None:
+        self._cache, self._max_sequences = cache, max_sequences
         self._sequences: OrderedDict[Hashable, Sequence] = OrderedDict()
         self.num_tokens = 0
 
@@ -42,8 +43,10 @@ class KeptCaches:
         return None
 
     def fit(self, room: int) -> None:
-        """Give up as many as do not fit into so many tokens."""
-        while self._sequences and self.num_tokens > room:
+        """Give up as many as do not fit into so many tokens, or are too many."""
+        while self._sequences and (
+            self.num_tokens > room or len(self._sequences) > self._max_sequences
+        ):
             _, sequence = self._sequences.popitem(last=False)
             self.num_tokens -= sequence.cached
             self._cache.release(sequence.slot)
