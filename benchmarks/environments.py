@@ -1,9 +1,11 @@
-"""What slow environments cost: trained tokens per second of recipe `tools`, whose calculator takes
-its time, over those with one that answers at once.
+"""What slow environments cost: trained tokens per second of a recipe whose calculator takes its
+time, over those with one that answers at once.
 
 The calculator sleeps for a lognormal time (sigma 1, so one answer in a hundred takes six times the
-mean). Each side is a run of its own (`rhymeflow train`), in turn; its tokens are those that the
-policy sampled of what was trained on between its first version and its last.
+mean). Recipe `tools` trains a batch in two seconds, so a bound of one allows a response little more
+than that; `smollm2_tools` takes a minute, as large models do. Each side is a run of its own
+(`rhymeflow train`), in turn; its tokens are those that the policy sampled of what was trained on
+between its first version and its last.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import math
+import os
 import random
 import tempfile
 from collections.abc import Callable
@@ -20,11 +23,14 @@ from typing import Any
 
 from benchmarks import harness
 from benchmarks.training.train import published
+from rhymeflow.recipes.smollm2_tools import task as smollm2_task
 from rhymeflow.recipes.tools import task
 from rhymeflow.store.reader import TrajectoryReader
 
 LEAST = 0.9
 SIGMA = 1.0
+MEAN = "RHYMEFLOW_BENCH_SECONDS"
+"""The environment variable by which `calculate` knows how slow it is to be."""
 _TOKENS = """SELECT SUM(s.length) FROM spans s JOIN trajectories t USING (group_id, member)
     WHERE t.trained > 0"""
 _ANSWERS = "SELECT AVG(json_extract(body, '$.seconds')) FROM events WHERE kind = 'Observed'"
@@ -39,13 +45,37 @@ class Delayed(task.Environment):
     async def step(self, messages: Any) -> str | None:  # type: ignore[override]
         """Answer, later."""
         if self._mean:
-            drawn = random.Random(repr([each["content"] for each in messages]))
-            await asyncio.sleep(drawn.lognormvariate(math.log(self._mean) - SIGMA**2 / 2, SIGMA))
+            await asyncio.sleep(latency(self._mean, [each["content"] for each in messages]))
         return super().step(messages)
+
+
+async def calculate(expression: str) -> str:
+    """Calculate with numbers.
+
+    Args:
+        expression: Such as "12 + 30 * 2", with + - * / and parentheses.
+    """
+    await asyncio.sleep(latency(float(os.environ[MEAN]), expression))
+    return smollm2_task.calculate(expression)
+
+
+def latency(mean: float, of: object) -> float:
+    """Seconds that an answer takes; the same for the same question."""
+    return random.Random(repr(of)).lognormvariate(math.log(mean) - SIGMA**2 / 2, SIGMA)
+
+
+def slowed(recipe: str, mean: float) -> dict[str, object]:
+    """Fields by which the recipe's calculator takes so many seconds."""
+    if recipe == "tools":
+        known = f"[{{environment: '{__file__}:Delayed', options: {{mean: {mean}}}}}]"
+        return {"environment.classes": known}
+    os.environ[MEAN] = str(mean)
+    return {"environment.tools": "[benchmarks.environments.calculate]"} if mean else {}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this benchmark's options."""
+    parser.add_argument("--recipe", choices=("tools", "smollm2_tools"), default="tools")
     harness.add_number(parser, "--repeats", 3, "pairs of runs")
     harness.add_number(parser, "--steps", 12, "of each run")
     harness.add_number(parser, "--bound", 3, "schedule.max_staleness")
@@ -69,7 +99,11 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     values = harness.interleave(measured, args.repeats, "tokens/s")
     rows = []
     for name, mean in sides.items():
-        row = {"bound": args.bound, **harness.side_row(name, values[name], "tokens/s")}
+        row = {
+            "recipe": args.recipe,
+            "bound": args.bound,
+            **harness.side_row(name, values[name], "tokens/s"),
+        }
         rows.append({**row, **harness.spread("s an answer", seconds[mean], 2)})
     slow, quick = (values[name] for name in sides)
     ratio = harness.median_ratio(slow, quick)
@@ -81,15 +115,14 @@ def trained(mean: float, args: argparse.Namespace) -> tuple[float, float]:
     """Trained tokens per second of a run, and the mean seconds of an answer."""
     with tempfile.TemporaryDirectory(prefix="rhymeflow-bench-") as folder:
         run_dir = Path(folder) / "run"
-        known = f"[{{environment: '{__file__}:Delayed', options: {{mean: {mean}}}}}]"
         fields = {
-            "environment.classes": known,
+            **slowed(args.recipe, mean),
             "learner.max_steps": args.steps,
             "schedule.max_staleness": args.bound,
             "run.output_dir": run_dir,
             "run.eval_steps": 0,
         }
-        times = published(fields, command=("-m", "rhymeflow", "train", "tools"))
+        times = published(fields, command=("-m", "rhymeflow", "train", args.recipe))
         with closing(TrajectoryReader(run_dir / "events.db")) as log:
             ((tokens,),), ((answer,),) = log.query(_TOKENS), log.query(_ANSWERS)
     assert len(times) == args.steps

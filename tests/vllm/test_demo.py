@@ -75,6 +75,31 @@ def test_same_tokens_as_the_native_engine(rig, vllm, expected):
     assert {"stop", "length"} == set(reasons.values())
 
 
+def conversations(rig, engine, turns=3):
+    """Responses with turns: what is observed comes after each stop token."""
+    requests = requests_of(rig, 2 * NUM_TOKENS, stop=STOP)
+    for request in requests:
+        request.keeps_cache = True
+        engine.submit(request)
+    left = dict.fromkeys((request.id for request in requests), turns)
+    while engine.has_work:
+        for request, reason in engine.poll(0.01):
+            left[request.id] -= 1
+            if reason == "stop" and left[request.id]:
+                observed = [5, *((7 * len(request.tokens) + i) % rig.vocabulary for i in range(3))]
+                request.tokens += observed
+                request.logprobs += [0.0] * len(observed)
+                request.turn_start = len(request.tokens)
+                engine.submit(request)
+    return requests
+
+
+def test_turns_are_those_of_the_native_engine(rig, vllm, native):
+    found, expected = conversations(rig, vllm), conversations(rig, native)
+    assert_same(found, expected, TOLERANCE)
+    assert any(len(request.tokens) > request.turn_start > 0 for request in found)
+
+
 def test_same_tokens_alone(rig, vllm, expected):
     requests = fresh(rig)
     for request in requests:
