@@ -36,6 +36,9 @@ class DataConfig(Section):
     eval_size: NonNegative | None = None
     """Number of held-out prompts; 0 switches evaluation off. `None`: 64, but of the file that is
     trained on at most a tenth of the rows, and of `eval_source` at most all of them."""
+    eval_sets: dict[str, Positive] = {}
+    """Parts of the held-out prompts, in their order: names, and how many prompts each has. Each has
+    its mean reward among the metrics, `eval/NAME/reward`. They add up to the held-out prompts."""
     prompt_column: str = "prompt"
     """Column that holds the prompt: a string or a list of chat messages."""
     system_prompt: str | None = None
@@ -52,6 +55,8 @@ class DataConfig(Section):
     """A new order each epoch, from the run's seed."""
     chat_template: bool | None = None
     """Whether string prompts are wrapped as a user message. `None`: if the tokenizer has one."""
+    chat_template_kwargs: dict[str, Any] = {}
+    """Variables of the chat template, such as `{enable_thinking: false}`."""
 
     @field_validator("few_shot")
     @classmethod

@@ -13,6 +13,8 @@ class ModelConfig(Section):
     name: str = "recipe:demo"
     """A local directory, a Hugging Face hub name, `package:NAME` (weights that an installed Python
     package carries) or `recipe:NAME` (weights shipped with a recipe)."""
+    tokenizer: str | None = None
+    """Where the tokenizer is, a directory or a hub name, if it is not the model's own."""
     gguf_file: str | None = None
     """The GGUF file inside the directory or package, if the weights are in that format."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"

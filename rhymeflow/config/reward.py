@@ -8,13 +8,16 @@ from pydantic import model_validator
 
 from rhymeflow.config.section import NonNegative, Positive, PositiveFloat, Section
 
+_AT_ONCE = ("llm_judge", "reward_model")
+"""Built-ins that judge the responses of a group all at once."""
+
 
 class RewardFunction(Section):
     """One reward function and its weight in the sum."""
 
     function: str
     """`path/to/file.py:function`, a dotted name, or a built-in: `exact_match`, `math_verify`,
-    `regex`, `reasoning_gym`, `llm_judge`, `recipe:NAME`."""
+    `regex`, `reasoning_gym`, `llm_judge`, `reward_model`, `recipe:NAME`."""
     weight: float = 1.0
     """Factor in the weighted sum."""
     options: dict[str, Any] = {}
@@ -30,7 +33,7 @@ class RewardFunction(Section):
         """A built-in compares nothing, so it need not wait for the rest of the group."""
         name = given.get("function") if isinstance(given, dict) else None
         is_built_in = isinstance(name, str) and (name.startswith("recipe:") or "." not in name)
-        if is_built_in and name != "llm_judge":  # which asks about a group at once
+        if is_built_in and name not in _AT_ONCE:
             return {"per": "response"} | given
         return given
 

@@ -129,6 +129,7 @@ class PromptEncoder:
                 tokenize=False,
                 add_generation_prompt=not continues,
                 continue_final_message=continues,
+                **self._config.chat_template_kwargs,
             )
         except jinja2.TemplateError as error:
             raise UserError(

@@ -15,6 +15,7 @@ from rhymeflow.data.encode import Tools
 from rhymeflow.data.prompts import PromptSource
 from rhymeflow.environments.base import Environment, Message
 from rhymeflow.errors import UserError
+from rhymeflow.utils import main_module
 from rhymeflow.utils.imported import check_file, names_file
 
 __all__ = [
@@ -60,7 +61,9 @@ def tool_schemas_apart(config: Config) -> Tools:
 
     try:
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-            return pool.submit(tool_schemas, config).result(config.environment.start_timeout)
+            with main_module.left_out():
+                found = pool.submit(tool_schemas, config)
+            return found.result(config.environment.start_timeout)
     except BrokenProcessPool:
         names = [each.environment for each in config.environment.classes]
         names += config.environment.tools

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 from rhymeflow.config import Config
@@ -81,6 +81,9 @@ class Episodes:
         self, config: Config, kinds: list[Kind], schemas: list[list[Schema]], tokenizer: Any
     ) -> None:
         self._max_turns, self._seed = config.environment.max_turns, config.run.seed
+        if config.data.chat_template_kwargs:  # holds for every turn, whoever renders it
+            render = tokenizer.apply_chat_template
+            tokenizer.apply_chat_template = partial(render, **config.data.chat_template_kwargs)
         self._encoder = PromptEncoder(tokenizer, config.data)
         self._names = [kind.name for kind in kinds]
         self._renderers = [

@@ -16,6 +16,7 @@ from rhymeflow.data.generators import task_module
 from rhymeflow.environments.base import Environment
 from rhymeflow.environments.tools import Schema, schema_of
 from rhymeflow.errors import UserError, nearest
+from rhymeflow.utils.described import described
 from rhymeflow.utils.imported import function_of, imported
 
 NOT_TOOLS = frozenset({"reset", "get_reward", "close"})
@@ -81,9 +82,10 @@ def load_kinds(config: EnvironmentConfig) -> list[Kind]:
 
 def _kind(config: EnvironmentClass, name: str, functions: dict[str, Callable[..., Any]]) -> Kind:
     where = f"environment {config.environment}"
-    made: Any = _class(config.environment, where)
-    _check_options(made, config.options, where)
-    make: Callable[[], Any] = partial(made, **config.options)
+    factory = _factory(config.environment, where)
+    _check_options(factory, config.options, where)
+    make: Callable[[], Any] = partial(factory, **config.options)
+    made: Any = factory if inspect.isclass(factory) else type(_first(make, where))
     if callable(getattr(made, "step", None)):
         if made.step is Environment.step:
             raise UserError(f"{where}: it defines no `step`")
@@ -107,15 +109,20 @@ def _kind(config: EnvironmentClass, name: str, functions: dict[str, Callable[...
     return Kind(name, make, methods, functions)
 
 
-def _class(spec: str, where: str) -> Any:
+def _first(make: Callable[[], Any], where: str) -> Any:
+    """An object that a function makes, which is looked at and not used."""
+    try:
+        return make()
+    except Exception as error:  # noqa: BLE001 - user code may raise anything
+        raise UserError(f"{where}: raised {described(error)}") from None
+
+
+def _factory(spec: str, where: str) -> Callable[..., Any]:
+    """A class, or a function that makes an object of one."""
     kind, _, recipe = spec.partition(":")
     if kind == "recipe":
-        made = function_of(task_module(recipe, where), "Environment", where)
-    else:
-        made = imported(spec, where)
-    if not inspect.isclass(made):
-        raise UserError(f"{where}: is a {type(made).__name__}, not a class")
-    return made
+        return function_of(task_module(recipe, where), "Environment", where)
+    return imported(spec, where)
 
 
 def _check_reset(made: type[Any], where: str) -> None:
@@ -123,7 +130,7 @@ def _check_reset(made: type[Any], where: str) -> None:
         raise UserError(f"{where}: it has no method `reset`")
 
 
-def _check_options(made: type[Any], options: dict[str, Any], where: str) -> None:
+def _check_options(made: Callable[..., Any], options: dict[str, Any], where: str) -> None:
     parameters = inspect.signature(made).parameters
     takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
     for option in options:

@@ -25,7 +25,7 @@ from rhymeflow.environments.kinds import Kind
 from rhymeflow.environments.messages import Answer, Answered, Call, Opening, Said, encodable
 from rhymeflow.environments.tools import CallRefused, Schema, arguments_of
 from rhymeflow.errors import UserError, nearest
-from rhymeflow.utils.imported import described
+from rhymeflow.utils.described import described
 from rhymeflow.utils.reward_number import reward_number, shown
 
 

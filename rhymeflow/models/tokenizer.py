@@ -18,6 +18,9 @@ from rhymeflow.models.reading import explained, offline, readable
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     """The tokenizer with its chat template, if it has one; a missing pad token becomes eos."""
+    if config.tokenizer is not None:
+        own = {"name": config.tokenizer, "tokenizer": None, "gguf_file": None}
+        config = config.model_copy(update=own)
     source = readable(config)
     with explained(source, "the tokenizer"):
         known = {} if source.is_hub else _config_of(Path(source.location))

@@ -22,6 +22,8 @@ import msgspec
 from rhymeflow.errors import UserError
 
 FILE = "metrics.jsonl"
+EXTRA = "extra.jsonl"
+"""What reward functions keep besides rewards (`log_extra`)."""
 RUNS = "trackers.json"
 """What trackers call their runs of this run, by the tracker's name."""
 PROJECT = "rhymeflow"
@@ -67,6 +69,7 @@ class MetricsWriter:
         self._trackers = [
             TRACKERS[tracker](run_dir, name, config, first_step) for tracker in report_to
         ]
+        self._run_dir = run_dir
         self._file = (run_dir / FILE).open("ab")
 
     def write(self, step: int, time: float, metrics: Mapping[str, float]) -> None:
@@ -76,6 +79,11 @@ class MetricsWriter:
         self._file.flush()
         for tracker in self._trackers:
             tracker.write(step, metrics)
+
+    def keep(self, row: Mapping[str, Any]) -> None:
+        """Write a line to `extra.jsonl`, which is made by the first: what reward functions keep."""
+        with (self._run_dir / EXTRA).open("ab") as file:
+            file.write(msgspec.json.encode(row) + b"\n")
 
     def close(self) -> None:
         """Close the file and the trackers."""

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from rhymeflow.config import EnvironmentClass, RewardFunction
 from rhymeflow.errors import UserError
+from rhymeflow.utils.pickled import names_pickle
 
 
 def component_names(functions: Iterable[RewardFunction]) -> tuple[str, ...]:
@@ -19,7 +20,8 @@ def component_names(functions: Iterable[RewardFunction]) -> tuple[str, ...]:
         if spec.startswith("recipe:") or "." not in spec:
             short = spec
         else:
-            short = spec.rpartition(":")[2] if ".py:" in spec else spec.rpartition(".")[2]
+            is_in_file = ".py:" in spec or names_pickle(spec)
+            short = spec.rpartition(":" if is_in_file else ".")[2]
         number = 1 + sum(name.partition("#")[0] == short for name in names)
         names.append(short if number == 1 else f"{short}#{number}")
     return tuple(names)

@@ -23,6 +23,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -64,6 +65,9 @@ class RewardDone:
 
     key: Hashable
     components: tuple[dict[str, float], ...]
+    noted: tuple[tuple[str, float], ...] = ()
+    """What the functions logged (`reward/logged.py`)."""
+    extra: dict[str, list[Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,8 @@ class _Request:
     missing: list[int]
     values: dict[int, list[float | None]] = field(default_factory=dict)
     failures: dict[int, list[str]] = field(default_factory=dict)
+    noted: list[tuple[str, float]] = field(default_factory=list)
+    extra: dict[str, list[Any]] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
@@ -217,6 +223,8 @@ class RewardExecutor:
         if isinstance(reply, Value):
             request.missing.remove(function)
             request.values[function] = reply.values
+            request.noted += reply.noted
+            request.extra |= reply.extra
         else:
             request.failures.setdefault(function, []).append(reply.error)
         if not worker.calls or worker.calls[0][0] is not request:
@@ -243,7 +251,8 @@ class RewardExecutor:
             for response in range(request.size)
         )
         self._active.remove(request.key)
-        self._outcomes.append(RewardDone(request.key, components))
+        noted = tuple(request.noted)
+        self._outcomes.append(RewardDone(request.key, components, noted, request.extra))
 
     def _replaced(self, worker: _Worker, end: str, now: float) -> _Worker:
         """Kill a worker; charge the call it was in; queue the rest again; start another."""

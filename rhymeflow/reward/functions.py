@@ -20,13 +20,24 @@ from rhymeflow.data.prompts import RESERVED
 from rhymeflow.errors import UserError, nearest
 from rhymeflow.reward.builtin import SCORERS
 from rhymeflow.reward.llm_judge import llm_judge
+from rhymeflow.reward.logged import Logged
 from rhymeflow.reward.messages import RewardRequest
+from rhymeflow.reward.model import reward_model
 from rhymeflow.reward.verl import adapted, is_verl
-from rhymeflow.utils.imported import described, function_of, imported
+from rhymeflow.utils.described import described
+from rhymeflow.utils.imported import function_of, imported
 from rhymeflow.utils.reward_number import reward_number, shown
 
-BUILT_IN: dict[str, Callable[..., Any]] = {**SCORERS, "llm_judge": llm_judge}
+BUILT_IN: dict[str, Callable[..., Any]] = {
+    **SCORERS,
+    "llm_judge": llm_judge,
+    "reward_model": reward_model,
+}
 """Factories of the functions that are called by a name alone."""
+
+
+TRAINER_ARGUMENTS = ("trainer_state", "log_metric", "log_extra")
+"""Arguments that are neither of the data nor of the responses, as in TRL."""
 
 
 class NoReward(Exception):  # noqa: N818 - it is what happened
@@ -42,6 +53,8 @@ class Judge:
 
     def __init__(self, config: RewardFunction) -> None:
         self._name = config.function
+        self.logged = Logged()
+        """What it said besides its rewards, in the last call."""
         if config.function in BUILT_IN:
             self._function = _built_in(config)
             self._options: dict[str, Any] = {}
@@ -72,6 +85,7 @@ class Judge:
         Raises:
             NoReward: the function raised, or returned something that is no reward.
         """
+        self.logged = Logged()
         arguments = self._arguments(request)
         try:
             result = self._function(**arguments)
@@ -89,6 +103,9 @@ class Judge:
         given |= _conversation(request)
         given["completion_ids"] = copy.deepcopy(request.completion_ids)
         given["trainer_state"] = request.trainer_state
+        if self._name not in BUILT_IN:
+            given["log_metric"] = self.logged.log_metric
+            given["log_extra"] = self.logged.log_extra
         if self._takes_all:
             return given
         for name, parameter in self._parameters.items():
@@ -105,7 +122,7 @@ class Judge:
         Raises:
             UserError: it takes an argument that there is no column for.
         """
-        given = {*columns, *self._options, *RESERVED, "trainer_state"}
+        given = {*columns, *self._options, *RESERVED, *TRAINER_ARGUMENTS}
         for name, parameter in self._parameters.items():
             is_named = parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
             if is_named and parameter.default is parameter.empty and name not in given:

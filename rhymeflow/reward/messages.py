@@ -62,6 +62,9 @@ class Value(msgspec.Struct, frozen=True, tag=True):
 
     values: list[float | None]
     seconds: float
+    noted: list[tuple[str, float]] = []
+    """What it logged (`reward/logged.py`)."""
+    extra: dict[str, list[Any]] = {}
 
 
 class Failure(msgspec.Struct, frozen=True, tag=True):

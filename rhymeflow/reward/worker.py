@@ -64,4 +64,5 @@ def _judged(judge: Judge, request: RewardRequest, runner: asyncio.Runner) -> Rep
         values = judge(request, runner)
     except NoReward as what:
         return Failure(clipped(str(what)), time.perf_counter() - begin)
-    return Value(values, time.perf_counter() - begin)
+    logged = judge.logged
+    return Value(values, time.perf_counter() - begin, logged.metrics, logged.extra)

@@ -99,6 +99,7 @@ class Controller:
             config,
             published_version=lambda: self.training.published,
             evaluated=self.training.evaluated,
+            log=reporter.log,
         )
         self.environments = Environments(
             lambda message: supervisor.environments.send(message),
@@ -148,11 +149,10 @@ class Controller:
                 if self.end_asked:
                     raise KeyboardInterrupt
                 self._receive(self._wait())
+                self._do_what_is_asked()
                 self._tick()
                 self._grow()
                 self.reporter.show()
-                if self.stop_asked and not self._finished and self.training.batch is None:
-                    self._stop_early()
             self.log.take_snapshot()
         finally:  # whatever ends it, the log says how far it came
             self.in_flight.seal_all()
@@ -346,8 +346,19 @@ class Controller:
         self.reporter.endings[command.ending] += 1
         self.reporter.say(f"group {command.group} {command.ending}: {command.reason}")
 
+    def _do_what_is_asked(self) -> None:
+        """By the user, or by the observer; before another batch is begun."""
+        observer = self.reporter.observer
+        if self._finished or self.training.batch is not None:
+            return
+        if self.stop_asked or observer.stop_asked:
+            self._stop_early()
+        elif observer.save_asked:
+            observer.save_asked = False
+            self.training.save()
+
     def _stop_early(self) -> None:
-        """Ctrl-C: the step is over; keep the version that was reached."""
+        """The step is over; keep the version that was reached."""
         if self.training.published:
             self.reporter.say(f"stopping: saving version {self.training.published}")
             self.training.save()

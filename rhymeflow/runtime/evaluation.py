@@ -6,6 +6,7 @@ instance that is gone counts nothing. Knows nothing of how answers and rewards c
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -50,6 +51,15 @@ class Evaluation:
         """Mean reward."""
         assert self.is_complete
         return sum(self.rewards.values()) / self.size
+
+    def parts(self, sizes: Mapping[str, int]) -> dict[str, float]:
+        """Mean reward of each part of the prompts; `sizes` are the parts, in the rows' order."""
+        assert self.is_complete
+        found, begin = {}, 0
+        for name, size in sizes.items():
+            found[name] = sum(self.rewards[row] for row in range(begin, begin + size)) / size
+            begin += size
+        return found
 
 
 class Evaluations:

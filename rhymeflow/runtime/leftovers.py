@@ -18,25 +18,31 @@ from rhymeflow import check
 from rhymeflow.config import Config
 from rhymeflow.errors import UserError
 from rhymeflow.observe.summary import Summary
+from rhymeflow.runtime.observer import Observer
 from rhymeflow.runtime.run_dir import choose_run_dir
 
 
 def leaves_nothing_untrained(train: Callable[..., Summary]) -> Callable[..., Summary]:
-    """Wrap `train(config, run_dir=, console=)`: look for mistakes first, clean up after late ones.
+    """Wrap `train(config, run_dir=, console=, observer=)`: look for mistakes first, clean up after
+    late ones.
 
     What is wrong and can be seen at once is said before there is a run directory.
     """
 
     @functools.wraps(train)
     def wrapped(
-        config: Config, *, run_dir: Path | None = None, console: Console | None = None
+        config: Config,
+        *,
+        run_dir: Path | None = None,
+        console: Console | None = None,
+        observer: Observer | None = None,
     ) -> Summary:
         check.before_start(config)
         path = run_dir or choose_run_dir(config)
         before = {path, *path.rglob("*")} if path.exists() else set()
         parents = [each for each in path.parents if not each.exists()]
         try:
-            return train(config, run_dir=path, console=console)
+            return train(config, run_dir=path, console=console, observer=observer)
         except UserError:
             if not was_trained(path):
                 _remove(path, before)

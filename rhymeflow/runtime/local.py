@@ -22,6 +22,7 @@ from rhymeflow.config import Config
 from rhymeflow.runtime import interpreters, processes
 from rhymeflow.runtime.base import News, Received, Resources, Role, WorkerLost
 from rhymeflow.runtime.interpreters import Interpreter
+from rhymeflow.utils import main_module
 from rhymeflow.workers import entry
 from rhymeflow.workers.channel import Channel
 from rhymeflow.workers.messages import Message, Shutdown, decode, encode
@@ -145,7 +146,8 @@ class LocalWorker:
         # A child that is spawned must find this in its environment: importing what it was given to
         # run may load torch, and torch's thread pool reads it once. Two processes that each take
         # all cores slow each other tenfold.
-        with processes.environment(OMP_NUM_THREADS=str(resources.num_threads)):
+        threads = processes.environment(OMP_NUM_THREADS=str(resources.num_threads))
+        with threads, main_module.left_out():
             self._process.start()
         theirs.close()  # so that the end of the child is the end of the pipe
         self._sent: list[bytes] = []

@@ -15,8 +15,9 @@ from rhymeflow.core.types import Version
 from rhymeflow.observe.metrics import MetricsWriter
 from rhymeflow.observe.progress import Progress, ProgressState
 from rhymeflow.runtime.disk_space import DiskSpace
+from rhymeflow.runtime.observer import Observer
 from rhymeflow.runtime.throughput import Throughput
-from rhymeflow.workers.messages import BatchTrained, VersionPublished
+from rhymeflow.workers.messages import BatchTrained, RewardComputed, VersionPublished
 
 
 class RunMirror(Protocol):
@@ -44,8 +45,10 @@ class Reporter:
         *,
         seconds: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
+        observer: Observer | None = None,
     ) -> None:
         """`seconds`: how long earlier attempts at the run took."""
+        self.observer = observer or Observer()
         self._metrics, self._progress, self._clock = metrics, progress, clock
         self._started = clock() - seconds
         has_drafts = config.drafting.window != "off"
@@ -56,6 +59,8 @@ class Reporter:
             config.name, config.learner.max_steps, config.schedule.bound, has_drafts=has_drafts
         )
         self._trained_tokens = 0.0
+        self._earlier: Mapping[Version, Mapping[str, Any]] = {}
+        self._noted: dict[str, list[float]] = {}
         self.space: DiskSpace | None = None
         """Of the run directory, once it is known how large a checkpoint is."""
         self.mirror: RunMirror | None = None
@@ -66,6 +71,7 @@ class Reporter:
     ) -> None:
         """Show what earlier attempts came to: their metrics by step, and how groups ended."""
         self.endings |= endings
+        self._earlier = rows
         state = self._state
         state.step = state.resumed_at = max(rows, default=0)
         state.rewards += [row["reward"] for row in rows.values() if "reward" in row]
@@ -83,6 +89,8 @@ class Reporter:
         self._state.first_step_at = self.now
         self.throughput.begin(self.now, {"cpu": time.process_time()})
         self.say("training")
+        self.observer.begin(self._earlier)
+        self._earlier = {}
 
     def end_step(
         self,
@@ -114,10 +122,16 @@ class Reporter:
             "params/push_s": published.seconds,
             **published.metrics,
             **{f"endings/{name}": float(count) for name, count in self.endings.items()},
+            **{name: sum(values) / len(values) for name, values in self._noted.items()},
         }
+        self._noted = {}
         if self.mirror is not None:
             metrics["mirror/behind_s"] = self.mirror.behind
         self._metrics.write(version, now, metrics)
+        self._show_step(version, metrics)
+        self.observer.step_ended(version, metrics)
+
+    def _show_step(self, version: Version, metrics: Mapping[str, float]) -> None:
         state = self._state
         state.step = version
         state.rewards.append(metrics["reward"])
@@ -135,10 +149,27 @@ class Reporter:
         state.idle_rollout = metrics["idle/rollout"]
         state.idle_learner = metrics["idle/learner"]
 
-    def evaluated(self, version: Version, reward: float) -> None:
-        """Held-out prompts were answered under `version`."""
+    def evaluated(self, version: Version, reward: float, parts: Mapping[str, float]) -> None:
+        """Held-out prompts were answered under `version`; `parts` are rewards by `eval_sets`."""
         self._state.eval_rewards.append(reward)
-        self._metrics.write(version, self.now, {"eval/reward": reward})
+        metrics = {"eval/reward": reward}
+        metrics |= {f"eval/{name}/reward": value for name, value in parts.items()}
+        self._metrics.write(version, self.now, metrics)
+        self.observer.evaluated(version, metrics)
+
+    def log(self, message: RewardComputed, prefix: str) -> None:
+        """Reward functions log numbers, whose means are in the next step's metrics by `prefix` and
+        name, and keep values, one for each response that the message is about."""
+        for name, value in message.noted:
+            self._noted.setdefault(prefix + name, []).append(value)
+        now = round(self.now, 3)
+        for column, values in message.extra.items():
+            row = {"of": message.key, "time": now, "column": column, "values": values}
+            self._metrics.keep(row)
+
+    def saved(self, version: Version, path: str) -> None:
+        """A checkpoint is complete."""
+        self.observer.saved(version, path)
 
     def warn(self, message: str) -> None:
         """Say something that the user should know of also when it is over."""

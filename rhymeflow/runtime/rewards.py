@@ -49,7 +49,8 @@ class Rewards:
     """Sends complete responses to the reward worker, and makes events of its answers.
 
     `send` reaches the reward worker. `published_version` says which version is published.
-    `evaluated` is called with the version and mean reward of each evaluation that is complete.
+    `evaluated` is called with the version and mean reward of each evaluation that is complete, and
+    the rewards of its parts; `log` with each answer, and the prefix of metrics in it.
     """
 
     def __init__(
@@ -61,7 +62,8 @@ class Rewards:
         config: Config,
         *,
         published_version: Callable[[], Version],
-        evaluated: Callable[[Version, float], None],
+        evaluated: Callable[[Version, float, dict[str, float]], None],
+        log: Callable[[messages.RewardComputed, str], None],
     ) -> None:
         self._send, self._store = send, store
         self._in_flight, self._evaluations = in_flight, evaluations
@@ -69,6 +71,7 @@ class Rewards:
         self._failures = ConsecutiveFailures(
             config.reward.max_consecutive_failures, "reward.max_consecutive_failures"
         )
+        self._log, self._eval_sets = log, config.data.eval_sets
         self._num_generations = config.rollout.num_generations
         self._max_steps, self._published_version = config.learner.max_steps, published_version
         functions = config.reward.functions
@@ -158,6 +161,8 @@ class Rewards:
         """
         key, _ = self._asked.pop(message.key)
         self._failures.count(message.error if isinstance(message, messages.RewardFailed) else None)
+        if isinstance(message, messages.RewardComputed):
+            self._log(message, "eval/" if isinstance(key, AnswerKey) else "")
         own = self._from_environment.pop(key, {}) if not isinstance(key, Members) else {}
         if isinstance(key, AnswerKey):
             yield from self._answer_rewarded(key, message, own)
@@ -271,7 +276,8 @@ class Rewards:
             reward=reward,
         )
         if evaluation.is_complete:
-            self._evaluated(evaluation.version, evaluation.reward)
+            parts = evaluation.parts(self._eval_sets)
+            self._evaluated(evaluation.version, evaluation.reward, parts)
             yield Evaluated(key.instance, key.asked, evaluation.reward)
 
     def _ask(

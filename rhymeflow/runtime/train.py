@@ -41,6 +41,7 @@ from rhymeflow.runtime.disk_space import DiskSpace, is_full
 from rhymeflow.runtime.histories import histories, history_index
 from rhymeflow.runtime.leftovers import leaves_nothing_untrained
 from rhymeflow.runtime.machines import runtime_of
+from rhymeflow.runtime.observer import Observer
 from rhymeflow.runtime.past import Past
 from rhymeflow.runtime.ranked_learner import learner_group
 from rhymeflow.runtime.replay import beginning, recall
@@ -72,9 +73,13 @@ class Machine(NamedTuple):
 
 @leaves_nothing_untrained
 def train(
-    config: Config, *, run_dir: Path | None = None, console: Console | None = None
+    config: Config,
+    *,
+    run_dir: Path | None = None,
+    console: Console | None = None,
+    observer: Observer | None = None,
 ) -> Summary:
-    """Run `config` to its end on this machine; return what it came to.
+    """Run `config` to its end on this machine; return what it came to. `observer` is told of it.
 
     Ctrl-C (SIGTERM, or SIGHUP of a terminal that is closed) ends the step that is being trained on,
     saves a checkpoint, and then raises `KeyboardInterrupt`; a second one ends the run at once.
@@ -91,7 +96,8 @@ def train(
     config = in_force.before_the_start(config, path)
     directories.create_run_dir(config, path)
     with one_line(path), closing(SqliteTrajectoryStore(path / EVENTS)) as store:
-        return attempt(config, path, store, beginning(config), console or Console())
+        past = beginning(config)
+        return attempt(config, path, store, past, console or Console(), observer=observer)
 
 
 def resume(
@@ -99,6 +105,7 @@ def resume(
     change: Callable[[Config], Config] = lambda config: config,
     *,
     console: Console | None = None,
+    observer: Observer | None = None,
 ) -> Summary:
     """Go on with the run in `run_dir`, however it ended; return what the whole run came to.
 
@@ -119,7 +126,7 @@ def resume(
     ):
         past, config = recall(run_dir, change)
         config = directories.located(config, run_dir)
-        return attempt(config, run_dir, store, past, console or Console())
+        return attempt(config, run_dir, store, past, console or Console(), observer=observer)
 
 
 def prepare(config: Config) -> None:
@@ -135,6 +142,8 @@ def attempt(
     past: Past,
     console: Console,
     machine: Machine | None = None,
+    *,
+    observer: Observer | None = None,
 ) -> Summary:
     """Go on from `past` until the run ends, is stopped or fails."""
     machine = machine or Machine(runtime_of(config), load_while, time.monotonic)
@@ -155,7 +164,14 @@ def attempt(
     mirror = Mirror.of(config, path)
     try:
         with Progress(console) as progress, machine.runtime(config, path, logs) as runtime:
-            reporter = Reporter(config, writer, progress, seconds=past.seconds, clock=machine.clock)
+            reporter = Reporter(
+                config,
+                writer,
+                progress,
+                seconds=past.seconds,
+                clock=machine.clock,
+                observer=observer,
+            )
             reporter.continue_from(metrics.read(path), store.endings())
             reporter.mirror = mirror
             with (

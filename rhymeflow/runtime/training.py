@@ -6,7 +6,7 @@ told to do what that one had not reported. Knows nothing of instances or process
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rhymeflow.core.commands import Train
@@ -68,10 +68,10 @@ class Training:
         if version and version not in self.checkpoints:
             self._save(version)
 
-    def evaluated(self, version: Version, reward: float) -> None:
-        """Held-out prompts were answered under `version`."""
+    def evaluated(self, version: Version, reward: float, parts: Mapping[str, float]) -> None:
+        """Held-out prompts were answered under `version`; `parts` are rewards by `eval_sets`."""
         self.checkpoints.evaluated(version, reward)
-        self._reporter.evaluated(version, reward)
+        self._reporter.evaluated(version, reward, parts)
 
     def hear(self, message: Any) -> Iterator[Event]:
         """The events that a message of the learner makes."""
@@ -98,6 +98,7 @@ class Training:
             case messages.CheckpointSaved():
                 self.checkpoints.saved(message.version)
                 self.checkpoint = message.path
+                self._reporter.saved(message.version, message.path)
             case messages.CheckpointFailed():
                 self.checkpoints.failed(message.version)
                 self._reporter.warn(f"no checkpoint of version {message.version}: {message.error}")

@@ -18,6 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from rhymeflow.utils import main_module
+
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
@@ -34,7 +36,8 @@ class Child:
         self._process = context.Process(
             target=target, args=(theirs, os.getpid(), *arguments), name=name, daemon=False
         )
-        self._process.start()
+        with main_module.left_out():
+            self._process.start()
         theirs.close()  # so that the end of the child is the end of the pipe
 
     @property

@@ -1,4 +1,4 @@
-"""Functions of the user's, by name: `path/to/file.py:function` or dotted.
+"""Functions of the user's, by name: `path/to/file.py:function`, dotted, or in a trainer's pickle.
 
 Holds true: whatever cannot be had is a `UserError` in one line that begins with `where` and says
 why, also if the user's file itself raised; a file is imported once, under a name of its own, with
@@ -12,13 +12,14 @@ import importlib
 import importlib.util
 import inspect
 import sys
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from rhymeflow.errors import UserError, nearest
+from rhymeflow.utils.described import described
+from rhymeflow.utils.pickled import names_pickle, unpickled
 
 
 def imported(spec: str, where: str) -> Callable[..., Any]:
@@ -28,6 +29,11 @@ def imported(spec: str, where: str) -> Callable[..., Any]:
         UserError: the file, the module or the function is not there, is no function, or importing
             it raised.
     """
+    if names_pickle(spec):
+        found = unpickled(spec, where)
+        if not callable(found):
+            raise UserError(f"{where}: is a {type(found).__name__}, not a function")
+        return found  # type: ignore[no-any-return]
     if names_file(spec):
         path, _, name = spec.rpartition(":") if ".py:" in spec else (spec, "", "")
         if not name:
@@ -107,14 +113,6 @@ def function_of(module: ModuleType, name: str, where: str) -> Callable[..., Any]
     if not callable(function):
         raise UserError(f"{where}: is a {type(function).__name__}, not a function")
     return function  # type: ignore[no-any-return]
-
-
-def described(error: BaseException) -> str:
-    """`ValueError: message (file.py:12)`, the place being the innermost one."""
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}{': ' if text else ''}{text}{place}"
 
 
 def _file_module(path: Path, where: str) -> ModuleType:

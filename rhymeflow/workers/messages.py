@@ -414,6 +414,10 @@ class RewardComputed(Message):
     key: str
     texts: list[str]
     components: list[dict[str, float]]
+    noted: list[tuple[str, float]] = []
+    """Numbers that functions want logged, by the metric's name."""
+    extra: dict[str, list[Any]] = {}
+    """Columns that functions want kept beside the responses."""
 
 
 class RewardFailed(Message):

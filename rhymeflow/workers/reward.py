@@ -88,7 +88,8 @@ class RewardWorker(UserCodeWorker[Outcome]):
         assert isinstance(key, str)
         texts = self._texts.pop(key)
         if isinstance(outcome, RewardDone):
-            send(self._connection, RewardComputed(key, texts, list(outcome.components)))
+            components, noted = list(outcome.components), list(outcome.noted)
+            send(self._connection, RewardComputed(key, texts, components, noted, outcome.extra))
         else:
             send(self._connection, RewardFailed(key, texts, outcome.message))
 

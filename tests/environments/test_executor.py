@@ -313,7 +313,8 @@ def test_tools_need_no_class(start: Start) -> None:
     ("classes", "tools", "says"),
     [
         (["Echoo"], [], "there is no 'Echoo' in it"),
-        (["multiply"], [], "is a function, not a class"),
+        (["multiply"], [], "needs the option 'a'"),
+        (["breaks"], [], "raised ValueError: no server"),
         (["Echo"], ["multiply"], "it has a `step`, so environment.tools are never called"),
         ([], ["nothing"], "there is no 'nothing' in it"),
         ([], ["Counter"], "is a type, not a function"),

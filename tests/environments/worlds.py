@@ -182,3 +182,13 @@ def untyped(a):
 def leave() -> None:
     """Leave."""
     sys.exit("left")
+
+
+def breaks():
+    """Makes no environment."""
+    raise ValueError("no server")
+
+
+def counter():
+    """Makes an environment, and is no class."""
+    return Counter()

@@ -177,3 +177,16 @@ def counted(completions, counter, **kwargs):
     with open(counter[0], "a") as file:
         file.write("x")
     return [0.5]
+
+
+def logs(completions, log_metric, log_extra, **kwargs):
+    """Say more than the rewards."""
+    log_metric("distance", 0.5)
+    log_metric("distance", len(completions))
+    log_extra("parsed", [each.upper() for each in completions])
+    return [1.0] * len(completions)
+
+
+def logs_badly(completions, log_metric, **kwargs):
+    log_metric("distance", float("nan"))
+    return [1.0] * len(completions)

@@ -454,3 +454,14 @@ def test_large_requests_and_long_queues(start: Start) -> None:
     large = request("x" * 300_000)
     outcomes = judge(executor, *[large, request("ab")] * 200)
     assert [value(outcome) for outcome in outcomes] == [300_000.0, 2.0] * 200
+
+
+def test_what_functions_log_comes_with_the_rewards(start: Start) -> None:
+    executor = start("logs", "length")
+    (done,) = judge(executor, together("a", "b"))
+    assert isinstance(done, RewardDone)
+    assert done.noted == (("distance", 0.5), ("distance", 2.0))
+    assert done.extra == {"parsed": ["A", "B"]}
+    (error,) = judge(start("logs_badly"), together("a"))
+    assert isinstance(error, RewardError)
+    assert "log_metric('distance', nan): not a finite number" in error.message

@@ -12,7 +12,7 @@ from rhymeflow.data.run_prompts import RunPrompts
 from rhymeflow.data.stream import PromptStream
 from rhymeflow.errors import UserError
 from rhymeflow.reward.messages import TrainerState
-from rhymeflow.runtime.evaluation import Evaluations
+from rhymeflow.runtime.evaluation import Evaluation, Evaluations
 from rhymeflow.runtime.in_flight import InFlight
 from rhymeflow.runtime.rewards import Rewards
 from rhymeflow.store.reader import TrajectoryReader
@@ -46,7 +46,7 @@ class Run:
                 "reward": {"functions": list(functions), "on_failure": on_failure},
             }
         )
-        self.sent, self.evaluated = [], []
+        self.sent, self.evaluated, self.logged = [], [], []
         self.rewards = Rewards(
             self.sent.append,
             self.store,
@@ -55,6 +55,7 @@ class Run:
             config,
             published_version=lambda: 4,
             evaluated=lambda *what: self.evaluated.append(what),
+            log=lambda message, prefix: self.logged.append((message.noted, prefix)),
         )
         self.in_flight.add(self.in_flight.draw())
 
@@ -246,7 +247,7 @@ def test_a_held_out_answer_is_a_group_by_itself(start):
         run.store.put_held_out(row, prompt=prompt.prompt, prompt_tokens=[1])
     assert run.answer(one, {"rank": 2.0, "exact_match": 1.0}) == []
     assert run.answer(other, {"exact_match": 0.0}) == [events.Evaluated("r", 4, 5.5)]
-    assert run.evaluated == [(4, 5.5)]
+    assert run.evaluated == [(4, 5.5, {})]
     run.evaluations.begin("r", 5)
     run.rewards.answered("r", Answered(5, 5, 0, [7], "stop"))
     with pytest.raises(UserError, match=r"the only answer to held-out row 0 .*all returned None"):
@@ -272,3 +273,20 @@ def test_a_weighted_sum_that_float32_cannot_square_is_no_reward(start):
     [message] = run.sent
     with pytest.raises(UserError, match=r"exact_match, .*weighted sum is -5e\+15, .* 1e\+15"):
         run.answer(message, {"exact_match": -5e14})
+
+
+def test_parts_of_what_is_held_out_have_rewards_of_their_own():
+    evaluation = Evaluation("r", 4, size=3, rewards={0: 1.0, 2: 0.0, 1: 2.0})
+    assert evaluation.parts({"easy": 2, "hard": 1}) == {"easy": 1.5, "hard": 0.0}
+    assert evaluation.parts({}) == {}
+
+
+def test_what_functions_log_is_handed_on(start):
+    run = start(RANK)
+    run.finish(0, 1, 2)
+    run.asked()
+    (message,) = run.last
+    noted, texts = [("distance", 0.5)], ["", "", ""]
+    answer = RewardComputed(message.key, texts, [{"rank": 1.0}] * 3, noted)
+    list(run.rewards.take(answer))
+    assert run.logged == [(noted, "")]

@@ -1,0 +1,98 @@
+"""Reward functions of TRL's that are handed the environments themselves.
+
+They are called where the environments live, each with one response's object, so they are part of
+its reward.
+
+Holds true: the class that is made has the tools of the one it is made of, and no others. Knows
+nothing of processes.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rhymeflow.errors import UserError
+
+ARGUMENT = "environments"
+"""A function that names it is called with a list of environment objects."""
+
+_NOT_THERE = ("prompts", "completions", "completion_ids")
+
+
+def wants_environments(function: Any) -> bool:
+    """Whether a reward function names the argument `environments`."""
+    try:
+        return callable(function) and ARGUMENT in inspect.signature(function).parameters
+    except ValueError:  # some built-ins do not tell what they take
+        return False
+
+
+def judged_by(
+    made: Callable[[], Any], functions: Sequence[tuple[Callable[..., Any], float]]
+) -> type[Any]:
+    """A class whose reward is that of `made`, a class or a function that makes an object of one,
+    plus the weighted sum of the functions'.
+
+    Raises:
+        UserError: a function needs what is not known where environments live.
+    """
+    for function, _ in functions:
+        for name, each in inspect.signature(function).parameters.items():
+            if name in _NOT_THERE and each.default is each.empty:
+                raise UserError(
+                    f"Trainer: the reward function {getattr(function, '__name__', function)} takes "
+                    f"{ARGUMENT} and {name}: where environments live, there are no {name}; let the "
+                    "environment keep what the function needs"
+                )
+    base = made if inspect.isclass(made) else type(made())
+
+    class Judged(base):  # type: ignore[misc, valid-type]
+        def __new__(cls) -> Any:
+            if inspect.isclass(made):
+                return super().__new__(cls)
+            made_one = made()
+            made_one.__class__ = cls
+            return made_one
+
+        def __init__(self) -> None:
+            if inspect.isclass(made):
+                super().__init__()
+
+        def reset(self, seed: Any = None, prompt: Any = None, **columns: Any) -> Any:
+            self._columns = columns
+            return base.reset(self, **_taken(base.reset, columns, seed=seed, prompt=prompt))
+
+        def get_reward(self) -> Any:
+            own = getattr(super(), "get_reward", None)
+            found = [] if own is None else [(own(), 1.0)]
+            columns = {name: [value] for name, value in self._columns.items()}
+            for function, weight in functions:
+                given = _taken(function, {**columns, ARGUMENT: [self]})
+                found.append((function(**given), weight))
+            return _total(found)
+
+    Judged.__name__ = Judged.__qualname__ = base.__name__
+    return Judged
+
+
+def _taken(function: Callable[..., Any], given: dict[str, Any], **if_named: Any) -> dict[str, Any]:
+    """The arguments that a function names, or all of `given` if it takes all."""
+    parameters = inspect.signature(function).parameters
+    takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    named = {name: each for name, each in if_named.items() if name in parameters}
+    return {**{n: each for n, each in given.items() if takes_all or n in parameters}, **named}
+
+
+async def _total(found: list[tuple[Any, float]]) -> float:
+    """The weighted sum of what was returned: numbers, and lists of one."""
+    total = 0.0
+    for result, weight in found:
+        value = await result if inspect.isawaitable(result) else result
+        value = value[0] if hasattr(value, "__len__") else value
+        total += weight * float(0.0 if value is None else value)
+    return total
+
+
+__all__ = ["ARGUMENT", "judged_by", "wants_environments"]

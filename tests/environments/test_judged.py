@@ -1,0 +1,90 @@
+"""Reward functions that are handed environments: part of the reward where these live."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import Any
+
+import pytest
+
+from rhymeflow.config import EnvironmentClass, EnvironmentConfig
+from rhymeflow.environments.judged import judged_by, wants_environments
+from rhymeflow.environments.kinds import load_kinds
+from rhymeflow.environments.live import LiveEnvironment
+from rhymeflow.environments.messages import Opening
+from rhymeflow.errors import UserError
+from rhymeflow.utils import pickled
+from tests.environments import worlds
+
+
+class Purse:
+    def __init__(self, coins: int = 3) -> None:
+        self.coins = coins
+
+    def reset(self, extra: int = 0) -> None:
+        self.coins += extra
+
+    def spend(self, number: int) -> str:
+        """Spend.
+
+        Args:
+            number: How many.
+        """
+        self.coins -= number
+        return f"{self.coins}"
+
+
+class Generous(Purse):
+    async def get_reward(self) -> float:
+        return 100.0
+
+
+def left(environments: list[Purse], goal: list[int], **columns: Any) -> list[float]:
+    return [float(each.coins - right) for each, right in zip(environments, goal, strict=True)]
+
+
+async def nothing(environments: list[Purse]) -> list[float | None]:
+    return [None for _ in environments]
+
+
+def needs_texts(environments: list[Purse], completions: list[str]) -> list[float]:
+    return [0.0]
+
+
+@pytest.mark.parametrize(
+    ("made", "reward"), [(Purse, 8.0), (Generous, 108.0), (partial(Purse, 10), 22.0)]
+)
+def test_functions_are_part_of_the_reward(tmp_path: Any, made: Any, reward: float) -> None:
+    judged = judged_by(made, [(left, 2.0), (nothing, 5.0)])
+    path = tmp_path / "objects.pickle"
+    path.write_bytes(pickled.dumped({"Purse": judged}))
+    config = EnvironmentConfig(classes=(EnvironmentClass(environment=f"{path}:Purse"),))
+    (kind,) = load_kinds(config)
+    assert list(kind.methods or {}) == ["spend"]
+
+    async def episode() -> float | None:
+        environment = LiveEnvironment(config, kind, {})
+        await environment.open(Opening(0, 1, "p", {"extra": 2, "goal": 1}))
+        return await environment.judge()
+
+    assert asyncio.run(episode()) == reward
+
+
+def test_a_function_may_make_the_environment() -> None:
+    spec = f"{worlds.__file__}:counter"
+    (kind,) = load_kinds(EnvironmentConfig(classes=(EnvironmentClass(environment=spec),)))
+    (other,) = load_kinds(
+        EnvironmentConfig(
+            classes=(EnvironmentClass(environment=spec.replace("counter", "Counter")),)
+        )
+    )
+    assert list(kind.methods or {}) == list(other.methods or {})
+    assert (kind.name, other.name) == ("counter", "Counter")
+
+
+def test_functions_are_known_by_the_argument() -> None:
+    assert wants_environments(left)
+    assert not wants_environments(lambda completions, **columns: [])
+    with pytest.raises(UserError, match="needs_texts takes environments and completions"):
+        judged_by(Purse, [(needs_texts, 1.0)])
