@@ -2,23 +2,48 @@
 
 from __future__ import annotations
 
+import asyncio
+import datetime
 import functools
 import importlib
+import itertools
 import json
-import types
+import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rhymeflow import Config, Trainer, UserError
 from rhymeflow.config import RewardFunction
 from rhymeflow.data.load import load_prompts
-from rhymeflow.trainer import reward_function
+from rhymeflow.reward.functions import Judge
+from rhymeflow.reward.messages import RewardRequest, TrainerState
+from rhymeflow.trainer.inputs import Inputs
+from rhymeflow.trainer.trainer import reward_function as named_function
 
 
 def longest(prompts: list[str], completions: list[str], **columns: Any) -> list[float]:
     return [float(len(completion)) for completion in completions]
+
+
+def reward_function(given: Any) -> RewardFunction:
+    return named_function(given, Inputs(Path("run")))
+
+
+def judged(given: Any, tmp_path: Path, **columns: Any) -> list[float | None]:
+    """What a function says of two responses in a process that only has its name."""
+    inputs = Inputs(tmp_path / "run")
+    judge = Judge(named_function(given, inputs))
+    inputs.write()
+    return judge_request(judge, **columns)
+
+
+def judge_request(judge: Judge, **columns: Any) -> list[float | None]:
+    request = RewardRequest("p", ["a", "abc"], [[1], [2]], columns, TrainerState(0, 1))
+    with asyncio.Runner() as runner:
+        return judge(request, runner)
 
 
 def trainer(tmp_path: Path, **arguments: Any) -> Trainer:
@@ -101,24 +126,136 @@ def test_several_functions_keep_their_weights(tmp_path: Path) -> None:
     assert made.config.reward.functions[1] == weighted
 
 
-def test_functions_that_no_process_can_import_are_refused() -> None:
+class Judged:
+    """Counts what it is asked, which stays in its process."""
+
+    def __init__(self, factor: float) -> None:
+        self.factor, self.calls = factor, 0
+
+    def __call__(self, completions: list[str], **columns: Any) -> list[float]:
+        self.calls += 1
+        return [self.factor * len(each) for each in completions]
+
+    def plus_one(self, completions: list[str], **columns: Any) -> list[float]:
+        return [self.factor * len(each) + 1 for each in completions]
+
+
+def test_what_no_module_has_goes_by_value(tmp_path: Path) -> None:
+    factor = 2
+
     def closure(completions: list[str], **columns: Any) -> list[float]:
-        return [0.0] * len(completions)
+        return [float(factor * len(each)) for each in completions]
 
-    class Judge:
-        def __call__(self, completions: list[str], **columns: Any) -> list[float]:
+    async def waits(completions: list[str], answer: list[int], **columns: Any) -> list[float]:
+        await asyncio.sleep(0)
+        return [float(each) for each in answer]
+
+    prompt: dict[str, Any] = {"__name__": "__main__"}
+    exec("def typed(completions): return [0.5] * len(completions)", prompt)
+    short = lambda completions, **columns: [0.25] * len(completions)  # noqa: E731
+    inputs = Inputs(tmp_path)
+    specs = [
+        named_function(each, inputs).function
+        for each in (closure, short, Judged(3), Judged(1).plus_one, waits, prompt["typed"])
+    ]
+    assert [each.rpartition(":")[2] for each in specs] == [
+        "closure", "lambda", "Judged", "plus_one", "waits", "typed",
+    ]  # fmt: skip
+    inputs.write()
+    judges = [Judge(RewardFunction(function=each)) for each in specs]
+    assert [judge_request(each, answer=7) for each in judges] == [
+        [2.0, 6.0], [0.25, 0.25], [3.0, 9.0], [2.0, 4.0], [7.0, 7.0],
+        [0.5, 0.5],
+    ]  # fmt: skip
+
+
+def test_the_second_of_a_name_has_a_number(tmp_path: Path) -> None:
+    made = trainer(tmp_path, reward_funcs=[lambda completions: [1.0], lambda completions: [2.0]])
+    names = [each.function.rpartition(":")[2] for each in made.config.reward.functions]
+    assert names == ["lambda", "lambda_2"]
+
+
+def test_what_is_of_this_process_only_is_refused_by_name(tmp_path: Path) -> None:
+    lock = threading.Lock()
+
+    def waits_for(completions: list[str], **columns: Any) -> list[float]:
+        with lock:
             return [0.0] * len(completions)
 
-        def judge(self, completions: list[str], **columns: Any) -> list[float]:
-            return [0.0] * len(completions)
+    with pytest.raises(UserError, match=r"waits_for cannot be carried.*lock.*inside of it"):
+        trainer(tmp_path, reward_funcs=waits_for)
+    assert not (tmp_path / "run").exists()
 
-    typed = types.FunctionType(compile("0", "<stdin>", "eval"), {"__name__": "__main__"}, "typed")
-    for function in (closure, lambda completions, **columns: [0.0], Judge(), Judge().judge, len):
-        with pytest.raises(UserError, match=r"cannot be imported by another process"):
-            reward_function(function)
-    typed.__qualname__ = "typed"
-    with pytest.raises(UserError, match="typed is in no file"):
-        reward_function(typed)
+
+def test_weights_are_those_of_reward_weights(tmp_path: Path) -> None:
+    made = trainer(tmp_path, reward_funcs=[longest, longest], reward_weights=[0.5, 2])
+    assert [each.weight for each in made.config.reward.functions] == [0.5, 2.0]
+    with pytest.raises(UserError, match="1 reward_weights are given for 2 reward_funcs"):
+        trainer(tmp_path, reward_funcs=[longest, longest], reward_weights=[1.0])
+
+
+def test_rows_of_arrays_and_times(tmp_path: Path) -> None:
+    rows = [
+        {
+            "prompt": "a",
+            "array": np.arange(3),
+            "number": np.float32(0.5),
+            "day": datetime.date(2026, 1, 2),
+            "moment": np.datetime64("2026-01-02T03:04:05"),
+        }
+    ]
+    made = trainer(tmp_path, train_dataset=rows)
+    (prompt,) = load_prompts(made.config.data, 0)[0]
+    assert prompt.columns == {
+        "array": [0, 1, 2], "number": 0.5, "day": "2026-01-02", "moment": "2026-01-02T03:04:05",
+    }  # fmt: skip
+
+
+def test_of_a_stream_as_many_rows_are_taken_as_are_trained_on(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+
+    def endless() -> Any:
+        for number in itertools.count():
+            yield {"prompt": f"p{number}"}
+
+    stream = datasets.IterableDataset.from_generator(endless)
+    sizes = {"max_steps": 3, "groups_per_batch": 4}
+    made = trainer(tmp_path, train_dataset=stream, config=sizes)
+    assert len(load_prompts(made.config.data, 0)[0]) == 12
+
+
+def test_several_eval_datasets_are_parts_of_one(tmp_path: Path) -> None:
+    parts = {"easy": [{"prompt": "a"}, {"prompt": "b"}], "hard": [{"prompt": "c"}]}
+    made = trainer(tmp_path, train_dataset=[{"prompt": "x"}], eval_dataset=parts)
+    held_out = load_prompts(made.config.data, 0)[1]
+    assert [held_out[row].prompt for row in range(3)] == ["a", "b", "c"]
+    assert made.config.data.eval_sets == {"easy": 2, "hard": 1}
+
+
+def test_a_dataset_of_the_hub_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+    asked: list[Any] = []
+
+    def load_dataset(*given: Any, **named: Any) -> Any:
+        asked.append((given, named))
+        return datasets.Dataset.from_list([{"prompt": "a"}])
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    made = trainer(tmp_path, train_dataset="someone/prompts")
+    assert asked == [(("someone/prompts",), {"split": "train"})]
+    assert len(load_prompts(made.config.data, 0)[0]) == 1
+
+
+def test_a_tokenizer_that_is_given_is_the_one(tmp_path: Path) -> None:
+    class Tokenizer:
+        def save_pretrained(self, folder: Path) -> None:
+            Path(folder).mkdir(parents=True)
+            (Path(folder) / "tokenizer.json").write_text("{}")
+
+    made = trainer(tmp_path, model="org/name", processing_class=Tokenizer())
+    assert made.config.model.name == "org/name"
+    assert Path(made.config.model.tokenizer or "") == made.run_dir / "inputs" / "tokenizer"
+    assert (made.run_dir / "inputs" / "tokenizer" / "tokenizer.json").is_file()
 
 
 @pytest.mark.parametrize(
@@ -126,6 +263,11 @@ def test_functions_that_no_process_can_import_are_refused() -> None:
     [
         ({"model": object()}, "model is a object"),
         ({"model": type("Model", (), {"save_pretrained": print})()}, "processing_class"),
+        ({"reward_funcs": 3}, "the reward function is a int, not a function"),
+        (
+            {"train_dataset": "a/b/c.jsonl", "eval_dataset": {"x": "a.jsonl"}},
+            "eval_dataset\\['x'\\]",
+        ),
         ({"train_dataset": ["a"]}, "train_dataset, row 0: is a str"),
         ({"train_dataset": []}, "train_dataset is empty"),
         ({"train_dataset": [{"prompt": object()}]}, "train_dataset, row 0: cannot be written"),

@@ -46,8 +46,9 @@ def with_options(config: Config, overrides: Mapping[str, str]) -> Config:
 
 
 def with_values(config: Config, given: Config) -> Config:
-    """The configuration with another one's values put over it, where that one has any."""
-    values = {name: value for name, value in _fields(given).items() if value is not None}
+    """The configuration with another one's values put over it, where that one has any: neither null
+    nor `auto`, which stand for what is in force."""
+    values = {name: v for name, v in _fields(given).items() if v is not None and v != "auto"}
     return build_config(values, config, where="the run's configuration")
 
 

@@ -1,0 +1,313 @@
+"""What a trainer has beside `train`: its state, and what came of it.
+
+Holds true: all of it is read from the run directory; of a trainer that did not train, from what it
+was given. Loads torch and transformers when it is asked.
+"""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from collections.abc import Mapping
+from functools import cached_property
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from rhymeflow.config import Config
+from rhymeflow.errors import UserError
+from rhymeflow.learner.checkpoint_dirs import CHECKPOINTS, checkpoints_up_to
+from rhymeflow.observe import metrics
+from rhymeflow.trainer.history import History, Rhythm, eval_name
+from rhymeflow.trainer.inputs import Inputs
+
+_NEWEST = 2**62
+_OF_THE_LEARNER = ("learner.pt", "learner")
+"""What a checkpoint has for resuming only."""
+
+
+class Outcome:
+    """Of one trainer; `rhythm` says how metrics become `state.log_history`."""
+
+    rhythm = Rhythm()
+    takes_best = False
+    """Whether the model is the best checkpoint by held-out reward, and not the newest."""
+
+    def __init__(
+        self,
+        config: Config,
+        inputs: Inputs,
+        model: Any,
+        processing_class: Any,
+        callbacks: list[Any],
+    ) -> None:
+        self.config = config
+        self.args: Any = config
+        """What callbacks are given as such."""
+        assert config.run.output_dir is not None
+        self.run_dir = Path(config.run.output_dir)
+        self.is_trained = False
+        """Whether `train` has returned."""
+        self._inputs = inputs
+        self._given_model = model if hasattr(model, "save_pretrained") else None
+        self._given_tokenizer = processing_class
+        self._callbacks = [each() if isinstance(each, type) else each for each in callbacks]
+        self._state: Any = None
+
+    # -- while it trains -------------------------------------------------------------------------
+
+    def add_callback(self, callback: Any) -> None:
+        """Call this one too; a class is instantiated."""
+        self._callbacks.append(callback() if isinstance(callback, type) else callback)
+
+    def pop_callback(self, callback: Any) -> Any:
+        """Take away a callback, or the first of a class, and return it; None if there is none."""
+        for each in self._callbacks:
+            if each is callback or (isinstance(callback, type) and isinstance(each, callback)):
+                self._callbacks.remove(each)
+                return each
+        return None
+
+    def remove_callback(self, callback: Any) -> None:
+        """Take away a callback, or the first of a class."""
+        self.pop_callback(callback)
+
+    def _callback_observer(self) -> Any:
+        from rhymeflow.trainer.callbacks import Callbacks
+
+        self._state = self._new_state()
+        return Callbacks(
+            self._callbacks,
+            self.args,
+            self._state,
+            self.rhythm,
+            processing_class=lambda: self.processing_class,
+            warn=lambda text: warnings.warn(text, stacklevel=2),
+        )
+
+    def _new_state(self) -> Any:
+        from transformers.trainer_callback import TrainerState
+
+        rhythm, run = self.rhythm, self.config.run
+        max_steps = self.config.learner.max_steps * rhythm.steps_per_version
+        return TrainerState(
+            max_steps=max_steps,
+            num_train_epochs=max(1, round(rhythm.epoch(self.config.learner.max_steps))),
+            epoch=0.0,
+            logging_steps=max(1, rhythm.every * rhythm.steps_per_version),
+            eval_steps=max(1, run.eval_steps * rhythm.steps_per_version),
+            save_steps=max(1, run.save_steps * rhythm.steps_per_version),
+        )
+
+    # -- afterwards ------------------------------------------------------------------------------
+
+    @property
+    def holds_a_run(self) -> bool:
+        """Whether there is a run in `run_dir`."""
+        return (self.run_dir / "events.db").exists()
+
+    @property
+    def checkpoint(self) -> Path | None:
+        """The newest one, or the best where that was asked for; None: there is none."""
+        there = checkpoints_up_to(self.run_dir / CHECKPOINTS, _NEWEST)
+        if not there:
+            return None
+        if self.takes_best:
+            rows = metrics.read(self.run_dir)
+            known = {v: rows[v]["eval/reward"] for v in there if "eval/reward" in rows.get(v, {})}
+            if known:
+                return there[max(known, key=lambda version: (known[version], version))]
+        return there[max(there)]
+
+    @property
+    def state(self) -> Any:
+        """transformers' `TrainerState`: `global_step`, `max_steps`, `epoch`, `log_history`."""
+        if self._state is None:
+            self._state = self._new_state()
+            rows = metrics.read(self.run_dir) if self.is_trained else {}
+            history = History(self.rhythm)
+            history.read(rows)
+            self._state.log_history = history.entries
+            reached = max((v for v, row in rows.items() if "loss" in row), default=0)
+            self._state.global_step = reached * self.rhythm.steps_per_version
+            self._state.epoch = self.rhythm.epoch(reached)
+        return self._state
+
+    @cached_property
+    def model(self) -> Any:
+        """The policy, a `PreTrainedModel`: as trained, or as it was given. An object that was given
+        has the trained weights."""
+        if self._given_model is not None and not self.is_trained:
+            return self._given_model
+        from rhymeflow.models.load import load_model, resolve_dtype
+        from rhymeflow.models.precision import resolve_device
+
+        source = self._model_config()
+        device = resolve_device(source)
+        loaded = load_model(source, dtype=resolve_dtype(source, device), device=device)
+        if self._given_model is None:
+            return loaded
+        self._given_model.load_state_dict(loaded.state_dict())
+        return self._given_model
+
+    @cached_property
+    def processing_class(self) -> Any:
+        """The tokenizer."""
+        if self._given_tokenizer is not None:
+            return self._given_tokenizer
+        from rhymeflow.models.tokenizer import load_tokenizer
+
+        return load_tokenizer(self._model_config())
+
+    def evaluate(
+        self, eval_dataset: Any = None, metric_key_prefix: str = "eval", **_: Any
+    ) -> dict[str, float]:
+        """Answer held-out prompts, or those of another dataset, with the policy as it is.
+
+        Return `eval_reward`, `eval_completions/mean_length` and `eval_completions/clipped_ratio`,
+        and with several datasets the reward of each.
+        """
+        from rhymeflow.config import EvalSuite
+        from rhymeflow.evaluation.evaluate import evaluate
+
+        suites = [EvalSuite(name="held_out")]
+        if eval_dataset is not None:
+            several = (
+                eval_dataset if isinstance(eval_dataset, Mapping) else {"held_out": eval_dataset}
+            )
+            suites = [EvalSuite(name=str(n), source=self._rows(n, d)) for n, d in several.items()]
+        elif self.config.data.eval_source is None:
+            raise UserError("Trainer: evaluate() needs an eval_dataset")
+        data = self.config.data.model_copy(update={"eval_size": None})
+        sections = {"eval": self.config.eval.model_copy(update={"suites": tuple(suites)})}
+        config = self.config.model_copy(
+            update={**sections, "model": self._model_config(), "data": data}
+        )
+        found: dict[str, float] = {}
+        for result in evaluate(config):
+            prefix = metric_key_prefix
+            if len(suites) > 1:
+                prefix = f"{prefix}_{result.suite.name}"
+            found[f"{prefix}_reward"] = result.figures["avg@1"]
+            found[f"{prefix}_completions/mean_length"] = result.figures["mean_length"]
+            found[f"{prefix}_completions/clipped_ratio"] = result.figures["clipped_ratio"]
+        self.state.log_history.append({**found, "step": self.state.global_step})
+        return found
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Write the policy and its tokenizer, by default to the run directory."""
+        target = Path(output_dir) if output_dir is not None else self.run_dir
+        if self.checkpoint is None:
+            self.model.save_pretrained(target)
+            self.processing_class.save_pretrained(target)
+            return
+        target.mkdir(parents=True, exist_ok=True)
+        for each in self.checkpoint.iterdir():
+            if each.is_file() and each.name not in _OF_THE_LEARNER:
+                shutil.copy2(each, target / each.name)
+
+    def push_to_hub(
+        self,
+        commit_message: str = "End of training",
+        blocking: bool = True,
+        token: str | None = None,
+        revision: str | None = None,
+        *,
+        repo_id: str | None = None,
+        private: bool | None = None,
+        **_: Any,
+    ) -> Any:
+        """Upload the policy and its tokenizer to the Hugging Face hub; return what the hub says.
+
+        `repo_id` is by default the run directory's name, in the account that the token is of.
+        """
+        import tempfile
+
+        from huggingface_hub import HfApi
+
+        api = HfApi(token=token)
+        made = api.create_repo(repo_id or self.run_dir.name, private=private, exist_ok=True)
+        with tempfile.TemporaryDirectory() as folder:
+            self.save_model(folder)
+            return api.upload_folder(
+                repo_id=made.repo_id,
+                folder_path=folder,
+                commit_message=commit_message,
+                revision=revision,
+            )
+
+    # -- its parts -------------------------------------------------------------------------------
+
+    def _model_config(self) -> Any:
+        """Section `model` of the policy as it is."""
+        if self.checkpoint is None:
+            self._inputs.write_again()
+            return self.config.model
+        own = {"name": str(self.checkpoint), "tokenizer": None, "gguf_file": None}
+        return self.config.model.model_copy(update=own)
+
+    def _move(self, run_dir: Path) -> None:
+        """Have another run directory, before it is trained."""
+        old, new = self._inputs.folder, run_dir / "inputs"
+        values = _moved(self.config.model_dump(mode="json"), str(old), str(new))
+        values["run"]["output_dir"] = str(run_dir)
+        self.config = Config.model_validate(values)
+        self.run_dir, self._inputs.folder = run_dir, new
+
+    def _rows(self, name: Any, dataset: Any) -> str:
+        inputs = Inputs(self.run_dir)
+        path, _ = inputs.rows(dataset, f"eval-{eval_name(str(name))}")
+        inputs.write()
+        return path
+
+    def _forget(self) -> None:
+        """What was read before is not so any more."""
+        for name in ("model", "processing_class"):
+            self.__dict__.pop(name, None)
+        if not self._callbacks:
+            self._state = None
+
+    def _after_training(self, seconds: float) -> None:
+        """The run is over; its last entry says how it was as a whole."""
+        self.is_trained = True
+        state, rows = self.state, metrics.read(self.run_dir).values()
+        losses = [row["loss"] for row in rows if row.get("loss") is not None]
+        whole = {"train_runtime": seconds, "train_loss": sum(losses) / max(len(losses), 1)}
+        state.log_history.append({**whole, "epoch": state.epoch, "step": state.global_step})
+        if self._given_model is not None:
+            _ = self.model  # which was given, and now has the trained weights
+
+    def _begin_again(self) -> None:
+        """A run of its own, from what this one came to, beside it."""
+        run_dir, self.is_trained = self.run_dir, False
+        if self.checkpoint is None:
+            raise UserError(f"Trainer: {run_dir} has no checkpoint to train on from")
+        model = self._model_config()
+        self.run_dir = beside(run_dir)
+        run = self.config.run.model_copy(update={"output_dir": str(self.run_dir)})
+        self.config = self.config.model_copy(update={"model": model, "run": run})
+        self._state = None
+
+
+def beside(run_dir: Path) -> Path:
+    """A directory beside this one that holds no run: `NAME-2`, or the next number."""
+    named = (run_dir.with_name(f"{run_dir.name}-{number}") for number in count(2))
+    return next(each for each in named if not (each / "events.db").exists())
+
+
+def latest(run_dir: Path) -> Path:
+    """The last of this run directory and those that `beside` made of it."""
+    free = beside(run_dir)
+    number = int(free.name.rpartition("-")[2])
+    return run_dir if number == 2 else run_dir.with_name(f"{run_dir.name}-{number - 1}")
+
+
+def _moved(value: Any, old: str, new: str) -> Any:
+    """The value with paths below `old` below `new`."""
+    if isinstance(value, dict):
+        return {key: _moved(each, old, new) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_moved(each, old, new) for each in value]
+    if isinstance(value, str) and value.startswith(f"{old}/"):
+        return new + value.removeprefix(old)
+    return value

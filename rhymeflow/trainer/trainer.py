@@ -1,0 +1,292 @@
+"""`Trainer`: the same run from Python objects, for a user of TRL's `GRPOTrainer`.
+
+Holds true: a trainer is a `Config` plus files; what is handed in as objects (a model, a dataset, a
+reward function) is written down or named so that other processes can load it, and the run can be
+repeated from its run directory. Knows nothing of how a run is carried out.
+
+Reward functions, environments and tools run in processes of their own: those that a module has are
+imported there, all others (lambdas, closures, methods, what was typed into a notebook) are carried
+over by value. So what they change is changed in those processes, and not in this one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rhymeflow.config import Config, RewardFunction
+from rhymeflow.config.load import build_config
+from rhymeflow.errors import UserError
+from rhymeflow.runtime import run_dir
+from rhymeflow.trainer import rows
+from rhymeflow.trainer.inputs import Inputs, Rows
+from rhymeflow.trainer.outcome import Outcome
+
+if TYPE_CHECKING:
+    from rhymeflow.observe.summary import Summary
+
+Reward = str | Callable[..., Any] | RewardFunction
+Environments = str | Callable[..., Any] | Mapping[str, Callable[..., Any]]
+
+
+class Trainer(Outcome):
+    """One run.
+
+    `model` is a directory, a hub name (see `ModelConfig.name`), or a `PreTrainedModel`;
+    `processing_class` is its tokenizer, if that is another one than the model's own. `reward_funcs`
+    is one reward function or several: callables with TRL's signature, names as in
+    `RewardFunction.function`, `RewardFunction`s with weights, or reward models as objects (with
+    tokenizers in `reward_processing_classes`). `reward_weights` has a weight for each. Datasets are
+    paths, hub names, or iterables of rows (a list of dicts, a `datasets.Dataset`, one that
+    streams); with a `train_dataset` and no `eval_dataset` nothing is held out, as in TRL. A mapping
+    of eval datasets has metrics for each. `environment_factory` is a class of which each response
+    gets an object (or a function that makes one, or several of them by name), `tools` are functions
+    that the policy may call: see docs/environments.md. `callbacks` are transformers'
+    `TrainerCallback`s, which are called in this process.
+    `config` is a `Config` or a mapping of its fields, for which the last name will do where only
+    one field is so called: `{"learning_rate": 1e-5, "num_generations": 8}`. `args` is the same
+    under TRL's name.
+
+        trainer = Trainer(model="some/model", reward_funcs=reward, train_dataset=rows,
+                          config={"max_steps": 100})
+        summary = trainer.train()
+
+    Raises `UserError` for whatever cannot be carried over to the workers.
+    """
+
+    def __init__(
+        self,
+        model: Any = None,
+        reward_funcs: Any = None,
+        train_dataset: Rows | None = None,
+        eval_dataset: Rows | Mapping[str, Rows] | None = None,
+        config: Config | Mapping[str, Any] | None = None,
+        *,
+        args: Config | Mapping[str, Any] | None = None,
+        processing_class: Any = None,
+        reward_processing_classes: Any = None,
+        reward_weights: Sequence[float] | None = None,
+        environment_factory: Environments | None = None,
+        tools: list[str | Callable[..., Any]] | None = None,
+        callbacks: list[Any] | None = None,
+    ) -> None:
+        if config is not None and args is not None:
+            raise UserError("Trainer: config and args are two names of one thing; give one")
+        given = _config(config if config is not None else args)
+        path = run_dir.choose_run_dir(given)
+        inputs = Inputs(path)
+        fields: dict[str, Any] = {"run.output_dir": str(path)}
+        if model is not None:
+            fields["model.name"] = inputs.model(model, processing_class)
+            if processing_class is not None and isinstance(model, str | Path):
+                fields["model.tokenizer"] = inputs.tokenizer(processing_class)
+        if environment_factory is not None and reward_funcs is None:
+            fields["reward.functions"] = []
+        fields |= Judges(
+            inputs, reward_funcs, reward_weights, reward_processing_classes, environment_factory
+        ).fields
+        if tools is not None:
+            fields["environment.tools"] = [inputs.name(each, "the tool") for each in tools]
+        if train_dataset is not None:
+            fields |= _train_fields(inputs, train_dataset, given)
+        if eval_dataset is not None:
+            fields |= _eval_fields(inputs, eval_dataset, given)
+        made = build_config(fields, given, where="Trainer")
+        super().__init__(made, inputs, model, processing_class, callbacks or [])
+        if not self.holds_a_run:  # else it is seen when it is known what is to be done
+            inputs.write()  # last, so that a mistake leaves nothing
+
+    def train(self, resume_from_checkpoint: bool | str | None = None) -> Summary:
+        """Run to the end and return the summary; the run directory is `self.run_dir`.
+
+        A second call trains on from what the first came to, as a run of its own, in a directory
+        beside the first one's. `resume_from_checkpoint`: go on with the run that `run.output_dir`
+        holds, as `rhymeflow resume` does, under this configuration; a checkpoint's path means the
+        run that it is of. A `UserError` before the first step leaves no run directory.
+        """
+        from rhymeflow.runtime.leftovers import was_trained
+        from rhymeflow.runtime.train import train
+
+        if resume_from_checkpoint:
+            return self._resume(resume_from_checkpoint)
+        if self.is_trained:
+            self._begin_again()
+        if not self.holds_a_run:
+            self._inputs.write_again()
+        try:
+            return self._watched(partial(train, self.config))
+        except UserError:
+            if not self.holds_a_run and not was_trained(self.run_dir):
+                self._inputs.remove()
+            raise
+
+    def _resume(self, resume_from_checkpoint: bool | str) -> Summary:
+        from rhymeflow.runtime.resume_options import with_values
+        from rhymeflow.runtime.train import resume
+
+        if isinstance(resume_from_checkpoint, str):
+            named = Path(resume_from_checkpoint).resolve()
+            if self.run_dir.resolve() not in (named, *named.parents):
+                raise UserError(
+                    f"Trainer: resume_from_checkpoint = {resume_from_checkpoint!r}: is not of the "
+                    f"run in {self.run_dir}"
+                )
+        self._inputs.write()
+        change = partial(_changed, with_values, self.config)
+        return self._watched(partial(resume, self.run_dir, change))
+
+    def _watched(self, run: Callable[..., Summary]) -> Summary:
+        """Run with callbacks, if there are any."""
+        observer = self._callback_observer() if self._callbacks else None
+        try:
+            summary = run(observer=observer)
+        finally:
+            self._forget()
+        self._after_training(summary.seconds)
+        if observer is not None:
+            observer.end()
+        return summary
+
+
+def _changed(with_values: Callable[..., Config], given: Config, config: Config) -> Config:
+    return with_values(config, given)
+
+
+class Judges:
+    """From reward functions and environments to the sections `reward` and `environment`."""
+
+    def __init__(
+        self,
+        inputs: Inputs,
+        reward_funcs: Any,
+        weights: Sequence[float] | None,
+        tokenizers: Any,
+        environments: Environments | None,
+    ) -> None:
+        self._inputs = inputs
+        self.fields: dict[str, Any] = {}
+        several = reward_funcs if isinstance(reward_funcs, list | tuple) else [reward_funcs]
+        several = [each for each in several if each is not None]
+        if weights is not None and len(weights) != len(several):
+            raise UserError(
+                f"Trainer: {len(weights)} reward_weights are given for {len(several)} reward_funcs"
+            )
+        given_weights: Sequence[float | None] = weights or [None] * len(several)
+        weighted = list(zip(several, given_weights, strict=True))
+        apart = [each for each in weighted if environments is not None and _judges_inside(each[0])]
+        tokenizers = tokenizers if isinstance(tokenizers, list) else [tokenizers] * len(several)
+        if len(tokenizers) != len(several):
+            raise UserError(
+                f"Trainer: {len(tokenizers)} reward_processing_classes are given for "
+                f"{len(several)} reward_funcs"
+            )
+        functions = [
+            reward_function(given, inputs, weight, tokenizer)
+            for (given, weight), tokenizer in zip(weighted, tokenizers, strict=True)
+            if (given, weight) not in apart
+        ]
+        if several:
+            self.fields["reward.functions"] = [each.model_dump(mode="json") for each in functions]
+        if environments is not None:
+            self.fields["environment.classes"] = self._classes(environments, apart)
+
+    def _classes(
+        self, given: Environments, judged_inside: list[tuple[Any, float | None]]
+    ) -> list[dict[str, Any]]:
+        from rhymeflow.environments.judged import judged_by
+        from rhymeflow.trainer.importable import title_of
+
+        named = list(given.items()) if isinstance(given, Mapping) else [(None, given)]
+        found = []
+        for name, each in named:
+            made = each
+            if judged_inside and isinstance(each, str):
+                raise UserError(
+                    f"Trainer: environment_factory {each!r} is a name; give the class itself "
+                    "where a reward function takes `environments`"
+                )
+            if judged_inside and not isinstance(each, str):
+                functions = [(function, weight or 1.0) for function, weight in judged_inside]
+                made = judged_by(each, functions)
+                if len(functions) == 1 and name is None:
+                    name = title_of(functions[0][0])
+            spec = self._inputs.name(made, "environment_factory")
+            found.append({"environment": spec} | ({} if name is None else {"name": name}))
+        return found
+
+
+def _judges_inside(given: Any) -> bool:
+    from rhymeflow.environments.judged import wants_environments
+
+    return not isinstance(given, str | RewardFunction) and wants_environments(given)
+
+
+def reward_function(
+    given: Any, inputs: Inputs, weight: float | None = None, tokenizer: Any = None
+) -> RewardFunction:
+    """What section `reward` says of a reward function, a reward model, or a name of one.
+
+    A `functools.partial` with keywords becomes the function's `options`.
+    """
+    if isinstance(given, RewardFunction):
+        named = given
+    elif isinstance(given, str):
+        named = RewardFunction(function=given)
+    elif hasattr(given, "save_pretrained"):
+        model = inputs.reward_model(given, tokenizer)
+        named = RewardFunction(function="reward_model", options={"model": model})
+    elif isinstance(given, partial) and not given.args and _is_json(given.keywords):
+        inner = reward_function(given.func, inputs)
+        named = inner.model_copy(update={"options": inner.options | given.keywords})
+    else:
+        named = RewardFunction(function=inputs.name(given, "the reward function"))
+    return named if weight is None else named.model_copy(update={"weight": float(weight)})
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        return bool(json.loads(json.dumps(value)) == value)
+    except TypeError:
+        return False
+
+
+def _train_fields(inputs: Inputs, dataset: Rows, config: Config) -> dict[str, Any]:
+    """Of a dataset that streams, as many rows are taken as the run trains on."""
+    needed = config.learner.max_steps * config.learner.groups_per_batch
+    source, _ = inputs.rows(dataset, "train", needed if rows.is_stream(dataset) else None)
+    return {"data.source": source, "data.options": {}, "data.eval_size": 0}
+
+
+def _eval_fields(
+    inputs: Inputs, dataset: Rows | Mapping[str, Rows], config: Config
+) -> dict[str, Any]:
+    """Several datasets become one, whose parts are named."""
+    if not isinstance(dataset, Mapping):
+        path, num_rows = inputs.rows(dataset, "eval")
+        return {"data.eval_source": path, "data.eval_size": num_rows or config.data.eval_size}
+    parts: dict[str, list[Any]] = {}
+    for name, each in dataset.items():
+        parts[str(name)] = [] if isinstance(each, str | os.PathLike) else list(each)
+        if not parts[str(name)]:
+            raise UserError(f"Trainer: eval_dataset[{name!r}] should be a dataset with rows")
+    path, num_rows = inputs.rows(chain.from_iterable(parts.values()), "eval")
+    sizes = {name: len(each) for name, each in parts.items()}
+    return {"data.eval_source": path, "data.eval_size": num_rows, "data.eval_sets": sizes}
+
+
+def _config(given: Config | Mapping[str, Any] | None) -> Config:
+    if given is None:
+        return Config()
+    if isinstance(given, Config):
+        return given
+    if isinstance(given, Mapping):
+        return build_config(given, where="Trainer")
+    raise UserError(
+        f"Trainer: config is a {type(given).__name__}; give a rhymeflow.Config or a mapping of "
+        'fields, such as {"learning_rate": 1e-5}; rhymeflow.trl.GRPOTrainer takes a GRPOConfig'
+    )

@@ -1,0 +1,123 @@
+"""Entries of `log_history` from rows, and callbacks that are called with them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers.trainer_callback import TrainerCallback, TrainerState
+
+from rhymeflow.trainer.callbacks import Callbacks
+from rhymeflow.trainer.history import History, Rhythm
+
+
+def row(version: int) -> dict[str, float]:
+    return {"loss": float(version), "learning_rate": version / 8, "num_tokens": 100.0 * version}
+
+
+def test_an_entry_has_means_and_the_latest_of_what_is_counted() -> None:
+    history = History(Rhythm(every=2, steps_per_version=3, versions_per_epoch=4.0))
+    made = [history.trained(version, row(version)) for version in (1, 2, 3, 4)]
+    assert made[0] is None
+    assert made[1] == {
+        "loss": 1.5, "learning_rate": 0.25, "num_tokens": 200.0, "step": 6, "epoch": 0.5,
+    }  # fmt: skip
+    assert history.entries == [made[1], made[3]]
+
+
+@given(st.integers(0, 4), st.booleans(), st.lists(st.booleans(), max_size=12))
+def test_rows_read_afterwards_give_the_same_entries(
+    every: int, has_first: bool, evaluated: list[bool]
+) -> None:
+    rhythm = Rhythm(every, has_first)
+    live, rows = History(rhythm), {}
+    for version, is_evaluated in enumerate(evaluated, 1):
+        live.trained(version, row(version))
+        rows[version] = {"step": version, "time": 1.0, **row(version)}
+        if is_evaluated:
+            live.evaluated(version, {"eval/reward": 0.5, "eval/a/b/reward": 1.0})
+            rows[version] |= {"eval/reward": 0.5, "eval/a/b/reward": 1.0}
+    afterwards = History(rhythm)
+    afterwards.read(rows)
+    assert afterwards.entries == live.entries
+    trained = [each["step"] for each in live.entries if "loss" in each]
+    every_or_never = [v for v in range(1, len(evaluated) + 1) if every and v % every == 0]
+    first = [1] if has_first and every and evaluated and 1 not in every_or_never else []
+    assert trained == first + every_or_never
+
+
+def test_a_null_is_left_out_of_the_mean() -> None:
+    history = History(Rhythm(every=3))
+    for version, value in ((1, None), (2, 2.0), (3, 4.0)):
+        history.trained(version, {"loss": value, "kl": None})
+    assert (history.entries[0]["loss"], history.entries[0]["kl"]) == (3.0, None)
+
+
+class Recorder(TrainerCallback):
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, int]] = []
+
+
+def _records(name: str) -> Any:
+    def heard(self: Recorder, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.heard.append((name.removeprefix("on_"), state.global_step))
+
+    return heard
+
+
+for _name in (
+    "on_train_begin", "on_train_end", "on_epoch_begin", "on_epoch_end", "on_step_begin",
+    "on_step_end", "on_log", "on_evaluate", "on_save",
+):  # fmt: skip
+    setattr(Recorder, _name, _records(_name))
+
+
+def test_events_come_in_the_order_of_transformers() -> None:
+    recorder, rhythm = Recorder(), Rhythm(every=2, steps_per_version=2, versions_per_epoch=2.0)
+    state = TrainerState(max_steps=4)
+    made = Callbacks([recorder], None, state, rhythm, processing_class=lambda: None, warn=print)
+    made.begin({})
+    made.evaluated(0, {"eval/reward": 1.0})
+    made.step_ended(1, row(1))
+    made.saved(1, "step-1")
+    made.step_ended(2, row(2))
+    made.end()
+    assert recorder.heard == [
+        ("train_begin", 0), ("epoch_begin", 0), ("step_begin", 0), ("log", 0), ("evaluate", 0),
+        ("step_end", 2), ("step_begin", 2), ("save", 2), ("step_end", 4), ("log", 4),
+        ("epoch_end", 4), ("epoch_begin", 4), ("log", 4), ("train_end", 4),
+    ]  # fmt: skip
+    assert [each["step"] for each in state.log_history] == [0, 4]
+
+
+class Asks(TrainerCallback):
+    def __init__(self, **wanted: bool) -> None:
+        self.wanted = wanted
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        for name, value in self.wanted.items():
+            setattr(control, name, value)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "stops", "saves", "warns"),
+    [
+        ({"should_training_stop": True}, True, False, False),
+        ({"should_save": True}, False, True, False),
+        ({"should_evaluate": True}, False, False, True),
+        ({}, False, False, False),
+    ],
+)
+def test_what_the_control_asks_for(
+    wanted: dict[str, bool], stops: bool, saves: bool, warns: bool
+) -> None:
+    said: list[str] = []
+    made = Callbacks(
+        [Asks(**wanted)], None, TrainerState(max_steps=4), Rhythm(),
+        processing_class=lambda: None, warn=said.append,
+    )  # fmt: skip
+    made.begin({})
+    made.step_ended(1, row(1))
+    assert (made.stop_asked, made.save_asked, bool(said)) == (stops, saves, warns)
