@@ -29,7 +29,7 @@ from rhymeflow.learner.checkpoint_dirs import CHECKPOINTS, checkpoints_up_to, se
 from rhymeflow.mirror.mirror import Mirror, check_free
 from rhymeflow.observe import metrics, summary
 from rhymeflow.observe.metrics import MetricsWriter
-from rhymeflow.observe.progress import Progress
+from rhymeflow.observe.notebook import progress_on
 from rhymeflow.observe.summary import EVENTS, Summary
 from rhymeflow.runtime import in_force, processes
 from rhymeflow.runtime import run_dir as directories
@@ -163,7 +163,7 @@ def attempt(
     results: list[Summary] = []
     mirror = Mirror.of(config, path)
     try:
-        with Progress(console) as progress, machine.runtime(config, path, logs) as runtime:
+        with progress_on(console) as progress, machine.runtime(config, path, logs) as runtime:
             reporter = Reporter(
                 config,
                 writer,
