@@ -1,0 +1,241 @@
+"""`GRPOTrainer` with TRL's arguments: a `Trainer` whose configuration comes from a `GRPOConfig`.
+
+Holds true: what TRL's trainer takes is carried over, or refused in one line that says what to do;
+what has no effect is printed. Knows nothing of how a run is carried out: `Trainer` does that.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rhymeflow.config import RewardFunction
+from rhymeflow.errors import UserError
+from rhymeflow.trainer import Trainer
+from rhymeflow.trainer.history import Rhythm
+from rhymeflow.trainer.outcome import beside, latest
+from rhymeflow.trl.config import GRPOConfig
+from rhymeflow.trl.given import Given
+from rhymeflow.trl.steps import Steps
+from rhymeflow.trl.translate import UNLIMITED_TURNS, optimizer_steps, run_fields, steps_in
+
+NOT_THERE: Mapping[str, str] = {
+    "optimizers": "the learner makes its own AdamW; adam_*, learning_rate and lr_scheduler_type "
+    "say how it steps",
+    "quantization_config": "weights are trained in full precision (model.dtype)",
+    "peft_config": "LoRA is not there: all weights are trained. Leave peft_config out; "
+    "learner.num_ranks spreads a model over several GPUs",
+    "rollout_func": "responses with turns are what environment_factory and tools are for "
+    "(docs/environments.md)",
+}
+"""Arguments of TRL's trainer that are refused, and what to do instead."""
+
+
+class TrainOutput(NamedTuple):
+    """What `train` returns, as transformers' does."""
+
+    global_step: int
+    training_loss: float
+    metrics: dict[str, float]
+
+
+class GRPOTrainer(Trainer):
+    """TRL's `GRPOTrainer`: its arguments, in its order, and what it has afterwards.
+
+    `args` is a `GRPOConfig` of this package or of TRL; docs/from-trl.md says what becomes of each
+    field. Reward functions are given as to `Trainer`; a name is that of a reward model.
+
+    Raises `UserError` for what is not there.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        reward_funcs: Any = None,
+        args: Any = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: Any = None,
+        reward_processing_classes: Any = None,
+        callbacks: list[Any] | None = None,
+        optimizers: tuple[Any, Any] = (None, None),
+        quantization_config: Any = None,
+        peft_config: Any = None,
+        tools: list[str | Callable[..., Any]] | None = None,
+        rollout_func: Any = None,
+        environment_factory: Any = None,
+        **unknown: Any,
+    ) -> None:
+        _refuse(
+            optimizers=optimizers if any(optimizers or ()) else None,
+            quantization_config=quantization_config,
+            peft_config=peft_config,
+            rollout_func=rollout_func,
+        )
+        if unknown:
+            raise UserError(f"GRPOTrainer: takes no argument {', '.join(unknown)}")
+        if train_dataset is None:
+            raise UserError("GRPOTrainer: train_dataset is needed")
+        _check_one_process()
+        args = GRPOConfig(f"{_short_name(model)}-GRPO") if args is None else args
+        given = Given(args)
+        steps = steps_in(given)
+        fields = _fields(given, steps, train_dataset)
+        if tools or environment_factory is not None:
+            most = given["max_tool_calling_iterations"]
+            fields["max_turns"] = UNLIMITED_TURNS if most is None else most + 1
+        fields |= given.extra
+        super().__init__(
+            model=model,
+            reward_funcs=_reward_models(reward_funcs),
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            config=fields,
+            processing_class=processing_class,
+            reward_processing_classes=reward_processing_classes,
+            reward_weights=given["reward_weights"],
+            environment_factory=environment_factory,
+            tools=tools or None,
+            callbacks=callbacks,
+        )
+        self.args = args
+        self.takes_best = bool(given["load_best_model_at_end"])
+        self._given = given
+        self._evaluates(given, eval_dataset is not None)
+        self.rhythm = _rhythm(given, steps, _num_rows(train_dataset))
+        for notice in [*given.notices, *self._differences()]:
+            print(f"rhymeflow: {notice}")
+
+    def train(  # type: ignore[override]
+        self, resume_from_checkpoint: bool | str | None = None, **_: Any
+    ) -> TrainOutput:
+        """Run to the end; see `Trainer.train`. Where `output_dir` holds a run that is not gone on
+        with, this one goes to a directory beside it."""
+        if self.holds_a_run and not self.is_trained:
+            self._choose_run_dir(resumes=bool(resume_from_checkpoint))
+        summary = super().train(resume_from_checkpoint)
+        loss = self.state.log_history[-1]["train_loss"]
+        seconds = max(summary.seconds, 1e-9)
+        metrics = {
+            "train_runtime": summary.seconds,
+            "train_samples_per_second": summary.trajectories / seconds,
+            "train_steps_per_second": self.state.global_step / seconds,
+            "train_loss": loss,
+        }
+        if self._given["push_to_hub"]:
+            self.push_to_hub()
+        return TrainOutput(self.state.global_step, loss, metrics)
+
+    def push_to_hub(self, commit_message: str = "End of training", *rest: Any, **named: Any) -> Any:
+        """Upload the policy to the repository that `hub_model_id` names; see `Trainer`."""
+        given = self._given
+        mine = {
+            "repo_id": given["hub_model_id"],
+            "private": given["hub_private_repo"],
+            "token": given["hub_token"],
+            "revision": given["hub_revision"],
+        }
+        names = ("blocking", "token", "revision")
+        named = {**mine, **dict(zip(names, rest, strict=False)), **named}
+        return super().push_to_hub(commit_message, **named)
+
+    def save_state(self) -> None:
+        """Write `trainer_state.json` to the run directory."""
+        self.state.save_to_json(str(self.run_dir / "trainer_state.json"))
+
+    def is_world_process_zero(self) -> bool:
+        """There is one process."""
+        return True
+
+    def _evaluates(self, given: Given, has_dataset: bool) -> None:
+        """With eval_strategy 'no' held-out prompts are for `evaluate` only."""
+        if given["run_name"] is not None:
+            self.config = self.config.model_copy(update={"name": given["run_name"]})
+        if has_dataset and given["eval_strategy"] == "no":
+            data = self.config.data.model_copy(update={"eval_size": 0, "eval_sets": {}})
+            self.config = self.config.model_copy(update={"data": data})
+
+    def _differences(self) -> list[str]:
+        """What is otherwise than in TRL in this run, and worth a line."""
+        found = []
+        if bound := self.config.schedule.bound:
+            found.append(
+                f"training is asynchronous: responses may be {bound} "
+                f"version{'s' * (bound > 1)} old ("
+                "GRPOConfig(rhymeflow={'schedule.name': 'synchronous'}): none is)"
+            )
+        if names := self._inputs.by_value:
+            found.append(
+                f"{', '.join(names)}: carried by value to the processes that run it; what it "
+                "changes there is not changed here"
+            )
+        return found
+
+    def _choose_run_dir(self, resumes: bool) -> None:
+        """TRL's scripts give one `output_dir` however often they are run."""
+        there = self.run_dir
+        if resumes:
+            if latest(there) != there:
+                self._move(latest(there))
+            return
+        self._move(beside(there))
+        print(
+            f"rhymeflow: {there} holds a run already, this one goes to {self.run_dir} "
+            "(train(resume_from_checkpoint=True) goes on with the last one)"
+        )
+
+
+def _refuse(**given: Any) -> None:
+    for name, value in given.items():
+        if value is not None:
+            raise UserError(f"GRPOTrainer: {name} is not there: {NOT_THERE[name]}")
+
+
+def _check_one_process() -> None:
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UserError(
+            "GRPOTrainer: the script was started as several processes (WORLD_SIZE is "
+            f"{os.environ['WORLD_SIZE']}); start it once, by python: a run starts its own, "
+            "rhymeflow={'learner.num_ranks': N, 'rollout.num_instances': M}"
+        )
+
+
+def _fields(given: Given, steps: Steps, dataset: Any) -> dict[str, Any]:
+    num_rows = _num_rows(dataset)
+    max_steps = optimizer_steps(given, steps, num_rows)
+    return run_fields(given, steps, max_steps, num_rows)
+
+
+def _rhythm(given: Given, steps: Steps, num_rows: int | None) -> Rhythm:
+    """When `on_log` is called, and how steps and epochs are counted."""
+    max_steps = optimizer_steps(given, steps, num_rows)
+    every, strategy = given["logging_steps"], given["logging_strategy"]
+    per_epoch = num_rows / steps.groups_per_batch if num_rows else 0.0
+    if strategy == "no":
+        versions = 0
+    elif strategy == "epoch":
+        versions = max(1, round(per_epoch))
+    else:
+        versions = steps.versions(every if every >= 1 else max_steps * every)
+    return Rhythm(versions, bool(given["logging_first_step"]), steps.per_version, per_epoch)
+
+
+def _num_rows(dataset: Any) -> int | None:
+    return len(dataset) if hasattr(dataset, "__len__") and not isinstance(dataset, str) else None
+
+
+def _reward_models(given: Any) -> Any:
+    """A name is that of a reward model, in TRL."""
+    if isinstance(given, list):
+        return [_reward_models(each) for each in given]
+    if isinstance(given, str):
+        return RewardFunction(function="reward_model", options={"model": given})
+    return given
+
+
+def _short_name(model: Any) -> str:
+    name = model if isinstance(model, str | Path) else getattr(
+        getattr(model, "config", None), "_name_or_path", "")  # fmt: skip
+    return Path(str(name)).name.replace(":", "-") or "model"

@@ -1,0 +1,218 @@
+"""From `GRPOConfig` to the configuration of a run.
+
+Holds true: every field whose fate is `mapped` is read here or by the trainer; what TRL has by
+default and we do not (a linear schedule, `epsilon_high` as `epsilon`, seed 42) is set. Knows
+nothing of models, datasets or rewards but how many rows there are.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from rhymeflow.errors import UserError
+from rhymeflow.trl.given import Given
+from rhymeflow.trl.steps import Steps, steps_of, steps_per_epoch
+
+SAME = (
+    "learning_rate", "adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay", "beta", "epsilon",
+    "epsilon_high", "loss_type", "multi_objective_aggregation", "mask_truncated_completions",
+    "gradient_checkpointing", "num_generations", "max_completion_length", "temperature", "top_p",
+    "top_k", "seed",
+)  # fmt: skip
+"""Fields that are called the same here, and take the same values."""
+
+SCHEDULES = {
+    "constant": "constant",
+    "constant_with_warmup": "constant",
+    "linear": "linear",
+    "cosine": "cosine",
+}
+"""transformers' learning rate schedules, and ours."""
+
+OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "adamw_hf")
+
+TRACKERS = ("tensorboard", "wandb", "trackio")
+
+UNLIMITED_TURNS = 1_000_000
+"""TRL's default has no limit; `max_completion_length` ends every response."""
+
+
+def steps_in(given: Given) -> Steps:
+    """What a version is made of."""
+    return steps_of(
+        given["per_device_train_batch_size"],
+        given["gradient_accumulation_steps"],
+        given["num_generations"],
+        steps_per_generation=given["steps_per_generation"],
+        generation_batch_size=given["generation_batch_size"],
+        num_iterations=given["num_iterations"],
+    )
+
+
+def optimizer_steps(given: Given, steps: Steps, num_rows: int | None) -> int:
+    """How many of TRL's steps the run has; `num_rows` is None where nobody can say.
+
+    Raises:
+        UserError: the number of rows decides, and is not known or too small.
+    """
+    if given["max_steps"] > 0:
+        return int(given["max_steps"])
+    if num_rows is None:
+        raise UserError(
+            "GRPOConfig: max_steps is needed: the train_dataset does not say how many rows it has"
+        )
+    epochs: float = given["num_train_epochs"]
+    return math.ceil(epochs * steps_per_epoch(steps, num_rows))
+
+
+def run_fields(given: Given, steps: Steps, max_steps: int, num_rows: int | None) -> dict[str, Any]:
+    """The run's fields by path; `max_steps` are TRL's. Adds to the notices.
+
+    Raises:
+        UserError: a value asks for something that there is not.
+    """
+    num_versions = steps.versions(max_steps)
+    if num_versions * steps.per_version != max_steps:
+        given.notices.append(
+            f"max_steps = {max_steps} would end within a generation batch; there will be "
+            f"{num_versions * steps.per_version} steps"
+        )
+    fields = {_PATHS.get(name, name): given[name] for name in SAME}
+    fields |= {
+        "learner.groups_per_batch": steps.groups_per_batch,
+        "learner.num_minibatches": steps.num_minibatches,
+        "learner.num_iterations": steps.num_iterations,
+        "learner.max_steps": num_versions,
+        "data.shuffle": bool(given["shuffle_dataset"]),
+        "data.chat_template": False,  # TRL gives text prompts to the model as they are
+        "data.chat_template_kwargs": given["chat_template_kwargs"] or {},
+        "run.eval_temperature": given["temperature"],
+    }
+    if given["output_dir"] is not None:
+        fields["run.output_dir"] = str(given["output_dir"])
+    fields |= _optimization(given, steps, max_steps)
+    fields |= _model(given) | _engine(given)
+    fields |= _evaluation(given, steps, max_steps, num_rows)
+    fields |= _saving(given, steps, max_steps, num_rows)
+    return fields
+
+
+_PATHS = {"learning_rate": "learner.learning_rate", "max_completion_length":
+          "rollout.max_completion_length", "temperature": "rollout.temperature",
+          "top_p": "rollout.top_p", "top_k": "rollout.top_k"}  # fmt: skip
+
+
+def _optimization(given: Given, steps: Steps, max_steps: int) -> dict[str, Any]:
+    if given["optim"] not in OPTIMIZERS:
+        raise UserError(
+            f"GRPOConfig: optim = {given['optim']!r} is not there: the optimizer is AdamW "
+            f"({', '.join(OPTIMIZERS)}); learner.offload_optimizer spares memory"
+        )
+    schedule = given["lr_scheduler_type"]
+    if schedule not in SCHEDULES:
+        raise UserError(
+            f"GRPOConfig: lr_scheduler_type = {schedule!r} is not there: {', '.join(SCHEDULES)}"
+        )
+    warmup = given["warmup_steps"]
+    warmup = math.ceil(max_steps * warmup) if 0 < warmup < 1 else int(warmup)
+    scale = given["scale_rewards"]
+    if given["data_seed"] not in (None, given["seed"]):
+        raise UserError("GRPOConfig: data_seed is not there: seed orders the prompts too")
+    norm = given["max_grad_norm"]
+    return {
+        "learner.lr_scheduler_type": SCHEDULES[schedule],
+        "learner.warmup_steps": 0 if schedule == "constant" else round(warmup / steps.per_version),
+        "learner.scale_rewards": {True: "group", False: "none"}.get(scale, scale),
+        "learner.max_grad_norm": float(norm) if norm else None,
+    }
+
+
+def _model(given: Given) -> dict[str, Any]:
+    """bfloat16 is what TRL trains in by default, and `auto` is that where it pays."""
+    options = dict(given["model_init_kwargs"] or {})
+    dtype = options.pop("dtype", options.pop("torch_dtype", None))
+    named = str(dtype).removeprefix("torch.") if dtype is not None else None
+    options.pop("attn_implementation", None)  # how it is computed, not what
+    options.pop("device_map", None)
+    options.pop("use_cache", None)
+    if named not in (None, "auto", "float32", "bfloat16"):
+        raise UserError(
+            f"GRPOConfig: model_init_kwargs['dtype'] = {named!r}, should be bfloat16 or float32"
+        )
+    if options:
+        raise UserError(
+            f"GRPOConfig: model_init_kwargs: {', '.join(options)}: is not there; load the model, "
+            "and give it as an object with its tokenizer"
+        )
+    if named is None:
+        named = "float32" if given["bf16"] is False else "auto"
+    return {"model.dtype": named, "model.device": "cpu" if given["use_cpu"] else "auto"}
+
+
+def _engine(given: Given) -> dict[str, Any]:
+    if not given["use_vllm"]:
+        return {}
+    fields = {
+        "rollout.engine": "vllm",
+        "rollout.vllm_gpu_memory_utilization": given["vllm_gpu_memory_utilization"],
+        "rollout.vllm_tensor_parallel_size": given["vllm_tensor_parallel_size"],
+    }
+    if given["vllm_max_model_length"] is not None:
+        fields["rollout.vllm_max_model_length"] = given["vllm_max_model_length"]
+    return fields
+
+
+def _evaluation(given: Given, steps: Steps, max_steps: int, num_rows: int | None) -> dict[str, Any]:
+    strategy = given["eval_strategy"]
+    every = given["eval_steps"] or given["logging_steps"]
+    interval = _interval("eval_strategy", strategy, every, steps, max_steps, num_rows)
+    if interval is None:
+        return {"run.eval_steps": 0}
+    return {"run.eval_steps": interval}
+
+
+def _saving(given: Given, steps: Steps, max_steps: int, num_rows: int | None) -> dict[str, Any]:
+    """As often as TRL saves and no more: by default all checkpoints stay."""
+    strategy, every = given["save_strategy"], given["save_steps"]
+    if strategy == "best":
+        strategy = given["eval_strategy"]  # when it is known which is; the best one stays
+        every = given["eval_steps"] or given["logging_steps"]
+    interval = _interval("save_strategy", strategy, every, steps, max_steps, num_rows)
+    metric = given["metric_for_best_model"]
+    if metric not in (None, "reward", "eval_reward"):
+        raise UserError(
+            f"GRPOConfig: metric_for_best_model = {metric!r} is not there: it is eval_reward"
+        )
+    reports = given["report_to"] or []
+    reports = [reports] if isinstance(reports, str) else reports
+    reports = list(TRACKERS) if reports == ["all"] else [each for each in reports if each != "none"]
+    for each in reports:
+        if each not in TRACKERS:
+            raise UserError(
+                f"GRPOConfig: report_to = {each!r} is not there: {', '.join(TRACKERS)}; or give "
+                "its TrainerCallback as a callback"
+            )
+    return {
+        "run.save_steps": interval or 0,
+        "run.save_seconds": 0.0,
+        "run.save_total_limit": given["save_total_limit"] or 0,
+        "run.report_to": reports,
+    }
+
+
+def _interval(
+    field: str, strategy: str, every: float, steps: Steps, max_steps: int, num_rows: int | None
+) -> int | None:
+    """Versions between two times, by transformers' words; None: never."""
+    if strategy == "no":
+        return None
+    if strategy == "epoch":
+        if num_rows is None:
+            raise UserError(f"GRPOConfig: {field} = 'epoch': how long one is, is not known")
+        every = steps_per_epoch(steps, num_rows)
+    elif strategy != "steps":
+        raise UserError(f"GRPOConfig: {field} = {strategy!r} is not there: no, steps or epoch")
+    elif every < 1:
+        every = math.ceil(max_steps * every)
+    return steps.versions(every)

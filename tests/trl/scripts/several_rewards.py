@@ -1,0 +1,111 @@
+"""Several rewards: a lambda, a closure, an object, an async one; weights, callbacks, evaluation."""
+
+import argparse
+import datetime
+
+import numpy as np
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+
+from rhymeflow.trl import GRPOConfig, GRPOTrainer
+
+
+class Stop(TrainerCallback):
+    def __init__(self, at):
+        self.at, self.events = at, []
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.events.append(("step", state.global_step))
+        if state.global_step == self.at:
+            control.should_training_stop = True
+        return control
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        self.events.append(("log", state.global_step))
+        assert "reward" in logs or "eval_reward" in logs or "train_runtime" in logs
+
+    def on_evaluate(self, args, state, control, metrics=None, **kwargs):
+        self.events.append(("evaluate", metrics["eval_reward"]))
+
+    def on_save(self, args, state, control, **kwargs):
+        self.events.append(("save", state.global_step))
+
+
+class Contains:
+    def __init__(self, text):
+        self.text = text
+
+    def __call__(self, completions, **kwargs):
+        return [float(self.text in each) for each in completions]
+
+
+def near(length):
+    def reward_near(prompts, completions, weights, day, trainer_state, log_metric, log_extra, **kw):
+        assert isinstance(weights[0], list) and day[0].startswith("2026-")
+        assert trainer_state.max_steps > 0
+        log_metric("mean_distance", sum(abs(len(c) - length) for c in completions))
+        log_extra("length", [len(each) for each in completions])
+        return [-abs(len(each) - length) / 100 for each in completions]
+
+    return reward_near
+
+
+async def reward_async(completions, **kwargs):
+    return [None if not each else 0.5 for each in completions]
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model")
+    parser.add_argument("--output_dir")
+    given = parser.parse_args()
+    model = AutoModelForCausalLM.from_pretrained(given.model)
+    tokenizer = AutoTokenizer.from_pretrained(given.model)
+    before = next(iter(model.parameters())).detach().clone()
+    rows = [
+        {"prompt": f"a{n} b{n}?", "weights": np.ones(2), "day": datetime.date(2026, 1, 1 + n)}
+        for n in range(8)
+    ]
+    stop = Stop(at=2)
+    trainer = GRPOTrainer(
+        model,
+        [
+            lambda completions, **kw: [len(set(c)) / 9 for c in completions],
+            near(20),
+            Contains("="),
+            reward_async,
+        ],
+        GRPOConfig(
+            given.output_dir,
+            8,
+            max_steps=4,
+            num_generations=4,
+            max_completion_length=24,
+            reward_weights=[0.1, 1.0, 0.5, 1.0],
+            logging_steps=1,
+            eval_strategy="steps",
+            eval_steps=2,
+            learning_rate=1e-3,
+            save_steps=1,
+            use_cpu=True,
+            warmup_steps=0.0,
+        ),
+        rows,
+        {"low": rows[:2], "high": rows[5:]},
+        tokenizer,
+        callbacks=[stop],
+    )
+    trainer.train()
+    assert trainer.state.global_step == 2, trainer.state.global_step
+    assert ("save", 2) in stop.events or ("save", 1) in stop.events, stop.events
+    evaluations = [each for each in trainer.state.log_history if "eval_reward" in each]
+    assert {"eval_low_reward", "eval_high_reward"} <= set(evaluations[0])
+    logged = [each for each in trainer.state.log_history if "loss" in each]
+    assert "mean_distance" in logged[0] and "rewards/lambda/mean" in logged[0], logged[0]
+    assert (before != next(iter(trainer.model.parameters()))).any()
+    assert trainer.model is model
+    print("EVENTS", stop.events)
+    print("EVALUATED", trainer.evaluate()["eval_reward"])
+
+
+if __name__ == "__main__":
+    main()

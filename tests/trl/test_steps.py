@@ -1,0 +1,97 @@
+"""TRL's batches and ours: the same responses for each optimizer step."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rhymeflow.errors import UserError
+from rhymeflow.trl.steps import steps_of, steps_per_epoch
+
+small = st.integers(1, 6)
+
+
+@given(small, small, st.integers(2, 4), st.none() | small, small)
+def test_an_optimizer_step_has_the_responses_that_it_has_in_trl(
+    batch: int, accumulation: int, generations: int, per_generation: int | None, iterations: int
+) -> None:
+    try:
+        steps = steps_of(
+            batch, accumulation, generations,
+            steps_per_generation=per_generation, num_iterations=iterations,
+        )  # fmt: skip
+    except UserError:
+        return
+    ours = steps.groups_per_batch * generations / steps.num_minibatches
+    assert ours == batch * accumulation
+    trained = batch * (per_generation or accumulation) * iterations * steps.generations
+    assert steps.per_version == trained / (batch * accumulation)
+
+
+@given(small, small, st.integers(2, 4), st.none() | small, small, st.integers(1, 60))
+def test_an_epoch_has_as_many_steps_as_in_trl(
+    batch: int, accumulation: int, generations: int, per_generation: int | None, iterations: int,
+    num_rows: int,
+) -> None:  # fmt: skip
+    """Counted the way TRL's sampler deals out prompts, one micro-batch after the other."""
+    try:
+        steps = steps_of(
+            batch, accumulation, generations,
+            steps_per_generation=per_generation, num_iterations=iterations,
+        )  # fmt: skip
+        ours = steps_per_epoch(steps, num_rows)
+    except UserError:
+        return
+    each_time = per_generation or accumulation
+    prompts = batch * each_time // generations
+    micro_batches = sum(
+        each_time * iterations for begin in range(0, num_rows - prompts + 1, prompts)
+    )
+    assert ours == math.ceil(micro_batches / accumulation)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "groups", "minibatches"),
+    [
+        ({"batch_size": 8, "accumulation": 1, "num_generations": 8}, 1, 1),
+        ({"batch_size": 4, "accumulation": 8, "num_generations": 8}, 4, 1),
+        ({"batch_size": 8, "accumulation": 2, "num_generations": 4, "steps_per_generation": 8},
+         16, 4),
+        ({"batch_size": 8, "accumulation": 2, "num_generations": 4, "generation_batch_size": 64},
+         16, 4),
+        ({"batch_size": 8, "accumulation": 4, "num_generations": 4, "steps_per_generation": 1},
+         8, 1),
+    ],
+)  # fmt: skip
+def test_examples(numbers: dict[str, int], groups: int, minibatches: int) -> None:
+    steps = steps_of(**numbers)  # type: ignore[arg-type]
+    assert (steps.groups_per_batch, steps.num_minibatches) == (groups, minibatches)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "part"),
+    [
+        ((8, 1, 1, None, None, 1), "num_generations = 1, should be 2"),
+        ((3, 1, 2, None, None, 1), "num_generations = 2 does not divide the 3"),
+        ((8, 2, 4, 3, None, 1), "steps_per_generation = 3"),
+        ((8, 4, 4, 2, None, 2), "num_iterations = 2 an optimizer step would"),
+        ((1, 4, 8, 8, None, 1), "4 responses, which are no whole groups"),
+        ((8, 1, 4, 2, 32, 1), "are two names of one thing"),
+        ((8, 1, 4, None, 20, 1), "does not divide generation_batch_size = 20"),
+    ],
+)
+def test_what_cannot_be_is_said(numbers: tuple[int, ...], part: str) -> None:
+    batch, accumulation, generations, per_generation, generated, iterations = numbers
+    with pytest.raises(UserError, match=part):
+        steps_of(
+            batch, accumulation, generations, steps_per_generation=per_generation,
+            generation_batch_size=generated, num_iterations=iterations,
+        )  # fmt: skip
+
+
+def test_too_few_rows_are_said() -> None:
+    with pytest.raises(UserError, match="3 rows, fewer than the 4 prompts"):
+        steps_per_epoch(steps_of(8, 2, 4), 3)

@@ -1,0 +1,236 @@
+"""`GRPOTrainer`: TRL's arguments become a configuration, or a line that says what to do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rhymeflow.errors import UserError
+from rhymeflow.trl import GRPOConfig, GRPOTrainer
+
+ROWS = [{"prompt": f"p{number}", "answer": number} for number in range(40)]
+
+
+def fine(completions: list[str], **columns: Any) -> list[float]:
+    return [1.0] * len(completions)
+
+
+def made(tmp_path: Path, trainer: dict[str, Any] | None = None, **fields: Any) -> GRPOTrainer:
+    args = GRPOConfig(**{"output_dir": str(tmp_path / "out"), **fields})
+    given = {"reward_funcs": fine, "args": args, "train_dataset": ROWS, **(trainer or {})}
+    return GRPOTrainer("some/model", **given)
+
+
+def test_trls_defaults_hold_where_ours_are_others(tmp_path: Path) -> None:
+    config = made(tmp_path).config
+    learner = config.learner
+    assert (learner.lr_scheduler_type, learner.epsilon_high, config.run.seed) == (
+        "linear",
+        None,
+        42,
+    )
+    assert learner.gradient_checkpointing
+    assert (learner.groups_per_batch, learner.max_steps) == (1, 120)  # three epochs of 40 rows
+    assert (config.run.save_steps, config.run.save_seconds) == (500, 0.0)
+    assert config.run.save_total_limit == 0
+    assert config.run.report_to == ()
+    assert config.data.chat_template is False
+    assert (config.data.eval_size, config.run.eval_temperature) == (0, 1.0)
+
+
+def test_the_order_of_arguments_is_trls(tmp_path: Path) -> None:
+    args = GRPOConfig(str(tmp_path / "out"), max_steps=3)
+    trainer = GRPOTrainer("some/model", [fine], args, ROWS, ROWS[:2], None, None, [], (None, None))
+    assert trainer.config.model.name == "some/model"
+    assert Path(trainer.config.data.eval_source or "").name == "eval.jsonl"
+    assert trainer.config.data.eval_size == 0  # eval_strategy is no
+
+
+def test_steps_are_trls_and_versions_ours(tmp_path: Path, capsys: Any) -> None:
+    trainer = made(
+        tmp_path, num_generations=4, gradient_accumulation_steps=2, steps_per_generation=4,
+        num_iterations=2, max_steps=10, logging_steps=4, save_steps=0.5, warmup_steps=0.4,
+        eval_strategy="steps", eval_steps=8, trainer={"eval_dataset": ROWS[:3]},
+    )  # fmt: skip
+    learner, run = trainer.config.learner, trainer.config.run
+    assert (learner.groups_per_batch, learner.num_minibatches, learner.num_iterations) == (8, 2, 2)
+    assert learner.max_steps == 3  # of 4 steps each
+    assert "there will be 12 steps" in capsys.readouterr().out
+    assert (trainer.rhythm.every, trainer.rhythm.steps_per_version) == (1, 4)
+    assert (run.save_steps, run.eval_steps, learner.warmup_steps) == (2, 2, 1)
+    assert trainer.config.data.eval_size == 3
+    assert trainer.state.max_steps == 12
+
+
+@pytest.mark.parametrize(
+    ("field", "path", "value"),
+    [
+        ({"scale_rewards": False}, "learner.scale_rewards", "none"),
+        ({"scale_rewards": "batch"}, "learner.scale_rewards", "batch"),
+        ({"max_grad_norm": 0.0}, "learner.max_grad_norm", None),
+        ({"bf16": False}, "model.dtype", "float32"),
+        ({"model_init_kwargs": {"torch_dtype": "bfloat16"}}, "model.dtype", "bfloat16"),
+        ({"use_cpu": True}, "model.device", "cpu"),
+        ({"lr_scheduler_type": "constant_with_warmup", "warmup_steps": 5},
+         "learner.warmup_steps", 5),
+        ({"lr_scheduler_type": "constant", "warmup_steps": 5}, "learner.warmup_steps", 0),
+        ({"save_strategy": "no"}, "run.save_steps", 0),
+        ({"save_strategy": "epoch"}, "run.save_steps", 40),
+        ({"save_total_limit": 3}, "run.save_total_limit", 3),
+        ({"report_to": "tensorboard"}, "run.report_to", ["tensorboard"]),
+        ({"run_name": "mine"}, "name", "mine"),
+        ({"shuffle_dataset": False}, "data.shuffle", False),
+        ({"chat_template_kwargs": {"a": 1}}, "data.chat_template_kwargs", {"a": 1}),
+        ({"use_vllm": True}, "rollout.vllm_gpu_memory_utilization", 0.3),
+        ({"loss_type": "grpo"}, "learner.loss_type", "grpo"),
+        ({"beta": 0.04}, "learner.beta", 0.04),
+        ({"top_k": 5}, "rollout.top_k", 5),
+        ({"rhymeflow": {"beta": 0.5, "schedule.name": "synchronous"}}, "learner.beta", 0.5),
+    ],
+)  # fmt: skip
+def test_fields_become_ours(tmp_path: Path, field: dict[str, Any], path: str, value: Any) -> None:
+    at: Any = made(tmp_path, **field).config.model_dump(mode="json")
+    for part in path.split("."):
+        at = at[part]
+    assert at == value
+
+
+@pytest.mark.parametrize(
+    ("field", "part"),
+    [
+        ({"optim": "paged_adamw_8bit"}, "optim = 'paged_adamw_8bit' is not there: .*AdamW"),
+        ({"lr_scheduler_type": "polynomial"}, "lr_scheduler_type = 'polynomial' is not there"),
+        ({"loss_type": "cispo"}, 'loss_type: given "cispo", allowed: grpo, bnpo'),
+        ({"importance_sampling_level": "sequence"}, "importance_sampling_level = 'sequence'"),
+        ({"report_to": "mlflow"}, "report_to = 'mlflow' is not there"),
+        ({"model_init_kwargs": {"revision": "a"}}, r"model_init_kwargs: revision"),
+        ({"model_init_kwargs": {"dtype": "float16"}}, r"'float16', should be bfloat16"),
+        ({"data_seed": 3}, "data_seed is not there"),
+        ({"metric_for_best_model": "loss"}, "metric_for_best_model = 'loss'"),
+        ({"model_init_kwargs": "{"}, "model_init_kwargs = '{' is no JSON"),
+        ({"rhymeflow": ["x"]}, "rhymeflow is a list"),
+        ({"rhymeflow": {"learner.beat": 1}}, "did you mean learner.beta"),
+        ({"per_device_train_batch_size": 512}, "40 rows, fewer than the 64 prompts"),
+        ({"eval_strategy": "best"}, "eval_strategy = 'best'"),
+    ],
+)
+def test_what_would_be_another_run_is_refused(
+    tmp_path: Path, field: dict[str, Any], part: str
+) -> None:
+    with pytest.raises(UserError, match=part) as error:
+        made(tmp_path, **field)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("argument", "part"),
+    [
+        ({"peft_config": object()}, "peft_config is not there: LoRA"),
+        ({"optimizers": (object(), None)}, "optimizers is not there"),
+        ({"quantization_config": 1}, "quantization_config is not there"),
+        ({"rollout_func": print}, "rollout_func is not there: .*environment_factory"),
+        ({"train_dataset": None}, "train_dataset is needed"),
+        ({"args": 3}, "args is a int"),
+        ({"formatting_func": 3}, "takes no argument formatting_func"),
+    ],
+)
+def test_arguments_that_are_not_there_are_refused_by_name(
+    tmp_path: Path, argument: dict[str, Any], part: str
+) -> None:
+    with pytest.raises(UserError, match=part):
+        made(tmp_path, argument)
+
+
+def test_a_script_started_as_several_processes_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    with pytest.raises(UserError, match="start it once, by python"):
+        made(tmp_path)
+
+
+def test_a_name_is_that_of_a_reward_model(tmp_path: Path) -> None:
+    trainer = made(tmp_path, {"reward_funcs": ["org/judge", fine]}, reward_weights=[2.0, 0.5])
+    first, second = trainer.config.reward.functions
+    assert (first.function, first.options, first.weight, first.per) == (
+        "reward_model", {"model": "org/judge"}, 2.0, "group",
+    )  # fmt: skip
+    assert second.weight == 0.5
+
+
+def test_tools_have_as_many_turns_as_trl_gives(tmp_path: Path) -> None:
+    def add(a: int) -> int:
+        return a
+
+    trainer = made(tmp_path, {"tools": [add]}, max_tool_calling_iterations=3)
+    assert trainer.config.environment.max_turns == 4
+    assert trainer.config.environment.tools[0].endswith("objects.pickle:add")
+    assert made(tmp_path, {"tools": [add]}).config.environment.max_turns > 1000
+
+
+def test_environments_that_functions_are_handed_judge_themselves(tmp_path: Path) -> None:
+    class Game:
+        def reset(self, **columns: Any) -> None: ...
+
+        def move(self, to: str) -> str:
+            return to
+
+    def score(environments: list[Game], **columns: Any) -> list[float]:
+        return [1.0 for _ in environments]
+
+    given = {"environment_factory": Game, "reward_funcs": [score, fine]}
+    config = made(tmp_path, given, reward_weights=[0.5, 2.0]).config
+    (kind,) = config.environment.classes
+    assert (kind.name, kind.reward_name) == ("score", "score")
+    assert [each.weight for each in config.reward.functions] == [2.0]
+    several = made(tmp_path, {"environment_factory": {"a": Game, "b": Game}, "reward_funcs": None})
+    assert [each.name for each in several.config.environment.classes] == ["a", "b"]
+
+
+def test_what_is_otherwise_than_in_trl_is_printed(tmp_path: Path, capsys: Any) -> None:
+    made(tmp_path, {"reward_funcs": lambda completions, **columns: [1.0]}, torch_compile=True)
+    printed = capsys.readouterr().out
+    assert "torch_compile = True has no effect" in printed
+    assert "training is asynchronous: responses may be 1 version old" in printed
+    assert "lambda: carried by value" in printed
+    made(tmp_path, rhymeflow={"schedule.name": "synchronous"})
+    assert capsys.readouterr().out == ""
+
+
+def test_a_second_run_of_a_script_goes_beside_the_first(tmp_path: Path) -> None:
+    (tmp_path / "out" / "inputs").mkdir(parents=True)
+    (tmp_path / "out" / "events.db").touch()
+    trainer = made(tmp_path)
+    assert trainer.holds_a_run
+    assert not list((tmp_path / "out" / "inputs").iterdir()), "what the first began with stays"
+    trainer._choose_run_dir(resumes=False)
+    assert trainer.run_dir == tmp_path / "out-2"
+    assert trainer.config.run.output_dir == str(tmp_path / "out-2")
+    assert Path(trainer.config.data.source) == tmp_path / "out-2" / "inputs" / "train.jsonl"
+    trainer._inputs.write_again()
+    lines = Path(trainer.config.data.source).read_text().splitlines()
+    assert [json.loads(line) for line in lines] == ROWS
+
+
+def test_the_last_of_several_runs_is_gone_on_with(tmp_path: Path) -> None:
+    for name in ("out", "out-2"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "events.db").touch()
+    trainer = made(tmp_path)
+    trainer._choose_run_dir(resumes=True)
+    assert trainer.run_dir == tmp_path / "out-2"
+
+
+def test_a_run_goes_on_with_its_own_rows_only(tmp_path: Path) -> None:
+    first = made(tmp_path)
+    (tmp_path / "out" / "events.db").touch()
+    first._inputs.write()
+    second = made(tmp_path, {"train_dataset": ROWS[1:]})
+    with pytest.raises(UserError, match="other rows than the dataset that is given"):
+        second.train(resume_from_checkpoint=True)
+    with pytest.raises(UserError, match="is not of the run in"):
+        first.train(resume_from_checkpoint=str(tmp_path / "other" / "checkpoint-3"))
