@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
+from rhymeflow import Trainer
 from rhymeflow.config.fields import field_paths
 from rhymeflow.errors import UserError
 from rhymeflow.trl.config import GRPOConfig
 from rhymeflow.trl.fields import FIELDS, markdown
 from rhymeflow.trl.given import Given
 from rhymeflow.trl.removed_fields import REMOVED
+from rhymeflow.trl.translate import run_fields, steps_in
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -37,6 +39,23 @@ def test_names_order_and_defaults_are_those_of_trl() -> None:
         default = each.default if each.default is not dataclasses.MISSING else []
         default = default.value if isinstance(default, enum.Enum) else default
         assert default == FIELDS[each.name].default, each.name
+
+
+@pytest.mark.slow
+def test_an_object_of_trls_own_class_says_the_same(tmp_path: Path) -> None:
+    trl = pytest.importorskip("trl")
+    given = {"output_dir": str(tmp_path), "max_steps": 3, "steps_per_generation": 4, "top_k": 7}
+    theirs = Given(trl.GRPOConfig(**given, use_cpu=True, report_to="none"))
+    ours = Given(GRPOConfig(**given, use_cpu=True))
+    assert theirs.notices == ours.notices == []
+    made_by_trl = {name for name in FIELDS if theirs[name] != ours[name]}
+    assert made_by_trl <= {"bf16", "pad_to_multiple_of", "report_to", "eval_steps", "disable_tqdm"}
+    steps = steps_in(ours)
+    assert steps_in(theirs) == steps
+    fields = [run_fields(each, steps, 3, 40) for each in (theirs, ours)]
+    assert fields[0] == fields[1]
+    with pytest.raises(UserError, match="loss_type"):
+        Trainer(config=run_fields(Given(trl.GRPOConfig(loss_type="sapo")), steps, 3, 40))
 
 
 def test_what_fields_set_is_there() -> None:
