@@ -16,6 +16,9 @@ from rhymeflow.trl.config import EXTRA, GRPOConfig
 from rhymeflow.trl.field import Field
 from rhymeflow.trl.fields import FIELDS
 
+MADE_BY_TRL = ("accelerator_config", "dataloader_pin_memory", "disable_tqdm")
+"""Passed over, and filled in by TRL itself from what the machine is like."""
+
 
 class Given:
     """Values by field, in `values`; `extra` are fields of ours; `notices` are to be printed.
@@ -30,6 +33,7 @@ class Given:
                 f"GRPOTrainer: args is a {type(args).__name__}, should be a GRPOConfig of "
                 "rhymeflow.trl or of TRL"
             )
+        is_ours = isinstance(args, GRPOConfig)
         self.values: dict[str, Any] = {}
         self.notices: list[str] = []
         for each in dataclasses.fields(args):
@@ -37,13 +41,14 @@ class Given:
             if each.name in FIELDS:
                 field = FIELDS[each.name]
                 self.values[each.name] = _parsed(value, field)
-                self._look_at(field)
+                if is_ours or each.name not in MADE_BY_TRL:
+                    self._look_at(field)
             elif each.name != EXTRA and value != each.default:
                 raise UserError(
                     f"GRPOConfig: {each.name} = {value!r}: this version of Rhymeflow does not know "
                     "the field (it knows TRL 1.16's)"
                 )
-        if not isinstance(args, GRPOConfig):
+        if not is_ours:
             self._undo_what_trl_made()
         self.values = {name: each.default for name, each in FIELDS.items()} | self.values
         self.extra = self._extra(getattr(args, EXTRA, None))

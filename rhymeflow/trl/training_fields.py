@@ -19,7 +19,7 @@ _CHECKPOINT = "a checkpoint has all that resuming needs"
 _CONSOLE = "what is printed is the run's display; metrics are in metrics.jsonl, each step of them"
 _PRECISION = "compute precision is bf16 or float32 (model.dtype), master weights are float32"
 _COMPILE = "the learner's kernels are not compiled by torch.compile"
-_ACTIVATIONS = "gradient_checkpointing recomputes whole layers"
+_ACTIVATIONS = "whole layers are computed again"
 _METRICS = "evaluation is the mean reward of held-out prompts; no other metrics are computed in it"
 
 TRAINING_FIELDS: tuple[Field, ...] = (
@@ -47,7 +47,7 @@ TRAINING_FIELDS: tuple[Field, ...] = (
     over("bf16_full_eval", bool, False, "evaluation has the precision of model.dtype"),
     over("fp16_full_eval", bool, False, "evaluation has the precision of model.dtype"),
     over("tf32", bool | None, None, "torch's own setting is left as the process has it"),
-    over("activation_checkpointing", bool | None, None, _ACTIVATIONS, False),
+    to("activation_checkpointing", bool | None, None, "learner.gradient_checkpointing"),
     over("activation_checkpointing_kwargs", DICT, None, _ACTIVATIONS),
     to("gradient_checkpointing", bool, True, "learner.gradient_checkpointing"),
     over("gradient_checkpointing_kwargs", DICT, None, _ACTIVATIONS),

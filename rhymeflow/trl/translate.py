@@ -17,7 +17,7 @@ from rhymeflow.trl.steps import Steps, steps_of, steps_per_epoch
 SAME = (
     "learning_rate", "adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay", "beta", "epsilon",
     "epsilon_high", "loss_type", "multi_objective_aggregation", "mask_truncated_completions",
-    "gradient_checkpointing", "num_generations", "max_completion_length", "temperature", "top_p",
+    "num_generations", "max_completion_length", "temperature", "top_p",
     "top_k", "seed",
 )  # fmt: skip
 """Fields that are called the same here, and take the same values."""
@@ -119,12 +119,14 @@ def _optimization(given: Given, steps: Steps, max_steps: int) -> dict[str, Any]:
     scale = given["scale_rewards"]
     if given["data_seed"] not in (None, given["seed"]):
         raise UserError("GRPOConfig: data_seed is not there: seed orders the prompts too")
-    norm = given["max_grad_norm"]
+    norm, again = given["max_grad_norm"], given["activation_checkpointing"]
+    again = given["gradient_checkpointing"] if again is None else again  # its name before
     return {
         "learner.lr_scheduler_type": SCHEDULES[schedule],
         "learner.warmup_steps": 0 if schedule == "constant" else round(warmup / steps.per_version),
         "learner.scale_rewards": {True: "group", False: "none"}.get(scale, scale),
         "learner.max_grad_norm": float(norm) if norm else None,
+        "learner.gradient_checkpointing": bool(again),
     }
 
 

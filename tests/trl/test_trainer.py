@@ -85,6 +85,8 @@ def test_steps_are_trls_and_versions_ours(tmp_path: Path, capsys: Any) -> None:
         ({"shuffle_dataset": False}, "data.shuffle", False),
         ({"chat_template_kwargs": {"a": 1}}, "data.chat_template_kwargs", {"a": 1}),
         ({"use_vllm": True}, "rollout.vllm_gpu_memory_utilization", 0.3),
+        ({"activation_checkpointing": False}, "learner.gradient_checkpointing", False),
+        ({"gradient_checkpointing": False}, "learner.gradient_checkpointing", False),
         ({"loss_type": "grpo"}, "learner.loss_type", "grpo"),
         ({"beta": 0.04}, "learner.beta", 0.04),
         ({"top_k": 5}, "rollout.top_k", 5),
