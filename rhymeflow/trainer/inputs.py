@@ -138,7 +138,9 @@ class Inputs:
 
 
 def _save(part: Any, name: str, folder: Path) -> None:
-    part.save_pretrained(folder / name)
+    """Save a model or a tokenizer, but for one that a run began with: it may have been trained."""
+    if not (folder.parent / "events.db").exists():
+        part.save_pretrained(folder / name)
 
 
 def _tokenizer_of(model: Any, what: str) -> Any:

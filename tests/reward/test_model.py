@@ -1,0 +1,62 @@
+"""The built-in `reward_model`: the first logit for prompt and response together."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoTokenizer, LlamaConfig, LlamaForSequenceClassification
+
+from rhymeflow import UserError, recipes
+from rhymeflow.config import RewardFunction
+from rhymeflow.reward.functions import Judge
+from rhymeflow.reward.messages import RewardRequest, TrainerState
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("judge")
+    tokenizer = AutoTokenizer.from_pretrained(recipes.directory("demo"))
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1,
+        vocab_size=len(tokenizer), num_labels=1, pad_token_id=tokenizer.pad_token_id,
+    )  # fmt: skip
+    LlamaForSequenceClassification(config).save_pretrained(folder)
+    return folder
+
+
+def test_prompt_and_response_are_scored_together(folder: Path) -> None:
+    given = RewardFunction(function="reward_model", options={"model": str(folder)})
+    assert given.per == "group"
+    judge = Judge(given)
+
+    def scores(prompt: Any, *completions: str) -> list[float | None]:
+        request = RewardRequest(
+            prompt, list(completions), [[1] for _ in completions], {}, TrainerState(0, 1)
+        )
+        with asyncio.Runner() as runner:
+            return judge(request, runner)
+
+    model = LlamaForSequenceClassification.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    texts = ["a1 b2? a1=1", "a1 b2? b2"]
+    alone = []
+    for text in texts:
+        ids = tokenizer(text, return_tensors="pt", add_special_tokens=False)
+        with torch.inference_mode():
+            alone.append(float(model(input_ids=ids["input_ids"]).logits[0, 0]))
+    assert scores("a1 b2? ", "a1=1", "b2") == pytest.approx(alone, abs=1e-5)
+    assert alone[0] != alone[1]
+
+
+def test_what_is_no_model_is_said(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UserError, match="is no reward model that can be loaded"):
+        Judge(RewardFunction(function="reward_model", options={"model": str(tmp_path)}))
+    with pytest.raises(UserError, match="needs the option 'model'"):
+        Judge(RewardFunction(function="reward_model"))
