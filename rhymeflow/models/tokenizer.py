@@ -14,16 +14,15 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrained
 from rhymeflow.config import ModelConfig
 from rhymeflow.errors import UserError
 from rhymeflow.models.reading import explained, offline, readable
+from rhymeflow.models.source import Source
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     """The tokenizer with its chat template, if it has one; a missing pad token becomes eos."""
-    if config.tokenizer is not None:
-        own = {"name": config.tokenizer, "tokenizer": None, "gguf_file": None}
-        config = config.model_copy(update=own)
-    source = readable(config)
+    source = readable(config) if config.tokenizer is None else _source_of(config.tokenizer)
+    has_model = not source.is_hub and (Path(source.location) / "config.json").is_file()
     with explained(source, "the tokenizer"):
-        known = {} if source.is_hub else _config_of(Path(source.location))
+        known = _config_of(Path(source.location)) if has_model else {}
         tokenizer = AutoTokenizer.from_pretrained(source.location, **known, **offline(source))
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -48,6 +47,14 @@ def max_length(config: ModelConfig) -> int:
             f"model.name = {source.name!r}: its config.json names no max_position_embeddings"
         )
     return length
+
+
+def _source_of(tokenizer: str) -> Source:
+    """Where a tokenizer is that has a name of its own; a directory need not have a model too."""
+    path = Path(tokenizer).expanduser()
+    if path.is_dir():
+        return Source(tokenizer, str(path))
+    return readable(ModelConfig(name=tokenizer))
 
 
 def _config_of(directory: Path) -> dict[str, Any]:

@@ -140,3 +140,10 @@ def test_what_an_environment_opens_with_is_put_after_the_user() -> None:
     assert opened([system], "") == [system]
     with pytest.raises(UserError, match="no message of the user"):
         opened([system], "so")
+
+
+def test_variables_of_the_template() -> None:
+    tok = tokenizer(TEMPLATE + "{% if thinks is false %}<>{% endif %}")
+    assert text(tok, "hi") == "^[user]hi;[assistant]"
+    given = {"chat_template_kwargs": {"thinks": False}}
+    assert text(tok, "hi", **given) == "^[user]hi;[assistant]<>"

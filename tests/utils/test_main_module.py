@@ -1,0 +1,42 @@
+"""The program's own file: left out of processes, and known to be guarded or not."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from rhymeflow.utils import main_module
+
+
+def test_in_the_block_there_is_no_file_to_import() -> None:
+    main = sys.modules["__main__"]
+    with main_module.left_out():
+        assert sys.modules["__main__"] is not main
+        assert not hasattr(sys.modules["__main__"], "__file__")
+        with main_module.left_out():  # by another start in the same thread
+            pass
+    assert sys.modules["__main__"] is main
+
+
+@pytest.mark.parametrize(
+    ("text", "is_guarded"),
+    [
+        ("if __name__ == '__main__':\n    train()", True),
+        ("if '__main__' == __name__: train()", True),
+        ("train()", False),
+        ("if __name__ == 'other': train()", False),
+        ("def f():\n    if __name__ == '__main__': pass\ntrain()", False),
+        ("no python (", False),
+    ],
+)
+def test_whether_importing_a_script_runs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, is_guarded: bool
+) -> None:
+    script, main = tmp_path / "script.py", ModuleType("__main__")
+    script.write_text(text)
+    main.__file__ = str(script)
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    assert main_module.guarded_file() == (script if is_guarded else None)
