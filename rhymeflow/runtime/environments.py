@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rhymeflow.config import Config
-from rhymeflow.core.events import EnvironmentFailed, EpisodeEnded, Event, Observed
+from rhymeflow.core.events import EnvironmentFailed, EpisodeEnded, Event, Observed, RewardFailed
 from rhymeflow.core.types import InstanceId, TrajectoryId, Version
 from rhymeflow.data.prompts import Prompt
 from rhymeflow.errors import UserError
@@ -206,7 +206,7 @@ class Environments:
         if self._config.on_failure == "stop" or not isinstance(subject, TrajectoryId):
             raise UserError(message.error)
         if is_judged:
-            yield self._rewards.not_judged(subject, message.error)
+            yield RewardFailed(subject, message.error)
         else:
             yield EnvironmentFailed(subject, message.turn, message.error)
 

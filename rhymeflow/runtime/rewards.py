@@ -96,7 +96,8 @@ class Rewards:
 
     def judge_episodes_with(self, judge: Callable[..., None]) -> None:
         """From now on `judge` is called with each complete response, or a held-out answer's name
-        and tokens, and leads to `judged` or `not_judged`. Then come the reward functions.
+        and tokens, and leads to `judged`, or to an event that says why not. Then come the reward
+        functions.
         """
         self._judge_episode = judge
 
@@ -107,10 +108,6 @@ class Rewards:
             self._ask_about_answer(subject)
         else:
             self._ask_functions(subject)
-
-    def not_judged(self, trajectory: TrajectoryId, error: str) -> RewardFailed:
-        """Its environment could not judge a response."""
-        return RewardFailed(trajectory, error)
 
     def ask(self, trajectory: TrajectoryId) -> None:
         """Have a response that is stored as complete rewarded."""
