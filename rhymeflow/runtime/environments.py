@@ -12,7 +12,7 @@ the one that takes its place. Knows nothing of schedules, nor of what environmen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from rhymeflow.config import Config
@@ -81,8 +81,6 @@ class Environments:
         )
         self._asked: dict[str, tuple[Subject | Opened, Asked]] = {}
         """What the environment worker has not answered, by the key it was given."""
-        self._held_out: dict[AnswerKey, list[int]] = {}
-        """Tokens of the answers that are being made."""
         self.openings = Openings(
             self._put,
             self._begin_answer,
@@ -105,7 +103,6 @@ class Environments:
     def answer_turn_ended(self, instance: InstanceId, message: messages.AnswerTurnEnded) -> None:
         """A turn of a held-out answer is over."""
         key = self._evaluations.turn_ended(instance, message)
-        self._held_out[key] = message.tokens
         self._ask(key)
 
     def close(self, trajectories: Iterable[TrajectoryId]) -> None:
@@ -115,10 +112,8 @@ class Environments:
 
     def leave(self, instance: InstanceId) -> None:
         """An instance is gone, and with it the held-out answers that it was making."""
-        gone = [key for key in self._held_out if key.instance == instance]
-        for key in gone:
-            del self._held_out[key]
-        self._close(map(_key, gone))
+        if self._config.is_used:
+            self._close(map(_key, self._evaluations.begun(instance)))
 
     def _close(self, keys: Iterable[str]) -> None:
         if chosen := list(keys):
@@ -156,7 +151,6 @@ class Environments:
             yield from self.openings.take(subject, message.opening)
             return
         if isinstance(message, messages.EpisodeJudged):
-            self._held_out.pop(subject, None)  # type: ignore[call-overload]
             self._rewards.judged(subject, message.rewards)
             return
         self._throughput.add_turn(message.figures)
@@ -179,14 +173,12 @@ class Environments:
     def _continue_held_out(
         self, key: AnswerKey, message: messages.TurnAnswered | messages.EpisodeEnded
     ) -> None:
-        before = self._held_out.pop(key)
         if isinstance(message, messages.EpisodeEnded):
             if not self._config.classes:
                 self._close([message.key])
-            self._rewards.answer_complete(key, before)
+            self._rewards.answer_complete(key)
             return
-        tokens = self._held_out[key] = before + message.tokens
-        self._evaluations.turns(key).append((len(before), len(tokens)))
+        tokens = self._evaluations.observe(key, message.tokens)
         self._continue_answer(
             key.instance,
             messages.ContinueAnswer(
@@ -218,14 +210,8 @@ class Environments:
         room = self._max_length - length - 1  # at least one token of the next turn
         self._put(subject, messages.AskEnvironment(episode, room))
 
-    def _judge(self, subject: Subject, tokens: Sequence[int] | None = None) -> None:
-        """Have what the environment makes of a complete response computed.
-
-        `tokens`: of a held-out answer.
-        """
-        if tokens is not None:
-            assert isinstance(subject, AnswerKey)
-            self._held_out[subject] = list(tokens)
+    def _judge(self, subject: Subject) -> None:
+        """Have what the environment makes of a complete response computed."""
         episode, _ = self._episode(subject)
         self._put(subject, messages.JudgeEpisode(episode))
 
@@ -241,7 +227,9 @@ class Environments:
         prompt: Prompt
         if isinstance(subject, AnswerKey):
             prompt, epoch = self._evaluations.prompts[subject.row], EVALUATION_EPOCH
-            tokens, turns = self._held_out[subject], self._evaluations.turns(subject)
+            answer, turns = self._evaluations.answer(subject), self._evaluations.turns(subject)
+            assert answer is not None, f"{subject}: its instance is gone"
+            tokens = answer
             opening = self._evaluations.openings.get(subject.row, "")
             num_ended = self._evaluations.turns_ended(subject)
         else:

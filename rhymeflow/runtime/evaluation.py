@@ -38,7 +38,7 @@ class Evaluation:
     turns: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     """Of these, where their environments answered; see `InFlight.turns`."""
     answers: dict[int, list[int]] = field(default_factory=dict)
-    """Tokens, by row."""
+    """Tokens so far, by row; of one that is not complete, as its environment was told them."""
     rewards: dict[int, float] = field(default_factory=dict)
 
     @property
@@ -100,6 +100,7 @@ class Evaluations:
         evaluation = self._in_progress[instance, message.asked]
         evaluation.version = message.version
         evaluation.turns_ended[message.row] = message.turn
+        evaluation.answers[message.row] = message.tokens
         return AnswerKey(instance, message.asked, message.row)
 
     def turns_ended(self, key: AnswerKey) -> int:
@@ -107,17 +108,31 @@ class Evaluations:
         return self._in_progress[key.instance, key.asked].turns_ended.get(key.row, 0)
 
     def turns(self, key: AnswerKey) -> list[tuple[int, int]]:
-        """Where environments answered in an answer, to be added to; see `InFlight.turns`."""
-        return self._in_progress[key.instance, key.asked].turns.setdefault(key.row, [])
+        """Where environments answered in an answer; see `InFlight.turns`."""
+        return self._in_progress[key.instance, key.asked].turns.get(key.row, [])
 
-    def complete(self, key: AnswerKey, tokens: list[int]) -> None:
-        """An answer with turns is complete."""
-        self._in_progress[key.instance, key.asked].answers[key.row] = tokens
+    def observe(self, key: AnswerKey, tokens: list[int]) -> list[int]:
+        """An environment answered these tokens; return all that there are of the answer now."""
+        evaluation = self._in_progress[key.instance, key.asked]
+        before = evaluation.answers[key.row]
+        after = evaluation.answers[key.row] = before + tokens
+        evaluation.turns.setdefault(key.row, []).append((len(before), len(after)))
+        return after
 
     def answer(self, key: AnswerKey) -> list[int] | None:
-        """The tokens of a complete answer; None if its instance is gone."""
+        """The tokens of an answer so far; None if its instance is gone."""
         evaluation = self._in_progress.get((key.instance, key.asked))
         return None if evaluation is None else evaluation.answers[key.row]
+
+    def begun(self, instance: InstanceId) -> list[AnswerKey]:
+        """The answers that an instance was heard of, and that have no reward."""
+        return [
+            AnswerKey(instance, evaluation.asked, row)
+            for (name, _), evaluation in self._in_progress.items()
+            if name == instance
+            for row in evaluation.answers
+            if row not in evaluation.rewards
+        ]
 
     def rewarded(self, key: AnswerKey, reward: float) -> Evaluation | None:
         """Receive a reward; return the evaluation it is part of, if that is still in progress."""

@@ -108,8 +108,8 @@ class Instances:
         """An instance is gone: keep the tokens it has sent; events only if it had joined."""
         for trajectory, length in self._in_flight.seal_all(name):
             yield TrajectoryInterrupted(trajectory, name, 0, length)
+        self._environments.leave(name)  # before it is forgotten what it was to answer
         self._evaluations.leave(name)
-        self._environments.leave(name)
         self._throughput.leave(name)
         if name in self._snapshots:
             del self._snapshots[name]

@@ -79,7 +79,7 @@ class Rewards:
         self._per_group = tuple(i for i in self._all if functions[i].per == "group")
         self._per_response = tuple(i for i in self._all if functions[i].per == "response")
         self._sum = WeightedSum(functions, config.environment.classes)
-        self._judge_episode: Callable[..., None] | None = None
+        self._judge_episode: Callable[[TrajectoryId | AnswerKey], None] | None = None
         self._from_environment: dict[TrajectoryId | AnswerKey, dict[str, float]] = {}
         """Of responses that functions are being called for: the reward of their environment."""
         self._asked: dict[
@@ -94,10 +94,9 @@ class Rewards:
         self.ask(trajectory)
         return len(tokens)
 
-    def judge_episodes_with(self, judge: Callable[..., None]) -> None:
-        """From now on `judge` is called with each complete response, or a held-out answer's name
-        and tokens, and leads to `judged`, or to an event that says why not. Then come the reward
-        functions.
+    def judge_episodes_with(self, judge: Callable[[TrajectoryId | AnswerKey], None]) -> None:
+        """From now on `judge` is called with each complete response or held-out answer, and leads
+        to `judged`, or to an event that says why not. Then come the reward functions.
         """
         self._judge_episode = judge
 
@@ -130,14 +129,12 @@ class Rewards:
 
     def answered(self, instance: InstanceId, message: messages.Answered) -> None:
         """Have an answer to a held-out prompt rewarded."""
-        key = self._evaluations.answered(instance, message)
-        self.answer_complete(key, message.tokens)
+        self.answer_complete(self._evaluations.answered(instance, message))
 
-    def answer_complete(self, key: AnswerKey, tokens: list[int]) -> None:
+    def answer_complete(self, key: AnswerKey) -> None:
         """The same of one whose last turn an environment had the last word on."""
-        self._evaluations.complete(key, tokens)
         if self._judge_episode is not None:
-            self._judge_episode(key, tokens)
+            self._judge_episode(key)
         else:
             self._ask_about_answer(key)
 
