@@ -229,6 +229,7 @@ class Instance:
         how = self._sampling(self.config.run.eval_temperature)
         request = Request(key, message.prompt_ids, noise, how, message.tokens)
         request.turn_start, request.keeps_cache = message.turn_start, self._has_turns
+        request.is_urgent = True  # a version is evaluated while it is new
         self._submit(request, message.turn)
 
     def _sampling(self, temperature: float) -> Sampling:

@@ -377,3 +377,45 @@ def test_on_cuda_everything_is_the_same():
     # bfloat16: rounding decides, so only that it runs and that probabilities are sensible
     for request in generated_by(model.bfloat16()):
         assert max(request.logprobs) <= 0
+
+
+def with_urgent(model, *, is_urgent=True, kv_capacity=None):
+    """An engine with four places, all taken when two urgent requests came; all requests."""
+    requests = make_requests((4, 4, 20, 7, 5, 6))
+    engine = make_engine(model, max_num_seqs=4, kv_capacity=kv_capacity)
+    for request in requests[:4]:
+        engine.submit(request)
+    for _ in range(6):
+        engine.step()
+    for request in requests[4:]:
+        request.is_urgent = is_urgent
+        engine.submit(request)
+    engine.step()
+    return engine, requests
+
+
+@pytest.mark.parametrize("capacity", [None, 30, 100_000], ids=["lost", "some", "kept"])
+def test_what_makes_way_for_urgent_ones_goes_on_as_if_nothing_had_happened(capacity):
+    model = tiny_model()
+    engine, requests = with_urgent(model, kv_capacity=capacity)
+    assert engine.waiting_ids() == [2, 3]
+    other, expected = with_urgent(model, is_urgent=False)
+    assert other.waiting_ids() == [4, 5]
+    run(engine, [])
+    run(other, [])
+    assert_same(requests, expected)
+
+
+def test_new_weights_while_something_has_made_way():
+    """What is cached of it is computed anew with the rest."""
+    model, new = tiny_model(), tiny_model(implementation="sdpa", seed=1)
+    engine, requests = with_urgent(model, kv_capacity=100_000)
+    model.load_state_dict(new.state_dict())
+    engine.set_version(1, keep_cache=False)
+    assert engine.kv_tokens == 0
+    run(engine, [])
+    for request in requests:
+        begin = request.segments[-1].start
+        assert request.logprobs[begin:] == pytest.approx(
+            mixed_logprobs(model, new, request, 0)[begin:], abs=1e-4
+        )

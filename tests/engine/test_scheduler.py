@@ -13,24 +13,29 @@ from rhymeflow.engine.native.sequence import Sequence
 SEGMENT = Segment(0, 0, "a")
 
 
-def make_sequence(name, prompt, max_new_tokens):
+def make_sequence(name, prompt, max_new_tokens, is_urgent=False):
     how = Sampling(1.0, 1.0, 0, max_new_tokens, frozenset())
-    request = Request(name, list(prompt), NoiseKey(0, 0, 0), how)
+    request = Request(name, list(prompt), NoiseKey(0, 0, 0), how, is_urgent=is_urgent)
     return Sequence(request, 0, list(prompt), tuple(prompt))
 
 
 prompts = st.tuples(st.integers(0, 3), st.integers(1, 30)).map(lambda p: (p[0],) * p[1])
-jobs = st.lists(st.tuples(prompts, st.integers(1, 12), st.integers(0, 20)), max_size=14)
+jobs = st.lists(
+    st.tuples(prompts, st.integers(1, 12), st.integers(0, 20), st.booleans()), max_size=14
+)
 
 
 @given(jobs, st.integers(1, 5), st.integers(1, 25), st.sets(st.integers(0, 60), max_size=4))
 def test_everything_finishes_within_limits(jobs, max_num_seqs, max_prefill_tokens, new_weights):
     scheduler = Scheduler(max_num_seqs=max_num_seqs, max_prefill_tokens=max_prefill_tokens)
     arrivals = sorted(enumerate(jobs), key=lambda job: job[1][2])
-    todo = [(when, make_sequence(i, prompt, new)) for i, (prompt, new, when) in arrivals]
+    todo = [
+        (when, make_sequence(i, prompt, new, is_urgent))
+        for i, (prompt, new, when, is_urgent) in arrivals
+    ]
     expected, started, in_cache, step = len(todo), [], {}, 0
     finished = []
-    while todo or scheduler.running or scheduler.waiting:
+    while todo or scheduler.running or scheduler.waiting or scheduler.urgent:
         while todo and todo[0][0] <= step:
             scheduler.submit(todo.pop(0)[1])
         if step in new_weights:
@@ -38,8 +43,13 @@ def test_everything_finishes_within_limits(jobs, max_num_seqs, max_prefill_token
                 sequence.cached = 0
             in_cache.clear()
         ready = [s for s in scheduler.running if s.remaining == 1]
-        before = {s: s.cached for s in (*scheduler.running, *scheduler.waiting)}
+        waiting = (*scheduler.waiting, *scheduler.urgent)
+        before = {s: s.cached for s in (*scheduler.running, *waiting)}
+        had_places = set(scheduler.running)
         plan = scheduler.plan()
+        assert set(plan.evicted) == had_places - set(scheduler.running)
+        assert not any(s.request.is_urgent for s in plan.evicted), "it made way for its like"
+        ready = [s for s in ready if s not in plan.evicted]
         started += [s for s in scheduler.running if s not in started]
         check_plan(scheduler, plan, ready, before, in_cache)
         scheduler.advance(plan.work)
@@ -55,13 +65,18 @@ def test_everything_finishes_within_limits(jobs, max_num_seqs, max_prefill_token
         step += 1
         assert step < 5000, "no progress"
     assert len(finished) == expected
-    assert [s.request.id for s in started] == [i for i, _ in arrivals]
+    for is_urgent in (False, True):
+        in_order = [i for i, (*_, urgent) in arrivals if urgent == is_urgent]
+        assert [s.request.id for s in started if s.request.is_urgent == is_urgent] == in_order
 
 
 def check_plan(scheduler, plan, ready, before, in_cache):
     running = scheduler.running
     assert len(running) <= scheduler.max_num_seqs
-    assert len(running) == scheduler.max_num_seqs or not scheduler.waiting
+    is_full = len(running) == scheduler.max_num_seqs
+    assert is_full or not (scheduler.waiting or scheduler.urgent)
+    num_urgent = sum(s.request.is_urgent for s in running)
+    assert num_urgent >= scheduler.urgent_places or not scheduler.urgent
     if running:
         assert plan.work
     for share in plan.prefix_copies:
@@ -84,6 +99,27 @@ def check_plan(scheduler, plan, ready, before, in_cache):
     beginning = [s.prompt for s, _, _ in plan.work if before[s] == 0 and s.cached == 0]
     long = [prompt for prompt in beginning if len(prompt) > 1]
     assert len(set(long)) == len(long)
+
+
+def test_urgent_ones_take_half_of_the_places_at_once_and_no_more_while_others_wait():
+    scheduler = Scheduler(max_num_seqs=4, max_prefill_tokens=100)
+    others = [make_sequence(i, (i, i), 9) for i in range(5)]
+    for sequence in others:
+        scheduler.submit(sequence)
+    scheduler.plan()
+    urgent = [make_sequence(10 + i, (9, i), 9, is_urgent=True) for i in range(5)]
+    for sequence in urgent:
+        scheduler.submit(sequence)
+    plan = scheduler.plan()
+    assert plan.evicted == [others[3], others[2]], "what started last makes way"
+    assert scheduler.running == [*others[:2], *urgent[:2]]
+    assert list(scheduler.waiting) == others[2:], "and is the first to go on"
+    scheduler.remove([urgent[0], others[0]])
+    assert scheduler.plan().evicted == []
+    assert scheduler.running == [others[1], urgent[1], urgent[2], others[2]]
+    scheduler.remove([others[3], others[4], others[1]])
+    scheduler.plan()
+    assert scheduler.running == [urgent[1], urgent[2], others[2], urgent[3]], "nobody else waits"
 
 
 def test_removing_waiting_and_running():

@@ -125,7 +125,7 @@ class Engine:
     @property
     def num_waiting(self) -> int:
         """Sequences in the queue."""
-        return len(self._scheduler.waiting)
+        return len(self._scheduler.waiting) + len(self._scheduler.urgent)
 
     @property
     def kv_tokens(self) -> int:
@@ -133,8 +133,9 @@ class Engine:
         return sum(sequence.cached for sequence in self._sequences.values())
 
     def waiting_ids(self) -> list[Hashable]:
-        """Ids of the requests in the queue, in its order."""
-        return [sequence.request.id for sequence in self._scheduler.waiting]
+        """Ids of the requests in the queue, in its order, urgent ones first."""
+        waiting = (*self._scheduler.urgent, *self._scheduler.waiting)
+        return [sequence.request.id for sequence in waiting]
 
     def request_ids(self) -> list[Hashable]:
         """Ids of all requests that run or wait, in the order they were submitted."""
@@ -174,6 +175,10 @@ class Engine:
         plan = self._scheduler.plan()
         if not plan.work:
             return []
+        for sequence in plan.evicted:
+            if self.kv_tokens > self._kv_capacity and sequence.slot is not None:
+                self._cache.release(sequence.slot)
+                sequence.slot, sequence.cached = None, 0
         # What this iteration makes is counted in the next one's.
         self._kept.fit(self._kv_capacity - self.kv_tokens)
         if self._drafting is not None:
@@ -207,7 +212,7 @@ class Engine:
         self._kept.clear()
         self._lm_head.refresh()
         self._linears.refresh()
-        for sequence in self._scheduler.running:
+        for sequence in self._sequences.values():  # what waits may have kept its cache
             if not keep_cache:
                 sequence.cached = 0
             sequence.is_mixed = sequence.cached > 0

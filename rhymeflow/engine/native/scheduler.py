@@ -1,8 +1,11 @@
 """Which tokens run in the next iteration.
 
 Holds true, and the tests say so:
-- requests start in the order they came; a started one runs until it is finished or interrupted;
-- at most `max_num_seqs` run at a time;
+- requests start in the order they came, urgent ones in an order of their own; a started one runs
+  until it is finished or interrupted, or gives its place to an urgent one: then it is the next to
+  start, and of several the one that has run longest;
+- at most `max_num_seqs` run at a time; of urgent ones `urgent_places` whatever else there is, and
+  more only while nothing else waits;
 - one iteration prefills at most `max_prefill_tokens` tokens of sequences that are not yet ready to
   decode, in chunks; each sequence that is ready decodes in every iteration;
 - of running sequences with one prompt a single one computes it; the others copy it once it is
@@ -22,6 +25,11 @@ from typing import NamedTuple
 
 from rhymeflow.engine.native.sequence import Sequence
 from rhymeflow.histospec.draft import NONE, Draft
+
+
+URGENT_SHARE = 0.5
+"""Of the places, how many urgent requests may take from others. So they are decoded at once and are
+never the only ones that are: what is trained on goes on beside an evaluation of any size."""
 
 
 class Work(NamedTuple):
@@ -46,6 +54,8 @@ class Plan:
 
     prefix_copies: list[PrefixCopy] = field(default_factory=list)
     work: list[Work] = field(default_factory=list)
+    evicted: list[Sequence] = field(default_factory=list)
+    """Gave their places to urgent ones, with what is cached of them."""
 
 
 class Scheduler:
@@ -55,13 +65,16 @@ class Scheduler:
         assert max_num_seqs > 0
         assert max_prefill_tokens > 0
         self.max_num_seqs = max_num_seqs
+        self.urgent_places = max(1, int(max_num_seqs * URGENT_SHARE))
         self.max_prefill_tokens = max_prefill_tokens
         self.waiting: deque[Sequence] = deque()
+        self.urgent: deque[Sequence] = deque()
+        """Those that wait and are urgent."""
         self.running: list[Sequence] = []
 
     def submit(self, sequence: Sequence) -> None:
-        """Put a sequence at the end of the queue."""
-        self.waiting.append(sequence)
+        """Put a sequence at the end of its queue."""
+        (self.urgent if sequence.request.is_urgent else self.waiting).append(sequence)
 
     def plan(self) -> Plan:
         """Admit what there is room for and say what runs now.
@@ -69,9 +82,11 @@ class Scheduler:
         A copy counts as done: the sequence's `cached` is raised here. Work does not: the caller
         runs it and calls `advance`.
         """
-        while self.waiting and len(self.running) < self.max_num_seqs:
-            self.running.append(self.waiting.popleft())
         plan = Plan()
+        if self.urgent:
+            self._admit_urgent(plan)
+        while (self.waiting or self.urgent) and len(self.running) < self.max_num_seqs:
+            self.running.append((self.waiting or self.urgent).popleft())
         unready = [sequence for sequence in self.running if sequence.remaining > 1]
         held = self._share(unready, plan) if unready else set()
         budget = self.max_prefill_tokens
@@ -97,6 +112,20 @@ class Scheduler:
         self.running = [sequence for sequence in self.running if sequence not in gone]
         if not gone.isdisjoint(self.waiting):
             self.waiting = deque(sequence for sequence in self.waiting if sequence not in gone)
+        if not gone.isdisjoint(self.urgent):
+            self.urgent = deque(sequence for sequence in self.urgent if sequence not in gone)
+
+    def _admit_urgent(self, plan: Plan) -> None:
+        """Start as many as have places; what started last makes way where none is free."""
+        others = [sequence for sequence in self.running if not sequence.request.is_urgent]
+        free = self.urgent_places - (len(self.running) - len(others))
+        for _ in range(min(free, len(self.urgent))):
+            if len(self.running) == self.max_num_seqs:
+                last = others.pop()
+                self.running.remove(last)
+                self.waiting.appendleft(last)
+                plan.evicted.append(last)
+            self.running.append(self.urgent.popleft())
 
     def _share(self, unready: list[Sequence], plan: Plan) -> set[Sequence]:
         """Plan copies of prompts in the cache; return the sequences that wait for theirs."""
