@@ -19,6 +19,7 @@ from rhymeflow.config.fields import brief
 from rhymeflow.core.plan import Admission, Plan, Schedule
 from rhymeflow.core.strategies.base import MAX_ASSIGNMENTS, Layout, NoLayout, Settings
 from rhymeflow.core.strategies.schedules import MIGRATION, ROUTING, SCHEDULES, SYNC
+from rhymeflow.core.types import HELD_OUT, SuiteName
 from rhymeflow.errors import UserError, suggestion
 from rhymeflow.utils.imported import imported
 
@@ -34,7 +35,7 @@ def plan(config: Config) -> Plan:
         num_generations=config.rollout.num_generations,
         max_length=config.rollout.max_completion_length,
         max_staleness=rules.bound,
-        eval_steps=None if config.data.eval_size == 0 else config.run.eval_steps,
+        eval_steps=_eval_steps(config),
         extra_groups=rules.extra_groups,
         extra_generations=rules.extra_generations,
         filter_zero_variance=rules.filter_zero_variance,
@@ -43,6 +44,12 @@ def plan(config: Config) -> Plan:
         stuck_threshold=rules.stuck_threshold,
         max_retries=rules.max_retries,
     )
+
+
+def _eval_steps(config: Config) -> dict[SuiteName, int]:
+    """Of each suite that a run evaluates by itself, how often."""
+    held_out = {} if config.data.eval_size == 0 else {HELD_OUT: config.run.eval_steps}
+    return held_out | {each.name: each.steps for each in config.eval.suites if each.steps}
 
 
 def schedule(config: Config) -> Schedule:
@@ -63,6 +70,7 @@ def schedule(config: Config) -> Schedule:
         max_inflight_groups=_max_inflight_groups(chosen, config.learner.groups_per_batch),
         settings=_settings(chosen, config.rollout.num_generations),
         max_interrupts=MAX_ASSIGNMENTS,
+        pulls_to_evaluate=True,
         layout=_layout(chosen),
     )
 

@@ -10,9 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from itertools import chain
+from pathlib import Path
 
 from rhymeflow import build, environments
 from rhymeflow.config import Config, RewardFunction
+from rhymeflow.data.files import check_source
+from rhymeflow.data.generators import is_generator
 from rhymeflow.data.load import check_sources
 from rhymeflow.data.prompts import PromptSource
 from rhymeflow.data.run_prompts import RunPrompts
@@ -22,6 +26,9 @@ from rhymeflow.machine import check_machine
 from rhymeflow.models.files import check_files
 from rhymeflow.reward.functions import BUILT_IN, Judge
 from rhymeflow.store import previous_run
+from rhymeflow.suites.metrics import check_best_metric
+from rhymeflow.suites.prompts import load_suites
+from rhymeflow.suites.sections import RUN, reward_sections
 from rhymeflow.utils.imported import check_file, names_file
 
 
@@ -36,10 +43,13 @@ def before_start(config: Config) -> None:
     previous_run.check(config.drafting.history_run, "drafting.history_run")
     check_files(config.model)
     check_sources(config.data)
-    for function in config.reward.functions:
+    check_best_metric(config)
+    for suite in config.eval.suites:
+        if suite.steps and suite.source is not None and not is_generator(suite.source):
+            check_source(Path(suite.source), f"eval.suites: {suite.name}: source")
+    for function in chain.from_iterable(reward_sections(config).values()):
         _check_name(function)
     environments.check_names(config)
-    _check_suites(config)
     build.schedule(config)
     if config.runtime == "local":
         check_machine(config)
@@ -63,18 +73,16 @@ def everything(config: Config) -> int:
     check_end(config.model, tokenizer)
     # What a user's file prints is no part of the configuration that is printed.
     with contextlib.redirect_stdout(sys.stderr):
-        judges = [Judge(function) for function in config.reward.functions]
-        tools = environments.tool_schemas(config)
-    prompts = RunPrompts.load(config, tokenizer, max_length(config.model), tools)
-    for part in (prompts.train, prompts.held_out):
-        environments.check_rows(config, part, len(part))
-        for judge in judges:
-            _check_columns(judge, part)
-    return max(
-        len(prompts.encoder.encode(part[row]))
-        for part in (prompts.train, prompts.held_out)
-        for row in range(len(part))
-    )
+        tools = environments.all_tool_schemas(config)
+        longest = max_length(config.model)
+        prompts = RunPrompts.load(config, tokenizer, longest, tools[RUN])
+        suites = load_suites(config, prompts.held_out, tokenizer, longest, tools)
+        _check_rows(config, prompts.train)
+        for suite in suites.values():
+            _check_rows(suite.suite.config, suite.prompts)
+    train = prompts.train
+    lengths = [len(prompts.encoder.encode(train[row])) for row in range(len(train))]
+    return max(*lengths, *(len(ids) for suite in suites.values() for ids in suite.prompt_ids))
 
 
 def _check_ray(config: Config) -> None:
@@ -84,21 +92,18 @@ def _check_ray(config: Config) -> None:
         )
 
 
-def _check_suites(config: Config) -> None:
-    for suite in config.eval.suites:
-        if suite.steps:
-            raise UserError(
-                f"eval.suites: {suite.name}: steps = {suite.steps}: runs do not evaluate suites; "
-                "`rhymeflow eval` does so with their checkpoints"
-            )
-
-
 def _check_name(function: RewardFunction) -> None:
     spec = function.function
     if names_file(spec):
         check_file(spec, f"reward function {spec}")
     elif spec not in BUILT_IN and "." not in spec.strip("."):
         Judge(function)  # a recipe's, or a name that means nothing
+
+
+def _check_rows(config: Config, prompts: PromptSource) -> None:
+    environments.check_rows(config, prompts, len(prompts))
+    for function in config.reward.functions:
+        _check_columns(Judge(function), prompts)
 
 
 def _check_columns(judge: Judge, prompts: PromptSource) -> None:

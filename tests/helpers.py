@@ -53,7 +53,7 @@ from rhymeflow.core.histopipe.pipeline import Pipeline
 from rhymeflow.core.plan import Plan, Schedule
 from rhymeflow.core.strategies.base import NoLayout
 from rhymeflow.core.strategies.schedules import SCHEDULES
-from rhymeflow.core.types import TrajectoryId
+from rhymeflow.core.types import EvaluationId, TrajectoryId
 from tests.core import invariants
 from tests.core.strategies.fleets import SETTINGS
 
@@ -72,7 +72,7 @@ PLAN = Plan(
     num_generations=2,
     max_length=LONGEST,
     max_staleness=1,
-    eval_steps=None,
+    eval_steps={},
     extra_groups=0,
     extra_generations=0,
     filter_zero_variance=False,
@@ -94,6 +94,7 @@ def a_schedule(name: str = "staleflow", **changes: object) -> Schedule:
     made = Schedule(
         name, bundle.admission, bundle.routing, bundle.sync, bundle.on_pull, bundle.migration,
         max_inflight_groups=1000, settings=replace(SETTINGS, cost=COST), max_interrupts=512,
+        pulls_to_evaluate=True,
         layout=partial(Pipeline, **TIERS) if bundle.layout is not None else NoLayout,
     )  # fmt: skip
     return replace(made, **changes)  # type: ignore[arg-type]
@@ -107,7 +108,7 @@ class FakeInstance:
     inbox: deque[Command] = field(default_factory=deque)
     outbox: deque[Event] = field(default_factory=deque)
     running: dict[TrajectoryId, int] = field(default_factory=dict)
-    evaluating: int | None = None
+    evaluating: set[EvaluationId] = field(default_factory=set)
     last_number: int = 0
     clock: float = 0.0
     commanded: int = 0
@@ -173,7 +174,7 @@ class FakeRuntime:
         self.batches: list[tuple[int, ...]] = []
         self.staleness: list[int] = []
         self.dropped: dict[int, tuple[str, str]] = {}
-        self.evaluated: list[int] = []
+        self.evaluated: list[EvaluationId] = []
         self.finished = False
         self.news = False  # events since the last tick
         for index, capacity in enumerate(capacities):
@@ -221,8 +222,8 @@ class FakeRuntime:
             moves.append(lambda: self._finish(instance))
         if any(length < LONGEST for length in instance.running.values()):
             moves.append(lambda: self._go_on(instance))
-        if instance.evaluating is not None:
-            moves.append(lambda: self._end_evaluation(instance))
+        for asked in instance.evaluating:
+            moves.append(lambda asked=asked: self._end_evaluation(instance, asked))
         if self.crashes and (instance.running or instance.inbox or self.disorder):
             moves.append(lambda: self._crash(instance))
         return moves
@@ -410,16 +411,17 @@ class FakeRuntime:
                 for trajectory in trajectories:
                     instance.running.pop(trajectory, None)
             case Pull(number=number, version=version):
-                assert instance.evaluating is None, "a pull would change what is evaluated"
+                assert not instance.evaluating, "a pull would change what is evaluated"
                 assert version <= self.published
                 if self.schedule.on_pull != "keep":
                     assert not instance.running, "what runs was to end or to be interrupted"
                 got = self.random.choice([version, self.published])
                 instance.version = max(instance.version, got)
                 instance.outbox.append(Pulled(instance.name, number, instance.version))
-            case Evaluate(version=version):
+            case Evaluate(version=version, suite=suite):
                 assert instance.version >= version
-                instance.evaluating = version
+                assert (version, suite) not in instance.evaluating, "commanded twice"
+                instance.evaluating.add(EvaluationId(version, suite))
         self._snapshot(instance)
 
     def _start(self, instance: FakeInstance, trajectory: TrajectoryId) -> None:
@@ -461,11 +463,11 @@ class FakeRuntime:
         else:
             instance.outbox.append(TrajectoryFinished(trajectory, instance.name, length, "stop"))
 
-    def _end_evaluation(self, instance: FakeInstance) -> None:
-        assert instance.evaluating is not None
-        version, instance.evaluating = instance.evaluating, None
-        self.evaluated.append(version)
-        instance.outbox.append(Evaluated(instance.name, version, 0.5))
+    def _end_evaluation(self, instance: FakeInstance, asked: EvaluationId) -> None:
+        instance.evaluating.remove(asked)
+        self.evaluated.append(asked)
+        name, (version, suite) = instance.name, asked
+        instance.outbox.append(Evaluated(name, version, 0.5, suite, held=instance.version))
 
     def _crash(self, instance: FakeInstance) -> None:
         self.crashes -= 1

@@ -56,7 +56,7 @@ def test_every_number_arrives() -> None:
         "num_generations": 5,
         "max_length": 512,
         "max_staleness": 3,
-        "eval_steps": config.run.eval_steps,
+        "eval_steps": {"held_out": config.run.eval_steps},
         "extra_groups": 2,
         "extra_generations": 1,
         "filter_zero_variance": True,
@@ -68,7 +68,13 @@ def test_every_number_arrives() -> None:
 
 
 def test_nothing_held_out_is_no_evaluation() -> None:
-    assert build.plan(Config(data=DataConfig(eval_size=0))).eval_steps is None
+    assert build.plan(Config(data=DataConfig(eval_size=0))).eval_steps == {}
+
+
+def test_suites_are_evaluated_as_often_as_each_says() -> None:
+    suites = [{"name": "a", "steps": 3}, {"name": "b"}, {"name": "c", "steps": 1}]
+    config = Config.model_validate({"eval": {"suites": suites}, "run": {"eval_steps": 7}})
+    assert build.plan(config).eval_steps == {"held_out": 7, "a": 3, "c": 1}
 
 
 @pytest.mark.parametrize(("name", "bound"), [("synchronous", 0), ("one_step", 1), ("partial", 1)])

@@ -224,12 +224,17 @@ def test_of_a_stream_as_many_rows_are_taken_as_are_trained_on(tmp_path: Path) ->
     assert len(load_prompts(made.config.data, 0)[0]) == 12
 
 
-def test_several_eval_datasets_are_parts_of_one(tmp_path: Path) -> None:
+def test_several_eval_datasets_are_suites(tmp_path: Path) -> None:
     parts = {"easy": [{"prompt": "a"}, {"prompt": "b"}], "hard": [{"prompt": "c"}]}
-    made = trainer(tmp_path, train_dataset=[{"prompt": "x"}], eval_dataset=parts)
-    held_out = load_prompts(made.config.data, 0)[1]
-    assert [held_out[row].prompt for row in range(3)] == ["a", "b", "c"]
-    assert made.config.data.eval_sets == {"easy": 2, "hard": 1}
+    given = {"train_dataset": [{"prompt": "x"}], "config": {"eval_steps": 3}}
+    made = trainer(tmp_path, eval_dataset=parts, **given)
+    assert made.config.data.eval_size == 0
+    easy, hard = made.config.eval.suites
+    assert (easy.name, easy.steps, hard.name) == ("easy", 3, "hard")
+    source = made.config.data.model_copy(update={"source": easy.source})
+    assert [prompt.prompt for prompt in load_prompts(source, 0)[0]] == ["a", "b"]
+    with pytest.raises(UserError, match="eval_dataset\\['none'\\] should be a dataset with rows"):
+        trainer(tmp_path / "b", eval_dataset={"none": []}, **given)
 
 
 def test_a_dataset_of_the_hub_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

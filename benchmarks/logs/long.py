@@ -66,7 +66,7 @@ class Questions:
 def prompts(config: Config) -> RunPrompts:
     """A source that costs nothing."""
     stream = PromptStream(Questions(), config.run.seed, shuffle=False)
-    return RunPrompts(Questions(), stream, Letters(), [], [])  # type: ignore[arg-type]
+    return RunPrompts(Questions(), stream, Letters(), [])  # type: ignore[arg-type]
 
 
 def build_log(

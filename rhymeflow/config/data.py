@@ -36,9 +36,6 @@ class DataConfig(Section):
     eval_size: NonNegative | None = None
     """Number of held-out prompts; 0 switches evaluation off. `None`: 64, but of the file that is
     trained on at most a tenth of the rows, and of `eval_source` at most all of them."""
-    eval_sets: dict[str, Positive] = {}
-    """Parts of the held-out prompts, in their order: names, and how many prompts each has. Each has
-    its mean reward among the metrics, `eval/NAME/reward`. They add up to the held-out prompts."""
     prompt_column: str = "prompt"
     """Column that holds the prompt: a string or a list of chat messages."""
     system_prompt: str | None = None

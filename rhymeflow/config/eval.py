@@ -46,7 +46,8 @@ class EvalSuite(Section):
     """What the majority is of, for maj@k: a regular expression whose last match in the text of the
     last turn is taken, or its first group. `None`: that whole text."""
     steps: NonNegative = 0
-    """Evaluate every so many versions of a run; 0: by `rhymeflow eval` only."""
+    """Evaluate every so many versions of a run, and at its start and its end; 0: by
+    `rhymeflow eval` only."""
 
     @field_validator("name")
     @classmethod
@@ -65,6 +66,15 @@ class EvalSuite(Section):
         return pattern
 
     @model_validator(mode="after")
+    def _held_out_is_the_runs(self) -> EvalSuite:
+        if self.name == "held_out" and self.steps:
+            raise ValueError(
+                "steps: of held_out, the run's own suite, run.eval_steps says how often; give this "
+                "one another name"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _options_are_of_a_source(self) -> EvalSuite:
         if self.options and self.source is None:
             raise ValueError("options: are of a suite's own source, and none is given")
@@ -72,8 +82,9 @@ class EvalSuite(Section):
 
 
 class EvalConfig(Section):
-    """Suites that `rhymeflow eval` evaluates a policy on. Without any it is one, `held_out`: the
-    run's held-out prompts."""
+    """Suites that `rhymeflow eval` evaluates a policy on, and a run itself on those with `steps`.
+    Without any it is one, `held_out`: the run's held-out prompts, on which every run is evaluated
+    (`run.eval_steps`)."""
 
     suites: tuple[EvalSuite, ...] = ()
     """Each is `{name: ..., source: ..., size: ..., n: ...}` and more (docs/evaluation.md)."""

@@ -24,12 +24,15 @@ class RunConfig(Section):
     save_seconds: NonNegativeFloat = 120.0
     """Checkpoint when the steps since the last one took the learner so long: this much at most is
     trained again when a run is resumed. If evaluations come often, the next version that is
-    evaluated is saved instead, so that the best by held-out reward is among the checkpoints. 0:
+    evaluated by `best_metric` is saved instead, so that the best is among the checkpoints. 0:
     never for this reason. There is one at the end in any case."""
     save_steps: NonNegative = 0
     """Checkpoint also every so many steps; 0: not."""
     save_total_limit: NonNegative = 2
-    """The newest so many checkpoints stay, and the best by held-out reward; 0: all stay."""
+    """The newest so many checkpoints stay, and the best by `best_metric`; 0: all stay."""
+    best_metric: str = "eval/reward"
+    """What the best checkpoint has most of: `eval/reward`, the mean held-out reward, or of a suite
+    that the run evaluates `eval/NAME/avg@N`, `pass@K` or `maj@N` (docs/evaluation.md)."""
     report_to: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ("tensorboard",)
     """Where metrics go besides `metrics.jsonl`."""
     keep_tokens: NonNegative | None = None
@@ -55,6 +58,12 @@ class RunConfig(Section):
     restored as `rhymeflow resume` does, for the reward worker, and for the history worker, without
     which the run then goes on. An error in any of them but the history worker stops the run at
     once."""
+
+    @property
+    def best_suite(self) -> str:
+        """The suite that `best_metric` is of."""
+        parts = self.best_metric.split("/")
+        return parts[1] if len(parts) == 3 else "held_out"
 
     @model_validator(mode="after")
     def _checkpoints_replace_tokens(self) -> Self:

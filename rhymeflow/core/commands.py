@@ -9,7 +9,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rhymeflow.core.types import Ending, GroupId, InstanceId, TrajectoryId, Version
+from rhymeflow.core.types import (
+    HELD_OUT,
+    Ending,
+    GroupId,
+    InstanceId,
+    SuiteName,
+    TrajectoryId,
+    Version,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +83,12 @@ class Pull:
 
 @dataclass(frozen=True, slots=True)
 class Evaluate:
-    """Answer the held-out prompts on this instance, under the version it holds."""
+    """Answer a suite's prompts on this instance, under the version it holds."""
 
     instance: InstanceId
     number: int
     version: Version
+    suite: SuiteName = HELD_OUT
 
 
 @dataclass(frozen=True, slots=True)

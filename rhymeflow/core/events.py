@@ -8,7 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rhymeflow.core.types import FinishReason, GroupId, InstanceId, TrajectoryId, Version
+from rhymeflow.core.types import (
+    HELD_OUT,
+    FinishReason,
+    GroupId,
+    InstanceId,
+    SuiteName,
+    TrajectoryId,
+    Version,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,11 +198,16 @@ class VersionPublished:
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """Held-out prompts were answered and rewarded under `version`: `reward` is their mean."""
+    """A suite's prompts were answered and rewarded: `reward` is the mean over all answers."""
 
     instance: InstanceId
     version: Version
+    """As in `Evaluate`."""
     reward: float
+    suite: SuiteName = HELD_OUT
+    held: Version | None = None
+    """What they were answered under: `version`, or a later one by which the instance's pull of it
+    was overtaken. None in logs that do not know."""
 
 
 Answer = Observed | EpisodeEnded | EnvironmentFailed

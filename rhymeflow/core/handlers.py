@@ -17,7 +17,7 @@ from rhymeflow.core.commands import Command
 from rhymeflow.core.instance import Instance
 from rhymeflow.core.protocol.group import NOT_FINISHED, Group, Member, MemberState
 from rhymeflow.core.state import Prompt, State
-from rhymeflow.core.types import FinishReason, TrajectoryId
+from rhymeflow.core.types import EvaluationId, FinishReason, TrajectoryId
 
 Commands = Iterator[Command]
 
@@ -63,8 +63,7 @@ def on_instance_left(state: State, event: events.InstanceLeft) -> Commands:
         state.put_back(trajectory, events.InstanceLeft)
     for trajectory in orphans:
         yield from _finish_early(state, trajectory)
-    if instance.evaluating is not None:
-        state.evaluations.add(instance.evaluating)
+    state.evaluations |= instance.evaluating
 
 
 def on_snapshot(state: State, event: events.Snapshot) -> None:
@@ -239,8 +238,8 @@ def on_version_published(state: State, event: events.VersionPublished) -> None:
 def on_evaluated(state: State, event: events.Evaluated) -> None:
     """An evaluation is over."""
     instance = state.instances.get(event.instance)
-    if instance is not None and instance.evaluating == event.version:
-        instance.evaluating = None
+    if instance is not None:
+        instance.evaluating.discard(EvaluationId(event.version, event.suite))
 
 
 HANDLERS: Mapping[type[Any], Callable[[State, Any], Commands | None]] = {

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from rhymeflow.core.events import Snapshot
 from rhymeflow.core.strategies.base import InstanceView
-from rhymeflow.core.types import InstanceId, TrajectoryId, Version
+from rhymeflow.core.types import EvaluationId, InstanceId, TrajectoryId, Version
 
 
 @dataclass(slots=True)
@@ -31,7 +31,8 @@ class Instance:
     """Members RUNNING on it, with their tokens (prompt and response) when they were routed."""
     stopping: set[TrajectoryId] = field(default_factory=set)
     """Members STOPPING on it."""
-    evaluating: Version | None = None
+    evaluating: set[EvaluationId] = field(default_factory=set)
+    """Commanded and not over."""
     waiting: tuple[TrajectoryId, ...] = ()
     """Of those assigned, the ones not decoded when last seen."""
     decoded_tokens: float = 0.0

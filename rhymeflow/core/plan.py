@@ -5,12 +5,12 @@ Holds true: plain values and functions, no defaults (those are in the configurat
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from rhymeflow.core.strategies.base import Layout, Migrating, Routing, Settings, Sync
-from rhymeflow.core.types import Version
+from rhymeflow.core.types import EvaluationId, SuiteName, Version
 
 Admission = Literal["lockstep", "protocol"]
 """When a new group may start, on top of what the staleness protocol demands. `lockstep`: batch by
@@ -38,6 +38,9 @@ class Schedule:
     max_interrupts: int
     """Trajectories interrupted for pulls in a tick, about, and more of a large fleet: the other
     instances pull in ticks that follow at once, before anything is routed."""
+    pulls_to_evaluate: bool
+    """Whether an instance pulls a version that is to be evaluated though `sync` lets none. Not in
+    logs of before there was this."""
     layout: Callable[[], Layout]
     """Creates the layout that the rules read, one for each run."""
 
@@ -52,8 +55,9 @@ class Plan:
     max_length: int
     """Tokens at which a response ends whatever it says."""
     max_staleness: int
-    eval_steps: int | None
-    """Evaluate every so many versions (0: at the start and the end only); None: never."""
+    eval_steps: Mapping[SuiteName, int]
+    """Of each suite: evaluate every so many versions, and at the start and the end; 0: only then.
+    """
     extra_groups: int
     """Entries of a buffer beyond `groups_per_batch`; surplus is aborted."""
     extra_generations: int
@@ -68,10 +72,18 @@ class Plan:
     max_retries: int
     """Times one prompt is tried again because its group was stuck; then it is waited for."""
 
-    def evaluates(self, version: Version) -> bool:
-        """Whether held-out prompts are to be answered under `version`."""
-        if self.eval_steps is None:
+    def evaluates(self, suite: SuiteName, version: Version) -> bool:
+        """Whether `version` is to be evaluated on a suite."""
+        if suite not in self.eval_steps:
             return False
-        if version in (0, self.num_batches):
-            return True
-        return self.eval_steps > 0 and version % self.eval_steps == 0
+        every = self.eval_steps[suite]
+        return version in (0, self.num_batches) or (every > 0 and version % every == 0)
+
+    def evaluations(self, versions: Iterable[Version]) -> set[EvaluationId]:
+        """The evaluations of these versions."""
+        return {
+            EvaluationId(version, suite)
+            for version in versions
+            for suite in self.eval_steps
+            if self.evaluates(suite, version)
+        }

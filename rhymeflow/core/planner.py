@@ -15,7 +15,7 @@ from rhymeflow.core.instance import Instance
 from rhymeflow.core.protocol.group import Group, MemberState
 from rhymeflow.core.state import State
 from rhymeflow.core.strategies.base import INSTANCES_PER_ASSIGNMENT, FleetView, most_assignments
-from rhymeflow.core.types import Version
+from rhymeflow.core.types import EvaluationId, Version
 from rhymeflow.core.view import view_of
 
 
@@ -85,9 +85,9 @@ def _train(state: State) -> Iterator[Command]:
 
 def _is_over(state: State) -> bool:
     last = state.plan.num_batches
-    if state.published != last or last in state.evaluations:
+    if state.published != last or any(each.version == last for each in state.evaluations):
         return False
-    return all(i.evaluating is None for i in state.instances.values())
+    return not any(instance.evaluating for instance in state.instances.values())
 
 
 # -- weights -------------------------------------------------------------------------------------
@@ -103,7 +103,7 @@ def _pull(state: State, published: Version) -> Iterator[Command]:
             state.pulling, state.has_more = names[done:], True
             return
         instance = state.instances.get(name)
-        if instance is None or instance.version >= published or instance.evaluating is not None:
+        if instance is None or instance.version >= published or instance.evaluating:
             continue  # what has happened since it was chosen
         if state.schedule.on_pull == "reroute" and instance.assigned:
             num_interrupted += len(instance.assigned)
@@ -116,26 +116,42 @@ def _pull(state: State, published: Version) -> Iterator[Command]:
 def _to_pull(state: State, published: Version) -> list[Instance]:
     """The instances that are to pull now."""
     # A running evaluation holds a pull back: its answers are to be of one version.
-    lagging = [
-        i for i in state.instances.values() if i.version < published and i.evaluating is None
-    ]
+    lagging = [i for i in state.instances.values() if i.version < published and not i.evaluating]
     if state.schedule.on_pull == "drain":
         lagging = [i for i in lagging if not i.assigned]
     if not lagging or published == state.plan.num_batches:
         return lagging  # after the last version there is nothing left to wait for
     view = view_of(state)
     seen = {instance.name: instance for instance in view.instances}
-    return [i for i in lagging if state.schedule.sync(seen[i.name], view)]
+    chosen = [i for i in lagging if state.schedule.sync(seen[i.name], view)]
+    return chosen or _to_evaluate(state, lagging, published)
+
+
+def _to_evaluate(state: State, lagging: list[Instance], published: Version) -> list[Instance]:
+    """If `published` is to be evaluated, and nobody would have it: the one with the least to do.
+
+    Else its evaluation would be late by as long as old versions are of use, or left out.
+    """
+    if not state.schedule.pulls_to_evaluate:
+        return []
+    is_due = any((published, suite) in state.evaluations for suite in state.plan.eval_steps)
+    if not is_due or any(i.version >= published for i in state.instances.values()):
+        return []
+    return [min(lagging, key=lambda instance: len(instance.assigned))]
 
 
 def _evaluate(state: State) -> Iterator[Command]:
-    if not state.evaluations:
-        return
-    for instance in state.instances.values():
-        if instance.evaluating is None and instance.version in state.evaluations:
-            state.evaluations.remove(instance.version)
-            instance.evaluating = instance.version
-            yield Evaluate(instance.name, instance.next_number(), instance.version)
+    """Give out what is due: in turn, so that several suites come to several instances."""
+    is_over = not state.evaluations
+    while not is_over:
+        is_over = True
+        for instance in state.instances.values():
+            suite = state.next_evaluation(instance)
+            if suite is not None:
+                is_over, asked = False, EvaluationId(instance.version, suite)
+                state.evaluations.remove(asked)
+                instance.evaluating.add(asked)
+                yield Evaluate(instance.name, instance.next_number(), *asked)
 
 
 # -- routing -------------------------------------------------------------------------------------

@@ -28,7 +28,15 @@ from rhymeflow.core.plan import Plan, Schedule
 from rhymeflow.core.protocol.group import Group, Member, MemberState
 from rhymeflow.core.protocol.staleness import StalenessBuffers
 from rhymeflow.core.queue import Queue
-from rhymeflow.core.types import Ending, GroupId, InstanceId, TrajectoryId, Version
+from rhymeflow.core.types import (
+    Ending,
+    EvaluationId,
+    GroupId,
+    InstanceId,
+    SuiteName,
+    TrajectoryId,
+    Version,
+)
 
 
 class Prompt(NamedTuple):
@@ -69,10 +77,8 @@ class State:
         self.published: Version | None = None
         self.training: Version | None = None
         self.finished = False
-        self.evaluations: set[Version] = {
-            v for v in range(plan.num_batches + 1) if plan.evaluates(v)
-        }
-        """Versions still to be evaluated."""
+        self.evaluations: set[EvaluationId] = plan.evaluations(range(plan.num_batches + 1))
+        """Still to be commanded."""
         self.next_group: GroupId = 0
         """The number of the next group that the data will give."""
         self.early: dict[GroupId, GroupCreated] = {}
@@ -115,9 +121,12 @@ class State:
         for instance in self.instances.values():
             instance.shown = None  # by other rules it may accept what it did not
         # What was to be evaluated under an older version is evaluated under the newest there is.
-        missed = {now for version in self.evaluations if version <= now}
-        later = range(now + 1, plan.num_batches + 1)
-        self.evaluations = missed | {version for version in later if plan.evaluates(version)}
+        missed = {
+            EvaluationId(now, suite)
+            for version, suite in self.evaluations
+            if version <= now and suite in plan.eval_steps
+        }
+        self.evaluations = missed | plan.evaluations(range(now + 1, plan.num_batches + 1))
 
     # -- queries -----------------------------------------------------------------------------
 
@@ -179,6 +188,16 @@ class State:
     def all_accept(self) -> bool:
         """Whether `accepts` is true of every instance, whatever its version."""
         return self.schedule.on_pull != "drain" or self.schedule.admission == "lockstep"
+
+    def next_evaluation(self, instance: Instance) -> SuiteName | None:
+        """A suite that an instance is to evaluate what it holds on, if there is one.
+
+        Not while it evaluates something older: what it holds has overtaken that.
+        """
+        if any(each.version != instance.version for each in instance.evaluating):
+            return None
+        due = (s for s in self.plan.eval_steps if (instance.version, s) in self.evaluations)
+        return next(due, None)
 
     # -- trajectories ------------------------------------------------------------------------
 

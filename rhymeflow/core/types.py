@@ -16,6 +16,13 @@ GroupId = int
 InstanceId = str
 """Name of a rollout instance, such as `rollout-0`."""
 
+SuiteName = str
+"""Name of prompts that versions are evaluated on, and of how."""
+
+HELD_OUT: SuiteName = "held_out"
+"""The suite of the run's held-out prompts, each answered once. There was no other up to schema
+version 12 of the log."""
+
 FinishReason = Literal["stop", "length", "max_turns", "finished_early"]
 """`stop`: the policy ended the response, or its environment asked for no more; `length`: it reached
 `max_completion_length`; `max_turns`: it had so many turns (`environment.max_turns`);
@@ -23,6 +30,13 @@ FinishReason = Literal["stop", "length", "max_turns", "finished_early"]
 
 Ending = Literal["filtered", "aborted"]
 """What became of a group that was not consumed. Filtered: complete, but nothing to learn from."""
+
+
+class EvaluationId(NamedTuple):
+    """The evaluation of one version on one suite."""
+
+    version: Version
+    suite: SuiteName
 
 
 class TrajectoryId(NamedTuple):

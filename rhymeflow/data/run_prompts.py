@@ -1,4 +1,4 @@
-"""What a run trains and is evaluated on: its prompts, their order, and how they become tokens.
+"""What a run trains on: its prompts, their order, and how they become tokens; what it holds out.
 
 Holds true: the same configuration, seed and tokenizer give the same prompts in the same order.
 """
@@ -27,8 +27,6 @@ class RunPrompts(NamedTuple):
     """`train` in the order in which prompts are requested."""
     encoder: PromptEncoder
     held_out: PromptSource
-    held_out_ids: list[list[int]]
-    """Tokens of the held-out prompts, by row."""
 
     @classmethod
     def load(
@@ -49,10 +47,9 @@ class RunPrompts(NamedTuple):
         encoder = PromptEncoder(tokenizer, config.data, room, tools)
         train, held_out = load_prompts(config.data, config.run.seed)
         stream = _stream(train, config)
-        held_out_ids = [encoder.encode(held_out[row]) for row in range(len(held_out))]
         for row in range(min(len(train), LOOKED_AT)):
             encoder.encode(train[row])
-        return cls(train, stream, encoder, held_out, held_out_ids)
+        return cls(train, stream, encoder, held_out)
 
 
 def _stream(train: PromptSource, config: Config) -> PromptStream | MixedStream:

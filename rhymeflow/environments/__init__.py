@@ -11,16 +11,20 @@ which tokens are trained on. Importing it loads no torch.
 from __future__ import annotations
 
 from rhymeflow.config import Config
+from rhymeflow.core.types import SuiteName
 from rhymeflow.data.encode import Tools
 from rhymeflow.data.prompts import PromptSource
 from rhymeflow.environments.base import Environment, Message
 from rhymeflow.errors import UserError
+from rhymeflow.suites.sections import RUN, environment_sections, uses_environments
+from rhymeflow.suites.suite import of_run
 from rhymeflow.utils import main_module
 from rhymeflow.utils.imported import check_file, names_file
 
 __all__ = [
     "Environment",
     "Message",
+    "all_tool_schemas",
     "check_names",
     "check_rows",
     "tool_schemas",
@@ -46,14 +50,27 @@ def tool_schemas(config: Config) -> Tools:
     return by_name if any(by_name.values()) else None
 
 
-def tool_schemas_apart(config: Config) -> Tools:
+def all_tool_schemas(config: Config) -> dict[SuiteName, Tools]:
+    """The same of the run (`suites.sections.RUN`), and of each suite that it evaluates.
+
+    Raises:
+        UserError: see `tool_schemas`.
+    """
+    found = {RUN: tool_schemas(config)}
+    for each in of_run(config):
+        has_own = each.suite.environments is not None
+        found[each.name] = tool_schemas(each.config) if has_own else found[RUN]
+    return found
+
+
+def tool_schemas_apart(config: Config) -> dict[SuiteName, Tools]:
     """The same, found in a process of its own: this one imports nothing of the user's.
 
     Raises:
         UserError: see `tool_schemas`.
     """
-    if not config.environment.is_used:
-        return None
+    if not uses_environments(config):
+        return {}
     # Here, since the controller, which imports what messages are made of, knows no processes.
     import multiprocessing
     from concurrent.futures import ProcessPoolExecutor
@@ -62,10 +79,11 @@ def tool_schemas_apart(config: Config) -> Tools:
     try:
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
             with main_module.left_out():
-                found = pool.submit(tool_schemas, config)
-            return found.result(config.environment.start_timeout)
+                asked = pool.submit(all_tool_schemas, config)
+            return asked.result(config.environment.start_timeout)
     except BrokenProcessPool:
-        names = [each.environment for each in config.environment.classes]
+        sections = environment_sections(config).values()
+        names = [each.environment for section in sections for each in section.classes]
         names += config.environment.tools
         raise UserError(f"{', '.join(names)}: importing them ended the process") from None
 
@@ -76,7 +94,8 @@ def check_names(config: Config) -> None:
     Raises:
         UserError: there is none.
     """
-    for each in config.environment.classes:
+    sections = environment_sections(config).values()
+    for each in (each for section in sections for each in section.classes):
         if names_file(each.environment):
             check_file(each.environment, f"environment {each.environment}")
     for tool in config.environment.tools:

@@ -28,6 +28,8 @@ class Episode(msgspec.Struct, frozen=True, array_like=True):
     observed: list[list[int]]
     opening: str = ""
     """What it said when it was opened; not part of `prompt`."""
+    suite: str = ""
+    """Of an answer to a suite's prompt, its name."""
 
 
 class TurnFigures(msgspec.Struct, frozen=True, array_like=True):

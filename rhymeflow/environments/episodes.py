@@ -10,12 +10,13 @@ messages, or who asks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Literal
 
 from rhymeflow.config import Config
+from rhymeflow.core.types import SuiteName
 from rhymeflow.data.encode import PromptEncoder
 from rhymeflow.data.generators import derived_seed
 from rhymeflow.environments.episode import Episode
@@ -24,6 +25,7 @@ from rhymeflow.environments.messages import Answer, Opening, Said
 from rhymeflow.environments.rendering import ChatRenderer, TextRenderer, Unrenderable, encoded
 from rhymeflow.environments.requests import Request
 from rhymeflow.environments.tools import Schema
+from rhymeflow.suites.sections import RUN
 
 NOT_REPRODUCIBLE = (
     "it is not reproducible: after `reset` and the same turns it answered turn {turn} otherwise "
@@ -71,15 +73,22 @@ class _Turns(Sequence[Said]):
 class Episodes:
     """Makes requests of episodes, and tokens of answers.
 
-    `kinds` and the `schemas` of their tools are those of section `environment`.
+    `kinds` and the `schemas` of their tools are those of a section `environment`; to the executor
+    they are its kinds from number `first` on.
 
     Raises:
         UserError: the tokenizer's chat template does not do for conversations.
     """
 
     def __init__(
-        self, config: Config, kinds: list[Kind], schemas: list[list[Schema]], tokenizer: Any
+        self,
+        config: Config,
+        kinds: list[Kind],
+        schemas: list[list[Schema]],
+        tokenizer: Any,
+        first: int = 0,
     ) -> None:
+        self._first = first
         self._max_turns, self._seed = config.environment.max_turns, config.run.seed
         if config.data.chat_template_kwargs:  # holds for every turn, whoever renders it
             render = tokenizer.apply_chat_template
@@ -103,7 +112,9 @@ class Episodes:
         renderer = self._renderer(episode)
         seed = derived_seed(self._seed, episode.row, episode.epoch)
         kind = self._kind(episode)
-        opening = Opening(kind, seed, episode.prompt, episode.columns, episode.opening)
+        opening = Opening(
+            self._first + kind, seed, episode.prompt, episode.columns, episode.opening
+        )
         turns = _Turns(episode.turns, renderer)
         return Request(episode.key, opening, turns, judges, _same_answers(episode, renderer), opens)
 
@@ -135,6 +146,29 @@ class Episodes:
         return renderers.chat if self._encoder.wraps(episode.prompt) else renderers.text
 
 
+class SuiteEpisodes:
+    """The same for a run and its suites: `by_suite` has those of the run, and of each suite that
+    has environments of its own (`suites.sections`)."""
+
+    def __init__(self, by_suite: Mapping[SuiteName, Episodes]) -> None:
+        self._by_suite = by_suite
+
+    def name(self, episode: Episode) -> str:
+        """See `Episodes`."""
+        return self._of(episode).name(episode)
+
+    def request(self, episode: Episode, *, judges: bool = False, opens: bool = False) -> Request:
+        """See `Episodes`."""
+        return self._of(episode).request(episode, judges=judges, opens=opens)
+
+    def observed(self, episode: Episode, answer: Answer, room: int) -> list[int] | End:
+        """See `Episodes`."""
+        return self._of(episode).observed(episode, answer, room)
+
+    def _of(self, episode: Episode) -> Episodes:
+        return self._by_suite.get(episode.suite, self._by_suite[RUN])
+
+
 def _same_answers(episode: Episode, renderer: TextRenderer) -> Callable[[int, Answer], str | None]:
     """What looks at answers that were given before, when they are given again."""
 
@@ -152,4 +186,4 @@ def _same_answers(episode: Episode, renderer: TextRenderer) -> Callable[[int, An
     return accepts
 
 
-__all__ = ["NOT_REPRODUCIBLE", "End", "Episodes", "Renderers"]
+__all__ = ["NOT_REPRODUCIBLE", "End", "Episodes", "Renderers", "SuiteEpisodes"]

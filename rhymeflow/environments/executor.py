@@ -70,8 +70,9 @@ FAILED_STARTS = 3
 class EnvironmentExecutor:
     """Runs environments in `config.num_workers` processes.
 
-    `schemas`: of the tools of each kind. What environments print is appended to the file `log`;
-    without one it goes where this process prints.
+    `others`: sections whose classes and tools are kinds too, after those of `config`; else they
+    say nothing. `schemas`: of the tools of each kind. What environments print is appended to the
+    file `log`; without one it goes where this process prints.
     """
 
     def __init__(
@@ -79,10 +80,12 @@ class EnvironmentExecutor:
         config: EnvironmentConfig,
         schemas: Sequence[list[Schema]],
         log: Path | None = None,
+        others: Sequence[EnvironmentConfig] = (),
     ) -> None:
-        self._config = config
+        self._config, self._sections = config, (config, *others)
+        sections = [each.model_dump(mode="json") for each in self._sections]
         self._arguments = (
-            config.model_dump_json(), json.dumps(list(schemas)), str(log) if log else None
+            json.dumps(sections), json.dumps(list(schemas)), str(log) if log else None
         )  # fmt: skip
         self._slots: list[Slot] = []
         self._queue: deque[Task] = deque()
@@ -371,7 +374,8 @@ class EnvironmentExecutor:
         slot.is_ready, slot.deadline = True, None
 
     def _named(self) -> str:
-        names = [each.environment for each in self._config.classes] + list(self._config.tools)
+        names = [each.environment for section in self._sections for each in section.classes]
+        names += self._config.tools
         return f"environments {', '.join(names)}"
 
     def _slow_start(self) -> str:

@@ -24,8 +24,8 @@ from rhymeflow.utils.child import Child
 class EnvironmentProcess:
     """A spawned process that runs `worker.main`."""
 
-    def __init__(self, config_json: str, schemas_json: str, log: str | None) -> None:
-        self._child = Child(worker.main, (config_json, schemas_json, log), "environments")
+    def __init__(self, sections_json: str, schemas_json: str, log: str | None) -> None:
+        self._child = Child(worker.main, (sections_json, schemas_json, log), "environments")
         self._outgoing: SimpleQueue[bytes | None] = SimpleQueue()
         self._incoming: SimpleQueue[Reply | None] = SimpleQueue()
         awake, self._wake = os.pipe()

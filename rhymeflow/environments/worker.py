@@ -48,24 +48,25 @@ from rhymeflow.utils.child import detach
 
 
 def main(
-    connection: Connection, parent: int, config_json: str, schemas_json: str, log: str | None
+    connection: Connection, parent: int, sections_json: str, schemas_json: str, log: str | None
 ) -> None:
     """Serve until the parent closes the pipe or dies; what environments print goes to `log`.
 
-    `schemas_json`: of each kind's tools.
+    `sections_json`: whose kinds they are, and the first says how. `schemas_json`: of each kind's
+    tools.
     """
     detach(parent)
     if log is not None:
         output.redirect(Path(log))
-    config = EnvironmentConfig.model_validate_json(config_json)
+    sections = [EnvironmentConfig.model_validate(each) for each in json.loads(sections_json)]
     try:
         try:
-            kinds = load_kinds(config)
+            kinds = [kind for section in sections for kind in load_kinds(section)]
         except UserError as error:
             connection.send_bytes(encode(Unusable(clipped(str(error)))))
             return
         connection.send_bytes(encode(Ready()))
-        asyncio.run(_Server(connection, config, kinds, json.loads(schemas_json)).serve())
+        asyncio.run(_Server(connection, sections[0], kinds, json.loads(schemas_json)).serve())
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return  # the parent is gone, or wants no more
 

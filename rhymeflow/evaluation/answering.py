@@ -23,10 +23,10 @@ from rhymeflow.errors import UserError
 from rhymeflow.evaluation.answer import Answer
 from rhymeflow.evaluation.policy import Policy
 from rhymeflow.evaluation.rewards import Rewards
-from rhymeflow.evaluation.suites import Suite
 from rhymeflow.evaluation.turns import Turns
 from rhymeflow.evaluation.waiting import Asked, wait_for
 from rhymeflow.histospec.noise_sharing import EVALUATION_EPOCH
+from rhymeflow.suites.suite import Suite
 
 UNDER_WAY = 2
 """Answers that are begun and not complete, at most, for each that is decoded at a time: enough that

@@ -17,9 +17,9 @@ from rhymeflow.config import Config
 from rhymeflow.errors import UserError
 from rhymeflow.evaluation.answer import Answer
 from rhymeflow.evaluation.answering import answer_suite
-from rhymeflow.evaluation.figures import Judged, figures, said
 from rhymeflow.evaluation.policy import Policy
-from rhymeflow.evaluation.suites import Suite, chosen
+from rhymeflow.suites.figures import Judged, figures, said
+from rhymeflow.suites.suite import Suite, chosen
 
 PROGRESS_SECONDS = 1.0
 """How often a terminal is told how far it is."""

@@ -146,7 +146,7 @@ def _step_table(steps: Steps, console: Console) -> Table:
     shown = list(steps)
     stride = -(-len(shown) // _MAX_STEP_ROWS)
     # Every stride-th, the first and the last, and those with a held-out reward if they are few.
-    evaluated = {step for step, row in steps.items() if "eval/reward" in row}
+    evaluated = {step for step, row in steps.items() if any(n.startswith("eval/") for n in row)}
     kept = {*shown[::stride], shown[-1]} | (
         evaluated if len(evaluated) <= _MAX_STEP_ROWS else set()
     )

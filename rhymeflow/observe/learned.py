@@ -21,6 +21,7 @@ from rhymeflow.config import yaml
 from rhymeflow.observe.printable import conversation, printable, shortened
 from rhymeflow.observe.progress import clock, sparkline
 from rhymeflow.store.reader import TrajectoryReader
+from rhymeflow.suites.metrics import headlines
 
 _CURVE_WIDTH = 20
 _NAME_WIDTH = 20
@@ -123,7 +124,10 @@ def _so_far(reader: TrajectoryReader) -> str:
 def _curves(steps: Steps) -> Table:
     """One line for each number that says what was learned: first, last, best, and its curve."""
     names = [name for name in steps[max(steps)] if _is_function(name)]
-    lines = [("held-out reward", "eval/reward"), ("training reward", "reward")]
+    suites = dict.fromkeys(name for row in steps.values() for name in headlines(row))
+    lines = [("held-out reward", "eval/reward")]
+    lines += [(name, f"eval/{'/'.join(name.rsplit(' ', 1))}") for name in suites]
+    lines += [("training reward", "reward")]
     if len(names) > 1:  # one alone is the reward
         lines += [
             (f"  {name.removeprefix('rewards/').removesuffix('/mean')}", name) for name in names

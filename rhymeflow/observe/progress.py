@@ -40,6 +40,8 @@ class ProgressState:
     """Mean reward of each step's batch."""
     eval_rewards: list[float] = field(default_factory=list)
     """Held-out mean rewards, the first being of the untrained policy."""
+    suites: dict[str, float] = field(default_factory=dict)
+    """What came last of each other suite, by what it is called."""
     staleness_mean: float | None = None
     staleness_max: int | None = None
     rollout_tokens_per_s: float | None = None
@@ -125,6 +127,7 @@ def line(state: ProgressState) -> str:
         parts.append(f"reward {state.rewards[-1]:.3f}")
     if state.eval_rewards:
         parts.append(f"held out {state.eval_rewards[-1]:.3f}")
+    parts += _suites(state)
     if state.staleness_mean is not None:
         parts.append(f"staleness {state.staleness_mean:.2f} max {state.staleness_max}")
     parts.append(f"rollout {_rate(state.rollout_tokens_per_s)}")
@@ -159,6 +162,7 @@ def _lines(state: ProgressState) -> list[tuple[str, Text]]:
     return [
         ("reward", _reward(state)),
         ("held out", _held_out(state)),
+        *([("suites", Text(", ".join(_suites(state))))] if state.suites else []),
         ("staleness", _staleness(state)),
         (
             "speed",
@@ -200,6 +204,10 @@ def _held_out(state: ProgressState) -> Text:
     if len(state.eval_rewards) == 1:
         return Text(f"{first:.3f} before training")
     return Text.assemble(f"{first:.3f} before training, ", (f"{last:.3f}", "bold"), " now")
+
+
+def _suites(state: ProgressState) -> list[str]:
+    return [f"{name} {value:.3f}" for name, value in state.suites.items()]
 
 
 def _staleness(state: ProgressState) -> Text:

@@ -17,12 +17,13 @@ from rich.table import Table
 from rich.text import Text
 
 from rhymeflow.core.events import Evaluated, VersionPublished
-from rhymeflow.core.types import Version
+from rhymeflow.core.types import HELD_OUT, Version
 from rhymeflow.observe import metrics
 from rhymeflow.observe.progress import clock, sparkline
 from rhymeflow.store import codec, mirrored
 from rhymeflow.store.damage import open_undamaged
 from rhymeflow.store.reader import TrajectoryReader
+from rhymeflow.suites.metrics import figures_of, headlines, metrics_of
 
 FILE = "summary.json"
 EVENTS = "events.db"
@@ -91,6 +92,8 @@ class Summary:
     """That of the newest version that was evaluated, if one after version 0 was."""
     eval_rewards: tuple[tuple[Version, float], ...]
     """Held-out mean reward by version."""
+    evaluations: dict[str, dict[Version, dict[str, float]]]
+    """Of each other suite its figures, by the version that had them."""
     reward_first: float | None
     """Mean reward of the first batch."""
     reward_last: float | None
@@ -136,6 +139,7 @@ def summarize(run_dir: Path) -> Summary:
         eval_reward_before=evaluations.get(0),
         eval_reward_after=evaluations[max(evaluations)] if any(evaluations) else None,
         eval_rewards=tuple(evaluations.items()),
+        evaluations=_evaluations(rows),
         reward_first=rewards[0] if rewards else None,
         reward_last=rewards[-1] if rewards else None,
         staleness_max=max(staleness, default=None),
@@ -208,10 +212,22 @@ def _fold(reader: TrajectoryReader) -> tuple[Version, float, dict[Version, float
         event = codec.decode(kind, body)
         if isinstance(event, VersionPublished):
             steps = max(steps, event.version)
-        elif isinstance(event, Evaluated):
-            evaluations[event.version] = event.reward
+        elif isinstance(event, Evaluated) and event.suite == HELD_OUT:
+            version = event.version if event.held is None else event.held
+            evaluations[version] = event.reward
     ((seconds,),) = reader.query(_SECONDS)
     return steps, seconds, dict(sorted(evaluations.items()))
+
+
+def _evaluations(
+    rows: Mapping[Version, Mapping[str, Any]],
+) -> dict[str, dict[Version, dict[str, float]]]:
+    """What metrics say of suites but the held-out prompts."""
+    found: dict[str, dict[Version, dict[str, float]]] = {}
+    for version, row in rows.items():
+        for suite, figures in figures_of(row).items():
+            found.setdefault(suite, {})[version] = figures
+    return found
 
 
 def _idle(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
@@ -245,10 +261,19 @@ def _held_out(summary: Summary) -> str:
     return f"{', '.join(parts)}  {sparkline([reward for _, reward in summary.eval_rewards])}"
 
 
+def _suite_lines(suite: str, versions: Mapping[Version, dict[str, float]]) -> list[tuple[str, str]]:
+    """The first and the last of what is shown first of a suite."""
+    first, last = min(versions), max(versions)
+    before, after = (headlines(metrics_of(suite, versions[each])) for each in (first, last))
+    return [(name, f"{before[name]:.3f} at {first}, {after[name]:.3f} at {last}") for name in after]
+
+
 def _lines(summary: Summary) -> list[tuple[str, str]]:
     lines = [("steps", f"{summary.steps:,} in {clock(summary.seconds)}")]
     if summary.eval_rewards:
         lines.append(("held-out reward", _held_out(summary)))
+    for suite, versions in summary.evaluations.items():
+        lines += _suite_lines(suite, versions)
     if summary.reward_first is not None:
         lines.append(
             ("training reward", f"{summary.reward_first:.3f} first, {summary.reward_last:.3f} last")

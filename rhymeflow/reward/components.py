@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from rhymeflow.config import EnvironmentClass, RewardFunction
 from rhymeflow.errors import UserError
 from rhymeflow.utils.pickled import names_pickle
+from rhymeflow.utils.reward_number import LARGEST
 
 
 def component_names(functions: Iterable[RewardFunction]) -> tuple[str, ...]:
@@ -47,6 +48,16 @@ class WeightedSum:
     def names(self) -> tuple[str, ...]:
         """The components' names, in the order of the configuration."""
         return tuple(self.weights)
+
+    def problem(self, name: str, rewards: Sequence[float | None]) -> str | None:
+        """Why the rewards of what has this name are none, if so."""
+        where = f"reward functions {', '.join(self.names)}, {name}"
+        if None in rewards:
+            return f"{where}: all returned None: none applies to this sample"
+        largest = max((each for each in rewards if each is not None), key=abs)
+        if abs(largest) <= LARGEST:
+            return None
+        return f"{where}: the weighted sum is {largest:g}, the largest size is {LARGEST:g}"
 
     def ordered(self, components: Mapping[str, float]) -> dict[str, float]:
         """The components that there are, in the order of the configuration."""

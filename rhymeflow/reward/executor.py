@@ -113,13 +113,16 @@ class _Worker:
 class RewardExecutor:
     """Runs the configured reward functions in `config.num_workers` processes.
 
-    `names` are the components' names, in the order of `config.functions`. What functions print is
-    appended to the file `log`; without one it goes where this process prints.
+    `names` are the components' names, in the order of `config.functions`; where functions are of
+    several sections, two may be equal. What functions print is appended to the file `log`; without
+    one it goes where this process prints.
     """
 
-    def __init__(self, config: RewardConfig, log: Path | None = None) -> None:
+    def __init__(
+        self, config: RewardConfig, log: Path | None = None, names: Sequence[str] | None = None
+    ) -> None:
         self._log = str(log) if log else None
-        self.names = component_names(config.functions)
+        self.names = component_names(config.functions) if names is None else tuple(names)
         self._config = config
         self._workers: list[_Worker] = []
         self._queue: deque[_Request] = deque()

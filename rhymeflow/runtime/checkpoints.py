@@ -1,12 +1,12 @@
 """When a checkpoint is due, and which of those there are stay.
 
 Holds true: the newest complete checkpoint is never given up before a newer one is complete; the
-best by held-out reward of those that were evaluated stays. Knows nothing of how one is written.
+best by `run.best_metric` of those that were evaluated stays. Knows nothing of how one is written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from rhymeflow.config.run import RunConfig
 from rhymeflow.core.types import Version
@@ -15,8 +15,9 @@ from rhymeflow.core.types import Version
 class Checkpoints:
     """The checkpoints of a run.
 
-    `evaluates` says whether a version is evaluated; `there` are the versions of checkpoints that
-    an earlier attempt wrote.
+    `evaluates` says whether `run.best_metric` is found of a version; `there` are the versions of
+    checkpoints that an earlier attempt wrote, and `known` what it found of versions, by the names
+    of metrics.
     """
 
     def __init__(
@@ -26,13 +27,17 @@ class Checkpoints:
         *,
         num_steps: Version,
         there: Iterable[Version] = (),
+        known: Mapping[Version, Mapping[str, float]] | None = None,
     ) -> None:
         self._config, self._evaluates, self._num_steps = config, evaluates, num_steps
         self._versions = sorted(there)
         self._pending: dict[Version, tuple[Version, ...]] = {}
         """Being written, with the earlier versions that stay when it is complete."""
         self._seconds = 0.0
-        self._rewards: dict[Version, float] = {}
+        self._found: dict[Version, float] = {}
+        """What the best has most of, by version."""
+        for version, metrics in (known or {}).items():
+            self.evaluated(version, metrics)
 
     @property
     def is_pending(self) -> bool:
@@ -46,9 +51,9 @@ class Checkpoints:
 
     @property
     def best(self) -> Version | None:
-        """Of those that are complete, the one with the greatest held-out reward, if any has one."""
-        known = [version for version in self._versions if version in self._rewards]
-        return max(known, key=lambda version: (self._rewards[version], version), default=None)
+        """Of those that are complete, the one with most of `run.best_metric`, if any has it."""
+        known = [version for version in self._versions if version in self._found]
+        return max(known, key=lambda version: (self._found[version], version), default=None)
 
     def __contains__(self, version: Version) -> bool:
         """Whether there is one of this version, or one is being written."""
@@ -66,9 +71,10 @@ class Checkpoints:
         """
         self._seconds = seconds
 
-    def evaluated(self, version: Version, reward: float) -> None:
-        """Held-out prompts were answered under `version`."""
-        self._rewards[version] = reward
+    def evaluated(self, version: Version, metrics: Mapping[str, float]) -> None:
+        """These were found of a version."""
+        if self._config.best_metric in metrics:
+            self._found[version] = metrics[self._config.best_metric]
 
     def is_due(self, version: Version) -> bool:
         """Whether the version that is reached next is to be saved."""

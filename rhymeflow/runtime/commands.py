@@ -16,10 +16,8 @@ def message_for(
     command: commands.InstanceCommand,
     in_flight: InFlight,
     evaluations: Evaluations,
-    *,
-    opens: bool,
 ) -> messages.Message:
-    """Return the message for the instance. `opens`: whether environments open held-out prompts."""
+    """Return the message for the instance."""
     number = command.number
     match command:
         case commands.Route(trajectory=trajectory):
@@ -41,8 +39,9 @@ def message_for(
             return messages.Abort(number, trajectories)
         case commands.Pull(version=version):
             return messages.Pull(number, version)
-        case commands.Evaluate(version=version):
+        case commands.Evaluate(version=version, suite=suite):
+            known = evaluations.suites[suite]
             # Where environments open prompts, the answers are begun one by one (`openings.py`).
-            at_once = [] if opens else evaluations.prompt_ids
-            return messages.Evaluate(number, version, at_once)
+            opens = bool(known.suite.config.environment.classes)
+            return messages.Evaluate(number, version, suite, [] if opens else known.prompt_ids)
     raise AssertionError(f"unexpected command {command}")

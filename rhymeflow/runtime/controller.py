@@ -14,13 +14,13 @@ and an index are handed to it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from rhymeflow.config import Config
 from rhymeflow.core import commands
 from rhymeflow.core.events import Event
-from rhymeflow.core.types import InstanceId, TrajectoryId
+from rhymeflow.core.types import InstanceId, SuiteName, TrajectoryId
 from rhymeflow.data.run_prompts import RunPrompts
 from rhymeflow.learner.base import LearnerGroup
 from rhymeflow.runtime.base import News, Received, WorkerLost
@@ -40,6 +40,7 @@ from rhymeflow.runtime.rewards import Rewards
 from rhymeflow.runtime.supervisor import Supervisor
 from rhymeflow.runtime.training import Training
 from rhymeflow.store.base import TrajectoryStore
+from rhymeflow.suites.prompts import SuitePrompts
 from rhymeflow.workers import messages
 
 TICK_SECONDS = 0.1
@@ -72,6 +73,7 @@ class Controller:
         learner: LearnerGroup,
         history: Histories,
         prompts: RunPrompts,
+        suites: Mapping[SuiteName, SuitePrompts],
         reporter: Reporter,
         past: Past,
         checkpoints: Checkpoints,
@@ -90,7 +92,7 @@ class Controller:
         self.in_flight = InFlight(store, prompts)
         retention = Retention(config, self.training, store)
         self.log = EventLog(store, past, self.in_flight, self.training, retention)
-        self.evaluations = Evaluations(prompts)
+        self.evaluations = Evaluations(suites)
         self.rewards = Rewards(
             lambda message: supervisor.rewards.send(message),
             store,
@@ -121,7 +123,6 @@ class Controller:
         self.stop_asked = self.end_asked = False
         self._events: list[Event] = take_up(past, self.in_flight, self.rewards, self.environments)
         self._pulling: set[InstanceId] = set()
-        self._opens = bool(config.environment.classes)
         self._round_began = self._grew = 0.0
         self._finished = False
         self._go_on(past)
@@ -309,14 +310,15 @@ class Controller:
         if isinstance(command, commands.Abort):
             self._abort(command.trajectories)
         elif isinstance(command, commands.Evaluate):
-            self.evaluations.begin(command.instance, command.version)
+            self.evaluations.begin(command.instance, command.suite, command.version)
         worker = self.supervisor.instances.get(command.instance)
         if worker is not None:  # else it is gone, and the coordinator is about to learn of it
             if isinstance(command, commands.Pull):
                 self._pulling.add(command.instance)
-            worker.send(message_for(command, self.in_flight, self.evaluations, opens=self._opens))
+            worker.send(message_for(command, self.in_flight, self.evaluations))
             if isinstance(command, commands.Evaluate):
-                self.environments.openings.evaluate(command.instance, command.version)
+                openings = self.environments.openings
+                openings.evaluate(command.instance, command.suite, command.version)
 
     def _abort(self, trajectories: Iterable[TrajectoryId]) -> None:
         """Nothing more is wanted of these."""

@@ -38,6 +38,7 @@ class LoggedDecisions:
             routing=self._routing,
             sync=self._sync,
             migration=self._migration,
+            pulls_to_evaluate=False,  # those are among the log's pulls
             max_interrupts=sys.maxsize,  # the log has what one tick did, whatever the limit was
         )
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from rhymeflow.config import Config
+from rhymeflow.config import Config, EnvironmentConfig
 from rhymeflow.core.events import EnvironmentFailed, EpisodeEnded, Event, Observed, RewardFailed
 from rhymeflow.core.types import InstanceId, TrajectoryId, Version
 from rhymeflow.data.prompts import Prompt
@@ -23,10 +23,11 @@ from rhymeflow.errors import UserError
 from rhymeflow.runtime.consecutive_failures import ConsecutiveFailures
 from rhymeflow.runtime.evaluation import AnswerKey, Evaluations
 from rhymeflow.runtime.in_flight import InFlight
-from rhymeflow.runtime.openings import Opened, Openings
+from rhymeflow.runtime.openings import HeldOutRow, Opened, Openings
 from rhymeflow.runtime.rewards import Rewards
 from rhymeflow.runtime.throughput import Throughput
 from rhymeflow.store.base import TrajectoryStore
+from rhymeflow.suites.sections import RUN, uses_environments
 from rhymeflow.workers import messages
 from rhymeflow.workers.noise import EVALUATION_EPOCH
 
@@ -79,18 +80,18 @@ class Environments:
         self._failures = ConsecutiveFailures(
             config.environment.max_consecutive_failures, "environment.max_consecutive_failures"
         )
+        self._is_used = uses_environments(config)
         self._asked: dict[str, tuple[Subject | Opened, Asked]] = {}
         """What the environment worker has not answered, by the key it was given."""
         self.openings = Openings(
             self._put,
-            self._begin_answer,
+            self._begin_answers,
             in_flight,
             evaluations,
             store,
             is_used=bool(config.environment.classes),
         )
-        if config.environment.classes:
-            rewards.judge_episodes_with(self._judge)
+        rewards.judge_episodes_with(self._judge)
 
     # -- what happened to the policy ----------------------------------------------------------
 
@@ -112,7 +113,7 @@ class Environments:
 
     def leave(self, instance: InstanceId) -> None:
         """An instance is gone, and with it the held-out answers that it was making."""
-        if self._config.is_used:
+        if self._is_used:
             self._close(map(_key, self._evaluations.begun(instance)))
 
     def _close(self, keys: Iterable[str]) -> None:
@@ -165,16 +166,20 @@ class Environments:
                 self._close([message.key])
             yield EpisodeEnded(subject, message.turn, message.reason, *_figures(message))
 
-    def _begin_answer(self, instance: InstanceId, version: Version, row: int) -> None:
-        prompt_ids = self._evaluations.prompt_ids[row]
-        message = messages.ContinueAnswer(version, row, prompt_ids, [], turn=1, turn_start=0)
-        self._continue_answer(instance, message)
+    def _begin_answers(self, instance: InstanceId, version: Version, row: HeldOutRow) -> None:
+        suite = self._evaluations.suites[row.suite]
+        for sample in range(suite.suite.n):
+            answer = messages.AnswerId(version, *row, sample)
+            prompt_ids = suite.prompt_ids[row.row]
+            message = messages.ContinueAnswer(answer, prompt_ids, [], turn=1, turn_start=0)
+            self._continue_answer(instance, message)
 
     def _continue_held_out(
         self, key: AnswerKey, message: messages.TurnAnswered | messages.EpisodeEnded
     ) -> None:
         if isinstance(message, messages.EpisodeEnded):
-            if not self._config.classes:
+            self._evaluations[key].reason = message.reason
+            if not self._section_of(key).classes:
                 self._close([message.key])
             self._rewards.answer_complete(key)
             return
@@ -182,9 +187,8 @@ class Environments:
         self._continue_answer(
             key.instance,
             messages.ContinueAnswer(
-                key.asked,
-                key.row,
-                self._evaluations.prompt_ids[key.row],
+                key.answer,
+                self._evaluations.suites[key.answer.suite].prompt_ids[key.answer.row],
                 tokens,
                 turn=message.turn + 1,
                 turn_start=len(tokens),
@@ -207,7 +211,11 @@ class Environments:
     def _ask(self, subject: Subject) -> None:
         """Have the last turn answered."""
         episode, length = self._episode(subject)
-        room = self._max_length - length - 1  # at least one token of the next turn
+        longest = self._max_length
+        if isinstance(subject, AnswerKey):
+            suite = self._evaluations.suites[subject.answer.suite].suite
+            longest = suite.config.rollout.max_completion_length
+        room = longest - length - 1  # at least one token of the next turn
         self._put(subject, messages.AskEnvironment(episode, room))
 
     def _judge(self, subject: Subject) -> None:
@@ -226,15 +234,14 @@ class Environments:
         """All that the environment is to know, and how many tokens the response has."""
         prompt: Prompt
         if isinstance(subject, AnswerKey):
-            prompt, epoch = self._evaluations.prompts[subject.row], EVALUATION_EPOCH
-            answer, turns = self._evaluations.answer(subject), self._evaluations.turns(subject)
-            assert answer is not None, f"{subject}: its instance is gone"
-            tokens = answer
-            opening = self._evaluations.openings.get(subject.row, "")
-            num_ended = self._evaluations.turns_ended(subject)
+            prompt, epoch = self._evaluations.prompt(subject), EVALUATION_EPOCH
+            _, suite, row, _ = subject.answer
+            opening = self._evaluations.openings.get((suite, row), "")
+            answer = self._evaluations[subject]
+            tokens, turns, num_ended = answer.tokens, answer.turns, answer.turns_ended
         else:
             group = self._in_flight[subject.group]
-            prompt, epoch, opening = group.prompt, group.epoch, group.opening
+            prompt, epoch, opening, suite = group.prompt, group.epoch, group.opening, RUN
             tokens, turns = self._in_flight.tokens(subject), self._in_flight.turns(subject)
             num_ended = self._in_flight.turns_ended(subject)
         ends = [0, *(end for _, end in turns)]
@@ -250,17 +257,17 @@ class Environments:
             sampled,
             [tokens[a:b] for a, b in turns],
             opening,
+            suite,
         )
         return episode, len(tokens)
+
+    def _section_of(self, key: AnswerKey) -> EnvironmentConfig:
+        return self._evaluations.suites[key.answer.suite].suite.config.environment
 
 
 def _key(subject: Subject) -> str:
     """What names it, for users too."""
-    if isinstance(subject, TrajectoryId):
-        return f"trajectory {subject}"
-    return (
-        f"the answer to held-out row {subject.row} (version {subject.asked} on {subject.instance})"
-    )
+    return f"trajectory {subject}" if isinstance(subject, TrajectoryId) else str(subject)
 
 
 def _figures(message: Any) -> tuple[float, int, int]:

@@ -1,146 +1,172 @@
-"""Held-out evaluation: which answers are still to come, and their rewards.
+"""Evaluations of versions on suites: which answers are still to come, and how they were judged.
 
-Holds true: the mean is over every held-out prompt; an answer counts once; what comes late from an
-instance that is gone counts nothing. Knows nothing of how answers and rewards come about.
+Holds true: the figures are over every answer to every prompt of a suite; an answer counts once, and
+all of an evaluation are of one version; what comes late from an instance that is gone counts
+nothing. Knows nothing of how answers and rewards come about.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from rhymeflow.core.types import InstanceId, Version
-from rhymeflow.data.prompts import Message, opened
-from rhymeflow.data.run_prompts import RunPrompts
-from rhymeflow.workers.messages import Answered, AnswerTurnEnded
+from rhymeflow.core.types import HELD_OUT, FinishReason, InstanceId, SuiteName, Version
+from rhymeflow.data.prompts import Message, Prompt, opened
+from rhymeflow.suites.figures import Judged, figures, said
+from rhymeflow.suites.prompts import SuitePrompts
+from rhymeflow.workers.messages import Answered, AnswerId, AnswerTurnEnded
 
 
 class AnswerKey(NamedTuple):
-    """Names an answer to a held-out prompt while it is being rewarded."""
+    """Names an answer while it is made and judged; `str` names it for users."""
 
     instance: InstanceId
-    asked: Version
-    row: int
+    answer: AnswerId
+
+    def __str__(self) -> str:
+        asked, suite, row, sample = self.answer
+        where = f"(version {asked} on {self.instance})"
+        if suite == HELD_OUT:
+            return f"the answer to held-out row {row} {where}"
+        return f"answer {sample} to row {row} of suite {suite} {where}"
+
+
+@dataclass(slots=True)
+class Answer:
+    """An answer, as far as it has come."""
+
+    tokens: list[int]
+    """Of one that is not complete, as its environment was told them."""
+    turns_ended: int = 0
+    turns: list[tuple[int, int]] = field(default_factory=list)
+    """Where environments answered; see `InFlight.turns`."""
+    reason: FinishReason | None = None
+    """Why it is complete; None: it is not."""
+    components: dict[str, float] | None = None
+    """Rewards that it has by itself, if the rest is up to all answers to its prompt."""
 
 
 @dataclass
 class Evaluation:
-    """Held-out prompts being answered on `instance`."""
+    """A suite's prompts being answered on `instance`."""
 
-    instance: InstanceId
-    asked: Version
-    size: int
+    suite: SuitePrompts
     version: Version | None = None
-    """What they were answered under: `asked`, or a later one if that was overtaken."""
-    turns_ended: dict[int, int] = field(default_factory=dict)
-    """Of the answers that have turns, by row."""
-    turns: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
-    """Of these, where their environments answered; see `InFlight.turns`."""
-    answers: dict[int, list[int]] = field(default_factory=dict)
-    """Tokens so far, by row; of one that is not complete, as its environment was told them."""
-    rewards: dict[int, float] = field(default_factory=dict)
+    """What they are answered under: what was asked for, or a later one if that was overtaken."""
+    answers: dict[tuple[int, int], Answer] = field(default_factory=dict)
+    """By row and sample."""
+    judged: dict[tuple[int, int], Judged] = field(default_factory=dict)
 
     @property
     def is_complete(self) -> bool:
-        """Whether every prompt is answered and rewarded."""
-        return len(self.rewards) == self.size
+        """Whether every answer is judged."""
+        return len(self.judged) == len(self.suite.prompts) * self.suite.suite.n
 
-    @property
-    def reward(self) -> float:
-        """Mean reward."""
+    def figures(self) -> dict[str, float]:
+        """What comes of it, by name."""
         assert self.is_complete
-        return sum(self.rewards.values()) / self.size
-
-    def parts(self, sizes: Mapping[str, int]) -> dict[str, float]:
-        """Mean reward of each part of the prompts; `sizes` are the parts, in the rows' order."""
-        assert self.is_complete
-        found, begin = {}, 0
-        for name, size in sizes.items():
-            found[name] = sum(self.rewards[row] for row in range(begin, begin + size)) / size
-            begin += size
-        return found
+        rows, n = range(len(self.suite.prompts)), self.suite.suite.n
+        judged = [[self.judged[row, sample] for sample in range(n)] for row in rows]
+        return figures(judged, self.suite.suite.suite.pass_threshold)
 
 
 class Evaluations:
-    """Evaluations in progress, of these held-out prompts."""
+    """Evaluations in progress, on these suites by name."""
 
-    def __init__(self, prompts: RunPrompts) -> None:
-        self.prompts, self.prompt_ids = prompts.held_out, prompts.held_out_ids
-        self._encoder = prompts.encoder
-        self.openings: dict[int, str] = {}
+    def __init__(self, suites: Mapping[SuiteName, SuitePrompts]) -> None:
+        self.suites = suites
+        self.openings: dict[tuple[SuiteName, int], str] = {}
         """Of each row that its environment has opened: what it put after the prompt."""
-        self._in_progress: dict[tuple[InstanceId, Version], Evaluation] = {}
+        self._in_progress: dict[tuple[InstanceId, SuiteName, Version], Evaluation] = {}
 
-    def open(self, row: int, opening: str) -> None:
+    # -- prompts -----------------------------------------------------------------------------
+
+    def open(self, suite: SuiteName, row: int, opening: str) -> None:
         """The environment of a row has put this after its prompt."""
-        self.openings[row] = opening
+        self.openings[suite, row] = opening
         if opening:
-            whole = replace(self.prompts[row], prompt=self.whole_prompt(row))
-            self.prompt_ids[row] = self._encoder.encode(whole)
+            known = self.suites[suite]
+            whole = replace(known.prompts[row], prompt=self.whole_prompt(suite, row))
+            known.prompt_ids[row] = known.encoder.encode(whole)
 
-    def whole_prompt(self, row: int) -> str | list[Message]:
-        """The prompt as the policy is given it."""
-        return opened(self.prompts[row].prompt, self.openings.get(row, ""))
+    def prompt(self, key: AnswerKey) -> Prompt:
+        """What is answered."""
+        return self.suites[key.answer.suite].prompts[key.answer.row]
 
-    def begin(self, instance: InstanceId, asked: Version) -> None:
-        """`instance` is to answer under version `asked`."""
-        evaluation = Evaluation(instance, asked, len(self.prompts))
-        self._in_progress[instance, asked] = evaluation
+    def whole_prompt(self, suite: SuiteName, row: int) -> str | list[Message]:
+        """A prompt as the policy is given it."""
+        prompt = self.suites[suite].prompts[row].prompt
+        return opened(prompt, self.openings.get((suite, row), ""))
+
+    # -- answers -----------------------------------------------------------------------------
+
+    def begin(self, instance: InstanceId, suite: SuiteName, asked: Version) -> None:
+        """`instance` is to answer a suite's prompts under version `asked`."""
+        self._in_progress[instance, suite, asked] = Evaluation(self.suites[suite])
 
     def answered(self, instance: InstanceId, message: Answered) -> AnswerKey:
-        """Receive an answer; return the name under which its reward is to come."""
-        evaluation = self._in_progress[instance, message.asked]
-        evaluation.version = message.version
-        evaluation.answers[message.row] = message.tokens
-        return AnswerKey(instance, message.asked, message.row)
+        """Receive a complete answer; return its name."""
+        key = AnswerKey(instance, message.answer)
+        self._take(key, message).reason = message.reason
+        return key
 
     def turn_ended(self, instance: InstanceId, message: AnswerTurnEnded) -> AnswerKey:
-        """A turn of an answer is over; return the name of the answer."""
-        evaluation = self._in_progress[instance, message.asked]
+        """A turn of an answer is over; return the answer's name."""
+        key = AnswerKey(instance, message.answer)
+        self._take(key, message).turns_ended = message.turn
+        return key
+
+    def _take(self, key: AnswerKey, message: Answered | AnswerTurnEnded) -> Answer:
+        evaluation = self.of(key)
+        assert evaluation is not None, key
+        assert evaluation.version in (None, message.version), "under two versions"
         evaluation.version = message.version
-        evaluation.turns_ended[message.row] = message.turn
-        evaluation.answers[message.row] = message.tokens
-        return AnswerKey(instance, message.asked, message.row)
-
-    def turns_ended(self, key: AnswerKey) -> int:
-        """How many turns of an answer are over."""
-        return self._in_progress[key.instance, key.asked].turns_ended.get(key.row, 0)
-
-    def turns(self, key: AnswerKey) -> list[tuple[int, int]]:
-        """Where environments answered in an answer; see `InFlight.turns`."""
-        return self._in_progress[key.instance, key.asked].turns.get(key.row, [])
+        answer = evaluation.answers.setdefault(_place(key), Answer([]))
+        answer.tokens = message.tokens
+        return answer
 
     def observe(self, key: AnswerKey, tokens: list[int]) -> list[int]:
         """An environment answered these tokens; return all that there are of the answer now."""
-        evaluation = self._in_progress[key.instance, key.asked]
-        before = evaluation.answers[key.row]
-        after = evaluation.answers[key.row] = before + tokens
-        evaluation.turns.setdefault(key.row, []).append((len(before), len(after)))
-        return after
+        answer = self[key]
+        before = len(answer.tokens)
+        answer.tokens = answer.tokens + tokens  # who was told the old ones may still have them
+        answer.turns.append((before, len(answer.tokens)))
+        return answer.tokens
 
-    def answer(self, key: AnswerKey) -> list[int] | None:
-        """The tokens of an answer so far; None if its instance is gone."""
-        evaluation = self._in_progress.get((key.instance, key.asked))
-        return None if evaluation is None else evaluation.answers[key.row]
+    def __getitem__(self, key: AnswerKey) -> Answer:
+        """An answer that was heard of, whose instance is there."""
+        evaluation = self.of(key)
+        assert evaluation is not None, f"{key}: its instance is gone"
+        return evaluation.answers[_place(key)]
 
-    def begun(self, instance: InstanceId) -> list[AnswerKey]:
-        """The answers that an instance was heard of, and that have no reward."""
-        return [
-            AnswerKey(instance, evaluation.asked, row)
-            for (name, _), evaluation in self._in_progress.items()
-            if name == instance
-            for row in evaluation.answers
-            if row not in evaluation.rewards
-        ]
+    def of(self, key: AnswerKey) -> Evaluation | None:
+        """The evaluation that an answer is part of; None: its instance is gone, or it is over."""
+        return self._in_progress.get((key.instance, key.answer.suite, key.answer.asked))
 
-    def rewarded(self, key: AnswerKey, reward: float) -> Evaluation | None:
-        """Receive a reward; return the evaluation it is part of, if that is still in progress."""
-        evaluation = self._in_progress.get((key.instance, key.asked))
-        if evaluation is not None:
-            evaluation.rewards[key.row] = reward
-            if evaluation.is_complete:
-                del self._in_progress[key.instance, key.asked]
+    def begun(self, instance: InstanceId) -> Iterator[AnswerKey]:
+        """The answers that an instance was heard of, and that are not judged."""
+        for (name, suite, asked), evaluation in self._in_progress.items():
+            if name == instance:
+                for place in evaluation.answers.keys() - evaluation.judged.keys():
+                    yield AnswerKey(name, AnswerId(asked, suite, *place))
+
+    def judge(self, key: AnswerKey, reward: float, last_turn: str) -> Evaluation:
+        """Receive what an answer in progress is worth; `last_turn`: its text.
+
+        Returns the evaluation, which is not in progress any more if that makes it complete.
+        """
+        evaluation, answer = self.of(key), self[key]
+        assert evaluation is not None
+        observed = sum(end - start for start, end in answer.turns)
+        evaluation.judged[_place(key)] = Judged(
+            reward,
+            len(answer.tokens) - observed,
+            answer.reason == "length",
+            said(last_turn, evaluation.suite.suite.suite.answer_pattern),
+        )
+        if evaluation.is_complete:
+            del self._in_progress[key.instance, key.answer.suite, key.answer.asked]
         return evaluation
 
     def leave(self, instance: InstanceId) -> None:
@@ -148,3 +174,7 @@ class Evaluations:
         self._in_progress = {
             key: evaluation for key, evaluation in self._in_progress.items() if key[0] != instance
         }
+
+
+def _place(key: AnswerKey) -> tuple[int, int]:
+    return key.answer.row, key.answer.sample

@@ -17,6 +17,7 @@ from rhymeflow.observe.progress import Progress, ProgressState
 from rhymeflow.runtime.disk_space import DiskSpace
 from rhymeflow.runtime.observer import Observer
 from rhymeflow.runtime.throughput import Throughput
+from rhymeflow.suites.metrics import REWARD, headlines
 from rhymeflow.workers.messages import BatchTrained, RewardComputed, VersionPublished
 
 
@@ -75,7 +76,8 @@ class Reporter:
         state = self._state
         state.step = state.resumed_at = max(rows, default=0)
         state.rewards += [row["reward"] for row in rows.values() if "reward" in row]
-        state.eval_rewards += [row["eval/reward"] for row in rows.values() if "eval/reward" in row]
+        for row in rows.values():
+            self._show_evaluation(row)
         tokens = (row.get("num_tokens") or 0.0 for row in rows.values())
         self._trained_tokens = max(tokens, default=0.0)
 
@@ -149,13 +151,16 @@ class Reporter:
         state.idle_rollout = metrics["idle/rollout"]
         state.idle_learner = metrics["idle/learner"]
 
-    def evaluated(self, version: Version, reward: float, parts: Mapping[str, float]) -> None:
-        """Held-out prompts were answered under `version`; `parts` are rewards by `eval_sets`."""
-        self._state.eval_rewards.append(reward)
-        metrics = {"eval/reward": reward}
-        metrics |= {f"eval/{name}/reward": value for name, value in parts.items()}
+    def evaluated(self, version: Version, metrics: dict[str, float]) -> None:
+        """A suite's prompts were answered under `version`: these came of it."""
+        self._show_evaluation(metrics)
         self._metrics.write(version, self.now, metrics)
         self.observer.evaluated(version, metrics)
+
+    def _show_evaluation(self, metrics: Mapping[str, Any]) -> None:
+        if REWARD in metrics:
+            self._state.eval_rewards.append(metrics[REWARD])
+        self._state.suites |= headlines(metrics)
 
     def log(self, message: RewardComputed, prefix: str) -> None:
         """Reward functions log numbers, whose means are in the next step's metrics by `prefix` and

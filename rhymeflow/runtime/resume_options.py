@@ -14,6 +14,7 @@ from rhymeflow.config.fields import brief
 from rhymeflow.config.load import build_config, dump_config, parse_config
 from rhymeflow.core.types import Version
 from rhymeflow.errors import UserError
+from rhymeflow.suites.metrics import check_best_metric
 
 _STORED = "responses that are stored or in flight were made under it"
 _ANSWERED = "environments in flight are brought to where they were by it"
@@ -66,11 +67,25 @@ def check_change(before: Config, after: Config, published: Version) -> None:
                 f"{name}: cannot be changed from {brief(old)} to {brief(new[name])} when a run is "
                 f"resumed: {reason}"
             )
+    _check_suites(before, after)
+    check_best_metric(after)
     if after.learner.max_steps < published:
         raise UserError(
             f"learner.max_steps: the run has reached step {published} and cannot end at "
             f"{after.learner.max_steps}"
         )
+
+
+def _check_suites(before: Config, after: Config) -> None:
+    """One may come, go, or be evaluated at other times; what it is stays."""
+    known = {each.name: each for each in before.eval.suites if each.steps}
+    for each in after.eval.suites:
+        old = known.get(each.name, each)
+        if each != old.model_copy(update={"steps": each.steps}):
+            raise UserError(
+                f"eval.suites: {each.name}: only `steps` can be changed when a run is resumed: "
+                "answers to it are stored; give what it is to be another name"
+            )
 
 
 def _fields(config: Config) -> dict[str, Any]:

@@ -4,8 +4,8 @@ Functions that are called per response get each one as it ends. Those that are c
 the first `num_generations` members of it for which that was done, in one call: with their rewards
 the group is complete, so these are the members that are trained on, and what ends later is surplus.
 If that call fails, so has each of its members; where the coordinator lets the group go on with as
-many spare ones, these are judged in their place. A held-out prompt has one answer, which is a
-group by itself.
+many spare ones, these are judged in their place. What is made of answers to suites' prompts is up
+to `answer_rewards.py`.
 
 Holds true: the rewards of a group call are reported together, or none is; a reward is stored before
 it is reported; one that cannot be had ends the run or, where the configuration says so, is reported
@@ -21,17 +21,24 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from rhymeflow.config import Config
-from rhymeflow.core.events import Evaluated, Event, RewardFailed, TrajectoryRewarded
-from rhymeflow.core.types import FinishReason, GroupId, InstanceId, TrajectoryId, Version
+from rhymeflow.core.events import Event, RewardFailed, TrajectoryRewarded
+from rhymeflow.core.types import (
+    FinishReason,
+    GroupId,
+    InstanceId,
+    SuiteName,
+    TrajectoryId,
+    Version,
+)
 from rhymeflow.data.prompts import Message
 from rhymeflow.errors import UserError
 from rhymeflow.reward.components import WeightedSum
 from rhymeflow.reward.messages import TrainerState
+from rhymeflow.runtime.answer_rewards import AnswerRewards, AnswersKey
 from rhymeflow.runtime.consecutive_failures import ConsecutiveFailures
 from rhymeflow.runtime.evaluation import AnswerKey, Evaluations
 from rhymeflow.runtime.in_flight import InFlight
 from rhymeflow.store.base import TrajectoryStore
-from rhymeflow.utils.reward_number import LARGEST
 from rhymeflow.workers import messages
 
 Answer = messages.RewardComputed | messages.RewardFailed
@@ -49,8 +56,8 @@ class Rewards:
     """Sends complete responses to the reward worker, and makes events of its answers.
 
     `send` reaches the reward worker. `published_version` says which version is published.
-    `evaluated` is called with the version and mean reward of each evaluation that is complete, and
-    the rewards of its parts; `log` with each answer, and the prefix of metrics in it.
+    `evaluated` is called with the version, suite and figures of each evaluation that is complete;
+    `log` with each answer, and the prefix of metrics in it.
     """
 
     def __init__(
@@ -62,16 +69,16 @@ class Rewards:
         config: Config,
         *,
         published_version: Callable[[], Version],
-        evaluated: Callable[[Version, float, dict[str, float]], None],
+        evaluated: Callable[[Version, SuiteName, dict[str, float]], None],
         log: Callable[[messages.RewardComputed, str], None],
     ) -> None:
         self._send, self._store = send, store
         self._in_flight, self._evaluations = in_flight, evaluations
-        self._on_failure, self._evaluated = config.reward.on_failure, evaluated
+        self._on_failure, self._log = config.reward.on_failure, log
+        self._answers = AnswerRewards(self._ask, store, evaluations, config, evaluated)
         self._failures = ConsecutiveFailures(
             config.reward.max_consecutive_failures, "reward.max_consecutive_failures"
         )
-        self._log, self._eval_sets = log, config.data.eval_sets
         self._num_generations = config.rollout.num_generations
         self._max_steps, self._published_version = config.learner.max_steps, published_version
         functions = config.reward.functions
@@ -79,11 +86,12 @@ class Rewards:
         self._per_group = tuple(i for i in self._all if functions[i].per == "group")
         self._per_response = tuple(i for i in self._all if functions[i].per == "response")
         self._sum = WeightedSum(functions, config.environment.classes)
-        self._judge_episode: Callable[[TrajectoryId | AnswerKey], None] | None = None
+        self._judge_episode: Callable[[TrajectoryId | AnswerKey], None]
+        self._judges_episodes = bool(config.environment.classes)
         self._from_environment: dict[TrajectoryId | AnswerKey, dict[str, float]] = {}
         """Of responses that functions are being called for: the reward of their environment."""
         self._asked: dict[
-            str, tuple[TrajectoryId | Members | AnswerKey, messages.ComputeReward]
+            str, tuple[TrajectoryId | Members | AnswerKey | AnswersKey, messages.ComputeReward]
         ] = {}
         """What the reward worker has not answered, by the key it was given."""
 
@@ -95,8 +103,9 @@ class Rewards:
         return len(tokens)
 
     def judge_episodes_with(self, judge: Callable[[TrajectoryId | AnswerKey], None]) -> None:
-        """From now on `judge` is called with each complete response or held-out answer, and leads
-        to `judged`, or to an event that says why not. Then come the reward functions.
+        """From now on `judge` is called with each complete response or answer whose environment
+        judges it, and leads to `judged`, or to an event that says why not. Then come the reward
+        functions.
         """
         self._judge_episode = judge
 
@@ -104,13 +113,13 @@ class Rewards:
         """Its environment has judged a response; see `judge_episodes_with`."""
         self._from_environment[subject] = components
         if isinstance(subject, AnswerKey):
-            self._ask_about_answer(subject)
+            self._answers.ask(subject, components)
         else:
             self._ask_functions(subject)
 
     def ask(self, trajectory: TrajectoryId) -> None:
         """Have a response that is stored as complete rewarded."""
-        if self._judge_episode is not None:
+        if self._judges_episodes:
             self._judge_episode(trajectory)
         else:
             self._ask_functions(trajectory)
@@ -128,24 +137,16 @@ class Rewards:
             self._collect(trajectory, self._from_environment.pop(trajectory, {}))
 
     def answered(self, instance: InstanceId, message: messages.Answered) -> None:
-        """Have an answer to a held-out prompt rewarded."""
+        """Have an answer to a suite's prompt rewarded."""
         self.answer_complete(self._evaluations.answered(instance, message))
 
     def answer_complete(self, key: AnswerKey) -> None:
         """The same of one whose last turn an environment had the last word on."""
-        if self._judge_episode is not None:
+        suite = self._evaluations.suites[key.answer.suite].suite
+        if suite.config.environment.classes:
             self._judge_episode(key)
         else:
-            self._ask_about_answer(key)
-
-    def _ask_about_answer(self, key: AnswerKey) -> None:
-        answer = self._evaluations.answer(key)
-        if answer is None:
-            return
-        name = f"the only answer to held-out row {key.row} (version {key.asked} on {key.instance})"
-        prompts = self._evaluations
-        about = prompts.whole_prompt(key.row), prompts.prompts[key.row].columns
-        self._ask(key, name, about, [answer], [prompts.turns(key)], self._all)
+            self._answers.ask(key, {})
 
     def take(self, message: Answer) -> Iterator[Event]:
         """The events that an answer of the reward worker makes, if it still makes any.
@@ -155,11 +156,13 @@ class Rewards:
         """
         key, _ = self._asked.pop(message.key)
         self._failures.count(message.error if isinstance(message, messages.RewardFailed) else None)
+        is_answer = isinstance(key, AnswerKey | AnswersKey)
         if isinstance(message, messages.RewardComputed):
-            self._log(message, "eval/" if isinstance(key, AnswerKey) else "")
-        own = self._from_environment.pop(key, {}) if not isinstance(key, Members) else {}
-        if isinstance(key, AnswerKey):
-            yield from self._answer_rewarded(key, message, own)
+            self._log(message, "eval/" if is_answer else "")
+        is_one = isinstance(key, TrajectoryId | AnswerKey)
+        own = self._from_environment.pop(key, {}) if is_one else {}
+        if isinstance(key, AnswerKey | AnswersKey):
+            yield from self._answers.take(key, message, own)
         elif isinstance(key, Members):
             yield from self._group_judged(key, message)
         elif key in self._in_flight:
@@ -223,7 +226,7 @@ class Rewards:
     ) -> Iterator[Event]:
         """Report a reward for each, or for all of them that there is none."""
         rewards = [self._sum(each) for each in components]
-        problem = self._problem(name, rewards)
+        problem = self._sum.problem(name, rewards)
         for trajectory, each, reward in zip(trajectories, components, rewards, strict=True):
             if problem is not None:
                 yield self._failed(trajectory, problem)
@@ -238,45 +241,9 @@ class Rewards:
             raise UserError(error)
         return RewardFailed(trajectory, error)
 
-    def _problem(self, name: str, rewards: Sequence[float | None]) -> str | None:
-        """Why these cannot be trained on, if they cannot."""
-        where = f"reward functions {', '.join(self._sum.names)}, {name}"
-        if None in rewards:
-            return f"{where}: all returned None: none applies to this sample"
-        largest = max((each for each in rewards if each is not None), key=abs)
-        if abs(largest) <= LARGEST:
-            return None
-        return f"{where}: the weighted sum is {largest:g}, the largest size is {LARGEST:g}"
-
-    def _answer_rewarded(
-        self, key: AnswerKey, message: Answer, own: dict[str, float]
-    ) -> Iterator[Event]:
-        if isinstance(message, messages.RewardFailed):
-            raise UserError(message.error)
-        reward = self._sum(own | message.components[0])
-        problem = self._problem(message.key, [reward])
-        if problem is not None:
-            raise UserError(problem)
-        assert reward is not None
-        evaluation = self._evaluations.rewarded(key, reward)
-        if evaluation is None:
-            return
-        assert evaluation.version is not None
-        self._store.put_evaluation(
-            evaluation.version,
-            key.row,
-            tokens=evaluation.answers[key.row],
-            text=message.texts[0],
-            reward=reward,
-        )
-        if evaluation.is_complete:
-            parts = evaluation.parts(self._eval_sets)
-            self._evaluated(evaluation.version, evaluation.reward, parts)
-            yield Evaluated(key.instance, key.asked, evaluation.reward)
-
     def _ask(
         self,
-        key: TrajectoryId | Members | AnswerKey,
+        key: TrajectoryId | Members | AnswerKey | AnswersKey,
         name: str,
         about: tuple[str | list[Message], dict[str, Any]],
         responses: list[list[int]],

@@ -30,6 +30,7 @@ from rhymeflow.runtime.base import (
     WorkerHandle,
     WorkerLost,
 )
+from rhymeflow.suites.sections import uses_environments
 from rhymeflow.utils.cores import cores_of_ranks, usable_cores
 from rhymeflow.workers.messages import Failed, JoinRanks, RanksMeet
 
@@ -69,7 +70,7 @@ class Supervisor:
         """Start every worker of the run. They load while the caller goes on."""
         self._start_learner()
         self.rewards = self._start_another("reward")
-        if self._config.environment.is_used:
+        if uses_environments(self._config):
             self.environments = self._start_another("environment")
         for place in range(self._config.rollout.num_instances):
             self._start_instance(place)

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
@@ -21,6 +22,7 @@ from typing import NamedTuple
 from rich.console import Console
 
 from rhymeflow.config import Config
+from rhymeflow.core.types import SuiteName
 from rhymeflow.data.encode import Tokenizer
 from rhymeflow.data.run_prompts import LOOKED_AT, RunPrompts
 from rhymeflow.environments import check_rows, tool_schemas_apart
@@ -52,6 +54,8 @@ from rhymeflow.store import previous_run
 from rhymeflow.store.base import TrajectoryStore
 from rhymeflow.store.damage import explained
 from rhymeflow.store.writer import SqliteTrajectoryStore
+from rhymeflow.suites.prompts import SuitePrompts, load_suites
+from rhymeflow.suites.sections import RUN
 from rhymeflow.utils import shared_memory
 from rhymeflow.utils.faults import no_room, one_line
 from rhymeflow.workers.messages import LearnerReady
@@ -60,12 +64,20 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """What people and clusters stop a run with, and what a closed terminal sends."""
 
 
+class Loaded(NamedTuple):
+    """What the controller needs of data and model."""
+
+    tokenizer: Tokenizer
+    prompts: RunPrompts
+    suites: dict[SuiteName, SuitePrompts]
+
+
 class Machine(NamedTuple):
     """What an attempt at a run runs on."""
 
     runtime: Callable[[Config, Path, Path], AbstractContextManager[Runtime]]
     """Of the configuration, the run directory and the directory for logs."""
-    load: Callable[[Callable[[], None], Config, Reporter], tuple[Tokenizer, RunPrompts]]
+    load: Callable[[Callable[[], None], Config, Reporter], Loaded]
     """Has workers started, and loads what the controller needs meanwhile."""
     clock: Callable[[], float]
     """Seconds, since whenever."""
@@ -234,8 +246,8 @@ def assembled(
         store.commit()  # workers read it, and the mirror
         if reporter.mirror is not None:
             reporter.mirror.start()
-        tokenizer, prompts = machine.load(supervisor.start, config, reporter)
-        config = in_force.once_loaded(config, tokenizer, prompts)
+        loaded = machine.load(supervisor.start, config, reporter)
+        config = in_force.once_loaded(config, loaded.tokenizer, loaded.prompts)
         record_config(config, path, store)
 
         def on_model(ready: LearnerReady) -> None:
@@ -250,14 +262,16 @@ def assembled(
                 store=store,
                 learner=learner_group(supervisor, config.learner.num_ranks),
                 history=histories(config, index, supervisor, reporter.warn),
-                prompts=prompts,
+                prompts=loaded.prompts,
+                suites=loaded.suites,
                 reporter=reporter,
                 past=past,
                 checkpoints=Checkpoints(
                     config.run,
-                    state.plan.evaluates,
+                    partial(state.plan.evaluates, config.run.best_suite),
                     num_steps=config.learner.max_steps,
                     there=saved,
+                    known=metrics.read(path),
                 ),
                 on_model=on_model,
             )
@@ -270,9 +284,7 @@ def record_config(config: Config, path: Path, store: TrajectoryStore) -> None:
     store.put_config(config.model_dump_json())
 
 
-def load_while(
-    start: Callable[[], None], config: Config, reporter: Reporter
-) -> tuple[Tokenizer, RunPrompts]:
+def load_while(start: Callable[[], None], config: Config, reporter: Reporter) -> Loaded:
     """Load the prompts while workers start, which wait for the server that they are forked from."""
     with ThreadPoolExecutor(1, "start") as background:
         started = background.submit(start)
@@ -282,12 +294,15 @@ def load_while(
 
             tokenizer = load_tokenizer(config.model)
         # Only a chat template tells the policy of tools.
-        tools = tool_schemas_apart(config) if tokenizer.chat_template else None
-        prompts = RunPrompts.load(config, tokenizer, max_length(config.model), tools)
-        for part in (prompts.train, prompts.held_out):
-            check_rows(config, part, LOOKED_AT)
+        tools = tool_schemas_apart(config) if tokenizer.chat_template else {}
+        longest = max_length(config.model)
+        prompts = RunPrompts.load(config, tokenizer, longest, tools.get(RUN))
+        check_rows(config, prompts.train, LOOKED_AT)
+        suites = load_suites(config, prompts.held_out, tokenizer, longest, tools)
+        for suite in suites.values():
+            check_rows(suite.suite.config, suite.prompts, LOOKED_AT)
     started.result()
-    return tokenizer, prompts
+    return Loaded(tokenizer, prompts, suites)
 
 
 @contextmanager

@@ -6,16 +6,17 @@ told to do what that one had not reported. Knows nothing of instances or process
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from rhymeflow.core.commands import Train
 from rhymeflow.core.events import Event, LearnerReady, VersionPublished
-from rhymeflow.core.types import Version
+from rhymeflow.core.types import SuiteName, Version
 from rhymeflow.learner.base import Batch, LearnerGroup
 from rhymeflow.runtime.checkpoints import Checkpoints
 from rhymeflow.runtime.reporting import Reporter
 from rhymeflow.store.base import TrajectoryStore
+from rhymeflow.suites.metrics import metrics_of
 from rhymeflow.workers import messages
 
 
@@ -68,10 +69,11 @@ class Training:
         if version and version not in self.checkpoints:
             self._save(version)
 
-    def evaluated(self, version: Version, reward: float, parts: Mapping[str, float]) -> None:
-        """Held-out prompts were answered under `version`; `parts` are rewards by `eval_sets`."""
-        self.checkpoints.evaluated(version, reward)
-        self._reporter.evaluated(version, reward, parts)
+    def evaluated(self, version: Version, suite: SuiteName, figures: dict[str, float]) -> None:
+        """A suite's prompts were answered under `version`."""
+        found = metrics_of(suite, figures)
+        self.checkpoints.evaluated(version, found)
+        self._reporter.evaluated(version, found)
 
     def hear(self, message: Any) -> Iterator[Event]:
         """The events that a message of the learner makes."""

@@ -99,7 +99,7 @@ class Cluster:
         failures: Iterable[Failure] = (),
         timeline: Timeline | None = None,
     ) -> None:
-        assert plan.eval_steps is None, "held-out evaluation is not simulated"
+        assert not plan.eval_steps, "evaluation is not simulated"
         self.plan, self.hardware, self.workload, self.latencies = (
             plan,
             hardware,

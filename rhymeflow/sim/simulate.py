@@ -8,13 +8,14 @@ results.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 from rhymeflow import build, profiles
 from rhymeflow.config import Config
 from rhymeflow.core.cost import CostModel
-from rhymeflow.core.types import Version
+from rhymeflow.core.plan import Plan
 from rhymeflow.errors import UserError
 from rhymeflow.profiles import Profile
 from rhymeflow.sim import plot, trace
@@ -84,7 +85,7 @@ def run(
     if dying is None:
         dying = _failures(config, profile, num_instances, train_devices)
     cluster = Cluster(
-        dataclasses.replace(plan, eval_steps=None),
+        dataclasses.replace(plan, eval_steps={}),
         build.schedule(config),
         _hardware(config, profile, train_devices, workload),
         workload,
@@ -96,7 +97,7 @@ def run(
             reward_seconds=simulation.reward_seconds,
         ),
         num_instances=num_instances,
-        recovery=None if dying is None else _recovery(config, plan.evaluates),
+        recovery=None if dying is None else _recovery(config, plan),
         failures=dying or (),
         timeline=timeline,
     )
@@ -148,7 +149,7 @@ def _failures(
     )
 
 
-def _recovery(config: Config, evaluates: Callable[[Version], bool]) -> Recovery:
+def _recovery(config: Config, plan: Plan) -> Recovery:
     faults = config.simulation.faults
     return Recovery(
         detection=faults.detection_seconds,
@@ -160,7 +161,7 @@ def _recovery(config: Config, evaluates: Callable[[Version], bool]) -> Recovery:
         checkpoint_write=faults.checkpoint_write_seconds,
         save_seconds=config.run.save_seconds,
         save_steps=config.run.save_steps,
-        evaluates=evaluates,
+        evaluates=partial(plan.evaluates, config.run.best_suite),
     )
 
 

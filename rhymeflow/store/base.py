@@ -19,7 +19,15 @@ from typing import Any, NamedTuple, Protocol
 
 from rhymeflow.core.commands import Command
 from rhymeflow.core.events import Event
-from rhymeflow.core.types import Ending, FinishReason, GroupId, InstanceId, TrajectoryId, Version
+from rhymeflow.core.types import (
+    Ending,
+    FinishReason,
+    GroupId,
+    InstanceId,
+    SuiteName,
+    TrajectoryId,
+    Version,
+)
 
 
 class Progress(NamedTuple):
@@ -155,11 +163,24 @@ class TrajectoryStore(Protocol):
         """Store that the group was left out for `reason` when `version` was the newest."""
 
     def put_held_out(
-        self, row: int, *, prompt: str | list[dict[str, Any]], prompt_tokens: Sequence[int]
+        self,
+        suite: SuiteName,
+        row: int,
+        *,
+        prompt: str | list[dict[str, Any]],
+        prompt_tokens: Sequence[int],
     ) -> None:
-        """Store a held-out prompt; one that is there stays."""
+        """Store a suite's prompt; one that is there stays."""
 
     def put_evaluation(
-        self, version: Version, row: int, *, tokens: Sequence[int], text: str, reward: float
+        self,
+        version: Version,
+        suite: SuiteName,
+        row: int,
+        sample: int,
+        *,
+        tokens: Sequence[int],
+        text: str,
+        reward: float,
     ) -> None:
-        """Store the answer to one held-out prompt under `version`, and its reward."""
+        """Store an answer to a suite's prompt under `version`, and its reward."""

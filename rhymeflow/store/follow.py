@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rhymeflow.core.events import TrajectoryRewarded
-from rhymeflow.core.types import GroupId, TrajectoryId, Version
+from rhymeflow.core.types import GroupId, SuiteName, TrajectoryId, Version
 from rhymeflow.store import codec
 from rhymeflow.store.handle import Reader
 from rhymeflow.store.recent import row_before_last
@@ -25,8 +25,9 @@ from rhymeflow.store.recent import row_before_last
 _SEGMENTS = """SELECT s.rowid, group_id, member, start, version, tokens, length, reward
     FROM segments s LEFT JOIN trajectories USING (group_id, member)
     WHERE s.rowid > ? ORDER BY s.rowid LIMIT ?"""
-_ANSWERS = """SELECT e.rowid, row, version, prompt_tokens, tokens, reward
-    FROM evaluations e JOIN held_out USING (row) WHERE e.rowid > ? ORDER BY e.rowid LIMIT ?"""
+_ANSWERS = """SELECT e.rowid, suite, row, sample, version, prompt_tokens, tokens, reward
+    FROM evaluations e JOIN held_out USING (suite, row)
+    WHERE e.rowid > ? ORDER BY e.rowid LIMIT ?"""
 _REWARDS = "SELECT kind, body FROM events WHERE seq > ? AND seq <= ? AND kind = ? ORDER BY seq"
 
 
@@ -52,9 +53,11 @@ class NewSegment(NamedTuple):
 
 
 class NewAnswer(NamedTuple):
-    """What was answered to held-out prompt number `row` under `version`; `tokens` is int32 [n]."""
+    """Answer number `sample` to a suite's prompt under `version`; `tokens` is int32 [n]."""
 
+    suite: SuiteName
     row: int
+    sample: int
     version: Version
     prompt_ids: list[int]
     tokens: np.ndarray
@@ -95,13 +98,15 @@ class Follower:
             self._answer = rows[-1][0]
         return [
             NewAnswer(
+                suite,
                 row,
+                sample,
                 version,
                 np.frombuffer(prompt, "<i4").tolist(),
                 np.frombuffer(tokens, "<i4"),
                 reward,
             )
-            for _, row, version, prompt, tokens, reward in rows
+            for _, suite, row, sample, version, prompt, tokens, reward in rows
         ]
 
     def rewards(self) -> list[TrajectoryRewarded]:

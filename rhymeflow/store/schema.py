@@ -12,24 +12,26 @@ import fcntl
 import os
 import socket
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
+from rhymeflow.core.types import HELD_OUT
 from rhymeflow.errors import UserError
 from rhymeflow.utils.source_version import source_version
 
-SCHEMA_VERSION = 12
+SCHEMA_VERSION = 13
 """Of the tables and of what events and commands hold: a log that cannot be read is refused by its
 number."""
 
-READABLE = {8, 9, 10, 11, SCHEMA_VERSION}
+READABLE = {8, 9, 10, 11, 12, SCHEMA_VERSION}
 """8 has no snapshots, and up to 9 nothing was pruned and changes were not noted; they get the
 tables when they are written to (`bring_up_to_date`). Up to 10 there are no events of turns,
-and 11 has them without their figures."""
+and 11 has them without their figures. Up to 12 there is one suite, and one answer to a prompt."""
 
-SAME_TABLES = {10, 11, SCHEMA_VERSION}
-"""Whose tables are these."""
+SAME_ROWS = {10, 11, 12, SCHEMA_VERSION}
+"""Whose rows can be put into these tables, by `row_of_now`."""
 
 _LAST_WRITERS = {5: "01adc8d", 6: "a3fa83b", 7: "8fce5f6"}
 """The last commit of Rhymeflow that read and wrote an older schema. None of them was released."""
@@ -45,11 +47,11 @@ LOCK = "writer.lock"
 # once it was decoded; `trained` is the batch a trajectory was trained on in. A
 # member that its consumed group did not need (there were more than num_generations) counts as
 # aborted. `steps` is the number of iterations that generated a segment's tokens, `drafted` of the
-# tokens that were proposed in them. `held_out` has the prompts that `evaluations` answers. With
-# `run.token_details` there is a byte for each token: in `segments.accepted` 1 if it was drafted, in
-# `token_details.flags` what the learner did about it (`learner/token_details.py`). `pruned` has
-# what is left of segments whose tokens were deleted (`pruning.py`), `spans` is both together, but
-# for what environments answered, which took no `steps`.
+# tokens that were proposed in them. `held_out` has the prompts that `evaluations` answers, of all
+# suites. With `run.token_details` there is a byte for each token: in `segments.accepted` 1 if it
+# was drafted, in `token_details.flags` what the learner did about it (`learner/token_details.py`).
+# `pruned` has what is left of segments whose tokens were deleted (`pruning.py`), `spans` is both
+# together, but for what environments answered, which took no `steps`.
 # `changes` names each row, outside the tables that only grow, that was put, changed or taken out:
 # what copies the store (`rhymeflow/mirror`) reads from there on. An `a` and `b` of 0 may mean none.
 _SNAPSHOTS = "CREATE TABLE snapshots (event INTEGER PRIMARY KEY, state BLOB NOT NULL);"
@@ -81,6 +83,30 @@ CREATE VIEW responses AS
         SELECT group_id, member, SUM(length), MIN(version) FROM pruned GROUP BY group_id, member) s
     JOIN groups g USING (group_id) LEFT JOIN trajectories t USING (group_id, member);
 """
+_SUITES = """
+CREATE TABLE held_out (suite TEXT NOT NULL, row INTEGER NOT NULL, prompt TEXT NOT NULL,
+    prompt_tokens BLOB NOT NULL, PRIMARY KEY (suite, row));
+CREATE TABLE evaluations (version INTEGER NOT NULL, suite TEXT NOT NULL, row INTEGER NOT NULL,
+    sample INTEGER NOT NULL, tokens BLOB NOT NULL, text TEXT NOT NULL, reward REAL NOT NULL,
+    PRIMARY KEY (version, suite, row, sample));
+"""
+_OLD_HELD_OUT = f"SELECT '{HELD_OUT}' AS suite, row, prompt, prompt_tokens FROM {{}}"
+_OLD_EVALUATIONS = f"""SELECT rowid AS rowid, version, '{HELD_OUT}' AS suite, row, 0 AS sample,
+    tokens, text, reward FROM {{}}"""
+_ONE_SUITE = f"""
+CREATE TEMP VIEW held_out AS {_OLD_HELD_OUT.format("main.held_out")};
+CREATE TEMP VIEW evaluations AS {_OLD_EVALUATIONS.format("main.evaluations")};
+"""
+_TO_SUITES = f"""
+ALTER TABLE held_out RENAME TO old_held_out;
+ALTER TABLE evaluations RENAME TO old_evaluations;
+{_SUITES}
+INSERT INTO held_out {_OLD_HELD_OUT.format("old_held_out")};
+INSERT INTO evaluations (rowid, version, suite, row, sample, tokens, text, reward)
+    {_OLD_EVALUATIONS.format("old_evaluations")};
+DROP TABLE old_held_out;
+DROP TABLE old_evaluations;
+"""
 NOTED: Mapping[str, tuple[str, ...]] = {
     "attempts": ("attempt",),
     "groups": ("group_id",),
@@ -90,7 +116,8 @@ NOTED: Mapping[str, tuple[str, ...]] = {
     "evaluations": ("version", "row"),
     "pruned": ("group_id",),
 }
-"""Tables whose rows `changes` names, and the columns that its `a` and `b` are."""
+"""Tables whose rows `changes` names, and the columns that its `a` and `b` are: of `held_out` and
+`evaluations` those of all suites together."""
 _TABLES = f"""
 CREATE TABLE meta (key TEXT PRIMARY KEY, value);
 CREATE TABLE attempts (attempt INTEGER PRIMARY KEY, first_event INTEGER NOT NULL,
@@ -112,10 +139,7 @@ CREATE TABLE trajectories (group_id INTEGER NOT NULL, member INTEGER NOT NULL,
     reward REAL, components TEXT, trained INTEGER, PRIMARY KEY (group_id, member));
 CREATE TABLE token_details (group_id INTEGER NOT NULL, member INTEGER NOT NULL, logprobs BLOB,
     flags BLOB NOT NULL, PRIMARY KEY (group_id, member));
-CREATE TABLE held_out (row INTEGER PRIMARY KEY, prompt TEXT NOT NULL, prompt_tokens BLOB NOT NULL);
-CREATE TABLE evaluations (version INTEGER NOT NULL, row INTEGER NOT NULL, tokens BLOB NOT NULL,
-    text TEXT NOT NULL, reward REAL NOT NULL, PRIMARY KEY (version, row));
-{_PRUNED}{_VIEWS}CREATE VIEW trained AS
+{_SUITES}{_PRUNED}{_VIEWS}CREATE VIEW trained AS
     SELECT group_id, member, trained AS version, first_version,
         trained - first_version AS staleness, length, reason, reward
     FROM responses WHERE trained IS NOT NULL;
@@ -211,6 +235,8 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
         check_version(connection, path)
         if not has_pruned(connection):
             connection.executescript(_NOTHING_PRUNED)
+        if not has_suites(connection):
+            connection.executescript(_ONE_SUITE)
     except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
         connection.close()
         raise UserError(f"{path}: cannot be opened as an event store: {error}") from error
@@ -249,6 +275,21 @@ def has_pruned(connection: sqlite3.Connection) -> bool:
     return _meta(connection, "schema_version") not in (8, 9)
 
 
+def has_suites(connection: sqlite3.Connection) -> bool:
+    """Whether the store has the tables that came with schema version 13."""
+    return _meta(connection, "schema_version") not in range(8, 13)
+
+
+def row_of_now(table: str, row: Sequence[Any]) -> Sequence[Any]:
+    """Return a row of a store of `SAME_ROWS` as it is in these tables."""
+    match table, list(row):
+        case "held_out", [number, prompt, tokens]:
+            return HELD_OUT, number, prompt, tokens
+        case "evaluations", [version, number, tokens, text, reward]:
+            return version, HELD_OUT, number, 0, tokens, text, reward
+    return row
+
+
 def bring_up_to_date(connection: sqlite3.Connection) -> None:
     """Within a transaction: what an older schema lacks, and who writes from now on."""
     if not has_snapshots(connection):
@@ -260,6 +301,9 @@ def bring_up_to_date(connection: sqlite3.Connection) -> None:
             a, b = (*columns, "0")[:2]
             note = f"INSERT INTO changes (what, a, b) SELECT ?, {a}, {b} FROM {table}"
             connection.execute(note, (table,))
+    if not has_suites(connection):
+        for statement in _TO_SUITES.split(";"):
+            connection.execute(statement)
     values = ("schema_version", SCHEMA_VERSION), ("written_by", f"Rhymeflow {source_version()}")
     connection.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", values)
 

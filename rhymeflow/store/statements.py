@@ -22,8 +22,8 @@ ENDING = """UPDATE groups SET ending = ?, ending_version = ?, ending_reason = ?
     WHERE group_id = ?"""
 ATTEMPT = "INSERT INTO attempts VALUES (?, ?, ?, ?, ?)"
 CONFIG = "UPDATE attempts SET config = ? WHERE attempt = ?"
-HELD_OUT = "INSERT INTO held_out VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
-EVALUATION = """INSERT INTO evaluations VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE
+HELD_OUT = "INSERT INTO held_out VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING"
+EVALUATION = """INSERT INTO evaluations VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE
     SET tokens = excluded.tokens, text = excluded.text, reward = excluded.reward"""
 TOKEN_DETAILS = "INSERT OR REPLACE INTO token_details VALUES (?, ?, ?, ?)"
 SNAPSHOT = "INSERT OR REPLACE INTO snapshots VALUES (?, ?)"

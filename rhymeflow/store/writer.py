@@ -25,7 +25,15 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from rhymeflow.core.commands import Command
 from rhymeflow.core.events import Event
-from rhymeflow.core.types import Ending, FinishReason, GroupId, InstanceId, TrajectoryId, Version
+from rhymeflow.core.types import (
+    Ending,
+    FinishReason,
+    GroupId,
+    InstanceId,
+    SuiteName,
+    TrajectoryId,
+    Version,
+)
 from rhymeflow.store import codec, schema
 from rhymeflow.store import statements as sql
 from rhymeflow.store.base import ENVIRONMENT, Progress
@@ -288,18 +296,32 @@ class SqliteTrajectoryStore:
 
     @_counted
     def put_held_out(
-        self, row: int, *, prompt: str | list[dict[str, Any]], prompt_tokens: Sequence[int]
+        self,
+        suite: SuiteName,
+        row: int,
+        *,
+        prompt: str | list[dict[str, Any]],
+        prompt_tokens: Sequence[int],
     ) -> None:
-        """Store a held-out prompt; one that is there stays."""
-        self._put(sql.HELD_OUT, row, _prompt(prompt), _int32(prompt_tokens))
+        """Store a suite's prompt; one that is there stays."""
+        self._put(sql.HELD_OUT, suite, row, _prompt(prompt), _int32(prompt_tokens))
         self._note("held_out", row)
 
     @_counted
     def put_evaluation(
-        self, version: Version, row: int, *, tokens: Sequence[int], text: str, reward: float
+        self,
+        version: Version,
+        suite: SuiteName,
+        row: int,
+        sample: int,
+        *,
+        tokens: Sequence[int],
+        text: str,
+        reward: float,
     ) -> None:
-        """Store the answer to one held-out prompt under `version`, and its reward."""
-        self._put(sql.EVALUATION, version, row, _int32(tokens), text, float(reward))
+        """Store an answer to a suite's prompt under `version`, and its reward."""
+        values = _int32(tokens), text, float(reward)
+        self._put(sql.EVALUATION, version, suite, row, sample, *values)
         self._note("evaluations", version, row)
 
     @_counted

@@ -71,8 +71,11 @@ class History:
 
 
 def eval_name(name: str) -> str:
-    """`eval/reward` as transformers writes it, `eval_reward`; `eval/NAME/reward` likewise."""
-    return "_".join(name.split("/", 2)) if name.startswith("eval/") else name
+    """`eval/reward` as transformers writes it, `eval_reward`; of a suite the reward of its only
+    answers, `eval/NAME/avg@1`, as `eval_NAME_reward`."""
+    if not name.startswith("eval/"):
+        return name
+    return "_".join(name.split("/", 2)).removesuffix("avg@1") + "reward" * name.endswith("/avg@1")
 
 
 def _joined(rows: list[Mapping[str, Any]]) -> dict[str, Any]:

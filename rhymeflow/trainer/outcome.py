@@ -113,8 +113,8 @@ class Outcome:
         if not there:
             return None
         if self.takes_best:
-            rows = metrics.read(self.run_dir)
-            known = {v: rows[v]["eval/reward"] for v in there if "eval/reward" in rows.get(v, {})}
+            rows, by = metrics.read(self.run_dir), self.config.run.best_metric
+            known = {v: rows[v][by] for v in there if by in rows.get(v, {})}
             if known:
                 return there[max(known, key=lambda version: (known[version], version))]
         return there[max(there)]

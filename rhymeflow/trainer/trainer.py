@@ -12,14 +12,12 @@ over by value. So what they change is changed in those processes, and not in thi
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rhymeflow.config import Config, RewardFunction
+from rhymeflow.config import Config, EvalSuite, RewardFunction
 from rhymeflow.config.load import build_config
 from rhymeflow.errors import UserError
 from rhymeflow.runtime import run_dir
@@ -265,18 +263,16 @@ def _train_fields(inputs: Inputs, dataset: Rows, config: Config) -> dict[str, An
 def _eval_fields(
     inputs: Inputs, dataset: Rows | Mapping[str, Rows], config: Config
 ) -> dict[str, Any]:
-    """Several datasets become one, whose parts are named."""
+    """Of several datasets each is a suite."""
     if not isinstance(dataset, Mapping):
         path, num_rows = inputs.rows(dataset, "eval")
         return {"data.eval_source": path, "data.eval_size": num_rows or config.data.eval_size}
-    parts: dict[str, list[Any]] = {}
+    suites = []
     for name, each in dataset.items():
-        parts[str(name)] = [] if isinstance(each, str | os.PathLike) else list(each)
-        if not parts[str(name)]:
-            raise UserError(f"Trainer: eval_dataset[{name!r}] should be a dataset with rows")
-    path, num_rows = inputs.rows(chain.from_iterable(parts.values()), "eval")
-    sizes = {name: len(each) for name, each in parts.items()}
-    return {"data.eval_source": path, "data.eval_size": num_rows, "data.eval_sets": sizes}
+        path, _ = inputs.rows(each, f"eval-{name}")
+        steps = config.run.eval_steps or config.learner.max_steps  # as of the held-out prompts
+        suites.append(EvalSuite(name=str(name), source=path, steps=steps))
+    return {"data.eval_size": 0, "eval.suites": suites}
 
 
 def _config(given: Config | Mapping[str, Any] | None) -> Config:

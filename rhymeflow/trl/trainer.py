@@ -154,8 +154,9 @@ class GRPOTrainer(Trainer):
         if given["run_name"] is not None:
             self.config = self.config.model_copy(update={"name": given["run_name"]})
         if has_dataset and given["eval_strategy"] == "no":
-            data = self.config.data.model_copy(update={"eval_size": 0, "eval_sets": {}})
-            self.config = self.config.model_copy(update={"data": data})
+            data = self.config.data.model_copy(update={"eval_size": 0})
+            suites = self.config.eval.model_copy(update={"suites": ()})
+            self.config = self.config.model_copy(update={"data": data, "eval": suites})
 
     def _differences(self) -> list[str]:
         """What is otherwise than in TRL in this run, and worth a line."""

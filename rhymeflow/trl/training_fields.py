@@ -101,7 +101,7 @@ TRAINING_FIELDS: tuple[Field, ...] = (
     over("hub_always_push", bool, False, "the model is pushed once, when train() is over"),
     to("hub_revision", str | None, None, "with push_to_hub"),
     to("load_best_model_at_end", bool, False, "which checkpoint is the model after train()"),
-    to("metric_for_best_model", str | None, None, "eval_reward is what there is", "reward",
+    to("metric_for_best_model", str | None, None, "run.best_metric", "reward",
        "eval_reward"),
     no("greater_is_better", bool | None, None, "leave it out: a greater reward is better", True),
     no("ignore_data_skip", bool, False, "leave it out: a resumed run goes on with the next prompt"),

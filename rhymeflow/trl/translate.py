@@ -181,11 +181,6 @@ def _saving(given: Given, steps: Steps, max_steps: int, num_rows: int | None) ->
         strategy = given["eval_strategy"]  # when it is known which is; the best one stays
         every = given["eval_steps"] or given["logging_steps"]
     interval = _interval("save_strategy", strategy, every, steps, max_steps, num_rows)
-    metric = given["metric_for_best_model"]
-    if metric not in (None, "reward", "eval_reward"):
-        raise UserError(
-            f"GRPOConfig: metric_for_best_model = {metric!r} is not there: it is eval_reward"
-        )
     reports = given["report_to"] or []
     reports = [reports] if isinstance(reports, str) else reports
     reports = list(TRACKERS) if reports == ["all"] else [each for each in reports if each != "none"]
@@ -199,8 +194,21 @@ def _saving(given: Given, steps: Steps, max_steps: int, num_rows: int | None) ->
         "run.save_steps": interval or 0,
         "run.save_seconds": 0.0,
         "run.save_total_limit": given["save_total_limit"] or 0,
+        "run.best_metric": _best_metric(given["metric_for_best_model"]),
         "run.report_to": reports,
     }
+
+
+def _best_metric(given: str | None) -> str:
+    name = (given or "reward").removeprefix("eval_")
+    if name == "reward":
+        return "eval/reward"
+    if not name.endswith("_reward"):
+        raise UserError(
+            f"GRPOConfig: metric_for_best_model = {given!r} is not there: it is eval_reward, or of "
+            "one of several eval sets eval_NAME_reward"
+        )
+    return f"eval/{name.removesuffix('_reward')}/avg@1"
 
 
 def _interval(

@@ -14,11 +14,12 @@ must be the very tokens that were observed. Knows nothing of versions, nor of wh
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from rhymeflow.config import Config
 from rhymeflow.environments.episode import Episode, TurnFigures
-from rhymeflow.environments.episodes import Episodes
+from rhymeflow.environments.episodes import Episodes, SuiteEpisodes
 from rhymeflow.environments.executor import EnvironmentExecutor
 from rhymeflow.environments.kinds import load_kinds
 from rhymeflow.environments.messages import Answer
@@ -31,6 +32,7 @@ from rhymeflow.environments.requests import (
     Outcome,
 )
 from rhymeflow.models.tokenizer import load_tokenizer
+from rhymeflow.suites.sections import environment_sections
 from rhymeflow.utils import output
 from rhymeflow.workers.channel import Connection
 from rhymeflow.workers.messages import (
@@ -52,12 +54,22 @@ from rhymeflow.workers.user_code import UserCodeWorker
 
 def main(connection: Connection, name: str, config: Config, run_dir: Path) -> None:
     """Serve the run until `Shutdown`."""
-    kinds = load_kinds(config.environment)
-    schemas = [kind.schemas() for kind in kinds]
-    executor = EnvironmentExecutor(config.environment, schemas, output.path())
+    own, *others = sections = environment_sections(config)
+    kinds = {name: load_kinds(section) for name, section in sections.items()}
+    schemas = {name: [kind.schemas() for kind in each] for name, each in kinds.items()}
+    executor = EnvironmentExecutor(
+        sections[own],
+        list(chain.from_iterable(schemas.values())),
+        output.path(),
+        [sections[name] for name in others],
+    )
     executor.start()
     try:
-        episodes = Episodes(config, kinds, schemas, load_tokenizer(config.model))
+        tokenizer, first, by_suite = load_tokenizer(config.model), 0, {}
+        for name, each in kinds.items():
+            by_suite[name] = Episodes(config, each, schemas[name], tokenizer, first)
+            first += len(each)
+        episodes = SuiteEpisodes(by_suite)
         EnvironmentWorker(connection, executor, episodes).serve()
     finally:
         executor.close()
@@ -77,7 +89,10 @@ class EnvironmentWorker(UserCodeWorker[Outcome]):
     _executor: EnvironmentExecutor
 
     def __init__(
-        self, connection: Connection, executor: EnvironmentExecutor, episodes: Episodes
+        self,
+        connection: Connection,
+        executor: EnvironmentExecutor,
+        episodes: Episodes | SuiteEpisodes,
     ) -> None:
         super().__init__(connection, executor)
         self._episodes = episodes

@@ -199,7 +199,7 @@ class IndexWriter:
         response = self._index.begin(
             prompt_key(answer.prompt_ids),
             answer.prompt_ids[-PROMPT_TAIL:],
-            sample=0,
+            sample=answer.sample,
             noise_epoch=EVALUATION_EPOCH if self._aligned else -1,
             version=answer.version - self._age,
         )

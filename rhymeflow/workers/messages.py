@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from rhymeflow.core.types import FinishReason, GroupId, TrajectoryId, Version
+from rhymeflow.core.types import FinishReason, GroupId, SuiteName, TrajectoryId, Version
 from rhymeflow.environments.episode import Episode, TurnFigures
 from rhymeflow.histospec.draft import DraftStats
 from rhymeflow.histospec.handle import IndexHandle
@@ -22,6 +22,16 @@ from rhymeflow.weights.handle import AnyWeightHandle
 
 if TYPE_CHECKING:
     from rhymeflow.workers.channel import Connection
+
+
+class AnswerId(NamedTuple):
+    """Names an answer to a suite's prompt: which evaluation it is for, which prompt, and its number
+    among the answers to it."""
+
+    asked: Version
+    suite: SuiteName
+    row: int
+    sample: int
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -78,19 +88,19 @@ class Pull(Message):
 
 
 class Evaluate(Message):
-    """Command `number`: answer the held-out prompts, by row."""
+    """Command `number`: answer a suite's prompts, by row, as often as it says."""
 
     number: int
     version: Version
+    suite: SuiteName
     prompts: list[list[int]]
 
 
 class ContinueAnswer(Message):
-    """An environment answered: go on with the answer to held-out prompt `row`, asked for with
-    `Evaluate`. `turn` and `turn_start` as in `Route`."""
+    """An environment answered: go on with an answer, asked for with `Evaluate`. `turn` and
+    `turn_start` as in `Route`."""
 
-    asked: Version
-    row: int
+    answer: AnswerId
     prompt_ids: list[int]
     tokens: list[int]
     turn: int
@@ -277,21 +287,19 @@ class Pulled(Message):
 
 
 class Answered(Message):
-    """The answer to held-out prompt `row` of evaluation `asked`, generated under `version`."""
+    """An answer to a suite's prompt, generated under `version`."""
 
-    asked: Version
+    answer: AnswerId
     version: Version
-    row: int
     tokens: list[int]
     reason: FinishReason
 
 
 class AnswerTurnEnded(Message):
-    """The same of the answer to held-out prompt `row`: its environment is to be asked."""
+    """The same of one whose environment is to be asked."""
 
-    asked: Version
+    answer: AnswerId
     version: Version
-    row: int
     turn: int
     tokens: list[int]
 
@@ -414,6 +422,8 @@ class RewardComputed(Message):
     key: str
     texts: list[str]
     components: list[dict[str, float]]
+    last_turns: list[str] = []
+    """Where responses have turns, the text of each one's last."""
     noted: list[tuple[str, float]] = []
     """Numbers that functions want logged, by the metric's name."""
     extra: dict[str, list[Any]] = {}

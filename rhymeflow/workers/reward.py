@@ -14,13 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 
 from rhymeflow.config import Config
 from rhymeflow.models.tokenizer import load_tokenizer
+from rhymeflow.reward.components import component_names
 from rhymeflow.reward.executor import Outcome, RewardDone, RewardExecutor
 from rhymeflow.reward.messages import RewardRequest
+from rhymeflow.suites.sections import reward_sections
 from rhymeflow.utils import output
 from rhymeflow.workers.channel import Connection
 from rhymeflow.workers.messages import (
@@ -36,8 +38,12 @@ from rhymeflow.workers.user_code import UserCodeWorker
 
 def main(connection: Connection, name: str, config: Config, run_dir: Path) -> None:
     """Serve the run until `Shutdown`."""
-    executor = RewardExecutor(config.reward, output.path())
-    if config.reward.functions:
+    sections = reward_sections(config).values()
+    functions = tuple(chain.from_iterable(sections))
+    names = tuple(chain.from_iterable(map(component_names, sections)))
+    reward = config.reward.model_copy(update={"functions": functions})
+    executor = RewardExecutor(reward, output.path(), names)
+    if functions:
         executor.start()
     try:
         tokenizer = load_tokenizer(config.model)
@@ -62,19 +68,25 @@ class RewardWorker(UserCodeWorker[Outcome]):
         self._decode = decode
         self._texts: dict[str, list[str]] = {}
         """Of what is not answered yet."""
+        self._last_turns: dict[str, list[str]] = {}
+        """The same of the policy's last turns, where there are turns."""
 
     def _take(self, message: Message) -> None:
         match message:
             case ComputeReward(key=key, prompt=prompt, responses=responses, columns=columns):
                 texts = self._texts[key] = [self._decode(tokens) for tokens in responses]
-                if not message.functions:
-                    components: list[dict[str, float]] = [{} for _ in texts]
-                    send(self._connection, RewardComputed(key, self._texts.pop(key), components))
-                    return
                 turns = [
                     [self._decode(part) for part in parts_of(tokens, answers)]
                     for tokens, answers in zip(responses, message.turns, strict=bool(message.turns))
                 ]
+                self._last_turns[key] = [parts[-1] for parts in turns]
+                if not message.functions:
+                    last_turns = self._last_turns.pop(key)
+                    send(
+                        self._connection,
+                        RewardComputed(key, self._texts.pop(key), [{} for _ in texts], last_turns),
+                    )
+                    return
                 state = message.trainer_state
                 request = RewardRequest(prompt, texts, responses, columns, state, turns)
                 self._executor.submit(key, request, message.functions)
@@ -86,10 +98,11 @@ class RewardWorker(UserCodeWorker[Outcome]):
     def _answer(self, outcome: Outcome) -> None:
         key = outcome.key
         assert isinstance(key, str)
-        texts = self._texts.pop(key)
+        texts, last_turns = self._texts.pop(key), self._last_turns.pop(key)
         if isinstance(outcome, RewardDone):
             components, noted = list(outcome.components), list(outcome.noted)
-            send(self._connection, RewardComputed(key, texts, components, noted, outcome.extra))
+            computed = RewardComputed(key, texts, components, last_turns, noted, outcome.extra)
+            send(self._connection, computed)
         else:
             send(self._connection, RewardFailed(key, texts, outcome.message))
 

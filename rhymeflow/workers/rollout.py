@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rhymeflow.config import Config
-from rhymeflow.core.types import TrajectoryId, Version
+from rhymeflow.config import Config, RolloutConfig
+from rhymeflow.core.types import TrajectoryId
 from rhymeflow.engine.base import Engine, Finished, NoiseKey, Request, Sampling
+from rhymeflow.suites.suite import of_run
 from rhymeflow.weights.base import StoreLost, WeightReader
 from rhymeflow.weights.proof import as_text
 from rhymeflow.workers.channel import Connection
@@ -28,6 +29,7 @@ from rhymeflow.workers.inbox import Inbox
 from rhymeflow.workers.messages import (
     Abort,
     Answered,
+    AnswerId,
     AnswerTurnEnded,
     ConnectWeights,
     ContinueAnswer,
@@ -68,14 +70,6 @@ class Sent:
     drafted: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class HeldOut:
-    """Names the answer to a held-out prompt: the version it was asked for, and its row."""
-
-    asked: Version
-    row: int
-
-
 def main(connection: Connection, name: str, config: Config, run_dir: Path) -> None:
     """Join the run and serve it until `Shutdown`."""
     prepare(config)  # while the learner loads
@@ -103,13 +97,14 @@ class Instance:
         self.weights, self.engine = self._begin(lambda weights: engine(config, weights, name))
         limits = self.engine.limits()
         self.stop_tokens = limits.stop_token_ids
-        self.requests: dict[TrajectoryId | HeldOut, Request] = {}
+        self.requests: dict[TrajectoryId | AnswerId, Request] = {}
         """What the engine has."""
         self._sent: dict[TrajectoryId, Sent] = {}
         """Of each response here."""
-        self._turns: dict[TrajectoryId | HeldOut, int] = {}
+        self._turns: dict[TrajectoryId | AnswerId, int] = {}
         """Of what the engine has: the number of the policy's turn, from 1."""
         self._has_turns = config.environment.is_used
+        self._suites = {suite.name: suite for suite in of_run(config)}
         self.last_number = 0
         self.busy_seconds = 0.0
         self._last_status = 0.0
@@ -208,7 +203,7 @@ class Instance:
         trajectory, tokens = message.trajectory, message.tokens
         epoch = epoch_of_noise(self.config, message.epoch, trajectory.member)
         noise = NoiseKey(message.prompt, epoch, trajectory.member)
-        how = self._sampling(self.config.rollout.temperature)
+        how = self._sampling(self.config.rollout)
         accepted = bytearray() if self.config.run.token_details else None
         request = Request(trajectory, message.prompt_ids, noise, how, tokens, accepted=accepted)
         request.turn_start, request.keeps_cache = message.turn_start, self._has_turns
@@ -220,22 +215,25 @@ class Instance:
         self._submit(request, message.turn)
 
     def _answer(self, message: Evaluate | ContinueAnswer) -> None:
-        """Generate held-out answers, or the next turn of one."""
+        """Generate answers to a suite's prompts, or the next turn of one."""
         if isinstance(message, Evaluate):
             for row, prompt_ids in enumerate(message.prompts):
-                self._answer(ContinueAnswer(message.version, row, prompt_ids, [], 1, 0))
+                for sample in range(self._suites[message.suite].n):
+                    answer = AnswerId(message.version, message.suite, row, sample)
+                    self._answer(ContinueAnswer(answer, prompt_ids, [], 1, 0))
             return
-        key, noise = HeldOut(message.asked, message.row), NoiseKey(message.row, EVALUATION_EPOCH, 0)
-        how = self._sampling(self.config.run.eval_temperature)
+        key = message.answer
+        suite = self._suites[key.suite].config
+        noise = NoiseKey(key.row, EVALUATION_EPOCH, key.sample)
+        how = self._sampling(suite.rollout)
         request = Request(key, message.prompt_ids, noise, how, message.tokens)
-        request.turn_start, request.keeps_cache = message.turn_start, self._has_turns
+        request.turn_start, request.keeps_cache = message.turn_start, suite.environment.is_used
         request.is_urgent = True  # a version is evaluated while it is new
         self._submit(request, message.turn)
 
-    def _sampling(self, temperature: float) -> Sampling:
-        rollout = self.config.rollout
+    def _sampling(self, rollout: RolloutConfig) -> Sampling:
         return Sampling(
-            temperature=temperature,
+            temperature=rollout.temperature,
             top_p=rollout.top_p,
             top_k=rollout.top_k,
             max_new_tokens=rollout.max_completion_length,
@@ -289,16 +287,16 @@ class Instance:
     def _say_ended(self, request: Request, reason: Literal["stop", "length"], turn: int) -> None:
         """The response is complete, or the policy's turn is over and its environment comes."""
         key, tokens = request.id, request.tokens
-        is_turn = self._has_turns and reason == "stop"
+        is_turn = request.keeps_cache and reason == "stop"
         message: Message
         if isinstance(key, TrajectoryId):
             message = TrajectoryFinished(key, len(tokens), reason)
             if is_turn:
                 message = TurnEnded(key, turn, len(tokens))
         elif is_turn:
-            message = AnswerTurnEnded(key.asked, self.engine.version, key.row, turn, tokens)
+            message = AnswerTurnEnded(key, self.engine.version, turn, tokens)
         else:
-            message = Answered(key.asked, self.engine.version, key.row, tokens, reason)
+            message = Answered(key, self.engine.version, tokens, reason)
         send(self.connection, message)
 
     def _hand_over(self, requests: Iterable[Request]) -> None:

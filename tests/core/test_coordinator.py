@@ -44,6 +44,7 @@ from rhymeflow.core.strategies.schedules import SCHEDULES
 from rhymeflow.core.types import TrajectoryId
 from tests.helpers import FakeRuntime, a_plan, a_schedule
 
+HELD_OUT = {"held_out": 1}
 BOUNDS = {"synchronous": 0, "one_step": 1}
 
 
@@ -55,7 +56,7 @@ def runs(draw):
         groups_per_batch=draw(st.integers(1, 4)),
         num_generations=draw(st.integers(1, 3)),
         max_staleness=BOUNDS.get(name, draw(st.integers(0, 3))),
-        eval_steps=draw(st.sampled_from([None, 0, 1, 2])),
+        eval_steps=draw(st.dictionaries(st.sampled_from("abc"), st.integers(0, 2))),
         extra_groups=draw(st.integers(0, 2)),
         extra_generations=draw(st.integers(0, 2)),
         filter_zero_variance=draw(st.booleans()),
@@ -130,11 +131,11 @@ def test_any_order_of_events_ends_with_every_batch_trained_within_the_bound(
     ended = sum(map(len, runtime.batches)) + len(runtime.dropped)
     if not plan.extra_groups:  # with surplus, nobody knows beforehand how many will be needed
         assert runtime.group_id == ended, "law 2: requested for nothing"
-    if plan.eval_steps is not None:
-        assert plan.num_batches in runtime.evaluated
-        if not crashes:
-            assert {0, plan.num_batches} <= set(runtime.evaluated)
-            assert len(set(runtime.evaluated)) == len(runtime.evaluated), "evaluated twice"
+    assert plan.evaluations([plan.num_batches]) <= set(runtime.evaluated)
+    assert set(runtime.evaluated) <= plan.evaluations(range(plan.num_batches + 1))
+    if not crashes:
+        assert plan.evaluations([0]) <= set(runtime.evaluated)
+        assert len(set(runtime.evaluated)) == len(runtime.evaluated), "evaluated twice"
 
 
 @pytest.mark.parametrize("name", sorted(SCHEDULES))
@@ -198,7 +199,9 @@ def test_no_more_groups_are_under_way_than_the_schedule_wants():
 
 
 def test_replaying_the_log_gives_the_same_commands():
-    plan = a_plan(num_batches=5, groups_per_batch=3, eval_steps=2, extra_generations=1)
+    plan = a_plan(
+        num_batches=5, groups_per_batch=3, eval_steps={"a": 2, "b": 1}, extra_generations=1
+    )
     runtime = run(plan, seed=11, failures=0.05, duplicates=0.1, crashes=1)
     replayed = Coordinator(plan, a_schedule())
     commands = [c for event in runtime.log for c in replayed.handle(event)]
@@ -370,7 +373,7 @@ def test_a_spare_member_takes_the_place_of_one_without_a_reward():
 
 def test_a_late_report_of_an_earlier_evaluation_does_not_end_the_one_under_way():
     plan = a_plan(
-        num_batches=1, groups_per_batch=1, num_generations=1, max_staleness=0, eval_steps=1
+        num_batches=1, groups_per_batch=1, num_generations=1, max_staleness=0, eval_steps=HELD_OUT
     )
     coordinator = a_coordinator(plan, instances=[("a", 1)])
     assert Evaluate("a", 1, 0) in tell(coordinator)
@@ -382,9 +385,61 @@ def test_a_late_report_of_an_earlier_evaluation_does_not_end_the_one_under_way()
 
 
 def test_an_evaluation_that_died_with_its_instance_is_done_by_another():
-    coordinator = a_coordinator(a_plan(eval_steps=0), instances=[("a", 1), ("b", 1)])
+    coordinator = a_coordinator(a_plan(eval_steps={"held_out": 0}), instances=[("a", 1), ("b", 1)])
     assert Evaluate("a", 1, 0) in tell(coordinator)
     assert Evaluate("b", 1, 0) in tell(coordinator, InstanceLeft("a", "killed"))
+
+
+def evaluations(commands):
+    return [(c.instance, c.version, c.suite) for c in commands if isinstance(c, Evaluate)]
+
+
+def test_suites_that_are_due_together_come_to_several_instances():
+    plan = a_plan(eval_steps={"x": 1, "y": 1, "z": 0})
+    coordinator = a_coordinator(plan, instances=[("a", 1), ("b", 1)])
+    assert evaluations(tell(coordinator)) == [("a", 0, "x"), ("b", 0, "y"), ("a", 0, "z")]
+    tell(coordinator, Evaluated("a", 0, 0.5, "x"), Evaluated("a", 0, 0.5, "x"))
+    assert {s for _, s in coordinator.state.instances["a"].evaluating} == {"z"}
+    left = tell(coordinator, InstanceLeft("a", "killed"))
+    assert evaluations(left) == [("b", 0, "z")], "and what was over is not evaluated again"
+
+
+def lagging(**changes):
+    """The version that is published is of no use yet for either of two instances."""
+    plan = a_plan(groups_per_batch=1, num_generations=1, max_staleness=2, num_batches=9)
+    schedule = a_schedule("rhymeflow", sync=lambda instance, view: False, **changes)
+    coordinator = Coordinator(replace(plan, eval_steps={"x": 1}), schedule)
+    coordinator.handle(LearnerReady(0))
+    for name in "ab":
+        coordinator.handle(InstanceJoined(name, 0, 2, 10_000))
+    assert evaluations(tell(coordinator)) == [("a", 0, "x")]
+    tell(coordinator, *(GroupCreated(group, group, 0, 5) for group in range(3)))
+    tell(coordinator, *done(0), *done(0, instance="b"))
+    return coordinator
+
+
+def test_a_version_that_is_to_be_evaluated_is_pulled_by_the_one_with_the_least_to_do():
+    """Others keep what they have; and the one that evaluates pulls nothing meanwhile."""
+    commands = tell(lagging(), VersionPublished(1))
+    assert [c.instance for c in commands if isinstance(c, Pull)] == ["b"]
+    assert evaluations(commands) == [("b", 1, "x")]
+    coordinator = lagging()
+    tell(coordinator, Evaluated("a", 0, 0.5, "x"), VersionPublished(1))
+    holding = {name: i.version for name, i in coordinator.state.instances.items()}
+    assert sorted(holding.values()) == [0, 1]
+
+
+def test_a_log_of_before_pulls_as_it_did():
+    assert evaluations(tell(lagging(pulls_to_evaluate=False), VersionPublished(1))) == []
+
+
+def test_what_was_missed_is_evaluated_on_each_suite_that_there_still_is():
+    coordinator = a_coordinator(a_plan(eval_steps={"x": 1, "y": 1}), instances=[])
+    plan = a_plan(eval_steps={"y": 1, "z": 0}, num_batches=5)
+    coordinator.reconfigure(plan, a_schedule())
+    assert coordinator.state.evaluations == {
+        (0, "y"), *((version, "y") for version in range(1, 6)), (5, "z")
+    }  # fmt: skip
 
 
 def test_an_instance_that_got_a_newer_version_than_asked_for_is_known_to_have_it():
@@ -446,7 +501,7 @@ def test_a_retried_prompt_goes_before_new_ones():
 
 
 def test_finish_is_said_once_and_last():
-    runtime = run(a_plan(eval_steps=1), duplicates=0.5, seed=5)
+    runtime = run(a_plan(eval_steps=HELD_OUT), duplicates=0.5, seed=5)
     assert runtime.commands[-1] == Finish()
     assert runtime.count(Finish) == 1
 
@@ -456,7 +511,7 @@ def test_all_that_a_run_can_do_is_done_in_these_tests():
     for seed in range(20):
         plan = a_plan(
             num_batches=6, extra_groups=seed % 2, extra_generations=1, filter_zero_variance=True,
-            on_stuck=["truncate", "retry"][seed // 2 % 2], eval_steps=1, num_generations=3,
+            on_stuck=["truncate", "retry"][seed // 2 % 2], eval_steps=HELD_OUT, num_generations=3,
         )  # fmt: skip
         runtime = run(plan, seed=seed, crashes=1, failures=0.05)
         seen |= {type(command) for command in runtime.commands}

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from rhymeflow.config import Config, ModelConfig
+from rhymeflow.config import Config, EvalConfig, ModelConfig
 from rhymeflow.environments import Environment, check_names, tool_schemas, tool_schemas_apart
 from rhymeflow.environments.kinds import kind_of, load_kinds
 from rhymeflow.environments.rendering import ChatRenderer, render
 from rhymeflow.errors import UserError
 from rhymeflow.models.tokenizer import load_tokenizer
+from rhymeflow.suites.sections import RUN
 from tests.environments.test_executor import FILE
 
 
@@ -79,8 +80,15 @@ def test_what_is_missing_is_said_before_a_run() -> None:
 
 def test_they_are_the_same_found_in_another_process() -> None:
     several = config("Counter", tools=("multiply",))
-    assert tool_schemas_apart(several) == tool_schemas(several)
-    assert tool_schemas_apart(Config()) is None
+    assert tool_schemas_apart(several)[RUN] == tool_schemas(several)
+    assert tool_schemas_apart(Config()) == {}
+    own = {"name": "own", "steps": 1, "environments": several.environment.classes}
+    suites = config("Echo").model_copy(
+        update={"eval": EvalConfig(suites=({"name": "s", "steps": 1}, own))}
+    )
+    found = tool_schemas_apart(suites)
+    assert found["own"] == tool_schemas(config("Counter"))
+    assert found["s"] == found["held_out"] == found[RUN] == tool_schemas(config("Echo"))
     with pytest.raises(UserError, match="there is no 'Echoo' in it"):
         tool_schemas_apart(config("Echoo"))
     assert len(tool_schemas(config({"environment": "Echo", "name": "other"}, "Counter"))) == 2

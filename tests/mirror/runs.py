@@ -73,8 +73,10 @@ class MadeUpRun:
             self.open[group] += len(tokens)
         number = store.record(self.draw.random(), [VersionPublished(self.version, "a")])
         store.record_command(number, Pull("rollout-0", number, self.version))
-        store.put_held_out(0, prompt="p", prompt_tokens=[1])
-        store.put_evaluation(self.version, 0, tokens=[3], text="t", reward=self.draw.random())
+        store.put_held_out("s", 0, prompt="p", prompt_tokens=[1])
+        for sample in range(2):
+            reward = self.draw.random()
+            store.put_evaluation(self.version, "s", 0, sample, tokens=[3], text="t", reward=reward)
 
     def _train(self) -> None:
         group = self.draw.choice(list(self.open))

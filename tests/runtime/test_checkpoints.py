@@ -79,8 +79,21 @@ def test_the_newest_and_the_best_stay():
         (30, 0.1, (25,)),
     ]:
         assert save(checkpoints, version) == kept
-        checkpoints.evaluated(version, reward)
+        checkpoints.evaluated(version, {"eval/reward": reward, "eval/a/pass@4": -reward})
     assert (checkpoints.newest, checkpoints.best) == (30, 25)
+
+
+def test_the_best_is_by_the_figure_that_was_chosen_and_known_of_earlier_attempts():
+    known = {1: {"eval/a/pass@4": 0.5}, 2: {"eval/a/pass@4": 0.4}, 3: {"eval/reward": 9.0}}
+    checkpoints = Checkpoints(
+        RunConfig(best_metric="eval/a/pass@4"), lambda v: True, num_steps=9, there=[1, 2, 3],
+        known=known,
+    )  # fmt: skip
+    assert checkpoints.best == 1
+    save(checkpoints, 4)
+    checkpoints.evaluated(4, {"eval/reward": 10.0})
+    checkpoints.evaluated(4, {"eval/a/pass@4": 0.5})
+    assert checkpoints.best == 4, "of equals the newest"
 
 
 @pytest.mark.parametrize(("limit", "kept"), [(0, (1, 2, 3)), (1, ()), (2, (3,)), (9, (1, 2, 3))])

@@ -37,7 +37,7 @@ def store(tmp_path):
 @pytest.fixture
 def in_flight(store):
     stream = PromptStream(SOURCE, seed=0, shuffle=False)
-    return InFlight(store, RunPrompts(SOURCE, stream, Letters(), [], []))
+    return InFlight(store, RunPrompts(SOURCE, stream, Letters(), []))
 
 
 def part(start, count, version=0, trajectory=FIRST):

@@ -17,7 +17,9 @@ from rhymeflow.runtime.in_flight import InFlight
 from rhymeflow.runtime.rewards import Rewards
 from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.store.writer import SqliteTrajectoryStore
-from rhymeflow.workers.messages import Answered, Part, RewardComputed, RewardFailed
+from rhymeflow.suites.prompts import SuitePrompts
+from rhymeflow.suites.suite import of_run
+from rhymeflow.workers.messages import Answered, AnswerId, Part, RewardComputed, RewardFailed
 
 SOURCE = [Prompt(row, "p", {"answer": row}) for row in range(2)]
 ALONE = {"function": "exact_match", "weight": 10.0}
@@ -32,18 +34,24 @@ class Letters:
 class Run:
     """The controller's part of a run with groups of three."""
 
-    def __init__(self, tmp_path, *functions, on_failure="drop"):
+    def __init__(self, tmp_path, *functions, on_failure="drop", suites=()):
         self.path = tmp_path / "events.db"
         self.store = SqliteTrajectoryStore(self.path)
         stream = PromptStream(SOURCE, seed=0, shuffle=False)
-        prompts = RunPrompts(SOURCE, stream, Letters(), SOURCE, [[1], [1]])
+        prompts = RunPrompts(SOURCE, stream, Letters(), SOURCE)
         self.in_flight = InFlight(self.store, prompts)
-        self.evaluations = Evaluations(prompts)
         config = Config.model_validate(
             {
                 "rollout": {"num_generations": 3},
                 "learner": {"max_steps": 9},
                 "reward": {"functions": list(functions), "on_failure": on_failure},
+                "eval": {"suites": list(suites)},
+            }
+        )
+        self.evaluations = Evaluations(
+            {
+                suite.name: SuitePrompts(suite, SOURCE, [[1], [1]], Letters())
+                for suite in of_run(config)
             }
         )
         self.sent, self.evaluated, self.logged = [], [], []
@@ -68,16 +76,16 @@ class Run:
 
     def asked(self):
         """What was asked since the last time: (responses, functions)."""
-        asked = [([tokens for [tokens] in each.responses], each.functions) for each in self.sent]
+        asked = [([tokens[0] for tokens in each.responses], each.functions) for each in self.sent]
         self.last, self.sent[:] = list(self.sent), []
         return asked
 
     def answer(self, message, *components):
-        texts = [f"text {tokens}" for [tokens] in message.responses]
+        texts = [f"text {tokens[0]}" for tokens in message.responses]
         return list(self.rewards.take(RewardComputed(message.key, texts, list(components))))
 
     def fail(self, message):
-        texts = [f"text {tokens}" for [tokens] in message.responses]
+        texts = [f"text {tokens[0]}" for tokens in message.responses]
         return list(self.rewards.take(RewardFailed(message.key, texts, "boom")))
 
     def stored(self):
@@ -238,20 +246,80 @@ def test_a_new_reward_worker_gets_what_is_unanswered_and_nothing_else(start):
 
 def test_a_held_out_answer_is_a_group_by_itself(start):
     run = start(RANK, ALONE)
-    run.evaluations.begin("r", 4)
+    run.evaluations.begin("r", "held_out", 4)
     for row in (0, 1):
-        run.rewards.answered("r", Answered(4, 4, row, [7], "stop"))
+        run.rewards.answered("r", Answered(AnswerId(4, "held_out", row, 0), 4, [7], "stop"))
     assert run.asked() == [([7], (0, 1)), ([7], (0, 1))], "every function, in one request"
     one, other = run.last
     for row, prompt in enumerate(SOURCE):
-        run.store.put_held_out(row, prompt=prompt.prompt, prompt_tokens=[1])
+        run.store.put_held_out("held_out", row, prompt=prompt.prompt, prompt_tokens=[1])
     assert run.answer(one, {"rank": 2.0, "exact_match": 1.0}) == []
-    assert run.answer(other, {"exact_match": 0.0}) == [events.Evaluated("r", 4, 5.5)]
-    assert run.evaluated == [(4, 5.5, {})]
-    run.evaluations.begin("r", 5)
-    run.rewards.answered("r", Answered(5, 5, 0, [7], "stop"))
+    assert run.answer(other, {"exact_match": 0.0}) == [events.Evaluated("r", 4, 5.5, held=4)]
+    [(version, suite, figures)] = run.evaluated
+    assert (version, suite, figures["avg@1"], figures["mean_length"]) == (4, "held_out", 5.5, 1.0)
+    run.evaluations.begin("r", "held_out", 5)
+    run.rewards.answered("r", Answered(AnswerId(5, "held_out", 0, 0), 5, [7], "stop"))
     with pytest.raises(UserError, match=r"the only answer to held-out row 0 .*all returned None"):
         run.answer(run.sent[-1], {})
+
+
+OWN = {
+    "name": "math", "n": 2, "steps": 3, "functions": [RANK, ALONE, {"function": "c.py:length"}],
+    "answer_pattern": "[0-9]", "pass_threshold": 2.0,
+}  # fmt: skip
+
+
+def test_several_answers_are_judged_by_the_suites_own_functions_as_a_group_is(start):
+    """One worker has the functions of all; these come after the run's."""
+    run = start(RANK, suites=[OWN])
+    run.evaluations.begin("r", "math", 4)
+    ids = [AnswerId(4, "math", row, sample) for row in (0, 1) for sample in (0, 1)]
+    for number, key in enumerate(ids):
+        run.store.put_held_out("math", key.row, prompt="p", prompt_tokens=[1])
+        tokens, reason = [number] * (1 + number), "length" if number == 3 else "stop"
+        run.rewards.answered("r", Answered(key, 6, tokens, reason))
+    assert run.asked() == [([number], (2,)) for number in range(4)]
+    calls, events_ = run.last, []
+    for number in (1, 0, 3):
+        assert run.answer(calls[number], {"exact_match": float(number % 2)}) == []
+    assert run.asked() == [([0, 1], (1, 3))], "in their order, with both that compare"
+    [first] = run.last
+    run.answer(first, {"rank": 2.0}, {"rank": 4.0, "length": 1.0})
+    assert run.answer(calls[2], {"exact_match": 1.0}) == []
+    [message] = run.sent
+    assert message.key.startswith("the answers to row 1 of suite math ")
+    events_ += run.answer(message, {"rank": 0.0}, {"rank": 0.0})
+    # 0 + 1, 10 + 2 + 1 and 10, 10
+    mean = (1 + 13 + 10 + 10) / 4
+    assert events_ == [events.Evaluated("r", 4, mean, "math", held=6)]
+    [(version, suite, figures)] = run.evaluated
+    assert (version, suite) == (6, "math")
+    assert figures == {
+        "avg@2": mean, "pass@1": 0.75, "pass@2": 1.0, "maj@2": (1 + 10) / 2,
+        "mean_length": 2.5, "clipped_ratio": 0.25,
+    }  # fmt: skip
+    run.store.commit()
+    reader = TrajectoryReader(run.path)
+    rows = reader.query("SELECT version, suite, row, sample, reward FROM evaluations")
+    reader.close()
+    assert sorted(rows) == [
+        (6, "math", 0, 0, 1.0), (6, "math", 0, 1, 13.0),
+        (6, "math", 1, 0, 10.0), (6, "math", 1, 1, 10.0),
+    ]  # fmt: skip
+
+
+def test_what_an_instance_answered_that_is_gone_counts_nothing(start):
+    run = start(ALONE, suites=[OWN])
+    for name in ("r", "s"):
+        run.evaluations.begin(name, "math", 4)
+        run.rewards.answered(name, Answered(AnswerId(4, "math", 0, 0), 4, [7], "stop"))
+    run.evaluations.leave("r")
+    assert run.answer(run.sent[0], {"exact_match": 1.0}) == []
+    assert list(run.evaluations.begun("r")) == []
+    [left] = run.evaluations.begun("s")
+    assert left.answer == AnswerId(4, "math", 0, 0)
+    with pytest.raises(UserError, match=r"^boom$"):
+        run.fail(run.sent[1])
 
 
 def test_failures_in_a_row_stop_the_run_and_others_do_not(start):

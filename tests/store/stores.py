@@ -52,8 +52,8 @@ def answer(
     reward: float,
 ) -> None:
     """A held-out prompt and what was answered."""
-    store.put_held_out(row, prompt="p", prompt_tokens=prompt_ids)
-    store.put_evaluation(version, row, tokens=tokens, text="t", reward=reward)
+    store.put_held_out("held_out", row, prompt="p", prompt_tokens=prompt_ids)
+    store.put_evaluation(version, "held_out", row, 0, tokens=tokens, text="t", reward=reward)
 
 
 def judge(

@@ -22,6 +22,7 @@ from rhymeflow.core.events import GroupCreated, TrajectoryRewarded, VersionPubli
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.errors import UserError
 from rhymeflow.store import reader as reading
+from rhymeflow.store.follow import Follower
 from rhymeflow.store.reader import IncompleteBatch, TrajectoryReader
 from rhymeflow.store.writer import SqliteTrajectoryStore
 
@@ -443,13 +444,13 @@ def test_time_in_the_server_is_counted(store):
 
 def test_an_evaluation_delivered_twice_counts_once(store, path):
     for _ in range(2):
-        store.put_held_out(7, prompt="6 * 7 =", prompt_tokens=[6, 7])
-        store.put_evaluation(3, 7, tokens=[4, 2], text="42", reward=1.0)
+        store.put_held_out("math", 7, prompt="6 * 7 =", prompt_tokens=[6, 7])
+        store.put_evaluation(3, "math", 7, 2, tokens=[4, 2], text="42", reward=1.0)
     store.commit()
     reader = TrajectoryReader(path)
     tokens = struct.pack("<2i", 4, 2)
-    assert reader.query("SELECT * FROM evaluations") == [(3, 7, tokens, "42", 1.0)]
-    prompts = [(7, "6 * 7 =", struct.pack("<2i", 6, 7))]
+    assert reader.query("SELECT * FROM evaluations") == [(3, "math", 7, 2, tokens, "42", 1.0)]
+    prompts = [("math", 7, "6 * 7 =", struct.pack("<2i", 6, 7))]
     assert reader.query("SELECT * FROM held_out") == prompts
 
 
@@ -499,7 +500,7 @@ def set_meta(path: Path, **values: object) -> None:
 def test_another_schema_version_is_refused(path, opened, schema, writer, advice):
     SqliteTrajectoryStore(path).close()
     set_meta(path, schema_version=schema, written_by=writer)
-    read = r"reads 8, 9, 10, 11 and 12"
+    read = r"reads 8, 9, 10, 11, 12 and 13"
     said = rf"has schema version {schema}, and this .* \(0\.1\.0.*\) {read}; {advice}"
     with pytest.raises(UserError, match=said) as refused:
         opened(path)
@@ -517,7 +518,12 @@ def test_schema_8_is_read_and_gets_what_it_lacks_when_it_is_written_to(path):
     connection = sqlite3.connect(path, isolation_level=None)
     connection.executescript(
         "DROP VIEW responses; DROP VIEW spans; DROP TABLE pruned; DROP TABLE changes;"
-        "CREATE VIEW responses AS SELECT * FROM segments; DROP TABLE snapshots"
+        "CREATE VIEW responses AS SELECT * FROM segments; DROP TABLE snapshots;"
+        "DROP TABLE held_out; DROP TABLE evaluations;"
+        "CREATE TABLE held_out (row INTEGER PRIMARY KEY, prompt, prompt_tokens);"
+        "CREATE TABLE evaluations (version, row, tokens, text, reward, PRIMARY KEY (version, row));"
+        "INSERT INTO held_out VALUES (5, 'p', x'01000000');"
+        "INSERT INTO evaluations VALUES (1, 5, x'02000000', 't', 0.5)"
     )
     connection.close()
     set_meta(path, schema_version=8)
@@ -525,6 +531,8 @@ def test_schema_8_is_read_and_gets_what_it_lacks_when_it_is_written_to(path):
     assert len(reader.query("SELECT * FROM spans")) == 2
     assert reader.query("SELECT * FROM pruned") == []
     assert reader.snapshots() == []
+    [answer] = Follower(reader, num_tokens=100).answers(9)
+    assert (answer.suite, answer.row, answer.sample, answer.reward) == ("held_out", 5, 0, 0.5)
     store = SqliteTrajectoryStore(path)
     store.commit()
     assert reader.query("SELECT value FROM meta WHERE key = 'schema_version'") == [(8,)]
@@ -533,12 +541,18 @@ def test_schema_8_is_read_and_gets_what_it_lacks_when_it_is_written_to(path):
     assert reader.snapshots() == []
     store.commit()
     assert reader.snapshots() == [(1, b"state")]
-    assert reader.query("SELECT value FROM meta WHERE key = 'schema_version'") == [(12,)]
+    assert reader.query("SELECT value FROM meta WHERE key = 'schema_version'") == [(13,)]
     assert reader.written_by.startswith("Rhymeflow 0.1.0")
     reader.close()
     reader = TrajectoryReader(path)
     assert [length for (length,) in reader.query("SELECT length FROM main.responses")] == [4]
+    assert Follower(reader, num_tokens=100).answers(9)[0].suite == "held_out"
+    store.put_evaluation(1, "math", 5, 1, tokens=[7], text="u", reward=1.0)
+    store.commit()
+    found = reader.query("SELECT version, suite, row, sample, text FROM evaluations ORDER BY text")
+    assert found == [(1, "held_out", 5, 0, "t"), (1, "math", 5, 1, "u")]
     changes = {("groups", 3, 0), ("trajectories", 3, 0), ("attempts", 1, 0)}
+    changes |= {("held_out", 5, 0), ("evaluations", 1, 5)}
     assert {*reader.query("SELECT what, a, b FROM main.changes")} == changes
     reader.close()
     store.close()

@@ -81,7 +81,7 @@ def test_functions_are_given_the_turns_of_a_conversation(ours):
         "0.0", conversation, [tokens], {"weight": 1}, (0,), state, turns=[[(2, 3)]]
     )
     send(ours, message)
-    assert answers(ours, 1) == {"0.0": RewardComputed("0.0", ["abcd"], [{"length": 1.0}])}
+    assert answers(ours, 1) == {"0.0": RewardComputed("0.0", ["abcd"], [{"length": 1.0}], ["d"])}
 
 
 def test_without_functions_the_text_is_all_that_is_answered(ours):

@@ -6,7 +6,7 @@ Beside the audit that users have (`examples/audit_run.py`), because more is know
 - each response is as long as it has to be, and its reward is that of its tokens;
 - prompts were taken in the data's order, none twice and none left out;
 - every version has one checksum, whichever learner made it: what was trained on again was the same;
-- held-out answers are what they have to be, and the last version has all of them;
+- answers to suites are what they have to be, and the last version has all of them;
 - metrics have each step once;
 - the log gives its commands again, from its beginning as from each snapshot.
 """
@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import Any
 
 from benchmarks.faults.fake import environments, models
-from benchmarks.faults.fake.prompts import SOURCE
+from benchmarks.faults.fake.prompts import HELD_OUT, SOURCE
 from benchmarks.faults.fake.world import World
 from benchmarks.training.train import ROOT
 from rhymeflow.config import Config
@@ -34,6 +34,7 @@ from rhymeflow.observe.summary import EVENTS
 from rhymeflow.runtime.replay import configured, replay
 from rhymeflow.store.previous_run import config_of
 from rhymeflow.store.reader import TrajectoryReader
+from rhymeflow.suites.suite import of_run
 from rhymeflow.workers.noise import EVALUATION_EPOCH, epoch_of_noise
 
 COMPARE_SHARE = 0.2
@@ -227,11 +228,18 @@ def check_versions(reader: TrajectoryReader, config: Config) -> None:
 
 
 def check_answers(reader: TrajectoryReader, config: Config) -> None:
-    """Held-out answers; an evaluation that was cut off leaves some of a version's."""
-    of_last = set()
-    for version, row, blob in reader.query("SELECT version, row, tokens FROM evaluations"):
-        key = NoiseKey(row, EVALUATION_EPOCH, 0)
-        due = environments.conversation(key, config).tokens
-        assert list(memoryview(blob).cast("i")) == due, f"held-out row {row} has another answer"
-        of_last |= {row} if version == config.learner.max_steps else set()
-    assert of_last == set(range(config.data.eval_size or 0)), f"only rows {of_last} were answered"
+    """Answers to suites' prompts; an evaluation that was cut off leaves some of a version's."""
+    suites, of_last = {each.name: each for each in of_run(config)}, set()
+    for version, suite, row, sample, blob in reader.query(
+        "SELECT version, suite, row, sample, tokens FROM evaluations"
+    ):
+        key = NoiseKey(row, EVALUATION_EPOCH, sample)
+        due = environments.conversation(key, suites[suite].config).tokens
+        assert list(memoryview(blob).cast("i")) == due, f"{suite} {row} {sample}: another answer"
+        of_last |= {(suite, row, sample)} if version == config.learner.max_steps else set()
+    assert of_last == {
+        (each.name, row, sample)
+        for each in suites.values()
+        for row in range(HELD_OUT)
+        for sample in range(each.n)
+    }, f"only {of_last} were answered"

@@ -10,6 +10,9 @@ from rhymeflow.data.prompts import Prompt
 from rhymeflow.data.run_prompts import RunPrompts
 from rhymeflow.data.stream import PromptStream
 from rhymeflow.runtime.reporting import Reporter
+from rhymeflow.runtime.train import Loaded
+from rhymeflow.suites.prompts import SuitePrompts
+from rhymeflow.suites.suite import of_run
 
 NUM_PROMPTS, HELD_OUT = 7, 2
 
@@ -26,12 +29,12 @@ SOURCE = [Prompt(row, "ab" * (row + 1), {"answer": row}) for row in range(NUM_PR
 ANSWERS = [Prompt(row, "q" * (row + 1), {}) for row in range(HELD_OUT)]
 
 
-def load(
-    start: Callable[[], None], config: Config, reporter: Reporter
-) -> tuple[SimpleNamespace, RunPrompts]:
+def load(start: Callable[[], None], config: Config, reporter: Reporter) -> Loaded:
     """The prompts of every fake run; see `runtime.train.Machine`."""
     start()
     held_out = ANSWERS[: config.data.eval_size]
     stream = PromptStream(SOURCE, config.run.seed, config.data.shuffle)
-    ids = [Letters().encode(prompt) for prompt in held_out]
-    return SimpleNamespace(chat_template=None), RunPrompts(SOURCE, stream, Letters(), held_out, ids)
+    ids = [Letters().encode(prompt) for prompt in ANSWERS]
+    suites = {each.name: SuitePrompts(each, ANSWERS, ids, Letters()) for each in of_run(config)}
+    prompts = RunPrompts(SOURCE, stream, Letters(), held_out)
+    return Loaded(SimpleNamespace(chat_template=None), prompts, suites)

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -107,6 +108,7 @@ def configuration(draw: random.Random, schedule: str) -> Config:
                 "on_failure": "drop",
                 "max_consecutive_failures": 10**6,
             },
+            "eval": {"suites": suites(choose)},
             "learner": {"max_steps": choose([2, 4, 6]), "groups_per_batch": choose([1, 2, 3])},
             "schedule": {
                 "name": schedule,
@@ -129,6 +131,15 @@ def configuration(draw: random.Random, schedule: str) -> Config:
         }
     )
     return in_force.before_the_start(config, Path("run"))
+
+
+def suites(choose: Callable[[list[Any]], Any]) -> list[dict[str, Any]]:
+    """None, or one with several answers to a prompt, which may have what judges them of its own."""
+    functions = [{"function": "a.h", "per": choose(["group", "response"])}]
+    many = {"name": "many", "n": choose([2, 3]), "steps": choose([1, 2, 3])}
+    own = choose([{}, {"functions": functions}])
+    environments = choose([{}, {"environments": []}, {"environments": [{"environment": "b.Fake"}]}])
+    return choose([[], [many | own | environments]])
 
 
 def rates(draw: random.Random) -> Rates:

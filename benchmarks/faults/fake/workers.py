@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 from collections import deque
 from collections.abc import Collection, Hashable, Sequence
+from itertools import chain
 from pathlib import Path
 
 from benchmarks.faults.fake import models
@@ -23,6 +24,7 @@ from rhymeflow.reward.components import component_names
 from rhymeflow.reward.executor import Outcome, RewardDone, RewardError
 from rhymeflow.reward.messages import RewardRequest
 from rhymeflow.store.reader import TrajectoryReader
+from rhymeflow.suites.sections import reward_sections
 from rhymeflow.weights.handle import SharedMemoryWeightHandle
 from rhymeflow.weights.proof import as_text
 from rhymeflow.workers.channel import Channel
@@ -162,7 +164,8 @@ class FakeExecutor:
     """Stands for `reward.executor.RewardExecutor`; so many of the calls fail."""
 
     def __init__(self, config: Config, world: World, failures: float) -> None:
-        self._names = component_names(config.reward.functions)
+        sections = reward_sections(config).values()
+        self._names = list(chain.from_iterable(map(component_names, sections)))
         self._world, self._failures = world, failures
         self._active: dict[Hashable, tuple[RewardRequest, Sequence[int]]] = {}
 
@@ -177,7 +180,7 @@ class FakeExecutor:
 
     def _answer(self, key: Hashable) -> Outcome:
         request, functions = self._active.pop(key)
-        if "held-out" not in str(key) and self._world.chance(self._failures):
+        if str(key).startswith(("trajectory", "group")) and self._world.chance(self._failures):
             self._world.counts["reward failed"] += 1
             return RewardError(key, f"{key}: broken")
         components = [

@@ -26,7 +26,6 @@ from typing import NamedTuple
 from rhymeflow.engine.native.sequence import Sequence
 from rhymeflow.histospec.draft import NONE, Draft
 
-
 URGENT_SHARE = 0.5
 """Of the places, how many urgent requests may take from others. So they are decoded at once and are
 never the only ones that are: what is trained on goes on beside an evaluation of any size."""

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rhymeflow.config import Config, DataConfig, EvalSuite
+from rhymeflow.core.types import HELD_OUT
 from rhymeflow.data.files import read_rows
 from rhymeflow.data.generators import derived_seed, generate, is_generator
 from rhymeflow.data.load import EVAL_SIZE, GENERATED_COLUMN, load_prompts
-from rhymeflow.data.prompts import Prompt, checked
+from rhymeflow.data.prompts import Prompt, PromptSource, checked
 from rhymeflow.errors import UserError, nearest
 
 
@@ -35,18 +36,21 @@ class Suite:
         """Answers to each prompt."""
         return self.suite.n
 
-    def prompts(self) -> list[Prompt]:
+    def prompts(self, held_out: PromptSource | None = None) -> list[Prompt]:
         """Read or make its prompts, at least one.
+
+        `held_out`: those of the run, where they are loaded already.
 
         Raises:
             UserError: the source, its rows or the numbers are wrong.
         """
         data, suite = self.config.data, self.suite
         if suite.source is None:
-            return self._held_out(data)
+            return self._held_out(data, held_out)
         if is_generator(suite.source):
             if suite.source == data.source and suite.options in ({}, data.options):
-                return self._held_out(data.model_copy(update={"eval_source": None}))
+                known = held_out if data.eval_source is None else None
+                return self._held_out(data.model_copy(update={"eval_source": None}), known)
             seed, size = derived_seed("eval", self.config.run.seed), suite.size or EVAL_SIZE
             rows = generate(suite.source, suite.options, seed, 0, size, self._field)[1]
             return checked(rows, GENERATED_COLUMN)
@@ -59,10 +63,11 @@ class Suite:
     def _field(self) -> str:
         return f"eval.suites: {self.name}: source"
 
-    def _held_out(self, data: DataConfig) -> list[Prompt]:
+    def _held_out(self, data: DataConfig, held_out: PromptSource | None) -> list[Prompt]:
         """The prompts that a run on `data` holds out, or more of a generator."""
         size, seed = self.suite.size or 0, self.config.run.seed
-        held_out = load_prompts(data, seed)[1]
+        if held_out is None:
+            held_out = load_prompts(data, seed)[1]
         if size > len(held_out) and is_generator(data.eval_source or data.source):
             held_out = load_prompts(data.model_copy(update={"eval_size": size}), seed)[1]
         if not len(held_out):
@@ -95,6 +100,17 @@ def chosen(config: Config, names: Sequence[str]) -> list[Suite]:
             raise UserError(f"--suite {name}: there is no such suite{nearest(name, suites)}")
     wanted = dict.fromkeys(names) or suites
     return [Suite(suites[name], _configuration(config, suites[name])) for name in wanted]
+
+
+def of_run(config: Config) -> list[Suite]:
+    """Return the suites that a run of `config` evaluates by itself, its held-out prompts first.
+
+    Raises:
+        UserError: nothing rewards the answers of one.
+    """
+    held_out = [EvalSuite(name=HELD_OUT)] if config.data.eval_size != 0 else []
+    suites = [*held_out, *(each for each in config.eval.suites if each.steps)]
+    return [Suite(each, _configuration(config, each)) for each in suites]
 
 
 def _configuration(config: Config, suite: EvalSuite) -> Config:

@@ -12,7 +12,7 @@ from rhymeflow.config import Config
 from rhymeflow.config.load import build_config, read_config
 from rhymeflow.data.load import load_prompts
 from rhymeflow.errors import UserError
-from rhymeflow.evaluation.suites import Suite, chosen
+from rhymeflow.suites.suite import Suite, chosen
 
 
 def suite(config: Config, **fields: Any) -> Suite:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rhymeflow.evaluation.figures import Judged, counted, figures, majority, pass_at_k, said
+from rhymeflow.suites.figures import Judged, counted, figures, majority, pass_at_k, said
 
 REWARDS = st.sampled_from([0.0, 0.25, 1.0, 2.0])
 ANSWERS = st.builds(Judged, REWARDS, st.integers(0, 9), st.booleans(), st.sampled_from("abc"))

@@ -1,0 +1,68 @@
+"""Names of suites' figures among a run's metrics, and which of them a checkpoint can be best by.
+
+Holds true: what is accepted as `run.best_metric` is written for every version that its suite is
+evaluated under.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rhymeflow.config import Config
+from rhymeflow.core.types import HELD_OUT, SuiteName
+from rhymeflow.errors import UserError, nearest
+from rhymeflow.suites.figures import counted
+from rhymeflow.suites.suite import of_run
+
+REWARD = "eval/reward"
+"""The mean held-out reward, which is `eval/held_out/avg@1` too."""
+
+
+def metrics_of(suite: SuiteName, figures: Mapping[str, float]) -> dict[str, float]:
+    """Return a suite's figures by their names among a run's metrics."""
+    reward = {REWARD: figures["avg@1"]} if suite == HELD_OUT else {}
+    return reward | {f"eval/{suite}/{name}": value for name, value in figures.items()}
+
+
+def figures_of(metrics: Mapping[str, Any]) -> dict[SuiteName, dict[str, float]]:
+    """Return the figures that a row of metrics has of each suite but the held-out prompts."""
+    found: dict[SuiteName, dict[str, float]] = {}
+    for name, value in metrics.items():
+        parts = name.split("/")
+        if len(parts) == 3 and parts[0] == "eval" and parts[1] != HELD_OUT:
+            found.setdefault(parts[1], {})[parts[2]] = value
+    return found
+
+
+def headlines(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Return what is shown first of each of them, by what it is called.
+
+    That is avg@n and, where there are several answers, pass@n.
+    """
+    shown: dict[str, float] = {}
+    for suite, figures in figures_of(metrics).items():
+        (n,) = (name.removeprefix("avg@") for name in figures if name.startswith("avg@"))
+        for name in (f"avg@{n}", *([f"pass@{n}"] if n != "1" else [])):
+            shown[f"{suite} {name}"] = figures[name]
+    return shown
+
+
+def check_best_metric(config: Config) -> None:
+    """Look whether a run of `config` finds the metric that its best checkpoint has most of.
+
+    Where nothing is evaluated, the default means that no checkpoint is the best.
+
+    Raises:
+        UserError: it does not.
+    """
+    given, names = config.run.best_metric, [REWARD]
+    for suite in of_run(config):
+        figures = [f"avg@{suite.n}", *(f"pass@{k}" for k in counted(suite.n))]
+        figures += [f"maj@{suite.n}"] if suite.n > 1 else []
+        names += [f"eval/{suite.name}/{figure}" for figure in figures]
+    if given not in names:
+        raise UserError(
+            f"run.best_metric: given {given!r}, and this run has {', '.join(names)}"
+            f"{nearest(given, names)}"
+        )
