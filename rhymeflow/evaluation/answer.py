@@ -23,6 +23,8 @@ class Answer:
     """Tokens of the policy's turns that are over."""
     observed: list[list[int]] = field(default_factory=list)
     """Tokens of what was answered to them; to the last turn there may be nothing."""
+    num_told: int = 0
+    """Of these turns, those that an environment was told: not one that was cut by length."""
     reason: FinishReason | None = None
     """Why it is complete; None: it is not."""
     components: dict[str, float] = field(default_factory=dict)

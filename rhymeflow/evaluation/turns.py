@@ -96,6 +96,7 @@ class Turns:
 
     def ask(self, answer: Answer, room: int) -> None:
         """Have the last turn answered, in `room` tokens at most."""
+        answer.num_told = len(answer.sampled)
         self._submit(answer, room, judges=False)
 
     def judge(self, answer: Answer) -> None:
@@ -146,7 +147,8 @@ class Turns:
 
     def _submit(self, answer: Answer, room: int, *, judges: bool) -> None:
         prompt, opening = self._prompts[answer.row], self._openings.get(answer.row, "")
-        episode = self._episode(answer.key, prompt, answer.sampled, answer.observed, opening)
+        told = answer.sampled[: answer.num_told]
+        episode = self._episode(answer.key, prompt, told, answer.observed, opening)
         self._asked[answer.key] = _Asked(answer, episode, room)
         self._executor.submit(self._episodes.request(episode, judges=judges))
 
