@@ -3,7 +3,7 @@
 Holds true: commands are carried out in order, one delivered twice once; while what a pull needs is
 fetched the engine goes on, and the commands after the pull wait; a command that names what
 is not here passes it over; between two iterations of the engine nothing is half done; whatever is
-reported of a response, its tokens were sent before; after a pull the checksum of the weights is
+reported of a response, its tokens were sent before; its version never falls; after a pull the checksum of the weights is
 proved before a token is generated under them (law 5). Knows nothing of batches, staleness or
 rewards.
 """
@@ -259,6 +259,11 @@ class Instance:
 
     def _pull(self, message: Pull) -> None:
         """Take new weights, or go on for now while they are being fetched, if there is work."""
+        if message.version <= self.engine.version:
+            # An earlier pull got newer ones, and whoever heard so counts on them (law 1).
+            checksum = as_text(self.engine.checksum)
+            send(self.connection, Pulled(message.number, self.engine.version, checksum, 0.0))
+            return
         self._pulling = message
         with suppress(StoreLost):
             is_ready = self.engine.prepare(self.weights, message.version)

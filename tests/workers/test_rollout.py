@@ -328,3 +328,23 @@ def test_a_pull_ends_the_segment_and_keeps_what_runs(
     assert rows == [3] if kept == "keep" else rows[0] > cached
     for trajectory in IDS[::3]:
         assert store.versions[trajectory] == [0] * 6 + [1]
+
+
+def test_a_pull_that_an_earlier_one_went_beyond_does_not_go_back(
+    config, weights, parameters, monkeypatch
+):
+    """The coordinator routes by the newest version that was reported: law 1 was broken so."""
+    side, store = Side("rollout-0", config, parameters, monkeypatch), Store()
+    for version in (1, 2, 3):
+        parameters.publish(version, weights)
+    side.tell(Pull, 1)
+    store.take(side.turns(2))
+    assert store.pulled == [(1, 3)], "what was asked for was gone"
+    side.tell(Pull, 2)
+    store.take(side.turns(2))
+    assert store.pulled == [(1, 3), (2, 3)], "though version 2 is still to be had"
+    assert side.instance.engine.version == 3
+    side.produce(IDS[0])
+    while not store.done:
+        store.take(side.turns(1))
+    assert set(store.versions[IDS[0]]) == {3}
