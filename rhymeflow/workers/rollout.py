@@ -3,9 +3,9 @@
 Holds true: commands are carried out in order, one delivered twice once; while what a pull needs is
 fetched the engine goes on, and the commands after the pull wait; a command that names what
 is not here passes it over; between two iterations of the engine nothing is half done; whatever is
-reported of a response, its tokens were sent before; its version never falls; after a pull the checksum of the weights is
-proved before a token is generated under them (law 5). Knows nothing of batches, staleness or
-rewards.
+reported of a response, its tokens were sent before; its version never falls; after a pull the
+checksum of the weights is proved before a token is generated under them (law 5). Knows nothing of
+batches, staleness or rewards.
 """
 
 from __future__ import annotations
