@@ -305,7 +305,7 @@ def test_a_mistake_found_late_leaves_nothing_unless_something_was_trained(
     steps: int | None, error: type[Exception], stays: bool, existed: bool, folder: Path
 ) -> None:
     @leaves_nothing_untrained
-    def train(config: Config, *, run_dir: Path, console: Any = None) -> Any:
+    def train(config: Config, *, run_dir: Path, console: Any = None, observer: Any = None) -> Any:
         (run_dir / "logs").mkdir(parents=True, exist_ok=True)
         (run_dir / "logs" / "learner.log").write_text("")
         (run_dir / "events.db").write_text("")

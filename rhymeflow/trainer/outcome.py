@@ -162,7 +162,8 @@ class Outcome:
     def evaluate(
         self, eval_dataset: Any = None, metric_key_prefix: str = "eval", **_: Any
     ) -> dict[str, float]:
-        """Answer held-out prompts, or those of another dataset, with the policy as it is.
+        """Answer held-out prompts, the configuration's suites if there are any, or those of another
+        dataset, with the policy as it is.
 
         Return `eval_reward`, `eval_completions/mean_length` and `eval_completions/clipped_ratio`,
         and with several datasets the reward of each.
@@ -176,6 +177,8 @@ class Outcome:
                 eval_dataset if isinstance(eval_dataset, Mapping) else {"held_out": eval_dataset}
             )
             suites = [EvalSuite(name=str(n), source=self._rows(n, d)) for n, d in several.items()]
+        elif self.config.eval.suites:
+            suites = list(self.config.eval.suites)
         elif self.config.data.eval_source is None:
             raise UserError("Trainer: evaluate() needs an eval_dataset")
         data = self.config.data.model_copy(update={"eval_size": None})

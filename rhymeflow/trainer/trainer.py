@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rhymeflow.config import Config, EvalSuite, RewardFunction
+from rhymeflow.config import Config, RewardFunction
 from rhymeflow.config.load import build_config
 from rhymeflow.errors import UserError
 from rhymeflow.runtime import run_dir
@@ -271,7 +271,7 @@ def _eval_fields(
     for name, each in dataset.items():
         path, _ = inputs.rows(each, f"eval-{name}")
         steps = config.run.eval_steps or config.learner.max_steps  # as of the held-out prompts
-        suites.append(EvalSuite(name=str(name), source=path, steps=steps))
+        suites.append({"name": str(name), "source": path, "steps": steps})
     return {"data.eval_size": 0, "eval.suites": suites}
 
 

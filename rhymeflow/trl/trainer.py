@@ -104,6 +104,15 @@ class GRPOTrainer(Trainer):
         self.takes_best = bool(given["load_best_model_at_end"])
         self._given = given
         self._evaluates(given, eval_dataset is not None)
+        if (
+            self.takes_best
+            and len(self.config.eval.suites)
+            and given["metric_for_best_model"] is None
+        ):
+            raise UserError(
+                "GRPOConfig: load_best_model_at_end: of several eval sets metric_for_best_model "
+                "names one, such as eval_NAME_reward"
+            )
         self.rhythm = _rhythm(given, steps, _num_rows(train_dataset))
         for notice in [*given.notices, *self._differences()]:
             print(f"rhymeflow: {notice}")
@@ -155,8 +164,9 @@ class GRPOTrainer(Trainer):
             self.config = self.config.model_copy(update={"name": given["run_name"]})
         if has_dataset and given["eval_strategy"] == "no":
             data = self.config.data.model_copy(update={"eval_size": 0})
-            suites = self.config.eval.model_copy(update={"suites": ()})
-            self.config = self.config.model_copy(update={"data": data, "eval": suites})
+            suites = [each.model_copy(update={"steps": 0}) for each in self.config.eval.suites]
+            section = self.config.eval.model_copy(update={"suites": tuple(suites)})
+            self.config = self.config.model_copy(update={"data": data, "eval": section})
 
     def _differences(self) -> list[str]:
         """What is otherwise than in TRL in this run, and worth a line."""

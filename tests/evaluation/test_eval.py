@@ -228,8 +228,3 @@ def test_an_environment_that_raises_is_told_by_name(capsys: Capture, tmp_path: P
     assert "environment of answer 0 to row 0 of suite a, turn 1" in err
     assert "it broke" in err
     assert err.count("\n") == 1
-
-
-def test_runs_refuse_suites_that_they_would_not_evaluate(capsys: Capture) -> None:
-    assert cli.main(["train", "demo", "--eval.suites", "[{name: a, steps: 5}]"]) == 2
-    assert "rhymeflow eval" in capsys.readouterr().err

@@ -12,7 +12,7 @@ from rhymeflow.data.run_prompts import RunPrompts
 from rhymeflow.data.stream import PromptStream
 from rhymeflow.errors import UserError
 from rhymeflow.reward.messages import TrainerState
-from rhymeflow.runtime.evaluation import Evaluation, Evaluations
+from rhymeflow.runtime.evaluation import Evaluations
 from rhymeflow.runtime.in_flight import InFlight
 from rhymeflow.runtime.rewards import Rewards
 from rhymeflow.store.reader import TrajectoryReader
@@ -343,18 +343,12 @@ def test_a_weighted_sum_that_float32_cannot_square_is_no_reward(start):
         run.answer(message, {"exact_match": -5e14})
 
 
-def test_parts_of_what_is_held_out_have_rewards_of_their_own():
-    evaluation = Evaluation("r", 4, size=3, rewards={0: 1.0, 2: 0.0, 1: 2.0})
-    assert evaluation.parts({"easy": 2, "hard": 1}) == {"easy": 1.5, "hard": 0.0}
-    assert evaluation.parts({}) == {}
-
-
 def test_what_functions_log_is_handed_on(start):
     run = start(RANK)
     run.finish(0, 1, 2)
     run.asked()
     (message,) = run.last
     noted, texts = [("distance", 0.5)], ["", "", ""]
-    answer = RewardComputed(message.key, texts, [{"rank": 1.0}] * 3, noted)
+    answer = RewardComputed(message.key, texts, [{"rank": 1.0}] * 3, noted=noted)
     list(run.rewards.take(answer))
     assert run.logged == [(noted, "")]
