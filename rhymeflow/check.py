@@ -82,7 +82,7 @@ def everything(config: Config) -> int:
             _check_rows(suite.suite.config, suite.prompts)
     train = prompts.train
     lengths = [len(prompts.encoder.encode(train[row])) for row in range(len(train))]
-    return max(*lengths, *(len(ids) for suite in suites.values() for ids in suite.prompt_ids))
+    return max([*lengths, *(len(ids) for suite in suites.values() for ids in suite.prompt_ids)])
 
 
 def _check_ray(config: Config) -> None:

@@ -173,7 +173,7 @@ LOADED: dict[str, tuple[Callable[[], object], list[str], str]] = {
     "long prompt": (rewritten([*ROWS, {"prompt": "1" * 120, "answer": ""}, *ROWS]), ONE_LINE, "sums.csv:42: the prompt is 120 tokens long; the model's context, less rollout.max_completion_length, leaves 116"),
     "limit": (dict, [*ONE_LINE, "--data.max_prompt_length", "3"], "the prompt is 5 tokens long, data.max_prompt_length = 3"),
     "response": (dict, ONE_LINE, "rollout.max_completion_length = 512 leaves no room for a prompt in the model's context of 128"),
-    "no template": (chat, with_(data="sums.jsonl"), "sums.jsonl:2: the prompt is a list of messages, but the model's tokenizer has no chat template"),
+    "no template": (chat, with_(data="sums.jsonl"), "sums.jsonl:1: the prompt is a list of messages, but the model's tokenizer has no chat template"),
     "asked template": (dict, [*ONE_LINE, "--data.chat_template", "true"], "the model's tokenizer has no chat template"),
     "no end": (no_end, ONE_LINE, "names no end-of-sequence token"),
     "no tokenizer": (lambda: [each.unlink() for each in Path("model").glob("tokenizer*")], ONE_LINE, "model.name = 'model': the tokenizer cannot be loaded from model: "),
@@ -291,6 +291,11 @@ def test_columns_that_a_function_need_not_be_given(folder: Path) -> None:
                                "rollout.max_completion_length": "12",
                                "reward.functions": "[{function: 'judges.py:optional'}]"})  # fmt: skip
     assert check.everything(config) == 5
+    alone = {"size": 1, "eval_size": 0}
+    assert (
+        check.everything(config.model_copy(update={"data": config.data.model_copy(update=alone)}))
+        == 5
+    )
 
 
 # -- what a run leaves -----------------------------------------------------------------------------
