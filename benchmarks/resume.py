@@ -159,6 +159,7 @@ def assemble(
         learner=learner,
         history=HistoryIndex(None, supervisor, print),
         prompts=prompts(config),
+        suites={},
         reporter=reporter,
         past=past,
         checkpoints=Checkpoints(config.run, lambda version: False, num_steps=STEPS),
