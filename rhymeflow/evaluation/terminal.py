@@ -23,10 +23,14 @@ def whole_input() -> str:
 
 def lines() -> Iterator[str]:
     """What is said, line by line, until the end of standard input (Ctrl-D on a terminal)."""
-    asks = "> " if sys.stdin.isatty() else ""
+    if not sys.stdin.isatty():
+        # Not by `input`, which loses an interrupt that comes while it flushes the output.
+        while line := sys.stdin.readline():
+            yield line.removesuffix("\n")
+        return
     while True:
         try:
-            yield input(asks)
+            yield input("> ")
         except EOFError:
             return
 

@@ -113,7 +113,8 @@ def test_the_configuration_says_the_values_in_force(config, run_dir, db):
         if value is None
     }
     assert nulls == {
-        "model.gguf_file", "data.eval_source", "data.system_prompt", "data.assistant_prefix",
+        "model.gguf_file", "model.tokenizer", "data.eval_source", "data.system_prompt",
+        "data.assistant_prefix",
         "data.max_prompt_length", "rollout.cpus", "rollout.python", "learner.cpus",
         "rollout.vllm_max_model_length", "drafting.history_run", "run.keep_tokens", "run.mirror",
         "ray.address", "cluster.nodes", "rollout.max_instances",
