@@ -73,13 +73,16 @@ def everything(config: Config) -> int:
     check_end(config.model, tokenizer)
     # What a user's file prints is no part of the configuration that is printed.
     with contextlib.redirect_stdout(sys.stderr):
+        judges = _judges(config)
         tools = environments.all_tool_schemas(config)
         longest = max_length(config.model)
         prompts = RunPrompts.load(config, tokenizer, longest, tools[RUN])
         suites = load_suites(config, prompts.held_out, tokenizer, longest, tools)
-        _check_rows(config, prompts.train)
-        for suite in suites.values():
-            _check_rows(suite.suite.config, suite.prompts)
+        _check_rows(config, prompts.train, judges)
+        have_own = reward_sections(config)
+        for name, suite in suites.items():
+            own = _judges(suite.suite.config) if name in have_own else judges
+            _check_rows(suite.suite.config, suite.prompts, own)
     train = prompts.train
     lengths = [len(prompts.encoder.encode(train[row])) for row in range(len(train))]
     return max([*lengths, *(len(ids) for suite in suites.values() for ids in suite.prompt_ids)])
@@ -100,10 +103,14 @@ def _check_name(function: RewardFunction) -> None:
         Judge(function)  # a recipe's, or a name that means nothing
 
 
-def _check_rows(config: Config, prompts: PromptSource) -> None:
+def _judges(config: Config) -> list[Judge]:
+    return [Judge(function) for function in config.reward.functions]
+
+
+def _check_rows(config: Config, prompts: PromptSource, judges: list[Judge]) -> None:
     environments.check_rows(config, prompts, len(prompts))
-    for function in config.reward.functions:
-        _check_columns(Judge(function), prompts)
+    for judge in judges:
+        _check_columns(judge, prompts)
 
 
 def _check_columns(judge: Judge, prompts: PromptSource) -> None:

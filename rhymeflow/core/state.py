@@ -194,10 +194,12 @@ class State:
 
         Not while it evaluates something older: what it holds has overtaken that.
         """
-        if any(each.version != instance.version for each in instance.evaluating):
-            return None
-        due = (s for s in self.plan.eval_steps if (instance.version, s) in self.evaluations)
-        return next(due, None)
+        version = instance.version
+        for suite in self.plan.eval_steps:
+            if (version, suite) in self.evaluations:
+                is_overtaken = any(each.version != version for each in instance.evaluating)
+                return None if is_overtaken else suite
+        return None
 
     # -- trajectories ------------------------------------------------------------------------
 

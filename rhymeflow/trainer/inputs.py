@@ -34,6 +34,7 @@ class Inputs:
         """Each writes something below the folder that it is given."""
         self._objects: dict[str, Any] = {}
         self._pickled = b""
+        self._num_reward_models = 0
 
     def model(self, model: Any, processing_class: Any) -> str:
         """Of a model's name or object; its directory has the tokenizer too."""
@@ -58,8 +59,9 @@ class Inputs:
                 f"Trainer: the reward model {model!r} has a tokenizer of its own in "
                 "reward_processing_classes; load the model, and give both as objects"
             )
-        number = sum("reward_model" in str(each) for each in self._taken)
-        name = f"reward_model_{number + 1}" if number else "reward_model"
+        self._num_reward_models += 1
+        number = self._num_reward_models
+        name = f"reward_model_{number}" if number > 1 else "reward_model"
         tokenizer = processing_class or _tokenizer_of(model, "the reward model")
         return self._saved(name, model, tokenizer)
 
@@ -128,10 +130,7 @@ class Inputs:
             if not any(self.folder.parent.iterdir()):
                 self.folder.parent.rmdir()
 
-    _taken: tuple[str, ...] = ()
-
     def _saved(self, name: str, *parts: Any) -> str:
-        self._taken = (*self._taken, name)
         for part in parts:
             self._writers.append(partial(_save, part, name))
         return str(self.folder / name)

@@ -162,8 +162,8 @@ class Outcome:
     def evaluate(
         self, eval_dataset: Any = None, metric_key_prefix: str = "eval", **_: Any
     ) -> dict[str, float]:
-        """Answer held-out prompts, the configuration's suites if there are any, or those of another
-        dataset, with the policy as it is.
+        """Answer held-out prompts, or the configuration's suites where there are none, or those of
+        another dataset, with the policy as it is.
 
         Return `eval_reward`, `eval_completions/mean_length` and `eval_completions/clipped_ratio`,
         and with several datasets the reward of each.
@@ -177,10 +177,10 @@ class Outcome:
                 eval_dataset if isinstance(eval_dataset, Mapping) else {"held_out": eval_dataset}
             )
             suites = [EvalSuite(name=str(n), source=self._rows(n, d)) for n, d in several.items()]
-        elif self.config.eval.suites:
-            suites = list(self.config.eval.suites)
         elif self.config.data.eval_source is None:
-            raise UserError("Trainer: evaluate() needs an eval_dataset")
+            suites = list(self.config.eval.suites)
+            if not suites:
+                raise UserError("Trainer: evaluate() needs an eval_dataset")
         data = self.config.data.model_copy(update={"eval_size": None})
         sections = {"eval": self.config.eval.model_copy(update={"suites": tuple(suites)})}
         config = self.config.model_copy(
@@ -191,7 +191,7 @@ class Outcome:
             prefix = metric_key_prefix
             if len(suites) > 1:
                 prefix = f"{prefix}_{result.suite.name}"
-            found[f"{prefix}_reward"] = result.figures["avg@1"]
+            found[f"{prefix}_reward"] = result.figures[f"avg@{result.suite.n}"]
             found[f"{prefix}_completions/mean_length"] = result.figures["mean_length"]
             found[f"{prefix}_completions/clipped_ratio"] = result.figures["clipped_ratio"]
         self.state.log_history.append({**found, "step": self.state.global_step})

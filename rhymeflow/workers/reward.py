@@ -66,27 +66,23 @@ class RewardWorker(UserCodeWorker[Outcome]):
     ) -> None:
         super().__init__(connection, executor)
         self._decode = decode
-        self._texts: dict[str, list[str]] = {}
-        """Of what is not answered yet."""
-        self._last_turns: dict[str, list[str]] = {}
-        """The same of the policy's last turns, where there are turns."""
+        self._said: dict[str, tuple[list[str], list[str]]] = {}
+        """Of what is not answered yet: the texts, and where there are turns those of the last."""
 
     def _take(self, message: Message) -> None:
         match message:
             case ComputeReward(key=key, prompt=prompt, responses=responses, columns=columns):
-                texts = self._texts[key] = [self._decode(tokens) for tokens in responses]
+                texts = [self._decode(tokens) for tokens in responses]
                 turns = [
                     [self._decode(part) for part in parts_of(tokens, answers)]
                     for tokens, answers in zip(responses, message.turns, strict=bool(message.turns))
                 ]
-                self._last_turns[key] = [parts[-1] for parts in turns]
+                last_turns = [parts[-1] for parts in turns]
                 if not message.functions:
-                    last_turns = self._last_turns.pop(key)
-                    send(
-                        self._connection,
-                        RewardComputed(key, self._texts.pop(key), [{} for _ in texts], last_turns),
-                    )
+                    nothing: list[dict[str, float]] = [{} for _ in texts]
+                    send(self._connection, RewardComputed(key, texts, nothing, last_turns))
                     return
+                self._said[key] = texts, last_turns
                 state = message.trainer_state
                 request = RewardRequest(prompt, texts, responses, columns, state, turns)
                 self._executor.submit(key, request, message.functions)
@@ -98,7 +94,7 @@ class RewardWorker(UserCodeWorker[Outcome]):
     def _answer(self, outcome: Outcome) -> None:
         key = outcome.key
         assert isinstance(key, str)
-        texts, last_turns = self._texts.pop(key), self._last_turns.pop(key)
+        texts, last_turns = self._said.pop(key)
         if isinstance(outcome, RewardDone):
             components, noted = list(outcome.components), list(outcome.noted)
             computed = RewardComputed(key, texts, components, last_turns, noted, outcome.extra)
