@@ -39,7 +39,7 @@ def test_everything_finishes_within_limits(jobs, max_num_seqs, max_prefill_token
         while todo and todo[0][0] <= step:
             scheduler.submit(todo.pop(0)[1])
         if step in new_weights:
-            for sequence in scheduler.running:
+            for sequence in (*scheduler.running, *scheduler.waiting):  # one evicted kept its own
                 sequence.cached = 0
             in_cache.clear()
         ready = [s for s in scheduler.running if s.remaining == 1]
