@@ -63,7 +63,7 @@ def everything(config: Config) -> int:
         UserError: a run would not start.
     """
     before_start(config)
-    from rhymeflow.learner.flex_attention import check_attention  # loads torch, so not before
+    from rhymeflow.learner.choice import check_attention  # loads torch, so not before
     from rhymeflow.models.load import check_end
     from rhymeflow.models.precision import resolve_device
     from rhymeflow.models.tokenizer import load_tokenizer, max_length

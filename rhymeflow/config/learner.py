@@ -72,10 +72,11 @@ class LearnerConfig(Section):
     """Packed tokens per forward and backward; gradients accumulate over the batch."""
     logits_chunk_size: Positive = 1024
     """Rows of the head's output that exist at one time."""
-    attention: Literal["sdpa", "flex"] = "sdpa"
-    """How the learner attends within packed rows. `sdpa`: sequences are gathered into padded
-    rectangles, a shared prompt once for each. `flex`: PyTorch's FlexAttention over the row as it
-    lies, on GPUs only; compiled at the first step."""
+    attention: Literal["auto", "sdpa", "flex"] = "auto"
+    """How the learner attends within packed rows. `auto`: on CPUs by a compiled kernel over the row
+    as it lies (float32 and bfloat16, heads of a multiple of 16), elsewhere as `sdpa`. `sdpa`:
+    PyTorch's own, sequences gathered into padded rectangles, a shared prompt once for each. `flex`:
+    PyTorch's FlexAttention over the row as it lies, on GPUs only; compiled at the first step."""
     gradient_checkpointing: bool = False
     """Recompute layers in the backward pass: less memory, about a third more time."""
     num_ranks: Positive = 1

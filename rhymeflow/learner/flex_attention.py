@@ -22,9 +22,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from rhymeflow.config import LearnerConfig
-from rhymeflow.errors import UserError
-
 BLOCK = 128
 """Tokens of a block of the mask, FlexAttention's own choice."""
 
@@ -67,15 +64,6 @@ class FlexAttention:
         return out_1HTD[0, :, : self._num_tokens].transpose(0, 1)
 
 
-def check_attention(learner: LearnerConfig, device: torch.device) -> None:
-    """Raise `UserError` if the learner's attention has no backward pass on this device."""
-    if learner.attention == "flex" and device.type == "cpu":
-        raise UserError(
-            "learner.attention = 'flex' needs a GPU (PyTorch's FlexAttention has no backward pass "
-            "on CPUs); leave it out, or use 'sdpa'"
-        )
-
-
 def parts(sequences: Sequence[np.ndarray], num_tokens: int) -> tuple[np.ndarray, np.ndarray]:
     """For each token the part it lies in (a trunk or a branch), and that of its trunk, int64 [T].
 
@@ -103,4 +91,4 @@ def _compiled() -> Callable[..., Any]:
     return compiled
 
 
-__all__ = ["FlexAttention", "check_attention", "parts"]
+__all__ = ["FlexAttention", "parts"]

@@ -30,8 +30,9 @@ from transformers import PreTrainedModel
 
 from rhymeflow.config import LearnerConfig, RolloutConfig
 from rhymeflow.errors import UserError
+from rhymeflow.learner import log_softmax
 from rhymeflow.learner.attention import PackedAttention
-from rhymeflow.learner.flex_attention import FlexAttention, check_attention
+from rhymeflow.learner.choice import AttentionKind, attention_kind
 from rhymeflow.learner.packing import PackedRow
 from rhymeflow.learner.recomputation import attending_recomputably
 from rhymeflow.models.lm_head import LMHead
@@ -48,7 +49,7 @@ class TokenScorer:
     model: PreTrainedModel
     rollout: RolloutConfig
     chunk_size: int
-    attention: type[PackedAttention] | type[FlexAttention] = PackedAttention
+    attention: AttentionKind = PackedAttention
 
     @classmethod
     def of(
@@ -59,15 +60,14 @@ class TokenScorer:
         Raises:
             UserError: its attention cannot be had on the model's device.
         """
-        check_attention(learner, model.device)
-        attention = {"sdpa": PackedAttention, "flex": FlexAttention}[learner.attention]
-        return cls(model, rollout, learner.logits_chunk_size, attention)
+        kind = attention_kind(learner, model)
+        return cls(model, rollout, learner.logits_chunk_size, kind)
 
     def score(self, row: PackedRow) -> tuple[Tensor, Tensor]:
         """Return log-probability and entropy of each response token, float32 [R] each, in nats."""
         targets_R = self._tensor(row.targets_R)
         with torch.no_grad():
-            hidden_RD, lm_head = self._hidden(row), LMHead(self.model)
+            hidden_RD, lm_head = self._hidden(row), LMHead(self.model, many_rows=True)
             scores = [
                 self._head(lm_head, hidden_RD[chunk], targets_R[chunk])
                 for chunk in self._chunks(row)
@@ -80,7 +80,7 @@ class TokenScorer:
         `loss_of` is called once per chunk, in order, with a log-probability that carries gradient.
         """
         targets_R = self._tensor(row.targets_R)
-        hidden_RD, lm_head = self._hidden(row), LMHead(self.model)
+        hidden_RD, lm_head = self._hidden(row), LMHead(self.model, many_rows=True)
         scores, gradients = [], []
         for chunk in self._chunks(row):
             leaf_CD = hidden_RD[chunk].detach().requires_grad_()
@@ -142,7 +142,7 @@ class TokenScorer:
 
         The weights' gradients are summed over chunks in float32 and then rounded once.
         """
-        targets_R, lm_head = self._tensor(row.targets_R), LMHead(self.model)
+        targets_R, lm_head = self._tensor(row.targets_R), LMHead(self.model, many_rows=True)
         grad_RD = torch.empty_like(hidden_RD)
         sums = [torch.zeros_like(weight, dtype=torch.float32) for weight in weights]
         total, scores = hidden_RD.new_zeros((), dtype=torch.float32), []
@@ -176,7 +176,7 @@ class _HeadLogprobs(torch.autograd.Function):
     products are given, as `logits_CV`.
 
     d logprob[target] / d logits = (onehot - softmax) / temperature; left-out tokens have softmax 0.
-    The softmax is kept from forward to backward and turned into the gradient in place.
+    The logits are kept from forward to backward and turned into the gradient in place.
     """
 
     @staticmethod
@@ -196,17 +196,9 @@ class _HeadLogprobs(torch.autograd.Function):
             top_p=rollout.top_p,
             keep_R=targets_C,
         )
-        target_C1 = targets_C[:, None]
-        p_CV = x_CV.softmax(dim=1)
-        largest_C, place_C = x_CV.max(dim=1)
-        # As exact as `logsumexp`, which would take every exponential once more.
-        logsumexp_C = largest_C - p_CV.gather(1, place_C[:, None])[:, 0].log()
-        logprob_C = x_CV.gather(1, target_C1)[:, 0] - logsumexp_C
-        if rollout.top_k or rollout.top_p < 1.0:
-            x_CV = x_CV.masked_fill(p_CV == 0.0, 0.0)  # 0 times -inf is no number
-        entropy_C = logsumexp_C - torch.linalg.vecdot(p_CV, x_CV)
-        ctx.save_for_backward(hidden_CD, weight_VD, target_C1)
-        ctx.softmax_CV = p_CV
+        logprob_C, entropy_C, log_sum_C = log_softmax.scores(x_CV, targets_C)
+        ctx.save_for_backward(hidden_CD, weight_VD, log_sum_C, targets_C)
+        ctx.x_CV = x_CV
         ctx.scale = 1.0 if rollout.temperature == 0.0 else 1.0 / rollout.temperature
         ctx.has_bias = bias_V is not None
         ctx.mark_non_differentiable(entropy_C)
@@ -214,10 +206,9 @@ class _HeadLogprobs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_C: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        hidden_CD, weight_VD, target_C1 = ctx.saved_tensors
-        grad_C1 = grad_C[:, None] * ctx.scale
-        grad_CV = ctx.softmax_CV.mul_(-grad_C1).scatter_add_(1, target_C1, grad_C1)
-        del ctx.softmax_CV
+        hidden_CD, weight_VD, log_sum_C, targets_C = ctx.saved_tensors
+        grad_CV = log_softmax.into_gradient(ctx.x_CV, log_sum_C, targets_C, grad_C * ctx.scale)
+        del ctx.x_CV
         grad_bias_V = grad_CV.sum(0).to(weight_VD.dtype) if ctx.has_bias else None
         grad_CV = grad_CV.to(weight_VD.dtype)
         return grad_CV @ weight_VD, grad_CV.T @ hidden_CD, grad_bias_V, None, None, None

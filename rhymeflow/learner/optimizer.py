@@ -4,7 +4,7 @@ With a bfloat16 model every gradient is added to a float32 sum as soon as autogr
 changes the float32 masters, and the model's parameters are refreshed from them: an update of 1e-6
 is lost in bfloat16's 8 bits otherwise. With a float32 model the parameters are the masters.
 
-Holds true: after `step` the model's parameters are the rounded masters and the gradients are 0; a
+Holds true: after `step` the model's parameters are the rounded masters and gradients are gone; a
 gradient that is not finite stops the run before any weight has changed. Knows nothing of losses.
 """
 
@@ -91,16 +91,20 @@ class Optimizer:
         Raises `UserError` if the norm is not finite; no weight has changed then.
         """
         masters = list(self._masters.values())
+        for master in masters:
+            if master.grad is None:  # nothing in the batch moves the policy; its momentum does
+                master.grad = torch.zeros_like(master)
         norm = nn.utils.get_total_norm([master.grad for master in masters])
         if not math.isfinite(norm):
             broken = [n for n, m in self._masters.items() if not m.grad.isfinite().all()]
             raise not_finite(float(norm), broken, len(self._masters))
-        if self._max_grad_norm is not None:
-            nn.utils.clip_grads_with_norm_(masters, self._max_grad_norm, norm)
+        # AdamW divides by it as it reads the gradients.
+        excess = 1.0 if self._max_grad_norm is None else (float(norm) + 1e-6) / self._max_grad_norm
+        self._adamw.grad_scale = norm.new_tensor(excess) if excess > 1.0 else None
         for group in self._adamw.param_groups:
             group["lr"] = rate
         self._adamw.step()
-        self._adamw.zero_grad(set_to_none=False)
+        self._adamw.zero_grad()
         self._refresh()
         return float(norm)
 
@@ -150,13 +154,11 @@ def not_finite(norm: float, broken: Sequence[str], num_parameters: int) -> UserE
 
 
 def _master(parameter: nn.Parameter, compute_dtype: torch.dtype) -> Tensor:
-    """The float32 master of `parameter`, with a gradient of zeros that its gradients add to."""
+    """The float32 master of `parameter`, whose gradient its gradients add to."""
     if compute_dtype == torch.float32:
         parameter.data = parameter.data.float()
-        parameter.grad = torch.zeros_like(parameter)
         return parameter
     master = parameter.detach().float().clone()
-    master.grad = torch.zeros_like(master)
     parameter.data = parameter.data.to(compute_dtype)
     parameter.register_post_accumulate_grad_hook(partial(_drain, master))
     return master
@@ -164,9 +166,11 @@ def _master(parameter: nn.Parameter, compute_dtype: torch.dtype) -> Tensor:
 
 def _drain(master: Tensor, parameter: nn.Parameter) -> None:
     """Move a gradient that autograd has just finished into the master's float32 sum."""
-    assert master.grad is not None
     assert parameter.grad is not None
-    master.grad.add_(parameter.grad)
+    if master.grad is None:
+        master.grad = parameter.grad.float()
+    else:
+        master.grad.add_(parameter.grad)
     parameter.grad = None
 
 

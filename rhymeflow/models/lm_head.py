@@ -4,12 +4,17 @@ A bfloat16 logit of 20 is rounded to a multiple of 1/8: ties among the likely to
 of several percent in every probability. Were only one side to round, the learner would see it as
 off-policy data. So the products are summed and kept in float32. On CUDA one matrix product does
 that; on CPUs the head's weight is held a second time in float32 (its own size twice over in memory;
-at 32 rows and [49152, 576] on 2 cores it takes 4.7 ms instead of 2.6).
+at 32 rows and [49152, 576] on 2 cores it takes 4.7 ms instead of 2.6), for few rows laid out for
+them. With `many_rows` it is not: laying it out takes as long as 30 rows do, and from some hundred
+rows on the product is slower so (61 against 85 GFLOPS, on AVX2).
 
 Holds true: `refresh` has been called since the model's weights last changed.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -22,9 +27,10 @@ from rhymeflow.models.packed import Packed
 class LMHead:
     """Float32 logits of chosen rows. Of what it computes nothing carries a gradient."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, *, many_rows: bool = False) -> None:
         self._linear = model.get_output_embeddings()
-        self._packed: Packed | None = None
+        self._many_rows = many_rows
+        self._float: Callable[[Tensor], Tensor] | None = None
         self.refresh()
 
     @torch.no_grad()
@@ -32,13 +38,18 @@ class LMHead:
         """The model's weights have changed."""
         weight = self._linear.weight
         if weight.device.type == "cpu" and weight.dtype != torch.float64:
-            self._packed = Packed(weight.detach().float(), _float(self._linear.bias))
+            weight_VD, bias_V = weight.detach().float(), _float(self._linear.bias)
+            self._float = (
+                partial(F.linear, weight=weight_VD, bias=bias_V)
+                if self._many_rows
+                else Packed(weight_VD, bias_V)
+            )
 
     @torch.no_grad()
     def logits(self, hidden_RD: Tensor) -> Tensor:
         """Return float32 logits [R, V] of hidden rows [R, D]."""
-        if self._packed is not None:
-            return self._packed(hidden_RD.float())
+        if self._float is not None:
+            return self._float(hidden_RD.float())
         weight_VD, bias_V = self._linear.weight, self._linear.bias
         if hidden_RD.dtype in (torch.float32, torch.float64):
             return F.linear(hidden_RD, weight_VD, bias_V).float()

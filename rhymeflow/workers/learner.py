@@ -24,6 +24,7 @@ from rhymeflow.learner.token_details import TokenDetails
 from rhymeflow.models.load import load_model, load_tokenizer, resolve_device, resolve_dtype
 from rhymeflow.store.handle import store_in
 from rhymeflow.store.reader import TrajectoryRecord
+from rhymeflow.utils.allocator import keep_freed_memory
 from rhymeflow.weights.base import WeightStore
 from rhymeflow.weights.manifest import manifest_of
 from rhymeflow.weights.proof import as_text
@@ -60,6 +61,7 @@ STATE_BYTES = 12
 
 def main(connection: Connection, name: str, config: Config, run_dir: Path) -> None:
     """Join the run and serve it until `Shutdown`, alone or as the first of many ranks."""
+    keep_freed_memory()
     if config.learner.num_ranks > 1:
         from rhymeflow.workers import learner_rank  # loads torch.distributed
 

@@ -26,6 +26,7 @@ from rhymeflow.learner.token_details import TokenDetails
 from rhymeflow.models.load import load_tokenizer, resolve_device
 from rhymeflow.models.rows import WeightRows
 from rhymeflow.utils import objects
+from rhymeflow.utils.allocator import keep_freed_memory
 from rhymeflow.weights.base import WeightStore
 from rhymeflow.weights.handle import SharedMemoryWeightHandle
 from rhymeflow.weights.manifest import plan
@@ -59,6 +60,7 @@ def lead(connection: Connection, config: Config, run_dir: Path) -> None:
 
 def main(connection: Connection, name: str, config: Config, run_dir: Path) -> None:
     """Be another rank, once rank 0 is there."""
+    keep_freed_memory()
     early: list[Message] = []
     while not isinstance(message := receive(connection), JoinRanks):
         if isinstance(message, Shutdown):

@@ -12,10 +12,16 @@ import importlib
 
 import numpy as np
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from rhymeflow.config import Config, DraftingConfig
 from rhymeflow.engine.native.cpu_attention import DTYPES, CpuAttention
 from rhymeflow.histospec.configured import rehearse
+from rhymeflow.learner import log_softmax
+from rhymeflow.learner.cpu_attention import CpuPackedAttention
+from rhymeflow.models import attention
+from rhymeflow.models.fused import fuse
+from rhymeflow.utils.gemm import LANES
 from rhymeflow.weights import proof
 from rhymeflow.weights.changes import Finder
 from rhymeflow.weights.kernels import put_changes
@@ -42,6 +48,7 @@ def main() -> None:
     compile_weights()
     for dtype in DTYPES:
         compile_attention(dtype)
+    compile_learner()
     for shape in ("linear", "tree"):
         rehearse(Config(drafting=DraftingConfig(shape=shape)))
 
@@ -65,6 +72,24 @@ def compile_attention(dtype: torch.dtype, head_dim: int = HEAD_DIM) -> None:
     """Compile the attention kernel for such a cache, or load it, if CPUs have it."""
     if CpuAttention.serves(torch.device("cpu"), dtype, head_dim):
         CpuAttention(dtype, head_dim)
+
+
+def compile_learner() -> None:
+    """Compile what the learner, and the layers of any model, compute with."""
+    places, positions_1T = np.arange(3), torch.arange(3)[None]
+    config = LlamaConfig(
+        vocab_size=8, hidden_size=LANES, intermediate_size=8, num_hidden_layers=1,
+        num_attention_heads=1, num_key_value_heads=1,
+    )  # fmt: skip
+    model = LlamaForCausalLM._from_config(config, attn_implementation=attention.NAME)
+    fuse(model)
+    with attention.attending(CpuPackedAttention([places], len(places), torch.device("cpu"))):
+        hidden_TD = model.model(positions_1T, position_ids=positions_1T).last_hidden_state[0]
+    logits_TV, targets_T = model.lm_head(hidden_TD), torch.from_numpy(places)
+    logits_TV.sum().backward()
+    found_TV = logits_TV.detach()
+    logprob_T, _, log_sum_T = log_softmax.scores(found_TV, targets_T)
+    log_softmax.into_gradient(found_TV, log_sum_T, targets_T, logprob_T)
 
 
 if __name__ == "__main__":

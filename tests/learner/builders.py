@@ -19,11 +19,16 @@ VOCAB = 23
 
 
 def tiny_model(
-    kind: str = "llama", *, seed: int = 0, attn: str = attention.NAME, tied: bool = True
+    kind: str = "llama",
+    *,
+    seed: int = 0,
+    attn: str = attention.NAME,
+    tied: bool = True,
+    hidden_size: int = 32,
 ) -> PreTrainedModel:
     """About 20 thousand parameters, large enough weights that the policy is far from uniform."""
     sizes = {
-        "hidden_size": 32,
+        "hidden_size": hidden_size,
         "intermediate_size": 48,
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
@@ -108,9 +113,9 @@ def gradients(learner: Learner, batch: list[Sample]) -> tuple[dict[str, torch.Te
     kept: dict[str, torch.Tensor] = {}
 
     def look(rate: float) -> float:
-        kept.update({n: m.grad.clone() for n, m in optimizer._masters.items()})
-        for master in optimizer._masters.values():
-            master.grad.zero_()
+        for name, master in optimizer._masters.items():
+            kept[name] = torch.zeros_like(master) if master.grad is None else master.grad.clone()
+            master.grad = None
         return 0.0
 
     optimizer.step, real = look, optimizer.step

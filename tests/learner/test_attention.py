@@ -5,7 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rhymeflow.learner.attention import PackedAttention
+from rhymeflow.learner.choice import attention_kind
+from rhymeflow.learner.cpu_attention import CpuPackedAttention
 from rhymeflow.learner.flex_attention import BLOCK, FlexAttention, parts
+from tests.learner.builders import learner_config, tiny_model
 
 CPU = torch.device("cpu")
 
@@ -64,6 +67,102 @@ def test_equals_attention_by_hand_with_gradients(tree, kv_heads: int):
 def test_a_token_in_no_sequence_is_a_defect():
     with pytest.raises(AssertionError, match="no sequence"):
         PackedAttention([np.arange(3)], 4, CPU)
+
+
+# -- The compiled kernels --------------------------------------------------------------------------
+
+
+@given(
+    tree=trees(),
+    heads=st.sampled_from([(1, 1), (4, 2), (6, 2), (3, 3), (9, 3)]),
+    size=st.sampled_from([16, 32, 48, 64]),
+    num_threads=st.sampled_from([1, 2]),
+)
+@settings(max_examples=40, deadline=None)
+def test_kernels_equal_float64_with_gradients(tree, heads, size: int, num_threads: int):
+    sequences, num_tokens = tree
+    torch.manual_seed(num_tokens)
+    q, k, v = (torch.randn(num_tokens, h, size).transpose(0, 1) for h in (*heads, heads[1]))
+    probe = torch.randn(num_tokens, heads[0], size)
+    results = []
+    before, _ = torch.get_num_threads(), torch.set_num_threads(num_threads)
+    for kind, dtype in ((CpuPackedAttention, torch.float32), (PackedAttention, torch.float64)):
+        leaves = [x.to(dtype).requires_grad_() for x in (q, k, v)]
+        out = kind(sequences, num_tokens, CPU).attend(0, *leaves, 0.3)
+        grads = torch.autograd.grad((out * probe).sum(), leaves)
+        results.append([x.float() for x in (out, *grads)])
+    torch.set_num_threads(before)
+    for found, expected in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def kernels_on(sequences, num_tokens: int, num_threads: int = 1, seed: int = 0):
+    """Output and gradients, of values that depend on a token's place alone."""
+    torch.manual_seed(seed)
+    leaves = [torch.randn(300, h, 32)[:num_tokens].transpose(0, 1) for h in (4, 2, 2)]
+    leaves = [x.clone().requires_grad_() for x in leaves]
+    probe = torch.randn(300, 4, 32)[:num_tokens]
+    before, _ = torch.get_num_threads(), torch.set_num_threads(num_threads)
+    out = CpuPackedAttention(sequences, num_tokens, CPU).attend(0, *leaves, 0.3)
+    grads = torch.autograd.grad((out * probe).sum(), leaves)
+    torch.set_num_threads(before)
+    return [out.detach().transpose(0, 1), *grads]
+
+
+def test_kernels_give_the_same_bits_on_any_number_of_threads_and_beside_anything():
+    trunk = np.arange(30)
+    tree = [np.r_[trunk, 30:90], np.r_[trunk, 90:95], np.r_[trunk, 95:150]]
+    alone = kernels_on(tree, 150)
+    for others, num_threads in (([], 2), ([np.arange(150, 300)], 1), ([np.arange(150, 300)], 3)):
+        end = 300 if others else 150
+        beside = kernels_on([*others, *tree], end, num_threads)
+        for a, b in zip(alone, beside, strict=True):
+            assert torch.equal(a, b[:, :150])
+
+
+def test_kernels_in_bfloat16_are_the_float32_ones_rounded():
+    torch.manual_seed(0)
+    sequences = [np.r_[0:10, 10:50], np.r_[0:10, 50:71]]
+    leaves = [torch.randn(h, 71, 32).bfloat16() for h in (4, 2, 2)]
+    probe, results = torch.randn(71, 4, 32).bfloat16(), []
+    for dtype in (torch.bfloat16, torch.float32):
+        given = [x.to(dtype).requires_grad_() for x in leaves]
+        out = CpuPackedAttention(sequences, 71, CPU).attend(0, *given, 0.3)
+        assert out.dtype == dtype
+        results.append([out, *torch.autograd.grad((out * probe.to(dtype)).sum(), given)])
+    for found, exact in zip(*results, strict=True):
+        torch.testing.assert_close(found.float(), exact, rtol=0.02, atol=0.02)
+
+
+def test_a_number_that_is_none_stays_in_its_sequence():
+    leaves = [torch.ones(h, 80, 16) for h in (2, 1, 1)]
+    leaves[0][0, 50] = torch.nan
+    out = CpuPackedAttention([np.arange(40), np.arange(40, 80)], 80, CPU).attend(0, *leaves, 1.0)
+    assert out[50, 0].isnan().all()
+    assert int(out.isnan().sum()) == 16
+
+
+def test_sequences_of_the_kernels_share_beginnings_only():
+    with pytest.raises(AssertionError, match="no sequence"):
+        CpuPackedAttention([np.arange(3)], 4, CPU)
+    with pytest.raises(AssertionError, match="more than their beginnings"):
+        CpuPackedAttention([np.arange(4), np.array([4, 2, 3])], 5, CPU)
+
+
+@pytest.mark.parametrize(
+    ("attention", "head_dim", "dtype", "kind"),
+    [
+        ("auto", 16, torch.float32, CpuPackedAttention),
+        ("auto", 16, torch.bfloat16, CpuPackedAttention),
+        ("auto", 8, torch.float32, PackedAttention),
+        ("auto", 16, torch.float64, PackedAttention),
+        ("sdpa", 16, torch.float32, PackedAttention),
+    ],
+)
+def test_auto_takes_the_kernels_where_they_serve(attention, head_dim, dtype, kind):
+    model = tiny_model().to(dtype)
+    model.config.head_dim = head_dim
+    assert attention_kind(learner_config(attention=attention), model) is kind
 
 
 # -- FlexAttention ---------------------------------------------------------------------------------

@@ -22,8 +22,13 @@ from rhymeflow.histospec.configured import rehearse
 from rhymeflow.weights.delta import DeltaWeightStore
 from rhymeflow.weights.install import Installation
 from rhymeflow.weights.manifest import manifest_of
+from rhymeflow.models.fused import fuse
+from tests.learner.builders import made_up_batch, tiny_learner, tiny_model
 rehearse(Config())
 CpuAttention(torch.float32, 32)
+model = tiny_model(hidden_size=64)  # heads of 16
+fuse(model)
+tiny_learner(model=model).train(made_up_batch(), 0)
 weights = {{"w": torch.zeros(2_000_000, dtype=torch.bfloat16)}}
 store = DeltaWeightStore.make(manifest_of(weights), keep=2)
 store.publish(0, weights)

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from rhymeflow.engine.native import kernels
 from rhymeflow.engine.native.cache import SizeClass
-from rhymeflow.engine.native.gemm import ROWS
 from rhymeflow.engine.native.packing import Span
+from rhymeflow.utils.gemm import ROWS
 
 DTYPES = (torch.float32, torch.bfloat16)
 _SMALL = 50_000

@@ -17,7 +17,8 @@ import numpy as np
 from numba import njit, types
 from numba.extending import overload
 
-from rhymeflow.engine.native.gemm import LANES, ROWS, tile_16, tile_32
+from rhymeflow.utils.fast_exp import exp_of_negative
+from rhymeflow.utils.gemm import LANES, ROWS, tile_16, tile_32
 from rhymeflow.utils.prefetch import prefetch
 
 BLOCK = 2 * LANES
@@ -25,8 +26,6 @@ BLOCK = 2 * LANES
 _LINE = 64
 """Bytes of a cache line."""
 _UNSEEN = np.float32(-1e30)
-_LEAST = np.float32(-87.0)
-"""exp of less than this is 0."""
 _MATH = {"contract", "nsz", "arcp"}
 """What the compiler may do to floats; not to change the order of sums."""
 
@@ -186,33 +185,9 @@ def _softmax(scores, total, seen, lanes):
         for place in range(seen):
             row = scores[place * lanes + first :][:LANES]
             for r in range(LANES):
-                weight = _exp(row[r] - greatest[r])
+                weight = exp_of_negative(row[r] - greatest[r])
                 row[r] = weight
                 sums[r] += weight
-
-
-@njit(inline="always")
-def _exp(x):
-    """exp of x <= 0 to 2 ulp: 2^n times a polynomial of what is left, so that it can be vectors.
-
-    The coefficients are those of 1/k! up to x^7: |x - n log 2| <= log(2) / 2 leaves an error of
-    less than 1e-8.
-    """
-    clipped = max(x, _LEAST)
-    # Conversion cuts towards 0, so this rounds to the nearest.
-    whole = np.int32(clipped * np.float32(1.4426950408889634) - np.float32(0.5))
-    n = np.float32(whole)
-    rest = clipped - n * np.float32(0.693359375) - n * np.float32(-2.12194440e-4)
-    y = np.float32(1 / 5040)
-    y = y * rest + np.float32(1 / 720)
-    y = y * rest + np.float32(1 / 120)
-    y = y * rest + np.float32(1 / 24)
-    y = y * rest + np.float32(1 / 6)
-    y = y * rest + np.float32(1 / 2)
-    y = y * rest + np.float32(1)
-    y = y * rest + np.float32(1)
-    power = np.int32((whole + 127) << 23).view(np.float32)
-    return y * power if x > _LEAST else np.float32(0)
 
 
 __all__ = ["BLOCK", "attend", "scratch"]

@@ -1,0 +1,138 @@
+"""Attention within each sequence of a packed row on a CPU, by the compiled kernels.
+
+The row is attended to as it lies: nothing is gathered into rectangles, and the tokens of a shared
+prompt attend once. With more than one thread of torch's the work is dealt out to as many threads,
+which the kernels let run at once.
+
+Holds true: as `attention.PackedAttention`; what it returns, and gradients, do not depend on the
+number of threads. Knows nothing of tokens or the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rhymeflow.learner import kernels
+from rhymeflow.utils import threads
+from rhymeflow.utils.gemm import LANES
+
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+class CpuPackedAttention:
+    """Causal attention inside each of `sequences`, which are places in a row of T tokens.
+
+    Sequences that have tokens in common have their first ones in common.
+    """
+
+    def __init__(self, sequences: Sequence[np.ndarray], num_tokens: int, device: torch.device):
+        assert device.type == "cpu", device
+        self._places = np.concatenate(sequences)
+        self._longest = max(map(len, sequences))
+        is_new_T = np.ones(num_tokens, dtype=bool)
+        rows, begin = [], 0
+        for places in sequences:
+            start = int(np.argmax(is_new_T[places])) if is_new_T[places].any() else len(places)
+            assert is_new_T[places[start:]].all(), "sequences share more than their beginnings"
+            is_new_T[places] = False
+            rows.append((begin, len(places), start))
+            begin += len(places)
+        assert not is_new_T.any(), "a token of the row is in no sequence"
+        self._sequences_S3 = np.array(rows)
+        # What shares a token adds to the same gradients: one thread does it, in order.
+        firsts = np.array([places[0] for places in sequences])
+        self._trees = [np.flatnonzero(firsts == first) for first in np.unique(firsts)]
+        self._jobs: dict[tuple[int, int], list[np.ndarray]] = {}
+
+    @staticmethod
+    def serves(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
+        """Whether the kernels can attend in such a model."""
+        return device.type == "cpu" and dtype in DTYPES and head_dim % LANES == 0
+
+    def attend(
+        self, layer: int, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, scale: float
+    ) -> Tensor:
+        """See `models.attention.Attention`; returns [T, H, D]."""
+        out_THD: Tensor = _Attend.apply(q_HTD, k_GTD, v_GTD, scale, self)
+        return out_THD
+
+    def jobs(self, num_kv_heads: int, num_threads: int) -> list[np.ndarray]:
+        """The kernels' items, one array for each thread: whole trees of a head, evenly dealt."""
+        known = self._jobs.get((num_kv_heads, num_threads))
+        if known is None:
+            known = self._jobs[num_kv_heads, num_threads] = self._dealt(num_kv_heads, num_threads)
+        return known
+
+    def _dealt(self, num_kv_heads: int, num_threads: int) -> list[np.ndarray]:
+        pieces = []
+        for tree in self._trees:
+            rows_S3 = self._sequences_S3[tree]
+            lengths, starts = rows_S3[:, 1], rows_S3[:, 2]
+            work = int((lengths**2 - starts**2).sum())
+            for head in range(num_kv_heads):
+                pieces.append((work, np.insert(rows_S3, 0, head, axis=1)))
+        pieces.sort(key=lambda piece: -piece[0])
+        count = min(num_threads, len(pieces))
+        dealt: list[list[np.ndarray]] = [[] for _ in range(count)]
+        loads = [0] * count
+        for work, items in pieces:
+            least = loads.index(min(loads))
+            loads[least] += work
+            dealt[least].append(items)
+        return [np.concatenate(items) for items in dealt]
+
+    def run(self, kernel: Callable[..., None], *arrays: Any, sizes: tuple[int, int, int]) -> None:
+        """Call a kernel for every job."""
+        jobs = self.jobs(sizes[1], torch.get_num_threads())
+
+        def call(items: np.ndarray) -> None:
+            kernel(*arrays, sizes, items, self._places, kernels.room(self._longest, sizes[2]))
+
+        threads.run(call, jobs, len(jobs))
+
+
+class _Attend(torch.autograd.Function):
+    """The kernels as a node of autograd's graph."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q_HTD: Tensor,
+        k_GTD: Tensor,
+        v_GTD: Tensor,
+        scale: float,
+        packed: CpuPackedAttention,
+    ) -> Tensor:
+        rows = [x.transpose(0, 1).contiguous() for x in (q_HTD, k_GTD, v_GTD)]
+        tokens, heads, dim = rows[0].shape
+        out_THD = torch.empty(tokens, heads, dim)
+        log_sums_TH = torch.empty(tokens, heads)
+        ctx.sizes, ctx.scale, ctx.packed = (heads, len(k_GTD), dim), np.float32(scale), packed
+        given = _flat(*rows, out_THD, log_sums_TH)
+        packed.run(kernels.attend, *given, ctx.scale, sizes=ctx.sizes)
+        out = out_THD.to(q_HTD.dtype)
+        ctx.save_for_backward(*rows, out, log_sums_TH)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad_THD: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, out, log_sums = ctx.saved_tensors
+        grad_q = torch.empty(q.shape)
+        grad_k, grad_v = torch.zeros(k.shape), torch.zeros(v.shape)
+        given = _flat(q, k, v, out, log_sums, grad_THD.contiguous(), grad_q, grad_k, grad_v)
+        ctx.packed.run(kernels.differentiate, *given, ctx.scale, sizes=ctx.sizes)
+        gradients = (x.to(q.dtype).transpose(0, 1) for x in (grad_q, grad_k, grad_v))
+        return (*gradients, None, None)
+
+
+def _flat(*tensors: Tensor) -> list[np.ndarray]:
+    """All elements in a row, in float32."""
+    return [x.detach().float().reshape(-1).numpy() for x in tensors]
+
+
+__all__ = ["CpuPackedAttention"]
