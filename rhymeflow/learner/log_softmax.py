@@ -49,9 +49,9 @@ def scores(x_CV: Tensor, targets_C: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         target_C = x_CV.gather(1, targets_C[:, None])[:, 0] - largest_C1[:, 0]
         return target_C - total_C.log(), total_C.log() - inner_C / total_C, log_sum_C
     x, targets = x_CV.contiguous().numpy(), targets_C.numpy()
-    found_3C = np.empty((3, len(x)), np.float32)
-    _run(lambda rows: _scores(x[rows], targets[rows], found_3C[:, rows]), len(x))
-    logprob_C, entropy_C, log_sum_C = torch.from_numpy(found_3C)
+    found_C3 = np.empty((len(x), 3), np.float32)
+    _run(lambda rows: _scores(x[rows], targets[rows], found_C3[rows]), len(x))
+    logprob_C, entropy_C, log_sum_C = torch.from_numpy(found_C3).T.contiguous()
     return logprob_C, entropy_C, log_sum_C
 
 
@@ -89,9 +89,9 @@ def _scores(x, targets, found):
             total += in_total
             inner += in_inner
         log_total = np.float32(np.log(total))
-        found[0, c] = row[targets[c]] - largest - log_total
-        found[1, c] = log_total - inner / total
-        found[2, c] = largest + log_total
+        found[c, 0] = row[targets[c]] - largest - log_total
+        found[c, 1] = log_total - inner / total
+        found[c, 2] = largest + log_total
 
 
 @njit(**_COMPILED)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 CODE = """
 from numba.core import event
@@ -22,13 +25,8 @@ from rhymeflow.histospec.configured import rehearse
 from rhymeflow.weights.delta import DeltaWeightStore
 from rhymeflow.weights.install import Installation
 from rhymeflow.weights.manifest import manifest_of
-from rhymeflow.models.fused import fuse
-from tests.learner.builders import made_up_batch, tiny_learner, tiny_model
 rehearse(Config())
 CpuAttention(torch.float32, 32)
-model = tiny_model(hidden_size=64)  # heads of 16
-fuse(model)
-tiny_learner(model=model).train(made_up_batch(), 0)
 weights = {{"w": torch.zeros(2_000_000, dtype=torch.bfloat16)}}
 store = DeltaWeightStore.make(manifest_of(weights), keep=2)
 store.publish(0, weights)
@@ -48,5 +46,33 @@ def test_after_it_nothing_is_compiled() -> None:
     code = CODE.format(first="precompile.main()")
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ
+    )
+    assert done.stdout.split() == []
+
+
+LEARNER = """
+from numba.core import event
+from rhymeflow.workers import precompile
+from rhymeflow.models.fused import fuse
+from tests.learner.builders import made_up_batch, tiny_learner, tiny_model
+precompile.compile_learner()
+compiled = []
+class Listener(event.Listener):
+    def on_start(self, each): compiled.append(each.data["dispatcher"].py_func.__name__)
+    def on_end(self, each): pass
+event.register("numba:compile", Listener())
+model = tiny_model(hidden_size=64)  # heads of 16
+fuse(model)
+tiny_learner(model=model).train(made_up_batch(), 0)
+print(*compiled)
+"""
+
+
+@pytest.mark.slow
+def test_after_it_a_learner_compiles_nothing(tmp_path: Path) -> None:
+    """With nothing on the disk from before, so that all it runs must be compiled here."""
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", LEARNER], capture_output=True, text=True, check=True, env=environment
     )
     assert done.stdout.split() == []
