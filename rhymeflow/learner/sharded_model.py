@@ -31,6 +31,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rhymeflow.errors import UserError
+from rhymeflow.learner.fused import fuse
 from rhymeflow.learner.logprobs import LossOf, TokenScorer
 from rhymeflow.learner.packing import PackedRow
 from rhymeflow.learner.ranks import Ranks
@@ -61,6 +62,7 @@ class ShardedModel:
         self, model: PreTrainedModel, ranks: Ranks, compute_dtype: torch.dtype, *, offload: bool
     ) -> None:
         self.model, self.ranks = model.eval(), ranks
+        fuse(model)
         self.compute_dtype = compute_dtype
         self.layers = [
             module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rhymeflow.config import LearnerConfig, RolloutConfig
 from rhymeflow.learner import checkpoint
+from rhymeflow.learner.fused import fuse
 from rhymeflow.learner.logprobs import TokenScorer
 from rhymeflow.learner.optimizer import Optimizer
 from rhymeflow.learner.recomputation import recompute_layers
@@ -39,6 +40,7 @@ class Learner(LearnerStep):
         compute_dtype: torch.dtype,
     ) -> None:
         self.model = model.eval()
+        fuse(model)
         self.version = 0
         self.num_tokens = 0
         self._tokenizer = tokenizer

@@ -28,7 +28,6 @@ from rhymeflow.config import ModelConfig
 from rhymeflow.errors import UserError
 from rhymeflow.models import attention, hub
 from rhymeflow.models.converted import forget_quantization
-from rhymeflow.models.fused import fuse
 from rhymeflow.models.precision import auto_dtype, resolve_device
 from rhymeflow.models.reading import explained, offline, readable
 from rhymeflow.models.source import Source, locate
@@ -101,7 +100,6 @@ def load_model(config: ModelConfig, *, dtype: torch.dtype, device: torch.device)
     _check_complete(source, report)
     _check_finite(source, model)
     forget_quantization(model)
-    fuse(model)
     return model.to(device).eval()
 
 
@@ -144,7 +142,6 @@ def _of_config(config: ModelConfig, dtype: torch.dtype, device: torch.device) ->
             model.generation_config = GenerationConfig.from_pretrained(
                 source.location, **offline(source)
             )
-    fuse(model)
     return model.eval()
 
 

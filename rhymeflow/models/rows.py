@@ -22,7 +22,6 @@ from rhymeflow.config import ModelConfig
 from rhymeflow.errors import UserError
 from rhymeflow.models import attention
 from rhymeflow.models.converted import forget_quantization
-from rhymeflow.models.fused import fuse
 from rhymeflow.models.load import load_config, load_model
 from rhymeflow.models.reading import explained, offline, readable
 from rhymeflow.models.source import Source
@@ -72,7 +71,6 @@ class WeightRows:
                 model.generation_config = GenerationConfig.from_pretrained(
                     self._source.location, **offline(self._source)
                 )
-        fuse(model)
         return model.eval()
 
     def read(self, name: str, rows: slice) -> Tensor:

@@ -19,8 +19,8 @@ from rhymeflow.engine.native.cpu_attention import DTYPES, CpuAttention
 from rhymeflow.histospec.configured import rehearse
 from rhymeflow.learner import log_softmax
 from rhymeflow.learner.cpu_attention import CpuPackedAttention
+from rhymeflow.learner.fused import fuse
 from rhymeflow.models import attention
-from rhymeflow.models.fused import fuse
 from rhymeflow.utils.gemm import LANES
 from rhymeflow.weights import proof
 from rhymeflow.weights.changes import Finder

@@ -53,7 +53,6 @@ def test_after_it_nothing_is_compiled() -> None:
 LEARNER = """
 from numba.core import event
 from rhymeflow.workers import precompile
-from rhymeflow.models.fused import fuse
 from tests.learner.builders import made_up_batch, tiny_learner, tiny_model
 precompile.compile_learner()
 compiled = []
@@ -61,9 +60,7 @@ class Listener(event.Listener):
     def on_start(self, each): compiled.append(each.data["dispatcher"].py_func.__name__)
     def on_end(self, each): pass
 event.register("numba:compile", Listener())
-model = tiny_model(hidden_size=64)  # heads of 16
-fuse(model)
-tiny_learner(model=model).train(made_up_batch(), 0)
+tiny_learner(model=tiny_model(hidden_size=64)).train(made_up_batch(), 0)  # heads of 16
 print(*compiled)
 """
 

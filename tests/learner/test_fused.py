@@ -7,7 +7,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
-from rhymeflow.models.fused import _Rotary, _SwiGLU, fuse
+from rhymeflow.learner.fused import _Rotary, _SwiGLU, fuse
 
 SIZES = {
     "hidden_size": 32,

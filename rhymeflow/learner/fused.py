@@ -2,7 +2,8 @@
 
 `fuse` gives the modules of a model that compute what `elementwise` does a forward of their own;
 parameters, names and files stay. Which modules those are is found by trying: a module is left as it
-is unless its own forward gives the same numbers.
+is unless its own forward gives the same numbers. A call costs some 30 microseconds more than
+torch's own small ones, so it is for the learner's thousands of rows, not for an engine's few.
 
 Holds true: results and gradients are those of the modules up to float rounding and do not depend on
 the number of threads or on other rows; in other types than float32 and on other devices the
@@ -21,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rhymeflow.models import elementwise
+from rhymeflow.learner import elementwise
 from rhymeflow.utils import threads
 
 _BLOCK = 1024
