@@ -1,10 +1,13 @@
-"""A learner's training steps: tokens per second, against the learner of another checkout.
+"""A learner's training steps: tokens per second, against another checkout's, and peak memory.
 
-Batches are sampled from a recipe's first policy and rewarded, so lengths and the share of groups
-without a gradient are a run's. Each side is a process of its own that stands still while the other
-works; every batch is trained on by both, one right after the other, and ratios are medians over
-these pairs. Tokens are those of prompts and responses, every response with its prompt, as
+*Speed.* Batches are sampled from a recipe's first policy and rewarded, so lengths and the share of
+groups without a gradient are a run's. Each side is a process of its own that stands still while the
+other works; every batch is trained on by both, one right after the other, and ratios are medians
+over these pairs. Tokens are those of prompts and responses, every response with its prompt, as
 `num_tokens` counts them.
+
+*Memory.* The anonymous memory of a learner's process over what it had before it loaded the model,
+at its peak in a step on one micro-batch, and what `rhymeflow.sizes` says of it.
 """
 
 from __future__ import annotations
@@ -14,7 +17,8 @@ import functools
 import json
 import sys
 import tempfile
-from contextlib import ExitStack, closing
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +32,14 @@ RECIPES = {"demo": 8, "smollm2": 2}
 """And how many batches of each."""
 LEAST = 1.3
 """Times the tokens per second of the checkout it is compared with."""
+TOKENS = {"demo": (4_000, 8_000), "smollm2": (500, 2_000)}
+"""Of the micro-batches whose memory is measured."""
 SIDE = Path(__file__).parent / "peers" / "learner_side.py"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this benchmark's options."""
+    harness.add_parts_argument(parser, PARTS)
     harness.add_choice(parser, "--recipe", RECIPES)
     harness.add_number(parser, "--repeats", 5, "times that each batch is trained on")
     harness.add_number(parser, "--threads", 1, "of every side")
@@ -48,42 +55,102 @@ def _checkout(path: str) -> Path:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure each recipe and report."""
+    """Measure and report."""
+    return harness.report_parts("learner", PARTS, args, NOTES)
+
+
+def speed(args: argparse.Namespace) -> harness.Found:
+    """Each side's tokens per second for each recipe."""
     rows: list[dict[str, Any]] = []
     targets = []
     for recipe in args.recipe or RECIPES:
         values = measure(recipe, args)
         for side, speeds in values.items():
-            rows.append({"recipe": recipe, **harness.side_row(side, speeds, "tokens/s")})
+            part = {"part": "speed", "recipe": recipe}
+            rows.append({**part, **harness.side_row(side, speeds, "tokens/s")})
         if args.against:
             ratio = harness.median_ratio(*values.values())
             targets.append(harness.Target(f"learner/{recipe}", ratio, LEAST))
-    return harness.report("learner", rows, targets, args, NOTES)
+    return rows, targets
 
 
+def memory(args: argparse.Namespace) -> harness.Found:
+    """Peaks of a step, by tokens of its micro-batch."""
+    rows: list[dict[str, Any]] = []
+    for recipe in args.recipe or RECIPES:
+        config = configuration(recipe, args)
+        with serving(config, {"rhymeflow": ROOT}, 1, args) as peers:
+            found = {n: peers["rhymeflow"].ask({"tokens": n}) for n in TOKENS[recipe]}
+        few, many = (found[n]["peak MB"] for n in TOKENS[recipe])
+        more = TOKENS[recipe][1] - TOKENS[recipe][0]
+        for tokens, each in found.items():
+            said = said_by_sizes(config, tokens)
+            rows.append(
+                {
+                    "part": "memory",
+                    "recipe": recipe,
+                    "tokens": tokens,
+                    "million parameters": each["parameters"] / 1e6,
+                    "peak MB": each["peak MB"],
+                    "sizes says MB": said,
+                    "said over peak": said / each["peak MB"],
+                    "MB for 1000 tokens": (many - few) / more * 1000,
+                }
+            )
+    worst = max((abs(row["said over peak"] - 1) for row in rows), default=0.0)
+    return rows, [harness.Target("learner/sizes are off by", worst, 0.2, at_most=True)]
+
+
+PARTS = {"speed": speed, "memory": memory}
 NOTES = (
-    "Each side has the same batches, of the recipe's groups, and as many threads as `--threads` "
-    "says. After a step that is not counted."
+    "Speed: each side has the same batches, of the recipe's groups, and as many threads as "
+    "`--threads` says, after a step that is not counted. Memory: a learner of one rank, the whole "
+    "step in one micro-batch; said is the sum of what the dry run lists for the learner."
 )
+
+
+def said_by_sizes(config: Config, tokens: int) -> float:
+    """MB that a learner takes whose micro-batches have so many tokens."""
+    from rhymeflow import sizes
+
+    model = sizes.shape(config)
+    rows = sizes.estimate(config, model, 1)
+    others = [row for row in rows if row.process == "learner" and "activations" not in row.what]
+    token = sizes.activation_bytes(model, gradient_checkpointing=False)
+    return (sum(row.num_bytes for row in others) + sizes.ALLOCATOR * tokens * token) / 1e6
 
 
 def measure(recipe: str, args: argparse.Namespace) -> dict[str, list[float]]:
     """Tokens per second of each side, batch by batch."""
     sides = {"rhymeflow": ROOT} | ({"against": args.against} if args.against else {})
-    config = read_config(recipe, {"model.dtype": args.dtype, "model.device": "cpu"})
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        path = Path(folder) / "batches.json"
-        path.write_text(json.dumps(batches(config, RECIPES[recipe])), encoding="utf-8")
-        peers = {}
-        for side, checkout in sides.items():
-            given = [str(SIDE), str(checkout), recipe, args.dtype, str(path), str(args.threads)]
-            peers[side] = stack.enter_context(closing(Peer(sys.executable, given, args.threads)))
-        found: dict[str, list[float]] = {side: [] for side in sides}
+    found: dict[str, list[float]] = {side: [] for side in sides}
+    with serving(configuration(recipe, args), sides, RECIPES[recipe], args) as peers:
         for batch in range(RECIPES[recipe]):
             ask = {side: functools.partial(_speed, peer, batch) for side, peer in peers.items()}
             for side, speeds in harness.interleave(ask, args.repeats, f"{recipe} {batch}").items():
                 found[side] += speeds
     return found
+
+
+def configuration(recipe: str, args: argparse.Namespace) -> Config:
+    """The recipe as it is measured."""
+    return read_config(recipe, {"model.dtype": args.dtype, "model.device": "cpu"})
+
+
+@contextmanager
+def serving(
+    config: Config, sides: dict[str, Path], num_batches: int, args: argparse.Namespace
+) -> Iterator[dict[str, Peer]]:
+    """A learner for each side, with batches of the recipe."""
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        path = Path(folder) / "batches.json"
+        path.write_text(json.dumps(batches(config, num_batches)), encoding="utf-8")
+        peers = {}
+        for side, checkout in sides.items():
+            given = [str(SIDE), str(checkout), config.name, args.dtype, str(path)]
+            peer = Peer(sys.executable, [*given, str(args.threads)], args.threads)
+            peers[side] = stack.enter_context(closing(peer))
+        yield peers
 
 
 def _speed(peer: Peer, batch: int) -> float:

@@ -1,10 +1,10 @@
 """How much memory a configuration will take, worked out from shapes; no weights are read.
 
 Holds true: each row is a product of numbers that the configuration, the model's own config and the
-longest prompt give; neither weights nor a tokenizer are loaded. Left out, because they depend on
-libraries and data: Python and torch themselves (about 0.5 GB a process), the activations of one
-micro-batch, and on CPUs the copies of weights that are laid out for its instructions (the head's is
-float32, in engine and learner).
+longest prompt give; neither weights nor a tokenizer are loaded. What the learner keeps of a
+micro-batch is counted for layers of attention and a gated MLP. Left out, because they depend on
+libraries: Python and torch themselves (about 0.5 GB a process), and on CPUs the copies of weights
+that are laid out for its instructions (the head's is float32, in engine and learner).
 """
 
 from __future__ import annotations
@@ -36,6 +36,11 @@ ASSUMED_PROMPT = 512
 """Tokens of the longest prompt, if neither the data nor `data.max_prompt_length` is asked."""
 
 
+ALLOCATOR = 1.25
+"""What a process takes from the system over what is in use: arrays of other sizes fit badly into
+those that were freed. 1.2 to 1.3 in the learner's steps (`rhymeflow bench learner`)."""
+
+
 @dataclass(frozen=True)
 class Model:
     """What of a model decides about memory."""
@@ -52,6 +57,10 @@ class Model:
     device: str
     num_outside: int = 0
     """Parameters outside the layers: embeddings and head."""
+    hidden_size: int = 0
+    num_heads: int = 0
+    intermediate_size: int = 0
+    """Of the MLP; of experts, all that a token goes to."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +96,7 @@ def describe(config: Config, longest_prompt: int | None = None) -> str:
     ]
     lines += [f"#   {row.process:<18} {row.what:<44} {size_text(row.num_bytes):>9}" for row in rows]
     lines.append(f"#   {'total':<63} {size_text(sum(row.num_bytes for row in rows)):>9}")
-    lines.append("#   besides: about 0.5 GB for Python and torch in each process, and activations")
+    lines.append("#   besides: about 0.5 GB for Python and torch in each process")
     return "\n".join(lines)
 
 
@@ -145,7 +154,39 @@ def model_of(hf_config: PreTrainedConfig, dtype: torch.dtype, device: str) -> Mo
         num_outside=text.vocab_size
         * text.hidden_size
         * (1 if hf_config.tie_word_embeddings else 2),
+        hidden_size=text.hidden_size,
+        num_heads=heads,
+        intermediate_size=_intermediate_size(text),
     )
+
+
+def _intermediate_size(text: PreTrainedConfig) -> int:
+    experts = getattr(text, "num_experts_per_tok", None)
+    of_expert = getattr(text, "moe_intermediate_size", None)
+    if experts and of_expert:
+        return int(experts * of_expert)
+    return int(getattr(text, "intermediate_size", None) or 4 * text.hidden_size)
+
+
+def activation_bytes(model: Model, *, gradient_checkpointing: bool) -> int:
+    """What a layer-by-layer pass keeps of one token for its backward pass, and computes with.
+
+    Each linear layer keeps its input, attention its queries, keys, values and output; a norm its
+    input, where it is torch's also that in float32 and the normalised; the gated MLP what it
+    multiplies.
+    """
+    size, is_fused = (
+        model.bytes_per_value,
+        model.bytes_per_value == MASTER and model.device == "cpu",
+    )
+    norm = (0 if is_fused else MASTER) + 2 * size
+    attention = 2 * (model.num_heads + model.num_kv_heads) * model.head_size
+    mlp = (3 if is_fused else 4) * model.intermediate_size
+    layer = 2 * norm * model.hidden_size + size * (attention + mlp)
+    in_backward = size * (4 * model.hidden_size + 3 * model.intermediate_size)
+    if gradient_checkpointing:
+        return model.num_layers * size * model.hidden_size + layer + in_backward
+    return model.num_layers * layer + in_backward
 
 
 def _changes(config: Config, weights: int) -> list[Row]:
@@ -172,7 +213,7 @@ def estimate(config: Config, model: Model, prompt_length: int) -> list[Row]:
         Row("weight store", "weights, two slots in shared memory", 2 * weights),
         Row(instances, "weights", weights * rollout.num_instances),
         Row(instances, cached, cache * rollout.num_instances),
-        *_learner(config, model),
+        *_learner(config, model, min(prompt_length, length), length),
         *_changes(config, weights),
     ]
     if config.drafting.window != "off":
@@ -180,8 +221,11 @@ def estimate(config: Config, model: Model, prompt_length: int) -> list[Row]:
     return rows
 
 
-def _learner(config: Config, model: Model) -> list[Row]:
-    """All ranks together; they share what is in float32."""
+def _learner(config: Config, model: Model, prompt: int, length: int) -> list[Row]:
+    """All ranks together; they share what is in float32.
+
+    `prompt` and `length`: tokens of the longest prompt, and of that and the longest response.
+    """
     learner, ranks = config.learner, config.learner.num_ranks
     weights = model.num_parameters * model.bytes_per_value
     masters = model.num_parameters * MASTER
@@ -195,6 +239,7 @@ def _learner(config: Config, model: Model) -> list[Row]:
             f"logits, {learner.logits_chunk_size:,} rows x {model.vocab_size:,} at a time",
             learner.logits_chunk_size * model.vocab_size * MASTER * ranks,
         ),
+        _activations(config, model, name, prompt, length),
     ]
     if ranks > 1:
         # Two layers, for the next is gathered while one computes; each with its gradient.
@@ -209,6 +254,17 @@ def _learner(config: Config, model: Model) -> list[Row]:
     if learner.beta > 0:
         rows.append(Row(name, "reference model", weights))
     return rows
+
+
+def _activations(config: Config, model: Model, name: str, prompt: int, length: int) -> Row:
+    """A group's prompt is there once in a micro-batch."""
+    learner = config.learner
+    groups = -(-learner.groups_per_batch // (learner.num_minibatches * learner.num_ranks))
+    most = groups * (prompt + config.rollout.num_generations * (length - prompt))
+    tokens = max(length, min(most, learner.max_tokens_per_microbatch))
+    token = activation_bytes(model, gradient_checkpointing=learner.gradient_checkpointing)
+    what = f"activations of {tokens:,} tokens, at most"
+    return Row(name, what, round(ALLOCATOR * tokens * token) * learner.num_ranks)
 
 
 def _drafting(config: Config, instances: str, max_length: int) -> list[Row]:

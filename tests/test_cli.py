@@ -187,10 +187,11 @@ def test_sizes_are_counted_process_by_process() -> None:
     model = sizes.Model(
         num_parameters=1000, num_layers=2, num_kv_heads=3, head_size=5, vocab_size=7,
         max_positions=100, bytes_per_value=2, name_of_dtype="bfloat16", device="cpu",
+        hidden_size=10, num_heads=6, intermediate_size=9,
     )  # fmt: skip
     config = build_config(
         {
-            "max_num_seqs": 4, "max_completion_length": 20,
+            "max_num_seqs": 4, "max_completion_length": 20, "groups_per_batch": 2,
             "num_instances": 2, "beta": 0.1, "logits_chunk_size": 11, "window": "off",
         },
         where="test",
@@ -206,6 +207,11 @@ def test_sizes_are_counted_process_by_process() -> None:
         ("learner", "gradients"): 4000,
         ("learner", "AdamW moments"): 8000,
         ("learner", "logits"): 11 * 7 * 4,
+        # 2 prompts of 10 tokens, 8 responses of 20 to each: norms, attention, MLP of 2 layers,
+        # and what one is differentiated with.
+        ("learner", "activations of 340 tokens"): round(
+            1.25 * 340 * (2 * (2 * 8 * 10 + 2 * 2 * 9 * 5 + 2 * 4 * 9) + 2 * (40 + 27))
+        ),
         ("learner", "reference model"): 2000,
     }
 

@@ -1,25 +1,31 @@
 """The learner of a checkout, as a peer: `python learner_side.py CHECKOUT RECIPE DTYPE BATCHES N`.
 
 `CHECKOUT` goes before the installed package, whichever that is. For a request `{"batch": i}` it
-trains on that batch of the file and answers with `tokens/s`.
+trains on that batch of the file and answers with `tokens/s`; for `{"tokens": n}` on two groups of
+four random responses, n tokens in all and in one micro-batch, and answers with `peak MB` of memory
+over what the process had before it loaded the model, and `parameters`.
 """
 
 from __future__ import annotations
 
 import json
+import random
 import sys
 import time
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 
 def main() -> None:
+    """Serve until stdin ends."""
     checkout, recipe, dtype, path, threads = sys.argv[1:]
     sys.path.insert(0, checkout)
     import torch
 
     import rhymeflow
+    from benchmarks.ranks import Memory
     from rhymeflow.config.load import read_config
     from rhymeflow.learner.sample import Sample
     from rhymeflow.learner.single import Learner
@@ -30,21 +36,51 @@ def main() -> None:
     if find_spec("rhymeflow.utils.allocator"):  # as the worker does, in checkouts that have it
         import_module("rhymeflow.utils.allocator").keep_freed_memory()
     config = read_config(recipe, {"model.dtype": dtype, "model.device": "cpu"})
-    device = torch.device("cpu")
+    device, memory = torch.device("cpu"), Memory()
     model = load_model(config.model, dtype=torch.float32, device=device)
     compute = resolve_dtype(config.model, device)
     learner = Learner(model, None, config.learner, config.rollout, compute)
     read = json.loads(Path(path).read_text(encoding="utf-8"))
     batches = [[Sample(**fields) for fields in batch] for batch in read]
     learner.train(batches[0], 1)
-    print("answer: {}", flush=True)
-    for line in sys.stdin:
-        batch = batches[json.loads(line)["batch"]]
+
+    def speed(batch: list[Sample]) -> dict[str, float]:
         started = time.perf_counter()
         learner.train(batch, 1)
-        seconds = time.perf_counter() - started
         tokens = sum(len(sample.prompt_ids) + len(sample.completion_ids) for sample in batch)
-        print("answer:", json.dumps({"tokens/s": tokens / seconds}), flush=True)
+        return {"tokens/s": tokens / (time.perf_counter() - started)}
+
+    def peak(tokens: int) -> dict[str, float]:
+        row: dict[str, float] = {}
+        batch = [Sample(**fields) for fields in made_up(tokens, model.config.vocab_size)]
+        memory.held()
+        with memory.peak(row, "peak MB"):
+            learner.train(batch, 1)
+        return {**row, "parameters": learner.num_parameters}
+
+    print("answer: {}", flush=True)
+    for line in sys.stdin:
+        asked = json.loads(line)
+        answer = speed(batches[asked["batch"]]) if "batch" in asked else peak(asked["tokens"])
+        print("answer:", json.dumps(answer), flush=True)
+
+
+def made_up(tokens: int, vocabulary: int) -> list[dict[str, Any]]:
+    """Two groups of four responses, of random tokens; every other one is rewarded."""
+    rng, length = random.Random(0), tokens // 8
+    return [
+        {
+            "group": group,
+            "prompt_ids": [group],
+            "completion_ids": [rng.randrange(vocabulary) for _ in range(length)],
+            "logprobs": [-9.0] * length,
+            "versions": [0] * length,
+            "reward": float(member % 2),
+            "truncated": False,
+        }
+        for group in range(2)
+        for member in range(4)
+    ]
 
 
 if __name__ == "__main__":
