@@ -141,8 +141,7 @@ def test_a_copy_computes_with_its_own_weights():
     fuse(first)
     second = copy.deepcopy(first)
     with torch.no_grad():
-        for weight in second.parameters():
-            weight.zero_()
+        second.model.norm.weight.zero_()
     assert float(second(IDS[:, :5], use_cache=False).logits.abs().max()) == 0.0
     assert float(first(IDS[:, :5], use_cache=False).logits.abs().max()) > 0.0
 
