@@ -112,16 +112,24 @@ class Outcome:
         there = checkpoints_up_to(self.run_dir / CHECKPOINTS, _NEWEST)
         if not there:
             return None
-        if self.takes_best:
-            rows, by = metrics.read(self.run_dir), self.config.run.best_metric
-            known = {v: rows[v][by] for v in there if by in rows.get(v, {})}
-            if known:
-                return there[max(known, key=lambda version: (known[version], version))]
+        if self.takes_best and (best := self._best(there)) is not None:
+            return there[best[0]]
         return there[max(there)]
+
+    def _best(self, there: Mapping[int, Path]) -> tuple[int, float] | None:
+        """Which of these checkpoints has most of `run.best_metric`, and how much; the newest of
+        equal ones, None if it was found of none."""
+        rows, by = metrics.read(self.run_dir), self.config.run.best_metric
+        known = [(rows[v][by], v) for v in there if by in rows.get(v, {})]
+        if not known:
+            return None
+        value, version = max(known)
+        return version, value
 
     @property
     def state(self) -> Any:
-        """transformers' `TrainerState`: `global_step`, `max_steps`, `epoch`, `log_history`."""
+        """transformers' `TrainerState`: `global_step`, `max_steps`, `epoch`, `log_history`,
+        and of the best checkpoint that is there `best_global_step`, `best_metric` and its path."""
         if self._state is None:
             self._state = self._new_state()
             rows = metrics.read(self.run_dir) if self.is_trained else {}
@@ -131,6 +139,11 @@ class Outcome:
             reached = max((v for v, row in rows.items() if "loss" in row), default=0)
             self._state.global_step = reached * self.rhythm.steps_per_version
             self._state.epoch = self.rhythm.epoch(reached)
+            there = checkpoints_up_to(self.run_dir / CHECKPOINTS, _NEWEST) if rows else {}
+            if (best := self._best(there)) is not None:
+                self._state.best_global_step = best[0] * self.rhythm.steps_per_version
+                self._state.best_metric = best[1]
+                self._state.best_model_checkpoint = str(there[best[0]])
         return self._state
 
     @cached_property

@@ -139,3 +139,33 @@ def test_of_a_trainer_that_did_not_train_there_is_what_it_was_given(tmp_path: Pa
     bare = Trainer(model=DEMO, config={"output_dir": str(tmp_path / "bare")})
     with pytest.raises(UserError, match="needs an eval_dataset"):
         bare.evaluate()
+
+
+def test_the_best_model_is_the_one_at_the_end(tmp_path: Path) -> None:
+    """Each step's evaluation is worse than the one before, so step 1 is the best that was kept."""
+
+    def worse_and_worse(completions: list[str], trainer_state: Any, **_: Any) -> list[float]:
+        step = trainer_state.global_step
+        return [sum(map(ord, c)) % 7 / 100 - step for c in completions]
+
+    args = GRPOConfig(
+        str(tmp_path / "out"), 4, max_steps=3, num_generations=4, max_completion_length=8,
+        learning_rate=1e-2, use_cpu=True, temperature=4.0, lr_scheduler_type="constant",
+        eval_strategy="steps", eval_steps=1, save_strategy="steps", save_steps=1,
+        load_best_model_at_end=True, metric_for_best_model="eval_reward",
+    )  # fmt: skip
+    trainer = GRPOTrainer(
+        DEMO, worse_and_worse, args=args, train_dataset=ROWS, eval_dataset=ROWS[:2]
+    )
+    trainer.train()
+    weights = {
+        step: AutoModelForCausalLM.from_pretrained(
+            trainer.run_dir / "checkpoints" / f"step-{step}"
+        ).state_dict()
+        for step in (1, 3)
+    }
+    found = trainer.model.state_dict()
+    name = "model.layers.0.mlp.up_proj.weight"
+    assert not weights[1][name].equal(weights[3][name])
+    assert found[name].float().equal(weights[1][name].float())
+    assert "step-1" in str(trainer.state.best_model_checkpoint)
