@@ -27,6 +27,7 @@ from benchmarks.peers.process import Peer
 from benchmarks.training.train import ROOT
 from rhymeflow.config import Config
 from rhymeflow.config.load import read_config
+from rhymeflow.errors import UserError
 
 RECIPES = {"demo": 8, "smollm2": 2}
 """And how many batches of each."""
@@ -45,17 +46,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     harness.add_number(parser, "--threads", 1, "of every side")
     parser.add_argument("--dtype", default="auto", help="model.dtype (default: the recipe's)")
     what = "another checkout of Rhymeflow, whose learner is the other side"
-    parser.add_argument("--against", type=_checkout, metavar="DIR", help=what)
-
-
-def _checkout(path: str) -> Path:
-    if not (Path(path) / "rhymeflow" / "learner").is_dir():
-        raise argparse.ArgumentTypeError(f"{path}: not a checkout of Rhymeflow")
-    return Path(path).resolve()
+    parser.add_argument("--against", type=Path, metavar="DIR", help=what)
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure and report."""
+    """Measure and report.
+
+    Raises:
+        UserError: `--against` is not a checkout.
+    """
+    if args.against and not (args.against / "rhymeflow" / "learner").is_dir():
+        raise UserError(f"--against {args.against}: not a checkout of Rhymeflow")
     return harness.report_parts("learner", PARTS, args, NOTES)
 
 
@@ -122,7 +123,7 @@ def said_by_sizes(config: Config, tokens: int) -> float:
 
 def measure(recipe: str, args: argparse.Namespace) -> dict[str, list[float]]:
     """Tokens per second of each side, batch by batch."""
-    sides = {"rhymeflow": ROOT} | ({"against": args.against} if args.against else {})
+    sides = {"rhymeflow": ROOT} | ({"against": args.against.resolve()} if args.against else {})
     found: dict[str, list[float]] = {side: [] for side in sides}
     with serving(configuration(recipe, args), sides, RECIPES[recipe], args) as peers:
         for batch in range(RECIPES[recipe]):
