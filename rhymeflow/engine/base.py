@@ -89,8 +89,7 @@ class Request:
     """Whether it may go on, under this id, after it has stopped: then what is cached of it is kept
     while there is room and the weights stay."""
     is_urgent: bool = False
-    """Whether it may go before others, as far as the engine can do that; see
-    `native/scheduler.py`."""
+    """Whether it may go before others; see `native/scheduler.py`."""
     accepted: bytearray | None = None
     """Where this is asked for: for each of the last tokens, as many as were generated here, 1 if it
     was drafted, else 0."""

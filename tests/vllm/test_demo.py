@@ -75,6 +75,39 @@ def test_same_tokens_as_the_native_engine(rig, vllm, expected):
     assert {"stop", "length"} == set(reasons.values())
 
 
+def test_urgent_requests_take_half_the_places_at_once(rig, drafted, expected):
+    """And those that made way come back with the tokens they would have had."""
+    requests = fresh(rig) + [
+        copied(request, f"more {i}") for i in range(3) for request in fresh(rig)
+    ]
+    places = rig.config.rollout.max_num_seqs
+    for request in requests:
+        drafted.submit(request)
+    ended = [request.id for _ in range(2) for request, _ in drafted.poll(0.0)]
+    assert drafted.load().num_running == places
+    urgent = [copied(request, f"urgent {i}") for i in range(2) for request in fresh(rig)]
+    for request in urgent:
+        request.is_urgent = True
+        drafted.submit(request)
+    ended += [request.id for request, _ in drafted.poll(0.0)]
+    assert drafted.load().num_running <= places
+    waiting = set(drafted.load().waiting)
+    assert sum(request.id not in waiting for request in urgent) == places // 2
+    assert drafted.interrupt([urgent[-1].id]) == [urgent.pop()]
+    while drafted.has_work:
+        ended += [request.id for request, _ in drafted.poll(0.0)]
+    assert sorted(map(str, ended)) == sorted(str(request.id) for request in (*requests, *urgent))
+    last_urgent = max(ended.index(request.id) for request in urgent)
+    assert last_urgent < len(ended) - places // 2, "the urgent ones waited for the others"
+    for i, request in enumerate([*requests, *urgent]):
+        assert_same([request], [expected[0][i % len(expected[0])]], TOLERANCE)
+
+
+def copied(request, name):
+    """The same request under another id."""
+    return Request((request.id, name), request.prompt_ids, request.noise_key, request.sampling)
+
+
 def conversations(rig, engine, turns=3):
     """Responses with turns: what is observed comes after each stop token."""
     requests = requests_of(rig, 2 * NUM_TOKENS, stop=STOP)

@@ -111,8 +111,11 @@ class Llm:
         """Tokens there are."""
         return int(self._engine.model_config.get_vocab_size())
 
-    def add(self, name: str, request: Request, *, stream: int, cache: str) -> None:
-        """Queue a request under a new name; only those with the same `cache` share a prefix."""
+    def add(self, name: str, request: Request, number: int, *, stream: int, cache: str) -> None:
+        """Queue a request under a new name; only those with the same `cache` share a prefix.
+
+        Urgent ones are scheduled first, and the rest in the order of their numbers.
+        """
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -129,7 +132,9 @@ class Llm:
         )
         ids = [*request.prompt_ids, *request.tokens]
         prompt = {"prompt_token_ids": ids, "cache_salt": cache}
-        self._names[name] = self._engine.add_request(name, prompt, params)
+        self._names[name] = self._engine.add_request(
+            name, prompt, params, arrival_time=float(number), priority=int(not request.is_urgent)
+        )
 
     def abort(self, names: list[str]) -> None:
         """Forget requests."""
@@ -255,6 +260,7 @@ def engine_args(config: Config) -> dict[str, Any]:
         "max_num_batched_tokens": rollout.max_prefill_tokens + rollout.max_num_seqs * rows,
         "enable_prefix_caching": True,
         "async_scheduling": False,
+        "scheduling_policy": "priority",
         "tensor_parallel_size": rollout.vllm_tensor_parallel_size,
         "worker_extension_cls": worker.PATH,
         "disable_log_stats": True,

@@ -3,14 +3,17 @@
 Holds true: see `engine/base.py`. A request that comes back after an interruption is submitted to
 vLLM as a prompt with the tokens it has; its noise goes on at its position, for the position counts
 from the end of its own prompt. Requests of one version share prefixes, those of another never do
-(vLLM's `cache_salt`), so with `keep` no request begins on keys and values of old weights. Knows
-nothing of messages or of the controller.
+(vLLM's `cache_salt`), so with `keep` no request begins on keys and values of old weights. Urgent
+requests have places as in the native engine (`native/scheduler.py`): of those that run, the one
+submitted last makes way, and is the next to run again; so no more of vLLM is asked for than its
+scheduling by priority. Knows nothing of messages or of the controller.
 """
 
 from __future__ import annotations
 
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 
@@ -19,6 +22,7 @@ from rhymeflow.core.types import Version
 from rhymeflow.engine.base import Finished, Limits, Load, Request, Segment
 from rhymeflow.engine.drafter import Drafter
 from rhymeflow.engine.native import noise
+from rhymeflow.engine.native.scheduler import URGENT_SHARE
 from rhymeflow.engine.vllm import self_test
 from rhymeflow.engine.vllm.drafting import Drafting, Iteration
 from rhymeflow.engine.vllm.llm import Llm, Stepped
@@ -35,8 +39,10 @@ class Entry:
     """A request inside the engine."""
 
     request: Request
+    number: int
+    """In the order of submission."""
     name: str
-    """vLLM is given a new one each time a request is submitted."""
+    """vLLM is given a new one each time it is given the request."""
 
 
 class VllmEngine:
@@ -60,11 +66,14 @@ class VllmEngine:
         self._drafter: Drafter | None = None
         self._entries: dict[Hashable, Entry] = {}
         self._by_name: dict[str, Entry] = {}
-        self._num_submitted = 0
+        self._urgent: deque[Entry] = deque()
+        """Those that vLLM has not been given yet, for want of a place."""
+        self._num_submitted = self._num_named = 0
         self._num_generated, self._clock = 0, 0.0
         self._timer = timer(config)
         rollout = config.rollout
         self._pulls = Pulls(self._llm, is_here=rollout.vllm_tensor_parallel_size == 1)
+        self._urgent_places = max(1, int(rollout.max_num_seqs * URGENT_SHARE))
         capacity = min(self._llm.kv_capacity, rollout.max_kv_tokens or self._llm.kv_capacity)
         stop = configured_stop_token_ids(config.model, load_tokenizer(config.model))
         self._limits = Limits(rollout.max_num_seqs, self._llm.max_length, capacity, stop)
@@ -99,9 +108,10 @@ class VllmEngine:
     def load(self) -> Load:
         """How it is now."""
         status = self._llm.status()
+        waiting = [self._by_name[name] for name in self._llm.waiting()]
         return Load(
             status.running,
-            tuple(self._by_name[name].request.id for name in self._llm.waiting()),
+            tuple(entry.request.id for entry in (*waiting, *self._urgent)),
             status.kv_tokens,
             self._clock,
             self._num_generated,
@@ -122,15 +132,18 @@ class VllmEngine:
                 "max_position_embeddings, or rollout.vllm_max_model_length)"
             )
         self._num_submitted += 1
-        entry = Entry(request, f"r{self._num_submitted}")
-        self._entries[request.id] = self._by_name[entry.name] = entry
-        stream = noise.stream(self._seed, request.noise_key)
-        self._llm.add(entry.name, request, stream=stream, cache=f"version {self.version}")
+        entry = self._entries[request.id] = Entry(request, self._num_submitted, "")
+        if request.is_urgent:
+            self._urgent.append(entry)
+        else:
+            self._give(entry)
 
     def poll(self, timeout: float) -> list[Finished]:
         """Run one iteration, if there is anything to run; it never waits for more."""
         if not self._entries:
             return []
+        if self._urgent:
+            self._admit_urgent()
         if self._drafting is None:
             self._llm.draft({})
         else:
@@ -155,7 +168,8 @@ class VllmEngine:
         """Stop requests; see `base.Engine`."""
         chosen = list(self._entries) if ids is None else ids
         found = [self._entries[key] for key in chosen if key in self._entries]
-        self._llm.abort([entry.name for entry in found])
+        self._llm.abort([entry.name for entry in found if entry.name])
+        self._urgent = deque(entry for entry in self._urgent if entry not in found)
         self._forget([entry.request.id for entry in found])
         return [entry.request for entry in found]
 
@@ -197,6 +211,34 @@ class VllmEngine:
         """End vLLM's processes."""
         self._llm.close()
 
+    def _give(self, entry: Entry) -> None:
+        """Have vLLM queue a request, behind the urgent ones and in the order of submission."""
+        self._num_named += 1
+        entry.name = f"r{self._num_named}"
+        self._by_name[entry.name] = entry
+        stream, cache = noise.stream(self._seed, entry.request.noise_key), f"version {self.version}"
+        self._llm.add(entry.name, entry.request, entry.number, stream=stream, cache=cache)
+
+    def _admit_urgent(self) -> None:
+        """Give vLLM the urgent requests that have places; more only where nothing else waits."""
+        waiting = set(self._llm.waiting())
+        given = [entry for entry in self._entries.values() if entry.name]
+        others = [entry for entry in given if not entry.request.is_urgent]
+        running = [entry for entry in others if entry.name not in waiting]
+        num_urgent = len(given) - len(others)
+        while self._urgent:
+            is_full = len(running) + num_urgent >= self._limits.max_num_seqs
+            if num_urgent >= self._urgent_places and (is_full or len(running) < len(others)):
+                return
+            if is_full:
+                last = max(running, key=lambda entry: entry.number)
+                running.remove(last)
+                self._llm.abort([last.name])
+                del self._by_name[last.name]
+                self._give(last)
+            self._give(self._urgent.popleft())
+            num_urgent += 1
+
     def _propose(self, drafting: Drafting) -> None:
         status = self._llm.status()
         ready = [entry for entry in self._entries.values() if entry.name in status.ready]
@@ -235,7 +277,7 @@ class VllmEngine:
         if self._drafting is not None:
             self._drafting.end(ids)
         for key in ids:
-            del self._by_name[self._entries.pop(key).name]
+            self._by_name.pop(self._entries.pop(key).name, None)
 
 
 def timer(config: Config) -> Callable[[], float]:
