@@ -19,11 +19,14 @@ class Drafter(Protocol):
     def begin(
         self, prompt_ids: list[int], tokens: list[int], *, sample: int, noise_epoch: int
     ) -> int:
-        """A response is about to be decoded from `tokens` on; return a handle for it."""
+        """A response is about to be decoded from `tokens` on; return a handle for it.
+
+        There are no more handles at a time than the engine has places.
+        """
         ...
 
     def end(self, handle: int) -> None:
-        """The response has left: it is complete, or was interrupted."""
+        """The response has left its place: it is complete, was interrupted, or made way."""
         ...
 
     def propose(

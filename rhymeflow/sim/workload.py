@@ -140,7 +140,8 @@ class Recorded:
 
     What the run did not finish (also a request beyond its end) is one of the prompt's other
     responses, or of all where the prompt has none, chosen by hash. Those that were cut short are
-    left out.
+    left out. Environments answer what they did, after as long; the time that the last answer took,
+    after which a response was complete, is left out, as that of rewards is.
 
     Raises:
         UserError: there is no run, or no response in it.
@@ -154,23 +155,28 @@ class Recorded:
                 "SELECT row, epoch, LENGTH(prompt_tokens) / 4 FROM groups ORDER BY group_id"
             )
             responses = reader.query(
-                "SELECT g.row, g.epoch, t.member, t.length, t.reward FROM trajectories t"
-                " JOIN groups g USING (group_id) WHERE t.reason != 'finished_early'"
-                " AND t.length > 0 AND t.reward IS NOT NULL ORDER BY t.group_id, t.member"
+                "SELECT g.row, g.epoch, t.member, t.group_id, t.length, t.reward"
+                " FROM trajectories t JOIN groups g USING (group_id)"
+                " WHERE t.reason != 'finished_early' AND t.length > 0 AND t.reward IS NOT NULL"
+                " ORDER BY t.group_id, t.member"
             )
+            answers = _recorded_answers(reader)
         finally:
             reader.close()
         if not responses:
             raise UserError(f"{run_dir}: no response was finished in this run")
         self._prompts = [Prompt(*found) for found in dict.fromkeys(groups)]
         self._epochs = 1 + max(prompt.epoch for prompt in self._prompts)
-        self._known: dict[tuple[int, int, int], tuple[int, float]] = {
-            (row, epoch, m): (n, reward) for row, epoch, m, n, reward in responses
-        }
-        self._all: list[tuple[int, float]] = [(n, reward) for *_, n, reward in responses]
-        self._by_row: dict[int, list[tuple[int, float]]] = {}
-        for row, _, _, length, reward in responses:
-            self._by_row.setdefault(row, []).append((length, reward))
+        self._known: dict[tuple[int, int, int], _Response] = {}
+        self._all: list[_Response] = []
+        self._by_row: dict[int, list[_Response]] = {}
+        for row, epoch, member, group, length, reward in responses:
+            heard = answers.get((group, member), [])
+            sampled = length - sum(answer.tokens for answer in heard)
+            response = _Response(min(sampled, self._longest), reward, heard)
+            self._known[row, epoch, member] = response
+            self._all.append(response)
+            self._by_row.setdefault(row, []).append(response)
 
     @property
     def longest_prompt(self) -> int:
@@ -179,8 +185,8 @@ class Recorded:
 
     @property
     def most_observed(self) -> int:
-        """Recorded runs have no turns."""
-        return 0
+        """The most of the run's."""
+        return max(sum(answer.tokens for answer in response.answers) for response in self._all)
 
     def prompt(self, number: int) -> Prompt:
         """As they were requested; then from the beginning, in later epochs."""
@@ -190,21 +196,48 @@ class Recorded:
 
     def length(self, row: int, epoch: int, member: int) -> int:
         """As it was, or as another of its prompt was."""
-        return min(self._response(row, epoch, member)[0], self._longest)
+        return self._response(row, epoch, member).sampled
 
     def reward(self, row: int, epoch: int, member: int) -> float:
         """That of the response whose length it is."""
-        return self._response(row, epoch, member)[1]
+        return self._response(row, epoch, member).reward
 
     def answers(self, row: int, epoch: int, member: int, length: int) -> list[Answer]:
-        """Recorded runs have no turns."""
-        return []
+        """Those to the response whose length it is, as far as it goes."""
+        answers = self._response(row, epoch, member).answers
+        return [answer for answer in answers if answer.after < length]
 
-    def _response(self, row: int, epoch: int, member: int) -> tuple[int, float]:
+    def _response(self, row: int, epoch: int, member: int) -> _Response:
         if (row, epoch, member) in self._known:
             return self._known[row, epoch, member]
         others = self._by_row.get(row, self._all)
         return others[int(uniform(self._seed, b"other", row, epoch, member) * len(others))]
+
+
+class _Response(NamedTuple):
+    sampled: int
+    """Tokens of the policy."""
+    reward: float
+    answers: list[Answer]
+
+
+def _recorded_answers(reader: TrajectoryReader) -> dict[tuple[int, int], list[Answer]]:
+    """What environments answered, by group and member, in order."""
+    ends: dict[tuple[int, int], int] = {}
+    answers: dict[tuple[int, int], list[Answer]] = {}
+    for kind, group, member, length, seconds in reader.query(
+        "SELECT kind, json_extract(body, '$.trajectory[0]'), json_extract(body, '$.trajectory[1]'),"
+        " json_extract(body, '$.length'), json_extract(body, '$.seconds') FROM events"
+        " WHERE kind IN ('TurnEnded', 'Observed') ORDER BY seq"
+    ):
+        if kind == "TurnEnded":
+            ends[group, member] = length
+            continue
+        heard = answers.setdefault((group, member), [])
+        tokens = length - ends[group, member]
+        after = ends[group, member] - sum(answer.tokens for answer in heard)
+        heard.append(Answer(after, tokens, seconds or 0.0))  # none before schema 12
+    return answers
 
 
 def workload(config: Config, run_dir: Path | None) -> Workload:

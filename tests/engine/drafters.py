@@ -10,11 +10,11 @@ VOCABULARY = 150
 class FakeDrafter:
     """Calls `draft(answer, at, room, random)` for each response, `answer[at]` being its next token.
 
-    `answers`: tokens by (prompt, sample). Checks that the engine keeps the protocol.
+    `answers`: tokens by (prompt, sample). `places`: of the engine. Checks that the engine keeps the protocol.
     """
 
-    def __init__(self, draft, answers, seed=0):
-        self.draft, self.answers = draft, answers
+    def __init__(self, draft, answers, seed=0, places=8):
+        self.draft, self.answers, self.places = draft, answers, places
         self.random = random.Random(seed)
         self.texts = {}
         self.begun = 0
@@ -23,6 +23,7 @@ class FakeDrafter:
         self.pending = None
 
     def begin(self, prompt_ids, tokens, *, sample, noise_epoch):
+        assert len(self.texts) < self.places, "more handles than places"
         handle = self.begun
         self.begun += 1
         self.texts[handle] = (list(tokens), self.answers[tuple(prompt_ids), sample])

@@ -10,6 +10,8 @@ from transformers import DynamicCache
 
 from rhymeflow.engine.base import Segment
 from rhymeflow.errors import UserError
+from tests.engine.drafters import FakeDrafter, right
+from tests.engine.exactness import answers_of
 from tests.engine.models import (
     make_engine,
     make_requests,
@@ -379,13 +381,13 @@ def test_on_cuda_everything_is_the_same():
         assert max(request.logprobs) <= 0
 
 
-def with_urgent(model, *, is_urgent=True, kv_capacity=None):
+def with_urgent(model, *, is_urgent=True, kv_capacity=None, drafter=None):
     """An engine with four places, all taken when two urgent requests came; all requests."""
     requests = make_requests((4, 4, 20, 7, 5, 6))
-    engine = make_engine(model, max_num_seqs=4, kv_capacity=kv_capacity)
+    engine = make_engine(model, max_num_seqs=4, kv_capacity=kv_capacity, drafter=drafter)
     for request in requests[:4]:
         engine.submit(request)
-    for _ in range(6):
+    for _ in range(3 if drafter else 6):
         engine.step()
     for request in requests[4:]:
         request.is_urgent = is_urgent
@@ -403,6 +405,12 @@ def test_what_makes_way_for_urgent_ones_goes_on_as_if_nothing_had_happened(capac
     assert other.waiting_ids() == [4, 5]
     run(engine, [])
     run(other, [])
+    assert_same(requests, expected)
+    drafter = FakeDrafter(right(1), answers_of(expected), places=4)
+    engine, requests = with_urgent(model, kv_capacity=capacity, drafter=drafter)
+    assert engine.waiting_ids() == [2, 3]
+    assert len(drafter.texts) <= 2, "those that wait have none"
+    run(engine, [])
     assert_same(requests, expected)
 
 

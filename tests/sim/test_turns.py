@@ -7,11 +7,16 @@ from statistics import fmean
 
 import pytest
 
+from rhymeflow.config.load import build_config
+from rhymeflow.core.events import Observed, TurnEnded
 from rhymeflow.core.strategies.schedules import SCHEDULES
+from rhymeflow.core.types import TrajectoryId
 from rhymeflow.errors import UserError
 from rhymeflow.sim.response import Answer
-from rhymeflow.sim.simulate import run
-from rhymeflow.sim.workload import MOST_TURNS, Synthetic, workload
+from rhymeflow.sim.simulate import run, simulate
+from rhymeflow.sim.workload import MOST_TURNS, Recorded, Synthetic, workload
+from rhymeflow.store.writer import SqliteTrajectoryStore
+from tests.observe.runs import make_run
 from tests.sim.test_simulate import LENGTH, PROFILE, PROMPT, STEPS, Constant, a_config
 
 TURNS = {"simulation.workload.mean_turns": 3, "simulation.workload.observation_tokens": 7}
@@ -47,6 +52,38 @@ def test_a_turn_takes_in_what_was_answered_and_keeps_the_rest(tmp_path: Path) ->
     assert found.mean_length == LENGTH + 5
     assert found.tokens_generated == STEPS * 2 * LENGTH
     assert found.tokens_wasted == 0
+
+
+def test_turns_as_a_run_recorded_them(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    make_run(run_dir, num_steps=4)
+    long, other = TrajectoryId(3, 1), TrajectoryId(3, 0)  # of 103 and 13 tokens
+    store = SqliteTrajectoryStore(run_dir / "events.db")
+    store.record(
+        99.0,
+        [
+            TurnEnded(long, "rollout-0", 1, 40),
+            TurnEnded(other, "rollout-1", 1, 6),
+            Observed(long, 1, 47, seconds=2.5),
+            Observed(other, 1, 7, seconds=0.25),
+            TurnEnded(long, "rollout-0", 2, 60),
+            Observed(long, 2, 70, seconds=0.5),
+        ],
+    )
+    store.commit()
+    store.close()
+    config = a_config(tmp_path, **{"rollout.max_completion_length": 500})
+    recorded = Recorded(run_dir, config)
+    assert recorded.length(3, 0, 1) == 86
+    assert recorded.answers(3, 0, 1, 86) == [Answer(40, 7, 2.5), Answer(53, 10, 0.5)]
+    assert recorded.answers(3, 0, 0, 12) == [Answer(6, 1, 0.25)]
+    assert recorded.answers(3, 0, 1, 53) == [Answer(40, 7, 2.5)], "it is cut before the second"
+    assert recorded.answers(4, 0, 1, 104) == []
+    assert recorded.most_observed == 17
+    config = build_config({"rollout.num_generations": 2}, over=config, where="test")
+    found = simulate(config, output=tmp_path / "out", workload=run_dir)
+    assert found.steps == STEPS
 
 
 @pytest.mark.parametrize("name", sorted(SCHEDULES))

@@ -1,7 +1,7 @@
 """Drafts for the sequences that are ready to decode, and what the drafter learns in return.
 
 Holds true: a sequence has a handle of the drafter's from the first iteration in which it is ready
-until it leaves the engine, and the drafter has got every token of it by then. What goes on
+until it leaves its place, and the drafter has got every token of it by then. What goes on
 from here to be verified is safe to run whatever the drafter proposed: it is in the vocabulary and
 no longer than the response may become. The drafter's own time is counted apart. Knows nothing of
 tensors, of how a draft is verified or of where it comes from.
@@ -69,7 +69,7 @@ class Drafting:
             )
 
     def end(self, sequences: list[Sequence]) -> None:
-        """These leave the engine."""
+        """These leave the engine, or make way for others."""
         for sequence in sequences:
             if sequence.handle is not None:
                 self._drafter.end(sequence.handle)

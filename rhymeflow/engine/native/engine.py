@@ -175,6 +175,8 @@ class Engine:
         plan = self._scheduler.plan()
         if not plan.work:
             return []
+        if self._drafting is not None:
+            self._drafting.end(plan.evicted)  # a drafter has handles for what runs, and no more
         for sequence in plan.evicted:
             if self.kv_tokens > self._kv_capacity and sequence.slot is not None:
                 self._cache.release(sequence.slot)
