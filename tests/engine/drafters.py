@@ -10,10 +10,11 @@ VOCABULARY = 150
 class FakeDrafter:
     """Calls `draft(answer, at, room, random)` for each response, `answer[at]` being its next token.
 
-    `answers`: tokens by (prompt, sample). `places`: of the engine. Checks that the engine keeps the protocol.
+    `answers`: tokens by (prompt, sample). `places`: of the engine. Checks that the engine keeps the
+    protocol.
     """
 
-    def __init__(self, draft, answers, seed=0, places=8):
+    def __init__(self, draft, answers, seed=0, places=1024):
         self.draft, self.answers, self.places = draft, answers, places
         self.random = random.Random(seed)
         self.texts = {}
