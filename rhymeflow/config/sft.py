@@ -25,6 +25,9 @@ class SftConfig(Section):
     messages_column: str = "messages"
     """Column that holds a whole conversation, in rows that have no prompt: all turns of the
     assistant are learnt."""
+    tools_column: str = "tools"
+    """Column that holds the tools of a row's conversation: a list of JSON schemas, or JSON text of
+    one. The chat template tells of them, as it does in training with `environment.tools`."""
     init: Literal["weights", "config"] = "weights"
     """What is trained: the model's weights, or random ones, by `run.seed`, of the model that its
     `config.json` describes."""

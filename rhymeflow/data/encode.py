@@ -66,8 +66,8 @@ class PromptEncoder:
         """Whether the prompt goes through the chat template."""
         return self._wraps or not isinstance(prompt, str)
 
-    def encode(self, prompt: Prompt) -> list[int]:
-        """Return the prompt's token ids, at least one.
+    def encode(self, prompt: Prompt, tools: list[Schema] | None = None) -> list[int]:
+        """Return the prompt's token ids, at least one. `tools`: of this prompt alone.
 
         Raises:
             UserError: the prompt does not fit the chat template, or is longer than
@@ -76,7 +76,7 @@ class PromptEncoder:
         if not self.wraps(prompt.prompt):
             text, is_rendered = self._bare(prompt), False
         else:
-            text, is_rendered = self._rendered(prompt), True
+            text, is_rendered = self._rendered(prompt, tools), True
         text += self._config.assistant_prefix or ""
         # A chat template writes the beginning of the sequence itself.
         encoded = self._tokenizer(text, add_special_tokens=not is_rendered)
@@ -112,7 +112,7 @@ class PromptEncoder:
                 )
         return prompt.prompt
 
-    def _rendered(self, prompt: Prompt) -> str:
+    def _rendered(self, prompt: Prompt, tools: list[Schema] | None) -> str:
         if not self._has_template:
             raise UserError(
                 f"{prompt.where}: the prompt is a list of messages, but the model's tokenizer has "
@@ -125,7 +125,7 @@ class PromptEncoder:
         try:
             text = self._tokenizer.apply_chat_template(
                 messages,
-                tools=self._tools_of(prompt),
+                tools=tools or self._tools_of(prompt),
                 tokenize=False,
                 add_generation_prompt=not continues,
                 continue_final_message=continues,

@@ -16,7 +16,8 @@ import msgspec
 
 from rhymeflow.errors import UserError, nearest
 
-Message = dict[str, str]
+Message = dict[str, Any]
+"""`role` and `content` are text; one of the assistant's may have `tool_calls`."""
 
 RESERVED = frozenset({"prompts", "completions", "completion_ids"})
 """Arguments of every reward function, so no names for columns."""
@@ -95,12 +96,46 @@ def _message(value: Any, where: str) -> Message:
         raise UserError(f'{where}: should be {{"role": ..., "content": ...}}, is {_shown(value)}')
     # Parquet gives every message of a file the same keys, absent ones as None.
     message = {key: entry for key, entry in value.items() if entry is not None}
+    if message.get("role") == "assistant" and "tool_calls" in message:
+        calls = tool_calls(message["tool_calls"], where)
+        message = {"content": "", **message, "tool_calls": calls}
     for key in ("role", "content"):
         if key not in message:
             raise UserError(f"{where}: has no {key!r}{nearest(key, message)}")
         if not isinstance(message[key], str):
             raise UserError(f"{where}: {key!r} should be text, is {_shown(message[key])}")
     return {key: plain(entry, where) for key, entry in message.items()}
+
+
+def tool_calls(value: Any, where: str) -> list[dict[str, Any]]:
+    """Return calls as chat templates take them: arguments that are JSON text, as OpenAI has them,
+    become mappings. Each is {"function": {"name", "arguments"}}, or flat, {"name", "arguments"}.
+
+    Raises:
+        UserError: they are something else.
+    """
+    if not isinstance(value, list | tuple) or not value:
+        raise UserError(f"{where}: 'tool_calls' should be a list of calls, is {_shown(value)}")
+    calls = []
+    for index, each in enumerate(value):
+        at = f"{where}, call {index}"
+        if not isinstance(each, dict):
+            raise UserError(f"{at}: should be a mapping, is {_shown(each)}")
+        call = {key: entry for key, entry in each.items() if entry is not None}
+        function = call.get("function", call)
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise UserError(f"{at}: has no name of a function")
+        arguments = function.get("arguments")
+        if isinstance(arguments, str):
+            try:
+                arguments = msgspec.json.decode(arguments)
+            except msgspec.DecodeError as error:
+                raise UserError(f"{at}: 'arguments' is no JSON: {error}") from None
+        if not isinstance(arguments, dict):
+            raise UserError(f"{at}: 'arguments' should be a mapping, is {_shown(arguments)}")
+        function = {**function, "arguments": arguments}
+        calls.append({**call, "function": function} if "function" in call else function)
+    return calls
 
 
 def _with_ground_truth(values: dict[str, Any], where: str) -> dict[str, Any]:

@@ -5,8 +5,9 @@
 
 Holds true: a turn is encoded apart from what stands before it, as the policy will sample it, and
 ends with a token that ends a response, so that ending is learnt too; all other tokens are read and
-not learnt; nothing is cut, but for what follows the last turn. Without a chat template the contents
-of messages stand one after the other as they are. Knows nothing of losses or models.
+not learnt; nothing is cut, but for what follows the last turn. The chat template writes calls of
+tools, and tells of the tools that a row has. Without a chat template the contents of messages stand
+one after the other as they are. Knows nothing of losses or models.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
+
 from rhymeflow.config import DataConfig, SftConfig
-from rhymeflow.data.encode import PromptEncoder
+from rhymeflow.data.encode import PromptEncoder, Schema
 from rhymeflow.data.prompts import Message, Prompt, Row, checked
 from rhymeflow.errors import UserError, nearest
 from rhymeflow.learner.sample import Sample
@@ -52,6 +55,8 @@ class RowEncoder:
         self._prompt_column = data.prompt_column
         self._completion_column = sft.completion_column
         self._messages_column = sft.messages_column
+        self._tools_column = sft.tools_column
+        self._template_kwargs = data.chat_template_kwargs
 
     def encode(self, row: Row) -> Sample:
         """The row as a sample, of which the tokens that are not learnt count as observed.
@@ -61,12 +66,15 @@ class RowEncoder:
                 does not fit the chat template, or it is longer than the model's context.
         """
         prompt, turns = self._parts(row)
-        prompt_ids = self._prompts.encode(prompt)
+        tools = self._tools(row)
+        prompt_ids = self._prompts.encode(prompt, tools)
         conversation = self._prompts.conversation(prompt)
         if conversation is None:
+            if tools or any("tool_calls" in turn for turn in turns):
+                raise UserError(f"{row.where}: calls of tools need a model with a chat template")
             segments = self._plain(turns, row.where)
         else:
-            segments = self._rendered(conversation, turns, row.where)
+            segments = self._rendered(conversation, turns, tools, row.where)
         *_, last = (place for place, segment in enumerate(segments) if segment.is_learnt)
         kept = segments[: last + 1]
         ids = [token for segment in kept for token in segment.ids]
@@ -141,6 +149,20 @@ class RowEncoder:
             raise UserError(f"{row.where}: begins with the assistant's turn, which answers nothing")
         return Prompt(0, conversation[:first], {}, row.where), conversation[first:]
 
+    def _tools(self, row: Row) -> list[Schema] | None:
+        value = row.values.get(self._tools_column)
+        where = f"{row.where}: column {self._tools_column!r}"
+        if isinstance(value, str):
+            try:
+                value = msgspec.json.decode(value)
+            except msgspec.DecodeError as error:
+                raise UserError(f"{where}: is no JSON: {error}") from None
+        if value is not None and not (
+            isinstance(value, list) and all(isinstance(each, dict) for each in value)
+        ):
+            raise UserError(f"{where}: should be a list of JSON schemas")
+        return value or None
+
     def _prompt(self, row: Row, column: str) -> Prompt:
         """One column, checked: text or messages."""
         (prompt,) = checked([Row(row.where, {column: row.values[column]})], column)
@@ -160,16 +182,20 @@ class RowEncoder:
         ]
 
     def _rendered(
-        self, conversation: list[Message], turns: Sequence[Message], where: str
+        self,
+        conversation: list[Message],
+        turns: Sequence[Message],
+        tools: list[Schema] | None,
+        where: str,
     ) -> list[Segment]:
         segments: list[Segment] = []
         so_far = list(conversation)
-        written = self._text(so_far, where, opens=True)
+        written = self._text(so_far, tools, where, opens=True)
         for turn in turns:
             if turn["role"] == "assistant":
-                opening = self._text(so_far, where, opens=True)
+                opening = self._text(so_far, tools, where, opens=True)
                 segments.append(Segment(self._ids(_rest(opening, written, where)), False))
-                written = self._text([*so_far, turn], where, opens=False)
+                written = self._text([*so_far, turn], tools, where, opens=False)
                 segments += self._turn(_rest(written, opening, where), where)
             so_far.append(turn)
         return segments
@@ -186,13 +212,19 @@ class RowEncoder:
         yield Segment(ids[: ends[-1] + 1], True)
         yield Segment(ids[ends[-1] + 1 :], False)
 
-    def _text(self, messages: list[Message], where: str, *, opens: bool) -> str:
+    def _text(
+        self, messages: list[Message], tools: list[Schema] | None, where: str, *, opens: bool
+    ) -> str:
         """The conversation as the template writes it, with the beginning of an answer or not."""
         import jinja2  # the tokenizer's template engine, which is what the error below is of
 
         try:
             text = self._tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=opens
+                messages,
+                tools=tools,
+                tokenize=False,
+                add_generation_prompt=opens,
+                **self._template_kwargs,
             )
         except jinja2.TemplateError as error:
             raise UserError(

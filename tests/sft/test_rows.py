@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Any
 
 import pytest
@@ -19,6 +21,13 @@ TEMPLATE = (
     "{% for m in messages %}"
     "{% if m.role == 'robot' %}{{ raise_exception('no robots') }}{% endif %}"
     "[{{ m.role }}]{{ m.content }}<eos>;{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+TOOLS = (
+    "{% if tools %}<{{ tools | map(attribute='function.name') | join(' ') }}>{% endif %}"
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}"
+    "{% for call in m.tool_calls or [] %}<{{ call.function.name }} "
+    "{{ call.function.arguments.of }}{{ mark }}>{% endfor %}<eos>;{% endfor %}"
     "{% if add_generation_prompt %}[assistant]{% endif %}"
 )
 FORGETFUL = (
@@ -93,6 +102,53 @@ def test_a_conversation_is_learnt_where_the_assistant_speaks() -> None:
     )
     prompt, _ = encoded(encoder(TEMPLATE, system_prompt="s"), messages=messages)
     assert prompt == "[system]s!;[user]q!;[assistant]"
+
+
+ADD = {"type": "function", "function": {"name": "add", "parameters": {}}}
+
+
+@pytest.mark.parametrize("arguments", [{"of": "1 2"}, '{"of": "1 2"}'], ids=["mapping", "text"])
+@pytest.mark.parametrize("tools", [[ADD], json.dumps([ADD])], ids=["list", "text"])
+def test_calls_of_tools_are_learnt(arguments: object, tools: object) -> None:
+    call = {"id": "a", "type": "function", "function": {"name": "add", "arguments": arguments}}
+    turns = [
+        {"role": "assistant", "tool_calls": [call], "name": None},
+        {"role": "tool", "content": "3", "tool_calls": None},
+        says("assistant", "3"),
+    ]
+    chat = encoder(TOOLS, chat_template_kwargs={"mark": "^"})
+    whole = "<add>[user]q!;[assistant]", "<ADD 1 2^>!;[tool]3!;[assistant]3!"
+    assert encoded(chat, messages=[says("user", "q"), *turns], tools=tools) == whole
+    assert encoded(chat, prompt="q", completion=turns, tools=tools) == whole
+    assert encoded(chat, prompt="q", completion=turns, tools=None)[0] == "[user]q!;[assistant]"
+
+
+@pytest.mark.parametrize(
+    ("values", "says_what"),
+    [
+        ({"tools": "{"}, "column 'tools': is no JSON"),
+        ({"tools": "3"}, "column 'tools': should be a list of JSON schemas"),
+        ({"tools": ["add"]}, "column 'tools': should be a list of JSON schemas"),
+        ({"calls": "add"}, "message 0: 'tool_calls' should be a list of calls, is str 'add'"),
+        ({"calls": ["add"]}, "message 0, call 0: should be a mapping"),
+        ({"calls": [{"arguments": {}}]}, "call 0: has no name of a function"),
+        ({"calls": [{"name": "add", "arguments": "{"}]}, "call 0: 'arguments' is no JSON"),
+        ({"calls": [{"name": "add"}]}, "call 0: 'arguments' should be a mapping, is None"),
+    ],
+)
+def test_tools_that_are_none(values: dict[str, Any], says_what: str) -> None:
+    turn = {"role": "assistant", "tool_calls": values.get("calls"), "content": "a"}
+    with pytest.raises(UserError, match=re.escape(says_what)) as caught:
+        encoded(encoder(TOOLS), prompt="q", completion=[turn], tools=values.get("tools"))
+    assert str(caught.value).startswith("rows.jsonl:7: column ")
+
+
+def test_calls_of_tools_need_a_chat_template() -> None:
+    call = {"name": "add", "arguments": {}}
+    turn = {"role": "assistant", "tool_calls": [call]}
+    for values in ({"completion": [turn]}, {"completion": "a", "tools": [ADD]}):
+        with pytest.raises(UserError, match="calls of tools need a model with a chat template"):
+            encoded(PLAIN, prompt="q", **values)
 
 
 @given(
