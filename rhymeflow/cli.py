@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from rhymeflow import __version__
+from rhymeflow.cli_runs import add_commands, positive
 from rhymeflow.config import Config, fields
 from rhymeflow.config import help as pages
 from rhymeflow.config.load import (
@@ -230,8 +231,8 @@ def _parser() -> argparse.ArgumentParser:
         "--suite", metavar="NAME", nargs="+", action="extend", help="only these of eval.suites"
     )
     what = "answers to each prompt, in place of what the suites say; and so the next two"
-    sub.add_argument("--n", metavar="N", type=_positive, help=what)
-    sub.add_argument("--size", metavar="N", type=_positive, help="prompts of each suite")
+    sub.add_argument("--n", metavar="N", type=positive, help=what)
+    sub.add_argument("--size", metavar="N", type=positive, help="prompts of each suite")
     sub.add_argument("--temperature", metavar="T", type=_not_negative, help="0 is greedy")
     sub.add_argument("--json", action="store_true", help="one JSON object on the last line")
     sub.add_argument("--output", metavar="FILE", type=Path, help="where the JSON goes too")
@@ -250,25 +251,11 @@ def _parser() -> argparse.ArgumentParser:
     for option, metavar in (("temperature", "T"), ("max-tokens", "N"), ("seed", "N")):
         field = _OF_GENERATE[option.replace("-", "_")]
         sub.add_argument(f"--{option}", metavar=metavar, help=f"{field}")
-    sub = add("inspect", inspect, help="show what happened in a run")
-    sub.add_argument("run_dir", metavar="RUN_DIR", type=Path)
-    sub.add_argument(
-        "--trajectory", metavar="G.M", help="one response in full: member M of group G"
-    )
-    for kind in ("worst", "best"):
-        which = f"the N responses with the {kind} rewards (5 if no number is given)"
-        sub.add_argument(f"--{kind}", metavar="N", type=int, nargs="?", const=5, help=which)
-    sub.add_argument("--step", metavar="S", type=int, help="with --best, --worst: only of step S")
+    add_commands(add)
     add("recipes", recipes, help="list the ready configurations")
     add("doctor", doctor, help="what this machine can run, and what is missing")
     add("bench", bench, help="run a benchmark: `rhymeflow bench` lists them", add_help=False)
     return parser
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"given {text!r}, should be a number from 1 on")
-    return int(text)
 
 
 def _not_negative(text: str) -> float:
@@ -424,23 +411,6 @@ def generate(args: argparse.Namespace) -> int:
         raise
     except BrokenPipeError:
         terminal.nobody_reads()
-    return 0
-
-
-def inspect(args: argparse.Namespace) -> int:
-    """Show what a run learned and how it went, or some of its responses."""
-    from rich.console import Console
-
-    from rhymeflow.observe.inspect import inspect as show
-
-    show(
-        args.run_dir,
-        Console(),
-        trajectory=args.trajectory,
-        best=args.best,
-        worst=args.worst,
-        step=args.step,
-    )
     return 0
 
 

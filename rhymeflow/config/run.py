@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import model_validator
 
 from rhymeflow.config.section import NonNegative, NonNegativeFloat, PositiveFloat, Section
+
+RUNS = Path("runs")
+"""Where runs are whose `output_dir` is not given."""
 
 
 class RunConfig(Section):

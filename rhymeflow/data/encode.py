@@ -55,7 +55,6 @@ class PromptEncoder:
         self._room = room
         self._tools = tools
         self._config = config
-        self._few_shot: list[Message] = [each.model_dump() for each in config.few_shot]
         has_template = bool(tokenizer.chat_template)
         if config.chat_template and not has_template:
             raise UserError("data.chat_template: the model's tokenizer has no chat template")
@@ -100,7 +99,7 @@ class PromptEncoder:
         """The messages that the chat template is given; `None` for text that goes without it."""
         if isinstance(prompt.prompt, str) and not self._wraps:
             return None
-        return self._messages(prompt)
+        return messages_of(prompt, self._config)
 
     def _bare(self, prompt: Prompt) -> str:
         assert isinstance(prompt.prompt, str)
@@ -118,7 +117,7 @@ class PromptEncoder:
                 f"{prompt.where}: the prompt is a list of messages, but the model's tokenizer has "
                 "no chat template"
             )
-        messages = self._messages(prompt)
+        messages = messages_of(prompt, self._config)
         continues = messages[-1]["role"] == "assistant"
         import jinja2  # the tokenizer's template engine, which is what the error below is of
 
@@ -143,17 +142,24 @@ class PromptEncoder:
             return self._tools
         return self._tools.get(prompt.columns.get("environment", "")) or None
 
-    def _messages(self, prompt: Prompt) -> list[Message]:
-        messages = prompt.prompt
-        if isinstance(messages, str):
-            messages = [{"role": "user", "content": messages}]
-        system = self._config.system_prompt
-        own = messages[:1] if messages[0]["role"] == "system" else []
-        if system is None:
-            return [*own, *self._few_shot, *messages[len(own) :]]
-        if own:
-            raise UserError(
-                f"{prompt.where}: the prompt has a system message of its own, and "
-                "data.system_prompt gives another"
-            )
-        return [{"role": "system", "content": system}, *self._few_shot, *messages]
+
+def messages_of(prompt: Prompt, config: DataConfig) -> list[Message]:
+    """Return what the chat template is given of a prompt: text is a message of the user's, and
+    before it come `data.system_prompt` and `data.few_shot`.
+
+    Raises:
+        UserError: the prompt has a system message, and the configuration too.
+    """
+    messages = prompt.prompt
+    if isinstance(messages, str):
+        messages = [{"role": "user", "content": messages}]
+    few_shot: list[Message] = [each.model_dump() for each in config.few_shot]
+    own = messages[:1] if messages[0]["role"] == "system" else []
+    if config.system_prompt is None:
+        return [*own, *few_shot, *messages[len(own) :]]
+    if own:
+        raise UserError(
+            f"{prompt.where}: the prompt has a system message of its own, and "
+            "data.system_prompt gives another"
+        )
+    return [{"role": "system", "content": config.system_prompt}, *few_shot, *messages]

@@ -200,11 +200,9 @@ def read(run_dir: Path) -> dict[int, dict[str, Any]]:
     Raises:
         UserError: the file holds something else.
     """
-    path = run_dir / FILE
     steps: dict[int, dict[str, Any]] = {}
-    if path.is_file():
-        for row in _rows(path):
-            steps.setdefault(row["step"], {}).update(row)
+    for row in rows(run_dir):
+        steps.setdefault(row["step"], {}).update(row)
     return dict(sorted(steps.items()))
 
 
@@ -219,6 +217,16 @@ def forget_after(run_dir: Path, step: int) -> None:
         unfinished = path.with_name(f"{FILE}.unfinished")
         unfinished.write_bytes(b"".join(line + b"\n" for line in kept))
         unfinished.replace(path)
+
+
+def rows(run_dir: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a run in the order they were written, those of one step apart; see `read`.
+
+    Raises:
+        UserError: the file holds something else.
+    """
+    path = run_dir / FILE
+    return _rows(path) if path.is_file() else iter(())
 
 
 def _rows(path: Path) -> Iterator[dict[str, Any]]:

@@ -6,9 +6,9 @@ are in columns of a terminal, where a wide character takes two.
 
 from __future__ import annotations
 
-import json
-
 from rich.cells import cell_len
+
+from rhymeflow.store import codec
 
 _GAP = " ... "
 _LINE_END = "⏎"
@@ -51,10 +51,7 @@ def _start(line: str, width: int) -> str:
 
 def conversation(prompt: str) -> str:
     """A stored prompt as a person reads it; one of chat messages is stored as JSON."""
-    if not prompt.startswith('[{"'):
-        return prompt
-    try:
-        messages = json.loads(prompt)
-        return "\n".join(f"{each['role']}: {each['content']}" for each in messages)
-    except (json.JSONDecodeError, KeyError, TypeError):  # a prompt that only looks like it
-        return prompt
+    found = codec.prompt_of(prompt)
+    if isinstance(found, str):
+        return found
+    return "\n".join(f"{each['role']}: {each['content']}" for each in found)

@@ -20,9 +20,8 @@ from pathlib import Path
 
 from rhymeflow.config import Config
 from rhymeflow.config.load import dump_config
+from rhymeflow.config.run import RUNS
 from rhymeflow.errors import UserError
-
-RUNS = Path("runs")
 
 
 def create_run_dir(config: Config, path: Path) -> None:

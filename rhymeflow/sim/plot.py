@@ -19,12 +19,12 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
+from rhymeflow.observe.curves import unit_of
 from rhymeflow.sim.result import Result, counted
 from rhymeflow.sim.timeline import Row, Span, Timeline
 
 _IDLE, _PULL, _PUSH, _RESTORE = "#eeeef2", "#d62728", "#ff7f0e", "#111111"
 _RUNNING, _KV = "#333355", "#b0763b"
-_UNITS = ((2 * 86_400.0, "days", 86_400.0), (7_200.0, "hours", 3_600.0), (600.0, "minutes", 60.0))
 _ROW_LABELS = 16
 """More names of instances would overlap."""
 
@@ -52,11 +52,6 @@ def draw(path: Path, timeline: Timeline, result: Result, num_rows: int) -> None:
     figure.suptitle(_title(result), x=0.01, ha="left", fontsize=11)
     _legend(figure, instances, result, colour)
     figure.savefig(path, dpi=110)
-
-
-def unit_of(end: float) -> tuple[str, float]:
-    """The unit that so many seconds are shown in, and its seconds."""
-    return next(((name, scale) for above, name, scale in _UNITS if end > above), ("seconds", 1.0))
 
 
 # -- colours ---------------------------------------------------------------------------------------

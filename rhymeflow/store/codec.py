@@ -54,6 +54,20 @@ def decode_command(kind: str, body: str) -> Command:
     return command
 
 
+def prompt_of(stored: str) -> str | list[dict[str, Any]]:
+    """Return a stored prompt: text, or chat messages, which are stored as JSON."""
+    if not stored.startswith('[{"'):
+        return stored
+    try:
+        messages = msgspec.json.decode(stored)
+    except msgspec.DecodeError:  # text that only looks like it
+        return stored
+    are_messages = all(
+        isinstance(each, dict) and {"role", "content"} <= each.keys() for each in messages
+    )
+    return messages if are_messages else stored
+
+
 def to_json(value: Any) -> str:
     """JSON text of a data row's columns, for people to read and SQL to search.
 

@@ -6,6 +6,7 @@ controller goes on writing. A batch comes whole or not at all.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -142,6 +143,16 @@ class TrajectoryReader:
         """Release the file."""
         self._connection.close()
 
+    @contextlib.contextmanager
+    def one_state(self) -> Iterator[None]:
+        """What is read in the block is of one state of the store. To be short: a read transaction
+        holds up the writer's checkpoints."""
+        self._connection.execute("BEGIN")
+        try:
+            yield
+        finally:
+            self._connection.execute("COMMIT")
+
     def events(self, first: int = 1) -> Iterator[Recorded]:
         """The log from event number `first` to where it ends now, in order."""
         for seq, time, kind, body in self._rows("seq, time, kind, body", "events", first):
@@ -173,16 +184,13 @@ class TrajectoryReader:
             IncompleteBatch: a prompt, member, token or reward is missing.
             UserError: its tokens were deleted (`run.keep_tokens`).
         """
-        self._connection.execute("BEGIN")
-        try:
+        with self.one_state():
             return [
                 self._record(TrajectoryId(group, member), prompt)
                 for group, chosen in zip(groups, members, strict=True)
                 for prompt in [self._prompt_tokens(group)]
                 for member in chosen
             ]
-        finally:
-            self._connection.execute("COMMIT")
 
     def details(self, trajectory: TrajectoryId) -> TrajectoryDetails | None:
         """Return what is stored about one response, `None` if nothing is."""

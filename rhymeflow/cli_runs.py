@@ -1,0 +1,196 @@
+"""The commands that look at runs: `inspect`, `runs`, `plot`, `export`.
+
+Holds true: as `cli` says of all commands. None of them changes a run directory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rhymeflow.errors import UserError
+
+Add = Callable[..., argparse.ArgumentParser]
+"""Makes a command: its name, its function, options of its parser."""
+
+_EXPORT = """Writes what a run generated, also while it goes on (docs/inspecting.md):
+rows of all that is stored, rows for `rhymeflow sft`, or preference pairs."""
+
+
+def add_commands(add: Add) -> None:
+    """Add the commands with their arguments."""
+    _add_inspect(add)
+    _add_runs(add)
+    _add_plot(add)
+    _add_export(add)
+
+
+def _add_inspect(add: Add) -> None:
+    sub = add("inspect", inspect, help="show what happened in a run")
+    sub.add_argument("run_dir", metavar="RUN_DIR", type=Path)
+    sub.add_argument(
+        "--trajectory", metavar="G.M", help="one response in full: member M of group G"
+    )
+    for kind in ("worst", "best"):
+        which = f"the N responses with the {kind} rewards (5 if no number is given)"
+        sub.add_argument(f"--{kind}", metavar="N", type=int, nargs="?", const=5, help=which)
+    sub.add_argument("--step", metavar="S", type=int, help="with --best, --worst: only of step S")
+
+
+def _add_runs(add: Add) -> None:
+    sub = add("runs", runs, help="list runs with their results, or compare some")
+    sub.add_argument(
+        "directories", metavar="DIR", type=Path, nargs="*", help="where runs are (default: runs)"
+    )
+    sub.add_argument(
+        "--compare",
+        metavar="RUN_DIR",
+        type=Path,
+        nargs="+",
+        help="results of these side by side, and what their configurations differ in",
+    )
+    sub.add_argument("--json", action="store_true", help="the same as JSON")
+
+
+def _add_plot(add: Add) -> None:
+    sub = add(
+        "plot",
+        plot,
+        help="draw curves of runs",
+        epilog="Runs that differ only in run.seed are one line: their mean, and in the band one "
+        "standard deviation to either side.",
+    )
+    sub.add_argument("run_dirs", metavar="RUN_DIR", type=Path, nargs="+")
+    sub.add_argument(
+        "--output", metavar="FILE", type=Path, default=Path("curves.png"), help=".png or .svg"
+    )
+    sub.add_argument(
+        "--metric",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="as metrics.jsonl calls it, or steps/s; may be given several times",
+    )
+    sub.add_argument("--x", choices=("step", "time", "trajectories"), default="step")
+    what = "a point is the mean of N, but of evaluations"
+    sub.add_argument("--smooth", metavar="N", type=positive, default=1, help=what)
+
+
+def _add_export(add: Add) -> None:
+    sub = add("export", export, help="write what a run generated to a file", description=_EXPORT)
+    sub.add_argument("run_dir", metavar="RUN_DIR", type=Path)
+    sub.add_argument("--output", metavar="PATH", type=Path, required=True)
+    kinds = ("jsonl", "parquet", "datasets")
+    what = "default: what PATH ends in; datasets is a directory for load_from_disk"
+    sub.add_argument("--format", choices=kinds, help=what)
+    what = ("trajectories", "sft", "preferences")
+    sub.add_argument("--what", choices=what, default="trajectories")
+    sub.add_argument("--tokens", action="store_true", help="with trajectories: each token too")
+    sub.add_argument("--force", action="store_true", help="replace what is at PATH")
+    sub.add_argument("--min-reward", metavar="R", type=_number, help="this reward or more")
+    steps = "trained on in these steps, both included; A: and :B are open"
+    sub.add_argument("--steps", metavar="A:B", type=_steps, help=steps)
+    sub.add_argument(
+        "--ending",
+        choices=("consumed", "filtered", "aborted", "unfinished"),
+        action="append",
+        default=[],
+        help="what became of it; may be given several times",
+    )
+    sub.add_argument("--best", metavar="N", type=positive, help="the N best of each prompt")
+
+
+def inspect(args: argparse.Namespace) -> int:
+    """Show what a run learned and how it went, or some of its responses."""
+    from rich.console import Console
+
+    from rhymeflow.observe.inspect import inspect as show
+
+    show(
+        args.run_dir,
+        Console(),
+        trajectory=args.trajectory,
+        best=args.best,
+        worst=args.worst,
+        step=args.step,
+    )
+    return 0
+
+
+def runs(args: argparse.Namespace) -> int:
+    """List runs, or compare some."""
+    from rich.console import Console
+
+    from rhymeflow.observe import compare
+    from rhymeflow.observe import runs as listing
+
+    if args.compare is not None and args.directories:
+        raise UserError(f"runs {args.directories[0]}: give runs to compare after --compare")
+    seen: Any = listing if args.compare is None else compare
+    paths = args.directories if args.compare is None else args.compare
+    if args.json:
+        print(json.dumps(seen.as_json(paths), indent=2))
+    else:
+        seen.show(paths, Console())
+    return 0
+
+
+def plot(args: argparse.Namespace) -> int:
+    """Draw curves of runs, and say where the picture is."""
+    from rhymeflow.observe.plot import plot as draw  # loads matplotlib
+
+    draw(args.run_dirs, args.output, names=args.metric, axis=args.x, smooth=args.smooth)
+    print(args.output)
+    return 0
+
+
+def export(args: argparse.Namespace) -> int:
+    """Write what a run generated, and say how much of it."""
+    from rhymeflow.export.candidates import Filters
+    from rhymeflow.export.export import export as write
+
+    filters = Filters(args.min_reward, args.steps, tuple(args.ending), args.best)
+    done = write(
+        args.run_dir,
+        args.output,
+        what=args.what,
+        kind=args.format,
+        filters=filters,
+        with_tokens=args.tokens,
+        force=args.force,
+    )
+    print(done.line())
+    return 0
+
+
+def positive(text: str) -> int:
+    """A whole number from 1 on, for argparse."""
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"given {text!r}, should be a number from 1 on")
+    return int(text)
+
+
+def _number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if math.isnan(value):
+        raise argparse.ArgumentTypeError(f"given {text!r}, should be a number")
+    return value
+
+
+def _steps(text: str) -> tuple[float, float]:
+    found = re.fullmatch(r"(\d*):(\d*)", text)
+    first, last = (int(found[1] or 1), int(found[2] or 0) or math.inf) if found else (1, 0)
+    if not 1 <= first <= last:
+        raise argparse.ArgumentTypeError(f"given {text!r}, should be A:B, steps from 1 on")
+    return first, last
+
+
+__all__ = ["add_commands", "export", "inspect", "plot", "positive", "runs"]

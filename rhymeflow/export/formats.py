@@ -1,0 +1,208 @@
+"""Rows to a file: JSON lines, Parquet, or a directory that `datasets.load_from_disk` reads.
+
+Holds true: what is written is complete, or not there; rows are held in memory a part at a time;
+nothing but what `--force` is about is replaced. In Parquet and datasets a column has one type:
+the data's columns are JSON text, and reward components have a field each.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rhymeflow.data.files import extra
+from rhymeflow.errors import UserError
+from rhymeflow.export.rows import Row
+
+FORMATS = ("jsonl", "parquet", "datasets")
+_ROWS_AT_ONCE = 1024
+_VALUES_AT_ONCE = 500_000
+"""Characters and tokens of rows that are held at once."""
+
+_NUMBERS = ("reward", "chosen_reward", "rejected_reward")
+_TEXTS = ("response", "columns", "ending", "ending_reason", "reason")
+_OF_TOKENS = {
+    "prompt_tokens": "int32",
+    "tokens": "int32",
+    "logprobs": "float32",
+    "versions": "int32",
+    "observed": "bool_",
+}
+
+
+def format_of(path: Path, given: str | None, force: bool) -> str:
+    """Return the format to write to `path`, by its ending if none is given.
+
+    Raises:
+        UserError: the ending says nothing, or there is something that is not to be replaced.
+    """
+    found = given or {".jsonl": "jsonl", ".parquet": "parquet"}.get(path.suffix)
+    if found is None:
+        raise UserError(f"--output {path}: say --format {', '.join(FORMATS)}")
+    if not path.parent.is_dir():
+        raise UserError(f"--output {path}: there is no directory {path.parent}")
+    if path.exists() and not force:
+        raise UserError(f"--output {path}: is there already; --force replaces it")
+    if path.is_dir() and (found != "datasets" or not (path / "state.json").is_file()):
+        raise UserError(f"--output {path}: is a directory, and no {found} that could be replaced")
+    return found
+
+
+def write(path: Path, kind: str, rows: Iterator[Row], components: Sequence[str], where: str) -> int:
+    """Write rows in the format `kind` in place of what is at `path`; return how many. Without a row
+    nothing is written.
+
+    `components`: names of the reward's. `where` names the run in messages.
+
+    Raises:
+        UserError: a package is missing, or a row does not fit the format.
+    """
+    first = next(rows, None)
+    if first is None:
+        return 0
+    unfinished = path.with_name(f"{path.name}.unfinished")
+    counted = _Counted(first, rows)
+    try:
+        if kind == "jsonl":
+            _write_json(unfinished, counted)
+        else:
+            _Tables(kind, components, where).write(unfinished, first, counted)
+        if path.is_dir():
+            shutil.rmtree(path)
+        unfinished.replace(path)
+    except OSError as error:
+        raise UserError(f"--output {path}: cannot be written: {error}") from error
+    finally:
+        _remove(unfinished)
+    return counted.number
+
+
+class _Counted:
+    """The rows, the first included, and how many of them were taken."""
+
+    def __init__(self, first: Row, rest: Iterator[Row]) -> None:
+        self._first, self._rest, self.number = first, rest, 0
+
+    def __iter__(self) -> Iterator[Row]:
+        for row in self._chain():
+            self.number += 1
+            yield row
+
+    def _chain(self) -> Iterator[Row]:
+        yield self._first
+        yield from self._rest
+
+
+def _write_json(path: Path, rows: Iterable[Row]) -> None:
+    with path.open("wb") as file:
+        for row in rows:
+            file.write(msgspec.json.encode(row) + b"\n")
+
+
+class _Tables:
+    """Writes rows through Arrow, as Parquet or as a saved dataset."""
+
+    def __init__(self, kind: str, components: Sequence[str], where: str) -> None:
+        self._kind, self._components, self._where = kind, components, where
+        self._pa: Any = extra("pyarrow", f"--format {kind}", "data")
+        if kind == "datasets":
+            self._datasets: Any = extra("datasets", "--format datasets", "data")
+
+    def write(self, path: Path, first: Row, rows: Iterable[Row]) -> None:
+        """Write to `path`; `first` has the types."""
+        # Parquet has no structure without fields.
+        names = [name for name in first if name != "components" or self._components]
+        schema = self._pa.schema([(name, self._type(name, first[name])) for name in names])
+        if self._kind == "parquet":
+            parquet: Any = extra("pyarrow.parquet", "--format parquet", "data")
+            with parquet.ParquetWriter(path, schema) as writer:
+                self._fill(writer, rows, schema)
+            return
+        arrow = path.with_name(f"{path.name}.arrow")
+        try:
+            with (
+                self._pa.OSFile(str(arrow), "wb") as file,
+                self._pa.ipc.new_stream(file, schema) as writer,
+            ):
+                self._fill(writer, rows, schema)
+            self._datasets.disable_progress_bars()
+            self._datasets.Dataset.from_file(str(arrow)).save_to_disk(str(path))
+        finally:
+            arrow.unlink(missing_ok=True)
+
+    def _fill(self, writer: Any, rows: Iterable[Row], schema: Any) -> None:
+        for part in _parts(rows):
+            plain = [self._plain(row, schema) for row in part]
+            writer.write_batch(self._pa.RecordBatch.from_pylist(plain, schema=schema))
+
+    def _type(self, name: str, value: Any) -> Any:
+        pa = self._pa
+        if name in ("prompt", "completion", "chosen", "rejected"):
+            message = pa.struct([("role", pa.string()), ("content", pa.string())])
+            return pa.string() if isinstance(value, str) else pa.list_(message)
+        if name == "components":
+            return pa.struct([(each, pa.float64()) for each in self._components])
+        if name == "turns":
+            turn = [("role", pa.string()), ("text", pa.string()), ("length", pa.int64())]
+            return pa.list_(pa.struct(turn))
+        if name in _OF_TOKENS:
+            return pa.list_(getattr(pa, _OF_TOKENS[name])())
+        if name in _TEXTS:
+            return pa.string()
+        return pa.float64() if name in _NUMBERS else pa.int64()
+
+    def _plain(self, row: Row, schema: Any) -> Row:
+        found = dict(row)
+        for name in ("prompt", "completion", "chosen", "rejected"):
+            if name in row:
+                is_text = schema.field(name).type == self._pa.string()
+                self._check(name, row[name], is_text)
+        if "columns" in row:
+            found["columns"] = json.dumps(row["columns"], ensure_ascii=False)
+        if new := (row.get("components") or {}).keys() - set(self._components):
+            raise UserError(
+                f"{self._where}: the reward has a component {min(new)!r} since then; export again"
+            )
+        return found
+
+    def _check(self, name: str, value: Any, is_text: bool) -> None:
+        if isinstance(value, str) != is_text:
+            raise UserError(
+                f"{self._where}: column {name!r} is text in some rows, messages in others, which "
+                f"--format {self._kind} does not hold; jsonl does"
+            )
+        for message in () if is_text else value:
+            if more := message.keys() - {"role", "content"}:
+                raise UserError(
+                    f"{self._where}: messages of column {name!r} have {min(more)!r} besides role "
+                    f"and content, for which --format {self._kind} has no place; jsonl has"
+                )
+
+
+def _parts(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    """Rows that are held together: not too many, and not too long ones."""
+    part: list[Row] = []
+    size = 0
+    for row in rows:
+        part.append(row)
+        size += sum(len(value) for value in row.values() if isinstance(value, str | list))
+        if len(part) == _ROWS_AT_ONCE or size >= _VALUES_AT_ONCE:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+__all__ = ["FORMATS", "format_of", "write"]

@@ -1,0 +1,124 @@
+"""A response's tokens as turns: what the policy said, and what an environment answered.
+
+Holds true: turns are in the order of the tokens, and all tokens are in one of them; an answer is
+read back as messages only if these, encoded as the run encodes answers, give the same tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from rhymeflow.data.prompts import Message
+from rhymeflow.environments.rendering import ChatRenderer, Unrenderable
+from rhymeflow.store.reader import StoredSegment
+
+_MARKS = ("rhymeflow-answer-one", "rhymeflow-answer-two")
+_ROLES = ("tool", "user")
+"""Of answers, in the order in which they are tried: some templates write a tool's as a user's with
+more around it."""
+
+
+class Turn(NamedTuple):
+    """Tokens in a row that the policy sampled, or that an environment answered."""
+
+    is_observed: bool
+    tokens: list[int]
+
+
+def turns_of(segments: Sequence[StoredSegment]) -> list[Turn]:
+    """Return the turns of a response; of one whose tokens were deleted, none."""
+    found: list[Turn] = []
+    for segment in segments:
+        if not segment.tokens:
+            return []
+        if found and found[-1].is_observed == segment.is_observed:
+            found[-1].tokens.extend(segment.tokens)
+        else:
+            found.append(Turn(segment.is_observed, list(segment.tokens)))
+    return found
+
+
+class TurnReader:
+    """Makes text and messages of turns; `tokenizer` is the policy's."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._renderer: ChatRenderer | None = None
+
+    def shown(self, turns: Sequence[Turn]) -> list[dict[str, Any]]:
+        """Return `{role, text, length}` of each: role `assistant` or `environment`, text without
+        special tokens, length in tokens."""
+        return [
+            {
+                "role": "environment" if turn.is_observed else "assistant",
+                "text": self._tokenizer.decode(turn.tokens, skip_special_tokens=True),
+                "length": len(turn.tokens),
+            }
+            for turn in turns
+        ]
+
+    def messages(self, turns: Sequence[Turn], *, is_chat: bool) -> list[Message] | None:
+        """Return the turns as messages of the assistant, and of a user or tools between them.
+
+        `is_chat`: whether the prompt went through the chat template; if not, an answer is the text
+        that was put after the turn. `None`: an answer is no message that the template writes.
+        """
+        found: list[Message] = []
+        said: list[int] = []
+        for turn in turns:
+            if not turn.is_observed:
+                said = turn.tokens
+                found.append({"role": "assistant", "content": self._said(said)})
+            elif not is_chat:
+                found.append({"role": "user", "content": self._text(turn.tokens)})
+            elif (answer := self._answer(turn.tokens, said)) is not None:
+                found += answer
+            else:
+                return None
+        return found
+
+    def _said(self, tokens: list[int]) -> str:
+        """A turn of the policy's without the token that ends it."""
+        ends = tokens[-1] in self._tokenizer.all_special_ids
+        return self._text(tokens[:-1] if ends else tokens)
+
+    def _text(self, tokens: list[int]) -> str:
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=False))
+
+    def _answer(self, observed: list[int], said: list[int]) -> list[Message] | None:
+        if self._renderer is None:
+            self._renderer = ChatRenderer(self._tokenizer, reads_users=False)
+        text = self._text(observed)
+        for role in _ROLES:
+            try:
+                contents = self._contents(text, role, said)
+                messages: list[Message] = [{"role": role, "content": each} for each in contents]
+                if messages and self._renderer.encode(list(messages), said) == observed:
+                    return messages
+            except Unrenderable:  # the template has no such role
+                continue
+        return None
+
+    def _contents(self, text: str, role: str, said: list[int]) -> list[str]:
+        """What stands where a template writes the contents of messages; empty if it cannot be."""
+        assert self._renderer is not None
+        marked = [
+            self._text(
+                self._renderer.encode([{"role": role, "content": mark} for mark in marks], said)
+            )
+            for marks in (_MARKS[:1], _MARKS)
+        ]
+        before, found, after = marked[0].partition(_MARKS[0])
+        _, both, rest = marked[1].partition(_MARKS[0])
+        between, also, _ = rest.partition(_MARKS[1])
+        if not (found and both and also and between):
+            return []
+        if len(text) < len(before) + len(after) or not text.startswith(before):
+            return []
+        if not text.endswith(after):
+            return []
+        return text[len(before) : len(text) - len(after)].split(between)
+
+
+__all__ = ["Turn", "TurnReader", "turns_of"]

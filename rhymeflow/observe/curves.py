@@ -1,0 +1,200 @@
+"""Metrics of runs as curves; one mean curve with a band of runs that differ only in their seed.
+
+Holds true: a curve's x rises; a mean is taken only where all of its runs have something to say, so
+it does not jump where one of them ends. Knows nothing of how a curve is drawn.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rhymeflow.errors import UserError, nearest
+from rhymeflow.observe import metrics
+from rhymeflow.observe.compare import differences, fields_of, short_names, shown
+from rhymeflow.observe.summary import EVENTS
+from rhymeflow.store.damage import open_undamaged
+
+Axis = Literal["step", "time", "trajectories"]
+
+STEPS_PER_S = "steps/s"
+"""Computed: steps in a second, from one to the next."""
+
+METRICS = {
+    "reward": "training reward",
+    "eval/reward": "held-out reward",
+    "completions/mean_length": "response tokens",
+    "staleness/mean": "staleness (versions)",
+    STEPS_PER_S: "steps/s",
+}
+"""What is drawn where nothing is asked for, with what it is called."""
+
+_SEED = "run.seed"
+_MOST_FIELDS = 2
+"""Fields that a label names; where more differ it is the directory."""
+_UNITS = ((2 * 86_400.0, "days", 86_400.0), (7_200.0, "hours", 3_600.0), (600.0, "minutes", 60.0))
+_TRAINED = "SELECT trained, COUNT(*) FROM trajectories WHERE trained IS NOT NULL GROUP BY 1"
+
+Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A metric of one run, or the mean of several: `x`, `y` of shape [points]."""
+
+    x: Values
+    y: Values
+    deviation: Values | None = None
+    """Standard deviation between the runs at each point; `None` of one run."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ at most in their seed."""
+
+    label: str
+    paths: tuple[Path, ...]
+
+
+def unit_of(end: float) -> tuple[str, float]:
+    """The unit that so many seconds are shown in, and its seconds."""
+    return next(((name, scale) for above, name, scale in _UNITS if end > above), ("seconds", 1.0))
+
+
+def grouped(paths: Sequence[Path]) -> list[Group]:
+    """Put runs together that differ in `run.seed` and nothing else; label what the others differ
+    in.
+
+    Raises:
+        UserError: one of them is no run.
+    """
+    found: dict[str, list[Path]] = {}
+    fields: dict[str, dict[str, Any]] = {}
+    for path in dict.fromkeys(paths):
+        if not (path / EVENTS).is_file():
+            raise UserError(f"{path}: is not a run directory, it has no {EVENTS}")
+        own = {name: value for name, value in fields_of(path).items() if name != _SEED}
+        key = json.dumps(own, sort_keys=True)
+        fields[key] = own
+        found.setdefault(key, []).append(path)
+    labels = _labels([fields[key] for key in found], [members[0] for members in found.values()])
+    return [
+        Group(f"{label} ({len(members)} runs)" if len(members) > 1 else label, tuple(members))
+        for label, members in zip(labels, found.values(), strict=True)
+    ]
+
+
+def _labels(fields: Sequence[dict[str, Any]], paths: Sequence[Path]) -> list[str]:
+    found = differences(fields)
+    if not 0 < len(found) <= _MOST_FIELDS:
+        return short_names(paths)
+    values = [f"{name.rpartition('.')[2]} {{}}" for name in found]
+    return [
+        ", ".join(values).format(*(shown(each[place]) for each in found.values()))
+        for place in range(len(fields))
+    ]
+
+
+class Points:
+    """The metrics of a run, over `axis`."""
+
+    def __init__(self, run_dir: Path, axis: Axis) -> None:
+        self.rows = list(metrics.rows(run_dir))
+        self._axis = axis
+        self._trained = _trained_until(run_dir) if axis == "trajectories" else {}
+        steps = [row for row in self.rows if "step_time" in row]
+        self.names = {name for row in self.rows for name in row} - {"step", "time"}
+        if len(steps) > 1:
+            self.names.add(STEPS_PER_S)
+
+    def curve(self, name: str, smooth: int) -> Curve | None:
+        """Return the metric, if the run has it. `smooth`: a point is the mean of the last so many;
+        evaluations, which are few, are left as they are."""
+        found = [
+            (self._x(row), value)
+            for row, value in self._values(name)
+            if value is not None and self._x(row) is not None
+        ]
+        if not found:
+            return None
+        points = dict(sorted(found))  # of a step that was done again, the later
+        y = np.array(list(points.values()), float)
+        is_evaluation = name.startswith("eval/")
+        return Curve(np.array(list(points), float), y if is_evaluation else _smoothed(y, smooth))
+
+    def _values(self, name: str) -> list[tuple[dict[str, Any], Any]]:
+        if name != STEPS_PER_S:
+            return [(row, row.get(name)) for row in self.rows]
+        rows = [row for row in self.rows if "step_time" in row]
+        return [
+            (after, (after["step"] - before["step"]) / (after["time"] - before["time"]))
+            for before, after in pairwise(rows)
+            if after["time"] > before["time"]
+        ]
+
+    def _x(self, row: dict[str, Any]) -> float | None:
+        if self._axis == "trajectories":
+            return self._trained.get(row["step"])
+        return float(row[self._axis])
+
+
+def _trained_until(run_dir: Path) -> dict[int, int]:
+    """{step: trajectories that were trained on until its end}."""
+    with open_undamaged(run_dir / EVENTS) as reader:
+        counts = dict(reader.query(_TRAINED))
+    total, found = 0, {0: 0}
+    for batch in sorted(counts):
+        total += counts[batch]
+        found[batch + 1] = total
+    return found
+
+
+def _smoothed(y: Values, count: int) -> Values:
+    """Each value as the mean of it and those before it, `count` in all, at the beginning fewer."""
+    sums = np.concatenate([[0.0], np.cumsum(y)])
+    ends = np.arange(1, len(y) + 1)
+    starts = np.maximum(ends - count, 0)
+    smoothed: Values = (sums[ends] - sums[starts]) / (ends - starts)
+    return smoothed
+
+
+def mean(curves: Sequence[Curve]) -> Curve | None:
+    """Return the mean of several curves where all of them are, and the sample standard deviation.
+
+    Between its points a curve is a straight line. `None`: they are nowhere all.
+    """
+    if len(curves) == 1:
+        return curves[0]
+    low, high = max(each.x[0] for each in curves), min(each.x[-1] for each in curves)
+    x = np.unique(np.concatenate([each.x for each in curves]))
+    x = x[(x >= low) & (x <= high)]
+    if not len(x):
+        return None
+    y = np.stack([np.interp(x, each.x, each.y) for each in curves])
+    return Curve(x, y.mean(axis=0), y.std(axis=0, ddof=1))
+
+
+def check_names(asked: Sequence[str], runs: Sequence[Points]) -> list[str]:
+    """Return the metrics to draw: those asked for, or those of `METRICS` that a run has.
+
+    Raises:
+        UserError: no run has one of them.
+    """
+    known = {name for each in runs for name in each.names}
+    for name in asked:
+        if name not in known:
+            raise UserError(f"--metric {name}: no run has it{nearest(name, known)}")
+    names = list(dict.fromkeys(asked)) or [name for name in METRICS if name in known]
+    if not names:
+        raise UserError("there are no metrics yet: no step was completed")
+    return names
+
+
+__all__ = ["METRICS", "Axis", "Curve", "Group", "Points", "check_names", "grouped", "mean"]
