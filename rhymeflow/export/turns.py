@@ -13,7 +13,7 @@ from rhymeflow.data.prompts import Message
 from rhymeflow.environments.rendering import ChatRenderer, Unrenderable
 from rhymeflow.store.reader import StoredSegment
 
-_MARKS = ("rhymeflow-answer-one", "rhymeflow-answer-two")
+_MARKS = ("rhymeflowfirst", "rhymeflowsecond")
 _ROLES = ("tool", "user")
 """Of answers, in the order in which they are tried: some templates write a tool's as a user's with
 more around it."""

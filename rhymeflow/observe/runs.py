@@ -7,6 +7,7 @@ read is listed with what is wrong with it, and does not hide the others.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -194,7 +195,10 @@ def _read_all(directories: Iterable[Path]) -> tuple[list[Run], list[Unreadable]]
 
 
 def _table(runs: Sequence[Run]) -> Table:
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    above = Path(os.path.commonpath([run.path.absolute().parent for run in runs]))
+    # Names that fit, and the way to them once.
+    title = f"in {min(os.path.relpath(above), str(above), key=len)}"
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title=title, title_justify="left")
     table.add_column("run", overflow="fold")
     for heading in ("recipe", "state"):
         table.add_column(heading, no_wrap=True)
@@ -203,7 +207,7 @@ def _table(runs: Sequence[Run]) -> Table:
     table.add_column("began\n(UTC)", no_wrap=True)
     for run in runs:
         table.add_row(
-            Text(printable(str(run.path))),
+            Text(printable(str(run.path.absolute().relative_to(above)))),
             Text(printable(run.recipe)),
             run.state,
             steps_of(run),

@@ -1,0 +1,98 @@
+"""Made-up runs with responses of one turn and of several, text prompts and chats."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rhymeflow.config.load import build_config
+from rhymeflow.core.types import TrajectoryId
+from rhymeflow.recipes import characters
+from rhymeflow.store.writer import SqliteTrajectoryStore
+
+ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789 +=?[];<>"
+TEMPLATE = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}<eos>;{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+
+
+def model(directory: Path, template: str | None = None) -> Path:
+    """A tokenizer of characters beside a model's configuration, without weights."""
+    tokenizer = characters.make_tokenizer(ALPHABET, 200)
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(directory)
+    characters.make_config(tokenizer, 200).save_pretrained(directory)
+    return directory
+
+
+class MadeRun:
+    """Writes a run's store; responses are given by what was said."""
+
+    def __init__(self, run_dir: Path, model_dir: Path, **fields: Any) -> None:
+        run_dir.mkdir(exist_ok=True)
+        self.run_dir = run_dir
+        self.tokenizer = characters.make_tokenizer(ALPHABET, 200)
+        self.config = build_config({"model.name": str(model_dir), **fields}, where="test")
+        self.store = SqliteTrajectoryStore(run_dir / "events.db")
+        self.store.begin_attempt(
+            self.config.model_dump_json(), now=0.0, started="2026-01-02T03:04:05Z"
+        )
+
+    def ids(self, text: str) -> list[int]:
+        return list(self.tokenizer(text, add_special_tokens=False).input_ids)
+
+    def group(self, group: int, prompt: Any = "q?", *, row: int | None = None) -> None:
+        self.store.put_group(
+            group,
+            row=group if row is None else row,
+            epoch=0,
+            prompt=prompt,
+            prompt_tokens=[1, 2, 3],
+            columns={"answer": "c", "level": 2},
+        )
+
+    def response(
+        self,
+        group: int,
+        member: int,
+        parts: str | Sequence[str | list[int]],
+        reward: float | None = 1.0,
+        *,
+        reason: str | None = "stop",
+        version: int = 0,
+    ) -> list[int]:
+        """The policy's turns at even places, an environment's answers, as text or tokens, at odd
+        ones; return the tokens."""
+        trajectory = TrajectoryId(group, member)
+        parts = [parts] if isinstance(parts, str) else parts
+        tokens: list[int] = []
+        for place, part in enumerate(parts):
+            ids = self.ids(part) if isinstance(part, str) else part
+            if place % 2:
+                self.store.put_observed(trajectory, start=len(tokens), version=version, tokens=ids)
+            else:
+                self.store.put_segment(
+                    trajectory,
+                    start=len(tokens),
+                    version=version,
+                    instance="rollout-0",
+                    steps=len(ids),
+                    drafted=0,
+                    tokens=ids,
+                    logprobs=[-0.5] * len(ids),
+                )
+            tokens += ids
+        if reason is not None:
+            self.store.put_finished(trajectory, length=len(tokens), reason=reason)  # type: ignore[arg-type]
+            text = self.tokenizer.decode(tokens, skip_special_tokens=True)
+            self.store.put_text(trajectory, text)
+        if reward is not None:
+            self.store.put_reward(trajectory, reward=reward, components={"right": reward})
+        return tokens
+
+    def close(self) -> Path:
+        self.store.commit()
+        self.store.close()
+        return self.run_dir
