@@ -1,0 +1,172 @@
+"""`rhymeflow plot`: which runs are one line, what its band is, and what is drawn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib.figure import Figure
+
+from rhymeflow import cli
+from rhymeflow.observe.curves import Curve, Points, _smoothed, grouped, mean
+from rhymeflow.observe.metrics import MetricsWriter
+from tests.observe.test_runs import made
+
+
+def curve(x: list[float], y: list[float]) -> Curve:
+    return Curve(np.array(x, float), np.array(y, float))
+
+
+def with_rewards(run_dir: Path, rewards: list[float]) -> Path:
+    """Other rewards in place of those that were made up."""
+    (run_dir / "metrics.jsonl").unlink()
+    writer = MetricsWriter(run_dir, report_to=(), name="run", config={})
+    writer.write(0, 0.5, {"eval/reward": 0.25})
+    for step, reward in enumerate(rewards, start=1):
+        writer.write(step, 10.0 * step**2, {"reward": reward, "step_time": 1.0})
+    writer.close()
+    return run_dir
+
+
+def test_the_band_is_a_standard_deviation() -> None:
+    found = mean([curve([1, 2, 3], [1, 2, 3]), curve([1, 2, 3], [3, 2, 7])])
+    assert found is not None
+    assert found.deviation is not None
+    assert found.y.tolist() == [2, 2, 5]
+    assert found.deviation == pytest.approx([2**0.5, 0, 8**0.5])
+
+
+def test_a_mean_is_taken_where_all_curves_are() -> None:
+    found = mean([curve([0, 2, 4], [0, 2, 4]), curve([1, 3], [0, 0])])
+    assert found is not None
+    assert found.x.tolist() == [1, 2, 3]
+    assert found.y.tolist() == [0.5, 1, 1.5]
+    assert mean([curve([0, 1], [0, 0]), curve([2, 3], [0, 0])]) is None
+
+
+def test_one_curve_has_no_band() -> None:
+    found = mean([curve([0, 1], [5, 6])])
+    assert found is not None
+    assert found.deviation is None
+    assert found.y.tolist() == [5, 6]
+
+
+@given(st.lists(st.integers(-99, 99), min_size=1, max_size=20), st.integers(1, 25))
+def test_smoothing_is_the_mean_of_the_last_values(values: list[int], count: int) -> None:
+    wanted = [
+        sum(values[max(end - count, 0) : end]) / len(values[max(end - count, 0) : end])
+        for end in range(1, len(values) + 1)
+    ]
+    assert _smoothed(np.array(values, float), count) == pytest.approx(wanted)
+
+
+def test_runs_that_differ_in_their_seed_are_one_line(tmp_path: Path) -> None:
+    paths = [
+        made(tmp_path / f"{rate}-{seed}", seed=seed, learning_rate=rate)
+        for rate in (1e-4, 2e-4)
+        for seed in (0, 1)
+    ]
+    found = grouped(paths)
+    assert [group.paths for group in found] == [tuple(paths[:2]), tuple(paths[2:])]
+    assert [group.label for group in found] == [
+        "learning_rate 0.0001 (2 runs)", "learning_rate 0.0002 (2 runs)",
+    ]  # fmt: skip
+    assert [group.label for group in grouped(paths[:1])] == ["0.0001-0"]
+    assert len(grouped([paths[0], paths[0]])[0].paths) == 1, "a run is not its own repetition"
+
+
+def test_axes(tmp_path: Path) -> None:
+    run = with_rewards(made(tmp_path / "run"), [0.5, 0.25, 1.0])
+    by = {axis: Points(run, axis).curve("reward", 1) for axis in ("step", "time", "trajectories")}
+    assert all(each is not None and each.y.tolist() == [0.5, 0.25, 1] for each in by.values())
+    assert {axis: each.x.tolist() for axis, each in by.items() if each is not None} == {
+        "step": [1, 2, 3], "time": [10, 40, 90], "trajectories": [4, 8, 12],
+    }  # fmt: skip
+    rate = Points(run, "step").curve("steps/s", 1)
+    assert rate is not None
+    assert rate.x.tolist() == [2, 3]
+    assert rate.y == pytest.approx([1 / 30, 1 / 50])
+    smooth = Points(run, "step").curve("reward", 2)
+    assert smooth is not None
+    assert smooth.y.tolist() == [0.5, 0.375, 0.625]
+
+
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """What was drawn."""
+    found: list[Figure] = []
+    save = Figure.savefig
+
+    def savefig(self: Figure, *args: Any, **options: Any) -> None:
+        found.append(self)
+        save(self, *args, **options)
+
+    monkeypatch.setattr(Figure, "savefig", savefig)
+    return found
+
+
+def test_a_picture_of_two_settings_with_two_seeds_each(
+    tmp_path: Path, figures: list[Figure], capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = [
+        str(with_rewards(made(tmp_path / f"{rate}-{seed}", seed=seed, learning_rate=rate),
+                         [0.1, 0.2 + seed, rate]))
+        for rate in (1e-4, 2e-4)
+        for seed in (0, 1)
+    ]  # fmt: skip
+    output = tmp_path / "curves.png"
+    assert cli.main(["plot", *paths, "--output", str(output), "--x", "time"]) == 0
+    assert capsys.readouterr().out == f"{output}\n"
+    assert output.read_bytes().startswith(b"\x89PNG")
+    panels = figures[0].get_axes()
+    assert [panel.get_title(loc="left") for panel in panels] == [
+        "training reward", "held-out reward", "steps/s",
+    ]  # fmt: skip
+    assert panels[0].get_xlabel() == "time (seconds)"
+    lines = panels[0].get_lines()
+    assert len(lines) == len(panels[0].collections) == 2
+    assert lines[0].get_ydata()[1] == pytest.approx(0.7)
+    assert [each.get_text() for each in figures[0].legends[0].get_texts()] == [
+        "learning_rate 0.0001 (2 runs)", "learning_rate 0.0002 (2 runs)",
+    ]  # fmt: skip
+
+
+def test_a_drawing_of_one_metric(tmp_path: Path, figures: list[Figure]) -> None:
+    run = made(tmp_path / "run")
+    output = tmp_path / "curves.svg"
+    options = ["--metric", "entropy", "--x", "trajectories", "--output", str(output)]
+    assert cli.main(["plot", str(run), *options]) == 0
+    assert "<svg" in output.read_text()
+    (panel,) = figures[0].get_axes()
+    assert panel.get_lines()[0].get_xdata().tolist() == [4, 8, 12, 16]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["run", "--metric", "entrpy"], "--metric entrpy: no run has it; did you mean entropy?"),
+        (["run", "--output", "curves.gif"], "should end in .png or .svg"),
+        (["run", "--output", "no/curves.png"], "--output no/curves.png: cannot be written"),
+        (["run", "--smooth", "0"], "given '0', should be a number from 1 on"),
+        (["run", "nowhere"], "nowhere: is not a run directory"),
+        (["bare"], "there are no metrics yet"),
+    ],
+)
+def test_mistakes_are_one_line(
+    tmp_path: Path,
+    arguments: list[str],
+    part: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made(tmp_path / "run")
+    (made(tmp_path / "bare") / "metrics.jsonl").unlink()
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["plot", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert part in err
+    assert (err.count("\n"), out) == (1, "")

@@ -1,0 +1,161 @@
+"""`rhymeflow runs`: which runs are found, what state they are in, and what tells them apart."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rhymeflow import cli
+from rhymeflow.config.load import build_config
+from rhymeflow.core.commands import Finish
+from rhymeflow.core.events import Tick
+from rhymeflow.observe import summary
+from rhymeflow.observe.compare import differences, short_names
+from rhymeflow.observe.runs import find, read
+from rhymeflow.store.writer import SqliteTrajectoryStore
+from tests.observe.runs import make_run
+
+
+def made(run_dir: Path, started: str = "2026-03-01T10:00:00Z", **fields: Any) -> Path:
+    """A run of four steps with an attempt; groups of two, 16 trajectories in 41 s."""
+    run_dir.mkdir(parents=True)
+    make_run(run_dir)
+    config = build_config({"max_steps": 4, "output_dir": str(run_dir), **fields}, where="test")
+    config = config.model_copy(update={"name": "toy"})
+    store = SqliteTrajectoryStore(run_dir / "events.db")
+    store.begin_attempt(config.model_dump_json(), now=0.0, started=started)
+    store.commit()
+    store.close()
+    return run_dir
+
+
+def goes_on(run_dir: Path, now: float, *, finishes: bool = False) -> None:
+    store = SqliteTrajectoryStore(run_dir / "events.db")
+    event = store.record(now, [Tick()])
+    if finishes:
+        store.record_command(event, Finish())
+    store.commit()
+    store.close()
+
+
+def test_a_run_in_a_line(tmp_path: Path) -> None:
+    run = read(made(tmp_path / "run"))
+    assert (run.recipe, run.steps, run.max_steps, run.started[:10]) == ("toy", 4, 4, "2026-03-01")
+    assert (run.eval_reward_first, run.eval_reward_best) == (0.25, 0.75)
+    assert (run.trajectories, run.seconds) == (16, 41.0)
+    assert run.trajectories_per_s == pytest.approx(16 / 41)
+
+
+def test_states(tmp_path: Path) -> None:
+    run_dir = made(tmp_path / "run")
+    assert read(run_dir).state == "killed", "nothing says how it ended"
+    summary.write(run_dir)
+    assert read(run_dir).state == "stopped"
+    goes_on(run_dir, 50.0)
+    assert read(run_dir).state == "killed", "the summary is of the attempt before"
+    goes_on(run_dir, 51.0, finishes=True)
+    assert read(run_dir).state == "ended"
+    store = SqliteTrajectoryStore(run_dir / "events.db")
+    assert read(run_dir).state == "running"
+    store.close()
+    assert read(run_dir).state == "ended"
+
+
+def test_a_lock_of_another_machine_is_tried(tmp_path: Path) -> None:
+    run_dir = made(tmp_path / "run")
+    lock = run_dir / "writer.lock"
+    lock.write_text("process 1 on elsewhere")
+    assert read(run_dir).state == "killed"
+    descriptor = os.open(lock, os.O_RDWR)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    assert read(run_dir).state == "running"
+    os.close(descriptor)
+
+
+def test_runs_are_found_below_and_not_in_runs(tmp_path: Path) -> None:
+    first = made(tmp_path / "runs" / "sweep" / "a")
+    second = made(tmp_path / "runs" / "b")
+    made(second / "inside")
+    assert find([tmp_path / "runs"]) == [second, first]
+    assert find([first, tmp_path / "runs"]) == [first, second]
+
+
+def test_the_list_is_by_time_and_names_what_cannot_be_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made(tmp_path / "runs" / "a", "2026-03-02T10:00:00Z")
+    made(tmp_path / "runs" / "b", "2026-03-01T10:00:00Z")
+    (tmp_path / "runs" / "c").mkdir()
+    (tmp_path / "runs" / "c" / "events.db").write_text("birds")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert cli.main(["runs"]) == 0
+    out = capsys.readouterr().out
+    assert out.index(" b ") < out.index(" a ")
+    assert "runs/c: " in out
+    assert "cannot be opened as an event store" in out
+    assert max(map(len, out.splitlines()[:-1])) <= 80
+    assert cli.main(["runs", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [each["path"] for each in found] == ["runs/b", "runs/a", "runs/c"]
+    assert found[0]["eval_reward_best"] == 0.75
+    assert "problem" in found[2]
+
+
+def test_a_comparison_shows_what_differs_and_nothing_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = made(tmp_path / "one", learning_rate=1e-4, num_generations=2)
+    two = made(tmp_path / "two", learning_rate=2e-4, num_generations=2)
+    assert cli.main(["runs", "--compare", str(one), str(two), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["differences"] == {"learner.learning_rate": [1e-4, 2e-4]}
+    assert [run["reward"] for run in found["runs"]] == [0.4, 0.4]
+    assert cli.main(["runs", "--compare", str(one), str(two)]) == 0
+    out = capsys.readouterr().out
+    assert "learner.learning_rate" in out
+    assert "num_generations" not in out
+    assert "output_dir" not in out
+    again = made(tmp_path / "again", learning_rate=1e-4, num_generations=2)
+    assert cli.main(["runs", "--compare", str(one), str(again)]) == 0
+    assert "configurations are the same" in capsys.readouterr().out
+
+
+def test_differences_know_types_and_missing_fields() -> None:
+    found = differences([{"a": 1, "b": 2, "c": True}, {"a": 1, "b": 3, "c": 1, "d": None}])
+    assert found == {"b": [2, 3], "c": [True, 1], "d": ["(no such field)", None]}
+
+
+def test_names_are_as_short_as_they_tell_apart() -> None:
+    assert short_names([Path("/x/a"), Path("/x/b")]) == ["a", "b"]
+    assert short_names([Path("/x/a/run"), Path("/x/b/run")]) == ["a/run", "b/run"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["nowhere"], "nowhere: no such directory"),
+        ([], "runs: no such directory"),
+        (["."], "holds no run"),
+        (["--compare", "."], "--compare: should name two"),
+        (["--compare", "a", "b"], "a: is not a run directory"),
+        (["a", "--compare", "b"], "give runs to compare after --compare"),
+    ],
+)
+def test_mistakes_are_one_line(
+    tmp_path: Path,
+    arguments: list[str],
+    part: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["runs", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert part in err
+    assert (err.count("\n"), out) == (1, "")
