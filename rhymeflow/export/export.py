@@ -82,14 +82,12 @@ def export(
         choice = Choice(reader, filters, is_text_needed=what != "trajectories")
         notes: Counter[str] = Counter()
         rows = Rows(reader, config, choice, _turn_reader(config))
-        found = (
-            (_noted(row, notes) for row in rows.trajectories(with_tokens=with_tokens))
-            if what == "trajectories"
-            else rows.sft()
-            if what == "sft"
-            else rows.preferences()
-        )
-        components = _components(reader) if what == "trajectories" and kind != "jsonl" else []
+        components: list[str] = []
+        if what == "trajectories":
+            found = (_noted(row, notes) for row in rows.trajectories(with_tokens=with_tokens))
+            components = _components(reader)
+        else:
+            found = rows.sft() if what == "sft" else rows.preferences()
         number = formats.write(output, kind, found, components, str(run_dir))
     left_out = {why: count for why, count in choice.left_out.items() if count}
     if not number:

@@ -79,12 +79,13 @@ def _panels(number: int) -> tuple[Figure, list[Axes]]:
     size = _PANEL[0] * columns, _PANEL[1] * rows + 0.5
     figure = Figure(figsize=size, layout="constrained")
     FigureCanvasAgg(figure)
-    grid = figure.subplots(rows, columns, squeeze=False).ravel()
+    grid = figure.subplots(rows, columns, squeeze=False, sharex=True).ravel()
     for unused in grid[number:]:
         unused.remove()
     panels = list(grid[:number])
     for panel in panels:
         panel.grid(alpha=0.25)
+        panel.tick_params(labelbottom=True)
         for side in ("top", "right"):
             panel.spines[side].set_visible(False)
     return figure, panels

@@ -197,7 +197,8 @@ def _read_all(directories: Iterable[Path]) -> tuple[list[Run], list[Unreadable]]
 def _table(runs: Sequence[Run]) -> Table:
     above = Path(os.path.commonpath([run.path.absolute().parent for run in runs]))
     # Names that fit, and the way to them once.
-    title = f"in {min(os.path.relpath(above), str(above), key=len)}"
+    shortest = min(os.path.relpath(above), str(above), key=len)
+    title = None if shortest == "." else f"in {shortest}"
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title=title, title_justify="left")
     table.add_column("run", overflow="fold")
     for heading in ("recipe", "state"):

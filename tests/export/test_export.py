@@ -252,9 +252,13 @@ def test_what_an_environment_answered_is_read_and_not_learnt(
     assert row["logprobs"][0] == -0.5
 
 
-def test_an_answer_that_no_template_writes_is_left_out_and_counted(tmp_path: Path) -> None:
+@pytest.mark.parametrize("answer", ["odd", ";[user]a<eos>b<eos>;[assistant]"])
+def test_an_answer_that_no_template_writes_is_left_out_and_counted(
+    tmp_path: Path, answer: str
+) -> None:
+    """The second has the shape of one; but a run never lets an answer end a turn."""
     environment = {"environment.classes": [{"environment": TOOL}]}
-    made, _ = conversation(tmp_path, ["call<eos>", "odd", "done<eos>"], **environment)
+    made, _ = conversation(tmp_path, ["call<eos>", answer, "done<eos>"], **environment)
     with pytest.raises(UserError, match="1 whose answers of the environment are no messages"):
         rows_of(made.run_dir, "sft")
 

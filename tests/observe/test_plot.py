@@ -127,6 +127,7 @@ def test_a_picture_of_two_settings_with_two_seeds_each(
         "training reward", "held-out reward", "steps/s",
     ]  # fmt: skip
     assert panels[0].get_xlabel() == "time (seconds)"
+    assert panels[1].get_xlim() == panels[0].get_xlim(), "panels are read together"
     lines = panels[0].get_lines()
     assert len(lines) == len(panels[0].collections) == 2
     assert lines[0].get_ydata()[1] == pytest.approx(0.7)
