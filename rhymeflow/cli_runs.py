@@ -88,8 +88,8 @@ def _add_export(add: Add) -> None:
     kinds = ("jsonl", "parquet", "datasets")
     what = "default: what PATH ends in; datasets is a directory for load_from_disk"
     sub.add_argument("--format", choices=kinds, help=what)
-    what = ("trajectories", "sft", "preferences")
-    sub.add_argument("--what", choices=what, default="trajectories")
+    rows = ("trajectories", "sft", "preferences")
+    sub.add_argument("--what", choices=rows, default="trajectories")
     sub.add_argument("--tokens", action="store_true", help="with trajectories: each token too")
     sub.add_argument("--force", action="store_true", help="replace what is at PATH")
     sub.add_argument("--min-reward", metavar="R", type=_number, help="this reward or more")

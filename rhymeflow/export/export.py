@@ -7,6 +7,7 @@ left out is counted and said.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,6 +83,7 @@ def export(
         choice = Choice(reader, filters, is_text_needed=what != "trajectories")
         notes: Counter[str] = Counter()
         rows = Rows(reader, config, choice, _turn_reader(config))
+        found: Iterator[Row]
         components: list[str] = []
         if what == "trajectories":
             found = (_noted(row, notes) for row in rows.trajectories(with_tokens=with_tokens))

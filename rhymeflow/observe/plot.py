@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -113,7 +114,7 @@ def _entitle(figure: Figure, panels: Sequence[Axes], labels: Sequence[str]) -> N
     if len(labels) == 1:
         figure.suptitle(labels[0], x=0.01, ha="left", fontsize=11)
         return
-    lines = {}
+    lines: dict[object, Artist] = {}
     for panel in panels:
         for line in panel.get_lines():
             lines.setdefault(line.get_label(), line)
