@@ -1,4 +1,4 @@
-"""The commands that look at runs: `inspect`, `runs`, `plot`, `export`.
+"""The commands that look at runs: `inspect`, `dashboard`, `runs`, `plot`, `export`.
 
 Holds true: as `cli` says of all commands. None of them changes a run directory.
 """
@@ -25,6 +25,7 @@ rows of all that is stored, rows for `rhymeflow sft`, or preference pairs."""
 def add_commands(add: Add) -> None:
     """Add the commands with their arguments."""
     _add_inspect(add)
+    _add_dashboard(add)
     _add_runs(add)
     _add_plot(add)
     _add_export(add)
@@ -40,6 +41,15 @@ def _add_inspect(add: Add) -> None:
         which = f"the N responses with the {kind} rewards (5 if no number is given)"
         sub.add_argument(f"--{kind}", metavar="N", type=int, nargs="?", const=5, help=which)
     sub.add_argument("--step", metavar="S", type=int, help="with --best, --worst: only of step S")
+
+
+def _add_dashboard(add: Add) -> None:
+    sub = add("dashboard", dashboard, help="serve pages over runs, live and finished")
+    what = "the newest of `runs` if none is given"
+    sub.add_argument("run_dirs", metavar="RUN_DIR", type=Path, nargs="*", help=what)
+    what = "listen there, for others too; the default is this machine alone"
+    sub.add_argument("--host", default="127.0.0.1", help=what)
+    sub.add_argument("--port", metavar="N", type=_port, help="default: the first free from 8750 on")
 
 
 def _add_runs(add: Add) -> None:
@@ -122,6 +132,14 @@ def inspect(args: argparse.Namespace) -> int:
     return 0
 
 
+def dashboard(args: argparse.Namespace) -> int:
+    """Serve pages over runs until Ctrl-C."""
+    from rhymeflow.dashboard.serve import serve
+
+    serve(args.run_dirs, host=args.host, port=args.port)
+    return 0
+
+
 def runs(args: argparse.Namespace) -> int:
     """List runs, or compare some."""
     from rich.console import Console
@@ -173,6 +191,13 @@ def positive(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"given {text!r}, should be a number from 1 on")
     return int(text)
+
+
+def _port(text: str) -> int:
+    number = positive(text)
+    if number > 65_535:
+        raise argparse.ArgumentTypeError(f"given {text!r}, ports go to 65535")
+    return number
 
 
 def _number(text: str) -> float:

@@ -1,0 +1,1 @@
+"""`rhymeflow dashboard`: pages over runs, live and finished, read from their files."""

@@ -1,0 +1,94 @@
+"""`rhymeflow dashboard`: serves the pages of some runs until Ctrl-C.
+
+Holds true: it listens on this machine alone, unless another address is asked for by name; its
+address, with a token that is drawn at each start, is printed once it answers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import secrets
+import socket
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import uvicorn
+
+from rhymeflow.config.run import RUNS
+from rhymeflow.dashboard.run import Run
+from rhymeflow.dashboard.server import LOOPBACK, make_app
+from rhymeflow.dashboard.trajectory import TokenTexts, load_texts
+from rhymeflow.errors import UserError
+from rhymeflow.observe.summary import EVENTS
+
+PORT = 8750
+"""The first that is tried."""
+_PORTS = 20
+"""How many are tried, where none is asked for."""
+
+
+def serve(directories: Sequence[Path], *, host: str = "127.0.0.1", port: int | None = None) -> None:
+    """Serve pages over these runs, or over the newest in `runs`, and print their address.
+
+    Raises:
+        UserError: there is no run, or nothing can listen there.
+    """
+    runs = named(directories or [newest(RUNS)])
+    token = secrets.token_urlsafe(16)
+    is_local = host in LOOPBACK
+    listener = _listener(host, port)
+    texts = TokenTexts(load_texts)
+    threading.Thread(target=texts.prepare, args=(runs,), daemon=True).start()
+    app = make_app(runs, texts, token=token, hosts=LOOPBACK if is_local else None)
+    shown = host if is_local else socket.gethostname()
+    number = listener.getsockname()[1]
+    print(f"http://{shown}:{number}/?token={token}", flush=True)
+    if is_local:
+        tunnel = f"ssh -L {number}:127.0.0.1:{number} HOST"
+        print(f"from another machine: {tunnel}, then the same address", flush=True)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
+    with contextlib.closing(listener), contextlib.suppress(KeyboardInterrupt):
+        server.run(sockets=[listener])
+
+
+def newest(directory: Path) -> Path:
+    """The run of this directory that was written to last.
+
+    Raises:
+        UserError: there is none.
+    """
+    found = [path.parent for path in directory.glob(f"*/{EVENTS}")]
+    if not found:
+        raise UserError(f"{directory}: has no run; name a run directory")
+    return max(found, key=lambda run: (run / EVENTS).stat().st_mtime)
+
+
+def named(directories: Sequence[Path]) -> list[Run]:
+    """Runs by the names of their directories, with as much of the path as tells them apart."""
+    paths = list(dict.fromkeys(directory.resolve() for directory in directories))
+    length = 1
+    while len({path.parts[-length:] for path in paths}) < len(paths):
+        length += 1
+    return [Run(path, "-".join(path.parts[-length:]).lstrip("/")) for path in paths]
+
+
+def _listener(host: str, port: int | None) -> socket.socket:
+    """A socket that listens; of `PORT` and those that follow it the first that is free."""
+    for number in [port] if port is not None else range(PORT, PORT + _PORTS):
+        listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host.strip("[]"), number))
+        except OSError as error:
+            listener.close()
+            if error.errno != errno.EADDRINUSE or port is not None:
+                raise UserError(f"--host {host} --port {number}: {error.strerror}") from None
+            continue
+        listener.listen(128)
+        return listener
+    raise UserError(f"ports {PORT} to {PORT + _PORTS - 1} are taken; --port names another")
+
+
+__all__ = ["named", "newest", "serve"]

@@ -1,0 +1,195 @@
+"""The web server of the dashboard: who may ask, and what is answered.
+
+Holds true: it answers `GET` alone and changes nothing but side indexes; without the token of this
+start nothing is answered but "no", nor to a page of another origin, nor under a name of another
+host (which a hostile page could have pointed at this machine); no answer may load or send anything
+elsewhere. What is wrong with a run or a question is one line of JSON and no traceback.
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+from collections.abc import Callable, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from rhymeflow.core.types import TrajectoryId
+from rhymeflow.dashboard import curves, groups, trajectory
+from rhymeflow.dashboard.run import Run
+from rhymeflow.errors import UserError
+
+COOKIE = "rhymeflow-dashboard"
+HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
+}
+
+LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
+
+
+class Guard:
+    """Lets through what has the token and comes from here."""
+
+    def __init__(self, app: ASGIApp, token: str, hosts: frozenset[str] | None) -> None:
+        self._app, self._token, self._hosts = app, token, hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, or hand on."""
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [
+                    *((k.encode(), v.encode()) for k, v in HEADERS.items()),
+                    *(each for each in message["headers"] if each[0].decode() not in HEADERS),
+                ]
+            await send(message)
+
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        app = self._refused(Request(scope)) or self._app
+        await app(scope, receive, send_with_headers)
+
+    def _refused(self, request: Request) -> Response | None:
+        """What to answer instead; None: it may pass."""
+        host = _without_port(request.headers.get("host", ""))
+        if self._hosts is not None and host not in self._hosts:
+            return PlainTextResponse(f"no page of the host {host!r} is here", 421)
+        if request.method not in ("GET", "HEAD"):
+            return PlainTextResponse("nothing can be changed here", 405)
+        if request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+            return PlainTextResponse("not for other pages", 403)
+        given = request.query_params.get("token")
+        if given is not None and self._is_right(given):
+            # From here on the browser shows an address without it.
+            response = RedirectResponse(request.url.remove_query_params("token").path, 303)
+            response.set_cookie(COOKIE, given, httponly=True, samesite="strict")
+            return response
+        if not self._is_right(request.cookies.get(COOKIE, "")):
+            return PlainTextResponse(
+                "open the address that `rhymeflow dashboard` printed, with its token", 403
+            )
+        return None
+
+    def _is_right(self, token: str) -> bool:
+        return hmac.compare_digest(token.encode(), self._token.encode())
+
+
+def make_app(
+    runs: Sequence[Run],
+    texts: trajectory.TokenTexts,
+    *,
+    token: str,
+    hosts: frozenset[str] | None = LOOPBACK,
+) -> Starlette:
+    """Return the application. `hosts`: names under which it may be asked; `None`: any."""
+    known = {run.name: run for run in runs}
+
+    def run_of(request: Request) -> Run:
+        name = request.path_params["run"]
+        if name not in known:
+            raise UserError(f"there is no run {name!r} here; there are {', '.join(known)}")
+        return known[name]
+
+    def all_runs(request: Request) -> Any:
+        return [{"name": run.name, "directory": str(run.directory)} for run in runs]
+
+    def overview(request: Request) -> Any:
+        return curves.overview(run_of(request))
+
+    def metrics(request: Request) -> Any:
+        names = request.query_params.getlist("name")
+        return curves.metrics(run_of(request), names)
+
+    def some_groups(request: Request) -> Any:
+        return groups.listed(run_of(request), _asked(request))
+
+    def part(request: Request, name: str) -> int:
+        return _number(request.path_params[name], name) or 0
+
+    def one_group(request: Request) -> Any:
+        return groups.whole(run_of(request), part(request, "group"))
+
+    def one_trajectory(request: Request) -> Any:
+        which = TrajectoryId(part(request, "group"), part(request, "member"))
+        return trajectory.whole(run_of(request), which, texts)
+
+    base = "/api/runs/{run}"
+    routes = [
+        Route("/api/runs", _json(all_runs)),
+        Route(base, _json(overview)),
+        Route(f"{base}/metrics", _json(metrics)),
+        Route(f"{base}/groups", _json(some_groups)),
+        Route(f"{base}/groups/{{group}}", _json(one_group)),
+        Route(f"{base}/trajectories/{{group}}/{{member}}", _json(one_trajectory)),
+        Route("/", _page),
+        Mount("/static", StaticFiles(directory=static())),
+    ]
+    guard = Middleware(Guard, token=token, hosts=hosts)
+    return Starlette(routes=routes, middleware=[guard])
+
+
+def static() -> Path:
+    """The directory of the pages' files."""
+    return Path(str(files("rhymeflow.dashboard"))) / "static"
+
+
+def _page(request: Request) -> Response:
+    return Response((static() / "index.html").read_bytes(), media_type="text/html")
+
+
+def _json(answer: Callable[[Request], Any]) -> Callable[[Request], Response]:
+    """What answers with the JSON of `answer`, in a thread of its own."""
+
+    def endpoint(request: Request) -> Response:
+        try:
+            found, status = answer(request), 200
+        except UserError as error:
+            found, status = {"error": str(error)}, 400
+        return Response(msgspec.json.encode(found), status, media_type="application/json")
+
+    return endpoint
+
+
+def _without_port(host: str) -> str:
+    return re.sub(r":\d*$", "", host)
+
+
+def _asked(request: Request) -> groups.Asked:
+    given = request.query_params
+    return groups.Asked(
+        step=_number(given.get("step"), "step"),
+        row=_number(given.get("row"), "row"),
+        filters=tuple(given.getlist("filter")),
+        text=given.get("text", ""),
+        sort=given.get("sort", "order"),
+        descending=given.get("descending") == "true",
+        offset=_number(given.get("offset"), "offset") or 0,
+    )
+
+
+def _number(text: str | None, name: str) -> int | None:
+    if not text:
+        return None
+    if not text.isdecimal() or len(text) > 18:
+        raise UserError(f"{name} = {text!r}: is no number")
+    return int(text)
+
+
+__all__ = ["Guard", "make_app", "static"]

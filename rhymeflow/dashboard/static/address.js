@@ -1,0 +1,27 @@
+// A view is an address: #/RUN/VIEW/PARTS?NAME=VALUE.
+
+export function read() {
+  const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
+  const [run, view, ...parts] = path.split("/").map(decodeURIComponent);
+  return { run, view: view || "run", parts, parameters: new URLSearchParams(query) };
+}
+
+export function to(run, view, parts = [], parameters = {}) {
+  const path = [run, view, ...parts].map((each) => encodeURIComponent(each)).join("/");
+  const query = new URLSearchParams();
+  for (const [name, value] of Object.entries(parameters)) {
+    for (const each of [value].flat()) {
+      if (each !== null && each !== undefined && each !== "") query.append(name, each);
+    }
+  }
+  const text = query.toString();
+  return `#/${path}${text ? `?${text}` : ""}`;
+}
+
+// Change parameters of the view that is shown, without a new entry in the history.
+export function change(parameters) {
+  const now = read();
+  const all = {};
+  for (const name of now.parameters.keys()) all[name] = now.parameters.getAll(name);
+  location.replace(to(now.run, now.view, now.parts, { ...all, ...parameters }));
+}

@@ -1,0 +1,25 @@
+// Questions to the server. An answer that comes after a newer question of the same view is dropped.
+
+let current = new AbortController();
+
+export function leave() {
+  current.abort();
+  current = new AbortController();
+}
+
+export async function ask(path, parameters = {}) {
+  const query = new URLSearchParams();
+  for (const [name, value] of Object.entries(parameters)) {
+    for (const each of [value].flat()) {
+      if (each !== null && each !== undefined && each !== "") query.append(name, each);
+    }
+  }
+  const text = query.toString();
+  const response = await fetch(`/api/${path}${text ? `?${text}` : ""}`, { signal: current.signal });
+  if (!response.headers.get("content-type")?.startsWith("application/json")) {
+    throw new Error(await response.text());
+  }
+  const found = await response.json();
+  if (!response.ok) throw new Error(found.error);
+  return found;
+}

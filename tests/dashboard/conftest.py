@@ -1,0 +1,80 @@
+"""Dashboards over small runs, asked over HTTP."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+import uvicorn
+
+from rhymeflow.dashboard.run import Run
+from rhymeflow.dashboard.serve import _listener
+from rhymeflow.dashboard.server import COOKIE, make_app
+from rhymeflow.dashboard.trajectory import TokenTexts
+from tests.observe.runs import make_run
+
+TOKEN = "the-token"
+
+
+def shown(tokens: list[int]) -> list[str]:
+    """Stands for a tokenizer."""
+    return [f"t{token}" for token in tokens]
+
+
+class Client:
+    """Asks a dashboard; `port` is where it listens."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+
+    def raw(
+        self, path: str, method: str = "GET", **headers: str
+    ) -> tuple[int, dict[str, str], bytes]:
+        """Status, headers and body. The cookie is sent, if it is not among the headers."""
+        sent = {"cookie": f"{COOKIE}={TOKEN}"}
+        sent |= {name.replace("_", "-"): value for name, value in headers.items()}
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        connection.request(method, path, headers=sent)
+        response = connection.getresponse()
+        body = response.read()
+        connection.close()
+        return response.status, {k.lower(): v for k, v in response.getheaders()}, body
+
+    def ask(self, path: str, **query: Any) -> Any:
+        """The answer's JSON."""
+        status, _, body = self.raw(f"/api/{path}?{urlencode(query, doseq=True)}")
+        assert status == 200, body
+        return json.loads(body)
+
+    def problem(self, path: str, **query: Any) -> str:
+        """What is said to be wrong."""
+        status, _, body = self.raw(f"/api/{path}?{urlencode(query, doseq=True)}")
+        assert status == 400, body
+        found: str = json.loads(body)["error"]
+        return found
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    """See `make_run`: 4 steps of two groups of two, then an aborted group and one that is open."""
+    (tmp_path / "a-run").mkdir()
+    return make_run(tmp_path / "a-run")
+
+
+@pytest.fixture
+def client(run_dir: Path) -> Iterator[Client]:
+    listener = _listener("127.0.0.1", None)
+    app = make_app([Run(run_dir, "a-run")], TokenTexts(lambda config: shown), token=TOKEN)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="off"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    yield Client(listener.getsockname()[1])
+    server.should_exit = True
+    thread.join(10)
+    listener.close()

@@ -1,0 +1,227 @@
+"""Who is answered, and what: over HTTP, with hostile questions too."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from rhymeflow.dashboard.run import MetricColumns, Run
+from rhymeflow.dashboard.serve import _listener, named, newest
+from rhymeflow.dashboard.server import COOKIE, static
+from rhymeflow.errors import UserError
+from tests.dashboard.conftest import TOKEN, Client
+from tests.observe.runs import make_run
+
+HOSTILE = "<img src=x onerror=alert(1)></script><script>alert(2)</script>"
+
+
+# -- who may ask -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/", "/api/runs", "/static/app.js", "/api/runs/a-run/groups"])
+def test_nothing_without_the_token(client: Client, path: str) -> None:
+    for cookie in ("", f"{COOKIE}=another", f"{COOKIE}={TOKEN[:-1]}", "other=1"):
+        status, headers, body = client.raw(path, cookie=cookie)
+        assert status == 403
+        assert b"the address that" in body
+        assert "default-src 'none'" in headers["content-security-policy"]
+    assert client.raw(path)[0] == 200
+
+
+def test_the_address_that_is_printed(client: Client) -> None:
+    status, headers, _ = client.raw(f"/?token={TOKEN}", cookie="")
+    assert (status, headers["location"]) == (303, "/")
+    assert "HttpOnly" in headers["set-cookie"]
+    assert "SameSite=strict" in headers["set-cookie"]
+    assert client.raw("/?token=another", cookie="")[0] == 403
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"host": "evil.example"}, 421),
+        ({"host": "evil.example:8750"}, 421),
+        ({"host": "localhost:8750"}, 200),
+        ({"host": "127.0.0.1"}, 200),
+        ({"host": "[::1]:8750"}, 200),
+        ({"sec_fetch_site": "cross-site"}, 403),
+        ({"sec_fetch_site": "same-site"}, 403),
+        ({"sec_fetch_site": "same-origin"}, 200),
+    ],
+)
+def test_pages_of_others_are_refused(client: Client, headers: dict[str, str], status: int) -> None:
+    assert client.raw("/api/runs", **headers)[0] == status
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
+def test_nothing_can_be_changed(client: Client, method: str) -> None:
+    assert client.raw("/api/runs", method)[0] == 405
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/static/../server.py",
+        "/static/%2e%2e/server.py",
+        "/static/..%2fserver.py",
+        "/static//etc/passwd",
+        "/static/%2fetc%2fpasswd",
+        "/static/views/../../__init__.py",
+        "/static/",
+    ],
+)
+def test_no_way_out_of_the_files(client: Client, path: str) -> None:
+    status, _, body = client.raw(path)
+    assert status == 404
+    assert b"import" not in body
+
+
+def test_pages_load_nothing_from_elsewhere() -> None:
+    for path in static().rglob("*"):
+        if path.is_file() and path.parent.name != "vendor":
+            text = path.read_text()
+            assert "http://" not in text, path
+            assert "https://" not in text, path
+            assert "innerHTML" not in text, path
+    assert (static() / "vendor" / "uPlot-LICENSE").is_file()
+
+
+# -- what is answered ------------------------------------------------------------------------------
+
+
+def test_a_run(client: Client, run_dir: Path) -> None:
+    assert client.ask("runs") == [{"name": "a-run", "directory": str(run_dir)}]
+    found = client.ask("runs/a-run")
+    assert (found["steps"], found["groups"]) == (4, 10)
+    assert found["endings"] == {"consumed": 8, "aborted": 1, "open": 1}
+    assert "reward" in found["metrics"]
+    assert found["share_indexed"] == 1
+    curves = client.ask("runs/a-run/metrics", name=["reward", "eval/reward", "nothing"])
+    assert curves["reward"] == {
+        "step": [1, 2, 3, 4], "time": [10, 20, 30, 40], "value": [0.1, 0.2, 0.3, 0.4],
+    }  # fmt: skip
+    assert curves["eval/reward"]["value"] == [0.25, 0.75]
+    assert curves["nothing"] == {"step": [], "time": [], "value": []}
+
+
+def test_groups(client: Client) -> None:
+    def groups(**query: object) -> list[int]:
+        return [each["group"] for each in client.ask("runs/a-run/groups", **query)["groups"]]
+
+    assert groups() == list(range(10))
+    assert groups(step=2) == [2, 3]
+    assert groups(row=3) == [3]
+    assert groups(filter="errors") == [8]
+    assert groups(filter=["consumed", "mixed"], sort="length", descending="true") == [
+        7, 6, 5, 4, 3, 2, 1, 0,
+    ]  # fmt: skip
+    assert groups(text="IS 4") == [4]
+    assert groups(text="%") == groups(text="_") == []
+    assert groups(offset=8) == [8, 9]
+    assert client.ask("runs/a-run/groups", offset=8)["count"] == 10
+    [group] = client.ask("runs/a-run/groups", row=3)["groups"]
+    assert [(each["length"], each["reward"]) for each in group["members"]] == [(13, 1), (103, 0)]
+    assert group["staleness_max"] == 1
+
+
+def test_one_group(client: Client) -> None:
+    found = client.ask("runs/a-run/groups/3")
+    assert found["prompt"] == "[b]what is 3?"
+    assert found["columns"] == {"answer": "3"}
+    assert [each["text"] for each in found["members"]] == ["[/red] it is 3"] * 2
+    assert found["members"][1]["components"] == {"exact": 0, "short": 0.5}
+    assert [each["group"] for each in found["epochs"]] == [3]
+
+
+def test_groups_that_are_not_asked_for_well(client: Client) -> None:
+    assert "no filter 'rihgt'; did you mean right?" in client.problem(
+        "runs/a-run/groups", filter="rihgt"
+    )
+    assert "no order 'rewrad'" in client.problem("runs/a-run/groups", sort="rewrad")
+    assert "step = 'x': is no number" in client.problem("runs/a-run/groups", step="x")
+    assert "has no group 99" in client.problem("runs/a-run/groups/99")
+    assert "no run 'other' here; there are a-run" in client.problem("runs/other")
+    assert client.raw("/api/runs/a-run/groups/99999999999999999999")[0] == 400
+
+
+def test_what_a_policy_wrote_stays_text(tmp_path: Path) -> None:
+    """It is JSON to the end, and the pages make no HTML of it (the test above)."""
+    run = Run(make_run(tmp_path, words=HOSTILE), "a")
+    from rhymeflow.dashboard import groups
+
+    assert groups.whole(run, 3)["members"][0]["text"] == HOSTILE
+
+
+def test_a_damaged_store_is_one_line(tmp_path: Path) -> None:
+    make_run(tmp_path)
+    path = tmp_path / "events.db"
+    content = bytearray(path.read_bytes())
+    content[4096 : len(content) // 2] = b"\x55" * (len(content) // 2 - 4096)
+    path.write_bytes(content)
+    run = Run(tmp_path, "a")
+    with pytest.raises(UserError, match=r"events\.db"), run.reader():
+        pass
+
+
+# -- metrics, names, addresses ---------------------------------------------------------------------
+
+
+def test_metrics_are_read_as_they_come(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    columns = MetricColumns(path)
+    assert columns.read(["a"]) == {"a": []}
+    path.write_text('{"step": 1, "a": 1.5}\n{"step": 2, "b": 3')
+    assert columns.read(["a", "b"]) == {"a": [1.5], "b": [None]}
+    with path.open("a") as file:
+        file.write('}\n{"step": 3, "a": null}\n')
+    assert columns.read(["step", "a", "b"]) == {
+        "step": [1, 2, 3], "a": [1.5, None, None], "b": [None, 3, None],
+    }  # fmt: skip
+    path.write_text('{"step": 1, "a": 2.5}\n')  # a resumed run takes rows out
+    assert columns.read(["a"]) == {"a": [2.5]}
+    path.write_text('{"step": 1, "a": 2.5}\n{nonsense}\n')
+    with pytest.raises(UserError, match=r"metrics\.jsonl, line 2: is not JSON"):
+        columns.read(["a"])
+
+
+def test_runs_have_names_that_tell_them_apart(tmp_path: Path) -> None:
+    for place in ("x/run", "y/run", "y/other"):
+        (tmp_path / place).mkdir(parents=True)
+        make_run(tmp_path / place, num_steps=1)
+    paths = [tmp_path / place for place in ("x/run", "y/run", "y/run/../run", "y/other")]
+    assert [run.name for run in named(paths)] == ["x-run", "y-run", "y-other"]
+    assert [run.name for run in named(paths[1:])] == ["run", "other"]
+    with pytest.raises(UserError, match="is not a run directory"):
+        named([tmp_path])
+    (tmp_path / "y/run/events.db").touch()
+    assert newest(tmp_path / "y") == tmp_path / "y/run"
+    shutil.rmtree(tmp_path / "x/run")
+    with pytest.raises(UserError, match="has no run; name a run directory"):
+        newest(tmp_path / "x")
+
+
+def test_the_next_port_is_taken_if_none_was_asked_for() -> None:
+    first, second = _listener("127.0.0.1", None), _listener("127.0.0.1", None)
+    try:
+        taken = first.getsockname()[1]
+        assert second.getsockname()[1] > taken
+        with pytest.raises(UserError, match=f"--port {taken}: Address already in use"):
+            _listener("127.0.0.1", taken)
+    finally:
+        first.close()
+        second.close()
+
+
+def test_points_are_means_where_there_are_many(tmp_path: Path) -> None:
+    from rhymeflow.dashboard import curves
+
+    run = Run(make_run(tmp_path), "a")
+    with (tmp_path / "metrics.jsonl").open("w") as file:
+        for step in range(2 * curves.POINTS):
+            file.write(json.dumps({"step": step, "time": step, "a": step % 2}) + "\n")
+    found = curves.metrics(run, ["a"])["a"]
+    assert found["value"] == [0.5] * curves.POINTS
+    assert (set(found["low"]), set(found["high"])) == ({0}, {1})
