@@ -25,7 +25,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rhymeflow.core.types import TrajectoryId
-from rhymeflow.dashboard import curves, groups, trajectory
+from rhymeflow.dashboard import curves, groups, log, trajectory
 from rhymeflow.dashboard.run import Run
 from rhymeflow.errors import UserError
 
@@ -130,6 +130,9 @@ def make_app(
         which = TrajectoryId(part(request, "group"), part(request, "member"))
         return trajectory.whole(run_of(request), which, texts)
 
+    def lines(request: Request) -> Any:
+        return log.listed(run_of(request), _lines(request))
+
     base = "/api/runs/{run}"
     routes = [
         Route("/api/runs", _json(all_runs)),
@@ -138,6 +141,7 @@ def make_app(
         Route(f"{base}/groups", _json(some_groups)),
         Route(f"{base}/groups/{{group}}", _json(one_group)),
         Route(f"{base}/trajectories/{{group}}/{{member}}", _json(one_trajectory)),
+        Route(f"{base}/log", _json(lines)),
         Route("/", _page),
         Mount("/static", StaticFiles(directory=static())),
     ]
@@ -181,6 +185,22 @@ def _asked(request: Request) -> groups.Asked:
         sort=given.get("sort", "order"),
         descending=given.get("descending") == "true",
         offset=_number(given.get("offset"), "offset") or 0,
+    )
+
+
+def _lines(request: Request) -> log.Asked:
+    given = request.query_params
+    after = given.get("after", "")
+    parts = [_number(each, "after") or 0 for each in after.split(",")]
+    if after and len(parts) != 3:
+        raise UserError(f"after = {after!r}: is no place in the log")
+    return log.Asked(
+        kind=given.get("kind", ""),
+        group=_number(given.get("group"), "group"),
+        instance=given.get("instance", ""),
+        text=given.get("text", ""),
+        time=_number(given.get("time"), "time"),
+        after=(parts[0], parts[1], parts[2]) if after else None,
     )
 
 

@@ -20,15 +20,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
+from rhymeflow.dashboard import side_log
+from rhymeflow.dashboard.side_log import transaction
 from rhymeflow.observe.summary import EVENTS
 from rhymeflow.store.damage import explained
 from rhymeflow.store.reader import TrajectoryReader
 
 FILE = "dashboard.db"
-LAYOUT = 1
+LAYOUT = 2
 GROUPS_AT_ONCE = 2_000
 
-_TABLES = """
+_TABLES = f"""
 CREATE TABLE side.marks (name TEXT PRIMARY KEY, value NOT NULL);
 CREATE TABLE side.responses (
     group_id INTEGER, member INTEGER, length INTEGER, observed INTEGER, first_version INTEGER,
@@ -41,7 +43,7 @@ CREATE TABLE side.groups (
     length_max INTEGER, staleness_max INTEGER);
 CREATE INDEX side.groups_by_step ON groups (step, group_id);
 CREATE INDEX side.groups_by_row ON groups (row, epoch);
-"""
+{side_log.TABLES}"""
 
 _SHOWN_PROMPT = 2_000
 """Characters of a prompt that are kept for searching."""
@@ -111,6 +113,7 @@ class SideIndex:
                 self._fill(reader, int(marks.get("next_group", 0)), now)
             else:
                 self._follow(reader, marks, now)
+            side_log.follow(reader)
             self.share_done = 1.0
             self.filled.set()
 
@@ -139,7 +142,7 @@ class SideIndex:
                 reader.query(f"DROP {kind} side.{name}")
         reader.query("PRAGMA side.journal_mode = WAL")
         reader.query("PRAGMA side.synchronous = OFF")  # it can be made again
-        with _transaction(reader):
+        with transaction(reader):
             for statement in _TABLES.split(";"):
                 reader.query(statement)
             for mark in wanted.items():
@@ -153,7 +156,7 @@ class SideIndex:
             self._mark(reader, now)
         for start in range(first, last + 1, GROUPS_AT_ONCE):
             self.share_done = start / (last + 1)
-            with _transaction(reader):
+            with transaction(reader):
                 self._put(reader, f"BETWEEN {start} AND {start + GROUPS_AT_ONCE - 1}")
                 self._mark(reader, {"next_group": start + GROUPS_AT_ONCE})
         self._mark(reader, {"filled": 1})
@@ -166,7 +169,7 @@ class SideIndex:
         for name, statement in _TOUCHED.items():
             if marks[name] != now[name]:  # only the newest schemas have the table of changes
                 reader.query(statement, marks[name], now[name])
-        with _transaction(reader):
+        with transaction(reader):
             self._put(reader, "IN (SELECT group_id FROM temp.touched)")
             self._mark(reader, now)
 
@@ -188,17 +191,6 @@ def _marks(reader: TrajectoryReader) -> dict[str, int]:
     if reader.query("SELECT 1 FROM main.sqlite_master WHERE name = 'changes'"):
         ((changes,),) = reader.query("SELECT COALESCE(MAX(seq), 0) FROM changes")
     return {"segments": segments, "changes": changes}
-
-
-@contextlib.contextmanager
-def _transaction(reader: TrajectoryReader) -> Iterator[None]:
-    reader.query("BEGIN")
-    try:
-        yield
-    except BaseException:
-        reader.query("ROLLBACK")
-        raise
-    reader.query("COMMIT")
 
 
 __all__ = ["FILE", "SideIndex"]

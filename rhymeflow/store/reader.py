@@ -166,7 +166,7 @@ class TrajectoryReader:
         """What was commanded upon later events than the one of this number."""
         first = 1
         if event:  # the numbers of events rise with those of commands, which alone have an index
-            first = 1 + self._last_command_upto(event)
+            first = 1 + self.last_command_upto(event)
         for seq, event, kind, body in self._rows("seq, event, kind, body", "commands", first):
             yield RecordedCommand(seq, event, codec.decode_command(kind, body))
 
@@ -229,7 +229,7 @@ class TrajectoryReader:
         """Rows of one SQL statement over the tables and views of `schema`."""
         return self._connection.execute(statement, values).fetchall()
 
-    def _last_command_upto(self, event: int) -> int:
+    def last_command_upto(self, event: int) -> int:
         """The greatest number of a command that was given upon this event or an earlier one."""
         ((last,),) = self.query("SELECT COALESCE(MAX(seq), 0) FROM commands")
         low, high = 0, last

@@ -12,6 +12,7 @@ from rhymeflow.dashboard.run import MetricColumns, Run
 from rhymeflow.dashboard.serve import _listener, named, newest
 from rhymeflow.dashboard.server import COOKIE, static
 from rhymeflow.errors import UserError
+from rhymeflow.store.writer import SqliteTrajectoryStore
 from tests.dashboard.conftest import TOKEN, Client
 from tests.observe.runs import make_run
 
@@ -125,6 +126,17 @@ def test_groups(client: Client) -> None:
     [group] = client.ask("runs/a-run/groups", row=3)["groups"]
     assert [(each["length"], each["reward"]) for each in group["members"]] == [(13, 1), (103, 0)]
     assert group["staleness_max"] == 1
+
+
+def test_groups_without_rewards_come_last(client: Client, run_dir: Path) -> None:
+    store = SqliteTrajectoryStore(run_dir / "events.db")
+    store.put_group(10, row=10, epoch=0, prompt="p", prompt_tokens=[1], columns={})
+    store.commit()
+    store.close()
+    for descending in ("true", "false"):
+        found = client.ask("runs/a-run/groups", sort="reward", descending=descending)["groups"]
+        assert found[-1]["group"] == 10
+        assert found[-1]["members"] == []
 
 
 def test_one_group(client: Client) -> None:

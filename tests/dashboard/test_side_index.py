@@ -116,6 +116,26 @@ def test_it_follows_what_a_run_does(
     assert_right(SideIndex(run_dir))
 
 
+def test_tokens_that_were_deleted(tmp_path: Path) -> None:
+    make_run(tmp_path)
+    side = SideIndex(tmp_path)
+    assert_right(side)
+    store = SqliteTrajectoryStore(tmp_path / "events.db")
+    for _ in range(3):
+        store.prune(before=3, history_tokens=0)
+        store.commit()
+        assert_right(side)
+    store.close()
+    with side.attached() as reader:
+        ((pruned, length),) = reader.query(
+            "SELECT COUNT(*), SUM(r.length) FROM side.responses r"
+            " WHERE group_id NOT IN (SELECT group_id FROM segments)"
+        )
+    assert pruned > 0
+    assert length > 50 * pruned
+    assert_right(SideIndex(tmp_path))
+
+
 def test_another_run_in_the_same_place(tmp_path: Path) -> None:
     make_run(tmp_path)
     assert_right(SideIndex(tmp_path))

@@ -5,13 +5,14 @@ import { ask, leave } from "./api.js";
 import { h } from "./dom.js";
 import * as group from "./views/group.js";
 import * as groups from "./views/groups.js";
+import * as log from "./views/log.js";
 import * as run from "./views/run.js";
 import * as trajectory from "./views/trajectory.js";
 
-const VIEWS = { run, groups, group, trajectory };
-const SHOWN = { run: "Run", groups: "Groups" };
+const VIEWS = { run, groups, group, trajectory, log };
+const SHOWN = { run: "Run", groups: "Groups", log: "Log" };
 const KEYS = [
-  ["g r, g g", "the views Run and Groups"],
+  ["g r, g g, g l", "the views Run, Groups and Log"],
   ["[ and ]", "the step, epoch or sibling before and after"],
   ["j and k", "the next and the previous line of a list; Enter opens it"],
   ["?", "this help"],
@@ -94,8 +95,8 @@ function move(by) {
 function pressed(event) {
   if (event.target.closest("input, select, textarea") || event.ctrlKey || event.metaKey || event.altKey) return;
   const now = read();
-  if (prefix === "g" && "rg".includes(event.key)) {
-    location.hash = to(now.run, { r: "run", g: "groups" }[event.key]);
+  if (prefix === "g" && "rgl".includes(event.key)) {
+    location.hash = to(now.run, { r: "run", g: "groups", l: "log" }[event.key]);
     prefix = "";
     return;
   }

@@ -1,0 +1,57 @@
+// The log: events, and under each the commands that were given upon it.
+
+import { change, to } from "../address.js";
+import { ask } from "../api.js";
+import { duration, h, number, table } from "../dom.js";
+
+export async function show(main, now) {
+  const given = Object.fromEntries(now.parameters);
+  const found = await ask(`runs/${now.run}/log`, given);
+  const set = (name) => (event) => change({ [name]: event.target.value || null, after: null });
+  const choice = (name, values) => h("label", {}, `${name} `, h("select", { onchange: set(name) },
+    ["", ...values].map((each) => h("option", { value: each, selected: each === (given[name] ?? "") }, each || "any"))));
+  const lines = h("tbody", {}, found.rows.map((each) => line(each, now)));
+  const more = h("button", { hidden: !found.after, onclick: () => go(found) }, "more");
+
+  async function go(before) {
+    more.disabled = true;
+    const next = await ask(`runs/${now.run}/log`, { ...given, after: before.after.join(",") });
+    lines.append(...next.rows.map((each) => line(each, now)));
+    more.hidden = !next.after;
+    more.disabled = false;
+    more.onclick = null;
+    more.replaceWith(Object.assign(more.cloneNode(true), { onclick: () => go(next) }));
+  }
+
+  const shown = table(["time", "event", "", "what", "fields"], []);
+  shown.querySelector("tbody").replaceWith(lines);
+  main.replaceChildren(
+    h("h1", {}, "Log"),
+    h("p", {}, `${number(found.events)} events, ${number(found.commands)} commands`),
+    h("form", { class: "controls", onsubmit: (event) => event.preventDefault() },
+      choice("kind", found.kinds), choice("instance", found.instances),
+      h("label", {}, "group ", h("input", { type: "number", min: 0, value: given.group ?? "", onchange: set("group") })),
+      h("label", {}, "text ", h("input", { type: "search", value: given.text ?? "", onchange: set("text") })),
+      h("label", {}, "from second ", h("input", { type: "number", min: 0, value: given.time ?? "", onchange: set("time") })),
+      h("button", { type: "button", onclick: () => navigator.clipboard.writeText(found.sql) }, "copy as SQL")),
+    shown,
+    more);
+  return {};
+}
+
+function line(each, now) {
+  const { trajectory, group, ...rest } = each.body;
+  const of = trajectory ? h("a", { href: to(now.run, "trajectory", trajectory) }, trajectory.join("."))
+    : group === undefined ? null : h("a", { href: to(now.run, "group", [group]) }, `group ${group}`);
+  return h("tr", { class: each.command ? "command" : null },
+    h("td", { class: "n", title: `${each.time} s` }, each.command ? "" : duration(each.time)),
+    h("td", { class: "n" }, each.command ? "" : number(each.number)),
+    h("td", {}, of),
+    h("td", {}, each.command ? `→ ${each.kind}` : each.kind),
+    h("td", {}, h("code", {}, Object.entries(rest).map(([key, value]) => `${key} ${short(value)}`).join(", "))));
+}
+
+function short(value) {
+  const text = typeof value === "string" ? value : JSON.stringify(value);
+  return text.length > 160 ? `${text.slice(0, 160)}…` : text;
+}

@@ -1,0 +1,128 @@
+"""The log, chosen by what people ask for: the same as by SQL over the store alone."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rhymeflow.core.commands import Abort, Command, Drop, Interrupt, Route, Train
+from rhymeflow.core.events import (
+    Event,
+    GroupCreated,
+    InstanceLeft,
+    Tick,
+    TrajectoryRewarded,
+    VersionPublished,
+)
+from rhymeflow.core.types import TrajectoryId
+from rhymeflow.dashboard import log, side_log
+from rhymeflow.dashboard.log import Asked, listed
+from rhymeflow.dashboard.run import Run
+from rhymeflow.errors import UserError
+from rhymeflow.store.writer import SqliteTrajectoryStore
+
+IDS = st.integers(0, 3)
+INSTANCES = st.sampled_from(["rollout-0", "rollout-1"])
+TRAJECTORIES = st.builds(TrajectoryId, IDS, IDS)
+SOME = st.lists(TRAJECTORIES, max_size=3).map(tuple)
+EVENTS = st.one_of(
+    st.just(Tick()),
+    st.builds(GroupCreated, IDS, IDS, IDS, IDS),
+    st.builds(InstanceLeft, INSTANCES, st.sampled_from(["it's gone", "Hangs"])),
+    st.builds(TrajectoryRewarded, TRAJECTORIES, st.sampled_from([0.5, 1.0])),
+    st.builds(VersionPublished, IDS),
+)
+COMMANDS = st.one_of(
+    st.builds(Route, INSTANCES, IDS, TRAJECTORIES, IDS),
+    st.builds(Interrupt, INSTANCES, IDS, SOME),
+    st.builds(Abort, INSTANCES, IDS, SOME),
+    st.builds(Train, IDS, st.lists(IDS, max_size=3).map(tuple), st.just(())),
+    st.builds(Drop, IDS, st.just("aborted"), st.just("it's gone")),
+)
+LOGS = st.lists(st.tuples(EVENTS, st.lists(COMMANDS, max_size=3)), max_size=12)
+QUESTIONS = st.builds(
+    Asked,
+    kind=st.sampled_from(["", "", "Route", "Tick", "Train", "Abort", "InstanceLeft"]),
+    group=st.none() | IDS,
+    instance=st.sampled_from(["", "", "rollout-1"]),
+    text=st.sampled_from(["", "", "it's", "hangs", "[2"]),
+    time=st.none() | st.integers(0, 30).map(float),
+    after=st.none(),
+)
+
+
+def write(path: Path, lines: list[tuple[Event, list[Command]]], *, first: int = 0) -> None:
+    store = SqliteTrajectoryStore(path)
+    for i, (event, commands) in enumerate(lines, start=first):
+        seq = store.record(2.0 * i, [event])
+        for command in commands:
+            store.record_command(seq, command)
+        store.commit()
+    store.close()
+
+
+def paged(run: Run, asked: Asked) -> list[tuple[int, bool, int, float, str]]:
+    """All rows, page by page."""
+    found = []
+    while True:
+        answer = listed(run, asked)
+        found += [
+            (each["event"], each["command"], each["number"], each["time"], each["kind"])
+            for each in answer["rows"]
+        ]
+        if answer["after"] is None:
+            return found
+        asked = asked._replace(after=tuple(answer["after"]))
+
+
+def by_sql(path: Path, asked: Asked) -> list[tuple[Any, ...]]:
+    connection = sqlite3.connect(path)
+    rows = connection.execute(log.sql(asked)).fetchall()
+    connection.close()
+    return [
+        (seq, bool(command), number, time, kind) for seq, command, number, time, kind, _ in rows
+    ]
+
+
+@settings(max_examples=60, deadline=None)
+@given(LOGS, LOGS, st.lists(QUESTIONS, min_size=1, max_size=6), st.integers(1, 5))
+def test_the_same_as_by_sql(
+    tmp_path_factory: pytest.TempPathFactory,
+    lines: Any,
+    more: Any,
+    questions: list[Asked],
+    size: int,
+) -> None:
+    run_dir = tmp_path_factory.mktemp("run")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(log, "PAGE", size)
+        patch.setattr(log, "LOOKED_AT", 2 * size)
+        patch.setattr(log, "EVENTS_AT_ONCE", size)
+        patch.setattr(side_log, "EVENTS_AT_ONCE", size)
+        for first, part in ((0, lines), (len(lines), more)):
+            write(run_dir / "events.db", part, first=first)
+            run = Run(run_dir, "a")
+            run.side.refresh()
+            for asked in questions:
+                known = listed(run, Asked())
+                if asked.kind not in ("", *known["kinds"]):
+                    asked = asked._replace(kind="")
+                if asked.instance not in ("", *known["instances"]):
+                    asked = asked._replace(instance="")
+                assert paged(run, asked) == by_sql(run_dir / "events.db", asked), asked
+
+
+def test_what_the_log_has_not(tmp_path: Path) -> None:
+    write(tmp_path / "events.db", [(Tick(), [Drop(1, "aborted", "x")])])
+    run = Run(tmp_path, "a")
+    with pytest.raises(UserError, match="the log has no kind 'Tik'; did you mean Tick"):
+        listed(run, Asked(kind="Tik"))
+    with pytest.raises(UserError, match="the log has no instance 'rollout-9'"):
+        listed(run, Asked(instance="rollout-9"))
+    found = listed(run, Asked(group=1))
+    assert [(each["kind"], each["body"]["reason"]) for each in found["rows"]] == [("Drop", "x")]
