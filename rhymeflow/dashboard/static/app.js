@@ -2,7 +2,7 @@
 
 import { read, to } from "./address.js";
 import { ask, leave } from "./api.js";
-import { h } from "./dom.js";
+import { fill, h } from "./dom.js";
 import * as group from "./views/group.js";
 import * as groups from "./views/groups.js";
 import * as log from "./views/log.js";
@@ -56,7 +56,7 @@ async function show() {
   document.title = `${now.run} · ${SHOWN[now.view] ?? now.view} · Rhymeflow`;
   const view = VIEWS[now.view];
   if (!view) {
-    main.replaceChildren(h("p", { class: "problem" }, `There is no view ${now.view}.`));
+    fill(main, h("p", { class: "problem" }, `There is no view ${now.view}.`));
     return;
   }
   try {
@@ -66,7 +66,7 @@ async function show() {
     follow();
   } catch (error) {
     if (error.name === "AbortError") return;
-    main.replaceChildren(h("p", { class: "problem" }, error.message));
+    fill(main, h("p", { class: "problem" }, error.message));
   }
 }
 
@@ -109,7 +109,7 @@ function pressed(event) {
 
 function help() {
   const dialog = document.getElementById("help");
-  dialog.replaceChildren(
+  fill(dialog,
     h("h2", {}, "Keys"),
     h("dl", {}, KEYS.map(([key, what]) => [h("dt", {}, key), h("dd", {}, what)])),
     h("form", { method: "dialog" }, h("button", {}, "Close")));

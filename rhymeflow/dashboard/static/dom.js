@@ -14,6 +14,11 @@ export function h(tag, attributes = {}, ...children) {
   return element;
 }
 
+// In place of what is in it; what is null is left out.
+export function fill(element, ...children) {
+  element.replaceChildren(...children.flat(Infinity).filter((each) => each !== null && each !== undefined));
+}
+
 export function number(value, digits = 3) {
   if (value === null || value === undefined) return "–";
   if (Number.isInteger(value)) return value.toLocaleString("en");

@@ -2,7 +2,7 @@
 
 import { to } from "../address.js";
 import { ask } from "../api.js";
-import { h, number, table } from "../dom.js";
+import { fill, h, number, table } from "../dom.js";
 
 export async function show(main, now) {
   const group = await ask(`runs/${now.run}/groups/${now.parts[0]}`);
@@ -10,7 +10,7 @@ export async function show(main, now) {
     h("td", {}, h("a", { href: to(now.run, "group", [each.group]) }, each.group)),
     h("td", { class: "n" }, each.epoch), h("td", { class: "n" }, each.step ?? "–"),
     h("td", { class: "n" }, number(each.reward)), h("td", { class: "n" }, number(each.length, 0))));
-  main.replaceChildren(
+  fill(main,
     h("h1", {}, `Group ${group.group}`),
     h("p", {}, [`prompt ${group.row}`, `epoch ${group.epoch}`,
       group.step ? `trained on in step ${group.step}` : (group.ending_reason ?? group.ending ?? "open")].join(" · ")),

@@ -2,7 +2,7 @@
 
 import { change, to } from "../address.js";
 import { ask } from "../api.js";
-import { h, number, table } from "../dom.js";
+import { fill, h, number, table } from "../dom.js";
 
 const FILTERS = ["right", "wrong", "mixed", "cut", "errors", "open", "consumed", "filtered", "aborted"];
 const SORTS = ["order", "spread", "reward", "length", "staleness"];
@@ -13,7 +13,7 @@ export async function show(main, now) {
   const filters = now.parameters.getAll("filter");
   const form = h("form", { class: "controls", onsubmit: (event) => event.preventDefault() });
   const list = h("section", {});
-  main.replaceChildren(h("h1", {}, given.step ? `Groups of step ${given.step}` : "Groups"), form, list);
+  fill(main, h("h1", {}, given.step ? `Groups of step ${given.step}` : "Groups"), form, list);
   const set = (name) => (event) => change({ [name]: event.target.value, offset: null });
   form.append(
     h("label", {}, "step ", h("input", { type: "number", min: 1, value: given.step ?? "", onchange: set("step") })),
@@ -35,7 +35,7 @@ export async function show(main, now) {
 
   async function refresh() {
     const found = await ask(`runs/${now.run}/groups`, { ...given, filter: filters });
-    list.replaceChildren(...listed(found, now, Number(given.offset ?? 0)));
+    fill(list, ...listed(found, now, Number(given.offset ?? 0)));
     return found;
   }
 

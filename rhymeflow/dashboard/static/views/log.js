@@ -2,7 +2,7 @@
 
 import { change, to } from "../address.js";
 import { ask } from "../api.js";
-import { duration, h, number, table } from "../dom.js";
+import { duration, fill, h, number, table } from "../dom.js";
 
 export async function show(main, now) {
   const given = Object.fromEntries(now.parameters);
@@ -25,7 +25,7 @@ export async function show(main, now) {
 
   const shown = table(["time", "event", "", "what", "fields"], []);
   shown.querySelector("tbody").replaceWith(lines);
-  main.replaceChildren(
+  fill(main,
     h("h1", {}, "Log"),
     h("p", {}, `${number(found.events)} events, ${number(found.commands)} commands`),
     h("form", { class: "controls", onsubmit: (event) => event.preventDefault() },
@@ -46,7 +46,7 @@ function line(each, now) {
   return h("tr", { class: each.command ? "command" : null },
     h("td", { class: "n", title: `${each.time} s` }, each.command ? "" : duration(each.time)),
     h("td", { class: "n" }, each.command ? "" : number(each.number)),
-    h("td", {}, of),
+    h("td", { class: "n" }, of),
     h("td", {}, each.command ? `→ ${each.kind}` : each.kind),
     h("td", {}, h("code", {}, Object.entries(rest).map(([key, value]) => `${key} ${short(value)}`).join(", "))));
 }

@@ -3,7 +3,7 @@
 import { change, to } from "../address.js";
 import { ask } from "../api.js";
 import { chart } from "../charts.js";
-import { duration, h, number } from "../dom.js";
+import { duration, fill, h, number } from "../dom.js";
 
 const CURVES = [
   ["Reward of training", ["reward"]],
@@ -24,12 +24,12 @@ export async function show(main, now) {
   const smooth = Number(now.parameters.get("smooth") ?? 1);
   const facts = h("section", { class: "facts" });
   const curves = h("section", { class: "curves" });
-  main.replaceChildren(facts, controls(axis, smooth), curves);
+  fill(main, facts, controls(axis, smooth), curves);
   let made = [];
 
   async function refresh() {
     const run = await ask(`runs/${now.run}`);
-    facts.replaceChildren(...described(run, now.run));
+    fill(facts, ...described(run, now.run));
     const wanted = CURVES.filter(([, names]) => names.some((each) => run.metrics.includes(each)));
     const found = await ask(`runs/${now.run}/metrics`, { name: wanted.flatMap(([, names]) => names) });
     made.forEach((each) => each.destroy());
@@ -40,7 +40,7 @@ export async function show(main, now) {
       const onstep = axis === "step" ? (step) => { location.hash = to(now.run, "groups", [], { step }); } : null;
       return chart(place, title, series, { axis, smooth, onstep });
     });
-    curves.replaceChildren(...made.map((each) => each.root.parentElement));
+    fill(curves, ...made.map((each) => each.root.parentElement));
     return run.ended;
   }
 

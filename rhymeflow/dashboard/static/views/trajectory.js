@@ -2,7 +2,7 @@
 
 import { change, to } from "../address.js";
 import { ask } from "../api.js";
-import { h, number, table } from "../dom.js";
+import { fill, h, number, table } from "../dom.js";
 import { columns, conversation } from "./group.js";
 
 const CLIPPED = 1, CAPPED = 2, MASKED = 4;
@@ -25,7 +25,7 @@ export async function show(main, now) {
   const beside = other ? await ask(`runs/${now.run}/trajectories/${other.replace(".", "/")}`) : null;
   const colouring = now.parameters.get("colour") in COLOURINGS ? now.parameters.get("colour") : "log-probability";
   const told = h("aside", { class: "token-facts", "aria-live": "polite" }, "Point at a token, or walk with the arrow keys.");
-  main.replaceChildren(
+  fill(main,
     h("h1", {}, h("a", { href: to(now.run, "group", [group]) }, `Group ${group}`), `, response ${member}`),
     h("p", {}, facts(found).join(" · ")),
     rewards(found), conversation(found.prompt), columns(found.columns),
@@ -108,8 +108,8 @@ function panel(found, beside, colouring, told) {
     const span = h("span", {
       class: ["token", token.observed ? "observed" : "", value === null ? "unknown" : "", differs.has(token.at) ? "differs" : ""].join(" "),
       tabindex: token.at === 0 ? "0" : "-1",
-      onmouseenter: () => told.replaceChildren(...tell(token)),
-      onfocus: () => told.replaceChildren(...tell(token)),
+      onmouseenter: () => fill(told, ...tell(token)),
+      onfocus: () => fill(told, ...tell(token)),
       onkeydown: walk,
     }, visible(token.text));
     if (value !== null) span.style.setProperty("--share", value);
