@@ -25,7 +25,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rhymeflow.core.types import TrajectoryId
-from rhymeflow.dashboard import curves, groups, log, trajectory
+from rhymeflow.dashboard import curves, drafts, groups, log, trajectory
 from rhymeflow.dashboard.run import Run
 from rhymeflow.errors import UserError
 
@@ -133,6 +133,9 @@ def make_app(
     def lines(request: Request) -> Any:
         return log.listed(run_of(request), _lines(request))
 
+    def of_drafts(request: Request) -> Any:
+        return drafts.found(run_of(request))
+
     base = "/api/runs/{run}"
     routes = [
         Route("/api/runs", _json(all_runs)),
@@ -141,6 +144,7 @@ def make_app(
         Route(f"{base}/groups", _json(some_groups)),
         Route(f"{base}/groups/{{group}}", _json(one_group)),
         Route(f"{base}/trajectories/{{group}}/{{member}}", _json(one_trajectory)),
+        Route(f"{base}/drafts", _json(of_drafts)),
         Route(f"{base}/log", _json(lines)),
         Route("/", _page),
         Mount("/static", StaticFiles(directory=static())),

@@ -13,6 +13,7 @@ directory and lasts as long as the process.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import tempfile
 import threading
@@ -27,7 +28,7 @@ from rhymeflow.store.damage import explained
 from rhymeflow.store.reader import TrajectoryReader
 
 FILE = "dashboard.db"
-LAYOUT = 2
+LAYOUT = 3
 GROUPS_AT_ONCE = 2_000
 
 _TABLES = f"""
@@ -40,7 +41,7 @@ CREATE TABLE side.groups (
     group_id INTEGER PRIMARY KEY, row INTEGER, epoch INTEGER, prompt TEXT, ending TEXT,
     ending_version INTEGER, ending_reason TEXT, step INTEGER, responses INTEGER, rewarded INTEGER,
     cut INTEGER, reward_mean REAL, reward_min REAL, reward_max REAL, length_mean REAL,
-    length_max INTEGER, staleness_max INTEGER);
+    length_max INTEGER, staleness_max INTEGER, sampled INTEGER, steps INTEGER, drafted INTEGER);
 CREATE INDEX side.groups_by_step ON groups (step, group_id);
 CREATE INDEX side.groups_by_row ON groups (row, epoch);
 {side_log.TABLES}"""
@@ -65,7 +66,7 @@ SELECT g.group_id, g.row, g.epoch, SUBSTR(g.prompt, 1, {_SHOWN_PROMPT}), g.endin
     g.ending_reason, CASE WHEN g.ending = 'consumed' THEN g.ending_version + 1 END,
     COUNT(r.member), COUNT(r.reward), TOTAL(r.reason IN ('length', 'finished_early')),
     AVG(r.reward), MIN(r.reward), MAX(r.reward), AVG(r.length), MAX(r.length),
-    MAX(r.step - 1 - r.first_version)
+    MAX(r.step - 1 - r.first_version), SUM(r.length - r.observed), SUM(r.steps), SUM(r.drafted)
 FROM main.groups g LEFT JOIN side.responses r USING (group_id)
 WHERE g.group_id {{those}} GROUP BY g.group_id"""
 
@@ -99,12 +100,17 @@ class SideIndex:
         """Of the groups, while it is filled for the first time; 1: it is complete."""
 
     def refresh(self) -> None:
-        """Bring it up to date; where another thread does so, wait for it.
+        """Bring it up to date; where another thread or process does so, wait for it.
 
         Raises:
             UserError: there is no store, or it is damaged.
         """
-        with self._lock, explained(self._events), self.attached("rwc") as reader:
+        with (
+            self._lock,
+            _alone(self.path.with_suffix(".lock")),
+            explained(self._events),
+            self.attached("rwc") as reader,
+        ):
             self._prepare(reader)
             self.prepared.set()
             marks = dict(reader.query("SELECT name, value FROM side.marks"))
@@ -182,6 +188,17 @@ class SideIndex:
     def _mark(self, reader: TrajectoryReader, marks: dict[str, int]) -> None:
         for mark in marks.items():
             reader.query("INSERT OR REPLACE INTO side.marks VALUES (?, ?)", *mark)
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """No other process of this machine fills the index: two of them would put rows twice."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _marks(reader: TrajectoryReader) -> dict[str, int]:

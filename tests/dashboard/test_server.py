@@ -148,6 +148,31 @@ def test_one_group(client: Client) -> None:
     assert [each["group"] for each in found["epochs"]] == [3]
 
 
+def test_drafts(client: Client) -> None:
+    """Member 0 of a group of 10 + g tokens, 5 of them under the version before; see `make_run`."""
+    found = client.ask("runs/a-run/drafts")
+    [epoch] = [each for each in found["epochs"] if each["epoch"] == 0]
+    assert epoch["tokens"] == sum(10 + g + 100 + g for g in range(10))
+    assert epoch["acceptance_length"] == pytest.approx(epoch["tokens"] / steps_of_make_run())
+    positions = found["positions"]
+    assert [each["from"] for each in positions] == [0]
+    assert positions[0]["tokens"] == epoch["tokens"]
+    assert found["best"] == found["worst"] == [], "there is no later epoch"
+
+
+def steps_of_make_run() -> int:
+    """Iterations: half a token each from version 1 on, and one a token under version 0."""
+    total = 0
+    for group in range(10):
+        step = min(group // 2, 3) if group < 8 else 0 if group == 8 else 4
+        for length, first in ((10 + group, max(step - 1, 0)), (100 + group, step)):
+            if group in (8, 9):
+                first = step
+            for count, version in ((5, first), (length - 5, step)):
+                total += -(-count // 2) if version else count
+    return total
+
+
 def test_groups_that_are_not_asked_for_well(client: Client) -> None:
     assert "no filter 'rihgt'; did you mean right?" in client.problem(
         "runs/a-run/groups", filter="rihgt"

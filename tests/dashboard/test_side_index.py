@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,10 @@ GROUPS = """SELECT g.group_id, g.row, g.epoch, g.prompt, g.ending,
     (SELECT COUNT(*) FROM responses r WHERE r.group_id = g.group_id),
     (SELECT AVG(reward) FROM responses r WHERE r.group_id = g.group_id),
     (SELECT MAX(length) FROM responses r WHERE r.group_id = g.group_id),
-    (SELECT MAX(trained - first_version) FROM responses r WHERE r.group_id = g.group_id)
+    (SELECT MAX(trained - first_version) FROM responses r WHERE r.group_id = g.group_id),
+    (SELECT SUM(length) FROM spans s WHERE s.group_id = g.group_id),
+    (SELECT SUM(steps) FROM spans s WHERE s.group_id = g.group_id),
+    (SELECT SUM(drafted) FROM spans s WHERE s.group_id = g.group_id)
     FROM main.groups g ORDER BY 1"""
 
 
@@ -39,7 +43,7 @@ def assert_right(side: SideIndex) -> None:
         assert found == reader.query(RESPONSES)
         found = reader.query(
             "SELECT group_id, row, epoch, prompt, ending, step, responses, reward_mean, length_max,"
-            " staleness_max FROM side.groups ORDER BY 1"
+            " staleness_max, sampled, steps, drafted FROM side.groups ORDER BY 1"
         )
         assert found == reader.query(GROUPS)
     assert side.share_done == 1
@@ -134,6 +138,18 @@ def test_tokens_that_were_deleted(tmp_path: Path) -> None:
     assert pruned > 0
     assert length > 50 * pruned
     assert_right(SideIndex(tmp_path))
+
+
+def test_several_fill_it_at_once(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(side_index, "GROUPS_AT_ONCE", 1)
+    make_run(tmp_path)
+    with ThreadPoolExecutor() as pool:
+        for _ in range(5):
+            sides = [SideIndex(tmp_path) for _ in range(4)]
+            for done in [pool.submit(side.refresh) for side in sides]:
+                done.result()
+            assert_right(sides[0])
+            (tmp_path / FILE).unlink()
 
 
 def test_another_run_in_the_same_place(tmp_path: Path) -> None:
