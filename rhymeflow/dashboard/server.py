@@ -9,6 +9,7 @@ elsewhere. What is wrong with a run or a question is one line of JSON and no tra
 from __future__ import annotations
 
 import hmac
+import math
 import re
 from collections.abc import Callable, Sequence
 from importlib.resources import files
@@ -25,7 +26,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rhymeflow.core.types import TrajectoryId
-from rhymeflow.dashboard import curves, drafts, groups, log, trajectory
+from rhymeflow.dashboard import curves, drafts, groups, log, time_view, trajectory
 from rhymeflow.dashboard.run import Run
 from rhymeflow.errors import UserError
 
@@ -101,56 +102,58 @@ def make_app(
     """Return the application. `hosts`: names under which it may be asked; `None`: any."""
     known = {run.name: run for run in runs}
 
-    def run_of(request: Request) -> Run:
-        name = request.path_params["run"]
-        if name not in known:
-            raise UserError(f"there is no run {name!r} here; there are {', '.join(known)}")
-        return known[name]
+    def about(answer: Answer) -> Callable[[Request], Response]:
+        def of_run(request: Request) -> Any:
+            name = request.path_params["run"]
+            if name not in known:
+                raise UserError(f"there is no run {name!r} here; there are {', '.join(known)}")
+            return answer(known[name], request)
+
+        return _json(of_run)
 
     def all_runs(request: Request) -> Any:
         return [{"name": run.name, "directory": str(run.directory)} for run in runs]
 
-    def overview(request: Request) -> Any:
-        return curves.overview(run_of(request))
-
-    def metrics(request: Request) -> Any:
-        names = request.query_params.getlist("name")
-        return curves.metrics(run_of(request), names)
-
-    def some_groups(request: Request) -> Any:
-        return groups.listed(run_of(request), _asked(request))
-
-    def part(request: Request, name: str) -> int:
-        return _number(request.path_params[name], name) or 0
-
-    def one_group(request: Request) -> Any:
-        return groups.whole(run_of(request), part(request, "group"))
-
-    def one_trajectory(request: Request) -> Any:
-        which = TrajectoryId(part(request, "group"), part(request, "member"))
-        return trajectory.whole(run_of(request), which, texts)
-
-    def lines(request: Request) -> Any:
-        return log.listed(run_of(request), _lines(request))
-
-    def of_drafts(request: Request) -> Any:
-        return drafts.found(run_of(request))
-
-    base = "/api/runs/{run}"
     routes = [
         Route("/api/runs", _json(all_runs)),
-        Route(base, _json(overview)),
-        Route(f"{base}/metrics", _json(metrics)),
-        Route(f"{base}/groups", _json(some_groups)),
-        Route(f"{base}/groups/{{group}}", _json(one_group)),
-        Route(f"{base}/trajectories/{{group}}/{{member}}", _json(one_trajectory)),
-        Route(f"{base}/drafts", _json(of_drafts)),
-        Route(f"{base}/log", _json(lines)),
+        *(Route(f"/api/runs/{{run}}{path}", about(each)) for path, each in _ANSWERS.items()),
+        Route("/api/runs/{run}/trajectories/{group}/{member}", about(_trajectory(texts))),
         Route("/", _page),
         Mount("/static", StaticFiles(directory=static())),
     ]
     guard = Middleware(Guard, token=token, hosts=hosts)
     return Starlette(routes=routes, middleware=[guard])
+
+
+Answer = Callable[[Run, Request], Any]
+
+_ANSWERS: dict[str, Answer] = {
+    "": lambda run, _: curves.overview(run),
+    "/metrics": lambda run, request: curves.metrics(run, request.query_params.getlist("name")),
+    "/time": lambda run, request: time_view.found(run, *_window(request)),
+    "/groups": lambda run, request: groups.listed(run, _asked(request)),
+    "/groups/{group}": lambda run, request: groups.whole(run, _part(request, "group")),
+    "/drafts": lambda run, _: drafts.found(run),
+    "/log": lambda run, request: log.listed(run, _lines(request)),
+}
+"""By path, what is answered about a run."""
+
+
+def _trajectory(texts: trajectory.TokenTexts) -> Answer:
+    def answer(run: Run, request: Request) -> Any:
+        which = TrajectoryId(_part(request, "group"), _part(request, "member"))
+        return trajectory.whole(run, which, texts)
+
+    return answer
+
+
+def _part(request: Request, name: str) -> int:
+    return _number(request.path_params[name], name) or 0
+
+
+def _window(request: Request) -> tuple[float | None, float | None]:
+    start, end = (_seconds(request.query_params.get(name), name) for name in ("from", "to"))
+    return start, end
 
 
 def static() -> Path:
@@ -203,9 +206,21 @@ def _lines(request: Request) -> log.Asked:
         group=_number(given.get("group"), "group"),
         instance=given.get("instance", ""),
         text=given.get("text", ""),
-        time=_number(given.get("time"), "time"),
+        time=_seconds(given.get("time"), "time"),
         after=(parts[0], parts[1], parts[2]) if after else None,
     )
+
+
+def _seconds(text: str | None, name: str) -> float | None:
+    if not text:
+        return None
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not math.isfinite(found) or found < 0:
+        raise UserError(f"{name} = {text!r}: is no number of seconds")
+    return found
 
 
 def _number(text: str | None, name: str) -> int | None:

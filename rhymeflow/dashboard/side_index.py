@@ -28,7 +28,7 @@ from rhymeflow.store.damage import explained
 from rhymeflow.store.reader import TrajectoryReader
 
 FILE = "dashboard.db"
-LAYOUT = 3
+LAYOUT = 4
 GROUPS_AT_ONCE = 2_000
 
 _TABLES = f"""

@@ -1,4 +1,5 @@
-"""The side index of a run's log: which events and commands are of a kind, a group, an instance.
+"""The side index of a run's log: which events and commands are of a kind, a group, an instance; and
+what went on when.
 
 Holds true: rows are of the log up to the mark `log_event`, whole; the log only grows, so they are
 never changed. A command comes after the event upon which it was given.
@@ -9,6 +10,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+import msgspec
+
+from rhymeflow.dashboard.spans import Fold
 from rhymeflow.store.reader import TrajectoryReader
 
 EVENTS_AT_ONCE = 20_000
@@ -18,7 +22,9 @@ _TABLE = """CREATE TABLE side.{} (value INTEGER, event INTEGER, is_command INTEG
     number INTEGER, PRIMARY KEY (value, event, is_command, number)) WITHOUT ROWID;"""
 _NAMES = """CREATE TABLE side.log_names (id INTEGER PRIMARY KEY, what TEXT, name TEXT,
     UNIQUE (what, name));"""
-TABLES = _NAMES + "".join(_TABLE.format(table) for table in _BY)
+_SPANS = """CREATE TABLE side.spans (lane TEXT, kind TEXT, start REAL, end REAL, version INTEGER);
+CREATE INDEX side.spans_by_end ON spans (end);"""
+TABLES = _NAMES + _SPANS + "".join(_TABLE.format(table) for table in _BY)
 
 # One part of the log: of each line its place, its kind and its fields.
 _LINES = """CREATE TEMP TABLE lines AS
@@ -57,8 +63,29 @@ def follow(reader: TrajectoryReader) -> None:
             reader.query(_LINES, start, end, *commands)
             for statement in _PUT:
                 reader.query(statement)
+            _put_spans(reader)
             reader.query("DROP TABLE temp.lines")
             reader.query("INSERT OR REPLACE INTO side.marks VALUES ('log_event', ?)", end)
+
+
+def fold(reader: TrajectoryReader) -> Fold:
+    """The fold of the log as far as it is taken in: what goes on at its end."""
+    rows = reader.query("SELECT value FROM side.marks WHERE name = 'spans'")
+    return Fold(msgspec.json.decode(rows[0][0]) if rows else None)
+
+
+def _put_spans(reader: TrajectoryReader) -> None:
+    """Take the lines of this part into the fold, and put the spans that ended."""
+    found = fold(reader)
+    lines = reader.query(
+        "SELECT e.time, l.kind, l.body FROM temp.lines l JOIN events e ON e.seq = l.event"
+        " ORDER BY l.event, l.is_command, l.number"
+    )
+    found.take((time, kind, msgspec.json.decode(body)) for time, kind, body in lines)
+    for span in found.ended:
+        reader.query("INSERT INTO side.spans VALUES (?, ?, ?, ?, ?)", *span)
+    state = msgspec.json.encode(found.state())
+    reader.query("INSERT OR REPLACE INTO side.marks VALUES ('spans', ?)", state)
 
 
 @contextlib.contextmanager
@@ -73,4 +100,4 @@ def transaction(reader: TrajectoryReader) -> Iterator[None]:
     reader.query("COMMIT")
 
 
-__all__ = ["TABLES", "follow", "transaction"]
+__all__ = ["TABLES", "fold", "follow", "transaction"]

@@ -8,12 +8,13 @@ import * as group from "./views/group.js";
 import * as groups from "./views/groups.js";
 import * as log from "./views/log.js";
 import * as run from "./views/run.js";
+import * as time from "./views/time.js";
 import * as trajectory from "./views/trajectory.js";
 
-const VIEWS = { run, groups, group, trajectory, drafts, log };
-const SHOWN = { run: "Run", groups: "Groups", drafts: "Drafts and lengths", log: "Log" };
+const VIEWS = { run, time, groups, group, trajectory, drafts, log };
+const SHOWN = { run: "Run", time: "Time", groups: "Groups", drafts: "Drafts and lengths", log: "Log" };
 const KEYS = [
-  ["g r, g g, g d, g l", "the views Run, Groups, Drafts, Log"],
+  ["g r, g t, g g, g d, g l", "the views Run, Time, Groups, Drafts, Log"],
   ["[ and ]", "the step, epoch or sibling before and after"],
   ["j and k", "the next and the previous line of a list; Enter opens it"],
   ["?", "this help"],
@@ -96,8 +97,8 @@ function move(by) {
 function pressed(event) {
   if (event.target.closest("input, select, textarea") || event.ctrlKey || event.metaKey || event.altKey) return;
   const now = read();
-  if (prefix === "g" && "rgdl".includes(event.key)) {
-    location.hash = to(now.run, { r: "run", g: "groups", d: "drafts", l: "log" }[event.key]);
+  if (prefix === "g" && "rtgdl".includes(event.key)) {
+    location.hash = to(now.run, { r: "run", t: "time", g: "groups", d: "drafts", l: "log" }[event.key]);
     prefix = "";
     return;
   }

@@ -8,7 +8,7 @@ const COLOURS = ["#2a78d6", "#eb6834", "#1baf7a", "#b8860b", "#8050c8", "#d03b6b
 const sync = uPlot.sync("curves");
 
 // A canvas takes no variables: what a colour of the style sheet is here and now.
-function colour(name) {
+export function colour(name) {
   const probe = document.createElement("i");
   probe.style.color = `var(${name})`;
   document.body.append(probe);

@@ -1,0 +1,150 @@
+// Lanes of the learner and the instances over time, and what limits the run.
+
+import { change } from "../address.js";
+import { ask } from "../api.js";
+import { colour } from "../charts.js";
+import { duration, fill, h, number } from "../dom.js";
+
+const KINDS = { // colour, height within a lane, and what it is called; the first is drawn first
+  there: ["--raised", 1, "is there"],
+  generating: ["--good", 0.8, "generates"],
+  training: ["--accent", 0.8, "trains"],
+  evaluation: ["--violet", 0.8, "evaluates"],
+  pull: ["--hot", 0.8, "pulls weights"],
+};
+const LANE = 24, NAMES = 110, AXIS = 22;
+
+export async function show(main, now) {
+  const from = now.parameters.get("from"), to = now.parameters.get("to");
+  const query = { from, to };
+  const canvas = h("canvas", { tabindex: "0", role: "img", "aria-label": "Lanes of learner and instances" });
+  const told = h("p", { class: "token-facts", "aria-live": "polite" }, "Point at a span. The wheel or + and − zoom, dragging or the arrow keys move, 0 shows all.");
+  const limits = h("section", {});
+  fill(main, h("h1", {}, "Time"), limits, legend(), told, h("div", { class: "scroll" }, canvas));
+  let found = null;
+
+  async function refresh() {
+    found = await ask(`runs/${now.run}/time`, query);
+    fill(limits, sentence(found.limits));
+    draw(canvas, found);
+  }
+
+  function zoom(by, at = 0.5) {
+    const middle = found.start + at * (found.end - found.start);
+    const start = Math.max(middle - (middle - found.start) * by, 0);
+    const end = Math.min(middle + (found.end - middle) * by, found.last);
+    if (end - start > 0.002) change({ from: start.toFixed(3), to: end.toFixed(3) });
+  }
+  function shift(by) {
+    const width = found.end - found.start;
+    const start = Math.min(Math.max(found.start + by * width, 0), found.last - width);
+    change({ from: start.toFixed(3), to: (start + width).toFixed(3) });
+  }
+  const place = (event) => (event.offsetX - NAMES) / (canvas.clientWidth - NAMES);
+  canvas.addEventListener("wheel", (event) => { event.preventDefault(); zoom(event.deltaY > 0 ? 1.5 : 1 / 1.5, place(event)); }, { passive: false });
+  let grabbed = null;
+  canvas.addEventListener("pointerdown", (event) => { grabbed = place(event); canvas.setPointerCapture(event.pointerId); });
+  canvas.addEventListener("pointerup", (event) => {
+    if (grabbed !== null && Math.abs(place(event) - grabbed) > 0.01) shift(grabbed - place(event));
+    grabbed = null;
+  });
+  canvas.addEventListener("pointermove", (event) => { const text = at(found, event, place(event)); if (text) fill(told, text); });
+  const resized = () => draw(canvas, found);
+  window.addEventListener("resize", resized);
+  await refresh();
+  return {
+    refresh: from || to ? null : refresh,
+    close: () => window.removeEventListener("resize", resized),
+    keys: {
+      "+": () => zoom(1 / 1.5), "-": () => zoom(1.5), 0: () => change({ from: null, to: null }),
+      ArrowLeft: () => shift(-0.25), ArrowRight: () => shift(0.25),
+    },
+  };
+}
+
+function sentence(limits) {
+  if (!limits) return h("p", {}, "No two steps are done yet.");
+  const share = (name) => `${Math.round(100 * limits[name])} %`;
+  const told = limits.instances > limits.learner
+    ? `Generation limits this run: the learner waited for ${share("instances")} of the time of the last ${limits.steps} steps, while instances generated.`
+    : `Training limits this run: instances had nothing to generate for ${share("learner")} of the time of the last ${limits.steps} steps, while the learner trained.`;
+  const parts = [["both", "both work"], ["learner", "only the learner"], ["instances", "only instances"], ["neither", "neither"]];
+  const bar = h("div", { class: "shares" }, parts.map(([name, text]) => {
+    const part = h("span", { class: `share ${name}`, title: `${text}: ${share(name)}` }, `${text} ${share(name)}`);
+    part.style.flexGrow = String(Math.max(limits[name], 0.001));
+    return part;
+  }));
+  return [h("p", {}, h("b", {}, told)), bar];
+}
+
+function legend() {
+  return h("p", { class: "legend" }, Object.values(KINDS).map(([name, , text]) => {
+    const box = h("span", { class: "swatch" });
+    box.style.background = `var(${name})`;
+    return [box, ` ${text}  `];
+  }));
+}
+
+function draw(canvas, found) {
+  const scale = window.devicePixelRatio || 1;
+  const width = canvas.parentElement.clientWidth, height = AXIS + LANE * found.lanes.length;
+  canvas.style.width = `${width}px`;
+  canvas.style.height = `${height}px`;
+  canvas.width = width * scale;
+  canvas.height = height * scale;
+  const context = canvas.getContext("2d");
+  context.scale(scale, scale);
+  context.font = "12px system-ui, sans-serif";
+  context.textBaseline = "middle";
+  const x = (time) => NAMES + (width - NAMES) * (time - found.start) / (found.end - found.start || 1);
+  axis(context, found, x, width, height);
+  found.lanes.forEach((lane, i) => {
+    const y = AXIS + i * LANE;
+    context.fillStyle = colour("--text");
+    context.fillText(lane.name, 0, y + LANE / 2);
+    context.save();
+    context.beginPath();
+    context.rect(NAMES, y, width - NAMES, LANE);
+    context.clip();
+    for (const [kind, [name, share]] of Object.entries(KINDS)) {
+      context.fillStyle = colour(name);
+      const top = y + LANE * (1 - share) / 2, tall = LANE * share - 1;
+      for (const [, start, end] of (lane.spans ?? []).filter((each) => each[0] === kind)) {
+        context.fillRect(x(start), top, Math.max(x(end) - x(start), 1), tall);
+      }
+      (lane.shares?.[kind] ?? []).forEach((each, j, all) => {
+        context.globalAlpha = each;
+        const left = NAMES + (width - NAMES) * j / all.length;
+        context.fillRect(left, top, (width - NAMES) / all.length + 0.5, tall);
+        context.globalAlpha = 1;
+      });
+    }
+    context.restore();
+  });
+}
+
+function axis(context, found, x, width, height) {
+  const span = found.end - found.start;
+  const steps = [0.001, 0.01, 0.1, 1, 5, 10, 30, 60, 300, 600, 1800, 3600, 10800, 36000, 86400];
+  const step = steps.find((each) => span / each <= 8) ?? span / 8;
+  context.fillStyle = colour("--dim");
+  context.strokeStyle = colour("--line");
+  for (let time = Math.ceil(found.start / step) * step; time <= found.end; time += step) {
+    context.fillText(step < 1 ? `${time.toFixed(3)} s` : duration(time), x(time) + 3, AXIS / 2);
+    context.beginPath();
+    context.moveTo(x(time), 0);
+    context.lineTo(x(time), height);
+    context.stroke();
+  }
+}
+
+function at(found, event, share) {
+  if (!found || share < 0) return null;
+  const lane = found.lanes[Math.floor((event.offsetY - AXIS) / LANE)];
+  if (!lane) return null;
+  const time = found.start + share * (found.end - found.start);
+  const words = (lane.spans ?? []).filter(([, start, end]) => start <= time && time <= end)
+    .map(([kind, start, end, version]) => `${KINDS[kind]?.[2] ?? kind}${version === null ? "" : ` (version ${version})`}, ${number(end - start)} s`);
+  const parts = Object.entries(lane.shares ?? {}).map(([kind, all]) => `${KINDS[kind]?.[2] ?? kind} ${Math.round(100 * all[Math.min(Math.floor(share * all.length), all.length - 1)])} %`);
+  return `${lane.name} at ${number(time)} s: ${[...words, ...parts].join("; ") || "nothing"}`;
+}

@@ -1,0 +1,173 @@
+"""The view of time: lanes of the learner and of each instance, and what limits the run.
+
+Holds true: a lane has at most `PARTS` parts; where more went on, a part is a stretch of time with
+the share of it that each kind took. The four shares of what limits a run add up to 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rhymeflow.dashboard import side_log
+from rhymeflow.dashboard.run import Run
+from rhymeflow.dashboard.spans import LEARNER, Span
+from rhymeflow.errors import UserError
+
+PARTS = 400
+"""Of a lane, in one answer."""
+LATEST_STEPS = 20
+"""Steps, the last ones, that the sentence about limits is of."""
+
+
+def found(run: Run, start: float | None = None, end: float | None = None) -> dict[str, Any]:
+    """Lanes from `start` to `end`, seconds of the run; None: its beginning and its end.
+
+    Raises:
+        UserError: the end is not after the start.
+    """
+    with run.reader() as reader:
+        ((last,),) = reader.query("SELECT MAX(time) FROM events")
+        begin, stop = start or 0.0, last or 0.0
+        if end is not None:
+            begin, stop = begin, min(end, stop)
+        if stop <= begin and last:
+            raise UserError(f"nothing lies between {begin:g} and {stop:g} seconds of this run")
+        rows = reader.query("SELECT * FROM side.spans WHERE end >= ? AND start <= ?", begin, stop)
+        spans = [Span(*row) for row in rows]
+        going_on = side_log.fold(reader).open()
+        steps = reader.query(
+            "SELECT end FROM side.spans WHERE lane = ? AND kind = 'training' ORDER BY end DESC"
+            " LIMIT ?",
+            LEARNER,
+            LATEST_STEPS + 1,
+        )
+        latest = _latest(reader, steps)
+    spans += [each for each in going_on if each.start <= stop and each.end >= begin]
+    return {
+        "start": begin,
+        "end": stop,
+        "last": last or 0.0,
+        "lanes": lanes(spans, begin, stop),
+        "limits": latest,
+    }
+
+
+def lanes(spans: Sequence[Span], start: float, end: float) -> list[dict[str, Any]]:
+    """By lane, the learner first: its spans, or of too many the shares of `PARTS` parts."""
+    by_lane: dict[str, list[Span]] = {}
+    for span in spans:
+        by_lane.setdefault(span.lane, []).append(span)
+    names = sorted(by_lane, key=lambda name: (name != LEARNER, _natural(name)))
+    return [
+        {"name": name, **_lane(sorted(by_lane[name], key=lambda s: s.start), start, end)}
+        for name in names
+    ]
+
+
+def _lane(spans: list[Span], start: float, end: float) -> dict[str, Any]:
+    if len(spans) <= PARTS:
+        return {"spans": [[each.kind, each.start, each.end, each.version] for each in spans]}
+    edges = np.linspace(start, end, PARTS + 1)
+    kinds = dict.fromkeys(span.kind for span in spans)
+    return {
+        "shares": {
+            kind: shares([span for span in spans if span.kind == kind], edges).round(4).tolist()
+            for kind in kinds
+        }
+    }
+
+
+def shares(spans: Sequence[Span], edges: NDArray[np.float64]) -> NDArray[np.float64]:
+    """[parts], the share of each part between two `edges` that is covered by spans, at least one;
+    they are in order and do not overlap."""
+    starts = np.array([span.start for span in spans])
+    ends = np.array([span.end for span in spans])
+    # Time covered until each edge: all of the spans that have ended, and of the one that has not
+    # what has passed.
+    lengths = np.concatenate([[0.0], np.cumsum(ends - starts)])
+    begun = np.searchsorted(starts, edges, "right")
+    last = np.maximum(begun - 1, 0)
+    covered = lengths[begun] - np.where(begun > 0, np.maximum(ends[last] - edges, 0.0), 0.0)
+    parts: NDArray[np.float64] = np.diff(covered) / np.diff(edges)
+    return parts
+
+
+def _latest(reader: Any, steps: list[tuple[float]]) -> dict[str, Any] | None:
+    """What limited the latest steps; None before there are two."""
+    if len(steps) < 2:
+        return None
+    start, end = steps[-1][0], steps[0][0]
+    rows = reader.query("SELECT * FROM side.spans WHERE end >= ? AND start <= ?", start, end)
+    spans = [Span(*row) for row in rows]
+    spans += [each for each in side_log.fold(reader).open() if each.start <= end]
+    found = limits(spans, start, end)
+    return {"steps": len(steps) - 1, "start": start, "end": end, **found}
+
+
+def limits(spans: Sequence[Span], start: float, end: float) -> dict[str, float]:
+    """Shares of the time from `start` to `end` in which there are instances, a mean over them:
+    `both` work, the `learner` alone (the instance has nothing to generate that the bound allows, or
+    pulls), the `instances` alone (the learner waits for them), `neither`."""
+    training = _clipped(spans, LEARNER, ("training",), start, end)
+    total = both = learner = instances = 0.0
+    for lane in {span.lane for span in spans if span.lane != LEARNER}:
+        there = _clipped(spans, lane, ("there",), start, end)
+        busy = _clipped(spans, lane, ("generating", "evaluation"), start, end)
+        trains, works = _intersection(training, there), _intersection(busy, there)
+        together = _length(_intersection(trains, works))
+        total += _length(there)
+        both += together
+        learner += _length(trains) - together
+        instances += _length(works) - together
+    scale = total or 1.0
+    found = {"both": both / scale, "learner": learner / scale, "instances": instances / scale}
+    return {**found, "neither": max(1.0 - sum(found.values()), 0.0)}
+
+
+Interval = tuple[float, float]
+
+
+def _clipped(
+    spans: Sequence[Span], lane: str, kinds: Sequence[str], start: float, end: float
+) -> list[Interval]:
+    """The time that these take, within the limits and joined where they overlap."""
+    found: list[Interval] = []
+    wanted = (span for span in spans if span.lane == lane and span.kind in kinds)
+    for span in sorted(wanted, key=lambda each: each.start):
+        low, high = max(span.start, start), min(span.end, end)
+        if high <= low:
+            continue
+        if found and low <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], high)
+        else:
+            found.append((low, high))
+    return found
+
+
+def _intersection(first: list[Interval], second: list[Interval]) -> list[Interval]:
+    found, i, j = [], 0, 0
+    while i < len(first) and j < len(second):
+        low, high = max(first[i][0], second[j][0]), min(first[i][1], second[j][1])
+        if low < high:
+            found.append((low, high))
+        if first[i][1] < second[j][1]:
+            i += 1
+        else:
+            j += 1
+    return found
+
+
+def _length(intervals: Sequence[Interval]) -> float:
+    return sum(high - low for low, high in intervals)
+
+
+def _natural(name: str) -> tuple[object, ...]:
+    """`rollout-2` before `rollout-10`, and its successor `rollout-2.1` after it."""
+    return tuple(int(each) if each.isdecimal() else 0 for each in name.replace(".", "-").split("-"))
+
+
+__all__ = ["PARTS", "found", "lanes", "limits", "shares"]

@@ -1,0 +1,144 @@
+"""Spans of the log, shares of parts, and what limits a run: against slow direct counting."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rhymeflow.dashboard.spans import LEARNER, Fold, Span
+from rhymeflow.dashboard.time_view import PARTS, lanes, limits, shares
+from tests.dashboard.conftest import Client
+
+A, B = "rollout-0", "rollout-1"
+
+
+def line(time: float, kind: str, **body: Any) -> tuple[float, str, dict[str, Any]]:
+    return time, kind, body
+
+
+LOG = [
+    line(0, "InstanceJoined", instance=A, version=0),
+    line(1, "Route", instance=A, trajectory=[0, 0], version=0),
+    line(2, "Route", instance=A, trajectory=[0, 1], version=0),
+    line(3, "TrajectoryFinished", instance=A, trajectory=[0, 0]),
+    line(4, "Evaluate", instance=A, version=0),
+    line(5, "TurnEnded", instance=A, trajectory=[0, 1]),
+    line(6, "Train", version=0),
+    line(7, "Evaluated", instance=A, version=0),
+    line(8, "Route", instance=A, trajectory=[0, 1], version=0),
+    line(9, "Abort", instance=A, trajectories=[[0, 1], [0, 5]]),
+    line(10, "VersionPublished", version=1),
+    line(10, "Pull", instance=A, version=1),
+    line(11, "Pulled", instance=A, version=1),
+    line(12, "Route", instance=A, trajectory=[1, 0], version=1),
+    line(13, "InstanceLeft", instance=A, reason="died"),
+    line(14, "InstanceJoined", instance=f"{A}.1", version=1),
+]
+SPANS = {
+    Span(A, "generating", 1, 5, 0),
+    Span(A, "evaluation", 4, 7, 0),
+    Span(LEARNER, "training", 6, 10, 1),
+    Span(A, "generating", 8, 9, 0),
+    Span(A, "pull", 10, 11, 1),
+    Span(A, "generating", 12, 13, 1),
+    Span(A, "there", 0, 13, 0),
+}
+
+
+@pytest.mark.parametrize("cut", range(len(LOG) + 1))
+def test_what_went_on_when(cut: int) -> None:
+    """Wherever the fold is written down and read again."""
+    first = Fold()
+    first.take(LOG[:cut])
+    then = Fold(msgspec.json.decode(msgspec.json.encode(first.state())))
+    then.take(LOG[cut:])
+    assert {*first.ended, *then.ended} == SPANS
+    assert then.open() == [Span(f"{A}.1", "there", 14, 14, 1)]
+
+
+SPAN = st.tuples(st.integers(0, 40), st.integers(0, 8))
+
+
+def spans_of(drawn: list[tuple[int, int]], lane: str, kind: str) -> list[Span]:
+    """Spans that do not overlap: gaps and lengths, one after the other."""
+    found, time = [], 0
+    for gap, length in drawn:
+        found.append(Span(lane, kind, time + gap, time + gap + length, None))
+        time += gap + length
+    return found
+
+
+def covered(spans: list[Span], start: float, end: float) -> float:
+    return sum(max(min(each.end, end) - max(each.start, start), 0) for each in spans)
+
+
+@given(
+    st.lists(SPAN, min_size=1, max_size=12),
+    st.integers(0, 60),
+    st.integers(1, 60),
+    st.integers(1, 9),
+)
+def test_shares_of_parts(drawn: list[tuple[int, int]], start: int, width: int, parts: int) -> None:
+    spans = spans_of(drawn, A, "pull")
+    edges = np.linspace(start, start + width, parts + 1)
+    expected = [covered(spans, low, high) / (high - low) for low, high in itertools.pairwise(edges)]
+    assert shares(spans, edges) == pytest.approx(expected)
+
+
+def test_a_lane_of_many_spans_is_given_by_shares() -> None:
+    many = [Span(A, "pull", i, i + 0.5, i) for i in range(PARTS + 1)]
+    few = [Span(LEARNER, "training", 0, 100, 1), Span("rollout-10", "pull", 0, 1, 1)]
+    found = lanes([*many, *few, Span("rollout-2", "pull", 0, 1, 1)], 0, PARTS + 1)
+    assert [each["name"] for each in found] == [LEARNER, A, "rollout-2", "rollout-10"]
+    assert found[0]["spans"] == [["training", 0, 100, 1]]
+    assert len(found[1]["shares"]["pull"]) == PARTS
+    assert sum(found[1]["shares"]["pull"]) / PARTS == pytest.approx(0.5, abs=0.01)
+
+
+@given(
+    st.lists(SPAN, max_size=6), st.lists(SPAN, max_size=6), st.lists(SPAN, max_size=6),
+    st.integers(0, 30), st.integers(1, 60),
+)  # fmt: skip
+def test_what_limits_a_run(training: Any, first: Any, second: Any, start: int, width: int) -> None:
+    """Second by second; spans begin and end on whole ones."""
+    spans = [
+        *spans_of(training, LEARNER, "training"),
+        *spans_of(first, A, "generating"),
+        *spans_of(second, B, "generating"),
+        Span(A, "there", 0, 1000, 0),
+        Span(B, "there", 10, 1000, 0),
+        Span(B, "pull", 0, 1000, 0),
+    ]
+
+    def works(lane: str, second: int) -> bool:
+        kinds = ("training", "generating")
+        return any(
+            each.lane == lane and each.kind in kinds and each.start <= second < each.end
+            for each in spans
+        )
+
+    counts = dict.fromkeys(("both", "learner", "instances", "neither"), 0)
+    for lane in (A, B):
+        for second in range(start if lane == A else max(start, 10), start + width):
+            learner, instance = works(LEARNER, second), works(lane, second)
+            name = {(1, 1): "both", (1, 0): "learner", (0, 1): "instances", (0, 0): "neither"}
+            counts[name[learner, instance]] += 1
+    found = limits(spans, start, start + width)
+    assert sum(found.values()) == pytest.approx(1)
+    assert found == pytest.approx({k: v / sum(counts.values()) for k, v in counts.items()})
+
+
+def test_over_http(client: Client) -> None:
+    found = client.ask("runs/a-run/time")
+    assert found["last"] == 41
+    assert found["limits"] is None
+    assert client.ask("runs/a-run/time", **{"from": 10, "to": 20})["end"] == 20
+    problem = client.problem("runs/a-run/time", **{"from": 30, "to": 20})
+    assert "nothing lies between 30 and 20 seconds" in problem
+    assert "is no number of seconds" in client.problem("runs/a-run/time", **{"from": "nan"})
