@@ -162,6 +162,8 @@ def conversation(talker: Path) -> Callable[[], subprocess.Popen[str]]:
         return subprocess.Popen(
             [sys.executable, "-m", "rhymeflow", *arguments],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            # In the background of a shell that is no terminal's, interrupts are ignored.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )  # fmt: skip
 
     return _start
