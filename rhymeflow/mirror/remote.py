@@ -1,17 +1,20 @@
 """The storage that a mirror is in: files by their name, through fsspec.
 
 Holds true: whatever a file system does that is not what was asked of it is one `Unreachable`, in a
-line; what was written has the size that it was to have. Knows nothing of what is stored, and does
-not try again.
+line; what was written has the size that it was to have; what `put` replaces is there until all of
+the new is (object stores do so by themselves). Knows nothing of what is stored, and does not try
+again.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from fsspec.core import url_to_fs
+from fsspec.implementations.local import LocalFileSystem
 
 from rhymeflow.errors import UserError
 
@@ -39,8 +42,14 @@ class Remote:
     def put(self, name: str, data: bytes) -> None:
         """Write one file, in place of one that is there."""
         with self._explained("write", name):
-            self._fs.pipe_file(self._path(name, make=True), data)
-            self._check_size(name, len(data))
+            path = self._path(name, make=True)
+            if isinstance(self._fs, LocalFileSystem):
+                self._fs.pipe_file(f"{path}.unfinished", data)
+                self._check_size(f"{name}.unfinished", len(data))
+                os.replace(f"{path}.unfinished", path)
+            else:
+                self._fs.pipe_file(path, data)
+                self._check_size(name, len(data))
 
     def put_file(self, name: str, source: Path) -> None:
         """Copy a local file there."""

@@ -9,6 +9,7 @@ from contextlib import suppress
 
 import pytest
 from fsspec import register_implementation
+from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -275,6 +276,26 @@ def _until(mirror: Mirror, said: str) -> list[str]:
                 return notices
         time.sleep(0.005)
     raise AssertionError(notices)
+
+
+def test_what_is_replaced_is_there_until_all_of_the_new_is(tmp_path, monkeypatch):
+    """A machine that is lost while it writes leaves the old file."""
+    remote = Remote(str(tmp_path))
+    remote.put("files/metrics", b"old")
+    pipe = LocalFileSystem.pipe_file
+
+    def is_lost(self, path, value, *args, **options):
+        pipe(self, path, value[:2], *args, **options)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalFileSystem, "pipe_file", is_lost)
+        with pytest.raises(KeyboardInterrupt):
+            remote.put("files/metrics", b"new and longer")
+    assert remote.get("files/metrics") == b"old"
+    remote.put("files/metrics", b"new and longer")
+    assert remote.get("files/metrics") == b"new and longer"
+    assert remote.names("files") == ["metrics"]
 
 
 def test_at_the_end_nobody_waits_long_and_what_is_behind_is_known(run, url, monkeypatch):
