@@ -116,7 +116,7 @@ class SideIndex:
             marks = dict(reader.query("SELECT name, value FROM side.marks"))
             now = _marks(reader)
             if marks.get("filled") != 1:
-                self._fill(reader, int(marks.get("next_group", 0)), now)
+                self._fill(reader, marks, now)
             else:
                 self._follow(reader, marks, now)
             side_log.follow(reader)
@@ -154,13 +154,12 @@ class SideIndex:
             for mark in wanted.items():
                 reader.query("INSERT INTO side.marks VALUES (?, ?)", *mark)
 
-    def _fill(self, reader: TrajectoryReader, first: int, now: dict[str, int]) -> None:
-        """Go through all groups once, from `first` on."""
+    def _fill(self, reader: TrajectoryReader, marks: dict[str, int], now: dict[str, int]) -> None:
+        """Go through all groups once, from where this was ended."""
         ((last,),) = reader.query("SELECT COALESCE(MAX(group_id), -1) FROM main.groups")
-        begun = dict(reader.query("SELECT name, value FROM side.marks"))
-        if "changes" not in begun:  # what changes from here on is looked at again
+        if "changes" not in marks:  # what changes from here on is looked at again
             self._mark(reader, now)
-        for start in range(first, last + 1, GROUPS_AT_ONCE):
+        for start in range(marks.get("next_group", 0), last + 1, GROUPS_AT_ONCE):
             self.share_done = start / (last + 1)
             with transaction(reader):
                 self._put(reader, f"BETWEEN {start} AND {start + GROUPS_AT_ONCE - 1}")

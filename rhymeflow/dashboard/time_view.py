@@ -16,6 +16,7 @@ from rhymeflow.dashboard import side_log
 from rhymeflow.dashboard.run import Run
 from rhymeflow.dashboard.spans import LEARNER, Span
 from rhymeflow.errors import UserError
+from rhymeflow.store.reader import TrajectoryReader
 
 PARTS = 400
 """Of a lane, in one answer."""
@@ -31,9 +32,8 @@ def found(run: Run, start: float | None = None, end: float | None = None) -> dic
     """
     with run.reader() as reader:
         ((last,),) = reader.query("SELECT MAX(time) FROM events")
-        begin, stop = start or 0.0, last or 0.0
-        if end is not None:
-            begin, stop = begin, min(end, stop)
+        last = last or 0.0
+        begin, stop = start or 0.0, last if end is None else min(end, last)
         if stop <= begin and last:
             raise UserError(f"nothing lies between {begin:g} and {stop:g} seconds of this run")
         rows = reader.query("SELECT * FROM side.spans WHERE end >= ? AND start <= ?", begin, stop)
@@ -45,12 +45,12 @@ def found(run: Run, start: float | None = None, end: float | None = None) -> dic
             LEARNER,
             LATEST_STEPS + 1,
         )
-        latest = _latest(reader, steps)
+        latest = _latest(reader, steps, going_on)
     spans += [each for each in going_on if each.start <= stop and each.end >= begin]
     return {
         "start": begin,
         "end": stop,
-        "last": last or 0.0,
+        "last": last,
         "lanes": lanes(spans, begin, stop),
         "limits": latest,
     }
@@ -96,14 +96,16 @@ def shares(spans: Sequence[Span], edges: NDArray[np.float64]) -> NDArray[np.floa
     return parts
 
 
-def _latest(reader: Any, steps: list[tuple[float]]) -> dict[str, Any] | None:
+def _latest(
+    reader: TrajectoryReader, steps: list[tuple[Any, ...]], going_on: list[Span]
+) -> dict[str, Any] | None:
     """What limited the latest steps; None before there are two."""
     if len(steps) < 2:
         return None
     start, end = steps[-1][0], steps[0][0]
     rows = reader.query("SELECT * FROM side.spans WHERE end >= ? AND start <= ?", start, end)
     spans = [Span(*row) for row in rows]
-    spans += [each for each in side_log.fold(reader).open() if each.start <= end]
+    spans += [each for each in going_on if each.start <= end]
     found = limits(spans, start, end)
     return {"steps": len(steps) - 1, "start": start, "end": end, **found}
 

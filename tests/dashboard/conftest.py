@@ -60,6 +60,13 @@ class Client:
         return found
 
 
+def damage(path: Path) -> None:
+    """Overwrite the first half of a store, but for what says that it is one."""
+    content = bytearray(path.read_bytes())
+    content[4096 : len(content) // 2] = b"\x55" * (len(content) // 2 - 4096)
+    path.write_bytes(content)
+
+
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
     """See `make_run`: 4 steps of two groups of two, then an aborted group and one that is open."""

@@ -13,7 +13,7 @@ from rhymeflow.dashboard.serve import _listener, named, newest
 from rhymeflow.dashboard.server import COOKIE, static
 from rhymeflow.errors import UserError
 from rhymeflow.store.writer import SqliteTrajectoryStore
-from tests.dashboard.conftest import TOKEN, Client
+from tests.dashboard.conftest import TOKEN, Client, damage
 from tests.observe.runs import make_run
 
 HOSTILE = "<img src=x onerror=alert(1)></script><script>alert(2)</script>"
@@ -194,10 +194,7 @@ def test_what_a_policy_wrote_stays_text(tmp_path: Path) -> None:
 
 def test_a_damaged_store_is_one_line(tmp_path: Path) -> None:
     make_run(tmp_path)
-    path = tmp_path / "events.db"
-    content = bytearray(path.read_bytes())
-    content[4096 : len(content) // 2] = b"\x55" * (len(content) // 2 - 4096)
-    path.write_bytes(content)
+    damage(tmp_path / "events.db")
     run = Run(tmp_path, "a")
     with pytest.raises(UserError, match=r"events\.db"), run.reader():
         pass

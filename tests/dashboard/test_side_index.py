@@ -16,6 +16,7 @@ from rhymeflow.dashboard import side_index
 from rhymeflow.dashboard.side_index import FILE, SideIndex
 from rhymeflow.errors import UserError
 from rhymeflow.store.writer import SqliteTrajectoryStore
+from tests.dashboard.conftest import damage
 from tests.observe.runs import make_run
 
 # By hand and slowly, from the store alone.
@@ -178,9 +179,6 @@ def test_the_store_is_left_as_it_is(tmp_path: Path) -> None:
 
 def test_a_damaged_store_is_one_error(tmp_path: Path) -> None:
     make_run(tmp_path)
-    path = tmp_path / "events.db"
-    content = bytearray(path.read_bytes())
-    content[4096 : len(content) // 2] = b"\x55" * (len(content) // 2 - 4096)
-    path.write_bytes(content)
+    damage(tmp_path / "events.db")
     with pytest.raises(UserError, match=r"events\.db"):
         SideIndex(tmp_path).refresh()

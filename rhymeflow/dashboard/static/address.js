@@ -6,15 +6,20 @@ export function read() {
   return { run, view: view || "run", parts, parameters: new URLSearchParams(query) };
 }
 
-export function to(run, view, parts = [], parameters = {}) {
-  const path = [run, view, ...parts].map((each) => encodeURIComponent(each)).join("/");
+// Parameters as a query: lists name by name, what is empty left out.
+export function search(parameters) {
   const query = new URLSearchParams();
   for (const [name, value] of Object.entries(parameters)) {
     for (const each of [value].flat()) {
       if (each !== null && each !== undefined && each !== "") query.append(name, each);
     }
   }
-  const text = query.toString();
+  return query.toString();
+}
+
+export function to(run, view, parts = [], parameters = {}) {
+  const path = [run, view, ...parts].map((each) => encodeURIComponent(each)).join("/");
+  const text = search(parameters);
   return `#/${path}${text ? `?${text}` : ""}`;
 }
 

@@ -1,5 +1,7 @@
 // Questions to the server. An answer that comes after a newer question of the same view is dropped.
 
+import { search } from "./address.js";
+
 let current = new AbortController();
 
 export function leave() {
@@ -8,13 +10,7 @@ export function leave() {
 }
 
 export async function ask(path, parameters = {}) {
-  const query = new URLSearchParams();
-  for (const [name, value] of Object.entries(parameters)) {
-    for (const each of [value].flat()) {
-      if (each !== null && each !== undefined && each !== "") query.append(name, each);
-    }
-  }
-  const text = query.toString();
+  const text = search(parameters);
   const response = await fetch(`/api/${path}${text ? `?${text}` : ""}`, { signal: current.signal });
   if (!response.headers.get("content-type")?.startsWith("application/json")) {
     throw new Error(await response.text());
