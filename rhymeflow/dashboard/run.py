@@ -16,13 +16,11 @@ from typing import Any
 
 import msgspec
 
-from rhymeflow.config import Config
 from rhymeflow.dashboard.side_index import SideIndex
 from rhymeflow.errors import UserError
 from rhymeflow.observe import metrics
-from rhymeflow.observe.summary import EVENTS
 from rhymeflow.store.damage import explained
-from rhymeflow.store.previous_run import config_of
+from rhymeflow.store.previous_run import store_of
 from rhymeflow.store.reader import TrajectoryReader
 
 REFRESH_SECONDS = 1.0
@@ -40,8 +38,7 @@ class Run:
     """
 
     def __init__(self, directory: Path, name: str) -> None:
-        if not (directory / EVENTS).is_file():
-            raise UserError(f"{directory}: is not a run directory, it has no {EVENTS}")
+        self.store = store_of(directory)
         self.directory, self.name = directory, name
         self.side = SideIndex(directory)
         self._keeper = Keeper(self.side)
@@ -56,15 +53,8 @@ class Run:
             UserError: what is asked cannot be read.
         """
         self._keeper.asked()
-        with explained(self.directory / EVENTS), self.side.attached() as reader:
+        with explained(self.store), self.side.attached() as reader:
             yield reader
-
-    def config(self, reader: TrajectoryReader) -> Config:
-        """The configuration of its last attempt."""
-        attempts = reader.attempts()
-        if not attempts:
-            raise UserError(f"{self.directory}: the run has not begun")
-        return config_of(attempts[-1], self.directory / EVENTS)
 
     def columns(self, names: Sequence[str]) -> dict[str, list[float | None]]:
         """Metrics by name, an entry for each row of `metrics.jsonl`, `None` where it has none."""

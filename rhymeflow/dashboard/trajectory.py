@@ -18,6 +18,7 @@ from rhymeflow.core.types import TrajectoryId
 from rhymeflow.dashboard.run import Run
 from rhymeflow.errors import UserError
 from rhymeflow.store import codec
+from rhymeflow.store.previous_run import config_in_force
 from rhymeflow.store.reader import TrajectoryReader
 
 _DETAILS = "SELECT logprobs, flags FROM token_details WHERE group_id = ? AND member = ?"
@@ -35,7 +36,7 @@ def whole(run: Run, trajectory: TrajectoryId, texts: TokenTexts) -> dict[str, An
         details = reader.details(trajectory)
         if details is None:
             raise UserError(f"{run.directory}: has no trajectory {trajectory}")
-        config = run.config(reader)
+        config = config_in_force(reader)
         learner, flags = _learner(reader, trajectory)
         accepted = _accepted(reader, trajectory)
         siblings = reader.query(
@@ -123,7 +124,7 @@ class TokenTexts:
         """Load the tokenizers of these runs: seconds, which nobody should wait for."""
         for run in runs:
             with contextlib.suppress(UserError), run.reader() as reader:  # who asks will be told
-                config = run.config(reader)
+                config = config_in_force(reader)
                 self.of(run.name, config, [])
 
     def of(self, run: str, config: Config, tokens: list[int]) -> list[str] | None:

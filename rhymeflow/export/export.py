@@ -18,7 +18,7 @@ from rhymeflow.export.candidates import GROUPS_AT_ONCE, NO_TEXT, Choice, Filters
 from rhymeflow.export.rows import Row, Rows
 from rhymeflow.export.turns import TurnReader
 from rhymeflow.store.damage import open_undamaged
-from rhymeflow.store.previous_run import config_of
+from rhymeflow.store.previous_run import config_in_force, store_of
 from rhymeflow.store.reader import TrajectoryReader
 
 WHAT = ("trajectories", "sft", "preferences")
@@ -72,14 +72,10 @@ def export(
     filters = filters or Filters()
     _check(what, filters, with_tokens)
     kind = formats.format_of(output, kind, force)
-    path = run_dir / "events.db"
-    if not path.is_file():
-        reason = (
-            "is not a run directory, it has no events.db" if run_dir.is_dir() else "is not there"
-        )
-        raise UserError(f"{run_dir}: {reason}")
-    with open_undamaged(path) as reader:
-        config = _config(reader, path)
+    if not run_dir.is_dir():
+        raise UserError(f"{run_dir}: is not there")
+    with open_undamaged(store_of(run_dir)) as reader:
+        config = config_in_force(reader)
         choice = Choice(reader, filters, is_text_needed=what != "trajectories")
         notes: Counter[str] = Counter()
         rows = Rows(reader, config, choice, _turn_reader(config))
@@ -103,13 +99,6 @@ def _check(what: str, filters: Filters, with_tokens: bool) -> None:
         raise UserError(f"--tokens: goes with --what trajectories; given {what}")
     if filters.best is not None and what == "preferences":
         raise UserError("--best: a pair is the best and the worst of its group already")
-
-
-def _config(reader: TrajectoryReader, path: Path) -> Config:
-    attempts = reader.attempts()
-    if not attempts:
-        raise UserError(f"{path}: the run has not begun")
-    return config_of(attempts[-1], path)
 
 
 def _turn_reader(config: Config) -> TurnReader | None:

@@ -24,6 +24,7 @@ from rhymeflow.observe.runs import Run, began, plain, read, steps_of
 from rhymeflow.observe.summary import EVENTS
 from rhymeflow.observe.trajectory import number
 from rhymeflow.store.damage import open_undamaged
+from rhymeflow.store.previous_run import store_of
 
 NO_DIFFERENCE = ("run.output_dir", "simulation")
 """Where a run lies, and what has no part in one."""
@@ -57,8 +58,7 @@ def load(paths: Sequence[Path]) -> list[Compared]:
 
 
 def _load(path: Path) -> Compared:
-    if not (path / EVENTS).is_file():
-        raise UserError(f"{path}: is not a run directory, it has no {EVENTS}")
+    store_of(path)
     rows = [row for row in metrics.read(path).values() if "reward" in row]
     return Compared(read(path), rows[-1] if rows else {}, fields_of(path))
 

@@ -21,6 +21,7 @@ from rhymeflow.observe import metrics
 from rhymeflow.observe.compare import differences, fields_of, short_names, shown
 from rhymeflow.observe.summary import EVENTS
 from rhymeflow.store.damage import open_undamaged
+from rhymeflow.store.previous_run import store_of
 
 Axis = Literal["step", "time", "trajectories"]
 
@@ -78,8 +79,7 @@ def grouped(paths: Sequence[Path]) -> list[Group]:
     found: dict[str, list[Path]] = {}
     fields: dict[str, dict[str, Any]] = {}
     for path in dict.fromkeys(paths):
-        if not (path / EVENTS).is_file():
-            raise UserError(f"{path}: is not a run directory, it has no {EVENTS}")
+        store_of(path)
         own = {name: value for name, value in fields_of(path).items() if name != _SEED}
         key = json.dumps(own, sort_keys=True)
         fields[key] = own

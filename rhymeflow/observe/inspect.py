@@ -21,9 +21,10 @@ from rhymeflow.errors import UserError
 from rhymeflow.observe import metrics
 from rhymeflow.observe.learned import Kind, Steps, show_best_and_worst, show_learned
 from rhymeflow.observe.printable import printable
-from rhymeflow.observe.summary import EVENTS, mirror_line, mirror_state
+from rhymeflow.observe.summary import mirror_line, mirror_state
 from rhymeflow.observe.trajectory import draft_cells, number, show_trajectory
 from rhymeflow.store.damage import open_undamaged
+from rhymeflow.store.previous_run import store_of
 from rhymeflow.store.reader import TrajectoryReader
 
 _MAX_STEP_ROWS = 12
@@ -87,8 +88,7 @@ def inspect(
     """
     if not run_dir.is_dir():
         raise UserError(f"{run_dir}: no such directory")
-    if not (run_dir / EVENTS).is_file():
-        raise UserError(f"{run_dir}: is not a run directory, it has no {EVENTS}")
+    store = store_of(run_dir)
     numbers: dict[Kind, int] = {}
     for kind, given in (("best", best), ("worst", worst)):
         if given is not None:
@@ -97,7 +97,7 @@ def inspect(
             numbers[kind] = given  # type: ignore[index]
     if step is not None and not numbers:
         raise UserError(f"--step {step}: goes with --best or --worst")
-    with open_undamaged(run_dir / EVENTS) as reader:
+    with open_undamaged(store) as reader:
         if trajectory is not None:
             show_trajectory(run_dir, reader, trajectory, console)
         if numbers:

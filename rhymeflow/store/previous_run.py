@@ -48,6 +48,30 @@ def check(run_dir: str | None, field: str) -> None:
         open_run(run_dir, field).reader.close()
 
 
+def store_of(run_dir: Path) -> Path:
+    """The store of the run in `run_dir`.
+
+    Raises:
+        UserError: there is none.
+    """
+    path = run_dir / "events.db"
+    if not path.is_file():
+        raise UserError(f"{run_dir}: is not a run directory, it has no {path.name}")
+    return path
+
+
+def config_in_force(reader: TrajectoryReader) -> Config:
+    """The configuration of the run's last attempt.
+
+    Raises:
+        UserError: it has none yet, or none for this version of Rhymeflow.
+    """
+    attempts = reader.attempts()
+    if not attempts:
+        raise UserError(f"{reader.path}: the run has not begun")
+    return config_of(attempts[-1], reader.path)
+
+
 def config_of(attempt: Attempt, path: Path) -> Config:
     """The configuration of an attempt in the log at `path`.
 
