@@ -42,6 +42,8 @@ INSTANCES, EVAL_STEPS, MAX_STEPS = 2, 2, 96
 """Of rollout; versions between evaluations; steps of a run that does not reach the goal."""
 TARGET = 0.5
 """Seconds of `rhymeflow` over those of `synchronous`."""
+OVER_ALLOWED = 1.1
+"""That ratio at bound 1, over what the phases of `synchronous` allow (`log.phases_allow`)."""
 
 
 class Side(NamedTuple):
@@ -146,6 +148,7 @@ def table(seen: Mapping[Side, list[Run]], goal: float) -> list[dict[str, Any]]:
             pairs = zip(goals, reached[base], strict=True)
             ratios = harness.spread("ratio", [a.seconds / b.seconds for a, b in pairs], 3)
             row["ratio"] = ratios.pop("ratio")
+            row["allowed"] = round(statistics.median(map(log.phases_allow, seen[base])), 3)
             row |= {f"ratio, {name}": value for name, value in ratios.items()}
         rows.append(row)
     return rows
@@ -160,6 +163,9 @@ def targets(rows: Sequence[dict[str, Any]], args: argparse.Namespace) -> list[ha
             if row["reached"] != f"{args.seeds} of {args.seeds}":
                 name += f", reached {row['reached']}"
             found.append(harness.Target(name, row["ratio"], TARGET, at_most=True))
+            if row["bound"] == 1:
+                over = row["ratio"] / row["allowed"]
+                found.append(harness.Target(f"{name}/allowed", over, OVER_ALLOWED, at_most=True))
     return found
 
 
@@ -172,5 +178,6 @@ def notes(args: argparse.Namespace) -> str:
         "from when the run is ready (a version published, an instance joined) to the first "
         f"greedy evaluation, of one every {EVAL_STEPS} versions, whose held-out reward is "
         f"{args.goal:g} or more. A run that ended before counts with all its time. Ratios are to "
-        "`synchronous` with the same seed."
+        "`synchronous` with the same seed; `allowed` is the longer of rollout (evaluation "
+        "included) and training over their sum, in the runs of `synchronous`."
     )

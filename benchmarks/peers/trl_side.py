@@ -112,6 +112,7 @@ def arguments(config: Config, folder: str, per_device: int, device: torch.device
         **{name: getattr(rollout, name) for name in SAMPLING},
         output_dir=folder,
         use_cpu=device.type == "cpu",
+        bf16=False,  # no autocast: the weights are of the type that both sides compute in
         seed=config.run.seed,
         shuffle_dataset=False,
         per_device_train_batch_size=per_device,

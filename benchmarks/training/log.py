@@ -7,14 +7,24 @@ evaluation counts from when its result is known.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
 
 import msgspec
 
 from rhymeflow.core.events import Evaluated, InstanceJoined, LearnerReady, VersionPublished
+from rhymeflow.dashboard.spans import Fold, Span
 from rhymeflow.observe.summary import EVENTS
 from rhymeflow.store.reader import TrajectoryReader
+
+_LINES = """SELECT time, kind, body FROM (
+    SELECT time, kind, body, seq AS event, 0 AS command FROM events
+    UNION ALL
+    SELECT time, c.kind, c.body, event, c.seq FROM commands c JOIN events e ON e.seq = event)
+    ORDER BY event, command"""
+"""The log in order, commands after the event upon which they were given."""
 
 
 class Evaluation(msgspec.Struct, frozen=True):
@@ -35,6 +45,10 @@ class Run(msgspec.Struct, frozen=True):
     """Seconds of version 1, 2 and so on."""
     staleness: int
     """Greatest of all trained trajectories."""
+    rollout: float = 0.0
+    """Seconds in which an instance generated or evaluated."""
+    training: float = 0.0
+    """Seconds in which the learner trained."""
 
 
 class Reached(msgspec.Struct, frozen=True):
@@ -60,8 +74,13 @@ def read(run_dir: Path) -> Run:
                 case VersionPublished():
                     published.append(time)
         ((staleness,),) = reader.query("SELECT MAX(staleness) FROM trained")
+        spans = _spans(reader)
     ready = max(first[LearnerReady], first[InstanceJoined])
-    return Run(ready, evaluations, published, staleness)
+    rollout, training = (
+        covered((span.start, span.end) for span in spans if span.kind in kinds)
+        for kinds in (("generating", "evaluation"), ("training",))
+    )
+    return Run(ready, evaluations, published, staleness, rollout, training)
 
 
 def reached(run: Run, goal: float) -> Reached:
@@ -74,6 +93,27 @@ def reached(run: Run, goal: float) -> Reached:
             return Reached(True, evaluation.seconds - run.ready, evaluation.version)
     last = max([run.published[-1], *(e.seconds for e in run.evaluations)])
     return Reached(False, last - run.ready, len(run.published))
+
+
+def phases_allow(run: Run) -> float:
+    """What part of a synchronous run's time would be left if rollout and training went on at once
+    and neither ever waited: the longer of the two over their sum."""
+    return max(run.rollout, run.training) / (run.rollout + run.training)
+
+
+def covered(intervals: Iterable[tuple[float, float]]) -> float:
+    """Length of what is in at least one of these intervals."""
+    length, reached = 0.0, -math.inf
+    for start, end in sorted(intervals):
+        length += max(end - max(start, reached), 0.0)
+        reached = max(reached, end)
+    return length
+
+
+def _spans(reader: TrajectoryReader) -> list[Span]:
+    fold = Fold()
+    fold.take((time, kind, msgspec.json.decode(body)) for time, kind, body in reader.query(_LINES))
+    return fold.ended + fold.open()
 
 
 def steps_per_second(run: Run) -> float:

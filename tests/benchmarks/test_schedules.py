@@ -63,8 +63,11 @@ def test_time_to_the_goal_is_paired_by_seed_and_judged(trained) -> None:
     assert (ours["steps to goal"], ours["reached"]) == (4, "2 of 2")
     assert ours["ratio"] == pytest.approx((3.7 / 8.5 + 4.1 / 8.9) / 2, abs=1e-3)
     assert bare["ratio"] > 1, "without drafts, against synchronous with them"
-    (time,) = result["targets"]
+    time, over_allowed = result["targets"]
     assert (time["name"], time["met"]) == ("learning/rhymeflow, bound 1/synchronous", True)
+    assert ours["allowed"] == 0.75, "the phases of `made_up`"
+    assert over_allowed["name"] == f"{time['name']}/allowed"
+    assert over_allowed["value"] == pytest.approx(ours["ratio"] / 0.75, abs=1e-3)
 
 
 def test_runs_differ_from_the_recipe_in_what_is_said(trained, tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ import pytest
 from benchmarks.training import drafting, log, train
 from benchmarks.training.log import Evaluation, Reached, Run
 from rhymeflow.config.load import read_config
-from rhymeflow.core.events import Evaluated, InstanceJoined, LearnerReady, VersionPublished
+from rhymeflow.core.commands import Evaluate, Train
+from rhymeflow.core.events import Evaluated, InstanceJoined, LearnerReady, Tick, VersionPublished
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.errors import UserError
 from rhymeflow.store.writer import SqliteTrajectoryStore
@@ -33,13 +34,24 @@ def test_a_run_is_read_from_its_log(tmp_path: Path) -> None:
     store.put_finished(trajectory, length=3, reason="stop")
     store.put_reward(trajectory, reward=1.0, components={})
     store.put_consumed(0, version=0, members=(0,))
-    store.record(9.0, [VersionPublished(1)])
+    store.record_command(store.record(8.5, [Tick()]), Train(0, (0,), ((0,),)))
+    event = store.record(9.0, [VersionPublished(1)])
+    for number, instance in enumerate(("rollout-0", "rollout-1")):
+        store.record_command(event, Evaluate(instance, number, 1))
     store.record(9.5, [Evaluated("rollout-0", 1, 0.5)])
+    store.record(9.75, [Evaluated("rollout-1", 1, 0.5)])
     store.commit()
     store.close()
     found = log.read(tmp_path)
     assert (found.ready, found.published, found.staleness) == (7.5, [9.0], 0)
-    assert found.evaluations == [Evaluation(9.5, 1, 0.5)]
+    assert found.evaluations == [Evaluation(9.5, 1, 0.5), Evaluation(9.75, 1, 0.5)]
+    assert (found.rollout, found.training) == (0.75, 0.5)
+    assert log.phases_allow(found) == 0.6
+
+
+def test_time_that_several_instances_work_counts_once() -> None:
+    assert log.covered([]) == 0
+    assert log.covered([(5.0, 7.0), (0.0, 2.0), (1.0, 1.5), (1.0, 3.0), (7.0, 7.5)]) == 5.5
 
 
 def made_up(*rewards: float, seconds: float = 1.0, staleness: int = 0) -> Run:
@@ -49,7 +61,7 @@ def made_up(*rewards: float, seconds: float = 1.0, staleness: int = 0) -> Run:
         Evaluation((published[2 * i - 1] if i else 10.0) + 0.5, 2 * i, reward)
         for i, reward in enumerate(rewards)
     ]
-    return Run(10.0, evaluations, published, staleness)
+    return Run(10.0, evaluations, published, staleness, rollout=3.0, training=1.0)
 
 
 def test_the_goal_is_reached_when_an_evaluation_is_known_and_not_between_two() -> None:
