@@ -183,6 +183,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     for option, help in pages.SHORT.items():
         sub.add_argument(f"--{option}", metavar=help[0], help=help[1])
+    what = "serve pages over the run while it goes on, and print their address"
+    sub.add_argument("--dashboard", action="store_true", help=what)
     sub = add(
         "resume",
         resume,
@@ -199,6 +201,7 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         help="a new run directory, to be rebuilt from the mirror",
     )
+    sub.add_argument("--dashboard", action="store_true", help="as `train` has it")
     sub = add_run(
         "simulate",
         simulate,
@@ -293,9 +296,11 @@ def train(args: argparse.Namespace) -> int:
         from rhymeflow.runtime import processes
 
         processes.prepare()  # its imports go on beside those that follow
+    from rhymeflow.runtime.run_dir import choose_run_dir
     from rhymeflow.runtime.train import train
 
-    return _to_its_end(lambda: train(config))
+    run_dir = choose_run_dir(config)
+    return _to_its_end(lambda: train(config, run_dir=run_dir), args.dashboard and run_dir)
 
 
 def resume(args: argparse.Namespace) -> int:
@@ -314,14 +319,22 @@ def resume(args: argparse.Namespace) -> int:
     elif "://" in args.run:
         raise UserError(f"resume {args.run}: give the new run directory with --output_dir")
     run_dir = args.output_dir or Path(args.run)
-    return _to_its_end(lambda: resume(run_dir, change))
+    return _to_its_end(lambda: resume(run_dir, change), args.dashboard and run_dir)
 
 
-def _to_its_end(run: Callable[[], object]) -> int:
+def _to_its_end(run: Callable[[], object], shown: Path | None) -> int:
+    """Carry a run on, beside a dashboard of the run directory `shown` if there is one."""
     from rhymeflow.runtime.supervisor import WorkerDied
 
     try:
-        run()
+        if not shown:
+            run()
+        else:
+            from rhymeflow.dashboard.beside import beside
+
+            with beside(shown) as address:
+                print(f"dashboard: {address}", flush=True)
+                run()
     except WorkerDied as error:  # a traceback of the controller would say nothing about it
         print(f"rhymeflow: {error}", file=sys.stderr)
         return 1

@@ -12,6 +12,11 @@ FIXED_BOUNDS = {"synchronous": 0, "one_step": 1, "histopipe": 1}
 """The schedules whose staleness bound is theirs, and not `schedule.max_staleness`."""
 
 
+def bound_of(name: str, max_staleness: int | None) -> int:
+    """The staleness bound of the schedule of this name."""
+    return FIXED_BOUNDS.get(name, 1) if max_staleness is None else max_staleness
+
+
 class ScheduleConfig(Section):
     """When work is admitted, where it goes and when weights are pulled.
 
@@ -94,9 +99,7 @@ class ScheduleConfig(Section):
     @property
     def bound(self) -> int:
         """The staleness bound."""
-        if self.max_staleness is None:
-            return FIXED_BOUNDS.get(self.name, 1)
-        return self.max_staleness
+        return bound_of(self.name, self.max_staleness)
 
     @model_validator(mode="after")
     def _bound_fits(self) -> ScheduleConfig:

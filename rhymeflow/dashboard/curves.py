@@ -1,19 +1,33 @@
 """The view of a run: its curves, and what it is.
 
 Holds true: an answer has at most `POINTS` points a curve; where there are more rows, a point is the
-mean of those it stands for, with the least and the greatest beside it.
+mean of those it stands for, with the least and the greatest beside it. Held-out rewards have the
+95% confidence interval of their mean instead, over prompts, where there are no more than `POINTS`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
+from rhymeflow.config.schedule import bound_of
+from rhymeflow.core.types import HELD_OUT
 from rhymeflow.dashboard.run import Run
+from rhymeflow.observe.compare import differences, fields_of
+from rhymeflow.store.reader import TrajectoryReader
+from rhymeflow.suites.metrics import REWARD
 
 POINTS = 1_000
+_NORMAL_95 = 1.96
+"""Standard errors to either side of a mean that a 95% interval has."""
+
+# Of one suite, by version: of the mean rewards of its prompts their number, sum and sum of squares.
+_EVALUATIONS = """SELECT version, COUNT(*), SUM(mean), SUM(mean * mean) FROM
+    (SELECT version, AVG(reward) AS mean FROM evaluations WHERE suite = ? GROUP BY version, row)
+    GROUP BY version"""
 
 
 def overview(run: Run) -> dict[str, Any]:
@@ -27,6 +41,7 @@ def overview(run: Run) -> dict[str, Any]:
         )
         last = reader.query("SELECT kind FROM commands ORDER BY seq DESC LIMIT 1")
     config = msgspec.json.decode(attempts[-1].config) if attempts else {}
+    schedule = config.get("schedule", {})
     return {
         "name": run.name,
         "directory": str(run.directory),
@@ -34,6 +49,7 @@ def overview(run: Run) -> dict[str, Any]:
         "attempts": [{"started": each.started, "time": each.time} for each in attempts],
         "steps": steps or 0,
         "max_steps": config.get("learner", {}).get("max_steps"),
+        "bound": bound_of(schedule.get("name", ""), schedule.get("max_staleness")),
         "seconds": seconds or 0.0,
         "events": events,
         "groups": groups,
@@ -48,7 +64,34 @@ def metrics(run: Run, names: Sequence[str]) -> dict[str, Any]:
     """Points of each metric: `step`, `time`, `value`, and `low` and `high` where it is a mean."""
     columns = run.columns(["step", "time", *names])
     steps, times = columns["step"], columns["time"]
-    return {name: _points(steps, times, columns[name]) for name in names}
+    found: dict[str, Any] = {name: _points(steps, times, columns[name]) for name in names}
+    if REWARD in found and "low" not in found[REWARD]:
+        with run.reader() as reader:
+            found[REWARD] |= _intervals(found[REWARD], reader)
+    return found
+
+
+def _intervals(points: dict[str, list[float]], reader: TrajectoryReader) -> dict[str, Any]:
+    """`low` and `high` of each point of held-out rewards; nothing if one has no answers stored, or
+    a single prompt."""
+    widths = {
+        version: _NORMAL_95 * math.sqrt(max(squares - total**2 / count, 0) / (count - 1) / count)
+        for version, count, total, squares in reader.query(_EVALUATIONS, HELD_OUT)
+        if count > 1
+    }
+    if not points["step"] or any(step not in widths for step in points["step"]):
+        return {}
+    pairs = [(y, widths[step]) for step, y in zip(points["step"], points["value"], strict=True)]
+    return {
+        "low": [value - width for value, width in pairs],
+        "high": [value + width for value, width in pairs],
+        "is_interval": True,
+    }
+
+
+def differing(runs: Sequence[Run]) -> dict[str, list[Any]]:
+    """What differs between the configurations in force of these runs, as `differences` says it."""
+    return differences([fields_of(run.directory) for run in runs])
 
 
 def _points(
@@ -72,4 +115,4 @@ def _points(
     return found
 
 
-__all__ = ["POINTS", "metrics", "overview"]
+__all__ = ["POINTS", "differing", "metrics", "overview"]

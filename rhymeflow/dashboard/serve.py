@@ -36,21 +36,37 @@ def serve(directories: Sequence[Path], *, host: str = "127.0.0.1", port: int | N
         UserError: there is no run, or nothing can listen there.
     """
     runs = named(directories or [newest(RUNS)])
-    token = secrets.token_urlsafe(16)
+    token = new_token()
     is_local = host in LOOPBACK
-    listener = _listener(host, port)
+    with contextlib.closing(listening(host, port)) as listener:
+        server = server_of(runs, token, hosts=LOOPBACK if is_local else None)
+        print(address(host if is_local else socket.gethostname(), listener, token), flush=True)
+        if is_local:
+            number = listener.getsockname()[1]
+            tunnel = f"ssh -L {number}:127.0.0.1:{number} HOST"
+            print(f"from another machine: {tunnel}, then the same address", flush=True)
+        with contextlib.suppress(KeyboardInterrupt):
+            server.run(sockets=[listener])
+
+
+def server_of(
+    runs: Sequence[Run], token: str, *, hosts: frozenset[str] | None = LOOPBACK
+) -> uvicorn.Server:
+    """A server of pages over these runs; `hosts` as for `make_app`."""
     texts = TokenTexts(load_texts)
     threading.Thread(target=texts.prepare, args=(runs,), daemon=True).start()
-    app = make_app(runs, texts, token=token, hosts=LOOPBACK if is_local else None)
-    shown = host if is_local else socket.gethostname()
-    number = listener.getsockname()[1]
-    print(f"http://{shown}:{number}/?token={token}", flush=True)
-    if is_local:
-        tunnel = f"ssh -L {number}:127.0.0.1:{number} HOST"
-        print(f"from another machine: {tunnel}, then the same address", flush=True)
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
-    with contextlib.closing(listener), contextlib.suppress(KeyboardInterrupt):
-        server.run(sockets=[listener])
+    app = make_app(runs, texts, token=token, hosts=hosts)
+    return uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
+
+
+def new_token() -> str:
+    """Nobody guesses it."""
+    return secrets.token_urlsafe(16)
+
+
+def address(host: str, listener: socket.socket, token: str) -> str:
+    """What a browser is to open."""
+    return f"http://{host}:{listener.getsockname()[1]}/?token={token}"
 
 
 def newest(directory: Path) -> Path:
@@ -74,8 +90,12 @@ def named(directories: Sequence[Path]) -> list[Run]:
     return [Run(path, "-".join(path.parts[-length:]).lstrip("/")) for path in paths]
 
 
-def _listener(host: str, port: int | None) -> socket.socket:
-    """A socket that listens; of `PORT` and those that follow it the first that is free."""
+def listening(host: str, port: int | None) -> socket.socket:
+    """A socket that listens; of `PORT` and those that follow it the first that is free.
+
+    Raises:
+        UserError: nothing can listen there.
+    """
     for number in [port] if port is not None else range(PORT, PORT + _PORTS):
         listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -91,4 +111,4 @@ def _listener(host: str, port: int | None) -> socket.socket:
     raise UserError(f"ports {PORT} to {PORT + _PORTS - 1} are taken; --port names another")
 
 
-__all__ = ["named", "newest", "serve"]
+__all__ = ["address", "listening", "named", "new_token", "newest", "serve", "server_of"]

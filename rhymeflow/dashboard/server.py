@@ -102,20 +102,23 @@ def make_app(
     """Return the application. `hosts`: names under which it may be asked; `None`: any."""
     known = {run.name: run for run in runs}
 
-    def about(answer: Answer) -> Callable[[Request], Response]:
-        def of_run(request: Request) -> Any:
-            name = request.path_params["run"]
-            if name not in known:
-                raise UserError(f"there is no run {name!r} here; there are {', '.join(known)}")
-            return answer(known[name], request)
+    def named(name: str) -> Run:
+        if name not in known:
+            raise UserError(f"there is no run {name!r} here; there are {', '.join(known)}")
+        return known[name]
 
-        return _json(of_run)
+    def about(answer: Answer) -> Callable[[Request], Response]:
+        return _json(lambda request: answer(named(request.path_params["run"]), request))
+
+    def differences(request: Request) -> Any:
+        return curves.differing([named(name) for name in request.query_params.getlist("run")])
 
     def all_runs(request: Request) -> Any:
         return [{"name": run.name, "directory": str(run.directory)} for run in runs]
 
     routes = [
         Route("/api/runs", _json(all_runs)),
+        Route("/api/differences", _json(differences)),
         *(Route(f"/api/runs/{{run}}{path}", about(each)) for path, each in _ANSWERS.items()),
         Route("/api/runs/{run}/trajectories/{group}/{member}", about(_trajectory(texts))),
         Route("/", _page),

@@ -7,21 +7,29 @@ Holds true: per token there is one entry in each list, or the list is `None`: to
 from __future__ import annotations
 
 import contextlib
+import shlex
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from rhymeflow.config import Config
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.dashboard.run import Run
 from rhymeflow.errors import UserError
+from rhymeflow.learner.algorithms.advantages import decoupled_advantages, group_advantages
+from rhymeflow.reward.components import WeightedSum
 from rhymeflow.store import codec
 from rhymeflow.store.previous_run import config_in_force
 from rhymeflow.store.reader import TrajectoryReader
 
 _DETAILS = "SELECT logprobs, flags FROM token_details WHERE group_id = ? AND member = ?"
+_BATCH = """SELECT group_id, member, reward, components FROM trajectories
+    WHERE group_id IN (SELECT group_id FROM side.groups WHERE step = ?) AND trained IS NOT NULL
+    ORDER BY group_id, member"""
 _ACCEPTED = """SELECT accepted, LENGTH(tokens) / 4, steps FROM segments
     WHERE group_id = ? AND member = ? ORDER BY start"""
 
@@ -38,6 +46,7 @@ def whole(run: Run, trajectory: TrajectoryId, texts: TokenTexts) -> dict[str, An
             raise UserError(f"{run.directory}: has no trajectory {trajectory}")
         config = config_in_force(reader)
         learner, flags = _learner(reader, trajectory)
+        advantage = _advantage(reader, trajectory, details.trained, config)
         accepted = _accepted(reader, trajectory)
         siblings = reader.query(
             "SELECT member FROM side.responses WHERE group_id = ? ORDER BY member",
@@ -76,6 +85,7 @@ def whole(run: Run, trajectory: TrajectoryId, texts: TokenTexts) -> dict[str, An
         "reason": details.reason,
         "reward": details.reward,
         "components": details.components,
+        "advantage": advantage,
         "step": None if details.trained is None else details.trained + 1,
         "ending": details.ending,
         "ending_reason": details.ending_reason,
@@ -88,7 +98,45 @@ def whole(run: Run, trajectory: TrajectoryId, texts: TokenTexts) -> dict[str, An
         "accepted": accepted,
         "siblings": [member for (member,) in siblings],
         "earlier": [{"group": group, "epoch": epoch} for group, epoch in earlier],
+        "generate": command(run.directory, config, codec.prompt_of(details.prompt)),
     }
+
+
+def command(directory: Path, config: Config, prompt: Any) -> str | None:
+    """The `rhymeflow generate` line that asks the run's newest checkpoint, or the model that it
+    began with, the same; `None` of a conversation, which one line cannot give it."""
+    if not isinstance(prompt, str):
+        if [message["role"] for message in prompt] != ["user"]:
+            return None
+        prompt = prompt[0]["content"]
+    steps = [path.name.removeprefix("step-") for path in directory.glob("checkpoints/step-*")]
+    newest = max((int(step) for step in steps if step.isdecimal()), default=None)
+    model = config.model.name if newest is None else str(directory / f"checkpoints/step-{newest}")
+    options = ["--temperature", f"{config.rollout.temperature:g}"]
+    options += ["--max-tokens", str(config.rollout.max_completion_length)]
+    if config.data.system_prompt is not None:
+        options += ["--system", config.data.system_prompt]
+    return shlex.join(["rhymeflow", "generate", model, prompt, *options])
+
+
+def _advantage(
+    reader: TrajectoryReader, trajectory: TrajectoryId, trained: int | None, config: Config
+) -> float | None:
+    """What the learner gave each token of it, of the rewards of its batch; `None` of what was not
+    trained on."""
+    if trained is None:
+        return None
+    batch = reader.query(_BATCH, trained + 1)
+    if (trajectory.group, trajectory.member) not in [each[:2] for each in batch]:
+        return None  # the side index does not have the step yet
+    place = [each[:2] for each in batch].index((trajectory.group, trajectory.member))
+    groups = [group for group, *_ in batch]
+    if config.learner.multi_objective_aggregation == "normalize_then_sum":
+        components = [msgspec.json.decode(each) for *_, each in batch]
+        weights = WeightedSum(config.reward.functions, config.environment.classes).weights
+        return float(decoupled_advantages(components, weights, groups).values[place])
+    rewards = [reward for _, _, reward, _ in batch]
+    return float(group_advantages(rewards, groups, config.learner.scale_rewards).values[place])
 
 
 def _learner(

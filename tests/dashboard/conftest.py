@@ -14,7 +14,7 @@ import pytest
 import uvicorn
 
 from rhymeflow.dashboard.run import Run
-from rhymeflow.dashboard.serve import _listener
+from rhymeflow.dashboard.serve import listening
 from rhymeflow.dashboard.server import COOKIE, make_app
 from rhymeflow.dashboard.trajectory import TokenTexts
 from tests.observe.runs import make_run
@@ -76,7 +76,7 @@ def run_dir(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def client(run_dir: Path) -> Iterator[Client]:
-    listener = _listener("127.0.0.1", None)
+    listener = listening("127.0.0.1", None)
     app = make_app([Run(run_dir, "a-run")], TokenTexts(lambda config: shown), token=TOKEN)
     server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="off"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)

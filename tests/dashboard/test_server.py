@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rhymeflow.dashboard.run import MetricColumns, Run
-from rhymeflow.dashboard.serve import _listener, named, newest
+from rhymeflow.dashboard.serve import listening, named, newest
 from rhymeflow.dashboard.server import COOKIE, static
 from rhymeflow.errors import UserError
 from rhymeflow.store.writer import SqliteTrajectoryStore
@@ -238,12 +238,12 @@ def test_runs_have_names_that_tell_them_apart(tmp_path: Path) -> None:
 
 
 def test_the_next_port_is_taken_if_none_was_asked_for() -> None:
-    first, second = _listener("127.0.0.1", None), _listener("127.0.0.1", None)
+    first, second = listening("127.0.0.1", None), listening("127.0.0.1", None)
     try:
         taken = first.getsockname()[1]
         assert second.getsockname()[1] > taken
         with pytest.raises(UserError, match=f"--port {taken}: Address already in use"):
-            _listener("127.0.0.1", taken)
+            listening("127.0.0.1", taken)
     finally:
         first.close()
         second.close()

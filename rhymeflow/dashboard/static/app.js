@@ -69,6 +69,7 @@ async function show() {
   } catch (error) {
     if (error.name === "AbortError") return;
     fill(main, h("p", { class: "problem" }, error.message));
+    timer = setTimeout(show, 5000); // a run that begins has not all of its files yet
   }
 }
 

@@ -28,37 +28,15 @@ function smoothed(values, width) {
   });
 }
 
-// `series`: [{ label, points }], points as the server gives them. Returns the chart.
+// `series`: [{ label, points }], points as the server gives them. What it returns takes newer points
+// by `update(series)` and keeps the part of the axis that was chosen.
 export function chart(element, title, series, { axis = "step", smooth = 1, onstep = null } = {}) {
-  const xs = [...new Set(series.flatMap((each) => each.points[axis]))].sort((a, b) => a - b);
-  const place = new Map(xs.map((x, i) => [x, i]));
-  const spread = (points, values) => {
-    const found = new Array(xs.length).fill(null);
-    points[axis].forEach((x, i) => { found[place.get(x)] = values[i]; });
-    return found;
-  };
-  const data = [xs];
-  const lines = [{ label: axis, value: (_, x) => (x === null ? "" : axis === "time" ? duration(x) : String(x)) }];
-  const bands = [];
-  series.forEach(({ label, points }, i) => {
-    const stroke = COLOURS[i % COLOURS.length];
-    data.push(spread(points, smoothed(points.value, smooth)));
-    lines.push({ label, stroke, width: 1.5, spanGaps: true, points: { show: xs.length < 40 },
-      value: (_, y) => number(y) });
-    if (points.low) {
-      data.push(spread(points, points.high), spread(points, points.low));
-      bands.push({ series: [data.length - 2, data.length - 1], fill: `${stroke}22` });
-      for (const name of ["most", "least"]) {
-        lines.push({ label: `${label}, ${name}`, stroke: "transparent", spanGaps: true,
-          points: { show: false }, value: (_, y) => number(y) });
-      }
-    }
-  });
+  let shown = arranged(series, axis, smooth);
+  const xs = () => shown.data[0];
   const line = { stroke: colour("--line"), width: 1 };
   const axes = { stroke: colour("--dim"), grid: line, ticks: line };
-  const width = element.clientWidth;
-  const made = new uPlot({
-    title, width, height: 200, series: lines, bands,
+  const plot = (width) => new uPlot({
+    title, width, height: 200, series: shown.lines, bands: shown.bands,
     scales: { x: { time: false } },
     axes: [
       { ...axes, values: axis === "time" ? (_, ticks) => ticks.map(duration) : undefined },
@@ -66,12 +44,64 @@ export function chart(element, title, series, { axis = "step", smooth = 1, onste
     ],
     legend: { live: true },
     cursor: { sync: { key: sync.key } },
-  }, data, element);
-  if (onstep) {
-    made.over.addEventListener("click", () => {
-      const at = made.cursor.idx;
-      if (at !== null && at !== undefined) onstep(xs[at]);
-    });
-  }
-  return made;
+  }, shown.data, element);
+  let made = plot(element.clientWidth);
+  const clicked = () => {
+    const at = made.cursor.idx;
+    if (at !== null && at !== undefined) onstep(xs()[at]);
+  };
+  const listen = () => { if (onstep) made.over.addEventListener("click", clicked); };
+  listen();
+  const follow = new ResizeObserver(() => {
+    const width = element.clientWidth;
+    if (width && width !== made.width) made.setSize({ width, height: 200 });
+  });
+  follow.observe(element);
+  return {
+    update(newer) {
+      const before = shown;
+      shown = arranged(newer, axis, smooth);
+      if (shown.lines.map((each) => each.label).join() !== before.lines.map((each) => each.label).join()) {
+        const width = made.width;
+        made.destroy();
+        made = plot(width);
+        listen();
+        return;
+      }
+      const { min, max } = made.scales.x;
+      const isWhole = !before.data[0].length || (min <= before.data[0][0] && max >= before.data[0].at(-1));
+      made.setData(shown.data, isWhole);
+      if (!isWhole) made.redraw();
+    },
+    destroy() {
+      follow.disconnect();
+      made.destroy();
+    },
+  };
+}
+
+// What uPlot is given: columns of one length, lines that show them, bands between lines.
+function arranged(series, axis, smooth) {
+  const xs = [...new Set(series.flatMap((each) => each.points[axis]))].sort((a, b) => a - b);
+  const place = new Map(xs.map((x, i) => [x, i]));
+  const spread = (points, values) => {
+    const found = new Array(xs.length).fill(null);
+    points[axis].forEach((x, i) => { found[place.get(x)] = values[i]; });
+    return found;
+  };
+  const data = [xs], bands = [];
+  const lines = [{ label: axis, value: (_, x) => (x === null ? "" : axis === "time" ? duration(x) : String(x)) }];
+  const hidden = { stroke: "transparent", spanGaps: true, points: { show: false }, value: (_, y) => number(y) };
+  series.forEach(({ label, points }, i) => {
+    const stroke = COLOURS[i % COLOURS.length];
+    data.push(spread(points, smoothed(points.value, smooth)));
+    lines.push({ label, stroke, width: 1.5, spanGaps: true, points: { show: (plot) => plot.data[0].length < 40 },
+      value: (_, y) => number(y) });
+    if (!points.low) return;
+    data.push(spread(points, points.high), spread(points, points.low));
+    bands.push({ series: [data.length - 2, data.length - 1], fill: `${stroke}22` });
+    const names = points.is_interval ? ["95 % up to", "95 % from"] : ["most", "least"];
+    lines.push(...names.map((name) => ({ ...hidden, label: `${label}, ${name}` })));
+  });
+  return { data, lines, bands };
 }

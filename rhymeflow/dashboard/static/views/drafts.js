@@ -2,7 +2,7 @@
 
 import { to } from "../address.js";
 import { ask } from "../api.js";
-import { chart } from "../charts.js";
+import { curves, metricsOf } from "../curves.js";
 import { fill, h, number, table } from "../dom.js";
 
 const CURVES = [
@@ -16,25 +16,29 @@ const CURVES = [
 ];
 
 export async function show(main, now) {
-  const found = await ask(`runs/${now.run}/drafts`);
-  const run = await ask(`runs/${now.run}`);
-  const wanted = CURVES.filter(([, names]) => names.some((each) => run.metrics.includes(each)));
-  const points = await ask(`runs/${now.run}/metrics`, { name: wanted.flatMap(([, names]) => names) });
-  const curves = h("section", { class: "curves" });
-  fill(main,
-    h("h1", {}, "Drafts and lengths"),
-    h("h2", {}, "By epoch"), figures("epoch", found.epochs, (each) => each.epoch),
-    h("h2", {}, "By position in the response"),
-    figures("from token", found.positions, (each) => `${number(each.from)} on`),
-    curves,
-    prompts("Prompts whose drafts do best", found.best, now),
-    prompts("Prompts whose drafts do worst", found.worst, now));
-  const made = wanted.map(([title, names]) => {
-    const place = h("figure", {});
-    curves.append(place);
-    return chart(place, title, names.map((name) => ({ label: name, points: points[name] })));
-  });
-  return { close: () => made.forEach((each) => each.destroy()) };
+  const tables = h("section", {}), prompted = h("section", {});
+  const drawn = curves(CURVES);
+  fill(main, h("h1", {}, "Drafts and lengths"), tables, drawn.root, prompted);
+
+  async function refresh() {
+    const found = await ask(`runs/${now.run}/drafts`);
+    const run = await ask(`runs/${now.run}`);
+    fill(tables,
+      h("h2", {}, "By epoch"), figures("epoch", found.epochs, (each) => each.epoch),
+      h("h2", {}, "By position in the response"),
+      figures("from token", found.positions, (each) => `${number(each.from)} on`));
+    const metrics = metricsOf(CURVES, run);
+    if (metrics.length) drawn.show({ [now.run]: await ask(`runs/${now.run}/metrics`, { name: metrics }) });
+    const open = [...prompted.querySelectorAll("details")].map((each) => each.open);
+    fill(prompted,
+      prompts("Prompts whose drafts do best", found.best, now),
+      prompts("Prompts whose drafts do worst", found.worst, now));
+    prompted.querySelectorAll("details").forEach((each, i) => { each.open = open[i] ?? false; });
+    return run.ended;
+  }
+
+  const ended = await refresh();
+  return { refresh: ended ? null : refresh, close: () => drawn.close() };
 }
 
 function cells(each) {

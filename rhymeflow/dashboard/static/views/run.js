@@ -1,9 +1,10 @@
-// A run: what it is, how far it has come, its curves. A click on a curve opens the step's groups.
+// A run: what it is, how far it has come, its curves, beside those of other runs if asked. A click on
+// a curve opens the step's groups.
 
 import { change, to } from "../address.js";
 import { ask } from "../api.js";
-import { chart } from "../charts.js";
-import { duration, fill, h, number } from "../dom.js";
+import { curves, metricsOf } from "../curves.js";
+import { duration, fill, h, number, table } from "../dom.js";
 
 const CURVES = [
   ["Reward of training", ["reward"]],
@@ -11,10 +12,11 @@ const CURVES = [
   ["Tokens of a response", ["completions/mean_length"]],
   ["Staleness, versions", ["staleness/mean", "staleness/max"]],
   ["Idle share of the time", ["idle/rollout", "idle/learner"]],
+  ["Generated tokens per second", ["rollout/tokens_per_s"]],
   ["Mean acceptance length", ["draft/mean_acceptance_length"]],
   ["Entropy", ["entropy"]],
   ["KL of sampler and learner", ["off_policy/mismatch_kl"]],
-  ["Clipped share", ["clip_ratio"]],
+  ["Clipped share", ["clip_ratio/region_mean"]],
   ["Gradient norm", ["grad_norm"]],
   ["Seconds of a step", ["step_time"]],
 ];
@@ -22,40 +24,51 @@ const CURVES = [
 export async function show(main, now) {
   const axis = now.parameters.get("axis") === "time" ? "time" : "step";
   const smooth = Number(now.parameters.get("smooth") ?? 1);
+  const all = (await ask("runs")).map((each) => each.name);
+  const others = now.parameters.getAll("with").filter((name) => all.includes(name) && name !== now.run);
   const facts = h("section", { class: "facts" });
-  const curves = h("section", { class: "curves" });
-  fill(main, facts, controls(axis, smooth), curves);
-  let made = [];
+  const onstep = axis === "step" ? (step) => { location.hash = to(now.run, "groups", [], { step }); } : null;
+  const drawn = curves(CURVES, { axis, smooth, onstep });
+  fill(main, facts, controls(axis, smooth, all.filter((name) => name !== now.run), others),
+    others.length ? await differences([now.run, ...others]) : null, drawn.root);
 
   async function refresh() {
     const run = await ask(`runs/${now.run}`);
     fill(facts, ...described(run, now.run));
-    const wanted = CURVES.filter(([, names]) => names.some((each) => run.metrics.includes(each)));
-    const found = await ask(`runs/${now.run}/metrics`, { name: wanted.flatMap(([, names]) => names) });
-    made.forEach((each) => each.destroy());
-    made = wanted.map(([title, names]) => {
-      const place = h("figure", {});
-      curves.append(place);
-      const series = names.map((name) => ({ label: name, points: found[name] }));
-      const onstep = axis === "step" ? (step) => { location.hash = to(now.run, "groups", [], { step }); } : null;
-      return chart(place, title, series, { axis, smooth, onstep });
-    });
-    fill(curves, ...made.map((each) => each.root.parentElement));
+    const points = {};
+    for (const name of [now.run, ...others]) {
+      const metrics = metricsOf(CURVES, name === now.run ? run : await ask(`runs/${name}`));
+      points[name] = metrics.length ? await ask(`runs/${name}/metrics`, { name: metrics }) : {};
+    }
+    drawn.show(points);
     return run.ended;
   }
 
   const ended = await refresh();
-  return { refresh: ended ? null : refresh, close: () => made.forEach((each) => each.destroy()) };
+  return { refresh: ended ? null : refresh, close: () => drawn.close() };
 }
 
-function controls(axis, smooth) {
-  return h("form", { class: "controls" },
+function controls(axis, smooth, names, others) {
+  return h("form", { class: "controls", onsubmit: (event) => event.preventDefault() },
     h("label", {}, "over ", h("select", { onchange: (event) => change({ axis: event.target.value }) },
       ["step", "time"].map((each) => h("option", { selected: each === axis }, each)))),
     h("label", {}, "smooth over ", h("input", {
       type: "number", min: 1, max: 1000, value: smooth,
       onchange: (event) => change({ smooth: event.target.value }),
-    }), " points"));
+    }), " points"),
+    names.length ? h("span", { class: "chips" }, "beside ", names.map((name) => h("button", {
+      type: "button", "aria-pressed": String(others.includes(name)),
+      onclick: () => change({ with: others.includes(name) ? others.filter((one) => one !== name) : [...others, name] }),
+    }, name))) : null);
+}
+
+async function differences(names) {
+  const found = Object.entries(await ask("differences", { run: names }));
+  if (!found.length) return h("p", { class: "note" }, "Their configurations are the same.");
+  return h("details", { open: true }, h("summary", {}, "What differs between their configurations"),
+    table(["field", ...names], found.map(([field, values]) => h("tr", {},
+      h("td", {}, h("code", {}, field)),
+      values.map((value) => h("td", {}, h("code", {}, typeof value === "string" ? value : JSON.stringify(value))))))));
 }
 
 function described(run, name) {
@@ -67,7 +80,7 @@ function described(run, name) {
     ["time", duration(run.seconds)],
     ["left, at this rate", left === null ? "–" : duration(left)],
     ["state", run.ended ? "ended" : "not ended"],
-    ["schedule", `${run.config.schedule?.name}, bound ${run.config.schedule?.max_staleness}`],
+    ["schedule", `${run.config.schedule?.name}, bound ${run.bound}`],
     ["model", run.config.model?.path ?? run.config.model?.name ?? "–"],
     ["groups", Object.entries(run.endings).map(([ending, count]) => `${number(count)} ${ending}`).join(", ")],
     ["events", number(run.events)],
