@@ -21,10 +21,10 @@ the audit on what the world did. Knows no strategy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from heapq import heappop, heappush
 from math import inf
-from typing import Any
+from typing import Any, Protocol
 
 from rhymeflow.core.commands import (
     Abort,
@@ -71,6 +71,16 @@ _WORLD, _COMMAND, _EVENT, _LOOK, _PLAN = range(5)
 """What comes first of what happens at one instant."""
 
 
+class Log(Protocol):
+    """Who is told of all that the coordinator hears and commands."""
+
+    def hear(self, cluster: Cluster, event: Event) -> None:
+        """It is told of this now."""
+
+    def obey(self, cluster: Cluster, commands: Sequence[Command]) -> None:
+        """It commands this upon the event that it was told of last."""
+
+
 class Cluster:
     """A run on so many instances.
 
@@ -84,6 +94,7 @@ class Cluster:
         recovery: how what dies comes back; None: nothing dies, and no checkpoint is written.
         failures: what dies when, in order; they may be without end.
         timeline: where what happens is written; None: nowhere.
+        log: is told of events and commands.
     """
 
     def __init__(
@@ -98,6 +109,7 @@ class Cluster:
         recovery: Recovery | None = None,
         failures: Iterable[Failure] = (),
         timeline: Timeline | None = None,
+        log: Log | None = None,
     ) -> None:
         assert not plan.eval_steps, "evaluation is not simulated"
         self.plan, self.hardware, self.workload, self.latencies = (
@@ -120,7 +132,7 @@ class Cluster:
         self.learner = Learner(hardware.cost, recovery, timeline)
         self.instances = Instances(self._make_instance, num_instances)
         self.deaths = Deaths(self, recovery, failures)
-        self._timeline = timeline
+        self._timeline, self._log = timeline, log
         self._heap: list[tuple[float, int, int, Callable[[Any], None], Any]] = []
         self._num_queued = 0
         self._versions: dict[InstanceId, Version] = {}
@@ -182,6 +194,8 @@ class Cluster:
         for event in events:
             if isinstance(event, Pulled | InstanceJoined):
                 versions[event.instance] = max(versions.get(event.instance, 0), event.version)
+            if self._log is not None:
+                self._log.hear(self, event)
             if commands := handle(event):
                 self._obey(commands)
         self.events += len(events)
@@ -193,13 +207,22 @@ class Cluster:
     def _tick(self, _: None) -> None:
         self._tick_due, self._last_tick = False, self.now
         self.ticks += 1
-        commands = self.coordinator.handle(Tick())
-        while self.coordinator.state.has_more:
+        commands: list[Command] = []
+        while True:
+            if self._log is not None:
+                self._log.hear(self, Tick())
             commands += self.coordinator.handle(Tick())
+            if not self.coordinator.state.has_more:
+                break
         self._obey(commands)
 
     def _obey(self, commands: list[Command]) -> None:
         self.commands += len(commands)
+        if self._log is not None:
+            self._log.obey(self, commands)
+        self._carry_out(commands)
+
+    def _carry_out(self, commands: list[Command]) -> None:
         to_instances: list[InstanceCommand] = []
         for command in commands:
             match command:

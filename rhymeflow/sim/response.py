@@ -43,6 +43,7 @@ class Response:
         "known",
         "length",
         "oldest_version",
+        "parts",
         "prompt_tokens",
         "routed_version",
         "sampled_length",
@@ -80,6 +81,8 @@ class Response:
         """The least version a token of it was generated under; None: it has none."""
         self.stored_oldest: Version | None = None
         """The same of what is stored."""
+        self.parts: list[tuple[int, Version]] = []
+        """From which token on it was generated under which version, in order."""
 
     def goes_on_under(self, version: Version) -> None:
         """A token of it is generated under `version`."""
@@ -87,6 +90,8 @@ class Response:
         assert version >= self.routed_version, f"{self.id}: {version} under {self.routed_version}"
         if self.oldest_version is None or version < self.oldest_version:
             self.oldest_version = version
+        if not self.parts or self.parts[-1][1] != version:
+            self.parts.append((self.generated, version))
 
     @property
     def sampled(self) -> int:
@@ -115,3 +120,5 @@ class Response:
     def lose(self) -> None:
         """Its instance is gone: what was not stored never was."""
         self.generated, self.oldest_version = self.stored, self.stored_oldest
+        while self.parts and self.parts[-1][0] >= self.stored:
+            self.parts.pop()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -19,10 +20,11 @@ from rhymeflow.core.plan import Plan
 from rhymeflow.errors import UserError
 from rhymeflow.profiles import Profile
 from rhymeflow.sim import plot, trace
-from rhymeflow.sim.cluster import Cluster
+from rhymeflow.sim.cluster import Cluster, Log
 from rhymeflow.sim.drafts import Drafts
 from rhymeflow.sim.faults import Devices, Failure, Recovery, failures
 from rhymeflow.sim.hardware import Hardware, Latencies
+from rhymeflow.sim.record import Record
 from rhymeflow.sim.result import Result, counted, result
 from rhymeflow.sim.timeline import Timeline
 from rhymeflow.sim.workload import Workload
@@ -34,18 +36,19 @@ def simulate(config: Config, *, output: Path | None = None, workload: Path | Non
 
     Args:
         config: of the run; `simulation` is the cluster.
-        output: directory for `trace.json`, `timeline.png` and `result.json`; None:
-            `simulations/NAME`.
+        output: directory for `trace.json`, `timeline.png`, `result.json` and what a run
+            directory has, but for tokens; None: `simulations/NAME`.
         workload: run directory whose lengths are taken; None: `simulation.workload`.
 
     Raises:
-        UserError: the configuration cannot be simulated; says why.
+        UserError: the configuration cannot be simulated, or a run is in the directory.
     """
     timeline = Timeline()
-    found = run(config, a_workload(config, workload), timeline=timeline)
     directory = output or Path("simulations") / config.name
+    lengths = a_workload(config, workload)
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        with closing(Record(directory, config)) as record:
+            found = run(config, lengths, timeline=timeline, log=record)
         (directory / "result.json").write_text(found.json() + "\n")
         trace.write(directory / "trace.json", timeline, config.simulation.timeline_rows)
         plot.draw(directory / "timeline.png", timeline, found, config.simulation.timeline_rows)
@@ -61,12 +64,13 @@ def run(
     timeline: Timeline | None = None,
     dying: Iterable[Failure] | None = None,
     uncounted: int = 0,
+    log: Log | None = None,
 ) -> Result:
     """Simulate a run on these lengths. Writes nothing.
 
     `uncounted` steps at the end are left out of rates and idle shares: nothing runs ahead of the
     last steps, so where they count, a run that ran ahead at the beginning gains by it. `dying` is
-    what dies when; None: as `simulation.faults` says.
+    what dies when; None: as `simulation.faults` says. `log` is told of events and commands.
 
     Raises:
         UserError: the configuration cannot be simulated, or so much fails that it never ends.
@@ -100,6 +104,7 @@ def run(
         recovery=None if dying is None else _recovery(config, plan),
         failures=dying or (),
         timeline=timeline,
+        log=log,
     )
     cluster.run()
     return result(

@@ -12,6 +12,7 @@ SEGMENT = """INSERT INTO segments VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
     steps = excluded.steps, drafted = excluded.drafted,
     tokens = excluded.tokens, logprobs = excluded.logprobs, accepted = excluded.accepted
     WHERE length(excluded.tokens) > length(tokens)"""
+SPAN = "INSERT OR REPLACE INTO pruned VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 FINISHED = """INSERT INTO trajectories (group_id, member, length, reason)
     VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE
     SET length = excluded.length, reason = excluded.reason"""
@@ -44,6 +45,7 @@ ORDER = (
     CONFIG,
     GROUP,
     SEGMENT,
+    SPAN,
     FINISHED,
     TEXT,
     REWARD,

@@ -254,6 +254,23 @@ class SqliteTrajectoryStore:
         self._pruner.put(len(tokens))
 
     @_counted
+    def put_span(
+        self,
+        trajectory: TrajectoryId,
+        *,
+        start: int,
+        length: int,
+        version: Version,
+        instance: InstanceId,
+        steps: int,
+        drafted: int,
+    ) -> None:
+        """Store who generated so many tokens, but not which: as of tokens that were deleted."""
+        values = start, length, version, instance, steps, drafted
+        self._put(sql.SPAN, *trajectory, *values)
+        self._note("pruned", trajectory.group)
+
+    @_counted
     def put_finished(self, trajectory: TrajectoryId, *, length: int, reason: FinishReason) -> None:
         """Store that the response is complete with `length` tokens."""
         self._put(sql.FINISHED, *trajectory, length, reason)

@@ -1,0 +1,183 @@
+"""A simulated run as a run directory: its log and what became of each response, for everything that
+looks at runs (docs/inspecting.md).
+
+Holds true: events and commands are those of the coordinator, in its order, with virtual times;
+lengths, versions, instances, endings and rewards are those of the simulated world. There are no
+tokens, texts or losses. Of a response's iterations and drafted tokens its instance's mean is
+written. Knows no strategy, and changes nothing in what is simulated.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+from rhymeflow.config import Config
+from rhymeflow.core.commands import Command, Drop, FinishEarly, Route, Train
+from rhymeflow.core.events import (
+    Event,
+    GroupCreated,
+    TrajectoryFinished,
+    TrajectoryRewarded,
+    TurnEnded,
+    VersionPublished,
+)
+from rhymeflow.core.types import GroupId, InstanceId, TrajectoryId
+from rhymeflow.errors import UserError
+from rhymeflow.observe import metrics
+from rhymeflow.observe.metrics import MetricsWriter
+from rhymeflow.observe.summary import EVENTS
+from rhymeflow.sim.audit import Step
+from rhymeflow.sim.cluster import Cluster
+from rhymeflow.store.base import ENVIRONMENT
+from rhymeflow.store.writer import SqliteTrajectoryStore
+
+Cut = tuple[int, InstanceId]
+"""From which token on a response is whose."""
+
+
+class Record:
+    """Writes a simulated run into a directory.
+
+    Raises:
+        UserError: a real run is there, or it cannot be written.
+    """
+
+    def __init__(self, directory: Path, config: Config) -> None:
+        if (directory / "config.yaml").exists():
+            raise UserError(f"{directory}: holds a run; a simulation needs a directory of its own")
+        directory.mkdir(parents=True, exist_ok=True)
+        for old in directory.glob(f"{EVENTS}*"):
+            old.unlink()
+        (directory / metrics.FILE).unlink(missing_ok=True)
+        self._store = SqliteTrajectoryStore(directory / EVENTS)
+        self._metrics = MetricsWriter(directory, report_to=(), name=config.name, config={})
+        started = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())
+        self._store.begin_attempt(config.model_dump_json(), now=0.0, started=started)
+        self._event = 0
+        self._cuts: dict[TrajectoryId, list[Cut]] = {}
+        self._members: dict[GroupId, list[TrajectoryId]] = {}
+        self._tokens = self._trained = 0.0
+        self._last = Step(0, 0.0, 0.0, 0.0)
+
+    def hear(self, cluster: Cluster, event: Event) -> None:
+        """The coordinator is told of this now."""
+        store, now = self._store, cluster.now
+        self._event = store.record(now, [event])
+        match event:
+            case GroupCreated(group, row, epoch, tokens):
+                prompt = f"simulated prompt {row}"
+                store.put_group(
+                    group,
+                    row=row,
+                    epoch=epoch,
+                    prompt=prompt,
+                    prompt_tokens=[0] * tokens,
+                    columns={},
+                )
+            case TurnEnded(trajectory=trajectory, length=length):
+                self._cuts[trajectory].append((length, ENVIRONMENT))
+            case TrajectoryFinished(trajectory, _, length, reason):
+                store.put_finished(trajectory, length=length, reason=reason)
+            case TrajectoryRewarded(trajectory=trajectory, reward=reward):
+                store.put_reward(trajectory, reward=reward, components={})
+            case VersionPublished():
+                self._step(cluster)
+
+    def obey(self, cluster: Cluster, commands: Sequence[Command]) -> None:
+        """The coordinator commands this upon the event that it was told of last."""
+        store = self._store
+        for command in commands:
+            store.record_command(self._event, command)
+            match command:
+                case Route(trajectory=trajectory, instance=instance):
+                    self._route(cluster, trajectory, instance)
+                case FinishEarly(trajectory):
+                    length = cluster.audit.responses[trajectory].generated
+                    store.put_finished(trajectory, length=length, reason="finished_early")
+                case Train(version, groups, members):
+                    for group, chosen in zip(groups, members, strict=True):
+                        self._end(cluster, group)
+                        store.put_consumed(group, version=version, members=chosen)
+                case Drop(group=group, ending=ending, reason=reason):
+                    self._end(cluster, group)
+                    store.put_ending(group, ending, version=cluster.published, reason=reason)
+
+    def close(self) -> None:
+        """The run is over."""
+        self._store.commit()
+        self._store.close()
+        self._metrics.close()
+
+    def _route(self, cluster: Cluster, trajectory: TrajectoryId, instance: InstanceId) -> None:
+        response = cluster.audit.responses.get(trajectory)
+        if trajectory not in self._cuts:
+            self._members.setdefault(trajectory.group, []).append(trajectory)
+            self._cuts[trajectory] = []
+        self._cuts[trajectory].append((0 if response is None else response.generated, instance))
+
+    def _end(self, cluster: Cluster, group: GroupId) -> None:
+        """Write what of the group was generated by whom, and under which version."""
+        for trajectory in self._members.pop(group, []):
+            response, cuts = cluster.audit.responses[trajectory], self._cuts.pop(trajectory)
+            edges = sorted({at for at, _ in (*cuts, *response.parts)} | {response.generated})
+            for start, end in pairwise(edges):
+                instance = [name for at, name in cuts if at <= start][-1]
+                versions = [version for at, version in response.parts if at <= start]
+                self._span(cluster, trajectory, start, end - start, instance, versions)
+
+    def _span(
+        self,
+        cluster: Cluster,
+        trajectory: TrajectoryId,
+        start: int,
+        length: int,
+        instance: InstanceId,
+        versions: Sequence[int],
+    ) -> None:
+        steps = drafted = 0
+        if instance != ENVIRONMENT:
+            rate, share = self._drafts(cluster, instance)
+            steps = max(1, round(length / rate))
+            drafted = round(share * steps)
+        self._store.put_span(
+            trajectory,
+            start=start,
+            length=length,
+            version=versions[-1],
+            instance=instance,
+            steps=steps,
+            drafted=drafted,
+        )
+
+    def _drafts(self, cluster: Cluster, name: InstanceId) -> tuple[float, float]:
+        """Tokens of an iteration, and drafted ones, of this instance until now."""
+        tally = next(each.tally for each in cluster.all_instances if each.name == name)
+        if not tally.turns:
+            return 1.0, 0.0
+        return 1 + tally.accepted / tally.turns, tally.drafted / tally.turns
+
+    def _step(self, cluster: Cluster) -> None:
+        """Write the metrics of the step that has ended."""
+        step, last = cluster.steps[-1], self._last
+        batch, seconds = cluster.audit.batches[step.version - 1], step.time - last.time
+        self._trained += batch.response_tokens + batch.prompt_tokens
+        generated = sum(each.tally.tokens_generated for each in cluster.all_instances)
+        rollout = (step.rollout_busy - last.rollout_busy) / (seconds * cluster.num_instances)
+        figures = {
+            "step_time": seconds,
+            "completions/mean_length": batch.response_tokens / batch.responses,
+            "num_tokens": self._trained,
+            "rollout/tokens_per_s": (generated - self._tokens) / seconds,
+            "idle/rollout": 1 - rollout,
+            "idle/learner": 1 - (step.learner_busy - last.learner_busy) / seconds,
+            **cluster.coordinator.state.lengths.quality.metrics(),
+        }
+        self._metrics.write(step.version, step.time, figures)
+        self._last, self._tokens = step, generated
+        self._store.commit()
+
+
+__all__ = ["Record"]

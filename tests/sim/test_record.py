@@ -1,0 +1,117 @@
+"""Simulated runs as run directories: what is in them is what the simulation says of itself."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from rhymeflow.config.load import read_config
+from rhymeflow.core.types import TrajectoryId
+from rhymeflow.dashboard import curves, drafts, groups, log, time_view, trajectory
+from rhymeflow.dashboard.run import Run
+from rhymeflow.dashboard.trajectory import TokenTexts
+from rhymeflow.errors import UserError
+from rhymeflow.observe.runs import read
+from rhymeflow.sim.result import Result
+from rhymeflow.sim.simulate import run, simulate
+from rhymeflow.sim.workload import workload
+from rhymeflow.store.reader import TrajectoryReader
+
+SMALL = {
+    "learner.max_steps": "6",
+    "learner.groups_per_batch": "4",
+    "rollout.num_instances": "2",
+    "schedule.max_staleness": "2",
+    "simulation.skip_steps": "1",
+}
+TURNS = {
+    "simulation.workload.mean_turns": "3",
+    "simulation.workload.observation_tokens": "20",
+    "simulation.workload.environment_seconds": "0.5",
+}
+FAULTS = {
+    "simulation.faults.device_mtbf_hours": "0.01",
+    "simulation.faults.controller_mtbf_hours": "0.05",
+}
+
+
+def recorded(directory: Path, **fields: str) -> Result:
+    return simulate(read_config("demo", {**SMALL, **fields}), output=directory)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"schedule.name": "partial", "rollout.kv_cache_on_pull": "keep"},
+        {"schedule.name": "staleflow", "drafting.window": "off"},
+        {"schedule.extra_groups": "1", "schedule.extra_generations": "2"},
+        TURNS,
+        FAULTS,
+    ],
+)
+def test_the_store_says_what_the_simulation_does(tmp_path: Path, fields: dict[str, str]) -> None:
+    result = recorded(tmp_path / "run", **fields)
+    with closing(TrajectoryReader(tmp_path / "run" / "events.db")) as reader:
+        staleness = reader.query("SELECT staleness, COUNT(*) FROM trained GROUP BY 1 ORDER BY 1")
+        assert dict(staleness) == result.staleness
+        ((mean,),) = reader.query("SELECT AVG(length) FROM trained")
+        assert mean == pytest.approx(result.mean_length)
+        ((events, commands),) = reader.query(
+            "SELECT (SELECT COUNT(*) FROM events WHERE kind != 'Tick'),"
+            " (SELECT COUNT(*) FROM commands)"
+        )
+        assert (events, commands) == (result.events, result.commands)
+        # What was finished is there in full, each token once.
+        assert not reader.query(
+            "SELECT t.group_id FROM trajectories t JOIN groups g USING (group_id) LEFT JOIN"
+            " (SELECT group_id, member, SUM(length) AS length FROM pruned GROUP BY 1, 2) p"
+            " USING (group_id, member) WHERE g.ending IS NOT NULL AND p.length IS NOT t.length"
+        )
+
+
+def test_what_is_recorded_changes_nothing(tmp_path: Path) -> None:
+    config = read_config("demo", SMALL)
+    assert simulate(config, output=tmp_path / "run") == run(config, workload(config, None))
+
+
+def test_everything_that_looks_at_runs_can_look_at_it(tmp_path: Path) -> None:
+    result = recorded(tmp_path / "run", **TURNS)
+    seen = Run(tmp_path / "run", "run")
+    seen.side.refresh()
+    overview = curves.overview(seen)
+    assert (overview["steps"], overview["ended"], overview["bound"]) == (6, True, 2)
+    assert overview["endings"]["consumed"] == 24
+    found = time_view.found(seen)
+    assert [lane["name"] for lane in found["lanes"]] == ["learner", "rollout-0", "rollout-1"]
+    listed = groups.listed(seen, groups.Asked(step=2))["groups"]
+    assert len(listed) == 4
+    whole = groups.whole(seen, listed[0]["group"])
+    assert whole["members"][0]["length"] > 0
+    texts = TokenTexts(lambda config: lambda tokens: [])
+    every = [
+        trajectory.whole(seen, TrajectoryId(listed[0]["group"], each["member"]), texts)
+        for each in whole["members"]
+    ]
+    assert any(segment["observed"] for each in every for segment in each["segments"])
+    assert all(each["tokens"] is None for each in every)
+    assert drafts.found(seen)["epochs"]
+    assert log.listed(seen, log.Asked(kind="Train"))["rows"]
+    assert read(tmp_path / "run").state == "ended"
+    rows = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    times = [json.loads(row)["step_time"] for row in rows]
+    assert times == pytest.approx(result.step_seconds)
+
+
+def test_a_run_is_never_replaced_and_a_simulation_is(tmp_path: Path) -> None:
+    recorded(tmp_path / "run")
+    recorded(tmp_path / "run", **{"learner.max_steps": "3"})
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 3
+    (tmp_path / "run" / "config.yaml").write_text("")
+    before = (tmp_path / "run" / "events.db").read_bytes()
+    with pytest.raises(UserError, match="holds a run; a simulation needs a directory of its own"):
+        recorded(tmp_path / "run")
+    assert (tmp_path / "run" / "events.db").read_bytes() == before
