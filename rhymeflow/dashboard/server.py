@@ -27,6 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.dashboard import curves, drafts, groups, log, time_view, trajectory
+from rhymeflow.dashboard.advice import Advisor
 from rhymeflow.dashboard.run import Run
 from rhymeflow.errors import UserError
 
@@ -116,10 +117,16 @@ def make_app(
     def all_runs(request: Request) -> Any:
         return [{"name": run.name, "directory": str(run.directory)} for run in runs]
 
+    advisor = Advisor()
+
+    def advice(run: Run, request: Request) -> Any:
+        return advisor.found(run, anew=request.query_params.get("anew") == "true")
+
     routes = [
         Route("/api/runs", _json(all_runs)),
         Route("/api/differences", _json(differences)),
         *(Route(f"/api/runs/{{run}}{path}", about(each)) for path, each in _ANSWERS.items()),
+        Route("/api/runs/{run}/advice", about(advice)),
         Route("/api/runs/{run}/trajectories/{group}/{member}", about(_trajectory(texts))),
         Route("/", _page),
         Mount("/static", StaticFiles(directory=static())),

@@ -147,18 +147,23 @@ class Recorded:
         UserError: there is no run, or no response in it.
     """
 
-    def __init__(self, run_dir: Path, config: Config) -> None:
+    def __init__(self, run_dir: Path, config: Config, *, newest: int | None = None) -> None:
+        """`newest`: so many groups, the last ones with a response that was finished; None: all."""
         self._seed, self._longest = config.run.seed, config.rollout.max_completion_length
         reader = TrajectoryReader(run_dir / "events.db")
         try:
+            first = 0 if newest is None else _first_of(reader, newest)
             groups = reader.query(
-                "SELECT row, epoch, LENGTH(prompt_tokens) / 4 FROM groups ORDER BY group_id"
+                "SELECT row, epoch, LENGTH(prompt_tokens) / 4 FROM groups WHERE group_id >= ?"
+                " ORDER BY group_id",
+                first,
             )
             responses = reader.query(
                 "SELECT g.row, g.epoch, t.member, t.group_id, t.length, t.reward"
-                " FROM trajectories t JOIN groups g USING (group_id)"
-                " WHERE t.reason != 'finished_early' AND t.length > 0 AND t.reward IS NOT NULL"
-                " ORDER BY t.group_id, t.member"
+                " FROM trajectories t JOIN groups g USING (group_id) WHERE t.group_id >= ?"
+                " AND t.reason != 'finished_early' AND t.length > 0 AND t.reward IS NOT NULL"
+                " ORDER BY t.group_id, t.member",
+                first,
             )
             answers = _recorded_answers(reader)
         finally:
@@ -219,6 +224,14 @@ class _Response(NamedTuple):
     """Tokens of the policy."""
     reward: float
     answers: list[Answer]
+
+
+def _first_of(reader: TrajectoryReader, newest: int) -> int:
+    """The first of so many groups, the last of which something was finished."""
+    rows = reader.query(
+        "SELECT DISTINCT group_id FROM trajectories ORDER BY group_id DESC LIMIT ?", newest
+    )
+    return min((group for (group,) in rows), default=0)
 
 
 def _recorded_answers(reader: TrajectoryReader) -> dict[tuple[int, int], list[Answer]]:

@@ -3,7 +3,7 @@
 import { change } from "../address.js";
 import { ask } from "../api.js";
 import { colour } from "../charts.js";
-import { duration, fill, h, number } from "../dom.js";
+import { duration, fill, h, number, table } from "../dom.js";
 
 const KINDS = { // colour, height within a lane, and what it is called; the first is drawn first
   there: ["--raised", 1, "is there"],
@@ -20,7 +20,7 @@ export async function show(main, now) {
   const canvas = h("canvas", { tabindex: "0", role: "img", "aria-label": "Lanes of learner and instances" });
   const told = h("p", { class: "token-facts", "aria-live": "polite" }, "Point at a span. The wheel or + and − zoom, dragging or the arrow keys move, 0 shows all.");
   const limits = h("section", {});
-  fill(main, h("h1", {}, "Time"), limits, legend(), told, h("div", { class: "scroll" }, canvas));
+  fill(main, h("h1", {}, "Time"), limits, advice(now.run), legend(), told, h("div", { class: "scroll" }, canvas));
   let found = null;
 
   async function refresh() {
@@ -75,6 +75,42 @@ function sentence(limits) {
     return part;
   }));
   return [h("p", {}, h("b", {}, told)), bar];
+}
+
+// What the simulator would change; it is asked by a click, for it takes seconds of a core.
+function advice(run) {
+  const told = h("div", { "aria-live": "polite" });
+  const button = h("button", { type: "button", onclick: () => work() }, "What would the simulator change?");
+  async function work() {
+    button.disabled = true;
+    fill(told, h("p", { class: "note" }, "It is simulating this run and its neighbours…"));
+    try {
+      let found = await ask(`runs/${run}/advice`, { anew: "true" });
+      while (found.working) {
+        await new Promise((resolve) => { setTimeout(resolve, 500); });
+        found = await ask(`runs/${run}/advice`);
+      }
+      fill(told, ...advised(found));
+    } catch (error) {
+      if (error.name !== "AbortError") fill(told, h("p", { class: "problem" }, error.message));
+    }
+    button.disabled = false;
+  }
+  return h("section", {}, button, told);
+}
+
+function advised(found) {
+  const fields = (change) => Object.entries(change.fields).map(([name, value]) => `--${name} ${value}`).join(" ");
+  const percent = (share) => `${share >= 0 ? "+" : "−"}${number(100 * Math.abs(share), 1)} %`;
+  const best = found.recommended;
+  return [
+    h("p", {}, best ? [h("b", {}, `It recommends ${fields(best)}: ${percent(best.gain)} steps per second.`),
+      " What more staleness costs in reward it cannot say."]
+      : h("b", {}, "It knows nothing that is worth a change.")),
+    h("p", { class: "note" }, `This run, simulated with the lengths of its newest ${found.steps} steps: ${number(found.simulated)} steps per second, where it had ${number(found.steps_per_second)} (${percent(found.simulated / found.steps_per_second - 1)}). A gain within that distance is not recommended.`),
+    found.changes.length ? table(["change", "steps per second"], found.changes.map((each) => h("tr", {},
+      h("td", {}, h("code", {}, fields(each))), h("td", { class: "n" }, percent(each.gain))))) : null,
+  ].filter(Boolean);
 }
 
 function legend() {

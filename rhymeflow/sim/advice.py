@@ -1,0 +1,178 @@
+"""What another staleness bound, or another split of the devices, would do for a run.
+
+The run's own configuration is simulated on the lengths that the run has seen, with the profile of
+`schedule.cost_model`; its decoding is scaled so that instances are busy as long for a step as they
+were in the run, and its training so that the learner is. Then neighbours of the configuration are
+simulated with the same profile. How far the simulation of the run as it is lies from the run is
+said too, and no gain within that distance is recommended.
+
+Holds true: what is compared are simulations with each other, never with the run. Knows nothing of
+rewards: what staleness costs there it cannot say. Acceptance of drafts is the configuration's
+(`simulation.acceptance`), as far as the scaling does not make up for it; evaluation is left out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from rhymeflow import profiles
+from rhymeflow.config import Config
+from rhymeflow.config.schedule import FIXED_BOUNDS
+from rhymeflow.errors import UserError
+from rhymeflow.observe import metrics
+from rhymeflow.profiles import Profile
+from rhymeflow.sim.result import Result
+from rhymeflow.sim.simulate import run
+from rhymeflow.sim.workload import Recorded
+from rhymeflow.store.damage import open_undamaged
+from rhymeflow.store.previous_run import config_in_force, store_of
+
+STEPS = 20
+"""The newest, of which the run's figures are, and as many are simulated."""
+SKIPPED = 2
+"""Of the simulation, before those: the pipeline fills."""
+LEAST_GAIN = 0.03
+"""That is worth a change."""
+ROUNDS = 2
+"""Of scaling: how long a step takes depends on both sides."""
+
+_DECODE = ("k1", "k2", "k3", "c", "k4", "prefill_token", "pull")
+_TRAIN = ("train_token", "measure_token", "train_step", "push")
+
+
+@dataclass(frozen=True)
+class Change:
+    """A neighbour of the run's configuration."""
+
+    fields: dict[str, int]
+    """What differs, by the fields' paths."""
+    gain: float
+    """Its steps per second over those of the run as it is, both simulated, less 1."""
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What was found."""
+
+    steps: int
+    """Of the run, that its figures are of."""
+    steps_per_second: float
+    """The run's."""
+    simulated: float
+    """The same of its simulation."""
+    changes: tuple[Change, ...]
+    """All that were tried, the best first."""
+
+    @property
+    def recommended(self) -> Change | None:
+        """The best, if its gain is more than the simulation is off by."""
+        margin = max(LEAST_GAIN, abs(self.simulated / self.steps_per_second - 1))
+        best = self.changes[0] if self.changes else None
+        return best if best is not None and best.gain > margin else None
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """Means over a step: its seconds, and those that an instance and the learner are busy."""
+
+    seconds: float
+    rollout: float
+    learner: float
+
+
+def advise(run_dir: Path) -> Advice:
+    """Simulate a run, and what differs from it a little.
+
+    Raises:
+        UserError: there is no run, it has too few steps, or cannot be simulated.
+    """
+    with open_undamaged(store_of(run_dir)) as reader:
+        config = config_in_force(reader)
+    rows = [row for row in metrics.read(run_dir).values() if "step_time" in row]
+    rows = rows[1:][-STEPS:]  # in the first all is loaded and compiled
+    if len(rows) < 2:
+        raise UserError(f"{run_dir}: has too few steps to be simulated; it needs 3")
+    seen = _mean(rows)
+    groups = (STEPS + SKIPPED + 2 * config.schedule.bound + 2) * config.learner.groups_per_batch
+    lengths = Recorded(run_dir, config, newest=groups)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "run.json"
+
+        def simulated(changes: Mapping[str, int]) -> Result:
+            changed = _configured(config, changes, path)
+            return run(changed, lengths, uncounted=changed.schedule.bound + 1)
+
+        profile = profiles.load(config.schedule.cost_model)
+        profile = dataclasses.replace(profile, name="run", devices_per_instance=1)
+        profiles.save(profile, path)
+        for _ in range(ROUNDS):
+            profile = _scaled(profile, seen, simulated({}))
+            profiles.save(profile, path)
+        base = simulated({}).steps_per_second
+        changes = [
+            Change(dict(each), simulated(each).steps_per_second / base - 1)
+            for each in _neighbours(config)
+        ]
+    changes.sort(key=lambda each: -each.gain)
+    return Advice(len(rows), 1 / seen.seconds, base, tuple(changes))
+
+
+def _mean(rows: Sequence[Mapping[str, Any]]) -> _Seen:
+    times = [row["step_time"] for row in rows]
+    busy = {
+        side: fmean((1 - row[f"idle/{side}"]) * row["step_time"] for row in rows)
+        for side in ("rollout", "learner")
+    }
+    return _Seen(fmean(times), busy["rollout"], busy["learner"])
+
+
+def _scaled(profile: Profile, seen: _Seen, result: Result) -> Profile:
+    """With which the simulation's instances and learner would be busy as those of the run are."""
+    seconds = 1 / result.steps_per_second
+    rollout = seen.rollout / ((1 - result.idle_rollout) * seconds)
+    learner = seen.learner / ((1 - result.idle_learner) * seconds)
+    factors = {**dict.fromkeys(_DECODE, rollout), **dict.fromkeys(_TRAIN, learner)}
+    changed = {name: getattr(profile, name) * factor for name, factor in factors.items()}
+    return dataclasses.replace(profile, **changed)
+
+
+def _neighbours(config: Config) -> Iterator[dict[str, int]]:
+    """Other bounds, and as many devices otherwise split."""
+    schedule, bound = config.schedule, config.schedule.bound
+    if schedule.name not in FIXED_BOUNDS:
+        for other in sorted({max(bound - 1, 1), bound + 1, bound + 2} - {bound}):
+            yield {"schedule.max_staleness": other}
+    instances, ranks = config.rollout.num_instances, config.learner.num_ranks
+    for moved in (-1, 1):
+        if instances + moved >= 1 and ranks - moved >= 1:
+            yield {"rollout.num_instances": instances + moved, "learner.num_ranks": ranks - moved}
+
+
+def _configured(config: Config, changes: Mapping[str, int], profile: Path) -> Config:
+    values = config.model_dump()
+    for path, value in changes.items():
+        section, field = path.split(".")
+        values[section][field] = value
+    instances, ranks = values["rollout"]["num_instances"], values["learner"]["num_ranks"]
+    bound = values["schedule"]["max_staleness"]
+    steps = SKIPPED + STEPS + (config.schedule.bound if bound is None else bound) + 1
+    values["learner"]["max_steps"] = steps
+    values["learner"]["cpus"] = values["rollout"]["cpus"] = None  # they say how many there are
+    values["run"]["eval_steps"] = 0
+    values["simulation"] |= {
+        "profile": str(profile),
+        "skip_steps": SKIPPED,
+        "num_devices": instances + ranks,
+        "rollout_devices": instances,
+        "colocated": False,
+    }
+    return Config.model_validate(values)
+
+
+__all__ = ["Advice", "Change", "advise"]
