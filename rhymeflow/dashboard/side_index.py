@@ -28,7 +28,7 @@ from rhymeflow.store.damage import explained
 from rhymeflow.store.reader import TrajectoryReader
 
 FILE = "dashboard.db"
-LAYOUT = 4
+LAYOUT = 5
 GROUPS_AT_ONCE = 2_000
 
 _TABLES = f"""

@@ -1,5 +1,5 @@
-"""The side index of a run's log: which events and commands are of a kind, a group, an instance; and
-what went on when.
+"""The side index of a run's log: which events and commands are of a kind, a group, an instance;
+what went on when; and when the groups of each batch began and were complete.
 
 Holds true: rows are of the log up to the mark `log_event`, whole; the log only grows, so they are
 never changed. A command comes after the event upon which it was given.
@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 
+from rhymeflow.dashboard import filling
 from rhymeflow.dashboard.spans import Fold
 from rhymeflow.store.reader import TrajectoryReader
 
@@ -24,7 +26,9 @@ _NAMES = """CREATE TABLE side.log_names (id INTEGER PRIMARY KEY, what TEXT, name
     UNIQUE (what, name));"""
 _SPANS = """CREATE TABLE side.spans (lane TEXT, kind TEXT, start REAL, end REAL, version INTEGER);
 CREATE INDEX side.spans_by_end ON spans (end);"""
-TABLES = _NAMES + _SPANS + "".join(_TABLE.format(table) for table in _BY)
+_FILLING = """CREATE TABLE side.filling (version INTEGER, group_id INTEGER, began REAL,
+    complete REAL, trained REAL, PRIMARY KEY (version, group_id)) WITHOUT ROWID;"""
+TABLES = _NAMES + _SPANS + _FILLING + "".join(_TABLE.format(table) for table in _BY)
 
 # One part of the log: of each line its place, its kind and its fields.
 _LINES = """CREATE TEMP TABLE lines AS
@@ -63,29 +67,42 @@ def follow(reader: TrajectoryReader) -> None:
             reader.query(_LINES, start, end, *commands)
             for statement in _PUT:
                 reader.query(statement)
-            _put_spans(reader)
+            _put_folded(reader)
             reader.query("DROP TABLE temp.lines")
             reader.query("INSERT OR REPLACE INTO side.marks VALUES ('log_event', ?)", end)
 
 
 def fold(reader: TrajectoryReader) -> Fold:
     """The fold of the log as far as it is taken in: what goes on at its end."""
-    rows = reader.query("SELECT value FROM side.marks WHERE name = 'spans'")
-    return Fold(msgspec.json.decode(rows[0][0]) if rows else None)
+    return Fold(_state(reader, "spans"))
 
 
-def _put_spans(reader: TrajectoryReader) -> None:
-    """Take the lines of this part into the fold, and put the spans that ended."""
-    found = fold(reader)
-    lines = reader.query(
-        "SELECT e.time, l.kind, l.body FROM temp.lines l JOIN events e ON e.seq = l.event"
-        " ORDER BY l.event, l.is_command, l.number"
-    )
-    found.take((time, kind, msgspec.json.decode(body)) for time, kind, body in lines)
-    for span in found.ended:
-        reader.query("INSERT INTO side.spans VALUES (?, ?, ?, ?, ?)", *span)
-    state = msgspec.json.encode(found.state())
-    reader.query("INSERT OR REPLACE INTO side.marks VALUES ('spans', ?)", state)
+def groups(reader: TrajectoryReader) -> filling.Fold:
+    """The same of groups: those that have not ended at its end."""
+    return filling.Fold(_state(reader, "filling"))
+
+
+def _state(reader: TrajectoryReader, name: str) -> dict[str, Any] | None:
+    rows = reader.query("SELECT value FROM side.marks WHERE name = ?", name)
+    return msgspec.json.decode(rows[0][0]) if rows else None
+
+
+def _put_folded(reader: TrajectoryReader) -> None:
+    """Take the lines of this part into the folds, and put what has ended."""
+    found, filled = fold(reader), groups(reader)
+    lines = [
+        (time, kind, msgspec.json.decode(body))
+        for time, kind, body in reader.query(
+            "SELECT e.time, l.kind, l.body FROM temp.lines l JOIN events e ON e.seq = l.event"
+            " ORDER BY l.event, l.is_command, l.number"
+        )
+    ]
+    for name, each in (("spans", found), ("filling", filled)):
+        each.take(lines)
+        for row in each.ended:
+            reader.query(f"INSERT INTO side.{name} VALUES (?, ?, ?, ?, ?)", *row)
+        state = msgspec.json.encode(each.state())
+        reader.query("INSERT OR REPLACE INTO side.marks VALUES (?, ?)", name, state)
 
 
 @contextlib.contextmanager
@@ -100,4 +117,4 @@ def transaction(reader: TrajectoryReader) -> Iterator[None]:
     reader.query("COMMIT")
 
 
-__all__ = ["TABLES", "fold", "follow", "transaction"]
+__all__ = ["TABLES", "fold", "follow", "groups", "transaction"]

@@ -1,7 +1,9 @@
-"""The view of time: lanes of the learner and of each instance, and what limits the run.
+"""The view of time: lanes of the learner and of each instance, how the batches filled, and what
+limits the run.
 
 Holds true: a lane has at most `PARTS` parts; where more went on, a part is a stretch of time with
-the share of it that each kind took. The four shares of what limits a run add up to 1.
+the share of it that each kind took. The four shares of what limits a run add up to 1. Of the
+batches at most the `BATCHES` newest that were filled in the time are said.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rhymeflow.dashboard import side_log
+from rhymeflow.dashboard.filling import counts
 from rhymeflow.dashboard.run import Run
 from rhymeflow.dashboard.spans import LEARNER, Span
 from rhymeflow.errors import UserError
@@ -20,6 +23,9 @@ from rhymeflow.store.reader import TrajectoryReader
 
 PARTS = 400
 """Of a lane, in one answer."""
+BATCHES = 8
+POINTS = 100
+"""In time, at which the filling of a batch is told."""
 LATEST_STEPS = 20
 """Steps, the last ones, that the sentence about limits is of."""
 
@@ -46,14 +52,49 @@ def found(run: Run, start: float | None = None, end: float | None = None) -> dic
             LATEST_STEPS + 1,
         )
         latest = _latest(reader, steps, going_on)
+        batches = _batches(reader, begin, stop)
     spans += [each for each in going_on if each.start <= stop and each.end >= begin]
     return {
         "start": begin,
         "end": stop,
         "last": last,
         "lanes": lanes(spans, begin, stop),
+        "batches": batches,
         "limits": latest,
     }
+
+
+def _batches(reader: TrajectoryReader, start: float, end: float) -> list[dict[str, Any]]:
+    """Of each batch, the oldest first and last what is in none yet: how many of its groups had
+    begun and how many were complete, at `POINTS` times of the window until it was trained on."""
+    edges = np.linspace(start, end, POINTS)
+    versions = reader.query(
+        "SELECT version, MIN(trained) FROM side.filling WHERE trained >= ? GROUP BY version"
+        " HAVING MIN(began) <= ? ORDER BY version DESC LIMIT ?",
+        start,
+        end,
+        BATCHES,
+    )
+    found = []
+    for version, trained in reversed(versions):
+        groups = reader.query("SELECT began, complete FROM side.filling WHERE version = ?", version)
+        until = edges[edges < trained]
+        began, complete = zip(*groups, strict=True)
+        found.append(
+            {
+                "version": version,
+                "size": len(groups),
+                "trained": trained,
+                "begun": counts(began, until),
+                "complete": counts(complete, until),
+            }
+        )
+    waiting = side_log.groups(reader).open()
+    if waiting:
+        began = [time for _, time, _ in waiting]
+        rewards = [number for _, _, number in waiting]
+        found.append({"version": None, "begun": counts(began, edges), "rewards": sum(rewards)})
+    return found
 
 
 def lanes(spans: Sequence[Span], start: float, end: float) -> list[dict[str, Any]]:

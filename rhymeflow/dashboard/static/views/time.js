@@ -1,4 +1,4 @@
-// Lanes of the learner and the instances over time, and what limits the run.
+// Lanes of the learner, the instances and the batches over time, and what limits the run.
 
 import { change } from "../address.js";
 import { ask } from "../api.js";
@@ -13,6 +13,7 @@ const KINDS = { // colour, height within a lane, and what it is called; the firs
   pull: ["--hot", 0.8, "pulls weights"],
 };
 const LANE = 24, NAMES = 110, AXIS = 22;
+const POINTS = 100; // at which the server tells how a batch filled
 
 export async function show(main, now) {
   const from = now.parameters.get("from"), to = now.parameters.get("to");
@@ -123,7 +124,7 @@ function legend() {
 
 function draw(canvas, found) {
   const scale = window.devicePixelRatio || 1;
-  const width = canvas.parentElement.clientWidth, height = AXIS + LANE * found.lanes.length;
+  const width = canvas.parentElement.clientWidth, height = AXIS + LANE * (found.lanes.length + found.batches.length);
   canvas.style.width = `${width}px`;
   canvas.style.height = `${height}px`;
   canvas.width = width * scale;
@@ -157,6 +158,39 @@ function draw(canvas, found) {
     }
     context.restore();
   });
+  found.batches.forEach((batch, i) => fillings(context, batch, AXIS + (found.lanes.length + i) * LANE, width));
+}
+
+// How a batch filled: begun entries behind complete ones, until it was trained on.
+function fillings(context, batch, y, width) {
+  context.fillStyle = colour("--text");
+  context.fillText(named(batch), 0, y + LANE / 2);
+  const most = batch.size ?? Math.max(...batch.begun, 1), step = (width - NAMES) / (POINTS - 1);
+  const bars = (counts, name) => {
+    context.fillStyle = colour(name);
+    counts.forEach((count, i) => {
+      const tall = (LANE - 4) * count / most;
+      if (count) context.fillRect(NAMES + (i - 0.5) * step, y + LANE - 2 - tall, step + 0.5, tall);
+    });
+  };
+  context.save();
+  context.beginPath();
+  context.rect(NAMES, y, width - NAMES, LANE);
+  context.clip();
+  bars(batch.begun, "--line");
+  bars(batch.complete ?? [], "--good");
+  context.restore();
+}
+
+function named(batch) {
+  return batch.version === null ? "in no batch yet" : `batch ${batch.version + 1}`;
+}
+
+function entries(batch, time, i) {
+  if (!batch || batch.begun[i] === undefined) return null;
+  const of = batch.size === undefined ? "" : ` of ${batch.size}`;
+  const complete = batch.complete ? `, ${batch.complete[i]} complete` : "";
+  return `${named(batch)} at ${number(time)} s: ${batch.begun[i]}${of} groups begun${complete}`;
 }
 
 function axis(context, found, x, width, height) {
@@ -176,9 +210,9 @@ function axis(context, found, x, width, height) {
 
 function at(found, event, share) {
   if (!found || share < 0) return null;
-  const lane = found.lanes[Math.floor((event.offsetY - AXIS) / LANE)];
-  if (!lane) return null;
+  const row = Math.floor((event.offsetY - AXIS) / LANE), lane = found.lanes[row];
   const time = found.start + share * (found.end - found.start);
+  if (!lane) return entries(found.batches[row - found.lanes.length], time, Math.round(share * (POINTS - 1)));
   const words = (lane.spans ?? []).filter(([, start, end]) => start <= time && time <= end)
     .map(([kind, start, end, version]) => `${KINDS[kind]?.[2] ?? kind}${version === null ? "" : ` (version ${version})`}, ${number(end - start)} s`);
   const parts = Object.entries(lane.shares ?? {}).map(([kind, all]) => `${KINDS[kind]?.[2] ?? kind} ${Math.round(100 * all[Math.min(Math.floor(share * all.length), all.length - 1)])} %`);
