@@ -67,6 +67,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = "of schedules that don't fix theirs; may be repeated (default: 1 and 3)"
     real.add_argument("--bound", type=harness.whole(0), action="append", help=what, metavar="N")
     harness.add_number(real, "--seeds", 3, "runs of each side")
+    what = "leave out the references that run without drafts"
+    real.add_argument("--drafting-only", action="store_true", help=what)
     what = "held-out reward (default 0.85)"
     real.add_argument("--goal", type=harness.share, default=0.85, help=what)
     splits.add_arguments(parser.add_argument_group("with --simulated"))
@@ -77,10 +79,13 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     if args.simulated:
         return simulated.run(args)
     chosen = sides(args.schedule or NAMES, args.bound or BOUNDS)
+    if args.drafting_only:
+        chosen = [side for side in chosen if side.has_drafts]
     measures = {side: functools.partial(measure, side, args.goal) for side in chosen}
     seen = repeated(measures, args.seeds, lambda run: log.reached(run, args.goal).seconds)
     rows = table(seen, args.goal)
-    return harness.report(RECORD, rows, targets(rows, args), args, notes=notes(args))
+    name = RECORD if args.schedule is None else f"{RECORD}-chosen"
+    return harness.report(name, rows, targets(rows, args), args, notes=notes(args))
 
 
 def sides(names: Iterable[str], bounds: Sequence[int]) -> list[Side]:

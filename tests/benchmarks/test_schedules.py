@@ -107,6 +107,13 @@ def test_all_schedules_are_measured(trained) -> None:
     assert len(trained) == len({config.run.output_dir for config in trained}) == 2 * 13
 
 
+def test_references_without_drafts_can_be_left_out(trained) -> None:
+    names = ("--schedule", "synchronous", "--schedule", "rhymeflow", "--bound", "1")
+    result = schedules.run(arguments(*names, "--seeds", "1", "--drafting-only"))
+    assert [row["drafts"] for row in result["rows"]] == [True, True]
+    assert result["name"] == "schedules-learning-chosen", "the table of all is not replaced"
+
+
 def test_a_goal_that_is_missed_is_in_the_targets_name(trained) -> None:
     names = ("--schedule", "synchronous", "--schedule", "rhymeflow", "--bound", "1")
     result = schedules.run(arguments(*names, "--seeds", "1", "--goal", "0.99"))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import http.client
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -13,10 +14,11 @@ from urllib.parse import urlencode
 import pytest
 import uvicorn
 
+from rhymeflow.config import Config
 from rhymeflow.dashboard.run import Run
 from rhymeflow.dashboard.serve import listening
 from rhymeflow.dashboard.server import COOKIE, make_app
-from rhymeflow.dashboard.trajectory import TokenTexts
+from rhymeflow.dashboard.trajectory import TokenTexts, load_texts
 from tests.observe.runs import make_run
 
 TOKEN = "the-token"
@@ -74,10 +76,11 @@ def run_dir(tmp_path: Path) -> Path:
     return make_run(tmp_path / "a-run")
 
 
-@pytest.fixture
-def client(run_dir: Path) -> Iterator[Client]:
+@contextmanager
+def serving(runs: Sequence[Run]) -> Iterator[Client]:
+    """A dashboard over these runs."""
     listener = listening("127.0.0.1", None)
-    app = make_app([Run(run_dir, "a-run")], TokenTexts(lambda config: shown), token=TOKEN)
+    app = make_app(runs, TokenTexts(load_characters), token=TOKEN)
     server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="off"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
@@ -85,3 +88,14 @@ def client(run_dir: Path) -> Iterator[Client]:
     server.should_exit = True
     thread.join(10)
     listener.close()
+
+
+def load_characters(config: Config) -> Callable[[list[int]], list[str]]:
+    """Stands for a tokenizer, unless the run's is there."""
+    return load_texts(config) if Path(config.model.name).is_dir() else shown
+
+
+@pytest.fixture
+def client(run_dir: Path) -> Iterator[Client]:
+    with serving([Run(run_dir, "a-run")]) as found:
+        yield found

@@ -68,6 +68,7 @@ async function show() {
     follow();
   } catch (error) {
     if (error.name === "AbortError") return;
+    say("");
     fill(main, h("p", { class: "problem" }, error.message));
     timer = setTimeout(show, 5000); // a run that begins has not all of its files yet
   }

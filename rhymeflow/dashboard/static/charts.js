@@ -17,6 +17,13 @@ export function colour(name) {
   return found;
 }
 
+// A number on an axis, where there is room for few characters.
+function short(value) {
+  const size = Math.abs(value);
+  if (value === 0 || (size >= 0.001 && size < 1e5)) return String(Number(value.toPrecision(4)));
+  return value.toExponential(1).replace("e+", "e").replace(".0e", "e");
+}
+
 function smoothed(values, width) {
   if (width < 2) return values;
   const weight = 2 / (width + 1);
@@ -40,7 +47,7 @@ export function chart(element, title, series, { axis = "step", smooth = 1, onste
     scales: { x: { time: false } },
     axes: [
       { ...axes, values: axis === "time" ? (_, ticks) => ticks.map(duration) : undefined },
-      { ...axes, size: 56 },
+      { ...axes, size: 60, values: (_, ticks) => ticks.map(short) },
     ],
     legend: { live: true },
     cursor: { sync: { key: sync.key } },

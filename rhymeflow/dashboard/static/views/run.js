@@ -65,7 +65,7 @@ function controls(axis, smooth, names, others) {
 async function differences(names) {
   const found = Object.entries(await ask("differences", { run: names }));
   if (!found.length) return h("p", { class: "note" }, "Their configurations are the same.");
-  return h("details", { open: true }, h("summary", {}, "What differs between their configurations"),
+  return h("details", { open: found.length <= 12 }, h("summary", {}, `What differs between their configurations: ${found.length} fields`),
     table(["field", ...names], found.map(([field, values]) => h("tr", {},
       h("td", {}, h("code", {}, field)),
       values.map((value) => h("td", {}, h("code", {}, typeof value === "string" ? value : JSON.stringify(value))))))));

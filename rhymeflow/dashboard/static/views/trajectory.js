@@ -118,7 +118,7 @@ function panel(found, beside, colouring, told) {
     if (value !== null) span.style.setProperty("--share", value);
     return [marks, span];
   });
-  const note = found.tokens ? null : h("p", { class: "note" }, "Tokens were deleted (run.keep_tokens).");
+  const note = found.tokens ? null : h("p", { class: "note" }, "Its tokens are not stored: they were deleted (run.keep_tokens), or the run was simulated.");
   const numbers = found.tokens && !found.texts ? h("p", { class: "note" }, "The run's tokenizer is not on this machine: numbers of tokens.") : null;
   return h("article", {},
     h("h2", {}, `response ${found.group}.${found.member}`), note, numbers,
