@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.measure import Measurement
 from rich.text import Text
@@ -33,30 +32,33 @@ class Fitted:
 
 
 class Packed:
-    """Items with commas between them, on as few lines as hold them; a line ends between items."""
+    """Items one after the other, on as few lines as hold them; a line ends between items."""
 
-    def __init__(self, items: Sequence[str]) -> None:
+    def __init__(self, items: Sequence[str | Text], between: str = ", ") -> None:
         """An item that is longer than a line is cut."""
-        self._items = items
+        self._items = [Text(each) if isinstance(each, str) else each for each in items]
+        self._between = between
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        lines = [""]
+        lines: list[Text] = []
+        at_end = self._between.rstrip()
         for place, item in enumerate(self._items):
-            part = f"{item}," if place + 1 < len(self._items) else item
-            joined = f"{lines[-1]} {part}" if lines[-1] else part
-            if lines[-1] and cell_len(joined) > options.max_width:
-                lines.append(part)
+            after = "" if place + 1 == len(self._items) else at_end
+            so_far = lines[-1].cell_len + len(self._between) if lines else 0
+            if lines and so_far + item.cell_len + len(after) <= options.max_width:
+                lines[-1].append(self._between)
+                lines[-1].append_text(item)
             else:
-                lines[-1] = joined
+                if lines:
+                    lines[-1].append(at_end)
+                lines.append(item.copy())
         for line in lines:
-            text = Text(line)
-            text.truncate(options.max_width, overflow="ellipsis")
-            yield text
+            line.truncate(options.max_width, overflow="ellipsis")
+            yield line
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        widest = max((cell_len(item) + 1 for item in self._items), default=0)
-        whole = sum(cell_len(item) + 2 for item in self._items)
-        return Measurement(widest, whole).with_maximum(options.max_width)
+        widths = [item.cell_len + len(self._between) for item in self._items]
+        return Measurement(max(widths, default=0), sum(widths)).with_maximum(options.max_width)
 
 
 __all__ = ["Fitted", "Packed"]

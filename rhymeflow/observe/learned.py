@@ -20,6 +20,7 @@ from rich.text import Text
 from rhymeflow.config import yaml
 from rhymeflow.observe.printable import conversation, printable, shortened
 from rhymeflow.observe.progress import clock, sparkline
+from rhymeflow.store import codec
 from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.suites.metrics import headlines
 
@@ -182,6 +183,27 @@ def find(reader: TrajectoryReader, kind: Kind, number: int, trained: int | None)
     """So many responses of the best or worst reward, of one batch or (None) of the whole run."""
     statement = _BY_REWARD.format(order="ASC" if kind == "worst" else "DESC")
     return [Response(*row) for row in reader.query(statement, trained, number)]
+
+
+def best_and_worst(
+    reader: TrajectoryReader, numbers: dict[Kind, int], step: int | None
+) -> dict[str, list[dict[str, Any]]]:
+    """What `show_best_and_worst` shows, in full, as JSON's values."""
+    trained = None if step is None else step - 1
+    return {
+        kind: [_plain(each) for each in find(reader, kind, number, trained)]
+        for kind, number in numbers.items()
+    }
+
+
+def _plain(response: Response) -> dict[str, Any]:
+    found = {name: value for name, value in vars(response).items() if name != "trained"}
+    return found | {
+        "step": None if response.trained is None else response.trained + 1,
+        "components": json.loads(response.components),
+        "prompt": codec.prompt_of(response.prompt),
+        "columns": json.loads(response.columns),
+    }
 
 
 def show_best_and_worst(

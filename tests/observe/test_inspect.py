@@ -208,8 +208,20 @@ def test_options_that_make_no_sense(tmp_path):
     make_run(tmp_path)
     with pytest.raises(UserError, match="--worst 0: should be 1 or more"):
         shown(tmp_path, worst=0)
-    with pytest.raises(UserError, match="--step 3: goes with --best or --worst"):
-        shown(tmp_path, step=3)
+    with pytest.raises(UserError, match="--best -1: should be 1 or more"):
+        shown(tmp_path, best=-1)
+
+
+def test_it_says_what_limits_the_run(tmp_path):
+    make_run(tmp_path)
+    assert "Pace:" not in shown(tmp_path), "no attempt says at which bound it ran"
+    store = SqliteTrajectoryStore(tmp_path / "events.db")
+    store.begin_attempt('{"schedule": {"name": "synchronous"}}', now=0.0, started="2026")
+    store.commit()
+    store.close()
+    assert ("Pace: limited by rollout: learner idle 30%, instances 10% (last 3 steps)") in shown(
+        tmp_path
+    )
 
 
 def test_a_run_that_has_just_begun_and_one_that_rewarded_something(tmp_path):
@@ -314,7 +326,9 @@ def without(damaged: bytes, first: int, last: int) -> bytes:
     return damaged[: first * size] + b"\xa5" * (last - first) * size + damaged[last * size :]
 
 
-@pytest.mark.parametrize("options", [{}, {"worst": 3}, {"trajectory": "1.0"}])
+@pytest.mark.parametrize(
+    "options", [{}, {"worst": 3}, {"trajectory": "1.0"}, {"step": 1}, {"group": 1}]
+)
 def test_a_damaged_store_is_one_line(tmp_path, options):
     path = make_run(tmp_path, num_steps=8) / "events.db"
     contents = path.read_bytes()

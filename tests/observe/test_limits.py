@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -83,7 +85,7 @@ def test_near_a_line_what_was_found_stays() -> None:
         found.append(limits.now.verdict)
     at = [found[WINDOW * (part + 1) - 1] for part in range(4)]
     assert at == ["balanced", "balanced", "rollout", "rollout"]
-    assert len([1 for a, b in zip(found, found[1:], strict=False) if a != b]) == 1
+    assert sum(a != b for a, b in pairwise(found)) == 1
 
 
 @given(SHARES, SHARES, st.booleans(), st.sampled_from([BUSY - MARGIN, BUSY, BUSY + MARGIN]))
