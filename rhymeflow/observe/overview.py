@@ -20,7 +20,7 @@ from rich.text import Text
 
 from rhymeflow.config.schedule import FIXED_BOUNDS
 from rhymeflow.observe import limits, metrics
-from rhymeflow.observe.learned import Steps, show_learned
+from rhymeflow.observe.learned import Steps, show_curves, show_last_responses
 from rhymeflow.observe.printable import printable
 from rhymeflow.observe.runs import LAST_COMMAND, state_of
 from rhymeflow.observe.summary import mirror_line, mirror_state
@@ -71,7 +71,12 @@ FROM spans JOIN groups USING (group_id) GROUP BY 1 ORDER BY 1
 def show(run_dir: Path, reader: TrajectoryReader, console: Console) -> None:
     """Print all of it."""
     steps = metrics.read(run_dir)
-    _show_progress(run_dir, steps, reader, console)
+    show_curves(run_dir, steps, reader, console)
+    show_last_responses(steps, reader, console)
+    console.print()
+    if steps:
+        console.print(_step_table(steps, console))
+        _show_pace(steps, reader, console)
     staleness = reader.query("SELECT staleness, COUNT(*) FROM trained GROUP BY 1 ORDER BY 1")
     if staleness:
         console.print(_histogram("Staleness of trained trajectories", "versions", staleness))
@@ -88,19 +93,21 @@ def show(run_dir: Path, reader: TrajectoryReader, console: Console) -> None:
 
 
 def show_shortly(run_dir: Path, reader: TrajectoryReader, console: Console) -> None:
-    """Print what changes with each step, without what all tokens would have to be looked at for."""
-    _show_progress(run_dir, metrics.read(run_dir), reader, console)
+    """Print what changes with each step, without what all tokens would have to be looked at for;
+    figures come first, since a window may hold no more."""
+    steps = metrics.read(run_dir)
+    show_curves(run_dir, steps, reader, console)
+    if steps:
+        _show_pace(steps, reader, console)
+        console.print(_step_table(steps, console))
+    show_last_responses(steps, reader, console)
 
 
-def _show_progress(run_dir: Path, steps: Steps, reader: TrajectoryReader, console: Console) -> None:
-    show_learned(run_dir, steps, reader, console)
-    console.print()
-    if not steps:
-        return
-    console.print(_step_table(steps, console))
+def _show_pace(steps: Steps, reader: TrajectoryReader, console: Console) -> None:
+    """How fast it goes, and what limits that."""
     _show_throughput(steps, reader, console)
     if (limit := _limit(steps, reader)) is not None:
-        console.print(Text(f"Pace: {limit.line} (last {limit.steps} steps)"), soft_wrap=False)
+        console.print(Text(f"Pace: {limit.line} (last {limit.steps} steps)"))
 
 
 def _limit(steps: Steps, reader: TrajectoryReader) -> limits.Limit | None:

@@ -116,7 +116,7 @@ def _look(run_dir: Path, asked: Asked, console: Console) -> _Look:
         no_color=console.no_color,
     )
     show(run_dir, asked, page, shortly=True)
-    text = page.file.getvalue()  # type: ignore[attr-defined]
+    text = page.file.getvalue().rstrip("\n")  # type: ignore[attr-defined]
     return _Look(state, text, text if mark is None else mark)
 
 
@@ -125,7 +125,7 @@ def _page(look: _Look, console: Console, seconds: float) -> Group:
     lines = Text.from_ansi(look.text).split("\n")
     room = max(console.height - _FOOTER_LINES, 1)
     cut = len(lines) - room
-    below = f"{cut} more lines below, if the window were higher; " if cut > 0 else ""
+    below = f"{cut} more lines in a higher window; " if cut > 0 else ""
     footer = Text(f"{below}every {seconds:g} s; Ctrl-C ends this, not the run", style="dim")
     footer.truncate(console.width, overflow="ellipsis")
     return Group(Text("\n").join(lines[:room]), footer)

@@ -10,6 +10,8 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
+from rhymeflow.core.commands import Finish
+from rhymeflow.core.events import Tick
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.errors import UserError
 from rhymeflow.observe.inspect import inspect
@@ -257,12 +259,18 @@ def test_responses_are_of_the_last_step_that_is_complete(tmp_path):
 
 def test_the_headline_says_how_far_the_run_is(tmp_path):
     make_run(tmp_path)
-    assert "step 4 after 0:41; it is running, or was killed" in shown(tmp_path)
+    assert "step 4 after 0:41; it was killed" in shown(tmp_path)
     (tmp_path / "config.yaml").write_text(
         "name: sums\nlearner: {max_steps: 9}\nschedule: {name: staleflow}\n"
     )
-    assert "sums, staleflow: step 4 of 9 after 0:41; it is running" in shown(tmp_path)
-    (tmp_path / "summary.json").write_text("{}")
+    assert "sums, staleflow: step 4 of 9 after 0:41; it was killed" in shown(tmp_path)
+    (tmp_path / "summary.json").write_text('{"seconds": 41}')
+    assert "step 4 of 9 after 0:41; it was stopped" in shown(tmp_path)
+    store = SqliteTrajectoryStore(tmp_path / "events.db")  # resumed: the summary is of before
+    assert "step 4 of 9 after 0:41; it is running" in shown(tmp_path)
+    store.record_command(store.record(41.0, [Tick()]), Finish())
+    store.commit()
+    store.close()
     assert "step 4 of 9 after 0:41; it has ended" in shown(tmp_path)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -258,6 +259,22 @@ def test_json_of_each_thing(tmp_path: Path) -> None:
     assert (both["best"][0]["step"], both["best"][0]["columns"]) == (3, {"answer": "5"})
     with pytest.raises(UserError, match="--colour loss and --json"):
         found(trajectory="4.1", colour="loss")
+
+
+def test_the_keys_of_json_are_documented(tmp_path: Path) -> None:
+    make_run(tmp_path)
+    page = (Path(__file__).parents[2] / "docs" / "inspecting.md").read_text()
+    told = dict(re.findall(r"^\| (the run|its `members`|`--\w+`)[^|]* \| (.*) \|$", page, re.M))
+    group = json.loads(as_json(tmp_path, Asked(group=4)))
+    for of, keys in (
+        ("the run", json.loads(as_json(tmp_path, Asked()))),
+        ("`--step`", json.loads(as_json(tmp_path, Asked(step=2)))),
+        ("`--group`", group),
+        ("its `members`", group["members"][0]),
+        ("`--trajectory`", json.loads(as_json(tmp_path, Asked(trajectory="4.0")))),
+        ("`--best`", json.loads(as_json(tmp_path, Asked(best=1)))["best"][0]),
+    ):
+        assert not set(keys) - set(re.findall(r"\w+", told[of])), of
 
 
 def test_a_number_that_json_does_not_have_is_null(tmp_path: Path) -> None:

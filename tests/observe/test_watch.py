@@ -99,10 +99,10 @@ def test_on_a_terminal_as_much_as_the_window_holds_and_all_of_it_at_the_end(
         watch(tmp_path, Asked(), out, 2.5, sleep=in_turn(look, interrupt))
     page = looks[0]
     assert "held-out reward" in page
-    assert "Throughput" not in page, "it is below the window"
-    assert "more lines below, if the window were higher; every 2.5 s" in page
+    assert "Worst responses" not in page, "it is below the window"
+    assert "more lines in a higher window; every 2.5 s; Ctrl-C ends this, not the run" in page
     assert page.count("\n") < 12
-    assert "Throughput" in text_of(out)
+    assert "Worst responses" in text_of(out)
     assert text_of(out).rindex("\x1b[?25h") > 0, "the cursor is back"
 
 
