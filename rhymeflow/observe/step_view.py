@@ -32,6 +32,8 @@ _SCALE = (0.0, 1.0)
 """Rewards that bars are drawn among, besides those of the step: what all have is seen to be high or
 low."""
 _LEAST_PROMPT = 20
+_COUNTS = 10**12
+"""Whole numbers below are written out."""
 _NO_LIMIT = 10_000
 _NOT_METRICS = ("step", "time")
 
@@ -104,7 +106,8 @@ def _figure(value: Any) -> str:
         return "-"
     if not isinstance(value, int | float):
         return shortened(str(value), 20)
-    return f"{value:,.0f}" if float(value).is_integer() else f"{value:.4g}"
+    is_count = abs(value) < _COUNTS and float(value).is_integer()
+    return f"{value:,.0f}" if is_count else f"{value:.4g}"
 
 
 def _table(groups: Sequence[Group], console: Console) -> Table:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import io
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,55 +52,53 @@ def watch(
         UserError: see `inspect`.
         KeyboardInterrupt: the user does not want more.
     """
+    looks = _looks(run_dir, asked, console, seconds, sleep, clock)
     if console.is_terminal:
-        _redraw(run_dir, asked, console, seconds, sleep, clock)
+        last = _redraw(looks, console, seconds)
     else:
-        _print_changes(run_dir, asked, console, seconds, sleep, clock)
+        last = _print_changes(looks, console)
+    console.print(_over(last.state))
 
 
-def _redraw(
-    run_dir: Path,
-    asked: Asked,
-    console: Console,
-    seconds: float,
-    sleep: Callable[[float], None],
-    clock: Callable[[], float],
-) -> None:
-    look = None
+def _redraw(looks: Iterator[_Look], console: Console, seconds: float) -> _Look:
+    last = None
     try:
         with Live(console=console, auto_refresh=False, transient=True) as live:
-            while True:
-                began = clock()
-                look = _look(run_dir, asked, console)
-                if look.state != "running":
-                    break
-                live.update(_page(look, console, seconds), refresh=True)
-                sleep(max(seconds, _REST * (clock() - began)))
+            for last in looks:
+                live.update(_page(last, console, seconds), refresh=True)
     finally:
-        if look is not None:
-            console.print(Text.from_ansi(look.text))
-    console.print(_over(look.state))
+        if last is not None:
+            console.print(Text.from_ansi(last.text))
+    assert last is not None
+    return last
 
 
-def _print_changes(
-    run_dir: Path,
-    asked: Asked,
-    console: Console,
-    seconds: float,
-    sleep: Callable[[float], None],
-    clock: Callable[[], float],
-) -> None:
+def _print_changes(looks: Iterator[_Look], console: Console) -> _Look:
     last = None
-    while True:
-        began = clock()
-        look = _look(run_dir, asked, console)
+    for look in looks:
         if last is None or look.mark != last.mark:
             console.print(Text.from_ansi(look.text))
         last = look
+    assert last is not None
+    return last
+
+
+def _looks(
+    run_dir: Path,
+    asked: Asked,
+    console: Console,
+    seconds: float,
+    sleep: Callable[[float], None],
+    clock: Callable[[], float],
+) -> Iterator[_Look]:
+    """At least one, and the last one of a run that nobody carries on."""
+    while True:
+        began = clock()
+        look = _look(run_dir, asked, console)
+        yield look
         if look.state != "running":
-            break
+            return
         sleep(max(seconds, _REST * (clock() - began)))
-    console.print(_over(look.state))
 
 
 def _look(run_dir: Path, asked: Asked, console: Console) -> _Look:

@@ -49,6 +49,18 @@ def test_a_step_has_its_metrics_and_its_groups(tmp_path: Path) -> None:
     assert ["8", "█▁", "1", "0.500", "63", "108", "-", "aborted"] in [row[:8] for row in rows(text)]
 
 
+def test_figures_of_any_size_fit(tmp_path: Path) -> None:
+    make_run(tmp_path)
+    row = {"step": 4, "time": 50.0, "large": 1e300, "small": -1.5e-9, "count": 12345, "none": None}
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(row) + "\n")
+    text = shown(tmp_path, step=4, width=60)
+    for name, figure in (("large", "1e+300"), ("small", "-1.5e-09"), ("count", "12,345")):
+        assert [name, figure] in rows(text)
+    assert ["none", "-"] in rows(text)
+    assert max(map(cell_len, text.splitlines())) <= 60
+
+
 def test_a_wide_spread_comes_first_and_bars_are_of_the_whole_step(tmp_path: Path) -> None:
     store = SqliteTrajectoryStore(tmp_path / "events.db")
     for group, rewards in enumerate([(1.0, 1.0), (0.5, 0.0), (None, None), (1.0, -1.0)]):
