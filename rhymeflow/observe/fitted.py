@@ -13,7 +13,8 @@ from rich.text import Text
 
 
 class Fitted:
-    """The first of some forms of a text that fits on a line, or the last one, cut."""
+    """The first of some forms of a text that fits on a line, or the last one: what holds it cuts
+    that as it cuts text."""
 
     def __init__(self, *forms: str | Text) -> None:
         """`forms`: from the longest to the shortest."""
@@ -21,10 +22,7 @@ class Fitted:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width = options.max_width
-        chosen = next((form for form in self._forms if form.cell_len <= width), self._forms[-1])
-        chosen = chosen.copy()
-        chosen.truncate(width, overflow="ellipsis")
-        yield chosen
+        yield next((form for form in self._forms if form.cell_len <= width), self._forms[-1])
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
         widths = [form.cell_len for form in self._forms]

@@ -125,8 +125,7 @@ def as_json(run_dir: Path, asked: Asked) -> str:
         raise UserError(f"--colour {asked.colour} and --json: it has what all colours show")
     with _opened(run_dir) as reader:
         found = _found(run_dir, reader, asked)
-    text = json.dumps(json.loads(msgspec.json.encode(found)), indent=2)
-    return text.replace("\x7f", "\\u007f")
+    return json.dumps(json.loads(msgspec.json.encode(found)), indent=2)
 
 
 def _found(run_dir: Path, reader: TrajectoryReader, asked: Asked) -> dict[str, Any]:

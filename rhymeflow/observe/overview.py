@@ -119,7 +119,7 @@ def _limit(steps: Steps, reader: TrajectoryReader) -> limits.Limit | None:
     bound = schedule.get("max_staleness")
     if bound is None:
         bound = FIXED_BOUNDS.get(schedule.get("name"), 1)
-    return limits.of_rows((row for step, row in steps.items() if step), bound)
+    return limits.of_rows(steps.values(), bound)
 
 
 def as_json(run_dir: Path, reader: TrajectoryReader) -> dict[str, Any]:

@@ -152,8 +152,6 @@ def current_summary(path: Path, seconds: float) -> dict[str, Any] | None:
 
 def state_of(path: Path, reader: TrajectoryReader) -> State:
     """What has become of the run in `path`, whose store is open."""
-    if is_written(path):
-        return "running"
     last = reader.query(_LAST_EVENT)
     summary = current_summary(path, last[0][0] if last else 0.0)
     return _state(path, reader, is_summarized=summary is not None)

@@ -224,6 +224,9 @@ def test_it_says_what_limits_the_run(tmp_path):
     assert ("Pace: limited by rollout: learner idle 30%, instances 10% (last 3 steps)") in shown(
         tmp_path
     )
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(path.read_text().replace('"idle/rollout":0.1', '"idle/rollout":0.3'))
+    assert "Pace: limited by the staleness bound: instances idle 30%" in shown(tmp_path)
 
 
 def test_a_run_that_has_just_begun_and_one_that_rewarded_something(tmp_path):

@@ -91,6 +91,14 @@ def test_nothing_that_matters_is_cut(width):
             assert part in text, part
 
 
+def test_suites_take_lines_as_they_need():
+    state = busy_state()
+    state.suites = {f"suite-{i} avg@16": 0.125 * i for i in range(3)}
+    lines = [text.strip("│ ") for text in drawn(state, 60)]
+    at = lines.index("suites     suite-0 avg@16 0.000, suite-1 avg@16 0.125,")
+    assert lines[at + 1] == "suite-2 avg@16 0.250"
+
+
 @given(
     st.builds(
         ProgressState,
