@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -40,7 +41,18 @@ def _add_inspect(add: Add) -> None:
     for kind in ("worst", "best"):
         which = f"the N responses with the {kind} rewards (5 if no number is given)"
         sub.add_argument(f"--{kind}", metavar="N", type=int, nargs="?", const=5, help=which)
-    sub.add_argument("--step", metavar="S", type=int, help="with --best, --worst: only of step S")
+    what = "step S: its metrics and groups; with --best, --worst: only of step S"
+    sub.add_argument("--step", metavar="S", type=_whole, help=what)
+    what = "group G: its prompt, and its responses side by side"
+    sub.add_argument("--group", metavar="G", type=_whole, help=what)
+    what = (
+        "with --trajectory: tokens by logprob, difference (the learner's log-probability against "
+    )
+    what += "the sampler's), version, drafts or loss"
+    sub.add_argument("--colour", "--color", metavar="WHAT", dest="colour", help=what)
+    what = "show it anew every so many seconds (2 if none is given) until the run ends"
+    sub.add_argument("--watch", metavar="SECONDS", type=_seconds, nargs="?", const=2.0, help=what)
+    sub.add_argument("--json", action="store_true", help="the same as JSON (docs/inspecting.md)")
 
 
 def _add_dashboard(add: Add) -> None:
@@ -119,16 +131,21 @@ def inspect(args: argparse.Namespace) -> int:
     """Show what a run learned and how it went, or some of its responses."""
     from rich.console import Console
 
-    from rhymeflow.observe.inspect import inspect as show
+    from rhymeflow.observe import inspect as inspected
+    from rhymeflow.observe.watch import watch
 
-    show(
-        args.run_dir,
-        Console(),
-        trajectory=args.trajectory,
-        best=args.best,
-        worst=args.worst,
-        step=args.step,
-    )
+    names = ("trajectory", "group", "best", "worst", "step", "colour")
+    asked = inspected.Asked(**{name: getattr(args, name) for name in names})
+    if args.json and args.watch is not None:
+        raise UserError("--json and --watch: do not go together")
+    # Who wants no colours gets no other escape codes either, so that all is said in words.
+    console = Console(color_system=None if os.environ.get("NO_COLOR") else "auto")
+    if args.json:
+        print(inspected.as_json(args.run_dir, asked))
+    elif args.watch is not None:
+        watch(args.run_dir, asked, console, args.watch)
+    else:
+        inspected.show(args.run_dir, asked, console)
     return 0
 
 
@@ -191,6 +208,24 @@ def positive(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"given {text!r}, should be a number from 1 on")
     return int(text)
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal() or len(text) > 18:
+        raise argparse.ArgumentTypeError(f"given {text!r}, should be a number from 0 on")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(
+            f"given {text!r}, should be seconds, more than 0 (RUN_DIR goes before it)"
+        )
+    return value
 
 
 def _port(text: str) -> int:

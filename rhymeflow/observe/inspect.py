@@ -1,265 +1,149 @@
-"""`rhymeflow inspect`: what a run learned and how it went, best and worst responses, one in full.
+"""`rhymeflow inspect`: what is asked of a run, shown or as JSON.
 
-Holds true: reads the run directory and writes nothing, also while the run is going; what was
-learned comes first; no line is wider than the console; no share hides its count. Knows the names of
-metrics, not their meaning.
+Holds true: reads the run directory and writes nothing, also while the run is going. What is asked
+is one thing: the run, a step, a group, a response, or the best and worst of these.
 """
 
 from __future__ import annotations
 
+import json
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
+import msgspec
 from rich.console import Console
-from rich.measure import Measurement
-from rich.table import Table
-from rich.text import Text
 
 from rhymeflow.errors import UserError
-from rhymeflow.observe import metrics
-from rhymeflow.observe.learned import Kind, Steps, show_best_and_worst, show_learned
-from rhymeflow.observe.printable import printable
-from rhymeflow.observe.summary import mirror_line, mirror_state
-from rhymeflow.observe.trajectory import draft_cells, number, show_trajectory
+from rhymeflow.observe import colouring, group_view, overview, step_view, tokens
+from rhymeflow.observe.learned import Kind, best_and_worst, show_best_and_worst
+from rhymeflow.observe.trajectory import parse, show_trajectory
 from rhymeflow.store.damage import open_undamaged
 from rhymeflow.store.previous_run import store_of
 from rhymeflow.store.reader import TrajectoryReader
 
-_MAX_STEP_ROWS = 12
-_NUM_QUANTILES = 5
-_MAX_DRAFT_ROWS = 12
-_BAR_WIDTH = 30
-_WIDE = 110
-_NO_LIMIT = 10_000
 
-# Column heading, metric, format.
-_STEP_COLUMNS = (
-    ("reward", "reward", ".3f"),
-    ("eval", "eval/reward", ".3f"),
-    ("length", "completions/mean_length", ".1f"),
-    ("stale", "staleness/mean", ".2f"),
-    ("max", "staleness/max", ".0f"),
-    ("kl", "off_policy/mismatch_kl", ".4f"),
-    ("entropy", "entropy", ".3f"),
-    ("grad", "grad_norm", ".2f"),
-    ("idle r", "idle/rollout", ".0%"),
-    ("idle l", "idle/learner", ".0%"),
-)
-
-# One row per quantile (from 1) of the lengths of all responses there are tokens of.
-_QUANTILES = f"""
-SELECT quantile, MIN(length), MAX(length), COUNT(*), AVG(reward),
-    COALESCE(SUM(reason IN ('length', 'finished_early')), 0),
-    SUM(ending IS 'consumed'), SUM(ending IS 'filtered'), SUM(ending IS 'aborted'),
-    SUM(ending IS NULL)
-FROM (SELECT *, NTILE({_NUM_QUANTILES}) OVER (ORDER BY length, group_id, member) AS quantile
-    FROM responses)
-GROUP BY quantile ORDER BY quantile
-"""
-
-
-# Per value of {key}: responses, tokens, iterations that generated them, drafted tokens.
-_DRAFTS = """
-SELECT {key}, COUNT(DISTINCT group_id || '.' || member), SUM(length), SUM(steps),
-    SUM(drafted)
-FROM spans JOIN groups USING (group_id) GROUP BY 1 ORDER BY 1
-"""
-
-
-def inspect(
-    run_dir: Path,
-    console: Console,
-    *,
-    trajectory: str | None = None,
-    best: int | None = None,
-    worst: int | None = None,
-    step: int | None = None,
-) -> None:
-    """Print what the run learned and how it went, or some of its responses.
-
-    `trajectory` (`group.member`) is shown in full; `best` and `worst` list so many responses, of
-    one `step` if it is given.
+@dataclass(frozen=True)
+class Asked:
+    """What of a run; the run, if nothing is given.
 
     Raises:
-        UserError: no run there, no such trajectory in it, or options that do not go together,
-            or the store is damaged.
+        UserError: what does not go together, or is none of what it should be.
     """
+
+    trajectory: str | None = None
+    """`group.member`: it in full, `colour`ed if that is given."""
+    group: int | None = None
+    best: int | None = None
+    """So many responses, of one `step` if that is given."""
+    worst: int | None = None
+    step: int | None = None
+    """By itself: the step."""
+    colour: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("best", "worst"):
+            given = getattr(self, name)
+            if given is not None and given < 1:
+                raise UserError(f"--{name} {given}: should be 1 or more")
+        kind = "best" if self.best is not None else "worst"
+        things = [
+            f"--{name} {given}"
+            for name, given in (
+                ("trajectory", self.trajectory),
+                ("group", self.group),
+                (kind, getattr(self, kind)),
+            )
+            if given is not None
+        ]
+        if self.step is not None and (self.group is not None or self.trajectory is not None):
+            things.append(f"--step {self.step}")
+        if len(things) > 1:
+            raise UserError(f"{' and '.join(things)}: do not go together")
+        if self.colour is not None:
+            colouring.check(self.colour)
+            if self.trajectory is None:
+                raise UserError(f"--colour {self.colour}: goes with --trajectory")
+        if self.trajectory is not None:
+            parse(self.trajectory)
+
+    @property
+    def numbers(self) -> dict[Kind, int]:
+        """How many of the best and of the worst."""
+        numbers: dict[Kind, int] = {}
+        if self.best is not None:
+            numbers["best"] = self.best
+        if self.worst is not None:
+            numbers["worst"] = self.worst
+        return numbers
+
+    @property
+    def is_run(self) -> bool:
+        """Whether it is the run itself."""
+        return self == Asked()
+
+
+def inspect(run_dir: Path, console: Console, **options: Any) -> None:
+    """Print what `Asked` of these options asks for.
+
+    Raises:
+        UserError: see `Asked` and `show`.
+    """
+    show(run_dir, Asked(**options), console)
+
+
+def show(run_dir: Path, asked: Asked, console: Console, *, shortly: bool = False) -> None:
+    """Print what is asked; `shortly`: of the run itself what changes with each step.
+
+    Raises:
+        UserError: no run there, no such thing in it, or the store is damaged.
+    """
+    with _opened(run_dir) as reader:
+        if asked.trajectory is not None:
+            show_trajectory(run_dir, reader, asked.trajectory, console, asked.colour)
+        elif asked.group is not None:
+            group_view.show(group_view.found(run_dir, reader, asked.group), console)
+        elif asked.numbers:
+            show_best_and_worst(reader, asked.numbers, asked.step, console)
+        elif asked.step is not None:
+            step_view.show(step_view.found(run_dir, reader, asked.step), console)
+        elif shortly:
+            overview.show_shortly(run_dir, reader, console)
+        else:
+            overview.show(run_dir, reader, console)
+
+
+def as_json(run_dir: Path, asked: Asked) -> str:
+    """What is asked as the text of one JSON document, of ASCII alone: nothing in it acts on a
+    terminal. Numbers that JSON does not have are null.
+
+    Raises:
+        UserError: as `show`; or a colour is asked for.
+    """
+    if asked.colour is not None:
+        raise UserError(f"--colour {asked.colour} and --json: it has what all colours show")
+    with _opened(run_dir) as reader:
+        found = _found(run_dir, reader, asked)
+    return json.dumps(json.loads(msgspec.json.encode(found)), indent=2)
+
+
+def _found(run_dir: Path, reader: TrajectoryReader, asked: Asked) -> dict[str, Any]:
+    if asked.trajectory is not None:
+        return tokens.whole(run_dir, reader, parse(asked.trajectory))
+    if asked.group is not None:
+        return group_view.found(run_dir, reader, asked.group)
+    if asked.numbers:
+        return best_and_worst(reader, asked.numbers, asked.step)
+    if asked.step is not None:
+        return step_view.found(run_dir, reader, asked.step)
+    return overview.as_json(run_dir, reader)
+
+
+def _opened(run_dir: Path) -> AbstractContextManager[TrajectoryReader]:
     if not run_dir.is_dir():
         raise UserError(f"{run_dir}: no such directory")
-    store = store_of(run_dir)
-    numbers: dict[Kind, int] = {}
-    for kind, given in (("best", best), ("worst", worst)):
-        if given is not None:
-            if given < 1:
-                raise UserError(f"--{kind} {given}: should be 1 or more")
-            numbers[kind] = given  # type: ignore[index]
-    if step is not None and not numbers:
-        raise UserError(f"--step {step}: goes with --best or --worst")
-    with open_undamaged(store) as reader:
-        if trajectory is not None:
-            show_trajectory(run_dir, reader, trajectory, console)
-        if numbers:
-            show_best_and_worst(reader, numbers, step, console)
-        if trajectory is None and not numbers:
-            _show_run(run_dir, reader, console)
+    return open_undamaged(store_of(run_dir))
 
 
-def _show_run(run_dir: Path, reader: TrajectoryReader, console: Console) -> None:
-    steps = metrics.read(run_dir)
-    show_learned(run_dir, steps, reader, console)
-    console.print()
-    if steps:
-        console.print(_step_table(steps, console))
-        _show_throughput(steps, reader, console)
-    staleness = reader.query("SELECT staleness, COUNT(*) FROM trained GROUP BY 1 ORDER BY 1")
-    if staleness:
-        console.print(_histogram("Staleness of trained trajectories", "versions", staleness))
-    _show_drafts(steps, reader, console)
-    _show_lengths(steps, console)
-    quantiles = reader.query(_QUANTILES)
-    if quantiles:
-        console.print(_quantile_table(quantiles))
-    for name, count in reader.query(
-        "SELECT ending_reason, COUNT(*) FROM groups WHERE ending_reason IS NOT NULL GROUP BY 1"
-    ):
-        console.print(Text(f"Groups left out ({printable(name)}): {count:,}"))
-    _show_mirror(run_dir, reader, console)
-
-
-def _show_mirror(run_dir: Path, reader: TrajectoryReader, console: Console) -> None:
-    """How far the mirror is, and what is not in the log any more."""
-    last = reader.query("SELECT seq, time FROM events ORDER BY seq DESC LIMIT 1")
-    mirror = mirror_state(run_dir, *last[0]) if last else None
-    if mirror is not None:
-        console.print(Text(f"Mirror: {printable(mirror_line(mirror))}"))
-    ((gone, left),) = reader.query(
-        "SELECT (SELECT COUNT(*) FROM (SELECT DISTINCT group_id, member FROM pruned)),"
-        " (SELECT COUNT(*) FROM (SELECT DISTINCT group_id, member FROM segments))"
-    )
-    if gone:
-        console.print(Text(f"Tokens: of {left:,} responses, those of {gone:,} were deleted"))
-
-
-def _step_table(steps: Steps, console: Console) -> Table:
-    shown = list(steps)
-    stride = -(-len(shown) // _MAX_STEP_ROWS)
-    # Every stride-th, the first and the last, and those with a held-out reward if they are few.
-    evaluated = {step for step, row in steps.items() if any(n.startswith("eval/") for n in row)}
-    kept = {*shown[::stride], shown[-1]} | (
-        evaluated if len(evaluated) <= _MAX_STEP_ROWS else set()
-    )
-    columns = [c for c in _STEP_COLUMNS if any(c[1] in row for row in steps.values())]
-    table = _rows_of(steps, kept, columns, 1 if console.width >= _WIDE else 0)
-    unlimited = console.options.update(width=_NO_LIMIT)
-    while Measurement.get(console, unlimited, table).maximum > console.width and columns:
-        columns.pop()
-        table = _rows_of(steps, kept, columns, 0)
-    left_out = len(shown) - len(kept)
-    if left_out:
-        table.caption = f"{left_out} more in {metrics.FILE}"
-    return table
-
-
-def _rows_of(
-    steps: Steps, kept: set[int], columns: list[tuple[str, str, str]], padding: int
-) -> Table:
-    table = Table(box=SIMPLE_HEAD, padding=(0, padding), title="Steps", title_justify="left")
-    for heading in ("step", "time", *(heading for heading, _, _ in columns)):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for step in sorted(kept):
-        row = steps[step]
-        cells = [number(row.get(name), spec) for _, name, spec in columns]
-        table.add_row(str(step), number(row.get("time"), ".0f"), *cells)
-    return table
-
-
-def _show_throughput(steps: Steps, reader: TrajectoryReader, console: Console) -> None:
-    rows = [row for row in steps.values() if row.get("step_time")]
-    if not rows:
-        return
-    seconds = sum(row["step_time"] for row in rows)
-    ((trained, tokens),) = reader.query(
-        "SELECT COUNT(*), TOTAL(length) FROM trajectories WHERE trained IS NOT NULL"
-    )
-    console.print(
-        Text(
-            f"Throughput: {trained / seconds:.1f} trained responses/s, {tokens / seconds:,.0f} of "
-            f"their tokens/s, median step {median(row['step_time'] for row in rows):.2f} s"
-        )
-    )
-
-
-def _histogram(title: str, heading: str, rows: list[tuple[Any, ...]]) -> Table:
-    total, most = sum(n for _, n in rows), max(n for _, n in rows)
-    table = Table(heading, box=SIMPLE_HEAD, title=title, title_justify="left")
-    table.add_column("trajectories", justify="right")
-    table.add_column("share", justify="right")
-    table.add_column("")
-    for value, count in rows:
-        bar = "█" * max(round(count / most * _BAR_WIDTH), 1)
-        table.add_row(str(value), f"{count:,}", f"{count / total:.1%}", bar)
-    return table
-
-
-def _show_drafts(steps: Steps, reader: TrajectoryReader, console: Console) -> None:
-    """Mean acceptance length by epoch and by version, if anything was drafted."""
-    ((drafted,),) = reader.query("SELECT TOTAL(drafted) FROM spans")
-    if not drafted:
-        return
-    for key in ("epoch", "version"):
-        ((last,),) = reader.query(f"SELECT MAX({key}) FROM spans JOIN groups USING (group_id)")
-        span = -(-(last + 1) // _MAX_DRAFT_ROWS)
-        rows = reader.query(_DRAFTS.format(key=f"{key} / {span} * {span}"))
-        console.print(_draft_table(key, span, rows))
-    saved = sum(row.get("draft/time_saved") or 0.0 for row in steps.values())
-    console.print(Text(f"Time that drafts saved, as instances estimate it: {saved:.1f} s"))
-
-
-def _show_lengths(steps: Steps, console: Console) -> None:
-    """How well lengths were predicted, as of the last step that knows."""
-    rows = [row for row in steps.values() if "lengths/coverage" in row]
-    if not rows:
-        return
-    found = [
-        number(rows[-1].get(f"lengths/{name}"), spec)
-        for name, spec in (
-            ("seen_prompt_share", ".0%"),
-            ("rank_correlation", ".2f"),
-            ("coverage", ".0%"),
-            ("explained_variance", ".2f"),
-        )
-    ]
-    console.print(
-        Text(
-            "Length prediction: seen prompts {}, rank correlation {}, coverage {}, "
-            "explained variance {}".format(*found)
-        )
-    )
-
-
-def _draft_table(key: str, span: int, rows: list[tuple[Any, ...]]) -> Table:
-    """One row for `span` values of `key`."""
-    table = Table(box=SIMPLE_HEAD, title=f"Drafts by {key}", title_justify="left")
-    for heading in (key, "responses", "tokens", "acceptance length", "drafted", "accepted"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for first, responses, tokens, made_in, drafted in rows:
-        table.add_row(
-            str(first) if span == 1 else f"{first}-{first + span - 1}",
-            f"{responses:,}",
-            f"{tokens:,}",
-            *draft_cells(tokens, made_in, drafted),
-        )
-    return table
-
-
-def _quantile_table(rows: list[tuple[Any, ...]]) -> Table:
-    title = "Endings by length quantile"
-    table = Table(box=SIMPLE_HEAD, title=title, title_justify="left")
-    for heading in ("tokens", "count", "reward", "cut", "consumed", "filtered", "aborted", "open"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for _, low, high, count, reward, cut, *endings in rows:
-        shares = [f"{ending / count:.1%}" for ending in (cut, *endings)]
-        table.add_row(f"{low}-{high}", f"{count:,}", number(reward, ".3f"), *shares)
-    return table
+__all__ = ["Asked", "as_json", "inspect", "show"]

@@ -20,6 +20,8 @@ from rich.text import Text
 from rhymeflow.config import yaml
 from rhymeflow.observe.printable import conversation, printable, shortened
 from rhymeflow.observe.progress import clock, sparkline
+from rhymeflow.observe.runs import state_of
+from rhymeflow.store import codec
 from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.suites.metrics import headlines
 
@@ -27,6 +29,13 @@ _CURVE_WIDTH = 20
 _NAME_WIDTH = 20
 _RESPONSE_LINES = 3
 _NUM_SHOWN = 2
+
+_STATES = {
+    "running": "it is running",
+    "ended": "it has ended",
+    "stopped": "it was stopped",
+    "killed": "it was killed",
+}
 
 Kind = Literal["best", "worst"]
 Steps = dict[int, dict[str, Any]]
@@ -64,8 +73,8 @@ class Response:
 # -- the whole run --------------------------------------------------------------------------------
 
 
-def show_learned(run_dir: Path, steps: Steps, reader: TrajectoryReader, console: Console) -> None:
-    """How far the run is, what became of rewards, and responses of its last batch."""
+def show_curves(run_dir: Path, steps: Steps, reader: TrajectoryReader, console: Console) -> None:
+    """How far the run is, and what became of rewards."""
     console.print(Text(_headline(run_dir, steps, reader), style="bold"), soft_wrap=False)
     if any(step > 0 for step in steps):
         console.print(_curves(steps))
@@ -74,6 +83,10 @@ def show_learned(run_dir: Path, steps: Steps, reader: TrajectoryReader, console:
         evaluated = [row["eval/reward"] for row in steps.values() if "eval/reward" in row]
         if evaluated:
             console.print(Text(f"Held-out reward before training: {_figure(evaluated[0])}"))
+
+
+def show_last_responses(steps: Steps, reader: TrajectoryReader, console: Console) -> None:
+    """Some of the best and the worst responses of the last batch, or of all there are so far."""
     # A batch that is being trained on has no metrics yet.
     ((last,),) = reader.query(
         "SELECT MAX(trained) FROM trajectories WHERE trained < ?", max(steps, default=0)
@@ -105,10 +118,8 @@ def _headline(run_dir: Path, steps: Steps, reader: TrajectoryReader) -> str:
     of = f" of {planned}" if planned is not None else ""
     times = reader.query("SELECT time FROM events ORDER BY seq DESC LIMIT 1")
     after = f" after {clock(times[0][0])}" if times else ""
-    is_over = (run_dir / "summary.json").is_file()
-    how = (
-        "" if step == planned else "; it has ended" if is_over else "; it is running, or was killed"
-    )
+    state = state_of(run_dir, reader)
+    how = "" if (step, state) == (planned, "ended") else f"; {_STATES[state]}"
     return printable(f"{name}: step {step}{of}{after}{how}")
 
 
@@ -182,6 +193,27 @@ def find(reader: TrajectoryReader, kind: Kind, number: int, trained: int | None)
     """So many responses of the best or worst reward, of one batch or (None) of the whole run."""
     statement = _BY_REWARD.format(order="ASC" if kind == "worst" else "DESC")
     return [Response(*row) for row in reader.query(statement, trained, number)]
+
+
+def best_and_worst(
+    reader: TrajectoryReader, numbers: dict[Kind, int], step: int | None
+) -> dict[str, list[dict[str, Any]]]:
+    """What `show_best_and_worst` shows, in full, as JSON's values."""
+    trained = None if step is None else step - 1
+    return {
+        kind: [_plain(each) for each in find(reader, kind, number, trained)]
+        for kind, number in numbers.items()
+    }
+
+
+def _plain(response: Response) -> dict[str, Any]:
+    found = {name: value for name, value in vars(response).items() if name != "trained"}
+    return found | {
+        "step": None if response.trained is None else response.trained + 1,
+        "components": json.loads(response.components),
+        "prompt": codec.prompt_of(response.prompt),
+        "columns": json.loads(response.columns),
+    }
 
 
 def show_best_and_worst(

@@ -1,4 +1,5 @@
-"""The live display of a run in a notebook: a bar, what is going on, and a table with a row a step.
+"""The live display of a run in a notebook: a bar, what limits the run and what goes on, and a table
+with a row a step.
 
 Holds true: one output of the cell is redrawn; of a long run the last rows are shown. Needs IPython,
 which a notebook has. Knows nothing of where the numbers come from.
@@ -68,10 +69,11 @@ def table(state: ProgressState, rows: list[list[str]]) -> str:
         f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>"
         for row in rows[-_ROWS:]
     )
+    pace = "" if state.limit is None else f"{html.escape(state.limit.line)}<br>"
     return (
         f'<div><progress value="{state.step}" max="{state.num_steps}" style="width:300px">'
         f"</progress> {state.step}/{state.num_steps}, {clock(state.elapsed)} elapsed, {left} left"
-        f"<br>{html.escape(state.message)}</div>"
+        f"<br>{pace}{html.escape(state.message)}</div>"
         f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
     )
 

@@ -1,12 +1,14 @@
 """The live display of a run: `ProgressState` in, text out.
 
-Holds true: no line is wider than the terminal at 60 columns or more, and none wraps; without a
-terminal there is one plain line per step. Time is in the state: this module has no clock and no
-thread, and knows nothing of where the numbers come from.
+Holds true: no line is wider than the terminal at 60 columns or more, and of numbers none is cut
+there: what does not fit is said more shortly, and suites take several lines. Without a terminal
+there is one plain line per step. Time is in the state: this module has no clock and no thread, and
+knows nothing of where the numbers come from.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rich.console import Console, Group, RenderableType
@@ -15,6 +17,9 @@ from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
+
+from rhymeflow.observe.fitted import Fitted, Packed
+from rhymeflow.observe.limits import Limit
 
 _REDRAW_SECONDS = 0.2
 _SPARKS = "▁▂▃▄▅▆▇█"
@@ -57,6 +62,8 @@ class ProgressState:
     idle_rollout: float | None = None
     """Share of the last step's time that instances stood idle, 0 to 1."""
     idle_learner: float | None = None
+    limit: Limit | None = None
+    """What limits the run, of its last steps."""
     running: int = 0
     """Trajectories being decoded."""
     waiting: int = 0
@@ -135,6 +142,8 @@ def line(state: ProgressState) -> str:
     if state.has_drafts:
         parts.append(f"drafts {_drafts(state)}")
     parts.append(f"idle rollout {_share(state.idle_rollout)} learner {_share(state.idle_learner)}")
+    if state.limit is not None:
+        parts.append(state.limit.said)
     parts.append(_times(state))
     return " | ".join(parts)
 
@@ -158,24 +167,19 @@ def render(state: ProgressState) -> RenderableType:
     return Panel(Group(head, body), title=Text(state.name), title_align="left", padding=(0, 1))
 
 
-def _lines(state: ProgressState) -> list[tuple[str, Text]]:
+def _lines(state: ProgressState) -> list[tuple[str, RenderableType]]:
     return [
         ("reward", _reward(state)),
         ("held out", _held_out(state)),
-        *([("suites", Text(", ".join(_suites(state))))] if state.suites else []),
+        *([("suites", Packed(_suites(state)))] if state.suites else []),
         ("staleness", _staleness(state)),
-        (
-            "speed",
-            Text(
-                f"rollout {_rate(state.rollout_tokens_per_s)}, "
-                f"trained {_rate(state.trained_tokens_per_s)}"
-            ),
-        ),
+        ("speed", _speed(state)),
         (
             "idle",
             Text(f"rollout {_share(state.idle_rollout)}, learner {_share(state.idle_learner)}"),
         ),
-        *([("drafts", Text(_drafts(state)))] if state.has_drafts else []),
+        ("pace", _pace(state)),
+        *([("drafts", Fitted(_drafts(state), _drafts_shortly(state)))] if state.has_drafts else []),
         ("in flight", Text(f"{state.running:,} running, {state.waiting:,} waiting")),
         ("now", Text(" ".join(state.message.split()))),
     ]
@@ -188,6 +192,31 @@ def _drafts(state: ProgressState) -> str:
         f"acceptance length {state.mean_acceptance_length:.2f}, "
         f"{_share(state.acceptance_rate)} accepted, {_share(state.time_saved_share)} time saved"
     )
+
+
+def _drafts_shortly(state: ProgressState) -> str:
+    if state.mean_acceptance_length is None:
+        return "-"
+    return (
+        f"length {state.mean_acceptance_length:.2f}, {_share(state.acceptance_rate)} accepted, "
+        f"{_share(state.time_saved_share)} saved"
+    )
+
+
+def _speed(state: ProgressState) -> Fitted:
+    rollout, trained = (
+        "-" if rate is None else f"{rate:,.0f}"
+        for rate in (state.rollout_tokens_per_s, state.trained_tokens_per_s)
+    )
+    return Fitted(
+        f"rollout {_rate(state.rollout_tokens_per_s)}, trained {_rate(state.trained_tokens_per_s)}",
+        f"rollout {rollout}, trained {trained} tokens/s",
+        f"{rollout} and {trained} tokens/s",
+    )
+
+
+def _pace(state: ProgressState) -> Fitted:
+    return Fitted("-") if state.limit is None else Fitted(state.limit.line, state.limit.said)
 
 
 def _reward(state: ProgressState) -> Text:
@@ -218,9 +247,9 @@ def _staleness(state: ProgressState) -> Text:
     )
 
 
-def sparkline(values: list[float]) -> str:
-    """One bar per value, scaled from the least to the greatest."""
-    low, high = min(values), max(values)
+def sparkline(values: Sequence[float], among: Sequence[float] | None = None) -> str:
+    """One bar per value, scaled from the least to the greatest of `among`, or of the values."""
+    low, high = min(among or values), max(among or values)
     if high == low:
         return _SPARKS[0] * len(values)
     return "".join(_SPARKS[round((v - low) / (high - low) * (len(_SPARKS) - 1))] for v in values)

@@ -39,7 +39,8 @@ _DEEPEST = 3
 """Levels of directories below those that are given."""
 
 _LAST_EVENT = "SELECT time FROM events ORDER BY seq DESC LIMIT 1"
-_LAST_COMMAND = "SELECT kind FROM commands ORDER BY seq DESC LIMIT 1"
+LAST_COMMAND = "SELECT kind FROM commands ORDER BY seq DESC LIMIT 1"
+"""`Finish`, if the run did all its steps."""
 _TRAINED = "SELECT COUNT(*) FROM trajectories WHERE trained IS NOT NULL"
 
 
@@ -116,7 +117,7 @@ def read(path: Path) -> Run:
         last = reader.query(_LAST_EVENT)
         seconds = last[0][0] if last else 0.0
         summary = current_summary(path, seconds)
-        state = _state(path, reader, summary is not None)
+        state = _state(path, reader, is_summarized=summary is not None)
         trained = summary["trajectories"] if summary else reader.query(_TRAINED)[0][0]
     rows = metrics.read(path)
     rewards = [row[REWARD] for row in rows.values() if row.get(REWARD) is not None]
@@ -149,10 +150,17 @@ def current_summary(path: Path, seconds: float) -> dict[str, Any] | None:
     return found if found["seconds"] >= round(seconds, 3) else None
 
 
-def _state(path: Path, reader: TrajectoryReader, is_summarized: bool) -> State:
+def state_of(path: Path, reader: TrajectoryReader) -> State:
+    """What has become of the run in `path`, whose store is open."""
+    last = reader.query(_LAST_EVENT)
+    summary = current_summary(path, last[0][0] if last else 0.0)
+    return _state(path, reader, is_summarized=summary is not None)
+
+
+def _state(path: Path, reader: TrajectoryReader, *, is_summarized: bool) -> State:
     if is_written(path):
         return "running"
-    if reader.query(_LAST_COMMAND) == [("Finish",)]:
+    if reader.query(LAST_COMMAND) == [("Finish",)]:
         return "ended"
     return "stopped" if is_summarized else "killed"
 
@@ -232,4 +240,15 @@ def began(run: Run) -> str:
     return run.started.replace("T", " ")[:16]
 
 
-__all__ = ["Run", "State", "as_json", "current_summary", "find", "plain", "read", "show"]
+__all__ = [
+    "LAST_COMMAND",
+    "Run",
+    "State",
+    "as_json",
+    "current_summary",
+    "find",
+    "plain",
+    "read",
+    "show",
+    "state_of",
+]

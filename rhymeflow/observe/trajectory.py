@@ -1,4 +1,4 @@
-"""One response in full, for `rhymeflow inspect --trajectory`.
+"""One response in full, for `rhymeflow inspect --trajectory`, its tokens coloured if asked for.
 
 Holds true: nothing of the response acts on the terminal; no line is wider than the console.
 """
@@ -7,44 +7,76 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.errors import UserError
+from rhymeflow.observe.colouring import check, coloured
 from rhymeflow.observe.printable import conversation, printable
+from rhymeflow.observe.tokens import Load, details_of, tokens_of, whole
 from rhymeflow.store.reader import TrajectoryDetails, TrajectoryReader
 
 
-def _parse(text: str) -> TrajectoryId:
+def parse(text: str) -> TrajectoryId:
+    """Return the response of this name, `group.member`.
+
+    Raises:
+        UserError: that is no name of one.
+    """
     match = re.fullmatch(r"(\d+)\.(\d+)", text)
     if match is None:
         raise UserError(f"--trajectory {text}: is not GROUP.MEMBER, such as 12.3")
     return TrajectoryId(int(match[1]), int(match[2]))
 
 
-def show_trajectory(run_dir: Path, reader: TrajectoryReader, name: str, console: Console) -> None:
-    """Print prompt, response, rewards and segments of trajectory `name` (`group.member`).
+def show_trajectory(
+    run_dir: Path,
+    reader: TrajectoryReader,
+    name: str,
+    console: Console,
+    colour: str | None = None,
+    load: Load | None = None,
+) -> None:
+    """Print prompt, response, rewards and segments of trajectory `name` (`group.member`); with
+    `colour`, one of `COLOURINGS`, token by token, as texts of what `load` gives.
 
     Raises:
-        UserError: that is no name of a trajectory, or there is none of it.
+        UserError: that is no name of a trajectory, there is none of it, or what `colour` shows is
+            not known of it.
     """
-    trajectory = _parse(name)
-    details = reader.details(trajectory)
-    if details is None:
-        ((groups,),) = reader.query("SELECT COUNT(DISTINCT group_id) FROM spans")
-        raise UserError(f"{run_dir}: has no trajectory {trajectory}; {groups} groups have any")
+    trajectory = parse(name)
+    details = details_of(run_dir, reader, trajectory)
+    response = None
+    if colour is not None:
+        response = _coloured(whole(run_dir, reader, trajectory, load), colour, console)
     console.print(_overview(details))
     console.print(_panel("prompt", conversation(details.prompt)))
-    if details.text is not None:
+    if response is not None:
+        console.print(response)
+    elif details.text is not None:
         console.print(_panel("response", details.text))
     elif details.segments and not details.segments[0].tokens:
         console.print(Text("Tokens and text were deleted (run.keep_tokens)."))
     console.print(_segment_table(details))
+
+
+def _coloured(found: dict[str, Any], colour: str, console: Console) -> RenderableType:
+    """Response and legend; where texts of tokens are not to be had, it says so."""
+    check(colour)
+    tokens = tokens_of(found)
+    if not tokens:
+        raise UserError(f"--colour {colour}: the tokens were deleted (run.keep_tokens)")
+    response = coloured(colour, tokens, console)
+    if found["texts"] is not None:
+        return response
+    note = "The run's tokenizer cannot be loaded here: numbers of tokens."
+    return Group(Text(note, style="dim"), response)
 
 
 def _panel(title: str, text: str) -> Panel:

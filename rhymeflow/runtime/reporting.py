@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from rhymeflow.config import Config
 from rhymeflow.core.types import Version
+from rhymeflow.observe.limits import Limits
 from rhymeflow.observe.metrics import MetricsWriter
 from rhymeflow.observe.progress import Progress, ProgressState
 from rhymeflow.runtime.disk_space import DiskSpace
@@ -59,6 +60,7 @@ class Reporter:
         self._state = ProgressState(
             config.name, config.learner.max_steps, config.schedule.bound, has_drafts=has_drafts
         )
+        self._limits = Limits(config.schedule.bound)
         self._trained_tokens = 0.0
         self._earlier: Mapping[Version, Mapping[str, Any]] = {}
         self._noted: dict[str, list[float]] = {}
@@ -150,6 +152,13 @@ class Reporter:
         state.time_saved_share = metrics.get("draft/time_saved_share", state.time_saved_share)
         state.idle_rollout = metrics["idle/rollout"]
         state.idle_learner = metrics["idle/learner"]
+        self._limits.add(
+            seconds=metrics["step_time"],
+            idle_rollout=metrics["idle/rollout"],
+            idle_learner=metrics["idle/learner"],
+            staleness=metrics["staleness/max"],
+        )
+        state.limit = self._limits.now
 
     def evaluated(self, version: Version, metrics: dict[str, float]) -> None:
         """A suite's prompts were answered under `version`: these came of it."""

@@ -10,6 +10,8 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
+from rhymeflow.core.commands import Finish
+from rhymeflow.core.events import Tick
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.errors import UserError
 from rhymeflow.observe.inspect import inspect
@@ -208,8 +210,23 @@ def test_options_that_make_no_sense(tmp_path):
     make_run(tmp_path)
     with pytest.raises(UserError, match="--worst 0: should be 1 or more"):
         shown(tmp_path, worst=0)
-    with pytest.raises(UserError, match="--step 3: goes with --best or --worst"):
-        shown(tmp_path, step=3)
+    with pytest.raises(UserError, match="--best -1: should be 1 or more"):
+        shown(tmp_path, best=-1)
+
+
+def test_it_says_what_limits_the_run(tmp_path):
+    make_run(tmp_path)
+    assert "Pace:" not in shown(tmp_path), "no attempt says at which bound it ran"
+    store = SqliteTrajectoryStore(tmp_path / "events.db")
+    store.begin_attempt('{"schedule": {"name": "synchronous"}}', now=0.0, started="2026")
+    store.commit()
+    store.close()
+    assert ("Pace: limited by rollout: learner idle 30%, instances 10% (last 3 steps)") in shown(
+        tmp_path
+    )
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(path.read_text().replace('"idle/rollout":0.1', '"idle/rollout":0.3'))
+    assert "Pace: limited by the staleness bound: instances idle 30%" in shown(tmp_path)
 
 
 def test_a_run_that_has_just_begun_and_one_that_rewarded_something(tmp_path):
@@ -245,12 +262,18 @@ def test_responses_are_of_the_last_step_that_is_complete(tmp_path):
 
 def test_the_headline_says_how_far_the_run_is(tmp_path):
     make_run(tmp_path)
-    assert "step 4 after 0:41; it is running, or was killed" in shown(tmp_path)
+    assert "step 4 after 0:41; it was killed" in shown(tmp_path)
     (tmp_path / "config.yaml").write_text(
         "name: sums\nlearner: {max_steps: 9}\nschedule: {name: staleflow}\n"
     )
-    assert "sums, staleflow: step 4 of 9 after 0:41; it is running" in shown(tmp_path)
-    (tmp_path / "summary.json").write_text("{}")
+    assert "sums, staleflow: step 4 of 9 after 0:41; it was killed" in shown(tmp_path)
+    (tmp_path / "summary.json").write_text('{"seconds": 41}')
+    assert "step 4 of 9 after 0:41; it was stopped" in shown(tmp_path)
+    store = SqliteTrajectoryStore(tmp_path / "events.db")  # resumed: the summary is of before
+    assert "step 4 of 9 after 0:41; it is running" in shown(tmp_path)
+    store.record_command(store.record(41.0, [Tick()]), Finish())
+    store.commit()
+    store.close()
     assert "step 4 of 9 after 0:41; it has ended" in shown(tmp_path)
 
 
@@ -314,7 +337,9 @@ def without(damaged: bytes, first: int, last: int) -> bytes:
     return damaged[: first * size] + b"\xa5" * (last - first) * size + damaged[last * size :]
 
 
-@pytest.mark.parametrize("options", [{}, {"worst": 3}, {"trajectory": "1.0"}])
+@pytest.mark.parametrize(
+    "options", [{}, {"worst": 3}, {"trajectory": "1.0"}, {"step": 1}, {"group": 1}]
+)
 def test_a_damaged_store_is_one_line(tmp_path, options):
     path = make_run(tmp_path, num_steps=8) / "events.db"
     contents = path.read_bytes()

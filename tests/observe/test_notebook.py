@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from rhymeflow.observe.limits import Limit
 from rhymeflow.observe.notebook import NotebookProgress, progress_on
 from rhymeflow.observe.progress import Progress, ProgressState
 
@@ -55,6 +56,13 @@ def test_a_row_is_added_for_each_step(drawn: Drawn) -> None:
     assert "<td>0.5000</td>" in last
     assert "2/4" in last
     assert "loading &lt;data&gt;" in drawn.shown[1]
+
+
+def test_it_says_what_limits_the_run(drawn: Drawn) -> None:
+    limit = Limit("rollout", 0.02, 0.5, 8)
+    with NotebookProgress(Console()) as progress:
+        progress.update(state(1, 0.6, limit=limit))
+    assert limit.line in drawn.shown[-1]
 
 
 def test_only_a_notebook_has_the_table(drawn: Drawn) -> None:

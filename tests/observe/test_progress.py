@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
+from rhymeflow.observe.limits import Limit
 from rhymeflow.observe.progress import Progress, ProgressState, clock, line, render, sparkline
 
 
@@ -33,6 +34,7 @@ def busy_state() -> ProgressState:
         time_saved_share=0.305,
         idle_rollout=0.031,
         idle_learner=0.12,
+        limit=Limit("bound", 0.4, 0.45, 8),
         running=64,
         waiting=12,
         message="training on batch 12",
@@ -57,10 +59,44 @@ def test_everything_is_there_at_80_columns():
         "rollout 3,210 tokens/s, trained 2,900 tokens/s",
         "drafts     acceptance length 2.35, 71% accepted, 30% time saved",
         "rollout 3%, learner 12%",
+        "pace       limited by the staleness bound: instances idle 40%, learner 45%",
         "64 running, 12 waiting",
         "now        training on batch 12",
     ):
         assert part in text
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_nothing_that_matters_is_cut(width):
+    state = busy_state()
+    state.num_steps, state.step, state.elapsed = 20_000, 12_345, 1e5
+    state.rewards = [0.1 * (i % 5) for i in range(100)]
+    state.suites = {f"suite-{i} avg@16": 0.125 * i for i in range(6)}
+    state.rollout_tokens_per_s = state.trained_tokens_per_s = 1_234_567.0
+    for verdict in ("balanced", "learner", "rollout", "bound", "elsewhere"):
+        state.limit = Limit(verdict, 1.0, 1.0, 8)
+        text = "\n".join(drawn(state, width))
+        assert "…" not in text
+        for part in (
+            "12345/20000",
+            "0.400  ",
+            sparkline(state.rewards[-24:]),
+            "0.484 now",
+            "max 1 (bound 1)",
+            "1,234,567",
+            "2.35, 71% accepted",
+            state.limit.said,
+            *(f"suite-{i} avg@16 {0.125 * i:.3f}" for i in range(6)),
+        ):
+            assert part in text, part
+
+
+def test_suites_take_lines_as_they_need():
+    state = busy_state()
+    state.suites = {f"suite-{i} avg@16": 0.125 * i for i in range(3)}
+    lines = [text.strip("│ ") for text in drawn(state, 60)]
+    at = lines.index("suites     suite-0 avg@16 0.000, suite-1 avg@16 0.125,")
+    assert lines[at + 1] == "suite-2 avg@16 0.250"
 
 
 @given(
@@ -81,6 +117,14 @@ def test_everything_is_there_at_80_columns():
         acceptance_rate=st.none() | st.floats(0, 1),
         time_saved_share=st.none() | st.floats(-100, 1),
         idle_rollout=st.none() | st.floats(0, 1),
+        limit=st.none()
+        | st.builds(
+            Limit,
+            st.sampled_from(["balanced", "learner", "rollout", "bound", "elsewhere"]),
+            st.floats(0, 1),
+            st.floats(0, 1),
+            st.just(8),
+        ),
         running=st.integers(0, 10**6),
         message=st.text(st.characters(categories=["L", "N", "Z"]), max_size=200)
         | st.just("word " * 60)
@@ -90,7 +134,7 @@ def test_everything_is_there_at_80_columns():
 )
 def test_no_line_wraps_whatever_the_state(state, width):
     lines = drawn(state, width)
-    assert len(lines) == 10 + state.has_drafts
+    assert len(lines) == 11 + state.has_drafts
     assert {cell_len(text) for text in lines} == {width}
 
 
@@ -142,7 +186,7 @@ def test_the_plain_line():
         "step 12/60 | reward 0.320 | held out 0.484 | staleness 0.42 max 1 | "
         "rollout 3,210 tokens/s | trained 2,900 tokens/s | "
         "drafts acceptance length 2.35, 71% accepted, 30% time saved | "
-        "idle rollout 3% learner 12% | "
+        "idle rollout 3% learner 12% | limited by the staleness bound | "
         "1:15 elapsed, 4:00 left"
     )
 

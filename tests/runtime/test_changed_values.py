@@ -17,8 +17,9 @@ from rich.console import Console
 from benchmarks.logs.long import build_log
 from benchmarks.resume import assemble, first_command, no_writer
 from rhymeflow.core.commands import Train
+from rhymeflow.core.types import TrajectoryId
 from rhymeflow.errors import UserError
-from rhymeflow.observe import inspect, summary
+from rhymeflow.observe import inspect, summary, tokens
 from rhymeflow.observe.progress import Progress
 from rhymeflow.runtime.damage import check_log
 from rhymeflow.runtime.replay import configured, replay
@@ -70,6 +71,18 @@ def shown(run_dir: Path) -> None:
     inspect.inspect(run_dir, console, trajectory="1.0")
 
 
+def looked_at(run_dir: Path) -> None:
+    console = Console(file=io.StringIO())
+    for options in ({"step": 1}, {"group": 1}):
+        inspect.inspect(run_dir, console, **options)
+        inspect.as_json(run_dir, inspect.Asked(**options))
+    inspect.as_json(run_dir, inspect.Asked())
+    inspect.as_json(run_dir, inspect.Asked(best=3))
+    with open_undamaged(run_dir / "events.db") as reader:
+        found = tokens.whole(run_dir, reader, TrajectoryId(1, 0), lambda config: list)
+        tokens.tokens_of(found)
+
+
 def audited(run_dir: Path) -> None:
     sys.argv = ["audit_run.py", str(run_dir)]
     try:
@@ -79,7 +92,7 @@ def audited(run_dir: Path) -> None:
             raise UserError(end.code) from None
 
 
-READERS = (resumed, shown, audited, summary.summarize)
+READERS = (resumed, shown, audited, summary.summarize, looked_at)
 
 
 def places(path: Path) -> list[tuple[str, str]]:
@@ -139,7 +152,7 @@ def test_no_changed_value_gives_a_traceback(run_dir, tmp_path):
         folder = tmp_path / str(number)
         shutil.copytree(run_dir, folder)
         what = change(folder / "events.db", *there[number % len(there)], rng)
-        for turn in range(2):  # two of the four: they take longest
+        for turn in range(2):  # two of the five: they take longest
             said = what_is_said(READERS[(number + turn) % len(READERS)], folder, what)
             told += bool(said)
             assert len(said) <= 1, what

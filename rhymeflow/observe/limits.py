@@ -1,0 +1,133 @@
+"""What limits a run: its learner, rollout, or that the staleness bound lets neither go ahead.
+
+The rule. Of the last `WINDOW` steps, weighted by the time they took, r is the share of time for
+which instances stood idle, and l the learner. The first step is left out as soon as there is
+another: it has the time that everything took to start.
+
+- r and l below `BUSY`: `balanced`.
+- r - l >= `BUSY`: `learner`; instances wait for it.
+- l - r >= `BUSY`: `rollout`; the learner waits for it.
+- otherwise both idle, about as long. If a response was as old as the bound allows, they take turns:
+  `bound`. If none was, both wait for something else: `elsewhere` (rewards, environments, weights).
+
+What was found is left only where it would not be found either with `MARGIN` more or less than
+`BUSY`, so a run near a line does not flicker. Steps of a run at a bound of one or more come in
+turns, a long one and a short one; a mean over an even number of them does not.
+
+Holds true: pure arithmetic. Knows nothing of where the shares come from.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+Verdict = Literal["balanced", "learner", "rollout", "bound", "elsewhere"]
+
+WINDOW = 8
+BUSY = 0.15
+MARGIN = 0.05
+
+_SAID: Mapping[Verdict, str] = {
+    "balanced": "balanced",
+    "learner": "limited by the learner",
+    "rollout": "limited by rollout",
+    "bound": "limited by the staleness bound",
+    "elsewhere": "limited by what both wait for",
+}
+
+
+class _Step(NamedTuple):
+    seconds: float
+    idle_rollout: float
+    idle_learner: float
+    staleness: float
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What limits the run, and the shares that say so, 0 to 1."""
+
+    verdict: Verdict
+    idle_rollout: float
+    idle_learner: float
+    steps: int
+    """That these are of."""
+
+    @property
+    def said(self) -> str:
+        """The verdict in words."""
+        return _SAID[self.verdict]
+
+    @property
+    def line(self) -> str:
+        """The verdict with its shares, the one that matters first."""
+        rollout, learner = f"{self.idle_rollout:.0%}", f"{self.idle_learner:.0%}"
+        if self.verdict == "rollout":
+            return f"{self.said}: learner idle {learner}, instances {rollout}"
+        return f"{self.said}: instances idle {rollout}, learner {learner}"
+
+
+class Limits:
+    """Takes in step by step; `now` is what limits the run."""
+
+    def __init__(self, bound: int) -> None:
+        """`bound`: of the staleness."""
+        self._bound = bound
+        self._recent: deque[_Step] = deque(maxlen=WINDOW)
+        self._count = 0
+        self.now: Limit | None = None
+        """None before the first step."""
+
+    def add(
+        self, *, seconds: float, idle_rollout: float, idle_learner: float, staleness: float
+    ) -> None:
+        """A step has ended: how long it took, shares of that, and its greatest staleness."""
+        self._count += 1
+        if self._count == 2:
+            self._recent.clear()
+        self._recent.append(_Step(seconds, idle_rollout, idle_learner, staleness))
+        total = sum(step.seconds for step in self._recent) or 1.0
+        rollout = sum(step.seconds * step.idle_rollout for step in self._recent) / total
+        learner = sum(step.seconds * step.idle_learner for step in self._recent) / total
+        is_at_bound = max(step.staleness for step in self._recent) >= self._bound
+        found = [
+            verdict(rollout, learner, is_at_bound=is_at_bound, busy=busy)
+            for busy in (BUSY, BUSY - MARGIN, BUSY + MARGIN)
+        ]
+        was = self.now.verdict if self.now is not None else None
+        chosen = was if was in found else found[0]
+        self.now = Limit(chosen, rollout, learner, len(self._recent))
+
+
+def verdict(rollout: float, learner: float, *, is_at_bound: bool, busy: float = BUSY) -> Verdict:
+    """What limits a run whose instances and learner idle for these shares of the time."""
+    if max(rollout, learner) < busy:
+        return "balanced"
+    if rollout - learner >= busy:
+        return "learner"
+    if learner - rollout >= busy:
+        return "rollout"
+    return "bound" if is_at_bound else "elsewhere"
+
+
+def of_rows(rows: Iterable[Mapping[str, Any]], bound: int) -> Limit | None:
+    """What limits a run of these metrics by step; None where no step says."""
+    limits = Limits(bound)
+    names = ("step_time", "idle/rollout", "idle/learner")
+    for row in rows:
+        seconds, rollout, learner = (row.get(name) for name in names)
+        if seconds is None or rollout is None or learner is None:
+            continue
+        limits.add(
+            seconds=seconds,
+            idle_rollout=rollout,
+            idle_learner=learner,
+            staleness=row.get("staleness/max") or 0.0,
+        )
+    return limits.now
+
+
+__all__ = ["BUSY", "MARGIN", "WINDOW", "Limit", "Limits", "Verdict", "of_rows", "verdict"]
