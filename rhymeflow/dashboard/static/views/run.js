@@ -41,7 +41,7 @@ export async function show(main, now) {
       points[name] = metrics.length ? await ask(`runs/${name}/metrics`, { name: metrics }) : {};
     }
     drawn.show(points);
-    return run.ended;
+    return run.ended && run.share_indexed === 1;
   }
 
   const ended = await refresh();
