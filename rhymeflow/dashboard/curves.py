@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from rhymeflow.dashboard import side_groups
 from rhymeflow.dashboard.run import Run
 
 POINTS = 1_000
@@ -21,10 +22,8 @@ def overview(run: Run) -> dict[str, Any]:
     with run.reader() as reader:
         attempts = reader.attempts()
         ((events, seconds),) = reader.query("SELECT COALESCE(MAX(seq), 0), MAX(time) FROM events")
-        ((groups, steps),) = reader.query("SELECT COUNT(*), MAX(step) FROM side.groups")
-        endings = dict(
-            reader.query("SELECT COALESCE(ending, 'open'), COUNT(*) FROM side.groups GROUP BY 1")
-        )
+        endings = side_groups.endings(reader)
+        ((steps,),) = reader.query("SELECT MAX(step) FROM side.groups")
         last = reader.query("SELECT kind FROM commands ORDER BY seq DESC LIMIT 1")
     config = msgspec.json.decode(attempts[-1].config) if attempts else {}
     return {
@@ -36,7 +35,7 @@ def overview(run: Run) -> dict[str, Any]:
         "max_steps": config.get("learner", {}).get("max_steps"),
         "seconds": seconds or 0.0,
         "events": events,
-        "groups": groups,
+        "groups": sum(endings.values()),
         "endings": endings,
         "ended": last == [("Finish",)],
         "share_indexed": run.side.share_done,
