@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import threading
@@ -74,10 +75,12 @@ def run_dir(tmp_path: Path) -> Path:
     return make_run(tmp_path / "a-run")
 
 
-@pytest.fixture
-def client(run_dir: Path) -> Iterator[Client]:
+@contextlib.contextmanager
+def served(run_dir: Path) -> Iterator[Client]:
+    """A dashboard over one run, which is called as its directory."""
     listener = _listener("127.0.0.1", None)
-    app = make_app([Run(run_dir, "a-run")], TokenTexts(lambda config: shown), token=TOKEN)
+    texts = TokenTexts(lambda config: shown)
+    app = make_app([Run(run_dir, run_dir.name)], texts, token=TOKEN)
     server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="off"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
@@ -85,3 +88,9 @@ def client(run_dir: Path) -> Iterator[Client]:
     server.should_exit = True
     thread.join(10)
     listener.close()
+
+
+@pytest.fixture
+def client(run_dir: Path) -> Iterator[Client]:
+    with served(run_dir) as client:
+        yield client
