@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from rhymeflow.dashboard import side_groups
+from rhymeflow.dashboard import side_groups, side_log
 from rhymeflow.dashboard.run import Run
 
 POINTS = 1_000
@@ -21,7 +21,7 @@ def overview(run: Run) -> dict[str, Any]:
     """What the run is, how far it has come, and the names of its metrics."""
     with run.reader() as reader:
         attempts = reader.attempts()
-        ((events, seconds),) = reader.query("SELECT COALESCE(MAX(seq), 0), MAX(time) FROM events")
+        events, seconds = side_log.last_event(reader)
         endings = side_groups.endings(reader)
         ((steps,),) = reader.query("SELECT MAX(step) FROM side.groups")
         last = reader.query("SELECT kind FROM commands ORDER BY seq DESC LIMIT 1")
@@ -33,7 +33,7 @@ def overview(run: Run) -> dict[str, Any]:
         "attempts": [{"started": each.started, "time": each.time} for each in attempts],
         "steps": steps or 0,
         "max_steps": config.get("learner", {}).get("max_steps"),
-        "seconds": seconds or 0.0,
+        "seconds": seconds,
         "events": events,
         "groups": sum(endings.values()),
         "endings": endings,

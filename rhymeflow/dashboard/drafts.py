@@ -22,7 +22,10 @@ _BY_POSITION = """SELECT bin, SUM(length), SUM(steps), SUM(drafted) FROM
     (SELECT length, steps, drafted, CASE WHEN start < 16 THEN 0 WHEN start < 64 THEN 16
         WHEN start < 256 THEN 64 WHEN start < 1024 THEN 256 WHEN start < 4096 THEN 1024
         WHEN start < 16384 THEN 4096 ELSE 16384 END AS bin
-    FROM spans WHERE group_id > (SELECT MAX(group_id) FROM side.groups) - ?)
+    FROM (SELECT start, LENGTH(tokens) / 4 AS length, steps, drafted FROM segments
+            WHERE group_id > ?1 AND steps > 0
+        UNION ALL SELECT start, length, steps, drafted FROM pruned
+            WHERE group_id > ?1 AND steps > 0))
     GROUP BY bin ORDER BY bin"""
 _THESE = "FROM side.groups g WHERE g.row = d.row AND g.steps > 0 AND g.epoch > 0"
 _BY_PROMPT = f"""SELECT d.row, sampled, steps, drafted,
@@ -38,7 +41,8 @@ def found(run: Run) -> dict[str, Any]:
     `acceptance_rate` (of drafted tokens; `None` where there were none)."""
     with run.reader() as reader:
         epochs = reader.query(_BY_EPOCH)
-        positions = reader.query(_BY_POSITION, NEWEST)
+        ((last,),) = reader.query("SELECT COALESCE(MAX(group_id), 0) FROM side.groups")
+        positions = reader.query(_BY_POSITION, last - NEWEST)
         best, worst = (reader.query(_BY_PROMPT.format(order)) for order in ("DESC", "ASC"))
     return {
         "epochs": [{"epoch": epoch, **_figures(*sums)} for epoch, *sums in epochs],

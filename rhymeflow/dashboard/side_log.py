@@ -78,6 +78,12 @@ def follow(reader: TrajectoryReader) -> Iterator[float]:
         yield end / last
 
 
+def last_event(reader: TrajectoryReader) -> tuple[int, float]:
+    """The number and the time of the last event, than which none is later; 0 if there is none."""
+    rows = reader.query("SELECT seq, time FROM events ORDER BY seq DESC LIMIT 1")
+    return (rows[0][0], rows[0][1]) if rows else (0, 0.0)
+
+
 def fold(reader: TrajectoryReader) -> Fold:
     """The fold of the log as far as it is taken in: what goes on at its end."""
     rows = reader.query("SELECT value FROM side.marks WHERE name = 'spans'")
@@ -108,4 +114,4 @@ def transaction(reader: TrajectoryReader) -> Iterator[None]:
     reader.query("COMMIT")
 
 
-__all__ = ["TABLES", "fold", "follow", "transaction"]
+__all__ = ["TABLES", "fold", "follow", "last_event", "transaction"]

@@ -31,8 +31,7 @@ def found(run: Run, start: float | None = None, end: float | None = None) -> dic
         UserError: the end is not after the start.
     """
     with run.reader() as reader:
-        ((last,),) = reader.query("SELECT MAX(time) FROM events")
-        last = last or 0.0
+        _, last = side_log.last_event(reader)
         begin, stop = start or 0.0, last if end is None else min(end, last)
         if stop <= begin and last:
             raise UserError(f"nothing lies between {begin:g} and {stop:g} seconds of this run")
