@@ -57,7 +57,7 @@ def listed(run: Run, asked: Asked) -> dict[str, Any]:
     """
     bits = sum({_known(name, FLAGS, "filter") for name in asked.filters})
     column = _known(asked.sort, ORDERS, "order")
-    with run.reader() as reader:
+    with run.reader() as reader, reader.one_state():
         if asked.text or asked.step is not None or asked.row is not None:
             chosen = _chosen(reader, asked, bits, column)
             count, ids = len(chosen), chosen[asked.offset : asked.offset + PAGE]

@@ -8,6 +8,8 @@ however many epochs took it. Prompts are never taken out; one that no group has 
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import sqlite3
 
 from rhymeflow.store.reader import TrajectoryReader
@@ -153,9 +155,11 @@ def endings(reader: TrajectoryReader) -> dict[str, int]:
     return {ending: count for ending, count in sums.items() if count}
 
 
+@functools.cache
 def can_have_words() -> bool:
     """Whether this SQLite can look for three letters in a row."""
-    options = sqlite3.connect(":memory:").execute("PRAGMA compile_options").fetchall()
+    with contextlib.closing(sqlite3.connect(":memory:")) as connection:
+        options = connection.execute("PRAGMA compile_options").fetchall()
     return ("ENABLE_FTS5",) in options and sqlite3.sqlite_version_info >= (3, 34)
 
 
