@@ -111,7 +111,7 @@ class Run:
                 started = "2026-01-02T00:00:00+00:00"
                 self.store.begin_attempt(config, now=self.now, started=started)
             self.step(step)
-            if step % 4 == 3:
+            if step % 32 == 31:
                 self.store.commit()
             if step % 1000 == 999:
                 print(f"{step + 1:,} of {self.steps:,} steps", file=sys.stderr, flush=True)

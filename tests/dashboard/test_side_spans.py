@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rhymeflow.dashboard import side_spans
@@ -32,6 +32,7 @@ class Memory:
 LANES = st.lists(SPAN, max_size=12)
 
 
+@example([(0, 3), (0, 3), (0, 0)], [(0, 3), (0, 3)], [], 3, 2, 1, 1)
 @given(LANES, LANES, LANES, st.integers(0, 60), st.integers(1, 60), st.integers(1, 9),
        st.integers(0, 12))  # fmt: skip
 def test_the_same_as_all_spans(
