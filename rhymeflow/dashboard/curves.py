@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from rhymeflow.dashboard import side_groups, side_log
 from rhymeflow.dashboard.run import Run
@@ -55,20 +56,22 @@ def _points(
 ) -> dict[str, list[float]]:
     known = [i for i, value in enumerate(values) if value is not None]
     width = -(-len(known) // POINTS) or 1
-    found: dict[str, list[float]] = {"step": [], "time": [], "value": []}
-    if width > 1:
-        found |= {"low": [], "high": []}
-    for start in range(0, len(known), width):
-        part = known[start : start + width]
-        middle = part[len(part) // 2]
-        numbers = [values[i] for i in part]
-        found["step"].append(steps[middle])
-        found["time"].append(times[middle])
-        found["value"].append(sum(numbers) / len(numbers))
-        if width > 1:
-            found["low"].append(min(numbers))
-            found["high"].append(max(numbers))
-    return found
+    numbers = [values[i] for i in known]
+    if width == 1:
+        return {**_at(steps, times, known), "value": numbers}
+    starts = np.arange(0, len(known), width)
+    counts = np.diff([*starts, len(known)])
+    every = np.array(numbers, float)
+    return {
+        **_at(steps, times, [known[i] for i in starts + counts // 2]),
+        "value": (np.add.reduceat(every, starts) / counts).tolist(),
+        "low": np.minimum.reduceat(every, starts).tolist(),
+        "high": np.maximum.reduceat(every, starts).tolist(),
+    }
+
+
+def _at(steps: Sequence[Any], times: Sequence[Any], rows: Sequence[int]) -> dict[str, list[Any]]:
+    return {"step": [steps[i] for i in rows], "time": [times[i] for i in rows]}
 
 
 __all__ = ["POINTS", "metrics", "overview"]
