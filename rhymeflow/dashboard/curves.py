@@ -12,9 +12,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from rhymeflow.config.schedule import bound_of
 from rhymeflow.core.types import HELD_OUT
+from rhymeflow.dashboard import side_groups, side_log
 from rhymeflow.dashboard.run import Run
 from rhymeflow.observe.compare import differences, fields_of
 from rhymeflow.store.reader import TrajectoryReader
@@ -34,11 +36,9 @@ def overview(run: Run) -> dict[str, Any]:
     """What the run is, how far it has come, and the names of its metrics."""
     with run.reader() as reader:
         attempts = reader.attempts()
-        ((events, seconds),) = reader.query("SELECT COALESCE(MAX(seq), 0), MAX(time) FROM events")
-        ((groups, steps),) = reader.query("SELECT COUNT(*), MAX(step) FROM side.groups")
-        endings = dict(
-            reader.query("SELECT COALESCE(ending, 'open'), COUNT(*) FROM side.groups GROUP BY 1")
-        )
+        events, seconds = side_log.last_event(reader)
+        endings = side_groups.endings(reader)
+        ((steps,),) = reader.query("SELECT MAX(step) FROM side.groups")
         last = reader.query("SELECT kind FROM commands ORDER BY seq DESC LIMIT 1")
     config = msgspec.json.decode(attempts[-1].config) if attempts else {}
     schedule = config.get("schedule", {})
@@ -50,9 +50,9 @@ def overview(run: Run) -> dict[str, Any]:
         "steps": steps or 0,
         "max_steps": config.get("learner", {}).get("max_steps"),
         "bound": bound_of(schedule.get("name", ""), schedule.get("max_staleness")),
-        "seconds": seconds or 0.0,
+        "seconds": seconds,
         "events": events,
-        "groups": groups,
+        "groups": sum(endings.values()),
         "endings": endings,
         "ended": last == [("Finish",)],
         "share_indexed": run.side.share_done,
@@ -99,20 +99,22 @@ def _points(
 ) -> dict[str, list[float]]:
     known = [i for i, value in enumerate(values) if value is not None]
     width = -(-len(known) // POINTS) or 1
-    found: dict[str, list[float]] = {"step": [], "time": [], "value": []}
-    if width > 1:
-        found |= {"low": [], "high": []}
-    for start in range(0, len(known), width):
-        part = known[start : start + width]
-        middle = part[len(part) // 2]
-        numbers = [values[i] for i in part]
-        found["step"].append(steps[middle])
-        found["time"].append(times[middle])
-        found["value"].append(sum(numbers) / len(numbers))
-        if width > 1:
-            found["low"].append(min(numbers))
-            found["high"].append(max(numbers))
-    return found
+    numbers = [values[i] for i in known]
+    if width == 1:
+        return {**_at(steps, times, known), "value": numbers}
+    starts = np.arange(0, len(known), width)
+    counts = np.diff([*starts, len(known)])
+    every = np.array(numbers, float)
+    return {
+        **_at(steps, times, [known[i] for i in starts + counts // 2]),
+        "value": (np.add.reduceat(every, starts) / counts).tolist(),
+        "low": np.minimum.reduceat(every, starts).tolist(),
+        "high": np.maximum.reduceat(every, starts).tolist(),
+    }
+
+
+def _at(steps: Sequence[Any], times: Sequence[Any], rows: Sequence[int]) -> dict[str, list[Any]]:
+    return {"step": [steps[i] for i in rows], "time": [times[i] for i in rows]}
 
 
 __all__ = ["POINTS", "differing", "metrics", "overview"]

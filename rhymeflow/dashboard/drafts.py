@@ -16,17 +16,24 @@ NEWEST = 500
 PROMPTS = 20
 """Prompts that are listed of the best, and of the worst."""
 
-_SUMS = "SUM(sampled), SUM(steps), SUM(drafted)"
-_BY_EPOCH = f"SELECT epoch, {_SUMS} FROM side.groups WHERE steps > 0 GROUP BY epoch ORDER BY epoch"
+_BY_EPOCH = """SELECT epoch, sampled, steps, drafted FROM side.drafts_by_epoch WHERE steps > 0
+    ORDER BY epoch"""
 _BY_POSITION = """SELECT bin, SUM(length), SUM(steps), SUM(drafted) FROM
     (SELECT length, steps, drafted, CASE WHEN start < 16 THEN 0 WHEN start < 64 THEN 16
         WHEN start < 256 THEN 64 WHEN start < 1024 THEN 256 WHEN start < 4096 THEN 1024
         WHEN start < 16384 THEN 4096 ELSE 16384 END AS bin
-    FROM spans WHERE group_id > (SELECT MAX(group_id) FROM side.groups) - ?)
+    FROM (SELECT start, LENGTH(tokens) / 4 AS length, steps, drafted FROM segments
+            WHERE group_id > ?1 AND steps > 0
+        UNION ALL SELECT start, length, steps, drafted FROM pruned
+            WHERE group_id > ?1 AND steps > 0))
     GROUP BY bin ORDER BY bin"""
-_BY_PROMPT = f"""SELECT row, {_SUMS}, MIN(SUBSTR(prompt, 1, 200)), MAX(epoch), MAX(group_id)
-    FROM side.groups WHERE steps > 0 AND epoch > 0 GROUP BY row
-    ORDER BY 1.0 * SUM(sampled) / SUM(steps) {{}}, row LIMIT {PROMPTS}"""
+_THESE = "FROM side.groups g WHERE g.row = d.row AND g.steps > 0 AND g.epoch > 0"
+_BY_PROMPT = f"""SELECT d.row, sampled, steps, drafted,
+    (SELECT SUBSTR(p.text, 1, 200) FROM side.prompts p WHERE p.row = d.row ORDER BY id LIMIT 1),
+    (SELECT MAX(epoch) {_THESE}), (SELECT MAX(group_id) {_THESE})
+    FROM (SELECT * FROM side.drafts_by_row WHERE steps > 0
+        ORDER BY 1.0 * sampled / steps {{0}}, row LIMIT {PROMPTS}) d
+    ORDER BY 1.0 * sampled / steps {{0}}, d.row"""
 
 
 def found(run: Run) -> dict[str, Any]:
@@ -34,7 +41,8 @@ def found(run: Run) -> dict[str, Any]:
     `acceptance_rate` (of drafted tokens; `None` where there were none)."""
     with run.reader() as reader:
         epochs = reader.query(_BY_EPOCH)
-        positions = reader.query(_BY_POSITION, NEWEST)
+        ((last,),) = reader.query("SELECT COALESCE(MAX(group_id), 0) FROM side.groups")
+        positions = reader.query(_BY_POSITION, last - NEWEST)
         best, worst = (reader.query(_BY_PROMPT.format(order)) for order in ("DESC", "ASC"))
     return {
         "epochs": [{"epoch": epoch, **_figures(*sums)} for epoch, *sums in epochs],

@@ -18,6 +18,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+KINDS = frozenset({"Route", "TrajectoryRewarded", "Train", "Drop"})
+"""Of the lines that change anything."""
+
 
 class Filled(NamedTuple):
     """A group of a batch; times in seconds of the run."""
@@ -58,10 +61,11 @@ class Fold:
                 if (found := self._open.get(body["trajectory"][0])) is not None:
                     found.append(time)
             elif kind == "Train":
-                for group, members in zip(body["groups"], body["members"], strict=True):
-                    began, *rewards = self._open.pop(group)
-                    complete = rewards[len(members) - 1]
-                    self.ended.append(Filled(body["version"], group, began, complete, time))
+                for group, members in zip(body["groups"], body["members"], strict=False):
+                    began, *rewards = self._open.pop(group, [0.0])
+                    if 0 < len(members) <= len(rewards):  # else the log has no such group
+                        complete = rewards[len(members) - 1]
+                        self.ended.append(Filled(body["version"], group, began, complete, time))
             elif kind == "Drop":
                 self._open.pop(body["group"], None)
 
@@ -71,4 +75,4 @@ def counts(times: Sequence[float], edges: NDArray[np.float64]) -> list[int]:
     return np.searchsorted(np.sort(times), edges, "right").tolist()
 
 
-__all__ = ["Filled", "Fold", "counts"]
+__all__ = ["KINDS", "Filled", "Fold", "counts"]

@@ -5,44 +5,33 @@ Holds true: every answer is bounded (`PAGE` groups), and says how many there are
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
+from rhymeflow.dashboard import side_groups
 from rhymeflow.dashboard.run import Run
+from rhymeflow.dashboard.side_groups import FLAGS, ORDERS
 from rhymeflow.errors import UserError, nearest
 from rhymeflow.store import codec
 from rhymeflow.store.reader import TrajectoryReader
 
 PAGE = 50
 
+Known = TypeVar("Known")
+
 _COLUMNS = (
-    "group_id, row, epoch, SUBSTR(prompt, 1, 200), ending, ending_version, ending_reason, step,"
+    "g.group_id, g.row, epoch, SUBSTR(p.text, 1, 200), ending, ending_version, ending_reason, step,"
     " responses, rewarded, cut, reward_mean, reward_min, reward_max, length_mean, length_max,"
     " staleness_max"
 )
+_GROUPS = f"""SELECT {_COLUMNS} FROM side.groups g JOIN side.prompts p ON p.id = g.prompt
+    WHERE g.group_id IN (SELECT value FROM json_each(?))"""
 
-SORTS = {
-    "order": "group_id",
-    "spread": "reward_max - reward_min",
-    "reward": "reward_mean",
-    "length": "length_max",
-    "staleness": "staleness_max",
-}
-"""By name, what groups may be sorted by."""
-
-FILTERS = {
-    "right": "rewarded = responses AND reward_min = reward_max AND reward_mean >= 1",
-    "wrong": "rewarded = responses AND reward_max <= 0",
-    "mixed": "reward_max > reward_min",
-    "cut": "cut > 0",
-    "errors": "ending_reason IS NOT NULL",
-    "open": "ending IS NULL",
-    "consumed": "ending = 'consumed'",
-    "filtered": "ending = 'filtered'",
-    "aborted": "ending = 'aborted'",
-}
-"""By name, which groups may be asked for."""
+FEW_PROMPTS = 1_000
+"""Up to so many prompts that have a text, their groups are looked up one prompt after the other;
+of more, all groups are gone through in order, so that they need not be sorted."""
 
 
 class Asked(NamedTuple):
@@ -59,38 +48,67 @@ class Asked(NamedTuple):
 
 
 def listed(run: Run, asked: Asked) -> dict[str, Any]:
-    """Groups that fit what is asked, `PAGE` of them from `offset` on, and how many fit.
+    """Groups that fit what is asked, `PAGE` of them from `offset` on, and how many fit. Of equal
+    ones those come first that were requested first, or last where the order is descending; those
+    that have no such figure come at the end.
 
     Raises:
         UserError: there is no such filter or order.
     """
-    where, values = ["1"], []
-    for name, value in (("step", asked.step), ("row", asked.row)):
-        if value is not None:
-            where.append(f"{name} = ?")
-            values.append(value)
-    where += [_known(name, FILTERS, "filter") for name in asked.filters]
-    if asked.text:
-        where.append("prompt LIKE ? ESCAPE '\\'")
-        values.append(f"%{_escaped(asked.text)}%")
-    condition = " AND ".join(where)
-    order = _known(asked.sort, SORTS, "order")
-    direction = "DESC" if asked.descending else "ASC"
-    with run.reader() as reader:
-        ((count,),) = reader.query(f"SELECT COUNT(*) FROM side.groups WHERE {condition}", *values)
-        rows = reader.query(
-            f"SELECT {_COLUMNS} FROM side.groups WHERE {condition}"
-            f" ORDER BY {order} {direction} NULLS LAST, group_id LIMIT {PAGE} OFFSET ?",
-            *values,
-            asked.offset,
-        )
+    bits = sum({_known(name, FLAGS, "filter") for name in asked.filters})
+    column = _known(asked.sort, ORDERS, "order")
+    with run.reader() as reader, reader.one_state():
+        if asked.text or asked.step is not None or asked.row is not None:
+            chosen = _chosen(reader, asked, bits, column)
+            count, ids = len(chosen), chosen[asked.offset : asked.offset + PAGE]
+        else:
+            counts = side_groups.tallies(reader)
+            count = sum(groups for flags, groups in counts.items() if flags & bits == bits)
+            ids = _page(reader, asked, bits, column)
+        rows = {row[0]: row for row in reader.query(_GROUPS, _json(ids))}
         ((steps,),) = reader.query("SELECT MAX(step) FROM side.groups")
-        members = {row[0]: _members(reader, row[0]) for row in rows}
+        members = _members(reader, ids)
     return {
         "count": count,
         "steps": steps or 0,
-        "groups": [{**_group(row), "members": members[row[0]]} for row in rows],
+        "groups": [{**_group(rows[id_]), "members": members[id_]} for id_ in ids],
     }
+
+
+def _page(reader: TrajectoryReader, asked: Asked, bits: int, column: str) -> list[int]:
+    """Of all groups with these bits: along an index that has nothing else."""
+    rows = reader.query(
+        f"SELECT group_id FROM side.groups INDEXED BY groups_by_{asked.sort}"
+        f" WHERE flags & ? = ? {_order(asked, column)} LIMIT {PAGE} OFFSET ?",
+        *(bits, bits, asked.offset),
+    )
+    return [group for (group,) in rows]
+
+
+def _chosen(reader: TrajectoryReader, asked: Asked, bits: int, column: str) -> list[int]:
+    """All groups of a step, a prompt or a text, in order."""
+    where, values = ["flags & ? = ?"], [bits, bits]
+    index = ""
+    for name, value in (("row", asked.row), ("step", asked.step)):
+        if value is not None:
+            where.append(f"{name} = ?")
+            values.append(value)
+            index = f"groups_by_{name}"
+    if asked.text:
+        count = side_groups.match_prompts(reader, asked.text)
+        where.append("prompt IN temp.matched")
+        index = index or f"groups_by_{'prompt' if count <= FEW_PROMPTS else asked.sort}"
+    rows = reader.query(
+        f"SELECT group_id FROM side.groups INDEXED BY {index} WHERE {' AND '.join(where)}"
+        f" {_order(asked, column)}",
+        *values,
+    )
+    return [group for (group,) in rows]
+
+
+def _order(asked: Asked, column: str) -> str:
+    direction = "DESC" if asked.descending else "ASC"
+    return f"ORDER BY {column} {direction} NULLS LAST, group_id {direction}"
 
 
 def whole(run: Run, group: int) -> dict[str, Any]:
@@ -101,7 +119,7 @@ def whole(run: Run, group: int) -> dict[str, Any]:
         UserError: there is none.
     """
     with run.reader() as reader:
-        rows = reader.query(f"SELECT {_COLUMNS} FROM side.groups WHERE group_id = ?", group)
+        rows = reader.query(_GROUPS, _json([group]))
         if not rows:
             raise UserError(f"{run.directory}: has no group {group}")
         found = _group(rows[0])
@@ -119,7 +137,7 @@ def whole(run: Run, group: int) -> dict[str, Any]:
                 "SELECT member, text, components FROM trajectories WHERE group_id = ?", group
             )
         )
-        members = _members(reader, group)
+        members = _members(reader, [group])[group]
     for each in members:
         text, components = texts.get(each["member"], (None, None))
         each |= {"text": text, "components": components and msgspec.json.decode(components)}
@@ -133,13 +151,18 @@ def whole(run: Run, group: int) -> dict[str, Any]:
     }
 
 
-def _members(reader: TrajectoryReader, group: int) -> list[dict[str, Any]]:
+def _members(reader: TrajectoryReader, groups: list[int]) -> dict[int, list[dict[str, Any]]]:
     keys = ("member", "length", "observed", "first_version", "last_version", "steps", "drafted")
     keys += ("reason", "reward", "step")
     rows = reader.query(
-        f"SELECT {', '.join(keys)} FROM side.responses WHERE group_id = ? ORDER BY member", group
+        f"SELECT group_id, {', '.join(keys)} FROM side.responses"
+        " WHERE group_id IN (SELECT value FROM json_each(?)) ORDER BY group_id, member",
+        _json(groups),
     )
-    return [dict(zip(keys, row, strict=True)) for row in rows]
+    found: dict[int, list[dict[str, Any]]] = {group: [] for group in groups}
+    for group, *values in rows:
+        found[group].append(dict(zip(keys, values, strict=True)))
+    return found
 
 
 def _group(row: tuple[Any, ...]) -> dict[str, Any]:
@@ -151,14 +174,14 @@ def _group(row: tuple[Any, ...]) -> dict[str, Any]:
     return dict(zip(keys, row, strict=True))
 
 
-def _known(name: str, known: dict[str, str], what: str) -> str:
+def _known(name: str, known: Mapping[str, Known], what: str) -> Known:
     if name not in known:
         raise UserError(f"there is no {what} {name!r}{nearest(name, known)}")
-    return f"({known[name]})"
+    return known[name]
 
 
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
+def _json(groups: list[int]) -> str:
+    return msgspec.json.encode(groups).decode()
 
 
-__all__ = ["FILTERS", "PAGE", "SORTS", "Asked", "listed", "whole"]
+__all__ = ["PAGE", "Asked", "listed", "whole"]

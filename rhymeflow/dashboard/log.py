@@ -8,7 +8,7 @@ comes with it finds the same rows in the store alone, slowly.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
 from typing import Any, NamedTuple
 
 import msgspec
@@ -19,7 +19,6 @@ from rhymeflow.store.reader import TrajectoryReader
 
 PAGE = 100
 LOOKED_AT = 20_000
-EVENTS_AT_ONCE = 500
 
 
 class Asked(NamedTuple):
@@ -43,19 +42,18 @@ def listed(run: Run, asked: Asked) -> dict[str, Any]:
         UserError: there is no such kind or instance.
     """
     with run.reader() as reader:
-        kinds = dict(reader.query("SELECT name, id FROM side.log_names WHERE what = 'kind'"))
-        instances = dict(
-            reader.query("SELECT name, id FROM side.log_names WHERE what = 'instance'")
-        )
+        kinds, instances = _names(reader, "kind"), _names(reader, "instance")
         begin = _begin(reader, asked)
-        filters = [
-            ("log_by_kind", _known(asked.kind, kinds, "kind")),
-            ("log_by_instance", _known(asked.instance, instances, "instance")),
-            ("log_by_group", asked.group),
-        ]
-        chosen = [(table, value) for table, value in filters if value is not None]
-        lines = _chosen(reader, chosen, begin) if chosen else _all(reader, begin)
-        rows, last, is_end = _matching(reader, lines, asked.text.lower())
+        filters = [("log_by_group", asked.group)] if asked.group is not None else []
+        named = [("kind", asked.kind, kinds), ("instance", asked.instance, instances)]
+        wanted = [(_known(name, known, what), what) for what, name, known in named if name]
+        # The one with the fewest lines first: only of these is looked at what else is wanted.
+        filters += [(f"log_by_{what}", id_) for (_, id_), what in sorted(wanted)]
+        look = _chosen if filters else _all
+        with reader.one_state():
+            lines, end = look(reader, begin, asked.text, filters)
+        rows = [_row(line) for line in lines[:PAGE]]
+        after = lines[PAGE - 1].place if len(lines) >= PAGE else end
         ((events, commands),) = reader.query(
             "SELECT (SELECT COALESCE(MAX(seq), 0) FROM events),"
             " (SELECT COALESCE(MAX(seq), 0) FROM commands)"
@@ -66,7 +64,7 @@ def listed(run: Run, asked: Asked) -> dict[str, Any]:
         "kinds": sorted(kinds),
         "instances": sorted(instances),
         "rows": rows,
-        "after": None if is_end else last,
+        "after": after,
         "sql": sql(asked),
     }
 
@@ -108,78 +106,99 @@ class Line(NamedTuple):
     """A row of the log."""
 
     place: Place
+    time: float
     kind: str
     body: str
 
 
-def _matching(
-    reader: TrajectoryReader, lines: Iterator[Line], text: str
-) -> tuple[list[dict[str, Any]], Place | None, bool]:
-    """Lines that have the text; the last place that was looked at, and whether it was the end."""
-    rows: list[dict[str, Any]] = []
-    place = None
-    for looked_at, (place, kind, body) in enumerate(lines, start=1):
-        if text in body.lower():
-            event, is_command, number = place
-            ((time,),) = reader.query("SELECT time FROM events WHERE seq = ?", event)
-            rows.append(
-                {
-                    "event": event,
-                    "command": bool(is_command),
-                    "number": number,
-                    "time": time,
-                    "kind": kind,
-                    "body": msgspec.json.decode(body),
-                }
-            )
-        if len(rows) == PAGE or looked_at == LOOKED_AT:
-            return rows, place, False
-    return rows, place, True
+Found = tuple[list[Line], Place | None]
+"""Lines in order, at least the first `PAGE` that there are, and the place up to which was looked;
+None: to the end of the log."""
+
+
+def _has_text(body: str, text: str) -> tuple[str, list[str]]:
+    """A condition on lines, and its values."""
+    return (f" AND INSTR(LOWER({body}), LOWER(?))", [text]) if text else ("", [])
+
+
+def _row(line: Line) -> dict[str, Any]:
+    event, is_command, number = line.place
+    return {
+        "event": event,
+        "command": bool(is_command),
+        "number": number,
+        "time": line.time,
+        "kind": line.kind,
+        "body": msgspec.json.decode(line.body),
+    }
 
 
 def _chosen(
-    reader: TrajectoryReader, chosen: list[tuple[str, int]], begin: Place
-) -> Iterator[Line]:
-    """Lines after `begin` that all of these tables have for their values."""
-    (first, value), *others = chosen
+    reader: TrajectoryReader, begin: Place, text: str, filters: list[tuple[str, int]]
+) -> Found:
+    """Lines after `begin` that all of these tables have for their values. Of the first table no
+    more than `LOOKED_AT` places are looked at."""
+    (first, value), *others = filters
+    part = f"FROM side.{first} f WHERE value = ? AND (event, is_command, number) > (?, ?, ?)"
+    ends = reader.query(
+        f"SELECT event, is_command, number {part} ORDER BY event, is_command, number"
+        " LIMIT 1 OFFSET ?",
+        *(value, *begin, LOOKED_AT - 1),
+    )
     also = "".join(
         f" AND EXISTS (SELECT 1 FROM side.{table} o WHERE o.value = ?"
         " AND (o.event, o.is_command, o.number) = (f.event, f.is_command, f.number))"
         for table, _ in others
     )
-    statement = (
-        f"SELECT event, is_command, number FROM side.{first} f WHERE f.value = ?"
-        f" AND (event, is_command, number) > (?, ?, ?){also}"
-        " ORDER BY event, is_command, number LIMIT ?"
+    has_text, texts = _has_text("COALESCE(c.body, e.body)", text)
+    rows = reader.query(
+        "SELECT f.event, f.is_command, f.number, e.time,"
+        " COALESCE(c.kind, e.kind), COALESCE(c.body, e.body)"
+        f" FROM (SELECT event, is_command, number {part}"
+        " AND (event, is_command, number) <= (?, ?, ?)) f"
+        " CROSS JOIN events e ON e.seq = f.event"
+        " LEFT JOIN commands c ON f.is_command AND c.seq = f.number"
+        f" WHERE 1{also}{has_text} ORDER BY f.event, f.is_command, f.number LIMIT {PAGE}",
+        *(value, *begin, *(ends[0] if ends else _BEYOND)),
+        *(each for _, each in others),
+        *texts,
     )
-    while True:
-        places = reader.query(statement, value, *begin, *(each for _, each in others), PAGE)
-        for place in places:
-            table = "commands" if place[1] else "events"
-            yield Line(
-                place, *reader.query(f"SELECT kind, body FROM {table} WHERE seq = ?", place[2])[0]
-            )
-        if len(places) < PAGE:
-            return
-        begin = places[-1]
+    return [Line(row[:3], *row[3:]) for row in rows], ends[0] if ends else None
 
 
-def _all(reader: TrajectoryReader, begin: Place) -> Iterator[Line]:
-    """All lines after `begin`."""
-    ((last,),) = reader.query("SELECT COALESCE(MAX(seq), 0) FROM events")
-    for start in range(max(begin[0], 1), last + 1, EVENTS_AT_ONCE):
-        end = min(start + EVENTS_AT_ONCE - 1, last)
-        events = reader.query(
-            "SELECT seq, kind, body FROM events WHERE seq BETWEEN ? AND ?", start, end
-        )
-        commands = reader.query(
-            "SELECT event, seq, kind, body FROM commands WHERE seq > ? AND seq <= ? ORDER BY seq",
-            reader.last_command_upto(start - 1),
-            reader.last_command_upto(end),
-        )
-        lines = [Line((seq, 0, seq), *rest) for seq, *rest in events]
-        lines += [Line((event, 1, seq), *rest) for event, seq, *rest in commands]
-        yield from (line for line in sorted(lines) if line.place > begin)
+_BEYOND = (sys.maxsize,) * 3
+"""A place after all others."""
+
+
+def _all(reader: TrajectoryReader, begin: Place, text: str, _: object) -> Found:
+    """Lines after `begin`, of no more than `LOOKED_AT`: half of them events, half commands."""
+    event, is_command, number = begin
+    first = event + (is_command or number >= event)
+    done = number if is_command else reader.last_command_upto(event - 1)
+    last, upto = first + LOOKED_AT // 2 - 1, done + LOOKED_AT // 2
+    ((newest,),) = reader.query("SELECT COALESCE(MAX(seq), 0) FROM events")
+    its_event = reader.query("SELECT event FROM commands WHERE seq = ?", upto)
+    end: Place | None
+    if its_event and its_event[0][0] <= last:  # the commands end first, and the events with them
+        last = its_event[0][0]
+        end = last, 1, upto
+    elif last < newest:
+        upto = reader.last_command_upto(last - 1)
+        end = last, 0, last
+    else:
+        upto, end = sys.maxsize, None
+    has_text, texts = _has_text("body", text)
+    events = reader.query(
+        "SELECT seq, 0, seq, time, kind, body FROM events WHERE seq BETWEEN ? AND ?"
+        f"{has_text} ORDER BY seq LIMIT {PAGE}",
+        *(first, last, *texts),
+    )
+    commands = reader.query(
+        "SELECT event, 1, seq, (SELECT time FROM events e WHERE e.seq = event), kind, body"
+        f" FROM commands WHERE seq > ? AND seq <= ?{has_text} ORDER BY seq LIMIT {PAGE}",
+        *(done, upto, *texts),
+    )
+    return sorted(Line(row[:3], *row[3:]) for row in events + commands), end
 
 
 def _begin(reader: TrajectoryReader, asked: Asked) -> Place:
@@ -197,9 +216,13 @@ def _begin(reader: TrajectoryReader, asked: Asked) -> Place:
     return low, 0, 0
 
 
-def _known(name: str, known: dict[str, int], what: str) -> int | None:
-    if not name:
-        return None
+def _names(reader: TrajectoryReader, what: str) -> dict[str, tuple[int, int]]:
+    """By name, how many lines it has, and its number."""
+    rows = reader.query("SELECT name, lines, id FROM side.log_names WHERE what = ?", what)
+    return {name: (lines, id_) for name, lines, id_ in rows}
+
+
+def _known(name: str, known: dict[str, tuple[int, int]], what: str) -> tuple[int, int]:
     if name not in known:
         raise UserError(f"the log has no {what} {name!r}{nearest(name, known)}")
     return known[name]

@@ -27,7 +27,8 @@ REFRESH_SECONDS = 1.0
 KEPT_SECONDS = 10.0
 """After the last question."""
 PATIENCE = 0.3
-"""Seconds that a question waits for an index to be full; then it is answered from what there is."""
+"""Seconds from the first question on for which an index is waited for to be full; then questions
+are answered from what there is."""
 
 
 class Run:
@@ -71,7 +72,7 @@ class Keeper:
     def __init__(self, side: SideIndex) -> None:
         self._side, self._lock = side, threading.Lock()
         self._thread: threading.Thread | None = None
-        self._until = 0.0
+        self._until = self._patient_until = 0.0
         self._problem: UserError | None = None
 
     def asked(self) -> None:
@@ -81,13 +82,15 @@ class Keeper:
             UserError: the store cannot be read.
         """
         with self._lock:
-            self._until = time.monotonic() + KEPT_SECONDS
+            now = time.monotonic()
+            self._until = now + KEPT_SECONDS
             if self._thread is None or not self._thread.is_alive():
                 self._problem = None
+                self._patient_until = now + PATIENCE
                 self._thread = threading.Thread(target=self._work, daemon=True)
                 self._thread.start()
         self._side.prepared.wait()
-        self._side.filled.wait(PATIENCE)
+        self._side.filled.wait(max(self._patient_until - now, 0.0))
         if self._problem is not None:
             raise self._problem
 

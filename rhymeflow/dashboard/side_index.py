@@ -14,61 +14,30 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import os
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
-from rhymeflow.dashboard import side_log
+from rhymeflow.dashboard import side_groups, side_log, side_spans
 from rhymeflow.dashboard.side_log import transaction
 from rhymeflow.observe.summary import EVENTS
 from rhymeflow.store.damage import explained
 from rhymeflow.store.reader import TrajectoryReader
 
 FILE = "dashboard.db"
-LAYOUT = 5
+LAYOUT = 7
 GROUPS_AT_ONCE = 2_000
+SEGMENTS_AT_ONCE = 50_000
 
-_TABLES = f"""
-CREATE TABLE side.marks (name TEXT PRIMARY KEY, value NOT NULL);
-CREATE TABLE side.responses (
-    group_id INTEGER, member INTEGER, length INTEGER, observed INTEGER, first_version INTEGER,
-    last_version INTEGER, steps INTEGER, drafted INTEGER, reason TEXT, reward REAL, step INTEGER,
-    PRIMARY KEY (group_id, member)) WITHOUT ROWID;
-CREATE TABLE side.groups (
-    group_id INTEGER PRIMARY KEY, row INTEGER, epoch INTEGER, prompt TEXT, ending TEXT,
-    ending_version INTEGER, ending_reason TEXT, step INTEGER, responses INTEGER, rewarded INTEGER,
-    cut INTEGER, reward_mean REAL, reward_min REAL, reward_max REAL, length_mean REAL,
-    length_max INTEGER, staleness_max INTEGER, sampled INTEGER, steps INTEGER, drafted INTEGER);
-CREATE INDEX side.groups_by_step ON groups (step, group_id);
-CREATE INDEX side.groups_by_row ON groups (row, epoch);
-{side_log.TABLES}"""
-
-_SHOWN_PROMPT = 2_000
-"""Characters of a prompt that are kept for searching."""
-
-# `step` counts from 1, as people and metrics do; `trained` of the store from 0.
-_RESPONSES = """
-INSERT INTO side.responses
-SELECT p.group_id, p.member, SUM(p.length), SUM(p.length * (p.steps = 0)), MIN(p.version),
-    MAX(p.version), SUM(p.steps), SUM(p.drafted), t.reason, t.reward, t.trained + 1
-FROM (SELECT group_id, member, LENGTH(tokens) / 4 AS length, version, steps, drafted FROM segments
-        WHERE group_id {those}
-    UNION ALL SELECT group_id, member, length, version, steps, drafted FROM pruned
-        WHERE group_id {those}) p
-LEFT JOIN trajectories t ON t.group_id = p.group_id AND t.member = p.member
-GROUP BY p.group_id, p.member"""
-_GROUPS = f"""
-INSERT INTO side.groups
-SELECT g.group_id, g.row, g.epoch, SUBSTR(g.prompt, 1, {_SHOWN_PROMPT}), g.ending, g.ending_version,
-    g.ending_reason, CASE WHEN g.ending = 'consumed' THEN g.ending_version + 1 END,
-    COUNT(r.member), COUNT(r.reward), TOTAL(r.reason IN ('length', 'finished_early')),
-    AVG(r.reward), MIN(r.reward), MAX(r.reward), AVG(r.length), MAX(r.length),
-    MAX(r.step - 1 - r.first_version), SUM(r.length - r.observed), SUM(r.steps), SUM(r.drafted)
-FROM main.groups g LEFT JOIN side.responses r USING (group_id)
-WHERE g.group_id {{those}} GROUP BY g.group_id"""
+_CACHE_KIB = 64 * 1024
+"""Of the index, in memory while it is written to: places in its tables are met again and again."""
+_MARKS = "CREATE TABLE side.marks (name TEXT PRIMARY KEY, value NOT NULL);"
+_TABLES = _MARKS + side_groups.TABLES + side_log.TABLES + side_spans.TABLES
 
 _TOUCHED = {
     "segments": """INSERT OR IGNORE INTO temp.touched
@@ -78,6 +47,10 @@ _TOUCHED = {
         AND what IN ('groups', 'trajectories', 'pruned')""",
 }
 """By the mark that moved, groups of which something has changed."""
+_FIRSTS = """SELECT group_id FROM (
+    SELECT group_id, ROW_NUMBER() OVER (ORDER BY group_id) - 1 AS place FROM temp.touched)
+    WHERE place % ? = 0"""
+_PART = "(SELECT group_id FROM temp.touched WHERE group_id >= {} AND group_id < {})"
 
 
 class SideIndex:
@@ -97,7 +70,7 @@ class SideIndex:
         """It can be read, though it may not be full."""
         self.filled = threading.Event()
         self.share_done = 0.0
-        """Of the groups, while it is filled for the first time; 1: it is complete."""
+        """Of the groups and of the log, half each, until it has been complete once."""
 
     def refresh(self) -> None:
         """Bring it up to date; where another thread or process does so, wait for it.
@@ -105,13 +78,16 @@ class SideIndex:
         Raises:
             UserError: there is no store, or it is damaged.
         """
+        if not self.prepared.is_set():
+            self._look()
         with (
             self._lock,
             _alone(self.path.with_suffix(".lock")),
             explained(self._events),
             self.attached("rwc") as reader,
         ):
-            self._prepare(reader)
+            if not self._is_right(reader):
+                self._make(reader)
             self.prepared.set()
             marks = dict(reader.query("SELECT name, value FROM side.marks"))
             now = _marks(reader)
@@ -119,7 +95,8 @@ class SideIndex:
                 self._fill(reader, marks, now)
             else:
                 self._follow(reader, marks, now)
-            side_log.follow(reader)
+            for share in side_log.follow(reader):
+                self._is_done(0.5 + share / 2)
             self.share_done = 1.0
             self.filled.set()
 
@@ -129,30 +106,50 @@ class SideIndex:
         reader = TrajectoryReader(self._events)
         try:
             reader.query("ATTACH ? AS side", f"file:{quote(str(self.path.resolve()))}?mode={mode}")
+            if mode != "ro":
+                reader.query("PRAGMA side.synchronous = OFF")  # it can be made again
+                reader.query(f"PRAGMA side.cache_size = -{_CACHE_KIB}")
             yield reader
         finally:
             reader.close()
 
-    def _prepare(self, reader: TrajectoryReader) -> None:
-        """Make the tables, anew if they are another run's or have another layout."""
+    def _look(self) -> None:
+        """What is there can be read, also while another process fills it."""
+        if self.path.exists():
+            with explained(self._events), self.attached() as reader:
+                if self._is_right(reader):
+                    self.prepared.set()
+
+    def _is_right(self, reader: TrajectoryReader) -> bool:
+        """Whether the tables are there, of this run and of this layout."""
+        if not reader.query("SELECT 1 FROM side.sqlite_master WHERE name = 'marks'"):
+            return False
+        marks = dict(reader.query("SELECT name, value FROM side.marks"))
+        is_behind = marks.get("changes", 0) <= _marks(reader)["changes"]
+        return is_behind and self._wanted(reader).items() <= marks.items()
+
+    def _wanted(self, reader: TrajectoryReader) -> dict[str, object]:
         ((started,),) = reader.query("SELECT MIN(started) FROM attempts")
-        wanted = {"layout": LAYOUT, "run": started or ""}
-        if reader.query("SELECT 1 FROM side.sqlite_master WHERE name = 'marks'"):
-            marks = dict(reader.query("SELECT name, value FROM side.marks"))
-            behind = marks.get("changes", 0) <= _marks(reader)["changes"]
-            if {name: marks.get(name) for name in wanted} == wanted and behind:
-                return
-            for kind, name in reader.query(
-                "SELECT type, name FROM side.sqlite_master WHERE type = 'table'"
-            ):
-                reader.query(f"DROP {kind} side.{name}")
+        has_words = side_groups.can_have_words()
+        return {"layout": LAYOUT, "run": started or "", "words": int(has_words)}
+
+    def _make(self, reader: TrajectoryReader) -> None:
+        """Make the tables, in place of those that are there."""
+        self._drop(reader)
         reader.query("PRAGMA side.journal_mode = WAL")
-        reader.query("PRAGMA side.synchronous = OFF")  # it can be made again
         with transaction(reader):
             for statement in _TABLES.split(";"):
                 reader.query(statement)
-            for mark in wanted.items():
+            if side_groups.can_have_words():
+                reader.query(side_groups.WORDS)
+            for mark in self._wanted(reader).items():
                 reader.query("INSERT INTO side.marks VALUES (?, ?)", *mark)
+
+    def _drop(self, reader: TrajectoryReader) -> None:
+        """Take out all tables; a virtual one takes those that it is made of with it."""
+        tables = "FROM side.sqlite_master WHERE type = 'table'"
+        for (name,) in reader.query(f"SELECT name {tables} ORDER BY sql NOT LIKE '%VIRTUAL%'"):
+            reader.query(f"DROP TABLE IF EXISTS side.{name}")
 
     def _fill(self, reader: TrajectoryReader, marks: dict[str, int], now: dict[str, int]) -> None:
         """Go through all groups once, from where this was ended."""
@@ -160,29 +157,32 @@ class SideIndex:
         if "changes" not in marks:  # what changes from here on is looked at again
             self._mark(reader, now)
         for start in range(marks.get("next_group", 0), last + 1, GROUPS_AT_ONCE):
-            self.share_done = start / (last + 1)
+            self._is_done(start / (last + 1) / 2)
             with transaction(reader):
                 self._put(reader, f"BETWEEN {start} AND {start + GROUPS_AT_ONCE - 1}")
                 self._mark(reader, {"next_group": start + GROUPS_AT_ONCE})
         self._mark(reader, {"filled": 1})
 
     def _follow(self, reader: TrajectoryReader, marks: dict[str, int], now: dict[str, int]) -> None:
-        """Look again at groups of which something has changed."""
+        """Look again at groups of which something has changed; it may have gone on for long."""
         if all(marks[name] == value for name, value in now.items()):
             return
         reader.query("CREATE TEMP TABLE touched (group_id INTEGER PRIMARY KEY)")
         for name, statement in _TOUCHED.items():
-            if marks[name] != now[name]:  # only the newest schemas have the table of changes
-                reader.query(statement, marks[name], now[name])
-        with transaction(reader):
-            self._put(reader, "IN (SELECT group_id FROM temp.touched)")
-            self._mark(reader, now)
+            for start in range(marks[name], now[name], SEGMENTS_AT_ONCE):
+                reader.query(statement, start, min(start + SEGMENTS_AT_ONCE, now[name]))
+        firsts = [first for (first,) in reader.query(_FIRSTS, GROUPS_AT_ONCE)]
+        for first, beyond in itertools.pairwise([*firsts, sys.maxsize]):
+            with transaction(reader):
+                self._put(reader, f"IN {_PART.format(first, beyond)}")
+        self._mark(reader, now)
 
     def _put(self, reader: TrajectoryReader, those: str) -> None:
-        for table in ("responses", "groups"):
-            reader.query(f"DELETE FROM side.{table} WHERE group_id {those}")
-        reader.query(_RESPONSES.format(those=those))
-        reader.query(_GROUPS.format(those=those))
+        side_groups.put(reader, those)
+
+    def _is_done(self, share: float) -> None:
+        if not self.filled.is_set():
+            self.share_done = share
 
     def _mark(self, reader: TrajectoryReader, marks: dict[str, int]) -> None:
         for mark in marks.items():

@@ -23,6 +23,9 @@ _BEGINS = {
     "Evaluate": "evaluation",
 }
 _ENDS = {"VersionPublished": "training", "Pulled": "pull", "Evaluated": "evaluation"}
+_LEAVES = ("TrajectoryFinished", "TrajectoryInterrupted", "TurnEnded")
+KINDS = {*_BEGINS, *_ENDS, *_LEAVES, "Route", "Abort", "InstanceLeft"}
+"""Of events and commands that tell anything about spans; of others their time alone counts."""
 
 
 class Span(NamedTuple):
@@ -84,7 +87,7 @@ class Fold:
             if not self._responses.setdefault(instance, set()):
                 self._begin(instance, "generating", body["version"])
             self._responses[instance].add(tuple(body["trajectory"]))
-        elif kind in ("TrajectoryFinished", "TrajectoryInterrupted", "TurnEnded"):
+        elif kind in _LEAVES:
             self._leave(instance, [body["trajectory"]])
         elif kind == "Abort":
             self._leave(instance, body["trajectories"])
@@ -111,4 +114,4 @@ class Fold:
             self.ended.append(Span(lane, kind, start, self.time, version))
 
 
-__all__ = ["LEARNER", "Fold", "Span"]
+__all__ = ["KINDS", "LEARNER", "Fold", "Span"]

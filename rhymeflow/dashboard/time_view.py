@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rhymeflow.dashboard import side_log
+from rhymeflow.dashboard import side_log, side_spans
 from rhymeflow.dashboard.filling import counts
 from rhymeflow.dashboard.run import Run
 from rhymeflow.dashboard.spans import LEARNER, Span
@@ -37,20 +37,13 @@ def found(run: Run, start: float | None = None, end: float | None = None) -> dic
         UserError: the end is not after the start.
     """
     with run.reader() as reader:
-        ((last,),) = reader.query("SELECT MAX(time) FROM events")
-        last = last or 0.0
+        _, last = side_log.last_event(reader)
         begin, stop = start or 0.0, last if end is None else min(end, last)
         if stop <= begin and last:
             raise UserError(f"nothing lies between {begin:g} and {stop:g} seconds of this run")
-        rows = reader.query("SELECT * FROM side.spans WHERE end >= ? AND start <= ?", begin, stop)
-        spans = [Span(*row) for row in rows]
+        spans, many = side_spans.bounded(reader, begin, stop, PARTS)
         going_on = side_log.fold(reader).open()
-        steps = reader.query(
-            "SELECT end FROM side.spans WHERE lane = ? AND kind = 'training' ORDER BY end DESC"
-            " LIMIT ?",
-            LEARNER,
-            LATEST_STEPS + 1,
-        )
+        steps = side_spans.latest_ends(reader, LEARNER, "training", LATEST_STEPS + 1)
         latest = _latest(reader, steps, going_on)
         batches = _batches(reader, begin, stop)
     spans += [each for each in going_on if each.start <= stop and each.end >= begin]
@@ -58,7 +51,7 @@ def found(run: Run, start: float | None = None, end: float | None = None) -> dic
         "start": begin,
         "end": stop,
         "last": last,
-        "lanes": lanes(spans, begin, stop),
+        "lanes": lanes(spans, begin, stop, many),
         "batches": batches,
         "limits": latest,
     }
@@ -97,29 +90,36 @@ def _batches(reader: TrajectoryReader, start: float, end: float) -> list[dict[st
     return found
 
 
-def lanes(spans: Sequence[Span], start: float, end: float) -> list[dict[str, Any]]:
-    """By lane, the learner first: its spans, or of too many the shares of `PARTS` parts."""
-    by_lane: dict[str, list[Span]] = {}
+def lanes(
+    spans: Sequence[Span], start: float, end: float, many: side_spans.Shares | None = None
+) -> list[dict[str, Any]]:
+    """By lane, the learner first: its spans, or of too many the shares of `PARTS` parts. `many`:
+    shares of lanes whose spans are not given, but for those that go on."""
+    many = many or {}
+    by_lane: dict[str, list[Span]] = {name: [] for name in many}
     for span in spans:
         by_lane.setdefault(span.lane, []).append(span)
     names = sorted(by_lane, key=lambda name: (name != LEARNER, _natural(name)))
     return [
-        {"name": name, **_lane(sorted(by_lane[name], key=lambda s: s.start), start, end)}
+        {
+            "name": name,
+            **_lane(sorted(by_lane[name], key=lambda s: s.start), start, end, many.get(name)),
+        }
         for name in names
     ]
 
 
-def _lane(spans: list[Span], start: float, end: float) -> dict[str, Any]:
-    if len(spans) <= PARTS:
+def _lane(
+    spans: list[Span], start: float, end: float, known: dict[str, NDArray[np.float64]] | None
+) -> dict[str, Any]:
+    if known is None and len(spans) <= PARTS:
         return {"spans": [[each.kind, each.start, each.end, each.version] for each in spans]}
     edges = np.linspace(start, end, PARTS + 1)
-    kinds = dict.fromkeys(span.kind for span in spans)
-    return {
-        "shares": {
-            kind: shares([span for span in spans if span.kind == kind], edges).round(4).tolist()
-            for kind in kinds
-        }
-    }
+    found = dict(known or {})
+    for kind in dict.fromkeys(span.kind for span in spans):
+        these = shares([span for span in spans if span.kind == kind], edges)
+        found[kind] = found.get(kind, 0.0) + these
+    return {"shares": {kind: parts.round(4).tolist() for kind, parts in found.items()}}
 
 
 def shares(spans: Sequence[Span], edges: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -138,14 +138,13 @@ def shares(spans: Sequence[Span], edges: NDArray[np.float64]) -> NDArray[np.floa
 
 
 def _latest(
-    reader: TrajectoryReader, steps: list[tuple[Any, ...]], going_on: list[Span]
+    reader: TrajectoryReader, steps: list[float], going_on: list[Span]
 ) -> dict[str, Any] | None:
     """What limited the latest steps; None before there are two."""
     if len(steps) < 2:
         return None
-    start, end = steps[-1][0], steps[0][0]
-    rows = reader.query("SELECT * FROM side.spans WHERE end >= ? AND start <= ?", start, end)
-    spans = [Span(*row) for row in rows]
+    start, end = steps[-1], steps[0]
+    spans = side_spans.within(reader, start, end)
     spans += [each for each in going_on if each.start <= end]
     found = limits(spans, start, end)
     return {"steps": len(steps) - 1, "start": start, "end": end, **found}

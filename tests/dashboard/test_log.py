@@ -102,7 +102,6 @@ def test_the_same_as_by_sql(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(log, "PAGE", size)
         patch.setattr(log, "LOOKED_AT", 2 * size)
-        patch.setattr(log, "EVENTS_AT_ONCE", size)
         patch.setattr(side_log, "EVENTS_AT_ONCE", size)
         for first, part in ((0, lines), (len(lines), more)):
             write(run_dir / "events.db", part, first=first)
@@ -115,6 +114,27 @@ def test_the_same_as_by_sql(
                 if asked.instance not in ("", *known["instances"]):
                     asked = asked._replace(instance="")
                 assert paged(run, asked) == by_sql(run_dir / "events.db", asked), asked
+
+
+def test_no_answer_looks_at_many_lines(tmp_path: Path, monkeypatch: Any) -> None:
+    """What is rare among much is found page by page, and no page goes through all."""
+    monkeypatch.setattr(log, "LOOKED_AT", 10)
+    lines: Any = [(TrajectoryRewarded(TrajectoryId(i, 0), 0.5), [Drop(i, "aborted", "x")])
+                  for i in range(40)]  # fmt: skip
+    write(tmp_path / "events.db", [*lines, (InstanceLeft("rollout-0", "gone"), [])])
+    run = Run(tmp_path, "a")
+    for asked in (Asked(text="[39,0]"), Asked(kind="TrajectoryRewarded", text="[39,0]")):
+        pages, asked_now = [], asked
+        while True:
+            found = listed(run, asked_now)
+            pages.append(len(found["rows"]))
+            if found["after"] is None:
+                break
+            asked_now = asked._replace(after=found["after"])
+        assert sum(pages) == 1
+        assert len(pages) >= 40 / 10
+    both = Asked(kind="InstanceLeft", instance="rollout-0")
+    assert [len(listed(run, both)["rows"]), listed(run, both)["after"]] == [1, None]
 
 
 def test_what_the_log_has_not(tmp_path: Path) -> None:

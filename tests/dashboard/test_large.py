@@ -1,0 +1,85 @@
+"""A synthetic run is a store like any other, and every kind of question to it is answered."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.asking.questions import kinds, look
+from benchmarks.logs.large import LAG, Size, build
+from benchmarks.training.train import ROOT
+from rhymeflow.core.types import TrajectoryId
+from rhymeflow.dashboard.run import Run
+from rhymeflow.store.previous_run import config_in_force
+from rhymeflow.store.reader import TrajectoryReader
+from tests.dashboard.conftest import serving
+
+SIZE = Size(trajectories=1_600, tokens=20, members=4, groups_per_step=8, epochs=4, instances=3)
+NEVER_EMPTY = {
+    *("groups: of a step", "groups: of a row", "groups: text, a word", "groups: text of all"),
+    *("groups: text, two words", "log: whole", "log: any page", "log: of a group"),
+}
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "large"
+    folder.mkdir()
+    build(folder, SIZE)
+    return folder
+
+
+def test_it_opens(large: Path) -> None:
+    reader = TrajectoryReader(large / "events.db")
+    ((trajectories, mean, most),) = reader.query(
+        "SELECT COUNT(*), AVG(length), MAX(length) FROM responses"
+    )
+    assert trajectories == SIZE.trajectories
+    assert 0.8 * SIZE.tokens < mean < 1.2 * SIZE.tokens
+    assert most > 8 * SIZE.tokens
+    assert config_in_force(reader).rollout.num_generations == SIZE.members
+    assert len(reader.attempts()) == 2
+    endings = reader.query("SELECT DISTINCT ending FROM groups ORDER BY 1")
+    assert endings == [(None,), ("aborted",), ("consumed",), ("filtered",)]
+    ((staleness,),) = reader.query("SELECT MAX(staleness) FROM trained")
+    assert 0 < staleness <= LAG
+    details = reader.details(TrajectoryId(0, 0))
+    assert details is not None
+    assert sum(each.length for each in details.segments) == details.length
+    reader.close()
+
+
+def test_an_audit_finds_nothing(large: Path) -> None:
+    script = str(ROOT / "examples" / "audit_run.py")
+    done = subprocess.run([sys.executable, script, str(large)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    assert "all hold so far" in done.stdout
+
+
+def test_every_kind_of_question_is_answered(large: Path) -> None:
+    draw = random.Random(0)
+
+    class Board:
+        """Asks about the one run."""
+
+        def ask(self, path: str = "", **query: Any) -> Any:
+            given = {name: value for name, value in query.items() if value is not None}
+            return client.ask(f"runs/large{path}", **given)
+
+    run = Run(large, large.name)
+    run.side.refresh()
+    with serving([run]) as client:
+        board: Any = Board()
+        known = look(board, draw)
+        assert known.overview["share_indexed"] == 1
+        for kind, question in kinds(known, draw).items():
+            for _ in range(4):
+                path, query = question()
+                answer = board.ask(path, **query)
+                if kind in NEVER_EMPTY:
+                    assert answer["groups" if kind.startswith("groups") else "rows"], kind
