@@ -77,7 +77,10 @@ def named(directories: Sequence[Path]) -> list[Run]:
 def _listener(host: str, port: int | None) -> socket.socket:
     """A socket that listens; of `PORT` and those that follow it the first that is free."""
     for number in [port] if port is not None else range(PORT, PORT + _PORTS):
-        listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        # asyncio sends at once (TCP_NODELAY) where the socket says that it is TCP. Else an answer's
+        # body waits 40 ms for its head to be acknowledged.
+        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((host.strip("[]"), number))
