@@ -97,16 +97,16 @@ def differing(runs: Sequence[Run]) -> dict[str, list[Any]]:
 def _points(
     steps: Sequence[Any], times: Sequence[Any], values: Sequence[Any]
 ) -> dict[str, list[float]]:
-    known = [i for i, value in enumerate(values) if value is not None]
+    numbers = [value for value in values if value is not None]
+    known = np.flatnonzero([value is not None for value in values])
     width = -(-len(known) // POINTS) or 1
-    numbers = [values[i] for i in known]
     if width == 1:
-        return {**_at(steps, times, known), "value": numbers}
+        return {**_at(steps, times, known.tolist()), "value": numbers}
     starts = np.arange(0, len(known), width)
     counts = np.diff([*starts, len(known)])
     every = np.array(numbers, float)
     return {
-        **_at(steps, times, [known[i] for i in starts + counts // 2]),
+        **_at(steps, times, known[starts + counts // 2].tolist()),
         "value": (np.add.reduceat(every, starts) / counts).tolist(),
         "low": np.minimum.reduceat(every, starts).tolist(),
         "high": np.maximum.reduceat(every, starts).tolist(),

@@ -97,7 +97,10 @@ def listening(host: str, port: int | None) -> socket.socket:
         UserError: nothing can listen there.
     """
     for number in [port] if port is not None else range(PORT, PORT + _PORTS):
-        listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        # asyncio sends at once (TCP_NODELAY) where the socket says that it is TCP. Else an answer's
+        # body waits 40 ms for its head to be acknowledged.
+        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((host.strip("[]"), number))
