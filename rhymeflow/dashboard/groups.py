@@ -12,7 +12,7 @@ import msgspec
 
 from rhymeflow.dashboard import side_groups
 from rhymeflow.dashboard.run import Run
-from rhymeflow.dashboard.side_groups import FLAGS, ORDERS
+from rhymeflow.dashboard.side_groups import FLAGS, OF_COMPONENT, ORDERS
 from rhymeflow.errors import UserError, nearest
 from rhymeflow.store import codec
 from rhymeflow.store.reader import TrajectoryReader
@@ -42,6 +42,10 @@ class Asked(NamedTuple):
     filters: tuple[str, ...] = ()
     text: str = ""
     """Their prompts have it, whatever the case."""
+    component: str = ""
+    """A reward function, by whose values alone groups are chosen."""
+    of_component: str = "mixed"
+    """What these are to be."""
     sort: str = "order"
     descending: bool = False
     offset: int = 0
@@ -53,12 +57,15 @@ def listed(run: Run, asked: Asked) -> dict[str, Any]:
     that have no such figure come at the end.
 
     Raises:
-        UserError: there is no such filter or order.
+        UserError: there is no such filter, order or reward function.
     """
     bits = sum({_known(name, FLAGS, "filter") for name in asked.filters})
     column = _known(asked.sort, ORDERS, "order")
     with run.reader() as reader, reader.one_state():
-        if asked.text or asked.step is not None or asked.row is not None:
+        names = side_groups.component_names(reader)
+        if asked.component:
+            _known(asked.component, dict.fromkeys(names), "reward function")
+        if asked.text or asked.component or asked.step is not None or asked.row is not None:
             chosen = _chosen(reader, asked, bits, column)
             count, ids = len(chosen), chosen[asked.offset : asked.offset + PAGE]
         else:
@@ -71,6 +78,7 @@ def listed(run: Run, asked: Asked) -> dict[str, Any]:
     return {
         "count": count,
         "steps": steps or 0,
+        "components": names,
         "groups": [{**_group(rows[id_]), "members": members[id_]} for id_ in ids],
     }
 
@@ -86,8 +94,9 @@ def _page(reader: TrajectoryReader, asked: Asked, bits: int, column: str) -> lis
 
 
 def _chosen(reader: TrajectoryReader, asked: Asked, bits: int, column: str) -> list[int]:
-    """All groups of a step, a prompt or a text, in order."""
-    where, values = ["flags & ? = ?"], [bits, bits]
+    """All groups of a step, a prompt, a text or a reward function's values, in order."""
+    where: list[str] = ["flags & ? = ?"]
+    values: list[int | str] = [bits, bits]
     index = ""
     for name, value in (("row", asked.row), ("step", asked.step)):
         if value is not None:
@@ -98,6 +107,13 @@ def _chosen(reader: TrajectoryReader, asked: Asked, bits: int, column: str) -> l
         count = side_groups.match_prompts(reader, asked.text)
         where.append("prompt IN temp.matched")
         index = index or f"groups_by_{'prompt' if count <= FEW_PROMPTS else asked.sort}"
+    if asked.component:
+        condition = _known(asked.of_component, OF_COMPONENT, "filter of a reward function")
+        where.append(
+            f"group_id IN (SELECT group_id FROM side.components WHERE name = ? AND {condition})"
+        )
+        values.append(asked.component)
+    index = index or f"groups_by_{asked.sort}"
     rows = reader.query(
         f"SELECT group_id FROM side.groups INDEXED BY {index} WHERE {' AND '.join(where)}"
         f" {_order(asked, column)}",

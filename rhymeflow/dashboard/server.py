@@ -199,6 +199,8 @@ def _asked(request: Request) -> groups.Asked:
         row=_number(given.get("row"), "row"),
         filters=tuple(given.getlist("filter")),
         text=given.get("text", ""),
+        component=given.get("component", ""),
+        of_component=given.get("of", "mixed"),
         sort=given.get("sort", "order"),
         descending=given.get("descending") == "true",
         offset=_number(given.get("offset"), "offset") or 0,

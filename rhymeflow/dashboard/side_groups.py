@@ -41,7 +41,18 @@ ORDERS = {
 """By name, the columns that groups are found in the order of: each has an index `groups_by_NAME`,
 in which all that chooses among groups stands too."""
 
+OF_COMPONENT = {
+    "mixed": "most > least",
+    "right": "least = most AND least >= 1",
+    "wrong": "most <= 0",
+}
+"""By name, which groups may be asked for by one reward function's values."""
+
 TABLES = """
+CREATE TABLE side.components (name TEXT, group_id INTEGER, least REAL, most REAL,
+    PRIMARY KEY (name, group_id)) WITHOUT ROWID;
+CREATE INDEX side.components_by_group ON components (group_id);
+CREATE TABLE side.component_names (name TEXT PRIMARY KEY) WITHOUT ROWID;
 CREATE TABLE side.responses (
     group_id INTEGER, member INTEGER, length INTEGER, observed INTEGER, first_version INTEGER,
     last_version INTEGER, steps INTEGER, drafted INTEGER, reason TEXT, reward REAL, step INTEGER,
@@ -92,6 +103,13 @@ _PROMPTS = f"""
 INSERT INTO side.prompts (row, text) SELECT DISTINCT g.row, {_TEXT}
 FROM main.groups g WHERE g.group_id {{those}}
 AND NOT EXISTS (SELECT 1 FROM side.prompts p WHERE p.row = g.row AND p.text = {_TEXT})"""
+# Of one function alone the reward says all; an object of several has a comma.
+_COMPONENTS = """
+INSERT INTO side.components SELECT j.key, t.group_id, MIN(j.value), MAX(j.value)
+FROM trajectories t, json_each(t.components) j
+WHERE t.group_id {those} AND t.components LIKE '%,%' GROUP BY 1, 2"""
+_COMPONENT_NAMES = """INSERT OR IGNORE INTO side.component_names
+SELECT DISTINCT name FROM side.components WHERE group_id {those}"""
 _BITS = " | ".join(f"(COALESCE({each}, 0) << {i})" for i, each in enumerate(FILTERS.values()))
 _GROUPS = f"""
 INSERT INTO side.groups
@@ -127,9 +145,10 @@ def put(reader: TrajectoryReader, those: str) -> None:
     """Look again at the groups whose number is as `those` says; within a transaction."""
     for statement in _SUMS:
         reader.query(statement.format(those=those, sign=-1))
-    for table in ("responses", "groups"):
+    for table in ("components", "responses", "groups"):
         reader.query(f"DELETE FROM side.{table} WHERE group_id {those}")
-    reader.query(_RESPONSES.format(those=those))
+    for statement in (_COMPONENTS, _COMPONENT_NAMES, _RESPONSES):
+        reader.query(statement.format(those=those))
     ((last,),) = reader.query("SELECT COALESCE(MAX(id), 0) FROM side.prompts")
     reader.query(_PROMPTS.format(those=those))
     if has_words(reader):
@@ -141,6 +160,11 @@ def put(reader: TrajectoryReader, those: str) -> None:
     reader.query(_GROUPS.format(those=those))
     for statement in _SUMS:
         reader.query(statement.format(those=those, sign=1))
+
+
+def component_names(reader: TrajectoryReader) -> list[str]:
+    """Reward functions, and environments that reward, of a run with several."""
+    return [name for (name,) in reader.query("SELECT name FROM side.component_names ORDER BY 1")]
 
 
 def tallies(reader: TrajectoryReader) -> dict[int, int]:
@@ -201,6 +225,6 @@ def like(text: str) -> str:
 
 
 __all__ = [
-    "FILTERS", "FLAGS", "ORDERS", "TABLES", "WORDS", "can_have_words", "endings", "has_words",
-    "like", "match_prompts", "put", "tallies",
+    "FILTERS", "FLAGS", "OF_COMPONENT", "ORDERS", "TABLES", "WORDS", "can_have_words",
+    "component_names", "endings", "has_words", "like", "match_prompts", "put", "tallies",
 ]  # fmt: skip

@@ -30,7 +30,7 @@ from rhymeflow.store.damage import explained
 from rhymeflow.store.reader import TrajectoryReader
 
 FILE = "dashboard.db"
-LAYOUT = 7
+LAYOUT = 8
 GROUPS_AT_ONCE = 2_000
 SEGMENTS_AT_ONCE = 50_000
 

@@ -117,6 +117,14 @@ def test_groups(client: Client) -> None:
     assert groups(step=2) == [2, 3]
     assert groups(row=3) == [3]
     assert groups(filter="errors") == [8]
+    assert client.ask("runs/a-run/groups")["components"] == ["exact", "short"]
+    assert groups(component="exact") == list(range(10)), "1 and 0 in every group"
+    assert groups(component="exact", step=2) == [2, 3]
+    assert groups(component="exact", of="wrong") == groups(component="short") == []
+    assert "there is no reward function 'exat'; did you mean exact?" in client.problem(
+        "runs/a-run/groups", component="exat"
+    )
+    client.problem("runs/a-run/groups", component="exact", of="nothing")
     assert groups(filter=["consumed", "mixed"], sort="length", descending="true") == [
         7, 6, 5, 4, 3, 2, 1, 0,
     ]  # fmt: skip

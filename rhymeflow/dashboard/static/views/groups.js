@@ -40,11 +40,22 @@ export async function show(main, now) {
   }
 
   const found = await refresh();
+  if (found.components.length) form.append(component(found.components, given));
   const step = Number(given.step);
   const go = (by) => () => {
     if (given.step && step + by >= 1 && step + by <= found.steps) change({ step: step + by, offset: null });
   };
   return { refresh, keys: { "[": go(-1), "]": go(1) } };
+}
+
+// Groups by the values of one reward function, in runs that have several.
+function component(names, given) {
+  const choice = (name, values, chosen) => h("select", {
+    "aria-label": name,
+    onchange: (event) => change({ [name]: event.target.value || null, offset: null }),
+  }, values.map((each) => h("option", { value: each, selected: each === chosen }, each || "any")));
+  return h("span", {}, "reward function ", choice("component", ["", ...names], given.component ?? ""),
+    given.component ? [" ", choice("of", ["mixed", "right", "wrong"], given.of ?? "mixed")] : null);
 }
 
 function listed(found, now, offset) {
