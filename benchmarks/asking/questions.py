@@ -103,11 +103,11 @@ def _of_groups(known: Known, draw: random.Random) -> dict[str, Callable[[], Ques
     }
     for name in ORDERS:
         found[f"groups: by {name}, any page"] = asked(
-            sort=lambda name=name: name, descending=direction, offset=offset
+            sort=_always(name), descending=direction, offset=offset
         )
     for name in FILTERS:
         found[f"groups: {name}"] = asked(
-            filter=lambda name=name: name,
+            filter=_always(name),
             sort=lambda: draw.choice(list(ORDERS)),
             descending=direction,
             offset=lambda: 50 * draw.randrange(10),
@@ -122,10 +122,10 @@ def _of_log(known: Known, draw: random.Random) -> dict[str, Callable[[], Questio
         return lambda: ("/log", {name: value() for name, value in query.items()})
 
     def kind() -> str:
-        return draw.choice(known.log["kinds"])
+        return str(draw.choice(known.log["kinds"]))
 
     def instance() -> str:
-        return draw.choice(known.log["instances"])
+        return str(draw.choice(known.log["instances"]))
 
     def group() -> int:
         return draw.randrange(known.overview["groups"])
@@ -153,6 +153,10 @@ def _of_log(known: Known, draw: random.Random) -> dict[str, Callable[[], Questio
             kind=kind, instance=instance, time=lambda: draw.uniform(0, seconds), text=text
         ),
     }
+
+
+def _always(value: str) -> Callable[[], str]:
+    return lambda: value
 
 
 def _window(known: Known, draw: random.Random) -> dict[str, float]:

@@ -99,7 +99,7 @@ class Run:
     def write(self, config: str) -> None:
         """All of it: two attempts, and at its end some groups that have not ended."""
         self.store.begin_attempt(config, now=0.0, started="2026-01-01T00:00:00+00:00")
-        first = [e.LearnerReady(0, _checksum(0))]
+        first: list[e.Event] = [e.LearnerReady(0, _checksum(0))]
         first += [e.InstanceJoined(name, 0, 64, 10**6, _checksum(0)) for name in self.instances]
         self.report(first)
         for row in range(16):

@@ -168,7 +168,15 @@ def whole(run: Run, group: int) -> dict[str, Any]:
 
 
 def _members(reader: TrajectoryReader, groups: list[int]) -> dict[int, list[dict[str, Any]]]:
-    keys = ("member", "length", "observed", "first_version", "last_version", "steps", "drafted")
+    keys: tuple[str, ...] = (
+        "member",
+        "length",
+        "observed",
+        "first_version",
+        "last_version",
+        "steps",
+        "drafted",
+    )
     keys += ("reason", "reward", "step")
     rows = reader.query(
         f"SELECT group_id, {', '.join(keys)} FROM side.responses"
