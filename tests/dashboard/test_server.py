@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from rhymeflow.core.types import HELD_OUT
 from rhymeflow.dashboard.run import MetricColumns, Run
 from rhymeflow.dashboard.serve import listening, named, newest
 from rhymeflow.dashboard.server import COOKIE, static
 from rhymeflow.errors import UserError
 from rhymeflow.store.writer import SqliteTrajectoryStore
-from tests.dashboard.conftest import TOKEN, Client, damage
+from tests.dashboard.conftest import TOKEN, Client, damage, serving
+from tests.export.made import MadeRun
 from tests.observe.runs import make_run
 
 HOSTILE = "<img src=x onerror=alert(1)></script><script>alert(2)</script>"
@@ -261,7 +263,7 @@ def test_the_next_port_is_taken_if_none_was_asked_for() -> None:
 def test_an_answer_does_not_wait_for_its_head_to_be_acknowledged() -> None:
     """asyncio asks for TCP_NODELAY where a socket says that it is TCP; else a short answer on a
     connection that is kept takes 40 ms."""
-    with _listener("127.0.0.1", None) as listener:
+    with listening("127.0.0.1", None) as listener:
         assert listener.proto == socket.IPPROTO_TCP
 
 
@@ -275,3 +277,36 @@ def test_points_are_means_where_there_are_many(tmp_path: Path) -> None:
     found = curves.metrics(run, ["a"])["a"]
     assert found["value"] == [0.5] * curves.POINTS
     assert (set(found["low"]), set(found["high"])) == ({0}, {1})
+
+
+# -- curves beside each other ----------------------------------------------------------------------
+
+
+def test_held_out_rewards_have_the_interval_of_their_mean(client: Client, run_dir: Path) -> None:
+    """Over prompts: the mean of a prompt's answers is one number."""
+    store = SqliteTrajectoryStore(run_dir / "events.db")
+    for version, rewards in ((0, ((0.0, 1.0), (0.0, 0.0))), (4, ((1.0, 1.0), (0.0, 1.0)))):
+        for row, answers in enumerate(rewards):
+            for sample, reward in enumerate(answers):
+                store.put_evaluation(
+                    version, HELD_OUT, row, sample, tokens=[1], text="", reward=reward
+                )
+    store.commit()
+    store.close()
+    found = client.ask("runs/a-run/metrics", name=["eval/reward"])["eval/reward"]
+    assert found["is_interval"]
+    width = 1.96 * 0.5 / 2  # means of 0.5 and 0, and of 1 and 0.5: a standard error of 0.25
+    assert found["low"] == pytest.approx([0.25 - width, 0.75 - width])
+    assert found["high"] == pytest.approx([0.25 + width, 0.75 + width])
+
+
+def test_what_differs_between_runs(tmp_path: Path) -> None:
+    runs = []
+    for name, bound in (("one", 1), ("two", 3)):
+        made = MadeRun(tmp_path / name, tmp_path / "model", **{"schedule.max_staleness": bound})
+        runs.append(Run(made.close(), name))
+    with serving(runs) as client:
+        assert client.ask("differences", run=["one", "two"]) == {"schedule.max_staleness": [1, 3]}
+        assert client.ask("differences", run=["one", "one"]) == {}
+        assert "no run 'three'" in client.problem("differences", run=["one", "three"])
+        assert client.ask("runs/two")["bound"] == 3

@@ -226,7 +226,7 @@ def test_groups_are_listed_as_by_hand(
     sort: str, descending: bool, offset: int, few: int,
 ) -> None:  # fmt: skip
     """With the words of prompts and indexes, the same as by going through all of them."""
-    asked = Asked(step, row, filters, text, sort, descending, offset)
+    asked = Asked(step, row, filters, text, sort=sort, descending=descending, offset=offset)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(groups, "PAGE", 20)
         patch.setattr(groups, "FEW_PROMPTS", few)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -97,3 +98,50 @@ def test_the_same_prompt_in_earlier_epochs(made: MadeRun) -> None:
     assert shown(made, TrajectoryId(2, 0))["earlier"] == [
         {"group": 1, "epoch": 1}, {"group": 0, "epoch": 0},
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("scale", "expected"),
+    [
+        ("group", [0.7070, -0.7070, 0.0]),
+        ("none", [0.5, -0.5, 0.0]),
+        ("batch", [0.3333, -0.3333, 0.0]),  # the deviation of 1, 0, 3, 3 is 1.5
+    ],
+)
+def test_the_advantage_is_that_of_its_batch(tmp_path: Path, scale: str, expected) -> None:
+    """Two groups of a batch: rewards 1 and 0, and 3 and 3; the third response is of the second."""
+    fields = {"learner.scale_rewards": scale}
+    made = MadeRun(tmp_path / "run", model(tmp_path / "model"), **fields)
+    for group, rewards in ((0, (1.0, 0.0)), (1, (3.0, 3.0))):
+        made.group(group)
+        for member, reward in enumerate(rewards):
+            made.response(group, member, "ab", reward)
+        made.store.put_consumed(group, version=0, members=(0, 1))
+    made.group(2)
+    made.response(2, 0, "ab", 1.0)
+    made.store.commit()
+    run = Run(made.run_dir, "a")
+    run.side.refresh()
+    texts = TokenTexts(load_texts)
+    which = [TrajectoryId(0, 0), TrajectoryId(0, 1), TrajectoryId(1, 0)]
+    found = [trajectory.whole(run, each, texts)["advantage"] for each in which]
+    assert found == pytest.approx(expected, abs=1e-3)
+    assert trajectory.whole(run, TrajectoryId(2, 0), texts)["advantage"] is None
+
+
+def test_the_line_that_asks_the_same_again(tmp_path: Path) -> None:
+    fields = {"data.system_prompt": "be brief", "data.chat_template": True}
+    made = MadeRun(tmp_path / "a run", model(tmp_path / "model"), **fields)
+
+    def line(prompt: Any) -> str | None:
+        return trajectory.command(made.run_dir, made.config, prompt)
+
+    options = ["--temperature", "1", "--max-tokens", str(made.config.rollout.max_completion_length)]
+    options += ["--system", "be brief"]
+    asked = ["rhymeflow", "generate", str(tmp_path / "model"), "it's 1?", *options]
+    assert shlex.split(line("it's 1?") or "") == asked
+    for step in (5, 40, 9):
+        (made.run_dir / f"checkpoints/step-{step}").mkdir(parents=True)
+    asked[2] = str(made.run_dir / "checkpoints/step-40")
+    assert shlex.split(line([{"role": "user", "content": "it's 1?"}]) or "") == asked
+    assert line([{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}]) is None
