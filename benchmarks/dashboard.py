@@ -36,7 +36,7 @@ from benchmarks.training.train import published
 from rhymeflow.core.events import VersionPublished
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.dashboard.side_index import FILE
-from rhymeflow.observe.summary import EVENTS
+from rhymeflow.store.schema import EVENTS
 from rhymeflow.store.writer import SqliteTrajectoryStore
 
 OPENS, ANSWERS, FOLLOWS, WATCHED = 1.0, 200.0, 2.0, 0.99

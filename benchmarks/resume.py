@@ -28,7 +28,6 @@ from rhymeflow.config import Config
 from rhymeflow.core import events as e
 from rhymeflow.observe import metrics, summary
 from rhymeflow.observe.progress import Progress
-from rhymeflow.observe.summary import EVENTS
 from rhymeflow.runtime.checkpoints import Checkpoints
 from rhymeflow.runtime.controller import Controller
 from rhymeflow.runtime.damage import check_log
@@ -38,6 +37,7 @@ from rhymeflow.runtime.replay import configured, replay
 from rhymeflow.runtime.reporting import Reporter
 from rhymeflow.store.follow import Follower
 from rhymeflow.store.reader import TrajectoryReader
+from rhymeflow.store.schema import EVENTS
 from rhymeflow.store.writer import SqliteTrajectoryStore
 from rhymeflow.workers import messages, restore
 

@@ -28,11 +28,11 @@ from rhymeflow.config import Config
 from rhymeflow.config.load import dump_config, read_config
 from rhymeflow.core.events import TrajectoryFinished, TrajectoryRewarded
 from rhymeflow.core.types import TrajectoryId
-from rhymeflow.observe.summary import EVENTS
 from rhymeflow.runtime.controller import ROUND_SECONDS
 from rhymeflow.sim import simulate
 from rhymeflow.sim.workload import workload
 from rhymeflow.store.reader import Recorded, TrajectoryReader
+from rhymeflow.store.schema import EVENTS
 from rhymeflow.workers.rollout import STATUS_SECONDS
 
 SCHEDULES = {"staleflow": 1, "synchronous": 0}

@@ -24,7 +24,7 @@ from rhymeflow.core import commands as c
 from rhymeflow.core import events as e
 from rhymeflow.core.types import HELD_OUT, TrajectoryId
 from rhymeflow.observe.metrics import MetricsWriter
-from rhymeflow.observe.summary import EVENTS
+from rhymeflow.store.schema import EVENTS
 from rhymeflow.store.writer import SqliteTrajectoryStore
 
 STEP_SECONDS = 4.0

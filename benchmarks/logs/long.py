@@ -26,11 +26,11 @@ from rhymeflow.data.prompts import Prompt
 from rhymeflow.data.run_prompts import RunPrompts
 from rhymeflow.data.stream import PromptStream
 from rhymeflow.observe import metrics
-from rhymeflow.observe.summary import EVENTS
 from rhymeflow.runtime import event_log
 from rhymeflow.runtime.event_log import EventLog
 from rhymeflow.runtime.replay import beginning
 from rhymeflow.runtime.retention import Retention
+from rhymeflow.store.schema import EVENTS
 from rhymeflow.store.writer import SqliteTrajectoryStore
 
 INSTANCES, CAPACITY, FINISHED = 16, 64, 64

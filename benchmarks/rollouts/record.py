@@ -27,8 +27,8 @@ from benchmarks.training.train import QUIET, train
 from rhymeflow.config import Config
 from rhymeflow.config.load import parse_config, read_config
 from rhymeflow.errors import UserError
-from rhymeflow.observe.summary import EVENTS
 from rhymeflow.store.reader import TrajectoryReader
+from rhymeflow.store.schema import EVENTS
 
 RUNS = {
     "demo": {"learner.max_steps": "64", "run.save_steps": "16"},

@@ -16,8 +16,8 @@ import msgspec
 
 from rhymeflow.core.events import Evaluated, InstanceJoined, LearnerReady, VersionPublished
 from rhymeflow.dashboard.spans import Fold, Span
-from rhymeflow.observe.summary import EVENTS
 from rhymeflow.store.reader import TrajectoryReader
+from rhymeflow.store.schema import EVENTS
 
 _LINES = """SELECT time, kind, body FROM (
     SELECT time, kind, body, seq AS event, 0 AS command FROM events

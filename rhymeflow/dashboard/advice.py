@@ -13,11 +13,13 @@ import threading
 from concurrent.futures import Future, ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rhymeflow.dashboard.run import Run
 from rhymeflow.errors import UserError
-from rhymeflow.sim.advice import Advice, advise
+
+if TYPE_CHECKING:
+    from rhymeflow.sim.advice import Advice
 
 NICENESS = 10
 
@@ -58,6 +60,8 @@ class Advisor:
 
 def _advise(run_dir: Path) -> Advice | str:
     """What was found, or why nothing was: errors of the user have arguments that do not travel."""
+    from rhymeflow.sim.advice import advise  # loads the simulator, which pages do without
+
     try:
         return advise(run_dir)
     except UserError as error:

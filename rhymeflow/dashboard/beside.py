@@ -19,7 +19,7 @@ from pathlib import Path
 
 from rhymeflow.dashboard.run import Run
 from rhymeflow.dashboard.serve import address, listening, new_token, server_of
-from rhymeflow.observe.summary import EVENTS
+from rhymeflow.store.schema import EVENTS
 
 HOST = "127.0.0.1"
 NICENESS = 10

@@ -21,10 +21,13 @@ from rhymeflow.dashboard.run import Run
 from rhymeflow.dashboard.server import LOOPBACK, make_app
 from rhymeflow.dashboard.trajectory import TokenTexts, load_texts
 from rhymeflow.errors import UserError
-from rhymeflow.observe.summary import EVENTS
+from rhymeflow.store.schema import EVENTS
 
 PORT = 8750
 """The first that is tried."""
+LOADING_AFTER = 2.0
+"""Seconds until tokenizers are loaded, which takes some and holds up what is asked meanwhile; the
+first question is not for tokens."""
 _PORTS = 20
 """How many are tried, where none is asked for."""
 
@@ -54,7 +57,9 @@ def server_of(
 ) -> uvicorn.Server:
     """A server of pages over these runs; `hosts` as for `make_app`."""
     texts = TokenTexts(load_texts)
-    threading.Thread(target=texts.prepare, args=(runs,), daemon=True).start()
+    loading = threading.Timer(LOADING_AFTER, texts.prepare, (runs,))
+    loading.daemon = True
+    loading.start()
     app = make_app(runs, texts, token=token, hosts=hosts)
     return uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
 

@@ -25,9 +25,9 @@ from urllib.parse import quote
 
 from rhymeflow.dashboard import side_groups, side_log, side_spans
 from rhymeflow.dashboard.side_log import transaction
-from rhymeflow.observe.summary import EVENTS
 from rhymeflow.store.damage import explained
 from rhymeflow.store.reader import TrajectoryReader
+from rhymeflow.store.schema import EVENTS
 
 FILE = "dashboard.db"
 LAYOUT = 8

@@ -32,10 +32,11 @@ from rhymeflow.mirror.objects import (
 )
 from rhymeflow.mirror.remote import Remote, Unreachable
 from rhymeflow.mirror.rows import apply, groups_in, pruned_in
-from rhymeflow.mirror.shipper import EVENTS, FILES
+from rhymeflow.mirror.shipper import FILES
 from rhymeflow.mirror.trees import file_digest, version_of
 from rhymeflow.store import mirrored, schema
 from rhymeflow.store.mirrored import Mirrored
+from rhymeflow.store.schema import EVENTS
 from rhymeflow.utils.disk import flush
 
 UNFINISHED = ".from-mirror"

@@ -21,9 +21,8 @@ from rhymeflow.mirror.rows import Part, read_part
 from rhymeflow.mirror.trees import Trees, version_of
 from rhymeflow.store import mirrored, schema
 from rhymeflow.store.mirrored import Mirrored
-from rhymeflow.store.schema import SCHEMA_VERSION
+from rhymeflow.store.schema import EVENTS, SCHEMA_VERSION
 
-EVENTS = "events.db"
 FILES = ("config.yaml", "metrics.jsonl", "trackers.json")
 SNAPSHOTS_KEPT = 2
 

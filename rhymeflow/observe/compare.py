@@ -21,10 +21,10 @@ from rhymeflow.observe import metrics
 from rhymeflow.observe.printable import printable
 from rhymeflow.observe.progress import clock
 from rhymeflow.observe.runs import Run, began, plain, read, steps_of
-from rhymeflow.observe.summary import EVENTS
 from rhymeflow.observe.trajectory import number
 from rhymeflow.store.damage import open_undamaged
 from rhymeflow.store.previous_run import store_of
+from rhymeflow.store.schema import EVENTS
 
 NO_DIFFERENCE = ("run.output_dir", "simulation")
 """Where a run lies, and what has no part in one."""

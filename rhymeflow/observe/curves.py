@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from rhymeflow.errors import UserError, nearest
 from rhymeflow.observe import metrics
 from rhymeflow.observe.compare import differences, fields_of, short_names, shown
-from rhymeflow.observe.summary import EVENTS
 from rhymeflow.store.damage import open_undamaged
 from rhymeflow.store.previous_run import store_of
+from rhymeflow.store.schema import EVENTS
 
 Axis = Literal["step", "time", "trajectories"]
 

@@ -23,11 +23,11 @@ from rhymeflow.errors import UserError
 from rhymeflow.observe import metrics
 from rhymeflow.observe.printable import printable
 from rhymeflow.observe.progress import clock
-from rhymeflow.observe.summary import EVENTS
 from rhymeflow.observe.summary import FILE as SUMMARY
 from rhymeflow.observe.trajectory import number
 from rhymeflow.store.damage import open_undamaged
 from rhymeflow.store.reader import TrajectoryReader
+from rhymeflow.store.schema import EVENTS
 from rhymeflow.store.writing import is_written
 from rhymeflow.suites.metrics import REWARD
 

@@ -23,10 +23,10 @@ from rhymeflow.observe.progress import clock, sparkline
 from rhymeflow.store import codec, mirrored
 from rhymeflow.store.damage import open_undamaged
 from rhymeflow.store.reader import TrajectoryReader
+from rhymeflow.store.schema import EVENTS
 from rhymeflow.suites.metrics import figures_of, headlines, metrics_of
 
 FILE = "summary.json"
-EVENTS = "events.db"
 
 _TELLING = """SELECT kind, body FROM events WHERE kind IN ('VersionPublished', 'Evaluated')
     ORDER BY seq"""

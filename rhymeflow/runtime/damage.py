@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from rhymeflow.errors import UserError
 from rhymeflow.learner.checkpoint_dirs import CHECKPOINTS, checkpoints_up_to
-from rhymeflow.observe.summary import EVENTS
+from rhymeflow.store.schema import EVENTS
 
 
 def check_log(run_dir: Path) -> None:

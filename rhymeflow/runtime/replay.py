@@ -30,7 +30,6 @@ from rhymeflow.core.coordinator import Coordinator
 from rhymeflow.core.events import Event, GroupCreated
 from rhymeflow.core.protocol.entries import ProtocolError
 from rhymeflow.errors import UserError
-from rhymeflow.observe.summary import EVENTS
 from rhymeflow.runtime import snapshot
 from rhymeflow.runtime.decisions import LoggedDecisions
 from rhymeflow.runtime.past import Past
@@ -38,6 +37,7 @@ from rhymeflow.runtime.resume_options import check_change
 from rhymeflow.store.damage import open_undamaged
 from rhymeflow.store.previous_run import config_of
 from rhymeflow.store.reader import Attempt, TrajectoryReader
+from rhymeflow.store.schema import EVENTS
 
 _IMPOSSIBLE = (ProtocolError, AssertionError, LookupError, TypeError, ValueError, AttributeError)
 """What the coordinator raises upon events that cannot have happened as they stand there."""

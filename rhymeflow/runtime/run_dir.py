@@ -22,6 +22,7 @@ from rhymeflow.config import Config
 from rhymeflow.config.load import dump_config
 from rhymeflow.config.run import RUNS
 from rhymeflow.errors import UserError
+from rhymeflow.store.schema import EVENTS
 
 
 def create_run_dir(config: Config, path: Path) -> None:
@@ -68,7 +69,7 @@ def check_run_dir(config: Config) -> None:
 
 
 def _refuse_another(path: Path) -> None:
-    if (path / "events.db").exists():
+    if (path / EVENTS).exists():
         raise UserError(
             f"run.output_dir: {path} holds a run already; `rhymeflow resume {path}` goes on with "
             "it, or name another directory"

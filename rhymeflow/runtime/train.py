@@ -32,7 +32,7 @@ from rhymeflow.mirror.mirror import Mirror, check_free
 from rhymeflow.observe import metrics, summary
 from rhymeflow.observe.metrics import MetricsWriter
 from rhymeflow.observe.notebook import progress_on
-from rhymeflow.observe.summary import EVENTS, Summary
+from rhymeflow.observe.summary import Summary
 from rhymeflow.runtime import in_force, processes
 from rhymeflow.runtime import run_dir as directories
 from rhymeflow.runtime.base import Runtime
@@ -53,6 +53,7 @@ from rhymeflow.runtime.supervisor import Supervisor, WorkerDied
 from rhymeflow.store import previous_run
 from rhymeflow.store.base import TrajectoryStore
 from rhymeflow.store.damage import explained
+from rhymeflow.store.schema import EVENTS
 from rhymeflow.store.writer import SqliteTrajectoryStore
 from rhymeflow.suites.prompts import SuitePrompts, load_suites
 from rhymeflow.suites.sections import RUN

@@ -28,10 +28,10 @@ from rhymeflow.core.types import GroupId, InstanceId, TrajectoryId
 from rhymeflow.errors import UserError
 from rhymeflow.observe import metrics
 from rhymeflow.observe.metrics import MetricsWriter
-from rhymeflow.observe.summary import EVENTS
 from rhymeflow.sim.audit import Step
 from rhymeflow.sim.cluster import Cluster
 from rhymeflow.store.base import ENVIRONMENT
+from rhymeflow.store.schema import EVENTS
 from rhymeflow.store.writer import SqliteTrajectoryStore
 
 Cut = tuple[int, InstanceId]

@@ -20,6 +20,7 @@ from rhymeflow.errors import UserError
 from rhymeflow.sim.lengths import Lengths
 from rhymeflow.sim.response import Answer
 from rhymeflow.store.reader import TrajectoryReader
+from rhymeflow.store.schema import EVENTS
 
 _INVERSE = NormalDist().inv_cdf
 
@@ -150,7 +151,7 @@ class Recorded:
     def __init__(self, run_dir: Path, config: Config, *, newest: int | None = None) -> None:
         """`newest`: so many groups, the last ones with a response that was finished; None: all."""
         self._seed, self._longest = config.run.seed, config.rollout.max_completion_length
-        reader = TrajectoryReader(run_dir / "events.db")
+        reader = TrajectoryReader(run_dir / EVENTS)
         try:
             first = 0 if newest is None else _first_of(reader, newest)
             groups = reader.query(

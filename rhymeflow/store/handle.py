@@ -15,6 +15,7 @@ from rhymeflow.core.types import GroupId
 from rhymeflow.store.damage import explained
 from rhymeflow.store.reader import Attempt, TrajectoryReader, TrajectoryRecord
 from rhymeflow.store.remote import STORE, RemoteTrajectoryReader
+from rhymeflow.store.schema import EVENTS
 
 
 class Reader(Protocol):
@@ -68,7 +69,7 @@ class StoreElsewhere(NamedTuple):
 
 def store_in(config: Config, run_dir: Path) -> StoreFile | StoreElsewhere:
     """The store of the run in `run_dir`, a directory of the controller's machine."""
-    path = run_dir / "events.db"
+    path = run_dir / EVENTS
     return StoreElsewhere(STORE, path) if config.runtime == "ray" else StoreFile(path)
 
 

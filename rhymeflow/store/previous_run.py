@@ -13,6 +13,7 @@ from rhymeflow.config import Config
 from rhymeflow.config.load import config_from_json, read_config
 from rhymeflow.errors import UserError
 from rhymeflow.store.reader import Attempt, TrajectoryReader
+from rhymeflow.store.schema import EVENTS
 
 
 class PreviousRun(NamedTuple):
@@ -31,13 +32,11 @@ def open_run(run_dir: str, field: str) -> PreviousRun:
     path = Path(run_dir)
     if not path.is_dir():
         raise UserError(f"{field}: {path}: no such directory")
-    for name in ("events.db", "config.yaml"):
+    for name in (EVENTS, "config.yaml"):
         if not (path / name).is_file():
             raise UserError(f"{field}: {path}: is not a run directory, it has no {name}")
     try:
-        return PreviousRun(
-            read_config(str(path / "config.yaml")), TrajectoryReader(path / "events.db")
-        )
+        return PreviousRun(read_config(str(path / "config.yaml")), TrajectoryReader(path / EVENTS))
     except UserError as error:
         raise UserError(f"{field}: {error}") from None
 
@@ -54,7 +53,7 @@ def store_of(run_dir: Path) -> Path:
     Raises:
         UserError: there is none.
     """
-    path = run_dir / "events.db"
+    path = run_dir / EVENTS
     if not path.is_file():
         raise UserError(f"{run_dir}: is not a run directory, it has no {path.name}")
     return path

@@ -21,6 +21,9 @@ from rhymeflow.core.types import HELD_OUT
 from rhymeflow.errors import UserError
 from rhymeflow.utils.source_version import source_version
 
+EVENTS = "events.db"
+"""The file, in its run directory."""
+
 SCHEMA_VERSION = 13
 """Of the tables and of what events and commands hold: a log that cannot be read is refused by its
 number."""

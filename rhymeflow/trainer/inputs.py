@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from rhymeflow.errors import UserError
+from rhymeflow.store.schema import EVENTS
 from rhymeflow.trainer import rows
 from rhymeflow.trainer.importable import name_of, title_of
 from rhymeflow.utils import pickled
@@ -138,7 +139,7 @@ class Inputs:
 
 def _save(part: Any, name: str, folder: Path) -> None:
     """Save a model or a tokenizer, but for one that a run began with: it may have been trained."""
-    if not (folder.parent / "events.db").exists():
+    if not (folder.parent / EVENTS).exists():
         part.save_pretrained(folder / name)
 
 
@@ -161,7 +162,7 @@ def _tokenizer_of(model: Any, what: str) -> Any:
 
 def _write_same(path: Path, text: str) -> None:
     """Write a file; one that a run began with is the same, or nothing goes on with that run."""
-    if path.exists() and (path.parent.parent / "events.db").exists():
+    if path.exists() and (path.parent.parent / EVENTS).exists():
         if path.read_text(encoding="utf-8") != text:
             raise UserError(
                 f"Trainer: {path} has other rows than the dataset that is given; a run goes on "

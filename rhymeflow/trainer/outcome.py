@@ -18,6 +18,7 @@ from rhymeflow.config import Config
 from rhymeflow.errors import UserError
 from rhymeflow.learner.checkpoint_dirs import CHECKPOINTS, checkpoints_up_to
 from rhymeflow.observe import metrics
+from rhymeflow.store.schema import EVENTS
 from rhymeflow.trainer.history import History, Rhythm, eval_name
 from rhymeflow.trainer.inputs import Inputs
 
@@ -104,7 +105,7 @@ class Outcome:
     @property
     def holds_a_run(self) -> bool:
         """Whether there is a run in `run_dir`."""
-        return (self.run_dir / "events.db").exists()
+        return (self.run_dir / EVENTS).exists()
 
     @property
     def checkpoint(self) -> Path | None:
@@ -308,7 +309,7 @@ class Outcome:
 def beside(run_dir: Path) -> Path:
     """A directory beside this one that holds no run: `NAME-2`, or the next number."""
     named = (run_dir.with_name(f"{run_dir.name}-{number}") for number in count(2))
-    return next(each for each in named if not (each / "events.db").exists())
+    return next(each for each in named if not (each / EVENTS).exists())
 
 
 def latest(run_dir: Path) -> Path:

@@ -30,10 +30,10 @@ from rhymeflow.core.events import GroupCreated, LearnerReady, VersionPublished
 from rhymeflow.data.stream import PromptStream
 from rhymeflow.engine.base import NoiseKey
 from rhymeflow.observe import metrics
-from rhymeflow.observe.summary import EVENTS
 from rhymeflow.runtime.replay import configured, replay
 from rhymeflow.store.previous_run import config_of
 from rhymeflow.store.reader import TrajectoryReader
+from rhymeflow.store.schema import EVENTS
 from rhymeflow.suites.suite import of_run
 from rhymeflow.workers.noise import EVALUATION_EPOCH, epoch_of_noise
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from benchmarks.faults import wal
 from benchmarks.faults.fake.world import Killed, World
 from rhymeflow.observe.metrics import FILE as METRICS
-from rhymeflow.observe.summary import EVENTS
+from rhymeflow.store.schema import EVENTS
 from rhymeflow.store.writer import SqliteTrajectoryStore
 
 DEATH_SHARE, FULL_SHARE = 0.4, 0.8
