@@ -19,8 +19,9 @@ import uvicorn
 from rhymeflow.config.run import RUNS
 from rhymeflow.dashboard.run import Run
 from rhymeflow.dashboard.server import LOOPBACK, make_app
-from rhymeflow.dashboard.trajectory import TokenTexts, load_texts
+from rhymeflow.dashboard.trajectory import TokenTexts
 from rhymeflow.errors import UserError
+from rhymeflow.observe.tokens import load_texts
 from rhymeflow.store.schema import EVENTS
 
 PORT = 8750

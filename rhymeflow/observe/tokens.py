@@ -1,6 +1,6 @@
 """One response token by token, from the store alone: what is known of each, and its text.
 
-The answer has the shape of the dashboard's, which finds siblings by its side index.
+The dashboard says the same, and finds the response's relatives by its side index.
 
 Holds true: per token there is one entry in each list, or the list is `None`: tokens were deleted
 (`run.keep_tokens`), or the run kept no details (`run.token_details`).
@@ -69,15 +69,36 @@ def whole(
     Raises:
         UserError: there is no such response.
     """
+
+    def texts(tokens: list[int]) -> list[str] | None:
+        return _texts(reader, tokens, load or load_texts)
+
     with reader.one_state():
-        details = details_of(run_dir, reader, trajectory)
-        learner, flags = _learner(reader, trajectory)
-        accepted = _accepted(reader, trajectory)
+        found = told(run_dir, reader, trajectory, texts)
         siblings = reader.query(_SIBLINGS, trajectory.group)
-        earlier = reader.query(_EARLIER, details.row, details.epoch)
+        earlier = reader.query(_EARLIER, found["row"], found["epoch"])
+    return {
+        **found,
+        "siblings": [member for (member,) in siblings],
+        "earlier": [{"group": group, "epoch": epoch} for group, epoch in earlier],
+    }
+
+
+def told(
+    run_dir: Path,
+    reader: TrajectoryReader,
+    trajectory: TrajectoryId,
+    texts: Callable[[list[int]], list[str] | None],
+) -> dict[str, Any]:
+    """What is stored of the response itself. `texts` makes a text of each token; `None`: it cannot.
+
+    Raises:
+        UserError: there is no such response.
+    """
+    details = details_of(run_dir, reader, trajectory)
+    learner, flags = _learner(reader, trajectory)
     tokens = [token for each in details.segments for token in each.tokens]
     logprobs = [value for each in details.segments for value in each.logprobs]
-    texts = _texts(reader, tokens, load or load_texts) if tokens else None
     return {
         "directory": str(run_dir),
         "group": trajectory.group,
@@ -96,13 +117,11 @@ def whole(
         "ending_reason": details.ending_reason,
         "segments": _segments(details),
         "tokens": tokens or None,
-        "texts": texts,
+        "texts": texts(tokens) if tokens else None,
         "logprobs": logprobs or None,
         "learner_logprobs": learner,
         "flags": flags,
-        "accepted": accepted,
-        "siblings": [member for (member,) in siblings],
-        "earlier": [{"group": group, "epoch": epoch} for group, epoch in earlier],
+        "accepted": _accepted(reader, trajectory),
     }
 
 
@@ -200,4 +219,4 @@ def _accepted(reader: TrajectoryReader, trajectory: TrajectoryId) -> list[int] |
     return found or None
 
 
-__all__ = ["Load", "Token", "details_of", "load_texts", "tokens_of", "whole"]
+__all__ = ["Load", "Token", "details_of", "load_texts", "tokens_of", "told", "whole"]

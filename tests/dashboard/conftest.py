@@ -18,7 +18,8 @@ from rhymeflow.config import Config
 from rhymeflow.dashboard.run import Run
 from rhymeflow.dashboard.serve import listening
 from rhymeflow.dashboard.server import COOKIE, make_app
-from rhymeflow.dashboard.trajectory import TokenTexts, load_texts
+from rhymeflow.dashboard.trajectory import TokenTexts
+from rhymeflow.observe.tokens import load_texts
 from tests.observe.runs import make_run
 
 TOKEN = "the-token"

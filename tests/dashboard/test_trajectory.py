@@ -13,8 +13,9 @@ from rhymeflow.config import Config
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.dashboard import trajectory
 from rhymeflow.dashboard.run import Run
-from rhymeflow.dashboard.trajectory import TokenTexts, load_texts
+from rhymeflow.dashboard.trajectory import TokenTexts
 from rhymeflow.errors import UserError
+from rhymeflow.observe.tokens import load_texts
 from tests.export.made import MadeRun, model
 
 
