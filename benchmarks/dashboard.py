@@ -9,7 +9,7 @@ with those answers from as much as there is by then. The index itself is timed w
 overview is asked, once a second. `follow` is the time from a commit of the run's writer until the
 overview tells of the new step, asked ten times a second.
 
-Part `live`: steps per second of the demo while its view is polled every two seconds, as the page
+Part `live`: steps per second of the demo while its view is polled every second, as the page
 does, over those of the demo alone; pairs of runs, in turn.
 """
 
@@ -41,7 +41,7 @@ from rhymeflow.store.writer import SqliteTrajectoryStore
 
 OPENS, ANSWERS, FOLLOWS, WATCHED = 1.0, 200.0, 2.0, 0.99
 """Seconds, milliseconds, seconds, a ratio."""
-POLL_SECONDS = 2.0
+POLL_SECONDS = 1.0
 NEW_STEPS = 20
 PARTS = ("pages", "live")
 _FIELDS = {

@@ -23,7 +23,7 @@ from rhymeflow.store.damage import explained
 from rhymeflow.store.previous_run import store_of
 from rhymeflow.store.reader import TrajectoryReader
 
-REFRESH_SECONDS = 1.0
+REFRESH_SECONDS = 0.75
 KEPT_SECONDS = 10.0
 """After the last question."""
 PATIENCE = 0.3

@@ -74,7 +74,7 @@ async function show() {
   }
 }
 
-// A live run is asked again every two seconds, in the view that is shown.
+// A live run is asked again every second, in the view that is shown.
 function follow() {
   if (!shown?.refresh) return;
   timer = setTimeout(async () => {
@@ -86,7 +86,7 @@ function follow() {
       say(error.message, true);
     }
     follow();
-  }, 2000);
+  }, 1000);
 }
 
 function move(by) {
