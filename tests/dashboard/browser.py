@@ -16,6 +16,11 @@ import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
+ALONE = [
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+    *("--disable-quic", "--no-first-run"),
+]
+"""It asks for nothing but the pages."""
 WIDE, PHONE = {"width": 1280, "height": 800}, {"width": 390, "height": 800}
 
 
@@ -33,7 +38,7 @@ def executable() -> str:
 @contextmanager
 def browser() -> Iterator[Browser]:
     """One that is open until the end."""
-    options = ["--no-sandbox"] if os.geteuid() == 0 else []
+    options = [*ALONE, *(["--no-sandbox"] if os.geteuid() == 0 else [])]
     path = executable()
     with sync_playwright() as playwright:
         found = playwright.chromium.launch(executable_path=path, args=options)
