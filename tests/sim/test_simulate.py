@@ -327,7 +327,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main([*arguments, "--learner.groups_per_batch", "8"]) == 0
     assert "trained" in capsys.readouterr().out
     assert sorted(p.name for p in tmp_path.iterdir()) == [
-        "result.json", "timeline.png", "trace.json",
+        "events.db", "metrics.jsonl", "result.json", "timeline.png", "trace.json", "writer.lock",
     ]  # fmt: skip
 
 
