@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from rhymeflow.config.schedule import bound_of
 from rhymeflow.core.types import HELD_OUT
@@ -63,7 +64,7 @@ def overview(run: Run) -> dict[str, Any]:
 def metrics(run: Run, names: Sequence[str]) -> dict[str, Any]:
     """Points of each metric: `step`, `time`, `value`, and `low` and `high` where it is a mean."""
     columns = run.columns(["step", "time", *names])
-    steps, times = columns["step"], columns["time"]
+    steps, times = (np.array(columns[name], float) for name in ("step", "time"))
     found: dict[str, Any] = {name: _points(steps, times, columns[name]) for name in names}
     if REWARD in found and "low" not in found[REWARD]:
         with run.reader() as reader:
@@ -95,26 +96,27 @@ def differing(runs: Sequence[Run]) -> dict[str, list[Any]]:
 
 
 def _points(
-    steps: Sequence[Any], times: Sequence[Any], values: Sequence[Any]
+    steps: NDArray[np.float64], times: NDArray[np.float64], values: Sequence[float | None]
 ) -> dict[str, list[float]]:
-    numbers = [value for value in values if value is not None]
-    known = np.flatnonzero([value is not None for value in values])
-    width = -(-len(known) // POINTS) or 1
+    every = np.array(values, float)  # None is not a number there
+    known = np.flatnonzero(~np.isnan(every))
+    every, width = every[known], -(-len(known) // POINTS) or 1
     if width == 1:
-        return {**_at(steps, times, known.tolist()), "value": numbers}
+        return {**_at(steps, times, known), "value": every.tolist()}
     starts = np.arange(0, len(known), width)
     counts = np.diff([*starts, len(known)])
-    every = np.array(numbers, float)
     return {
-        **_at(steps, times, known[starts + counts // 2].tolist()),
+        **_at(steps, times, known[starts + counts // 2]),
         "value": (np.add.reduceat(every, starts) / counts).tolist(),
         "low": np.minimum.reduceat(every, starts).tolist(),
         "high": np.maximum.reduceat(every, starts).tolist(),
     }
 
 
-def _at(steps: Sequence[Any], times: Sequence[Any], rows: Sequence[int]) -> dict[str, list[Any]]:
-    return {"step": [steps[i] for i in rows], "time": [times[i] for i in rows]}
+def _at(
+    steps: NDArray[np.float64], times: NDArray[np.float64], rows: NDArray[np.intp]
+) -> dict[str, list[Any]]:
+    return {"step": steps[rows].astype(int).tolist(), "time": times[rows].tolist()}
 
 
 __all__ = ["POINTS", "differing", "metrics", "overview"]
