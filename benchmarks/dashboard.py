@@ -32,7 +32,7 @@ from benchmarks.asking.questions import CURVES, kinds, look
 from benchmarks.asking.server import Dashboard, Question, dashboard
 from benchmarks.durability import FIRST
 from benchmarks.logs.large import Size, build
-from benchmarks.training.train import published
+from benchmarks.training.train import IN_TURNS, published
 from rhymeflow.core.events import VersionPublished
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.dashboard.side_index import FILE
@@ -44,12 +44,6 @@ OPENS, ANSWERS, FOLLOWS, WATCHED = 1.0, 200.0, 2.0, 0.99
 POLL_SECONDS = 1.0
 NEW_STEPS = 20
 PARTS = ("pages", "live")
-_FIELDS = {
-    "schedule.name": "synchronous",
-    "rollout.cpus": "[[0]]",
-    "learner.cpus": "[1]",
-    "run.eval_steps": 0,
-}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -249,7 +243,7 @@ def _steps_per_second(steps: int, cpu: list[float] | None) -> float:
         for each in watchers:
             each.start()
         try:
-            times = published({**_FIELDS, "learner.max_steps": steps, "run.output_dir": folder})
+            times = published({**IN_TURNS, "learner.max_steps": steps, "run.output_dir": folder})
         finally:
             is_over.set()
             for each in watchers:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import harness
-from benchmarks.training.train import published
+from benchmarks.training.train import IN_TURNS, published
 from rhymeflow import cli
 from rhymeflow.runtime import event_log
 from rhymeflow.store.writer import SqliteTrajectoryStore
@@ -28,12 +28,6 @@ SIDES = ("as it is", "forgetful")
 LEAST = 0.98
 FIRST = 4
 """The step that is counted first: what comes before waits for code to be compiled or loaded."""
-_FIELDS = {
-    "schedule.name": "synchronous",
-    "rollout.cpus": "[[0]]",
-    "learner.cpus": "[1]",
-    "run.eval_steps": 0,
-}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,7 +54,7 @@ def rate(side: str, args: argparse.Namespace) -> float:
     steps = args.steps
     with tempfile.TemporaryDirectory(prefix="rhymeflow-bench-") as folder:
         run_dir = Path(folder) / "run"
-        fields = {**_FIELDS, "learner.max_steps": steps, "run.output_dir": run_dir}
+        fields = {**IN_TURNS, "learner.max_steps": steps, "run.output_dir": run_dir}
         fields["run.save_seconds"] = 0 if side == "forgetful" else args.save_seconds
         times = published(fields, command=("-m", "benchmarks.durability", side))
     assert len(times) == steps

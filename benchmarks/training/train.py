@@ -37,6 +37,15 @@ QUIET = {
 }
 """Settings of runs whose speed is measured: no evaluation, no checkpoints, no reports."""
 
+IN_TURNS: Mapping[str, object] = {
+    "schedule.name": "synchronous",
+    "rollout.cpus": "[[0]]",
+    "learner.cpus": "[1]",
+    "run.eval_steps": 0,
+}
+"""Settings of runs whose steps are timed beside something else: rollout and training take turns, a
+core each, so that no step waits for another."""
+
 
 def pinned(num_instances: int) -> dict[str, str]:
     """Settings that give the learner the first core and the instances the others, round robin.

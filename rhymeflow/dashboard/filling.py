@@ -48,9 +48,9 @@ class Fold:
         """What `__init__` takes, made of JSON's types."""
         return {"open": list(self._open.items())}
 
-    def open(self) -> list[tuple[int, float, int]]:
-        """Groups that have begun and not ended: which, when, and how many rewards they have."""
-        return [(group, times[0], len(times) - 1) for group, times in self._open.items()]
+    def open(self) -> list[float]:
+        """When the groups began that have not ended."""
+        return [times[0] for times in self._open.values()]
 
     def take(self, lines: Iterable[tuple[float, str, dict[str, Any]]]) -> None:
         """The time, kind and fields of events and commands, in order."""

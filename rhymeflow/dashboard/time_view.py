@@ -84,9 +84,7 @@ def _batches(reader: TrajectoryReader, start: float, end: float) -> list[dict[st
         )
     waiting = side_log.groups(reader).open()
     if waiting:
-        began = [time for _, time, _ in waiting]
-        rewards = [number for _, _, number in waiting]
-        found.append({"version": None, "begun": counts(began, edges), "rewards": sum(rewards)})
+        found.append({"version": None, "begun": counts(waiting, edges)})
     return found
 
 

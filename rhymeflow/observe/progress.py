@@ -179,27 +179,23 @@ def _lines(state: ProgressState) -> list[tuple[str, RenderableType]]:
             Text(f"rollout {_share(state.idle_rollout)}, learner {_share(state.idle_learner)}"),
         ),
         ("pace", _pace(state)),
-        *([("drafts", Fitted(_drafts(state), _drafts_shortly(state)))] if state.has_drafts else []),
+        *(
+            [("drafts", Fitted(_drafts(state), _drafts(state, shortly=True)))]
+            if state.has_drafts
+            else []
+        ),
         ("in flight", Text(f"{state.running:,} running, {state.waiting:,} waiting")),
         ("now", Text(" ".join(state.message.split()))),
     ]
 
 
-def _drafts(state: ProgressState) -> str:
+def _drafts(state: ProgressState, *, shortly: bool = False) -> str:
     if state.mean_acceptance_length is None:
         return "-"
+    length, saved = ("length", "saved") if shortly else ("acceptance length", "time saved")
     return (
-        f"acceptance length {state.mean_acceptance_length:.2f}, "
-        f"{_share(state.acceptance_rate)} accepted, {_share(state.time_saved_share)} time saved"
-    )
-
-
-def _drafts_shortly(state: ProgressState) -> str:
-    if state.mean_acceptance_length is None:
-        return "-"
-    return (
-        f"length {state.mean_acceptance_length:.2f}, {_share(state.acceptance_rate)} accepted, "
-        f"{_share(state.time_saved_share)} saved"
+        f"{length} {state.mean_acceptance_length:.2f}, "
+        f"{_share(state.acceptance_rate)} accepted, {_share(state.time_saved_share)} {saved}"
     )
 
 
