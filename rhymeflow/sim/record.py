@@ -49,21 +49,30 @@ class Record:
         if (directory / "config.yaml").exists():
             raise UserError(f"{directory}: holds a run; a simulation needs a directory of its own")
         directory.mkdir(parents=True, exist_ok=True)
-        for old in directory.glob(f"{EVENTS}*"):
-            old.unlink()
-        (directory / metrics.FILE).unlink(missing_ok=True)
-        self._store = SqliteTrajectoryStore(directory / EVENTS)
-        self._metrics = MetricsWriter(directory, report_to=(), name=config.name, config={})
-        started = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())
-        self._store.begin_attempt(config.model_dump_json(), now=0.0, started=started)
+        self._directory, self._config = directory, config
+        self._is_open = False
         self._event = 0
         self._cuts: dict[TrajectoryId, list[Cut]] = {}
         self._members: dict[GroupId, list[TrajectoryId]] = {}
         self._tokens = self._trained = 0.0
         self._last = Step(0, 0.0, 0.0, 0.0)
 
+    def _open(self) -> None:
+        """Replace an earlier simulation: not before this one begins, for it may be refused."""
+        directory, config = self._directory, self._config
+        for old in directory.glob(f"{EVENTS}*"):
+            old.unlink()
+        (directory / metrics.FILE).unlink(missing_ok=True)
+        self._store = SqliteTrajectoryStore(directory / EVENTS)
+        started = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())
+        self._store.begin_attempt(config.model_dump_json(), now=0.0, started=started)
+        self._metrics = MetricsWriter(directory, report_to=(), name=config.name, config={})
+        self._is_open = True
+
     def hear(self, cluster: Cluster, event: Event) -> None:
         """The coordinator is told of this now."""
+        if not self._is_open:
+            self._open()
         store, now = self._store, cluster.now
         self._event = store.record(now, [event])
         match event:
@@ -107,9 +116,10 @@ class Record:
 
     def close(self) -> None:
         """The run is over."""
-        self._store.commit()
-        self._store.close()
-        self._metrics.close()
+        if self._is_open:
+            self._store.commit()
+            self._store.close()
+            self._metrics.close()
 
     def _route(self, cluster: Cluster, trajectory: TrajectoryId, instance: InstanceId) -> None:
         response = cluster.audit.responses.get(trajectory)

@@ -110,6 +110,9 @@ def test_a_run_is_never_replaced_and_a_simulation_is(tmp_path: Path) -> None:
     recorded(tmp_path / "run")
     recorded(tmp_path / "run", **{"learner.max_steps": "3"})
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 3
+    with pytest.raises(UserError, match="leaves nothing to measure"):
+        recorded(tmp_path / "run", **{"learner.max_steps": "1"})
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 3, "is still there"
     (tmp_path / "run" / "config.yaml").write_text("")
     before = (tmp_path / "run" / "events.db").read_bytes()
     with pytest.raises(UserError, match="holds a run; a simulation needs a directory of its own"):
