@@ -28,13 +28,15 @@ Rule = TypeVar("Rule", bound=Callable[..., Any])
 
 def plan(config: Config) -> Plan:
     """The size of the run, and the parameters of the protocol."""
-    rules, groups_per_batch = config.schedule, config.learner.groups_per_batch
+    rules, groups_per_batch = rules_in_force(config.schedule), config.learner.groups_per_batch
+    assert rules.batch_order is not None
     return Plan(
         num_batches=config.learner.max_steps,
         groups_per_batch=groups_per_batch,
         num_generations=config.rollout.num_generations,
         max_length=config.rollout.max_completion_length,
         max_staleness=rules.bound,
+        batch_order=rules.batch_order,
         eval_steps=_eval_steps(config),
         extra_groups=rules.extra_groups,
         extra_generations=rules.extra_generations,
@@ -85,6 +87,7 @@ def rules_in_force(chosen: ScheduleConfig) -> ScheduleConfig:
         "migration": _name(bundle.migration, MIGRATION),
         "on_pull": bundle.on_pull,
         "max_inflight_batches": float(bundle.max_inflight_batches or chosen.bound + 1),
+        "batch_order": bundle.batch_order,
         "throughput_ratio": bundle.throughput_ratio,
         "max_slowdown": 1 + (chosen.bound + 1) / 8,
     }

@@ -72,6 +72,7 @@ PLAN = Plan(
     num_generations=2,
     max_length=LONGEST,
     max_staleness=1,
+    batch_order="finished",
     eval_steps={},
     extra_groups=0,
     extra_generations=0,

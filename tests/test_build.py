@@ -45,7 +45,8 @@ def test_every_number_arrives() -> None:
         learner=LearnerConfig(max_steps=7, groups_per_batch=6),
         rollout=RolloutConfig(num_generations=5),
         schedule=ScheduleConfig(
-            max_staleness=3, extra_groups=2, extra_generations=1, filter_zero_variance=True,
+            max_staleness=3, batch_order="requested", extra_groups=2, extra_generations=1,
+            filter_zero_variance=True,
             max_filtered_batches=9, on_stuck="retry", stuck_threshold=8, max_retries=4,
         ),
     )  # fmt: skip
@@ -56,6 +57,7 @@ def test_every_number_arrives() -> None:
         "num_generations": 5,
         "max_length": 512,
         "max_staleness": 3,
+        "batch_order": "requested",
         "eval_steps": {"held_out": config.run.eval_steps},
         "extra_groups": 2,
         "extra_generations": 1,
@@ -89,10 +91,13 @@ def test_the_bound_of_a_schedule(name: str, bound: int) -> None:
 def test_a_bundle_by_name(name: str) -> None:
     made, bundle = build.schedule(rules(name=name)), SCHEDULES[name]
     assert made.name == name
-    pieces = set(bundle._fields) - {"max_inflight_batches", "layout", "throughput_ratio"}
+    pieces = set(bundle._fields) - {
+        "max_inflight_batches", "layout", "throughput_ratio", "batch_order"
+    }  # fmt: skip
     assert all(getattr(made, piece) == getattr(bundle, piece) for piece in pieces)
     assert made.settings.throughput_ratio == bundle.throughput_ratio
     assert (made.layout is NoLayout) == (bundle.layout is None)
+    assert build.plan(rules(name=name)).batch_order == bundle.batch_order
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

@@ -15,6 +15,7 @@ import pytest
 from rich.cells import cell_len
 
 from rhymeflow import cli, doctor, sizes
+from rhymeflow.cli import bench
 from rhymeflow.config import Config
 from rhymeflow.config.load import build_config, list_recipes, parse_config, read_config
 from rhymeflow.errors import UserError
@@ -143,9 +144,10 @@ def test_bench_lists_and_reports(
 
 
 def test_bench_says_that_the_benchmarks_are_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "__file__", "/usr/lib/python3/site-packages/rhymeflow/cli.py")
+    elsewhere = "/usr/lib/python3/site-packages/rhymeflow/cli/bench.py"
+    monkeypatch.setattr(bench, "__file__", elsewhere)
     with pytest.raises(UserError, match="not beside the installed package"):
-        cli._benchmarks()
+        bench._benchmarks()
 
 
 # -- whole runs -----------------------------------------------------------------------------------

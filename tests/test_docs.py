@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from rhymeflow import cli
+from rhymeflow.cli import training
 from rhymeflow.config.load import list_recipes, read_config
 
 ROOT = Path(__file__).parents[1]
@@ -59,7 +60,7 @@ def test_commands_can_be_typed_as_they_stand(page: Path, monkeypatch: pytest.Mon
         return 0
 
     for name in ("train", "simulate", "calibrate", "sft"):
-        monkeypatch.setattr(cli, name, load)
+        monkeypatch.setattr(training, name, load)
     for command in commands(page):
         if command[0] == "bench":
             module = importlib.import_module(f"benchmarks.{command[1]}")

@@ -45,7 +45,7 @@ def modules_of(package: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "package", ["__init__.py", "config", "trainer", "cli.py", "core", "data", "environments"]
+    "package", ["__init__.py", "config", "trainer", "cli", "core", "data", "environments"]
 )
 def test_importing_these_loads_nothing_heavy(package: str) -> None:
     loaded = loaded_by("".join(f"import {name}\n" for name in modules_of(package)))

@@ -49,6 +49,11 @@ class ScheduleConfig(Section):
     on_pull: Literal["drain", "keep", "reroute"] | None = None
     """What becomes of what runs on an instance that pulls: `drain` lets it finish first, `keep`
     goes on with it there, `reroute` routes it anew; `None` as the schedule has it."""
+    batch_order: Literal["requested", "finished"] | None = None
+    """Which groups make up the next batch. `requested`: those that were admitted first, so that
+    batches are the same whatever finishes first. `finished`: those that finish first, which are
+    shorter than the rest; the learner waits less for long responses. `None` as the schedule has it:
+    `requested` for `rhymeflow`, `finished` for the others."""
     max_inflight_batches: PositiveFloat | None = None
     """Batches' worth of groups in flight at a time: fewer leave the machine to the groups that the
     learner waits for, more fill it better. `None` as the schedule has it: 1 for `staleflow`, 1.5

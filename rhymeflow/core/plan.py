@@ -16,6 +16,9 @@ Admission = Literal["lockstep", "protocol"]
 """When a new group may start, on top of what the staleness protocol demands. `lockstep`: batch by
 batch, when all of the one before is complete. `protocol`: whenever the protocol has an entry."""
 
+BatchOrder = Literal["requested", "finished"]
+"""Which groups make up the next batch: those that were admitted first, or that finish first."""
+
 OnPull = Literal["drain", "keep", "reroute"]
 """What becomes of what runs on an instance that pulls. `drain`: nothing runs by then, an instance
 that lags is given nothing new. `keep`: it goes on there under the new weights. `reroute`: it is
@@ -55,6 +58,7 @@ class Plan:
     max_length: int
     """Tokens at which a response ends whatever it says."""
     max_staleness: int
+    batch_order: BatchOrder
     eval_steps: Mapping[SuiteName, int]
     """Of each suite: evaluate every so many versions, and at the start and the end; 0: only then.
     """

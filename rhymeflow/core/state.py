@@ -26,6 +26,7 @@ from rhymeflow.core.instance import Instance
 from rhymeflow.core.lengths import LengthPredictor
 from rhymeflow.core.plan import Plan, Schedule
 from rhymeflow.core.protocol.group import Group, Member, MemberState
+from rhymeflow.core.protocol.ordered import OrderedBuffers
 from rhymeflow.core.protocol.staleness import StalenessBuffers
 from rhymeflow.core.queue import Queue
 from rhymeflow.core.types import (
@@ -55,7 +56,8 @@ class State:
 
     def __init__(self, plan: Plan, schedule: Schedule) -> None:
         self.plan, self.schedule = plan, schedule
-        self.buffers = StalenessBuffers(
+        kind = OrderedBuffers if plan.batch_order == "requested" else StalenessBuffers
+        self.buffers = kind(
             groups_per_batch=plan.groups_per_batch,
             extra_groups=plan.extra_groups,
             max_staleness=plan.max_staleness,

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from rhymeflow import cli
+from rhymeflow.cli import training
 from rhymeflow.config.load import read_config
 
 LAUNCH = Path(__file__).parents[2] / "examples" / "cluster"
@@ -61,8 +62,8 @@ def test_its_commands_are_commands(name: str, monkeypatch: pytest.MonkeyPatch) -
         seen.append("train")
         return 0
 
-    monkeypatch.setattr(cli, "train", train)
-    monkeypatch.setattr(cli, "resume", lambda args: seen.append("resume") or 0)
+    monkeypatch.setattr(training, "train", train)
+    monkeypatch.setattr(training, "resume", lambda args: seen.append("resume") or 0)
     for command in commands(name):
         assert cli.main(command) == 0, command
     assert "train" in seen

@@ -3,6 +3,7 @@
 # ruff: noqa: E501 (the table of mistakes reads best with one a line)
 from __future__ import annotations
 
+import json
 import types
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -15,6 +16,7 @@ from pydantic import ValidationError
 from rhymeflow.config import Config, Section, fields, load
 from rhymeflow.config.load import (
     build_config,
+    config_from_json,
     dump_config,
     list_recipes,
     parse_config,
@@ -285,3 +287,10 @@ def test_names_alone_are_those_of_a_run() -> None:
     assert (config.learner.learning_rate, config.learner.max_steps) == (1e-3, 7)
     assert (config.data.size, config.run.output_dir) == (5, "there")
     assert config.sft == Config().sft
+
+
+def test_a_log_of_before_a_field_means_what_was_done_then() -> None:
+    values = json.loads(Config().model_dump_json())
+    del values["schedule"]["batch_order"]
+    assert config_from_json(json.dumps(values), where="a log").schedule.batch_order == "finished"
+    assert config_from_json(Config().model_dump_json(), where="a log") == Config()

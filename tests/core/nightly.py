@@ -26,6 +26,7 @@ OPERATIONS = ("reserve", "tighten", "occupy", "release", "consume")
 def one_run(rng: random.Random, count: Counter) -> None:
     """One random run; counts what was done, what was refused and what became surplus."""
     pair = Pair(
+        is_ordered=rng.random() < 0.5,
         groups_per_batch=rng.randint(1, 4),
         extra_groups=rng.choice((0, 0, 1, 2)),
         max_staleness=rng.randint(0, 4),

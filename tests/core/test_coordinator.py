@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 from hypothesis import given, settings
@@ -38,6 +39,7 @@ from rhymeflow.core.events import (
     TrajectoryRewarded,
     VersionPublished,
 )
+from rhymeflow.core.plan import BatchOrder
 from rhymeflow.core.state import Prompt
 from rhymeflow.core.strategies import base
 from rhymeflow.core.strategies.schedules import SCHEDULES
@@ -56,6 +58,7 @@ def runs(draw):
         groups_per_batch=draw(st.integers(1, 4)),
         num_generations=draw(st.integers(1, 3)),
         max_staleness=BOUNDS.get(name, draw(st.integers(0, 3))),
+        batch_order=draw(st.sampled_from(get_args(BatchOrder))),
         eval_steps=draw(st.dictionaries(st.sampled_from("abc"), st.integers(0, 2))),
         extra_groups=draw(st.integers(0, 2)),
         extra_generations=draw(st.integers(0, 2)),
@@ -138,9 +141,11 @@ def test_any_order_of_events_ends_with_every_batch_trained_within_the_bound(
         assert len(set(runtime.evaluated)) == len(runtime.evaluated), "evaluated twice"
 
 
+@pytest.mark.parametrize("order", get_args(BatchOrder))
 @pytest.mark.parametrize("name", sorted(SCHEDULES))
-def test_an_adversarial_order_newest_first_still_ends(name):
-    plan = a_plan(num_batches=5, groups_per_batch=3, max_staleness=BOUNDS.get(name, 2))
+def test_an_adversarial_order_newest_first_still_ends(name, order):
+    bound = BOUNDS.get(name, 2)
+    plan = a_plan(num_batches=5, groups_per_batch=3, max_staleness=bound, batch_order=order)
     for pick in (lambda n: n - 1, lambda n: 0):
         runtime = FakeRuntime(plan, a_schedule(name), capacities=(3, 5), choose=pick).run(20_000)
         assert len(runtime.batches) == 5
@@ -157,6 +162,14 @@ def test_synchronous_trains_batches_in_the_order_of_the_data():
     plan = a_plan(num_batches=4, groups_per_batch=3, max_staleness=0)
     runtime = run(plan, a_schedule("synchronous"), seed=3)
     assert runtime.batches == [(0, 1, 2), (3, 4, 5), (6, 7, 8), (9, 10, 11)]
+
+
+@pytest.mark.parametrize("crashes", [0, 2])
+def test_batches_in_the_order_of_requests_are_the_same_whatever_finishes_first(crashes):
+    plan = a_plan(num_batches=4, groups_per_batch=3, max_staleness=2, batch_order="requested")
+    for seed in range(20):
+        runtime = run(plan, a_schedule("rhymeflow"), seed=seed, crashes=crashes)
+        assert runtime.batches == [(0, 1, 2), (3, 4, 5), (6, 7, 8), (9, 10, 11)]
 
 
 def test_one_step_admits_a_batch_only_when_the_one_before_is_complete():

@@ -125,6 +125,15 @@ class Entries:
         """EMPTY the entry that the group holds; its version."""
         return self.by_version[self._place.pop(group)].holding(group).pop(group)
 
+    def _move(self, group: GroupId, target: Version) -> Version:
+        """Move the group as it is into an EMPTY entry of `target`; the buffer it was in."""
+        source = self._place[group]
+        is_reserved = group in self.by_version[source].reserved
+        version = self._take(group)
+        buffer = self._enter(group, version, target)
+        (buffer.reserved if is_reserved else buffer.occupied).put(group, version)
+        return source
+
     def _enter(self, group: GroupId, version: Version, target: Version) -> Buffer:
         """The buffer that the group is put into: the one place where the window is checked."""
         assert max(version, self.first) <= target <= version + self.max_staleness, (version, target)

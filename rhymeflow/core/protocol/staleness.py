@@ -85,7 +85,8 @@ and `consume` that for each of its groups: a reservation moves only later, but f
 narrows its window for good; finished work moves only earlier; so each has but max_staleness moves
 to make in its life.
 
-Knows nothing of instances, members or time; ids are ints.
+Knows nothing of instances, members or time; ids are ints. `ordered.py` has the same operations for
+batches in the order of requests.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ class StalenessBuffers(Entries):
     def reserve(self, group: GroupId, version: Version) -> Version | None:
         """RESERVE the highest EMPTY entry in the window; None: not admitted (backpressure)."""
         self._check("reserve", group)
-        target = self._highest_empty(version)
+        target = self._vacancy(version)
         if target is not None:
             self._enter(group, version, target).reserved.put(group, version)
         return target
@@ -121,7 +122,7 @@ class StalenessBuffers(Entries):
         if place <= version + self.max_staleness:
             self.by_version[place].reserved.put(group, version)
             return True
-        target = self._highest_empty(version)
+        target = self._vacancy(version)
         if target is None:
             return False
         self._take(group)
@@ -181,6 +182,12 @@ class StalenessBuffers(Entries):
         self.first += 1
         return tuple(sorted(groups))
 
+    # -- which entry ------------------------------------------------------------------------------
+
+    def _vacancy(self, version: Version) -> Version | None:
+        """The buffer in which a reservation of this version is to lie; None: it can in none."""
+        return self._highest_empty(version)
+
     # -- the two packings --------------------------------------------------------------------
 
     def _settle(self, filled: set[Version]) -> tuple[GroupId, ...]:
@@ -211,22 +218,18 @@ class StalenessBuffers(Entries):
                 todo.remove(hole)
                 continue
             source, group = earlier
-            version = self._take(group)
-            self._enter(group, version, hole).reserved.put(group, version)
+            self._move(group, hole)
             self._holes.add(source)
             todo.add(source)
         return hole
 
     def _pack_one_early(self) -> tuple[Version, Version] | None:
-        """Move one OCCUPIED group into the lowest hole that can have one: (from, to)."""
+        """Move one group into the lowest hole that can have one: (from, to)."""
         for hole in sorted(self._holes):
             if self._room(hole):
-                later = self._later_occupied(hole)
+                later = self._from_later(hole)
                 if later is not None:
-                    source = self._place[later]
-                    version = self._take(later)
-                    self._enter(later, version, hole).occupied.put(later, version)
-                    return source, hole
+                    return self._move(later, hole), hole
         return None
 
     def _earlier_reservation(self, hole: Version, floor: Version) -> tuple[Version, GroupId] | None:
@@ -239,7 +242,7 @@ class StalenessBuffers(Entries):
                     return number, latest[1]
         return None
 
-    def _later_occupied(self, hole: Version) -> GroupId | None:
+    def _from_later(self, hole: Version) -> GroupId | None:
         """What may move earlier, into `hole`: the OCCUPIED group of the lowest version, then id."""
         best: tuple[Version, GroupId] | None = None
         for number in range(hole + 1, hole + self.max_staleness + 1):

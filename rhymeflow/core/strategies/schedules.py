@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from rhymeflow.core.histopipe.pipeline import Pipeline
 from rhymeflow.core.histopipe.strategies import migrate_outliers, planned
-from rhymeflow.core.plan import Admission, OnPull
+from rhymeflow.core.plan import Admission, BatchOrder, OnPull
 from rhymeflow.core.strategies.base import Layout, Migrating, Routing, Sync
 from rhymeflow.core.strategies.migration import none, rebalance, skip_nearly_done
 from rhymeflow.core.strategies.routing import fewest_requests, waterfall
@@ -48,6 +48,7 @@ class Bundle(NamedTuple):
     """An instance gives work away to one that has this many times less of it."""
     layout: Callable[..., Layout] | None = None
     """Makes what lays steps out over the instances, where the rules need it."""
+    batch_order: BatchOrder = "finished"
 
 
 SCHEDULES: Mapping[str, Bundle] = {
@@ -58,7 +59,10 @@ SCHEDULES: Mapping[str, Bundle] = {
     "staleflow": Bundle("protocol", waterfall, greedy, "reroute", rebalance, 1.0),
     "histopipe": Bundle("protocol", planned, when_idle, "keep", migrate_outliers, layout=Pipeline),
     "rhymeflow": Bundle(
-        "protocol", waterfall, gather_stragglers, "reroute", skip_nearly_done, 1.5, 3.0
+        *("protocol", waterfall, gather_stragglers, "reroute", skip_nearly_done),
+        max_inflight_batches=1.5,
+        throughput_ratio=3.0,
+        batch_order="requested",
     ),
 }
 """`synchronous` and `one_step` differ in their bound, 0 and 1: with it the protocol has entries for

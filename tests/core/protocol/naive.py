@@ -79,8 +79,8 @@ class NaiveBuffers:
         able = [b for b in self.buffers() if self.fits(version, b) and self.empty(b)]
         if not able:
             return None
-        self.rows.append(Row(group, version, "reserved", max(able)))
-        return max(able)
+        self.rows.append(Row(group, version, "reserved", self.choice(able)))
+        return self.choice(able)
 
     def tighten(self, group: int, version: int) -> bool:
         row = self.reserved_row(group)
@@ -91,7 +91,7 @@ class NaiveBuffers:
             able = [row.place]
         if not able:
             return False
-        row.version, row.place = version, max(able)
+        row.version, row.place = version, self.choice(able)
         self.late(0)
         return True
 
@@ -114,6 +114,10 @@ class NaiveBuffers:
         self.rows = [r for r in self.rows if r.place != self.first]
         self.first += 1
         return tuple(groups)
+
+    def choice(self, able: list[int]) -> int:
+        """Where a reservation lies."""
+        return max(able)
 
     # -- what follows ----------------------------------------------------------------------
 
@@ -159,6 +163,25 @@ class NaiveBuffers:
         surplus = [r for r in self.rows if r.state == "reserved" and self.met(r.place)]
         self.rows = [r for r in self.rows if r not in surplus]
         return tuple(sorted(r.group for r in surplus))
+
+
+class NaiveOrdered(NaiveBuffers):
+    """What `OrderedBuffers` does, by the table in `core/protocol/ordered.py`."""
+
+    def choice(self, able: list[int]) -> int:
+        return min(able)
+
+    def late(self, floor: int) -> None:
+        pass
+
+    def early(self) -> bool:
+        able = [
+            (b, r.group) for s in ("reserved", "occupied") for r, b in self.moves(s) if b < r.place
+        ]
+        if able:
+            to, group = min(able)
+            self.row(group).place = to
+        return bool(able)
 
 
 def best_placement(rows, *, target, size, eta, first, num_batches) -> list[int]:

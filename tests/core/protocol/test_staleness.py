@@ -280,6 +280,8 @@ class Protocol(RuleBasedStateMachine):
     on groups that hold no entry, or one of another kind, as late and repeated events would have it.
     """
 
+    is_ordered = False
+
     @initialize(
         size=st.integers(1, 4),
         extra=st.integers(0, 3),
@@ -288,7 +290,11 @@ class Protocol(RuleBasedStateMachine):
     )
     def start(self, size, extra, eta, num_batches):
         self.pair = Pair(
-            groups_per_batch=size, extra_groups=extra, max_staleness=eta, num_batches=num_batches
+            is_ordered=self.is_ordered,
+            groups_per_batch=size,
+            extra_groups=extra,
+            max_staleness=eta,
+            num_batches=num_batches,
         )
 
     def version(self, age: int) -> int:
@@ -344,6 +350,16 @@ class Protocol(RuleBasedStateMachine):
 
 Protocol.TestCase.settings = settings(max_examples=250, stateful_step_count=60, deadline=None)
 TestProtocol = Protocol.TestCase
+
+
+class Ordered(Protocol):
+    """The same of batches in the order of requests."""
+
+    is_ordered = True
+
+
+Ordered.TestCase.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestOrdered = Ordered.TestCase
 
 
 @settings(max_examples=300, deadline=None)

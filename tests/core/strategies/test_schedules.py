@@ -59,6 +59,7 @@ PLANS: dict[str, dict[str, Any]] = {
     "filter": {"filter_zero_variance": True, "max_filtered": 4},
     "retry": {"on_stuck": "retry", "groups_per_batch": 3},
     "truncate": {"on_stuck": "truncate"},
+    "in order": {"batch_order": "requested", "filter_zero_variance": True, "extra_groups": 1},
     "all": {"extra_groups": 2, "filter_zero_variance": True, "on_stuck": "retry"},
 }
 

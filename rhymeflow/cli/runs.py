@@ -1,6 +1,7 @@
 """The commands that look at runs: `inspect`, `dashboard`, `runs`, `plot`, `export`.
 
-Holds true: as `cli` says of all commands. None of them changes a run directory.
+Holds true: as the package says of all commands. None of them changes a run directory, nor reads a
+configuration, which takes long to import.
 """
 
 from __future__ import annotations
@@ -10,17 +11,17 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from rhymeflow.cli.parser import Add, positive
 from rhymeflow.errors import UserError
-
-Add = Callable[..., argparse.ArgumentParser]
-"""Makes a command: its name, its function, options of its parser."""
 
 _EXPORT = """Writes what a run generated, also while it goes on (docs/inspecting.md):
 rows of all that is stored, rows for `rhymeflow sft`, or preference pairs."""
+
+
+NAMES = ("inspect", "dashboard", "runs", "plot", "export")
 
 
 def add_commands(add: Add) -> None:
@@ -203,13 +204,6 @@ def export(args: argparse.Namespace) -> int:
     return 0
 
 
-def positive(text: str) -> int:
-    """A whole number from 1 on, for argparse."""
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"given {text!r}, should be a number from 1 on")
-    return int(text)
-
-
 def _whole(text: str) -> int:
     if not text.isdecimal() or len(text) > 18:
         raise argparse.ArgumentTypeError(f"given {text!r}, should be a number from 0 on")
@@ -253,4 +247,4 @@ def _steps(text: str) -> tuple[float, float]:
     return first, last
 
 
-__all__ = ["add_commands", "export", "inspect", "plot", "positive", "runs"]
+__all__ = ["NAMES", "add_commands", "export", "inspect", "plot", "runs"]

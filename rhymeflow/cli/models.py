@@ -1,0 +1,142 @@
+"""The commands that ask a model: `eval`, `generate`.
+
+Holds true: as the package says of all commands.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from rhymeflow.cli.parser import Add, not_negative, positive
+from rhymeflow.cli.training import add_configured
+from rhymeflow.config import help as pages
+from rhymeflow.config.load import parse_config
+from rhymeflow.errors import UserError
+
+_EVAL = """\
+Evaluates a model on suites (docs/evaluation.md), in one process: a checkpoint,
+a Hugging Face directory, a hub name, or recipe:NAME.
+
+  rhymeflow eval runs/RUN/checkpoints/step-50      # as the run evaluates
+  rhymeflow eval recipe:demo --n 8                 # as the recipe does
+  rhymeflow eval MODEL demo                        # another model, so too
+  rhymeflow eval MODEL --data FILE --reward FILE.py:FUNCTION
+
+Figures: mean reward (avg@k), the chance that one of k answers passes (pass@k),
+reward of the majority's answer (maj@k), sampled tokens, share cut by length.
+"""
+
+
+_GENERATE = """\
+Answers a prompt, or with --chat a conversation, by a model; text as it comes.
+--section.field VALUE sets fields of the configuration, as in `train`.
+"""
+
+
+def add_commands(add: Add) -> None:
+    """Add the commands with their arguments."""
+    _add_eval(add)
+    _add_generate(add)
+
+
+def _add_eval(add: Add) -> None:
+    sub = add_configured(
+        add,
+        "eval",
+        evaluate,
+        first="MODEL",
+        help="evaluate a model on suites: avg@k, pass@k, maj@k",
+        description=_EVAL,
+    )
+    sub.add_argument(
+        "--suite", metavar="NAME", nargs="+", action="extend", help="only these of eval.suites"
+    )
+    what = "answers to each prompt, in place of what the suites say; and so the next two"
+    sub.add_argument("--n", metavar="N", type=positive, help=what)
+    sub.add_argument("--size", metavar="N", type=positive, help="prompts of each suite")
+    sub.add_argument("--temperature", metavar="T", type=not_negative, help="0 is greedy")
+    sub.add_argument("--json", action="store_true", help="one JSON object on the last line")
+    sub.add_argument("--output", metavar="FILE", type=Path, help="where the JSON goes too")
+
+
+def _add_generate(add: Add) -> None:
+    sub = add(
+        "generate",
+        generate,
+        takes_fields=True,
+        help="answer a prompt, or converse, by a model",
+        description=_GENERATE,
+        formatter_class=pages.Page,
+    )
+    sub.usage = "rhymeflow generate MODEL [PROMPT] [OPTION ...] [--section.field VALUE]"
+    sub.add_argument("model", metavar="MODEL", help="a checkpoint, a directory or a hub name")
+    sub.add_argument("prompt", metavar="PROMPT", nargs="?", help="else read from standard input")
+    sub.add_argument("--chat", action="store_true", help="converse; Ctrl-D or Ctrl-C ends it")
+    sub.add_argument("--system", metavar="TEXT", help="a system message (data.system_prompt)")
+    for option, metavar in (("temperature", "T"), ("max-tokens", "N"), ("seed", "N")):
+        field = _OF_GENERATE[option.replace("-", "_")]
+        sub.add_argument(f"--{option}", metavar=metavar, help=f"{field}")
+
+
+def evaluate(args: argparse.Namespace) -> int:
+    """Evaluate a model on suites; show a table or JSON."""
+    from rhymeflow.evaluation.given import configuration
+
+    given = {"n": args.n, "size": args.size, "temperature": args.temperature}
+    changes = {name: value for name, value in given.items() if value is not None}
+    config = configuration(args.model, args.recipe, args.overrides, changes)
+    from rhymeflow.evaluation import evaluate as found  # loads torch
+
+    results = found.evaluate(config, args.suite or ())
+    figures = found.as_json(config, results)
+    print(json.dumps(figures) if args.json else found.table(results))
+    if args.output is not None:
+        found.write(args.output, figures)
+    return 0
+
+
+_OF_GENERATE = {
+    "temperature": "rollout.temperature",
+    "max_tokens": "rollout.max_completion_length",
+    "seed": "run.seed",
+    "system": "data.system_prompt",
+}
+"""Options of `generate`, by the fields that they stand for."""
+
+
+def generate(args: argparse.Namespace) -> int:
+    """Answer a prompt, or converse, by a model."""
+    from rhymeflow.evaluation import terminal
+
+    if args.chat and args.prompt is not None:
+        raise UserError("--chat: what is said is read from the terminal, so PROMPT is not given")
+    overrides = {"model.name": args.model}
+    for option, field in _OF_GENERATE.items():
+        if (value := getattr(args, option)) is not None:
+            overrides[field] = value
+    if twice := overrides.keys() & args.overrides.keys():
+        raise UserError(f"--{min(twice)}: given twice")
+    overrides |= args.overrides
+    config = parse_config("", overrides, where="the command line")
+    prompt: str | None = args.prompt
+    if prompt is None and not args.chat:
+        prompt = terminal.whole_input()
+    from rhymeflow.evaluation import generate as found  # loads torch
+
+    try:
+        generator = found.Generator(config, must_fit="rollout.max_completion_length" in overrides)
+        if prompt is None:
+            found.chat(generator, terminal.lines(), terminal.write)
+        else:
+            found.answer_one(generator, prompt, terminal.write)
+    except KeyboardInterrupt:
+        terminal.write("\n")
+        raise
+    except BrokenPipeError:
+        terminal.nobody_reads()
+    return 0
+
+
+__all__ = ["add_commands", "evaluate", "generate"]

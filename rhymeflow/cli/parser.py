@@ -1,0 +1,62 @@
+"""The parser of every command, and the kinds of values that options have."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from rhymeflow import __version__
+from rhymeflow.errors import UserError
+
+Add = Callable[..., argparse.ArgumentParser]
+"""Makes a command: its name, its function, whether it takes fields of the configuration as
+options, and options of its parser."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, as every other mistake is said."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise it."""
+        raise UserError(f"{message} (see `{self.prog} --help`)")
+
+
+def with_commands() -> tuple[Parser, Add]:
+    """A parser of `rhymeflow` without commands, and what adds one."""
+    parser = Parser(
+        prog="rhymeflow", description="Asynchronous RL post-training of language models."
+    )
+    parser.add_argument("--version", action="version", version=f"rhymeflow {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    def add(
+        name: str, command: object, *, takes_fields: bool = False, **options: Any
+    ) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, allow_abbrev=False, **options)
+        known = sub._option_string_actions
+        sub.set_defaults(command=command, takes_fields=takes_fields, options=known)
+        return sub
+
+    return parser, add
+
+
+def positive(text: str) -> int:
+    """A whole number from 1 on, for argparse."""
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"given {text!r}, should be a number from 1 on")
+    return int(text)
+
+
+def not_negative(text: str) -> float:
+    """A number from 0 on, for argparse."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"given {text!r}, should be a number from 0 on")
+    return value
+
+
+__all__ = ["Add", "Parser", "not_negative", "positive", "with_commands"]

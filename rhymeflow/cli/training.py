@@ -1,0 +1,244 @@
+"""The commands that make a policy: `train`, `resume`, `simulate`, `calibrate`, `sft`.
+
+Holds true: as the package says of all commands. A mistake in the configuration is said before what
+takes long to import is imported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rhymeflow.cli.parser import Add
+from rhymeflow.config import Config
+from rhymeflow.config import help as pages
+from rhymeflow.config.load import dump_config, read_config
+from rhymeflow.errors import UserError
+
+_TRAIN = """\
+Trains a policy: a recipe (`rhymeflow recipes` lists them), a YAML file, or a
+task of your own:
+
+  rhymeflow train --model DIR_OR_HUB_NAME --data FILE --reward FILE.py:FUNCTION
+"""
+
+
+_SFT = """\
+Fine-tunes a model on rows that say what is right (docs/sft.md), in one process:
+
+  rhymeflow sft --model DIR_OR_HUB_NAME --data FILE --sft.output_dir DIR
+
+A row is {prompt, completion}, or {messages}. DIR is then a model to train on.
+"""
+
+
+def add_commands(add: Add) -> None:
+    """Add the commands with their arguments."""
+    _add_train(add)
+    _add_resume(add)
+    _add_simulated(add)
+    add_configured(
+        add,
+        "sft",
+        sft,
+        help="supervised fine-tuning: a checkpoint to begin from",
+        description=_SFT,
+    )
+
+
+def add_configured(
+    add: Add, name: str, command: object, first: str | None = None, **options: Any
+) -> argparse.ArgumentParser:
+    """Add a command that takes a recipe or a file, and fields; `first`: what comes before them."""
+    sub = add(
+        name,
+        command,
+        takes_fields=True,
+        formatter_class=pages.Page,
+        add_help=False,
+        **options,
+    )
+    needs = "RECIPE_OR_FILE" if name == "simulate" else "[RECIPE_OR_FILE]"
+    if first is not None:
+        what = "a checkpoint, a directory, a hub name or recipe:NAME"
+        sub.add_argument(first.lower(), metavar=first, help=what)
+        needs = f"{first} {needs}"
+    break_at = "" if first is None else "\n" + " " * len(f"usage: rhymeflow {name}")
+    sub.usage = f"rhymeflow {name} {needs} [OPTION ...]{break_at} [--section.field VALUE ...]"
+    sub.add_argument(
+        "recipe",
+        nargs=None if name == "simulate" else "?",
+        metavar="RECIPE_OR_FILE",
+        help="a recipe's name or a YAML file",
+    )
+    sub.add_argument(
+        *("-h", "--help"),
+        nargs="?",
+        const="common",
+        action=pages.Help,
+        metavar="WHAT",
+        help="this page; --help=all has every field, --help=SECTION those of a section",
+    )
+    return sub
+
+
+def _add_train(add: Add) -> None:
+    sub = add_configured(add, "train", train, help="train a policy", description=_TRAIN)
+    sub.add_argument(
+        "--dry-run",
+        nargs="?",
+        const="full",
+        choices=("full", "plan"),
+        metavar="plan",
+        dest="dry_run",
+        help="load all but the weights, show the whole configuration and what it needs, and stop; "
+        "=plan loads nothing: sizes, memory and placement only",
+    )
+    for option, help in pages.SHORT.items():
+        sub.add_argument(f"--{option}", metavar=help[0], help=help[1])
+    what = "serve pages over the run while it goes on, and print their address"
+    sub.add_argument("--dashboard", action="store_true", help=what)
+
+
+def _add_resume(add: Add) -> None:
+    sub = add(
+        "resume",
+        resume,
+        takes_fields=True,
+        help="go on with a run, however it ended",
+        usage="rhymeflow resume RUN_DIR [--section.field VALUE ...]\n"
+        "       rhymeflow resume MIRROR --output_dir DIR [--section.field VALUE ...]",
+        epilog="Fields that have no part in what is in flight can be changed, such as "
+        "`--learner.max_steps 200` for a run that is finished.",
+    )
+    sub.add_argument("run", metavar="RUN_DIR", help="or the mirror of a run (run.mirror)")
+    sub.add_argument(
+        "--output_dir",
+        metavar="DIR",
+        type=Path,
+        help="a new run directory, to be rebuilt from the mirror",
+    )
+    sub.add_argument("--dashboard", action="store_true", help="as `train` has it")
+
+
+def _add_simulated(add: Add) -> None:
+    sub = add_configured(
+        add,
+        "simulate",
+        simulate,
+        help="run a configuration on a simulated cluster",
+    )
+    sub.add_argument("--output", metavar="DIR", type=Path, help="where the timeline goes")
+    sub.add_argument(
+        "--workload", metavar="RUN_DIR", type=Path, help="lengths as a real run recorded them"
+    )
+    sub = add_configured(
+        add,
+        "calibrate",
+        calibrate,
+        help="measure this machine's engine and learner, and fit the cost model",
+    )
+    sub.add_argument("--output", metavar="FILE.json", type=Path, help="where the profile goes")
+
+
+def train(args: argparse.Namespace) -> int:
+    """Train, or with `--dry-run` check and show what would be trained."""
+    from rhymeflow import check
+
+    config = read_config(args.recipe, args.overrides)
+    if args.dry_run:
+        from rhymeflow.runtime.run_dir import check_run_dir
+
+        check_run_dir(config)
+        longest = check.everything(config) if args.dry_run == "full" else None
+        if config.cluster.nodes is not None:
+            from rhymeflow.cluster import plan
+
+            needs = plan.describe(config)
+        else:
+            from rhymeflow import sizes  # loads torch; mistakes are said without waiting for it
+
+            needs = sizes.describe(config, longest)
+        print(dump_config(config) + needs)
+        return 0
+    check.before_start(config)
+    if config.runtime == "local":
+        from rhymeflow.runtime import processes
+
+        processes.prepare()  # its imports go on beside those that follow
+    from rhymeflow.runtime.run_dir import choose_run_dir
+    from rhymeflow.runtime.train import train
+
+    run_dir = choose_run_dir(config)
+    return _to_its_end(lambda: train(config, run_dir=run_dir), args.dashboard and run_dir)
+
+
+def resume(args: argparse.Namespace) -> int:
+    """Go on with a run."""
+    from rhymeflow.runtime.resume_options import with_options
+    from rhymeflow.runtime.train import resume
+
+    def change(config: Config) -> Config:
+        return with_options(config, args.overrides)
+
+    if args.output_dir is not None:
+        from rhymeflow.mirror.restore import restore
+
+        for line in restore(args.run, args.output_dir):
+            print(line, file=sys.stderr)
+    elif "://" in args.run:
+        raise UserError(f"resume {args.run}: give the new run directory with --output_dir")
+    run_dir = args.output_dir or Path(args.run)
+    return _to_its_end(lambda: resume(run_dir, change), args.dashboard and run_dir)
+
+
+def _to_its_end(run: Callable[[], object], shown: Path | None) -> int:
+    """Carry a run on, beside a dashboard of the run directory `shown` if there is one."""
+    from rhymeflow.runtime.supervisor import WorkerDied
+
+    try:
+        if not shown:
+            run()
+        else:
+            from rhymeflow.dashboard.beside import beside
+
+            with beside(shown) as address:
+                print(f"dashboard: {address}", flush=True)
+                run()
+    except WorkerDied as error:  # a traceback of the controller would say nothing about it
+        print(f"rhymeflow: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def simulate(args: argparse.Namespace) -> int:
+    """Run a configuration on a simulated cluster, and plot what happened."""
+    from rhymeflow.sim.simulate import simulate as run
+
+    config = read_config(args.recipe, args.overrides)
+    print(run(config, output=args.output, workload=args.workload).text())
+    return 0
+
+
+def calibrate(args: argparse.Namespace) -> int:
+    """Measure this machine and fit the cost model to it."""
+    from rhymeflow.calibration.calibrate import calibrate as run
+
+    config = read_config(args.recipe, args.overrides, needed=("model", "data"))
+    print(run(config, output=args.output).text())
+    return 0
+
+
+def sft(args: argparse.Namespace) -> int:
+    """Fine-tune a model on rows, and say the loss."""
+    config = read_config(args.recipe, args.overrides, needed=("model", "data"))
+    from rhymeflow.sft.train import train  # loads torch; mistakes are said without waiting for it
+
+    train(config, lambda line: print(line, flush=True))
+    return 0
+
+
+__all__ = ["add_commands", "add_configured", "calibrate", "resume", "sft", "simulate", "train"]
