@@ -19,6 +19,7 @@ import pytest
 
 from rhymeflow import build
 from rhymeflow.config import Config
+from rhymeflow.config.load import config_from_json
 from rhymeflow.core import commands, events
 from rhymeflow.core.coordinator import Coordinator
 from rhymeflow.store import codec
@@ -58,13 +59,12 @@ def renamed(values: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
 def config_of(head: dict[str, Any]) -> Config:
     assert head["schema"] == 5
     sections = {name: head[name] for name in ("learner", "run", "data")}
-    return Config.model_validate(
-        {
-            **sections,
-            "rollout": renamed(head["rollout"], ROLLOUT),
-            "schedule": renamed(head["schedule"], {}),
-        }
-    )
+    values = {
+        **sections,
+        "rollout": renamed(head["rollout"], ROLLOUT),
+        "schedule": renamed(head["schedule"], {}),
+    }
+    return config_from_json(json.dumps(values), where="the log")
 
 
 def command_of(name: str, fields: dict[str, Any]) -> tuple[str, str]:
