@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 from benchmarks import harness
 from benchmarks.simulated import splits
-from rhymeflow.config import FIXED_BOUNDS
+from rhymeflow.utils.bounds import FIXED_BOUNDS
 
 MODELS = {"14b": "qwen2.5-14b-h20", "32b": "qwen2.5-32b-h20", "30b-a3b": "qwen3-30b-a3b-h20"}
 DEVICES = (64, 128)

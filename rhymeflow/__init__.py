@@ -9,7 +9,6 @@ Importing this package imports neither torch nor transformers; each name is fetc
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from rhymeflow.runtime.train import train
     from rhymeflow.trainer import Trainer
 
-__version__ = version("rhymeflow")
+    __version__: str
 
 _HOMES = {
     "Config": "rhymeflow.config",
@@ -33,6 +32,10 @@ __all__ = ["Config", "Trainer", "UserError", "__version__", "load", "train"]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("rhymeflow")
     if name not in _HOMES:
         raise AttributeError(f"module 'rhymeflow' has no attribute {name!r}")
     module, _, attribute = _HOMES[name].partition(":")

@@ -30,7 +30,8 @@ from typing import Any, NamedTuple, get_args
 from benchmarks import harness
 from benchmarks.simulated import splits
 from benchmarks.staleflow import setting
-from rhymeflow.config import FIXED_BOUNDS, ScheduleConfig
+from rhymeflow.config import ScheduleConfig
+from rhymeflow.utils.bounds import FIXED_BOUNDS
 
 RECORD = "schedules-simulated"
 NAMES: tuple[str, ...] = get_args(ScheduleConfig.model_fields["name"].annotation)

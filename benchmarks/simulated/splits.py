@@ -21,12 +21,13 @@ from typing import Any, NamedTuple, TypeVar
 
 from benchmarks import harness
 from rhymeflow import profiles
-from rhymeflow.config import FIXED_BOUNDS, Config
+from rhymeflow.config import Config
 from rhymeflow.config.load import read_config
 from rhymeflow.errors import UserError
 from rhymeflow.sim.result import Result
 from rhymeflow.sim.simulate import run as simulate
 from rhymeflow.sim.workload import workload
+from rhymeflow.utils.bounds import FIXED_BOUNDS
 
 Key = TypeVar("Key", bound=Hashable)
 Cell = TypeVar("Cell", bound=Any)  # a named tuple

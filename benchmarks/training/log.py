@@ -7,15 +7,13 @@ evaluation counts from when its result is known.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
 
 import msgspec
 
 from rhymeflow.core.events import Evaluated, InstanceJoined, LearnerReady, VersionPublished
-from rhymeflow.dashboard.spans import Fold, Span
+from rhymeflow.dashboard.spans import Fold, Span, joined
 from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.store.schema import EVENTS
 
@@ -77,7 +75,7 @@ def read(run_dir: Path) -> Run:
         spans = _spans(reader)
     ready = max(first[LearnerReady], first[InstanceJoined])
     rollout, training = (
-        covered((span.start, span.end) for span in spans if span.kind in kinds)
+        sum(b - a for a, b in joined((s.start, s.end) for s in spans if s.kind in kinds))
         for kinds in (("generating", "evaluation"), ("training",))
     )
     return Run(ready, evaluations, published, staleness, rollout, training)
@@ -99,15 +97,6 @@ def phases_allow(run: Run) -> float:
     """What part of a synchronous run's time would be left if rollout and training went on at once
     and neither ever waited: the longer of the two over their sum."""
     return max(run.rollout, run.training) / (run.rollout + run.training)
-
-
-def covered(intervals: Iterable[tuple[float, float]]) -> float:
-    """Length of what is in at least one of these intervals."""
-    length, reached = 0.0, -math.inf
-    for start, end in sorted(intervals):
-        length += max(end - max(start, reached), 0.0)
-        reached = max(reached, end)
-    return length
 
 
 def _spans(reader: TrajectoryReader) -> list[Span]:

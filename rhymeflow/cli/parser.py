@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from rhymeflow import __version__
+import rhymeflow
 from rhymeflow.errors import UserError
 
 Add = Callable[..., argparse.ArgumentParser]
@@ -22,12 +22,24 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message} (see `{self.prog} --help`)")
 
 
+class _Version(argparse.Action):
+    """Reads the installed version only when it is asked for."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(nargs=0, **options)
+
+    def __call__(self, parser: argparse.ArgumentParser, *given: object) -> None:
+        """Print it."""
+        print(f"rhymeflow {rhymeflow.__version__}")
+        parser.exit()
+
+
 def with_commands() -> tuple[Parser, Add]:
     """A parser of `rhymeflow` without commands, and what adds one."""
     parser = Parser(
         prog="rhymeflow", description="Asynchronous RL post-training of language models."
     )
-    parser.add_argument("--version", action="version", version=f"rhymeflow {__version__}")
+    parser.add_argument("--version", action=_Version, help="show the version and exit")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
     def add(

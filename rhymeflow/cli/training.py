@@ -192,6 +192,10 @@ def resume(args: argparse.Namespace) -> int:
     elif "://" in args.run:
         raise UserError(f"resume {args.run}: give the new run directory with --output_dir")
     run_dir = args.output_dir or Path(args.run)
+    if args.dashboard:
+        from rhymeflow.store.previous_run import store_of
+
+        store_of(run_dir)  # there is no address to print where there is no run
     return _to_its_end(lambda: resume(run_dir, change), args.dashboard and run_dir)
 
 

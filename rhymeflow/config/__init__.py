@@ -15,14 +15,13 @@ from rhymeflow.config.ray import RayConfig
 from rhymeflow.config.reward import RewardConfig, RewardFunction
 from rhymeflow.config.rollout import RolloutConfig
 from rhymeflow.config.run import RunConfig
-from rhymeflow.config.schedule import FIXED_BOUNDS, ScheduleConfig
+from rhymeflow.config.schedule import ScheduleConfig
 from rhymeflow.config.section import Section
 from rhymeflow.config.sft import SftConfig
 from rhymeflow.config.simulation import FaultsConfig, SimulationConfig, WorkloadConfig
 from rhymeflow.config.weights import WeightsConfig
 
 __all__ = [
-    "FIXED_BOUNDS",
     "ClusterConfig",
     "Config",
     "DataConfig",

@@ -7,14 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from rhymeflow.config.section import NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section
-
-FIXED_BOUNDS = {"synchronous": 0, "one_step": 1, "histopipe": 1}
-"""The schedules whose staleness bound is theirs, and not `schedule.max_staleness`."""
-
-
-def bound_of(name: str, max_staleness: int | None) -> int:
-    """The staleness bound of the schedule of this name."""
-    return FIXED_BOUNDS.get(name, 1) if max_staleness is None else max_staleness
+from rhymeflow.utils.bounds import FIXED_BOUNDS, bound_of
 
 
 class ScheduleConfig(Section):

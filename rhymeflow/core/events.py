@@ -80,6 +80,9 @@ class Snapshot:
     decoded_tokens: float
     """Response tokens that one trajectory, decoded all the time since the instance joined, would
     have by now."""
+    prefill_seconds: float = 0.0
+    """Of its iterations since it joined, of each the share of its tokens that were prefilled; the
+    coordinator does not look."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,13 +15,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from rhymeflow.config.schedule import bound_of
 from rhymeflow.core.types import HELD_OUT
 from rhymeflow.dashboard import side_groups, side_log
 from rhymeflow.dashboard.run import Run
-from rhymeflow.observe.compare import differences, fields_of
 from rhymeflow.store.reader import TrajectoryReader
-from rhymeflow.suites.metrics import REWARD
+from rhymeflow.utils.bounds import bound_of
 
 POINTS = 1_000
 _NORMAL_95 = 1.96
@@ -63,6 +61,8 @@ def overview(run: Run) -> dict[str, Any]:
 
 def metrics(run: Run, names: Sequence[str]) -> dict[str, Any]:
     """Points of each metric: `step`, `time`, `value`, and `low` and `high` where it is a mean."""
+    from rhymeflow.suites.metrics import REWARD
+
     columns = run.columns(["step", "time", *names])
     steps, times = (np.array(columns[name], float) for name in ("step", "time"))
     found: dict[str, Any] = {name: _points(steps, times, columns[name]) for name in names}
@@ -92,6 +92,8 @@ def _intervals(points: dict[str, list[float]], reader: TrajectoryReader) -> dict
 
 def differing(runs: Sequence[Run]) -> dict[str, list[Any]]:
     """What differs between the configurations in force of these runs, as `differences` says it."""
+    from rhymeflow.observe.compare import differences, fields_of
+
     return differences([fields_of(run.directory) for run in runs])
 
 

@@ -26,9 +26,10 @@ from rhymeflow.store.reader import TrajectoryReader
 REFRESH_SECONDS = 0.75
 KEPT_SECONDS = 10.0
 """After the last question."""
-PATIENCE = 0.3
-"""Seconds from the first question on for which an index is waited for to be full; then questions
-are answered from what there is."""
+PATIENCE, PATIENT_BYTES = 0.3, 16 * 1024 * 1024
+"""Seconds from the first question on for which the index of a store up to this size is waited for
+to be full; of a larger one that would take longer. Then questions are answered from what there is.
+"""
 
 
 class Run:
@@ -86,7 +87,8 @@ class Keeper:
             self._until = now + KEPT_SECONDS
             if self._thread is None or not self._thread.is_alive():
                 self._problem = None
-                self._patient_until = now + PATIENCE
+                is_small = self._side.store_bytes() <= PATIENT_BYTES
+                self._patient_until = now + PATIENCE if is_small else now
                 self._thread = threading.Thread(target=self._work, daemon=True)
                 self._thread.start()
         self._side.prepared.wait()

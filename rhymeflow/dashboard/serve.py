@@ -16,7 +16,6 @@ from pathlib import Path
 
 import uvicorn
 
-from rhymeflow.config.run import RUNS
 from rhymeflow.dashboard.run import Run
 from rhymeflow.dashboard.server import LOOPBACK, make_app
 from rhymeflow.dashboard.trajectory import TokenTexts
@@ -39,7 +38,7 @@ def serve(directories: Sequence[Path], *, host: str = "127.0.0.1", port: int | N
     Raises:
         UserError: there is no run, or nothing can listen there.
     """
-    runs = named(directories or [newest(RUNS)])
+    runs = named(directories or [_newest_run()])
     token = new_token()
     is_local = host in LOOPBACK
     with contextlib.closing(listening(host, port)) as listener:
@@ -51,6 +50,12 @@ def serve(directories: Sequence[Path], *, host: str = "127.0.0.1", port: int | N
             print(f"from another machine: {tunnel}, then the same address", flush=True)
         with contextlib.suppress(KeyboardInterrupt):
             server.run(sockets=[listener])
+
+
+def _newest_run() -> Path:
+    from rhymeflow.config.run import RUNS  # loads the whole configuration
+
+    return newest(RUNS)
 
 
 def server_of(

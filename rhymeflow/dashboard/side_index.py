@@ -30,7 +30,7 @@ from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.store.schema import EVENTS
 
 FILE = "dashboard.db"
-LAYOUT = 8
+LAYOUT = 9
 GROUPS_AT_ONCE = 2_000
 SEGMENTS_AT_ONCE = 50_000
 
@@ -71,6 +71,10 @@ class SideIndex:
         self.filled = threading.Event()
         self.share_done = 0.0
         """Of the groups and of the log, half each, until it has been complete once."""
+
+    def store_bytes(self) -> int:
+        """How large the store is."""
+        return self._events.stat().st_size
 
     def refresh(self) -> None:
         """Bring it up to date; where another thread or process does so, wait for it.

@@ -1,8 +1,11 @@
 """What instances and the learner were doing when, as a fold over the log.
 
 An instance is there from `InstanceJoined` to `InstanceLeft`. It generates while it has a response,
-pulls from the command to `Pulled` and evaluates from the command to `Evaluated`. The learner trains
-from `Train` to `VersionPublished`. What a response waits for between turns is nobody's span.
+waits while it has none but the environment of one that took its last turn there is asked, pulls
+from the command to `Pulled` and evaluates from the command to `Evaluated`. The learner trains from
+`Train` to `VersionPublished`. Environments answer while any is asked. How long an instance
+prefilled is known from one report of it to the next, a quarter of a second later: the span is as
+long as that, and begins with the earlier report.
 
 Holds true: spans of one lane and kind do not overlap and come in order; the state between two parts
 of the log can be written down and read again. Knows nothing of files.
@@ -10,11 +13,12 @@ of the log can be written down and read again. Knows nothing of files.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-LEARNER = "learner"
-
+LEARNER, ENVIRONMENTS = "learner", "environments"
+"""Lanes besides those of instances."""
 
 _BEGINS = {
     "Train": "training",
@@ -24,7 +28,9 @@ _BEGINS = {
 }
 _ENDS = {"VersionPublished": "training", "Pulled": "pull", "Evaluated": "evaluation"}
 _LEAVES = ("TrajectoryFinished", "TrajectoryInterrupted", "TurnEnded")
-KINDS = {*_BEGINS, *_ENDS, *_LEAVES, "Route", "Abort", "InstanceLeft"}
+_ANSWERS = ("Observed", "EpisodeEnded", "EnvironmentFailed")
+_MORE = ("Route", "Abort", "CloseEnvironments", "InstanceLeft", "Snapshot")
+KINDS = {*_BEGINS, *_ENDS, *_LEAVES, *_ANSWERS, *_MORE}
 """Of events and commands that tell anything about spans; of others their time alone counts."""
 
 
@@ -44,7 +50,7 @@ class Fold:
 
     def __init__(self, state: dict[str, Any] | None = None) -> None:
         """Begin, or go on from `state`."""
-        state = state or {"open": [], "responses": {}, "time": 0.0}
+        state = state or {"open": [], "responses": {}, "asked": [], "prefilled": {}, "time": 0.0}
         self.ended: list[Span] = []
         self.time: float = state["time"]
         """Of the last event."""
@@ -55,6 +61,15 @@ class Fold:
             name: {(group, member) for group, member in found}
             for name, found in state["responses"].items()
         }
+        self._asked: dict[tuple[int, int], str] = {
+            (group, member): name for group, member, name in state["asked"]
+        }
+        """Responses whose environments are asked, with the instance of their last turn."""
+        self._num_asked = Counter(self._asked.values())
+        self._prefilled: dict[str, tuple[float, float]] = {
+            name: (since, seconds) for name, (since, seconds) in state["prefilled"].items()
+        }
+        """When each instance reported last, and how long it had prefilled."""
 
     def state(self) -> dict[str, Any]:
         """What `__init__` takes, made of JSON's types."""
@@ -62,6 +77,8 @@ class Fold:
             "time": self.time,
             "open": [[*key, *value] for key, value in self._open.items()],
             "responses": {name: sorted(found) for name, found in self._responses.items()},
+            "asked": [[*response, name] for response, name in self._asked.items()],
+            "prefilled": self._prefilled,
         }
 
     def open(self) -> list[Span]:
@@ -81,21 +98,36 @@ class Fold:
         instance = body.get("instance", LEARNER)
         if kind in _BEGINS:
             self._begin(instance, _BEGINS[kind], body["version"] + (kind == "Train"))
+            if kind == "InstanceJoined":
+                self._prefilled[instance] = self.time, 0.0
         elif kind in _ENDS:
             self._end(instance, _ENDS[kind])
-        elif kind == "Route":
-            if not self._responses.setdefault(instance, set()):
-                self._begin(instance, "generating", body["version"])
-            self._responses[instance].add(tuple(body["trajectory"]))
-        elif kind in _LEAVES:
-            self._leave(instance, [body["trajectory"]])
-        elif kind == "Abort":
-            self._leave(instance, body["trajectories"])
+        elif kind == "Snapshot":
+            self._prefill(instance, body.get("prefill_seconds", 0.0))
         elif kind == "InstanceLeft":
             self._responses.pop(instance, None)
+            self._prefilled.pop(instance, None)
             for lane, open_kind in list(self._open):
                 if lane == instance:
                     self._end(lane, open_kind)
+        elif kind in KINDS:
+            responses = body["trajectories"] if "trajectories" in body else [body["trajectory"]]
+            self._of_responses(kind, instance, responses, body.get("version"))
+
+    def _of_responses(
+        self, kind: str, instance: str, responses: list[list[int]], version: int | None
+    ) -> None:
+        if kind == "Route":
+            if not self._responses.setdefault(instance, set()):
+                self._begin(instance, "generating", version)
+            self._responses[instance].update((group, member) for group, member in responses)
+            self._end(instance, "waiting")
+        elif kind in _ANSWERS or kind == "CloseEnvironments":
+            self._answered(responses)
+        else:
+            if kind == "TurnEnded":
+                self._ask(responses, instance)
+            self._leave(instance, responses)
 
     def _leave(self, instance: str, trajectories: list[list[int]]) -> None:
         found = self._responses.get(instance)
@@ -103,6 +135,33 @@ class Fold:
             found.difference_update((group, member) for group, member in trajectories)
             if not found:
                 self._end(instance, "generating")
+                if self._num_asked[instance]:
+                    self._begin(instance, "waiting", None)
+
+    def _ask(self, trajectories: list[list[int]], instance: str) -> None:
+        for group, member in trajectories:
+            self._asked[group, member] = instance
+            self._num_asked[instance] += 1
+        self._begin(ENVIRONMENTS, "answering", None)
+
+    def _answered(self, trajectories: list[list[int]]) -> None:
+        for group, member in trajectories:
+            instance = self._asked.pop((group, member), None)
+            if instance is None:
+                continue
+            self._num_asked[instance] -= 1
+            if not self._num_asked[instance]:
+                del self._num_asked[instance]
+                self._end(instance, "waiting")
+        if not self._asked:
+            self._end(ENVIRONMENTS, "answering")
+
+    def _prefill(self, instance: str, seconds: float) -> None:
+        since, before = self._prefilled.get(instance, (self.time, 0.0))
+        end = min(since + seconds - before, self.time)
+        if end > since:
+            self.ended.append(Span(instance, "prefill", since, end, None))
+        self._prefilled[instance] = self.time, seconds
 
     def _begin(self, lane: str, kind: str, version: int | None) -> None:
         """It goes on already, if two were asked for and the first is not done."""
@@ -114,4 +173,18 @@ class Fold:
             self.ended.append(Span(lane, kind, start, self.time, version))
 
 
-__all__ = ["KINDS", "LEARNER", "Fold", "Span"]
+Interval = tuple[float, float]
+
+
+def joined(intervals: Iterable[Interval]) -> list[Interval]:
+    """What is in at least one of these: intervals that do not touch, in order."""
+    found: list[Interval] = []
+    for start, end in sorted(intervals):
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], end)
+        elif end > start:
+            found.append((start, end))
+    return found
+
+
+__all__ = ["ENVIRONMENTS", "KINDS", "LEARNER", "Fold", "Interval", "Span", "joined"]

@@ -2,7 +2,7 @@
 limits the run.
 
 Holds true: a lane has at most `PARTS` parts; where more went on, a part is a stretch of time with
-the share of it that each kind took. The four shares of what limits a run add up to 1. Of the
+the share of it that each kind took. The five shares of what limits a run add up to 1. Of the
 batches at most the `BATCHES` newest that were filled in the time are said.
 """
 
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from rhymeflow.dashboard import side_log, side_spans
 from rhymeflow.dashboard.filling import counts
 from rhymeflow.dashboard.run import Run
-from rhymeflow.dashboard.spans import LEARNER, Span
+from rhymeflow.dashboard.spans import ENVIRONMENTS, LEARNER, Interval, Span, joined
 from rhymeflow.errors import UserError
 from rhymeflow.store.reader import TrajectoryReader
 
@@ -97,7 +97,9 @@ def lanes(
     by_lane: dict[str, list[Span]] = {name: [] for name in many}
     for span in spans:
         by_lane.setdefault(span.lane, []).append(span)
-    names = sorted(by_lane, key=lambda name: (name != LEARNER, _natural(name)))
+    names = sorted(
+        by_lane, key=lambda name: (name != LEARNER, name == ENVIRONMENTS, _natural(name))
+    )
     return [
         {
             "name": name,
@@ -151,9 +153,10 @@ def _latest(
 def limits(spans: Sequence[Span], start: float, end: float) -> dict[str, float]:
     """Shares of the time from `start` to `end` in which there are instances, a mean over them:
     `both` work, the `learner` alone (the instance has nothing to generate that the bound allows, or
-    pulls), the `instances` alone (the learner waits for them), `neither`."""
+    pulls), the `instances` alone (the learner waits for them), no one because the instance waits
+    for `environments`, `neither` for another reason."""
     training = _clipped(spans, LEARNER, ("training",), start, end)
-    total = both = learner = instances = 0.0
+    total = both = learner = instances = environments = 0.0
     for lane in {span.lane for span in spans if span.lane != LEARNER}:
         there = _clipped(spans, lane, ("there",), start, end)
         busy = _clipped(spans, lane, ("generating", "evaluation"), start, end)
@@ -163,29 +166,26 @@ def limits(spans: Sequence[Span], start: float, end: float) -> dict[str, float]:
         both += together
         learner += _length(trains) - together
         instances += _length(works) - together
+        waits = _clipped(spans, lane, ("waiting",), start, end)
+        either = joined([*trains, *works])
+        environments += _length(waits) - _length(_intersection(waits, either))
     scale = total or 1.0
-    found = {"both": both / scale, "learner": learner / scale, "instances": instances / scale}
+    seconds = {
+        "both": both,
+        "learner": learner,
+        "instances": instances,
+        "environments": environments,
+    }
+    found = {name: each / scale for name, each in seconds.items()}
     return {**found, "neither": max(1.0 - sum(found.values()), 0.0)}
-
-
-Interval = tuple[float, float]
 
 
 def _clipped(
     spans: Sequence[Span], lane: str, kinds: Sequence[str], start: float, end: float
 ) -> list[Interval]:
     """The time that these take, within the limits and joined where they overlap."""
-    found: list[Interval] = []
     wanted = (span for span in spans if span.lane == lane and span.kind in kinds)
-    for span in sorted(wanted, key=lambda each: each.start):
-        low, high = max(span.start, start), min(span.end, end)
-        if high <= low:
-            continue
-        if found and low <= found[-1][1]:
-            found[-1] = found[-1][0], max(found[-1][1], high)
-        else:
-            found.append((low, high))
-    return found
+    return joined((max(span.start, start), min(span.end, end)) for span in wanted)
 
 
 def _intersection(first: list[Interval], second: list[Interval]) -> list[Interval]:

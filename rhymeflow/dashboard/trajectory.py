@@ -11,19 +11,20 @@ import shlex
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from rhymeflow.config import Config
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.dashboard.run import Run
 from rhymeflow.errors import UserError
 from rhymeflow.learner.algorithms.advantages import decoupled_advantages, group_advantages
 from rhymeflow.observe import tokens
-from rhymeflow.reward.components import WeightedSum
 from rhymeflow.store.previous_run import config_in_force
 from rhymeflow.store.reader import TrajectoryReader
+
+if TYPE_CHECKING:
+    from rhymeflow.config import Config
 
 _BATCH = """SELECT group_id, member, reward, components FROM trajectories
     WHERE group_id IN (SELECT group_id FROM side.groups WHERE step = ?) AND trained IS NOT NULL
@@ -92,6 +93,8 @@ def _advantage(
     groups = [group for group, *_ in batch]
     if config.learner.multi_objective_aggregation == "normalize_then_sum":
         components = [msgspec.json.decode(each) for *_, each in batch]
+        from rhymeflow.reward.components import WeightedSum
+
         weights = WeightedSum(config.reward.functions, config.environment.classes).weights
         return float(decoupled_advantages(components, weights, groups).values[place])
     rewards = [reward for _, _, reward, _ in batch]

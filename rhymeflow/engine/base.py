@@ -135,6 +135,9 @@ class Load(NamedTuple):
     num_generated: int
     """Tokens."""
     drafts: DraftStats
+    prefill_seconds: float
+    """Of its iterations, of each the share of its tokens that were prefilled: of a prompt, or of
+    what is computed anew."""
 
 
 class Engine(Protocol):

@@ -18,7 +18,6 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from rhymeflow.config.schedule import FIXED_BOUNDS
 from rhymeflow.observe import limits, metrics
 from rhymeflow.observe.learned import Steps, show_curves, show_last_responses
 from rhymeflow.observe.printable import printable
@@ -27,6 +26,7 @@ from rhymeflow.observe.summary import mirror_line, mirror_state
 from rhymeflow.observe.trajectory import draft_cells, number
 from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.suites.metrics import REWARD
+from rhymeflow.utils.bounds import FIXED_BOUNDS
 
 _MAX_STEP_ROWS = 12
 _NUM_QUANTILES = 5

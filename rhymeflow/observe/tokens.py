@@ -11,16 +11,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from rhymeflow.config import Config
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.errors import UserError
 from rhymeflow.store import codec
 from rhymeflow.store.previous_run import config_in_force
 from rhymeflow.store.reader import TrajectoryDetails, TrajectoryReader
+
+if TYPE_CHECKING:
+    from rhymeflow.config import Config
 
 MAX_EARLIER = 20
 """Groups of the same prompt in earlier epochs that are named, the newest ones."""
@@ -33,7 +35,7 @@ _SIBLINGS = """SELECT member FROM segments WHERE group_id = ?1
 _EARLIER = f"""SELECT group_id, epoch FROM groups WHERE row = ? AND epoch < ?
     ORDER BY epoch DESC, group_id DESC LIMIT {MAX_EARLIER}"""
 
-Load = Callable[[Config], Callable[[list[int]], list[str]]]
+Load: TypeAlias = "Callable[[Config], Callable[[list[int]], list[str]]]"
 """Returns what makes a text of each token; `UserError` if it cannot be had."""
 
 

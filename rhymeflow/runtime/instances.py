@@ -99,7 +99,14 @@ class Instances:
                 return TurnEnded(trajectory, name, message.turn, length)
 
     def _snapshot(self, name: InstanceId, status: messages.InstanceStatus) -> Iterator[Event]:
-        snapshot = Snapshot(name, status.number, status.waiting, status.kv_tokens, status.clock)
+        snapshot = Snapshot(
+            name,
+            status.number,
+            status.waiting,
+            status.kv_tokens,
+            status.clock,
+            status.prefill_seconds,
+        )
         if snapshot != self._snapshots[name]:  # one with nothing to do says the same for long
             self._snapshots[name] = snapshot
             yield snapshot

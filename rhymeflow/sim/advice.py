@@ -23,7 +23,6 @@ from typing import Any
 
 from rhymeflow import profiles
 from rhymeflow.config import Config
-from rhymeflow.config.schedule import FIXED_BOUNDS
 from rhymeflow.errors import UserError
 from rhymeflow.observe import metrics
 from rhymeflow.profiles import Profile
@@ -32,6 +31,7 @@ from rhymeflow.sim.simulate import run
 from rhymeflow.sim.workload import Recorded
 from rhymeflow.store.damage import open_undamaged
 from rhymeflow.store.previous_run import config_in_force, store_of
+from rhymeflow.utils.bounds import FIXED_BOUNDS
 
 STEPS = 20
 """The newest, of which the run's figures are, and as many are simulated."""

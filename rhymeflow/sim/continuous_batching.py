@@ -252,7 +252,9 @@ class ContinuousBatch:
         cost = self.hardware.cost
         if self._prefilling:
             tokens = self._plan_chunks()
-            seconds = cost.iteration(self._choose(), self._cached) + cost.prefill_token * tokens
+            more = cost.prefill_token * tokens
+            self.tally.prefilled += more
+            seconds = cost.iteration(self._choose(), self._cached) + more
             return DecodeSpan(now, seconds, 0.0, 1)
         seconds = cost.iteration(self._choose(), self._cached)
         growth = self._growth

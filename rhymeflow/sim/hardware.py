@@ -47,6 +47,8 @@ class Tally:
     decode: float = 0.0
     prefill: float = 0.0
     """Seconds of iterations that took something in."""
+    prefilled: float = 0.0
+    """Seconds by which these were longer for it."""
     pull: float = 0.0
     pulls: int = 0
     preemptions: int = 0

@@ -94,7 +94,8 @@ class Instance:
         waiting = tuple(self._batch.waiting)
         over = 0 if self._decode_span is None else self._decode_span.over(now)
         kv_tokens, generated = self._batch.kv_tokens(over), self._batch.clock(over)
-        return Snapshot(self.name, self.last_number, waiting, kv_tokens, generated)
+        prefilled = self.tally.prefilled
+        return Snapshot(self.name, self.last_number, waiting, kv_tokens, generated, prefilled)
 
     def deliver(self, command: InstanceCommand, now: float) -> None:
         """Take a command, to be carried out after those before it, between two iterations."""

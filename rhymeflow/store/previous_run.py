@@ -1,19 +1,20 @@
 """A previous run, by its directory: its store and the configuration it ran with.
 
 Holds true: what is opened here is a run that this Rhymeflow can read, or a `UserError` says
-why not. Changes nothing in it.
+why not. Changes nothing in it. The configuration takes long to import, and is so to read one only.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from rhymeflow.config import Config
-from rhymeflow.config.load import config_from_json, read_config
 from rhymeflow.errors import UserError
 from rhymeflow.store.reader import Attempt, TrajectoryReader
 from rhymeflow.store.schema import EVENTS
+
+if TYPE_CHECKING:
+    from rhymeflow.config import Config
 
 
 class PreviousRun(NamedTuple):
@@ -29,6 +30,8 @@ def open_run(run_dir: str, field: str) -> PreviousRun:
     Raises:
         UserError: there is no run, or another Rhymeflow wrote it.
     """
+    from rhymeflow.config.load import read_config
+
     path = Path(run_dir)
     if not path.is_dir():
         raise UserError(f"{field}: {path}: no such directory")
@@ -77,5 +80,7 @@ def config_of(attempt: Attempt, path: Path) -> Config:
     Raises:
         UserError: it is none for this version of Rhymeflow.
     """
+    from rhymeflow.config.load import config_from_json
+
     where = f"{path}: the configuration of attempt {attempt.number}"
     return config_from_json(attempt.config, where=where)

@@ -6,7 +6,6 @@ Runs no git; a clone whose files were edited has the commit that they were edite
 from __future__ import annotations
 
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -15,6 +14,8 @@ ROOT = Path(__file__).resolve().parents[2]
 @cache
 def source_version() -> str:
     """`0.1.0`, or `0.1.0, commit 74141fc`."""
+    from importlib.metadata import version
+
     commit = _commit(ROOT / ".git")
     return version("rhymeflow") + ("" if commit is None else f", commit {commit[:7]}")
 

@@ -315,6 +315,7 @@ class InstanceStatus(Message):
     tokens: int
     busy_seconds: float
     drafts: DraftStats
+    prefill_seconds: float
 
 
 # -- learner -> controller ------------------------------------------------------------------------

@@ -345,5 +345,6 @@ class Instance:
             load.num_generated,
             self.busy_seconds,
             load.drafts,
+            load.prefill_seconds,
         )
         send(self.connection, status)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rhymeflow.dashboard.spans import LEARNER, Fold, Span
+from rhymeflow.dashboard.spans import ENVIRONMENTS, LEARNER, Fold, Span
 from rhymeflow.dashboard.time_view import PARTS, lanes, limits, shares
 from tests.dashboard.conftest import Client
 
@@ -31,6 +31,7 @@ LOG = [
     line(5, "TurnEnded", instance=A, trajectory=[0, 1]),
     line(6, "Train", version=0),
     line(7, "Evaluated", instance=A, version=0),
+    line(7.5, "Observed", trajectory=[0, 1]),
     line(8, "Route", instance=A, trajectory=[0, 1], version=0),
     line(9, "Abort", instance=A, trajectories=[[0, 1], [0, 5]]),
     line(10, "VersionPublished", version=1),
@@ -44,6 +45,8 @@ SPANS = {
     Span(A, "generating", 1, 5, 0),
     Span(A, "evaluation", 4, 7, 0),
     Span(LEARNER, "training", 6, 10, 1),
+    Span(A, "waiting", 5, 7.5, None),
+    Span(ENVIRONMENTS, "answering", 5, 7.5, None),
     Span(A, "generating", 8, 9, 0),
     Span(A, "pull", 10, 11, 1),
     Span(A, "generating", 12, 13, 1),
@@ -60,6 +63,54 @@ def test_what_went_on_when(cut: int) -> None:
     then.take(LOG[cut:])
     assert {*first.ended, *then.ended} == SPANS
     assert then.open() == [Span(f"{A}.1", "there", 14, 14, 1)]
+
+
+def test_an_instance_waits_only_while_it_has_nothing_else() -> None:
+    fold = Fold()
+    fold.take(
+        [
+            line(0, "InstanceJoined", instance=A, version=0),
+            line(0, "InstanceJoined", instance=B, version=0),
+            *(line(1, "Route", instance=A, trajectory=[0, m], version=0) for m in range(3)),
+            line(2, "TurnEnded", instance=A, trajectory=[0, 0]),
+            line(3, "TurnEnded", instance=A, trajectory=[0, 1]),
+            line(4, "TrajectoryFinished", instance=A, trajectory=[0, 2]),
+            line(5, "EpisodeEnded", trajectory=[0, 0]),
+            line(6, "Route", instance=A, trajectory=[1, 0], version=0),
+            line(7, "TrajectoryFinished", instance=A, trajectory=[1, 0]),
+            line(8, "CloseEnvironments", trajectories=[[0, 1]]),
+            line(9, "Observed", trajectory=[0, 1]),  # closed, and hears of it late
+            line(10, "Route", instance=B, trajectory=[2, 0], version=0),
+            line(11, "TurnEnded", instance=B, trajectory=[2, 0]),
+            line(12, "InstanceLeft", instance=B, reason="died"),
+            line(13, "EnvironmentFailed", trajectory=[2, 0]),
+        ]
+    )
+    waits = [(s.lane, s.start, s.end) for s in fold.ended if s.kind in ("waiting", "answering")]
+    assert waits == [
+        *((A, 4, 6), (A, 7, 8), (ENVIRONMENTS, 2, 8)),
+        *((B, 11, 12), (ENVIRONMENTS, 11, 13)),
+    ]
+    assert {(s.lane, s.kind) for s in fold.open()} == {(A, "there")}
+
+
+def test_how_long_an_instance_prefilled_is_known_between_two_reports() -> None:
+    fold = Fold()
+    fold.take(
+        [
+            line(1, "InstanceJoined", instance=A, version=0),
+            line(2, "Snapshot", instance=A, prefill_seconds=0.25),
+            line(3, "Snapshot", instance=A, prefill_seconds=0.25),
+            line(4, "Snapshot", instance=A, prefill_seconds=0.75),
+            line(4.5, "Snapshot", instance=A, prefill_seconds=3.0),  # by another clock
+            line(5, "Snapshot", instance=B),  # of a log of before there was this
+        ]
+    )
+    assert [(s.kind, s.start, s.end) for s in fold.ended] == [
+        ("prefill", 1, 1.25),
+        ("prefill", 3, 3.5),
+        ("prefill", 4, 4.5),
+    ]
 
 
 SPAN = st.tuples(st.integers(0, 40), st.integers(0, 8))
@@ -103,32 +154,35 @@ def test_a_lane_of_many_spans_is_given_by_shares() -> None:
 
 @given(
     st.lists(SPAN, max_size=6), st.lists(SPAN, max_size=6), st.lists(SPAN, max_size=6),
-    st.integers(0, 30), st.integers(1, 60),
+    st.lists(SPAN, max_size=6), st.integers(0, 30), st.integers(1, 60),
 )  # fmt: skip
-def test_what_limits_a_run(training: Any, first: Any, second: Any, start: int, width: int) -> None:
+def test_what_limits_a_run(
+    training: Any, first: Any, second: Any, waiting: Any, start: int, width: int
+) -> None:
     """Second by second; spans begin and end on whole ones."""
     spans = [
         *spans_of(training, LEARNER, "training"),
         *spans_of(first, A, "generating"),
         *spans_of(second, B, "generating"),
+        *spans_of(waiting, A, "waiting"),
         Span(A, "there", 0, 1000, 0),
         Span(B, "there", 10, 1000, 0),
         Span(B, "pull", 0, 1000, 0),
     ]
 
-    def works(lane: str, second: int) -> bool:
-        kinds = ("training", "generating")
+    def works(lane: str, second: int, kinds: Any = ("training", "generating")) -> bool:
         return any(
             each.lane == lane and each.kind in kinds and each.start <= second < each.end
             for each in spans
         )
 
-    counts = dict.fromkeys(("both", "learner", "instances", "neither"), 0)
+    counts = dict.fromkeys(("both", "learner", "instances", "environments", "neither"), 0)
     for lane in (A, B):
         for second in range(start if lane == A else max(start, 10), start + width):
             learner, instance = works(LEARNER, second), works(lane, second)
             name = {(1, 1): "both", (1, 0): "learner", (0, 1): "instances", (0, 0): "neither"}
-            counts[name[learner, instance]] += 1
+            is_asked = works(lane, second, ("waiting",)) and not (learner or instance)
+            counts["environments" if is_asked else name[learner, instance]] += 1
     found = limits(spans, start, start + width)
     assert sum(found.values()) == pytest.approx(1)
     assert found == pytest.approx({k: v / sum(counts.values()) for k, v in counts.items()})

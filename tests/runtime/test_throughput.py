@@ -11,7 +11,7 @@ from rhymeflow.workers.messages import InstanceStatus, Part
 
 def status(tokens, busy, saved=0.0):
     drafts = DraftStats(saved_seconds=saved)
-    return InstanceStatus(1, 2, ((0, 1),), 10, 5.0, tokens, busy, drafts)
+    return InstanceStatus(1, 2, ((0, 1),), 10, 5.0, tokens, busy, drafts, 0.0)
 
 
 def part(count, steps, drafted):

@@ -86,7 +86,11 @@ def test_everything_that_looks_at_runs_can_look_at_it(tmp_path: Path) -> None:
     assert (overview["steps"], overview["ended"], overview["bound"]) == (6, True, 2)
     assert overview["endings"]["consumed"] == 24
     found = time_view.found(seen)
-    assert [lane["name"] for lane in found["lanes"]] == ["learner", "rollout-0", "rollout-1"]
+    lanes = {lane["name"]: lane for lane in found["lanes"]}
+    assert list(lanes) == ["learner", "rollout-0", "rollout-1", "environments"]
+    kinds = {span[0] for span in lanes["rollout-0"].get("spans", ())}
+    kinds |= lanes["rollout-0"].get("shares", {}).keys()
+    assert kinds == {"there", "generating", "waiting", "prefill", "pull"}
     listed = groups.listed(seen, groups.Asked(step=2))["groups"]
     assert len(listed) == 4
     whole = groups.whole(seen, listed[0]["group"])

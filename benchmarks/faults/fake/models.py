@@ -147,6 +147,7 @@ class Engine:
             self._clock,
             self._num_generated,
             DraftStats(),
+            0.0,
         )
 
     def submit(self, request: Request) -> None:

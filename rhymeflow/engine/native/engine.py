@@ -22,6 +22,7 @@ no CUDA graphs. Knows nothing of groups, batches, staleness, processes or stores
 
 from __future__ import annotations
 
+import time
 from collections.abc import Container, Hashable, Iterable
 
 import torch
@@ -83,6 +84,8 @@ class Engine:
         """Tokens sampled since the engine exists."""
         self.clock = 0.0
         """Tokens that a response decoded in every iteration would have by now, on average."""
+        self.prefill_seconds = 0.0
+        """Of its iterations, of each the share of its tokens that were prefilled."""
         self._model = model
         self._device = model.device
         with torch.inference_mode():
@@ -170,6 +173,7 @@ class Engine:
     @torch.inference_mode()
     def step(self) -> list[Finished]:
         """Run one iteration; return what it completed."""
+        started = time.perf_counter()
         if self._drafting is not None:
             self._drafting.start()
         plan = self._scheduler.plan()
@@ -190,7 +194,12 @@ class Engine:
         work = [plan.work[i] for i in cached.order]
         hidden_TD = self._run(work, cached)
         self._scheduler.advance(work)
-        return self._postprocess(work, hidden_TD)
+        finished = self._postprocess(work, hidden_TD)
+        prefilled = sum(num_new for _, num_new, draft in work if num_new > 1 and not draft.tokens)
+        if prefilled:
+            share = prefilled / sum(num_new for _, num_new, _ in work)
+            self.prefill_seconds += (time.perf_counter() - started) * share
+        return finished
 
     @torch.inference_mode()
     def interrupt(self, ids: Iterable[Hashable] | None = None) -> list[Request]:

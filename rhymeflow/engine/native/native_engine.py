@@ -106,6 +106,7 @@ class NativeEngine:
             engine.clock,
             engine.tokens_generated,
             DraftStats() if self._drafter is None else self._drafter.stats,
+            engine.prefill_seconds,
         )
 
     def submit(self, request: Request) -> None:

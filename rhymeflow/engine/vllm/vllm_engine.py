@@ -69,7 +69,7 @@ class VllmEngine:
         self._urgent: deque[Entry] = deque()
         """Those that vLLM has not been given yet, for want of a place."""
         self._num_submitted = self._num_named = 0
-        self._num_generated, self._clock = 0, 0.0
+        self._num_generated, self._clock, self._prefill_seconds = 0, 0.0, 0.0
         self._timer = timer(config)
         rollout = config.rollout
         self._pulls = Pulls(self._llm, is_here=rollout.vllm_tensor_parallel_size == 1)
@@ -83,7 +83,7 @@ class VllmEngine:
             drafts=config.drafting.window != "off",
             has_sampler=rollout.vllm_model_runner == "v1",
         )
-        self._num_generated, self._clock = 0, 0.0
+        self._num_generated, self._clock, self._prefill_seconds = 0, 0.0, 0.0
         self._llm.forget_cache()
 
     @property
@@ -116,6 +116,7 @@ class VllmEngine:
             self._clock,
             self._num_generated,
             DraftStats() if self._drafter is None else self._drafter.stats,
+            self._prefill_seconds,
         )
 
     def submit(self, request: Request) -> None:
@@ -151,6 +152,8 @@ class VllmEngine:
         started = self._timer()
         stepped = self._llm.step()
         seconds = self._timer() - started
+        decoded = len(stepped.tokens) + sum(stepped.drafted.values())
+        self._prefill_seconds += seconds * max(stepped.rows - decoded, 0) / max(stepped.rows, 1)
         finished = self._take(stepped)
         if self._drafting is not None:
             self._drafting.observe(

@@ -8,6 +8,9 @@ import { duration, fill, h, number, table } from "../dom.js";
 const KINDS = { // colour, height within a lane, and what it is called; the first is drawn first
   there: ["--raised", 1, "is there"],
   generating: ["--good", 0.8, "generates"],
+  prefill: ["--text", 0.25, "prefills, within a quarter second"],
+  waiting: ["--line", 0.8, "waits for environments"],
+  answering: ["--line", 0.8, "environments are asked"],
   training: ["--accent", 0.8, "trains"],
   evaluation: ["--violet", 0.8, "evaluates"],
   pull: ["--hot", 0.8, "pulls weights"],
@@ -66,10 +69,12 @@ export async function show(main, now) {
 function sentence(limits) {
   if (!limits) return h("p", {}, "No two steps are done yet.");
   const share = (name) => `${Math.round(100 * limits[name])} %`;
-  const told = limits.instances > limits.learner
+  const told = limits.environments > Math.max(limits.instances, limits.learner)
+    ? `Environments limit this run: for ${share("environments")} of the time of the last ${limits.steps} steps instances had nothing to generate until environments answered, and the learner had no batch.`
+    : limits.instances > limits.learner
     ? `Generation limits this run: the learner waited for ${share("instances")} of the time of the last ${limits.steps} steps, while instances generated.`
     : `Training limits this run: instances had nothing to generate for ${share("learner")} of the time of the last ${limits.steps} steps, while the learner trained.`;
-  const parts = [["both", "both work"], ["learner", "only the learner"], ["instances", "only instances"], ["neither", "neither"]];
+  const parts = [["both", "both work"], ["learner", "only the learner"], ["instances", "only instances"], ["environments", "waiting for environments"], ["neither", "neither"]];
   const bar = h("div", { class: "shares" }, parts.map(([name, text]) => {
     const part = h("span", { class: `share ${name}`, title: `${text}: ${share(name)}` }, `${text} ${share(name)}`);
     part.style.flexGrow = String(Math.max(limits[name], 0.001));
