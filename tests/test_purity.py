@@ -53,6 +53,17 @@ def test_importing_these_loads_nothing_heavy(package: str) -> None:
     assert not loaded & HEAVY
 
 
+def test_looking_at_a_run_loads_no_configuration() -> None:
+    """It takes longer to import than to look."""
+    looked = loaded_by(
+        "from rhymeflow.cli import main, runs\n"
+        "try: main(['dashboard', '--help'])\nexcept SystemExit: pass\n"
+        "import rhymeflow.dashboard.serve"
+    )
+    assert "starlette" in looked
+    assert not looked & ({"pydantic", "yaml", "rich", *HEAVY} - {"numpy"})
+
+
 def test_history_loads_no_torch() -> None:
     loaded = loaded_by("".join(f"import {name}\n" for name in modules_of("histospec")))
     assert not loaded & (HEAVY - {"numpy"})

@@ -140,8 +140,9 @@ class Fold:
 
     def _ask(self, trajectories: list[list[int]], instance: str) -> None:
         for group, member in trajectories:
-            self._asked[group, member] = instance
-            self._num_asked[instance] += 1
+            if (group, member) not in self._asked:  # it may be reported twice
+                self._asked[group, member] = instance
+                self._num_asked[instance] += 1
         self._begin(ENVIRONMENTS, "answering", None)
 
     def _answered(self, trajectories: list[list[int]]) -> None:

@@ -73,7 +73,7 @@ def test_an_instance_waits_only_while_it_has_nothing_else() -> None:
             line(0, "InstanceJoined", instance=B, version=0),
             *(line(1, "Route", instance=A, trajectory=[0, m], version=0) for m in range(3)),
             line(2, "TurnEnded", instance=A, trajectory=[0, 0]),
-            line(3, "TurnEnded", instance=A, trajectory=[0, 1]),
+            *[line(3, "TurnEnded", instance=A, trajectory=[0, 1])] * 2,
             line(4, "TrajectoryFinished", instance=A, trajectory=[0, 2]),
             line(5, "EpisodeEnded", trajectory=[0, 0]),
             line(6, "Route", instance=A, trajectory=[1, 0], version=0),
