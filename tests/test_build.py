@@ -11,7 +11,6 @@ import pytest
 
 from rhymeflow import build, profiles
 from rhymeflow.config import (
-    FIXED_BOUNDS,
     Config,
     DataConfig,
     LearnerConfig,
@@ -25,6 +24,7 @@ from rhymeflow.core.strategies.routing import fewest_requests, waterfall
 from rhymeflow.core.strategies.schedules import ROUTING, SCHEDULES, Bundle
 from rhymeflow.core.strategies.sync import when_idle, when_version_unusable
 from rhymeflow.errors import UserError
+from rhymeflow.utils.bounds import FIXED_BOUNDS
 
 
 def rules(**values: Any) -> Config:

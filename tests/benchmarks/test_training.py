@@ -49,11 +49,6 @@ def test_a_run_is_read_from_its_log(tmp_path: Path) -> None:
     assert log.phases_allow(found) == 0.6
 
 
-def test_time_that_several_instances_work_counts_once() -> None:
-    assert log.covered([]) == 0
-    assert log.covered([(5.0, 7.0), (0.0, 2.0), (1.0, 1.5), (1.0, 3.0), (7.0, 7.5)]) == 5.5
-
-
 def made_up(*rewards: float, seconds: float = 1.0, staleness: int = 0) -> Run:
     """Ready at 10 s, a version every `seconds`, every other one evaluated, known 0.5 s later."""
     published = [10 + seconds * (i + 1) for i in range(2 * (len(rewards) - 1))]

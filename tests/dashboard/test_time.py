@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rhymeflow.dashboard.spans import ENVIRONMENTS, LEARNER, Fold, Span
+from rhymeflow.dashboard.spans import ENVIRONMENTS, LEARNER, Fold, Span, joined
 from rhymeflow.dashboard.time_view import PARTS, lanes, limits, shares
 from tests.dashboard.conftest import Client
 
@@ -140,6 +140,12 @@ def test_shares_of_parts(drawn: list[tuple[int, int]], start: int, width: int, p
     edges = np.linspace(start, start + width, parts + 1)
     expected = [covered(spans, low, high) / (high - low) for low, high in itertools.pairwise(edges)]
     assert shares(spans, edges) == pytest.approx(expected)
+
+
+def test_what_is_in_at_least_one_interval() -> None:
+    assert joined([]) == []
+    found = joined([(5.0, 7.0), (0.0, 2.0), (1.0, 1.5), (1.0, 3.0), (7.0, 7.5), (9.0, 8.0)])
+    assert found == [(0.0, 3.0), (5.0, 7.5)]
 
 
 def test_a_lane_of_many_spans_is_given_by_shares() -> None:

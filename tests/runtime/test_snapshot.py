@@ -9,6 +9,7 @@ import pytest
 
 from rhymeflow import build
 from rhymeflow.core.coordinator import Coordinator
+from rhymeflow.core.protocol.group import MemberState
 from rhymeflow.runtime import event_log, replay, snapshot
 from rhymeflow.runtime.snapshot import Snapshot
 from tests.core.test_replay import LOGS, recorded
@@ -40,6 +41,14 @@ def test_it_gives_the_same_commands_from_any_cut_on(path):
         coordinator.state.restore(plan, build.schedule(config))
         assert num_drawn == 5
         assert [coordinator.handle(event) for event in events[cut:]] == expected[cut:]
+
+
+def test_states_of_members_are_written_by_value_in_every_python():
+    """3.11.2 would write `getattr`, which is not read; no run could be resumed under it."""
+    for state in MemberState:
+        assert state.__reduce_ex__(5) == (MemberState, (state.value,))
+        assert pickle.loads(pickle.dumps(state, protocol=5)) is state
+    assert "__reduce_ex__" in vars(MemberState)
 
 
 def test_bytes_of_another_run_no_code():

@@ -47,6 +47,11 @@ class MemberState(Enum):
     REWARDED = "rewarded"
     ABORTED = "aborted"
 
+    def __reduce_ex__(self, protocol: object) -> tuple[type[MemberState], tuple[str]]:
+        """By its value in every Python: 3.11.2 writes a call of `getattr`, which no snapshot of the
+        coordinator may hold."""
+        return MemberState, (self.value,)
+
 
 WAITING, RUNNING, STOPPING, WAITING_ENV, FINISHED, REWARDED, ABORTED = MemberState
 
