@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -60,15 +61,20 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def as_number(text: str) -> float:
+    """NaN where it is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
 def not_negative(text: str) -> float:
     """A number from 0 on, for argparse."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
+    value = as_number(text)
     if not 0 <= value < float("inf"):
         raise argparse.ArgumentTypeError(f"given {text!r}, should be a number from 0 on")
     return value
 
 
-__all__ = ["Add", "Parser", "not_negative", "positive", "with_commands"]
+__all__ = ["Add", "Parser", "as_number", "not_negative", "positive", "with_commands"]

@@ -14,7 +14,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from rhymeflow.cli.parser import Add, positive
+from rhymeflow.cli.parser import Add, as_number, positive
 from rhymeflow.errors import UserError
 
 _EXPORT = """Writes what a run generated, also while it goes on (docs/inspecting.md):
@@ -211,10 +211,7 @@ def _whole(text: str) -> int:
 
 
 def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
+    value = as_number(text)
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(
             f"given {text!r}, should be seconds, more than 0 (RUN_DIR goes before it)"
@@ -230,10 +227,7 @@ def _port(text: str) -> int:
 
 
 def _number(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
+    value = as_number(text)
     if math.isnan(value):
         raise argparse.ArgumentTypeError(f"given {text!r}, should be a number")
     return value

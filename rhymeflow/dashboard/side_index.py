@@ -73,8 +73,11 @@ class SideIndex:
         """Of the groups and of the log, half each, until it has been complete once."""
 
     def store_bytes(self) -> int:
-        """How large the store is."""
-        return self._events.stat().st_size
+        """How large the store is; 0 if it is gone, which `refresh` says."""
+        try:
+            return self._events.stat().st_size
+        except FileNotFoundError:
+            return 0
 
     def refresh(self) -> None:
         """Bring it up to date; where another thread or process does so, wait for it.

@@ -211,6 +211,14 @@ def test_a_damaged_store_is_one_line(tmp_path: Path) -> None:
         pass
 
 
+def test_a_store_that_is_taken_away_is_one_line(tmp_path: Path) -> None:
+    make_run(tmp_path)
+    run = Run(tmp_path, "run")
+    (tmp_path / "events.db").unlink()
+    with pytest.raises(UserError, match=r"events\.db: no such file"), run.reader():
+        pass
+
+
 # -- metrics, names, addresses ---------------------------------------------------------------------
 
 
