@@ -33,10 +33,10 @@ from rhymeflow.engine.base import Finished, Request, Segment
 from rhymeflow.engine.drafter import Drafter
 from rhymeflow.engine.native import noise
 from rhymeflow.engine.native.attention import attention_for
+from rhymeflow.engine.native.body import body_for
 from rhymeflow.engine.native.cache import KVCache
 from rhymeflow.engine.native.drafting import Drafting
 from rhymeflow.engine.native.kept import KeptCaches
-from rhymeflow.engine.native.linear import PackedLinears
 from rhymeflow.engine.native.packing import place
 from rhymeflow.engine.native.sampler import Draws, sample
 from rhymeflow.engine.native.scheduler import Scheduler, Work
@@ -90,7 +90,7 @@ class Engine:
         self._device = model.device
         with torch.inference_mode():
             self._lm_head = LMHead(model)
-            self._linears = PackedLinears(model.base_model)
+            self._body = body_for(model)
         self._scheduler = Scheduler(
             max_num_seqs=max_num_seqs, max_prefill_tokens=max_prefill_tokens
         )
@@ -222,7 +222,7 @@ class Engine:
         self.version = version
         self._kept.clear()
         self._lm_head.refresh()
-        self._linears.refresh()
+        self._body.refresh()
         for sequence in self._sequences.values():  # what waits may have kept its cache
             if not keep_cache:
                 sequence.cached = 0
@@ -245,12 +245,7 @@ class Engine:
         unused = _padded(len(ids)) - len(ids)
         ids += [0] * unused
         positions += [0] * unused
-        ids_1T = torch.tensor([ids], device=self._device)
-        positions_1T = torch.tensor([positions], device=self._device)
-        with self._linears, attention.attending(cached):
-            return self._model.base_model(
-                input_ids=ids_1T, position_ids=positions_1T, use_cache=False
-            ).last_hidden_state[0]
+        return self._body.run(ids, positions, cached)
 
     def _postprocess(self, work: list[Work], hidden_TD: Tensor) -> list[Finished]:
         """Sample where a sequence's last token was run and at its draft; end what is complete."""
