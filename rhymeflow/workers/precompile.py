@@ -15,8 +15,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rhymeflow.config import Config, DraftingConfig
-from rhymeflow.engine.native.cpu_attention import DTYPES, CpuAttention
-from rhymeflow.histospec.configured import rehearse
+from rhymeflow.engine.native.cpu_attention import DTYPES
+from rhymeflow.engine.native.native_engine import rehearse
+from rhymeflow.histospec import configured
 from rhymeflow.learner import log_softmax
 from rhymeflow.learner.cpu_attention import CpuPackedAttention
 from rhymeflow.learner.fused import fuse
@@ -47,10 +48,10 @@ def main() -> None:
         importlib.import_module(module)
     compile_weights()
     for dtype in DTYPES:
-        compile_attention(dtype)
+        rehearse(dtype, HEAD_DIM)
     compile_learner()
     for shape in ("linear", "tree"):
-        rehearse(Config(drafting=DraftingConfig(shape=shape)))
+        configured.rehearse(Config(drafting=DraftingConfig(shape=shape)))
 
 
 def compile_weights() -> None:
@@ -66,12 +67,6 @@ def compile_weights() -> None:
     proof.by_kernel(old, 0)
     put_changes(old.view(np.uint16), *found.listed, INNER)
     assert (old == new).all()
-
-
-def compile_attention(dtype: torch.dtype, head_dim: int = HEAD_DIM) -> None:
-    """Compile the attention kernel for such a cache, or load it, if CPUs have it."""
-    if CpuAttention.serves(torch.device("cpu"), dtype, head_dim):
-        CpuAttention(dtype, head_dim)
 
 
 def compile_learner() -> None:

@@ -312,14 +312,17 @@ def test_a_full_model_length_is_served_and_one_more_refused():
         engine.submit(make_requests([0])[0])
 
 
-def test_one_prompt_of_many_is_computed_once():
-    model, rows = tiny_model(), []
-    hook = model.model.register_forward_pre_hook(
-        lambda module, args, kwargs: rows.append(kwargs["input_ids"].shape[1]), with_kwargs=True
-    )
+def test_one_prompt_of_many_is_computed_once(monkeypatch):
+    engine, rows = make_engine(tiny_model(), max_prefill_tokens=512), []
+    plain = engine._body.run
+
+    def counted(ids, positions, how):
+        rows.append(len(ids))
+        return plain(ids, positions, how)
+
+    monkeypatch.setattr(engine._body, "run", counted)
     requests = make_requests([40] * 6, sampling(max_new_tokens=8))
-    run(make_engine(model, max_prefill_tokens=512), requests)
-    hook.remove()
+    run(engine, requests)
     # 40 prompt tokens once; of the five others the last prompt token; then what was sampled,
     # all but the last token of each.
     assert sum(rows) == 40 + 5 + 6 * 7

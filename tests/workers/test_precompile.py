@@ -20,13 +20,17 @@ class Listener(event.Listener):
 event.register("numba:compile", Listener())
 import torch
 from rhymeflow.config import Config
-from rhymeflow.engine.native.cpu_attention import CpuAttention
 from rhymeflow.histospec.configured import rehearse
 from rhymeflow.weights.delta import DeltaWeightStore
 from rhymeflow.weights.install import Installation
 from rhymeflow.weights.manifest import manifest_of
+from tests.engine.models import make_engine, make_requests, run
+from tests.engine.test_body import model_of
 rehearse(Config())
-CpuAttention(torch.float32, 32)
+for kind in ("llama", "qwen3"):
+    for dtype in (torch.float32, torch.bfloat16):
+        engine = make_engine(model_of(kind, dtype))
+        run(engine, make_requests([3, 9]))
 weights = {{"w": torch.zeros(2_000_000, dtype=torch.bfloat16)}}
 store = DeltaWeightStore.make(manifest_of(weights), keep=2)
 store.publish(0, weights)

@@ -30,7 +30,7 @@ from rhymeflow.engine.native import layer_kernels
 from rhymeflow.engine.native.cpu_attention import CpuAttention
 from rhymeflow.models import attention
 from rhymeflow.models.packed import Packed
-from rhymeflow.models.tiled import Tiled
+from rhymeflow.models.tiled import COLUMNS, Tiled
 from rhymeflow.utils import threads
 from rhymeflow.utils.gemm import ROWS
 
@@ -123,7 +123,7 @@ class Decoder:
         return out_THD.reshape(count, heads * dim).to(qkv_TE.dtype)
 
     def _swiglu(self, gate_up_TE: Tensor) -> Tensor:
-        out_TI = gate_up_TE.new_empty(len(gate_up_TE), self._intermediate)
+        out_TI = gate_up_TE.new_empty(gate_up_TE.shape[0], self._intermediate)
         gate_up, out = _bits(gate_up_TE), _bits(out_TI)
 
         def rows(first: int, last: int) -> None:
@@ -131,6 +131,20 @@ class Decoder:
 
         _in_blocks(rows, *gate_up_TE.shape)
         return out_TI
+
+
+def load_kernels(dtype: torch.dtype) -> None:
+    """Load what a model of this type is run with, or compile it: on a machine's first run, seconds.
+
+    Nothing is computed: every call is of no rows.
+    """
+    x, floats, epsilon = _bits(torch.zeros(1, dtype=dtype)), np.zeros(1, np.float32), np.float32(0)
+    layer_kernels.add_and_norm(x, x, x, epsilon, 0, 0, x)
+    layer_kernels.norm_heads(x, x, epsilon, 0, 0, 1, 0, 1)
+    layer_kernels.rotate_and_split(x, x, x, (1, 1, 1), 0, 0, floats, x, x)
+    layer_kernels.swiglu(x, 1, 0, 0, x)
+    if dtype == torch.float32:
+        Tiled(torch.zeros(COLUMNS, 1))(torch.zeros(0, 1))
 
 
 class _Layer:
@@ -174,4 +188,4 @@ def _in_blocks(rows: Callable[[int, int], None], count: int, width: int) -> None
     threads.run(lambda block: rows(*block), blocks, min(num_threads, len(blocks)))
 
 
-__all__ = ["Decoder"]
+__all__ = ["Decoder", "load_kernels"]

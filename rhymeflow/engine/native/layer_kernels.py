@@ -53,7 +53,9 @@ def _upper_bits(value):
 def _round_of(array, value):
     if isinstance(array.dtype, types.Float):
         return lambda array, value: value
-    return lambda array, value: np.uint32(_upper_bits(value) & np.uint32(0xFFFF0000)).view(np.float32)
+    return lambda array, value: np.uint32(_upper_bits(value) & np.uint32(0xFFFF0000)).view(
+        np.float32
+    )
 
 
 @overload(_put, inline="always")

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
 
+import torch
+
 from rhymeflow.config import Config
 from rhymeflow.core.types import Version
 from rhymeflow.engine.base import Finished, Limits, Load, Request
+from rhymeflow.engine.native import decoder, noise
 from rhymeflow.engine.native.cpu_attention import CpuAttention
 from rhymeflow.engine.native.engine import Engine
 from rhymeflow.histospec.draft import DraftStats
@@ -34,7 +37,14 @@ def load_kernels(config: Config) -> None:
     text = load_config(config.model).get_text_config()
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     if CpuAttention.serves(device, dtype, head_dim):
-        CpuAttention(dtype, head_dim)
+        rehearse(dtype, head_dim)
+
+
+def rehearse(dtype: torch.dtype, head_dim: int) -> None:
+    """Load or compile what an engine on a CPU runs, whatever the model."""
+    CpuAttention(dtype, head_dim)
+    decoder.load_kernels(dtype)
+    noise.draw(torch.zeros(1, 1), noise.row_keys([0], [0], torch.device("cpu")))
 
 
 class NativeEngine:

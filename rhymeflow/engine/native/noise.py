@@ -89,7 +89,11 @@ def draw(x_RV: Tensor, keys_R: Tensor) -> Tensor:
 
     Equal scores (they need 2^-50 luck) go to the smaller index.
     """
-    return _draw_compiled(x_RV, keys_R) if x_RV.device.type == "cpu" else _drawn(x_RV, keys_R)
+    return (
+        _draw_compiled(x_RV, keys_R)
+        if x_RV.device.type == "cpu"
+        else drawn_by_tensors(x_RV, keys_R)
+    )
 
 
 def _draw_compiled(x_RV: Tensor, keys_R: Tensor) -> Tensor:
@@ -107,7 +111,7 @@ def _draw_compiled(x_RV: Tensor, keys_R: Tensor) -> Tensor:
     return tokens_R
 
 
-def _drawn(x_RV: Tensor, keys_R: Tensor) -> Tensor:
+def drawn_by_tensors(x_RV: Tensor, keys_R: Tensor) -> Tensor:
     """`draw` by tensors, on any device."""
     rows, vocabulary = x_RV.shape
     minus_inf = -torch.inf

@@ -1,0 +1,153 @@
+"""Layers by compiled passes compute what transformers' modules do, and serve only what they can."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import (
+    GemmaConfig,
+    GemmaForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from rhymeflow.engine.native.body import Modules, body_for
+from rhymeflow.engine.native.cache import KVCache
+from rhymeflow.engine.native.cpu_attention import CpuAttention
+from rhymeflow.engine.native.decoder import Decoder
+from rhymeflow.engine.native.packing import Span
+from rhymeflow.models import attention
+
+HEADS, KV_HEADS, DIM, LAYERS = 4, 2, 16, 3
+SIZES = {
+    "vocab_size": 97, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "head_dim": DIM,
+    "num_key_value_heads": KV_HEADS, "max_position_embeddings": 400, "initializer_range": 0.15,
+}  # fmt: skip
+KINDS = {
+    "llama": (LlamaForCausalLM, LlamaConfig, {}),
+    "llama with biases": (
+        LlamaForCausalLM,
+        LlamaConfig,
+        {"attention_bias": True, "mlp_bias": True},
+    ),
+    "mistral": (MistralForCausalLM, MistralConfig, {"sliding_window": None}),
+    "qwen2": (Qwen2ForCausalLM, Qwen2Config, {}),
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config, {}),
+    "yarn": (
+        LlamaForCausalLM,
+        LlamaConfig,
+        {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}},
+    ),
+}
+
+
+def model_of(kind, dtype, hidden=64, intermediate=96):
+    cls, config, more = KINDS[kind]
+    torch.manual_seed(0)
+    sizes = {**SIZES, "hidden_size": hidden, "intermediate_size": intermediate}
+    config = config(**sizes, **more)
+    model = cls._from_config(config, attn_implementation=attention.NAME, dtype=dtype).eval()
+    scramble(model)
+    return model
+
+
+def scramble(model):
+    """Norms of ones and biases of zeros would hide that they are left out."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.copy_(torch.rand_like(parameter) + 0.5)
+
+
+def hidden_of(body, dtype, lengths):
+    """The hidden states of sequences of such lengths, side by side, whose keys are not cached."""
+    cache = KVCache(num_layers=LAYERS, num_kv_heads=KV_HEADS, head_dim=DIM, dtype=dtype, device=CPU)
+    spans = [Span(cache.reserve(None, length), 0, length) for length in lengths]
+    how = CpuAttention(dtype, DIM).over(spans)
+    positions = [place for length in lengths for place in range(length)]
+    ids = [(7 * i + i * i) % SIZES["vocab_size"] for i in range(sum(lengths))]
+    with torch.inference_mode():
+        return body.run(ids, positions, how)[: len(ids)]
+
+
+CPU = torch.device("cpu")
+
+
+def assert_same(model, dtype, lengths=(5, 1, 17)):
+    found = body_for(model)
+    assert isinstance(found, Decoder)
+    expected = hidden_of(Modules(model), dtype, lengths)
+    # In bfloat16 a last bit of the attention's own sums may flip, and grow over the layers.
+    close = {"rtol": 1e-4, "atol": 1e-4} if dtype == torch.float32 else {"rtol": 0.05, "atol": 0.05}
+    torch.testing.assert_close(hidden_of(found, dtype, lengths), expected, **close)
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_same_as_the_modules_before_and_after_new_weights(kind, dtype):
+    model = model_of(kind, dtype)
+    body = assert_same(model, dtype)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.25)
+    body.refresh()
+    expected = hidden_of(Modules(model), dtype, (5, 9))
+    torch.testing.assert_close(hidden_of(body, dtype, (5, 9)), expected, rtol=0.02, atol=0.02)
+
+
+def test_bfloat16_is_rounded_where_the_modules_round():
+    """Of some thousand numbers all but a few are the same to the last bit."""
+    model = model_of("qwen3", torch.bfloat16)
+    lengths = (40, 30)
+    found = hidden_of(body_for(model), torch.bfloat16, lengths)
+    expected = hidden_of(Modules(model), torch.bfloat16, lengths)
+    assert (found != expected).float().mean() < 0.02
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    hidden=st.sampled_from([24, 32, 64, 100]),
+    intermediate=st.sampled_from([8, 32, 70, 160]),
+    lengths=st.lists(st.integers(1, 20), min_size=1, max_size=6),
+)
+def test_sizes_that_tiles_fit_and_do_not_fit(hidden, intermediate, lengths):
+    assert_same(model_of("llama", torch.float32, hidden, intermediate), torch.float32, lengths)
+
+
+def test_a_row_does_not_depend_on_the_others_nor_on_threads(monkeypatch):
+    monkeypatch.setattr("rhymeflow.engine.native.decoder._SMALL", 0)
+    monkeypatch.setattr("rhymeflow.engine.native.decoder._BLOCK", 8)
+    model = model_of("qwen3", torch.float32)
+    before = torch.get_num_threads()
+    results = []
+    try:
+        for num_threads in (1, 2):
+            torch.set_num_threads(num_threads)
+            results.append(hidden_of(body_for(model), torch.float32, (30, 25)))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(*results)
+    alone = hidden_of(body_for(model), torch.float32, (30,))
+    assert torch.equal(results[0][:30], alone)
+
+
+@pytest.mark.parametrize("what", ["another class", "another gate", "float64", "part of a head"])
+def test_other_models_run_by_their_modules(what):
+    model = model_of("llama", torch.float32)
+    if what == "another class":
+        config = GemmaConfig(**SIZES, hidden_size=64, intermediate_size=96)
+        model = GemmaForCausalLM._from_config(config, attn_implementation=attention.NAME)
+    elif what == "another gate":
+        model.config.hidden_act = "gelu"
+    elif what == "float64":
+        model.double()
+    else:
+        model.base_model.rotary_emb.inv_freq = torch.ones(DIM // 4)
+    assert isinstance(body_for(model), Modules)
