@@ -3,7 +3,8 @@
 `fuse` gives the modules of a model that compute what `elementwise` does a forward of their own;
 parameters, names and files stay. Which modules those are is found by trying: a module is left as it
 is unless its own forward gives the same numbers. A call costs some 30 microseconds more than
-torch's own small ones, so it is for the learner's thousands of rows, not for an engine's few.
+torch's own small ones, so it is for the learner's thousands of rows; an engine's few are run by
+`engine/native/decoder.py`.
 
 Holds true: results and gradients are those of the modules up to float rounding and do not depend on
 the number of threads or on other rows; in other types than float32 and on other devices the

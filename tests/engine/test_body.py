@@ -29,6 +29,7 @@ SIZES = {
     "vocab_size": 97, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "head_dim": DIM,
     "num_key_value_heads": KV_HEADS, "max_position_embeddings": 400, "initializer_range": 0.15,
 }  # fmt: skip
+BIASES = {"attention_bias": True, "mlp_bias": True}
 KINDS = {
     "llama": (LlamaForCausalLM, LlamaConfig, {}),
     "llama with biases": (

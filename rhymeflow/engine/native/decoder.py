@@ -1,8 +1,8 @@
-"""Llama and its kin, layer by layer: four products by oneDNN, and compiled code between them.
+"""Llama and its kin, layer by layer: four products, and compiled passes between them.
 
-An iteration with few rows is not bound by its products: of a step of transformers' modules they
-took a fifth, the rest were some two hundred small operations of a layer and what Python does around
-them (docs/lab-log.md). Here a layer is four products and four passes.
+An iteration with few rows is not bound by its products: of one by transformers' modules they took a
+fifth, the rest was some forty small operations a layer and what Python does around them
+(docs/lab-log.md). Here a layer is four products and four passes, one of which attends.
 
 Holds true: computes what the modules of the classes in `_CLASSES` do, up to float rounding, on
 CPUs in float32 and bfloat16; products are the same in number and shape whatever the row holds.

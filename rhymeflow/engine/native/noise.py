@@ -99,7 +99,7 @@ def draw(x_RV: Tensor, keys_R: Tensor) -> Tensor:
 def _draw_compiled(x_RV: Tensor, keys_R: Tensor) -> Tensor:
     """`draw` on a CPU."""
     tokens_R = torch.empty_like(keys_R)
-    x, keys, tokens = x_RV.numpy(), keys_R.numpy().view(np.uint64), tokens_R.numpy()
+    x, keys, tokens = x_RV.contiguous().numpy(), keys_R.numpy().view(np.uint64), tokens_R.numpy()
 
     def rows(block: tuple[int, int]) -> None:
         draw_kernels.draw(x, keys, _NOISE, *block, tokens)
