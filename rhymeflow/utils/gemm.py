@@ -7,11 +7,13 @@ i < 8 and j < 16,
         left[a + i * left_row + k * left_step] * right[b + k * right_step + j]
 
 over one-dimensional float32 arrays, and `tile_32` the same for j < 32; `depth` >= 1.
-`add_tile_16` and `add_tile_32` add to what `out` holds. Attention is made of such products, the
-engine's (`engine/native/kernels.py`) and the learner's (`learner/kernels.py`): their sums stay in
-registers, where a loop over array elements would write and read them in every step. Measured on one
-core of a Zen 5 with AVX-512: 120 to 150 GFLOPS, against 60 for the best loop that numba could be
-led to vectorise.
+`add_tile_16` and `add_tile_32` add to what `out` holds. `row_tile_8`, `row_tile_16` and
+`row_tile_32` take a number of rows, 1 to 8, before all else, and compute the next of `ROW_COUNTS`:
+`left` and `out` must have so many; their `right` may be the bits of bfloat16, as uint16. Attention
+is made of such products, the engine's (`engine/native/kernels.py`) and the learner's
+(`learner/kernels.py`): their sums stay in registers, where a loop over array elements would write
+and read them in every step. Measured on one core of a Zen 5 with AVX-512: 120 to 150 GFLOPS,
+against 60 for the best loop that numba could be led to vectorise.
 
 It is LLVM's own vector arithmetic, emitted by a numba intrinsic, so it runs on any CPU, in whatever
 width that has. A product is computed in parts of as many sums as the CPU has registers for: all 8
@@ -38,50 +40,98 @@ LANES = 16
 HAS_AVX512 = bool(llvmlite.binding.get_host_cpu_features().get("avx512f", False))
 """32 registers of a vector each; elsewhere a vector takes two of 16, or four of 32."""
 
-_VECTOR = ir.VectorType(ir.FloatType(), LANES)
+ROW_COUNTS = (1, 2, 3, 4, ROWS)
+"""The numbers of rows that there is code for."""
 _INT = ir.IntType(64)
 
 
-def _tile(vectors: int, *, adds: bool, wide: bool = HAS_AVX512) -> Any:
-    """The intrinsic for `vectors` times 16 columns; `wide` computes all of them at once."""
-    part_rows, part_vectors = (ROWS, vectors) if wide else (ROWS // 2, 1)
+def _tile(columns: int, *, adds: bool = False, wide: bool = HAS_AVX512) -> Any:
+    """The intrinsic for so many columns; `wide` computes all of them at once."""
 
     @intrinsic
     def tile(
         typing,
         out, o, out_row, left, a, left_row, left_step, right, b, right_step, depth,
     ):  # fmt: skip
-        of_index = [types.intp] * 3
-        signature = types.void(
-            out, types.intp, types.intp, left, *of_index, right, types.intp, types.intp, types.intp
-        )
-
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            out, left, right = (
-                context.make_array(signature.args[i])(context, builder, args[i]).data
-                for i in (0, 3, 7)
-            )
-            _, o, out_row, _, a, left_row, left_step, _, b, right_step, depth = args
-            for first_row in range(0, ROWS, part_rows):
-                rows = range(first_row, first_row + part_rows)
-                lefts = [_at(builder, left, a, left_row, _INT(i)) for i in rows]
-                for first in range(0, vectors, part_vectors):
-                    columns = [LANES * v for v in range(first, first + part_vectors)]
-                    targets = [
-                        _as_vector(builder, _at(builder, out, o, out_row, _INT(i), column))
-                        for i in rows
-                        for column in columns
-                    ]
-
-                    def rights(k: Any, columns: list[int] = columns) -> list[Any]:
-                        return [_at(builder, right, b, right_step, k, column) for column in columns]
-
-                    _part(builder, targets, lefts, left_step, rights, depth, adds)
+            _product(builder, _bare(context, builder, signature, args), ROWS, columns, adds, wide)
             return context.get_dummy_value()
 
-        return signature, generate
+        return _signature(out, left, right), generate
 
     return tile
+
+
+def _row_tile(columns: int, *, wide: bool = HAS_AVX512) -> Any:
+    """The intrinsic for so many columns and as many rows as are asked for."""
+
+    @intrinsic
+    def tile(
+        typing, rows,
+        out, o, out_row, left, a, left_row, left_step, right, b, right_step, depth,
+    ):  # fmt: skip
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            bare = _bare(context, builder, signature, args)
+
+            def choose(counts: tuple[int, ...]) -> None:
+                if len(counts) == 1:
+                    _product(builder, bare, counts[0], columns, False, wide)
+                    return
+                few = builder.icmp_signed("<=", args[0], _INT(counts[0]))
+                with builder.if_else(few) as (then, otherwise):
+                    with then:
+                        choose(counts[:1])
+                    with otherwise:
+                        choose(counts[1:])
+
+            choose(ROW_COUNTS)
+            return context.get_dummy_value()
+
+        return _signature(out, left, right, types.intp), generate
+
+    return tile
+
+
+def _signature(out: Any, left: Any, right: Any, *before: Any) -> Any:
+    place = types.intp
+    of_left, of_right = [place] * 3, [place] * 3
+    return types.void(*before, out, place, place, left, *of_left, right, *of_right)
+
+
+def _bare(context: Any, builder: Any, signature: Any, args: Any) -> list[Any]:
+    """A tile's last eleven arguments, arrays as pointers."""
+    return [
+        context.make_array(kind)(context, builder, arg).data
+        if isinstance(kind, types.Array)
+        else arg
+        for kind, arg in list(zip(signature.args, args, strict=True))[-11:]
+    ]
+
+
+def _product(
+    builder: Any, bare: list[Any], num_rows: int, num_columns: int, adds: bool, wide: bool
+) -> None:
+    """The code of one tile, in parts of as many sums as there are registers for."""
+    out, o, out_row, left, a, left_row, left_step, right, b, right_step, depth = bare
+    vector = ir.VectorType(ir.FloatType(), min(LANES, num_columns))
+    part_rows = num_rows if wide else min(num_rows, ROWS // 2)
+    part_columns = num_columns if wide else LANES * max(1, ROWS // 2 // num_rows)
+    for first_row in range(0, num_rows, part_rows):
+        rows = range(first_row, min(first_row + part_rows, num_rows))
+        lefts = [_at(builder, left, a, left_row, _INT(i)) for i in rows]
+        for first in range(0, num_columns, part_columns):
+            columns = range(first, min(first + part_columns, num_columns), vector.count)
+            targets = [
+                _as_vector(builder, _at(builder, out, o, out_row, _INT(i), column), vector)
+                for i in rows
+                for column in columns
+            ]
+
+            def rights(k: Any, columns: Any = columns) -> list[Any]:
+                addresses = [_at(builder, right, b, right_step, k, column) for column in columns]
+                return [_as_floats(builder, address, vector) for address in addresses]
+
+            _part(builder, targets, lefts, left_step, rights, depth, adds)
 
 
 def _part(
@@ -94,18 +144,20 @@ def _part(
     adds: bool,
 ) -> None:
     """A loop over `depth` that holds the sums of `targets`, row by row, in registers."""
-    zero = ir.Constant(_VECTOR, [0.0] * LANES)
+    vector = targets[0].type.pointee
+    zero = ir.Constant(vector, [0.0] * vector.count)
     firsts = [_load(builder, target) if adds else zero for target in targets]
     before = builder.block
     loop, after = (builder.append_basic_block(name) for name in ("loop", "after"))
     builder.branch(loop)
     builder.position_at_end(loop)
     k = builder.phi(_INT)
-    sums = [builder.phi(_VECTOR) for _ in targets]
-    columns = [_load(builder, _as_vector(builder, address)) for address in rights(k)]
+    sums = [builder.phi(vector) for _ in targets]
+    columns = rights(k)
     added = []
     for i, row in enumerate(lefts):
-        value = _everywhere(builder, builder.load(_at(builder, row, _INT(0), left_step, k)))
+        scalar = builder.load(_at(builder, row, _INT(0), left_step, k))
+        value = _everywhere(builder, scalar, vector)
         for v, column in enumerate(columns):
             product = builder.fmul(value, column, flags=("contract",))
             before_it = sums[i * len(columns) + v]
@@ -126,8 +178,8 @@ def _at(builder: Any, base: Any, start: Any, step: Any, times: Any, more: int = 
     return builder.gep(base, [builder.add(place, _INT(more))])
 
 
-def _as_vector(builder: Any, address: Any) -> Any:
-    return builder.bitcast(address, _VECTOR.as_pointer())
+def _as_vector(builder: Any, address: Any, vector: Any) -> Any:
+    return builder.bitcast(address, vector.as_pointer())
 
 
 def _load(builder: Any, address: Any) -> Any:
@@ -136,16 +188,29 @@ def _load(builder: Any, address: Any) -> Any:
     return vector
 
 
-def _everywhere(builder: Any, scalar: Any) -> Any:
+def _as_floats(builder: Any, address: Any, vector: Any) -> Any:
+    """What lies there, float32 or the bits of bfloat16."""
+    if isinstance(address.type.pointee, ir.FloatType):
+        return _load(builder, _as_vector(builder, address, vector))
+    halves, words = (ir.VectorType(ir.IntType(bits), vector.count) for bits in (16, 32))
+    bits = builder.load(_as_vector(builder, address, halves))
+    bits.align = 2
+    upper = builder.shl(builder.zext(bits, words), ir.Constant(words, [16] * vector.count))
+    return builder.bitcast(upper, vector)
+
+
+def _everywhere(builder: Any, scalar: Any, vector: Any) -> Any:
     """A vector that holds the scalar in every place."""
-    undefined = ir.Constant(_VECTOR, ir.Undefined)
+    undefined = ir.Constant(vector, ir.Undefined)
     first = builder.insert_element(undefined, scalar, _INT(0))
-    zeros = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
+    zeros = ir.Constant(ir.VectorType(ir.IntType(32), vector.count), [0] * vector.count)
     return builder.shuffle_vector(first, undefined, zeros)
 
 
-tile_16, tile_32 = _tile(1, adds=False), _tile(2, adds=False)
-add_tile_16, add_tile_32 = _tile(1, adds=True), _tile(2, adds=True)
+tile_16, tile_32 = _tile(16), _tile(32)
+add_tile_16, add_tile_32 = _tile(16, adds=True), _tile(32, adds=True)
+row_tile_8, row_tile_16, row_tile_32 = _row_tile(8), _row_tile(16), _row_tile(32)
 
 
-__all__ = ["LANES", "ROWS", "add_tile_16", "add_tile_32", "tile_16", "tile_32"]
+__all__ = ["LANES", "ROWS", "add_tile_16", "add_tile_32", "row_tile_16", "row_tile_32"]
+__all__ += ["row_tile_8", "tile_16", "tile_32"]

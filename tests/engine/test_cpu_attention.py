@@ -5,6 +5,8 @@ import random
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rhymeflow.engine.native import cpu_attention
 from rhymeflow.engine.native.attention import ancestors_of, attention_for
@@ -12,7 +14,8 @@ from rhymeflow.engine.native.cache import KVCache
 from rhymeflow.engine.native.cpu_attention import CpuAttention
 from rhymeflow.engine.native.packing import Span
 
-HEADS, KV_HEADS, DIM, SCALE = 6, 2, 16, 0.3
+SIZES = HEADS, KV_HEADS, DIM = 6, 2, 16
+SCALE = 0.3
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 1e-2}
 CPU = torch.device("cpu")
 
@@ -33,10 +36,12 @@ MIXED: list[Case] = [
 class Filled:
     """A cache with something in it, and a packed row of new tokens."""
 
-    def __init__(self, cases, dtype, seed=0):
+    def __init__(self, cases, dtype, seed=0, sizes=SIZES):
         torch.manual_seed(seed)
+        heads, kv_heads, dim = sizes
+        self.group = heads // kv_heads
         self.cache = KVCache(
-            num_layers=2, num_kv_heads=KV_HEADS, head_dim=DIM, dtype=dtype, device=CPU
+            num_layers=2, num_kv_heads=kv_heads, head_dim=dim, dtype=dtype, device=CPU
         )
         self.spans = [
             Span(self.cache.reserve(None, cached + new), cached, new, parents)
@@ -49,9 +54,9 @@ class Filled:
             kv = span.slot.size_class.kv[:, :, span.slot.index, :, : span.cached]
             kv.copy_(torch.randn(kv.shape))
         tokens = sum(span.num_new for span in self.spans)
-        self.q = torch.randn(tokens, HEADS, DIM).to(dtype)
-        self.k = torch.randn(tokens, KV_HEADS, DIM).to(dtype)
-        self.v = torch.randn(tokens, KV_HEADS, DIM).to(dtype)
+        self.q = torch.randn(tokens, heads, dim).to(dtype)
+        self.k = torch.randn(tokens, kv_heads, dim).to(dtype)
+        self.v = torch.randn(tokens, kv_heads, dim).to(dtype)
 
     def attend(self, attention, layer=1, unused=3):
         generated = attention(self.spans)
@@ -75,7 +80,7 @@ class Filled:
             held = span.slot.size_class.kv[layer, :, span.slot.index, :, : span.cached].double()
             keys, values = (
                 torch.cat([old, new[part].double().transpose(0, 1)], 1).repeat_interleave(
-                    HEADS // KV_HEADS, 0
+                    self.group, 0
                 )
                 for old, new in zip(held, (self.k, self.v), strict=True)
             )
@@ -109,6 +114,31 @@ def test_it_is_the_formula(dtype, count, threads, monkeypatch):
     for case, got, right in zip(MIXED, found, expected, strict=True):
         error = (got.double() - right).abs().max().item()
         assert error < TOLERANCE[dtype], f"{case}: {error}"
+
+
+@st.composite
+def cases(draw):
+    """A span: what is cached, how many are new, and perhaps a tree at its end."""
+    cached, new = draw(st.integers(0, 400)), draw(st.integers(1, 12))
+    size = draw(st.integers(0, new if cached else new - 1))
+    return cached, new, [draw(st.integers(-1, i - 1)) for i in range(size)] or None
+
+
+@pytest.mark.parametrize("dtype", cpu_attention.DTYPES)
+@given(
+    cases=st.lists(cases(), min_size=1, max_size=6),
+    group=st.sampled_from([1, 2, 3, 4, 8]),
+    kv_heads=st.integers(1, 3),
+    dim=st.sampled_from([8, 16, 24, 32, 40, 56, 64, 80, 128]),
+)
+@settings(max_examples=60, deadline=None)
+def test_any_sizes_are_the_formula(dtype, cases, group, kv_heads, dim):
+    """Few rows and many, whole panels of keys and parts, all head sizes and groups."""
+    filled = Filled(cases, dtype, sizes=(group * kv_heads, kv_heads, dim))
+    expected = list(filled.by_formula())
+    found = filled.attend(CpuAttention(dtype, dim).over)
+    for got, right in zip(found, expected, strict=True):
+        assert (got.double() - right).abs().max().item() < 3 * TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("dtype", cpu_attention.DTYPES)
@@ -146,16 +176,34 @@ def test_company_changes_no_bit(threads, monkeypatch):
         assert torch.equal(together[place], in_threads[place])
 
 
-def test_a_drafted_row_is_the_row_without_drafts():
-    """The first of nine rows is to the last bit what it is alone."""
-    attention = CpuAttention(torch.float32, DIM)
-    drafted = Filled([(40, 9, None)], torch.float32)
-    alone = Filled([(40, 9, None)], torch.float32)
+@pytest.mark.parametrize("dtype", cpu_attention.DTYPES)
+@pytest.mark.parametrize("sizes", [SIZES, (4, 2, 32), (2, 2, 40), (8, 1, 64)])
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_a_drafted_row_is_the_row_without_drafts(dtype, sizes, count):
+    """The first of nine tokens are to the last bit what they are alone, in smaller blocks."""
+    attention = CpuAttention(dtype, sizes[-1])
+    drafted, alone = (Filled([(60, 9, None)], dtype, sizes=sizes) for _ in range(2))
     [nine] = drafted.attend(attention.over)
-    alone.spans = [alone.spans[0]._replace(num_new=1)]
-    alone.q, alone.k, alone.v = alone.q[:1], alone.k[:1], alone.v[:1]
-    [one] = alone.attend(attention.over)
-    assert torch.equal(nine[:1], one)
+    alone.spans = [alone.spans[0]._replace(num_new=count)]
+    alone.q, alone.k, alone.v = alone.q[:count], alone.k[:count], alone.v[:count]
+    [few] = alone.attend(attention.over)
+    assert torch.equal(nine[:count], few)
+
+
+def test_grown_slots_are_attended_to():
+    """Between two iterations size classes double and a sequence moves to a larger one."""
+    attention = CpuAttention(torch.float32, DIM)
+    filled = Filled([(20, 1, None)] * 4 + [(255, 1, None)], torch.float32)
+    filled.attend(attention.over)
+    filled.cache.reserve(None, 30)
+    filled.spans = [
+        Span(filled.cache.reserve(span.slot, span.cached + 2), span.cached + 1, 1)
+        for span in filled.spans
+    ]
+    assert filled.spans[4].slot.size_class.capacity == 512
+    expected = list(filled.by_formula())
+    for got, right in zip(filled.attend(attention.over), expected, strict=True):
+        assert (got.double() - right).abs().max().item() < TOLERANCE[torch.float32]
 
 
 def test_what_it_serves():

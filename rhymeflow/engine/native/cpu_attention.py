@@ -34,7 +34,8 @@ class CpuAttention:
         self._rooms: list[tuple[np.ndarray, ...]] = []
         self._longest = 0
         self._head_dim = head_dim
-        size_class = SizeClass(ROWS, torch.zeros(1, 2, 1, 1, ROWS, head_dim, dtype=dtype))
+        panel = kernels.PANEL
+        size_class = SizeClass(panel, torch.zeros(1, 2, 1, 1, panel, head_dim, dtype=dtype))
         row_1TD = torch.zeros(1, 1, head_dim, dtype=dtype)
         once = self.over([Span(size_class.add(1), 0, 1)])
         once.attend(0, row_1TD, row_1TD, row_1TD, 1.0)
@@ -57,9 +58,9 @@ class CpuAttention:
         self._prepare(max(size_classes), most)
         calls = []
         for size_class, members in size_classes.values():
-            chosen_S5 = rows_S5[members]
+            held, chosen_S5 = _Held(size_class), rows_S5[members]
             for part in _dealt(chosen_S5, size_S[members], most):
-                calls.append((size_class, chosen_S5[part]))
+                calls.append((held, chosen_S5[part]))
         threads = self._threads if most > 1 else None
         return _Iteration(len(spans), calls, parents, self._rooms[:most], threads)
 
@@ -73,13 +74,27 @@ class CpuAttention:
             self._threads = ThreadPoolExecutor(torch.get_num_threads(), "attention")
 
 
+class _Held:
+    """A size class's keys and values while no slot moves, flat."""
+
+    def __init__(self, size_class: SizeClass) -> None:
+        self.capacity = size_class.capacity
+        self.kv = _flat(size_class.kv)
+        self._strides = size_class.kv.stride()
+
+    def begin(self, layer: int) -> tuple[int, int]:
+        """Where a layer's keys and its values begin."""
+        keys = layer * self._strides[0]
+        return keys, keys + self._strides[1]
+
+
 class _Iteration:
     """An `attention.Attending`: one iteration's."""
 
     def __init__(
         self,
         count: int,
-        calls: list[tuple[SizeClass, np.ndarray]],
+        calls: list[tuple[_Held, np.ndarray]],
         parents: np.ndarray,
         rooms: list[tuple[np.ndarray, ...]],
         threads: ThreadPoolExecutor | None,
@@ -94,16 +109,16 @@ class _Iteration:
         """See `models.attention.Attention`; returns [T, H, D]."""
         heads, tokens, dim = q_HTD.shape
         out_THD = torch.empty(tokens, heads, dim)
-        out_THD[self._end :] = 0
+        if self._end < tokens:
+            out_THD[self._end :] = 0
         sizes = (heads, k_GTD.shape[0], dim)
         q, out = _flat(q_HTD.transpose(0, 1).float()), _flat(out_THD)
         k, v = _flat(k_GTD.transpose(0, 1)), _flat(v_GTD.transpose(0, 1))
 
-        def call(size_class: SizeClass, rows_S5: np.ndarray, room: tuple[np.ndarray, ...]) -> None:
-            keys, values = _flat(size_class.flat_keys[layer]), _flat(size_class.flat_values[layer])
+        def call(held: _Held, rows_S5: np.ndarray, room: tuple[np.ndarray, ...]) -> None:
             kernels.attend(
-                q, k, v, keys, values, out, np.float32(scale), size_class.capacity, sizes, rows_S5,
-                self._parents, room,
+                q, k, v, held.kv, out, np.float32(scale), held.begin(layer), held.capacity, sizes,
+                rows_S5, self._parents, room,
             )  # fmt: skip
 
         self._run(call)
@@ -111,16 +126,16 @@ class _Iteration:
 
     def _run(self, call: Callable[..., None]) -> None:
         if self._threads is None:
-            for size_class, rows_S5 in self._calls:
-                call(size_class, rows_S5, self._rooms[0])
+            for held, rows_S5 in self._calls:
+                call(held, rows_S5, self._rooms[0])
             return
         # A room at a time: a thread's calls go one after another.
         count = len(self._rooms)
         jobs = [self._calls[i::count] for i in range(count)]
 
         def several(i: int) -> None:
-            for size_class, rows_S5 in jobs[i]:
-                call(size_class, rows_S5, self._rooms[i])
+            for held, rows_S5 in jobs[i]:
+                call(held, rows_S5, self._rooms[i])
 
         list(self._threads.map(several, range(count)))
 

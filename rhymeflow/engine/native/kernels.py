@@ -1,28 +1,30 @@
 """Attention through the cache, compiled for CPUs: every span of one size class in one call.
 
-For a span and a key-value head, the rows of all its tokens and of the query heads that share the
-head are the columns of a small matrix; scores are keys times it, and the output is values times
-the weights, columns again. Rows are taken in blocks of 32 or 16, so a prompt's thousand tokens and
-a single one go the same way, and nothing is padded but the last block.
+For a span and a key-value head, the vectors of its new tokens in the query heads that share the
+head are the rows of a small matrix. Scores are its product with the keys, which are turned into
+columns once per span and head, and the output is the weights' product with the values as they lie.
+Rows are taken in blocks of 8 or, if there are fewer, 1 to 4, so a prompt's thousand tokens and a
+single one go the same way, and little is computed in vain.
 
 Holds true: a row's output is summed in an order that depends on its own sequence alone, so it is
 the same to the last bit whatever else runs beside it, drafted or not. What lies in the cache beyond
-a span's end is not read into any sum. Sums and the softmax are in float32 whatever the cache holds.
+a span's end goes into no sum. Sums and the softmax are in float32 whatever the cache holds.
 Knows nothing of requests or torch.
 """
 
 from __future__ import annotations
 
 import numpy as np
-from numba import njit, types
-from numba.extending import overload
+from numba import njit
 
 from rhymeflow.utils.fast_exp import exp_of_negative
-from rhymeflow.utils.gemm import LANES, ROWS, tile_16, tile_32
+from rhymeflow.utils.gemm import LANES, ROWS, row_tile_8, row_tile_16, row_tile_32
 from rhymeflow.utils.prefetch import prefetch
+from rhymeflow.utils.turn import TURNED_BYTES, turn
 
-BLOCK = 2 * LANES
-"""Most rows at a time."""
+PANEL = 2 * LANES
+"""Cached tokens whose keys are turned into columns together: [D, PANEL]. It divides every size
+class's capacity, so that keys beyond a span's end may be read."""
 _LINE = 64
 """Bytes of a cache line."""
 _UNSEEN = np.float32(-1e30)
@@ -32,53 +34,65 @@ _MATH = {"contract", "nsz", "arcp"}
 
 def scratch(longest: int, head_dim: int) -> tuple[np.ndarray, ...]:
     """Working memory for sequences of up to `longest` tokens: what `attend` takes as `room`."""
-    longest = -(-longest // ROWS) * ROWS
-    sizes = (longest * head_dim, longest * head_dim, head_dim * BLOCK, longest * BLOCK)
-    return (*(np.zeros(size, np.float32) for size in sizes), np.zeros(BLOCK, np.float32))
+    longest = -(-longest // PANEL) * PANEL
+    sizes = (longest * head_dim, ROWS * head_dim, ROWS * longest, ROWS)
+    return tuple(_aligned(size) for size in sizes)
 
 
-@njit(cache=True, nogil=True, fastmath=_MATH)
-def attend(q, new_k, new_v, keys, values, out, scale, capacity, sizes, spans, parents, room):
+def _aligned(size: int) -> np.ndarray:
+    """Zeros from the beginning of a cache line, so that no vector lies in two."""
+    space = np.zeros(size + LANES, np.float32)
+    return space[-space.ctypes.data % _LINE // space.itemsize :][:size]
+
+
+@njit(cache=True, nogil=True, fastmath=_MATH, error_model="numpy")
+def attend(q, new_k, new_v, kv, out, scale, layer, capacity, sizes, spans, parents, room):
     """Write new keys and values into the cache, attend, and fill `out`, for every span.
 
-    `q`, `out` [T * H * D] and `new_k`, `new_v` [T * G * D] are the packed row; `keys`, `values`
-    [slots * G * capacity * D] a layer of the size class. All are float32, or keys and values, new
-    and old, are the bits of bfloat16 as uint16. `sizes`: (H, G, D), D a multiple of `ROWS`. `spans`
+    `q`, `out` [T * H * D] and `new_k`, `new_v` [T * G * D] are the packed row; `kv` is the size
+    class, in which a layer's keys and its values, [slots * G * capacity * D], begin at the two
+    places `layer`. All are float32, or keys and values, new and old, are the bits of bfloat16 as
+    uint16. `capacity` is a multiple of `PANEL`. `sizes`: (H, G, D), D a multiple of `ROWS`. `spans`
     int64 [n, 5]: first row, slot, cached, new tokens, and where in `parents` its tree begins, -1
     for none; there stand the number of the tree's nodes and the parent of each. `room`: `scratch`.
     """
     heads, kv_heads, dim = sizes
-    keys_f, values_f, columns, scores, total = room
+    turned, block, scores, total = room
+    group = heads // kv_heads
+    columns = PANEL if dim >= PANEL else LANES if dim >= LANES else ROWS
+    keys, values = kv[layer[0] :], kv[layer[1] :]
     for i in range(len(spans)):
         start, slot, cached, new, tree = spans[i]
         for head in range(kv_heads):
             base = (slot * kv_heads + head) * capacity * dim
             _write(keys, new_k, base + cached * dim, start, new, head, kv_heads, dim)
             _write(values, new_v, base + cached * dim, start, new, head, kv_heads, dim)
-            length = cached + new
-            k, k_base = _floats(keys, base, length * dim, keys_f)
-            v, v_base = _floats(values, base, length * dim, values_f)
-            group = heads // kv_heads
             after, ahead = _next(spans, i, head, kv_heads)
             soon = (after[1] * kv_heads + ahead) * capacity * dim
-            for first in range(0, new * group, BLOCK):
-                rows = min(BLOCK, new * group - first)
-                lanes = LANES if rows <= LANES else BLOCK
+            length = cached + new
+            for place in range(0, length, PANEL):
+                if place < after[2]:
+                    _ask(keys, values, soon + place * dim, PANEL * dim)
+                _turn(keys, base + place * dim, dim, turned, place * dim)
+            for first in range(0, new * group, ROWS):
+                rows = min(ROWS, new * group - first)
                 seen = cached + (first + rows - 1) // group + 1
-                _gather(q, columns, start, first, rows, lanes, head, heads, group, dim, scale)
-                for row in range(0, seen, ROWS):
-                    if first == 0 and row < after[2]:
-                        _ask(keys, values, soon + row * dim, ROWS * dim)
-                    at = k_base + row * dim
-                    _multiply(scores, row * lanes, k, at, dim, 1, columns, lanes, dim)
-                _mask(scores, first, rows, lanes, cached, seen, group, new, tree, parents)
-                _softmax(scores, total, seen, lanes)
-                for d in range(0, dim, ROWS):
-                    _multiply(columns, d * lanes, v, v_base + d, 1, dim, scores, lanes, seen)
-                _scatter(out, columns, total, start, first, rows, lanes, head, heads, group, dim)
+                wide = -(-seen // PANEL) * PANEL
+                _gather(q, block, start, first, rows, head, heads, group, dim, scale)
+                for place in range(0, wide, PANEL):
+                    at = place * dim
+                    _multiply(rows, PANEL, scores, place, wide, block, dim, turned, at, PANEL, dim)
+                _mask(scores, first, rows, wide, cached, group, new, tree, parents)
+                _softmax(scores, total, rows, wide)
+                for d in range(0, dim, columns):
+                    d = min(d, dim - columns)  # the last columns may be computed twice
+                    _multiply(
+                        rows, columns, block, d, dim, scores, wide, values, base + d, dim, seen
+                    )
+                _scatter(out, block, total, start, first, rows, head, heads, group, dim)
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def _next(spans, i, head, kv_heads):
     """The span and head after this one, to have its keys and values on their way."""
     if head + 1 < kv_heads:
@@ -95,15 +109,26 @@ def _ask(keys, values, start, count):
 
 
 @njit(inline="always")
-def _multiply(out, o, left, a, left_row, left_step, right, lanes, depth):
-    """`tile_16` or `tile_32`, for a right side and an output of so many columns."""
-    if lanes == LANES:
-        tile_16(out, o, lanes, left, a, left_row, left_step, right, 0, lanes, depth)
+def _multiply(rows, columns, out, o, out_row, left, left_row, right, b, right_step, depth):
+    """Set `rows` by `columns` of `out` to the product of `left`'s rows and `right`."""
+    if columns == PANEL:
+        row_tile_32(rows, out, o, out_row, left, 0, left_row, 1, right, b, right_step, depth)
+    elif columns == LANES:
+        row_tile_16(rows, out, o, out_row, left, 0, left_row, 1, right, b, right_step, depth)
     else:
-        tile_32(out, o, lanes, left, a, left_row, left_step, right, 0, lanes, depth)
+        row_tile_8(rows, out, o, out_row, left, 0, left_row, 1, right, b, right_step, depth)
 
 
-@njit(cache=True)
+@njit(inline="always")
+def _turn(keys, at, dim, turned, o):
+    """Keys of a panel's tokens as columns."""
+    width = TURNED_BYTES // keys.itemsize
+    for row in range(0, PANEL, LANES):
+        for d in range(0, dim, width):
+            turn(turned, o + d * PANEL + row, PANEL, keys, at + row * dim + d, dim)
+
+
+@njit(cache=True, error_model="numpy")
 def _write(cache, new, at, start, count, head, kv_heads, dim):
     """Enter the head's part of `count` new rows into the cache."""
     for i in range(count):
@@ -111,56 +136,36 @@ def _write(cache, new, at, start, count, head, kv_heads, dim):
         cache[at + i * dim :][:dim] = source
 
 
-def _floats(held, base, count, space):
-    """`count` elements from `base` as float32: an array, and where in it they begin."""
-
-
-@overload(_floats)
-def _floats_of(held, base, count, space):
-    if isinstance(held.dtype, types.Float):
-        return lambda held, base, count, space: (held, base)
-
-    def from_bfloat16(held, base, count, space):
-        bits = space.view(np.uint32)[:count]
-        source = held[base:][:count]
-        for i in range(count):
-            bits[i] = np.uint32(source[i]) << np.uint32(16)
-        return space, 0
-
-    return from_bfloat16
-
-
-@njit(cache=True)
-def _gather(q, columns, start, first, rows, lanes, head, heads, group, dim, scale):
-    """The block's queries as columns: row r is query head r % group of token r // group."""
-    columns[: dim * lanes] = np.float32(0)
+@njit(cache=True, error_model="numpy")
+def _gather(q, block, start, first, rows, head, heads, group, dim, scale):
+    """The block's queries: row r is query head r % group of token r // group."""
     for r in range(rows):
         token, of_group = divmod(first + r, group)
         row = q[((start + token) * heads + head * group + of_group) * dim :][:dim]
         for d in range(dim):
-            columns[d * lanes + r] = row[d] * scale
+            block[r * dim + d] = row[d] * scale
 
 
-@njit(cache=True)
-def _scatter(out, columns, total, start, first, rows, lanes, head, heads, group, dim):
-    """The columns back to rows, divided by the sum of their weights."""
+@njit(cache=True, error_model="numpy")
+def _scatter(out, block, total, start, first, rows, head, heads, group, dim):
+    """The block's rows to their places, divided by the sum of their weights."""
     for r in range(rows):
         token, of_group = divmod(first + r, group)
         row = out[((start + token) * heads + head * group + of_group) * dim :][:dim]
         share = np.float32(1) / total[r]
         for d in range(dim):
-            row[d] = columns[d * lanes + r] * share
+            row[d] = block[r * dim + d] * share
 
 
-@njit(cache=True)
-def _mask(scores, first, rows, lanes, cached, seen, group, new, tree, parents):
+@njit(cache=True, error_model="numpy")
+def _mask(scores, first, rows, wide, cached, group, new, tree, parents):
     """Hide what comes after a token, and in a tree what is not its ancestor."""
     nodes = parents[tree] if tree >= 0 else 0
     root = cached + new - nodes
     for r in range(rows):
         own = cached + (first + r) // group
-        for place in range(own + 1, seen):
-            scores[place * lanes + r] = _UNSEEN
+        row = scores[r * wide :][:wide]
+        row[own + 1 :] = _UNSEEN
         if own < root:
             continue
         ancestor = own - root
@@ -168,26 +173,28 @@ def _mask(scores, first, rows, lanes, cached, seen, group, new, tree, parents):
             if node == ancestor:
                 ancestor = parents[tree + 1 + node]
             else:
-                scores[(root + node) * lanes + r] = _UNSEEN
+                row[root + node] = _UNSEEN
 
 
-@njit(cache=True, fastmath=_MATH)
-def _softmax(scores, total, seen, lanes):
-    """Scores [seen, lanes] to weights exp(score - greatest of its column), and their sums."""
-    for first in range(0, lanes, LANES):
-        greatest = np.full(LANES, _UNSEEN, np.float32)
-        sums = total[first:][:LANES]
+@njit(cache=True, fastmath=_MATH, error_model="numpy")
+def _softmax(scores, total, rows, wide):
+    """Scores [rows, wide] to weights exp(score - greatest of its row), and their sums."""
+    greatest, sums = np.empty(LANES, np.float32), np.empty(LANES, np.float32)
+    for r in range(rows):
+        greatest[:] = _UNSEEN
         sums[:] = np.float32(0)
-        for place in range(seen):
-            row = scores[place * lanes + first :][:LANES]
-            for r in range(LANES):
-                greatest[r] = greatest[r] if greatest[r] > row[r] else row[r]
-        for place in range(seen):
-            row = scores[place * lanes + first :][:LANES]
-            for r in range(LANES):
-                weight = exp_of_negative(row[r] - greatest[r])
-                row[r] = weight
-                sums[r] += weight
+        for place in range(r * wide, (r + 1) * wide, LANES):
+            part = scores[place:][:LANES]
+            for j in range(LANES):
+                greatest[j] = greatest[j] if greatest[j] > part[j] else part[j]
+        most = greatest.max()
+        for place in range(r * wide, (r + 1) * wide, LANES):
+            part = scores[place:][:LANES]
+            for j in range(LANES):
+                weight = exp_of_negative(part[j] - most)
+                part[j] = weight
+                sums[j] += weight
+        total[r] = sums.sum()
 
 
-__all__ = ["BLOCK", "attend", "scratch"]
+__all__ = ["PANEL", "attend", "scratch"]
