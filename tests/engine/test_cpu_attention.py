@@ -15,7 +15,6 @@ from rhymeflow.engine.native.cpu_attention import CpuAttention
 from rhymeflow.engine.native.packing import Span
 
 SIZES = HEADS, KV_HEADS, DIM = 6, 2, 16
-SCALE = 0.3
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 1e-2}
 CPU = torch.device("cpu")
 
@@ -39,7 +38,7 @@ class Filled:
     def __init__(self, cases, dtype, seed=0, sizes=SIZES):
         torch.manual_seed(seed)
         heads, kv_heads, dim = sizes
-        self.group = heads // kv_heads
+        self.group, self.scale = heads // kv_heads, dim**-0.5
         self.cache = KVCache(
             num_layers=2, num_kv_heads=kv_heads, head_dim=dim, dtype=dtype, device=CPU
         )
@@ -67,7 +66,7 @@ class Filled:
             start = rows[i].stop
         assert list(generated.order) == list(range(len(self.spans)))
         more = [torch.cat([x, x[:1].repeat(unused, 1, 1)]) for x in (self.q, self.k, self.v)]
-        out = generated.attend(layer, *(x.transpose(0, 1) for x in more), SCALE)
+        out = generated.attend(layer, *(x.transpose(0, 1) for x in more), self.scale)
         assert out.dtype == self.q.dtype
         assert not out[start:].any()
         return [out[part] for part in rows]
@@ -91,7 +90,7 @@ class Filled:
                 for node, bits in enumerate(ancestors_of(span.parents)):
                     for other in range(size):
                         seen[node - size, other - size] = bool(bits >> other & 1)
-            scores = self.q[part].double().transpose(0, 1) @ keys.transpose(1, 2) * SCALE
+            scores = self.q[part].double().transpose(0, 1) @ keys.transpose(1, 2) * self.scale
             weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
             yield (weights @ values).transpose(0, 1)
 
