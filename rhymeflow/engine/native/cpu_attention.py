@@ -142,8 +142,7 @@ class _Iteration:
 
 def _flat(x: Tensor) -> np.ndarray:
     """All elements in a row; bfloat16 as its bits."""
-    x = x.reshape(-1)
-    return (x.view(torch.uint16) if x.dtype == torch.bfloat16 else x).numpy()
+    return (x.view(torch.uint16) if x.dtype == torch.bfloat16 else x).numpy().reshape(-1)
 
 
 def _described(spans: list[Span]) -> tuple[np.ndarray, np.ndarray]:
