@@ -178,10 +178,10 @@ def test_a_run_goes_on_under_strategies_that_decide_otherwise(tmp_path, monkeypa
     before = tokens(tmp_path / "run")
     reader = TrajectoryReader(tmp_path / "run" / "events.db")
     commands = list(reader.commands())
-    assert reader.snapshots(), "one was taken with a checkpoint"
     reader.close()
     log = sqlite3.connect(tmp_path / "run" / "events.db")
-    with closing(log), log:  # since the last one there may be nothing to decide otherwise
+    # Since one that was taken with a checkpoint there may be nothing to decide otherwise.
+    with closing(log), log:
         log.execute("DELETE FROM snapshots")
     with monkeypatch.context() as patch:
         make = build.schedule
