@@ -28,8 +28,9 @@ Rule = TypeVar("Rule", bound=Callable[..., Any])
 
 def plan(config: Config) -> Plan:
     """The size of the run, and the parameters of the protocol."""
-    rules, groups_per_batch = rules_in_force(config.schedule), config.learner.groups_per_batch
+    rules, groups_per_batch = rules_in_force(config), config.learner.groups_per_batch
     assert rules.batch_order is not None
+    assert rules.accumulate_early is not None
     return Plan(
         num_batches=config.learner.max_steps,
         groups_per_batch=groups_per_batch,
@@ -37,6 +38,7 @@ def plan(config: Config) -> Plan:
         max_length=config.rollout.max_completion_length,
         max_staleness=rules.bound,
         batch_order=rules.batch_order,
+        accumulate_early=rules.accumulate_early,
         eval_steps=_eval_steps(config),
         extra_groups=rules.extra_groups,
         extra_generations=rules.extra_generations,
@@ -60,7 +62,7 @@ def schedule(config: Config) -> Schedule:
     Raises:
         UserError: a piece or the cost model is not there, or cannot be called as such a piece.
     """
-    chosen = rules_in_force(config.schedule)
+    chosen = rules_in_force(config)
     assert chosen.on_pull is not None
     return Schedule(
         name=chosen.name,
@@ -77,9 +79,10 @@ def schedule(config: Config) -> Schedule:
     )
 
 
-def rules_in_force(chosen: ScheduleConfig) -> ScheduleConfig:
-    """The section with what it leaves to its schedule filled in: no field of it is `None` then."""
-    bundle = SCHEDULES[chosen.name]
+def rules_in_force(config: Config) -> ScheduleConfig:
+    """Section `schedule` with what it leaves to its schedule filled in: no field is `None` then."""
+    chosen, bundle = config.schedule, SCHEDULES[config.schedule.name]
+    needs_whole_batch = bool(config.learner.needs_whole_batch) or config.simulation.colocated
     own = {
         "max_staleness": chosen.bound,
         "routing": _name(bundle.routing, ROUTING),
@@ -88,6 +91,7 @@ def rules_in_force(chosen: ScheduleConfig) -> ScheduleConfig:
         "on_pull": bundle.on_pull,
         "max_inflight_batches": float(bundle.max_inflight_batches or chosen.bound + 1),
         "batch_order": bundle.batch_order,
+        "accumulate_early": bundle.accumulate_early and not needs_whole_batch,
         "throughput_ratio": bundle.throughput_ratio,
         "max_slowdown": 1 + (chosen.bound + 1) / 8,
     }

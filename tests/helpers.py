@@ -14,6 +14,7 @@ from functools import partial
 
 from rhymeflow.core.commands import (
     Abort,
+    Accumulate,
     CloseEnvironments,
     Command,
     Drop,
@@ -30,6 +31,7 @@ from rhymeflow.core.commands import (
 from rhymeflow.core.coordinator import Coordinator
 from rhymeflow.core.cost import CostModel
 from rhymeflow.core.events import (
+    Accumulated,
     EnvironmentFailed,
     EpisodeEnded,
     Evaluated,
@@ -73,6 +75,7 @@ PLAN = Plan(
     max_length=LONGEST,
     max_staleness=1,
     batch_order="finished",
+    accumulate_early=False,
     eval_steps={},
     extra_groups=0,
     extra_generations=0,
@@ -124,7 +127,7 @@ class FakeRuntime:
         choose: given how many things could happen next (>= 1), the index of the one that does.
         failures: probability that a reward cannot be had.
         duplicates: probability that an event is reported twice, and a command delivered twice.
-        crashes: how many instances may die; each is replaced by a new one.
+        crashes: how many instances and learners may die; each is replaced by a new one.
         disorder: probability that the coordinator hears of an event at any later time, after what
             happened later, and of a duplicate then too. An instance may then die at any moment.
         turns: the most turns of a trajectory; 1: nothing has an environment.
@@ -157,6 +160,11 @@ class FakeRuntime:
         self.created: deque[Event] = deque()  # the data reports prompts in order; ...
         self.events: list[Event] = [LearnerReady(0)]  # ... of rewards and such nothing is promised
         self.published, self.group_id, self.training = 0, 0, None
+        self.parts: list[tuple[int, ...]] = []
+        """Groups of the next batch that the learner was given early."""
+        self.accumulating: Accumulated | None = None
+        """What it says when it is done with the last of them."""
+        self.num_learners = 0
         self.prompt_of: dict[int, int] = {}
         self.num_prompts = 0
         self.begun: dict[TrajectoryId, int] = {}
@@ -209,6 +217,10 @@ class FakeRuntime:
             moves += self._moves_of(instance)
         if self.training is not None:
             moves.append(self._publish)
+        if self.accumulating is not None:
+            moves.append(self._end_part)
+        if self.crashes and self.parts:
+            moves.append(self._lose_learner)
         return moves
 
     def _moves_of(self, instance: FakeInstance) -> list[Callable[[], None]]:
@@ -250,6 +262,9 @@ class FakeRuntime:
             self.late.append(event)
         for _ in range(1 + again):
             self.log.append(event)
+            if isinstance(event, LearnerReady):
+                self.parts, self.accumulating = [], None
+                self.num_learners += 1
             self._converse(event)
             commands = self.coordinator.handle(event)
             invariants.check(self.coordinator.state)
@@ -325,9 +340,18 @@ class FakeRuntime:
             case RetryPrompt(group):
                 assert group in self.dropped
                 self._create(self.prompt_of[group], group)
-            case Train(version, groups, members):
+            case Accumulate(version, groups, members):
+                self._check_groups(version, groups, members)
+                # The word of one that was lost may be taken for that of the next.
+                assert self.accumulating is None or self.num_learners > 1, "it is at others"
+                assert not set(groups) & {group for part in self.parts for group in part}
+                self.parts.append(groups)
+                self.accumulating = Accumulated(version, len(self.parts))
+            case Train(version, groups, members, parts):
+                assert parts == tuple(map(len, self.parts))
+                assert groups[: sum(parts)] == tuple(group for part in self.parts for group in part)
                 self._check_batch(version, groups, members)
-                self.training = version
+                self.training, self.parts, self.accumulating = version, [], None
             case Drop(group, ending, reason):
                 self._check_not_ended(group)
                 self.dropped[group] = (ending, reason)
@@ -379,9 +403,17 @@ class FakeRuntime:
     def _check_batch(
         self, version: int, groups: tuple[int, ...], members: tuple[tuple[int, ...], ...]
     ) -> None:
+        assert len(groups) == len(members) == self.plan.groups_per_batch
+        self.staleness += self._check_groups(version, groups, members)
+        self.batches.append(groups)
+
+    def _check_groups(
+        self, version: int, groups: tuple[int, ...], members: tuple[tuple[int, ...], ...]
+    ) -> list[int]:
+        """Of a batch, or of a part of it; the staleness of each response."""
         assert self.training is None, "two batches in training"
         assert version == len(self.batches) == self.published
-        assert len(groups) == len(members) == self.plan.groups_per_batch
+        found = []
         for group, chosen in zip(groups, members, strict=True):
             self._check_not_ended(group)
             assert len(set(chosen)) == self.plan.num_generations
@@ -390,8 +422,8 @@ class FakeRuntime:
                 assert trajectory in self.complete
                 age = version - self.started[trajectory]
                 assert 0 <= age <= self.plan.max_staleness, "law 1"
-                self.staleness.append(age)
-        self.batches.append(groups)
+                found.append(age)
+        return found
 
     def _carry_out(self, instance: FakeInstance, command: Command) -> None:
         if command.number == instance.last_number:  # type: ignore[union-attr]
@@ -490,6 +522,16 @@ class FakeRuntime:
         assert self.training is not None
         self.published, self.training = self.training + 1, None
         self.events.append(VersionPublished(self.published))
+
+    def _end_part(self) -> None:
+        assert self.accumulating is not None
+        self.events.append(self.accumulating)
+        self.accumulating = None
+
+    def _lose_learner(self) -> None:
+        self.crashes -= 1
+        self.accumulating = None
+        self.events.append(LearnerReady(self.published))
 
     def _check_end(self) -> None:
         assert len(self.batches) == self.plan.num_batches

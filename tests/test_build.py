@@ -58,6 +58,7 @@ def test_every_number_arrives() -> None:
         "max_length": 512,
         "max_staleness": 3,
         "batch_order": "requested",
+        "accumulate_early": True,
         "eval_steps": {"held_out": config.run.eval_steps},
         "extra_groups": 2,
         "extra_generations": 1,
@@ -92,7 +93,8 @@ def test_a_bundle_by_name(name: str) -> None:
     made, bundle = build.schedule(rules(name=name)), SCHEDULES[name]
     assert made.name == name
     pieces = set(bundle._fields) - {
-        "max_inflight_batches", "layout", "throughput_ratio", "batch_order"
+        "max_inflight_batches", "layout", "throughput_ratio", "batch_order",
+        "accumulate_early",
     }  # fmt: skip
     assert all(getattr(made, piece) == getattr(bundle, piece) for piece in pieces)
     assert made.settings.throughput_ratio == bundle.throughput_ratio
@@ -103,7 +105,7 @@ def test_a_bundle_by_name(name: str) -> None:
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_the_rules_in_force_are_all_named_and_make_the_same_schedule(name: str) -> None:
     given = rules(name=name, on_pull="keep")
-    named = build.rules_in_force(given.schedule)
+    named = build.rules_in_force(given)
     assert None not in named.model_dump().values()
     assert (named.name, named.on_pull) == (name, "keep")
     assert parse_config(dump_config(given.model_copy(update={"schedule": named}))).schedule == named
@@ -112,7 +114,7 @@ def test_the_rules_in_force_are_all_named_and_make_the_same_schedule(name: str) 
     layouts = found.layout, expected.layout
     assert replace(found, layout=NoLayout) == replace(expected, layout=NoLayout)
     assert type(layouts[0]()) is type(layouts[1]())
-    assert build.rules_in_force(named) == named
+    assert build.rules_in_force(given.model_copy(update={"schedule": named})) == named
 
 
 def test_what_a_schedule_leaves_open_is_as_given() -> None:

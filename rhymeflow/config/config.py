@@ -107,6 +107,17 @@ class Config(Section):
                 f"simulation.colocated: with schedule.max_staleness = {self.schedule.bound} "
                 "rollout and training go on at the same time, and need devices of their own"
             )
+        if self.schedule.accumulate_early and self.learner.needs_whole_batch:
+            raise ValueError(
+                f"schedule.accumulate_early = true: with {self.learner.needs_whole_batch} the "
+                "learner needs the whole batch before it computes any gradient; the one or the "
+                "other has to be off"
+            )
+        if self.schedule.accumulate_early and self.simulation.colocated:
+            raise ValueError(
+                "schedule.accumulate_early = true: with simulation.colocated nothing is trained on "
+                "while there is something to generate"
+            )
         if rollout.num_generations == 1 and learner.scale_rewards == "group":
             raise ValueError(
                 "rollout.num_generations = 1 leaves no group to compare with: "

@@ -90,6 +90,20 @@ class LearnerConfig(Section):
     cpus: tuple[NonNegative, ...] | None = None
     """Cores to pin the learner to, which its ranks divide; `None` pins nothing."""
 
+    @property
+    def needs_whole_batch(self) -> str:
+        """The setting by which no gradient of some groups of a batch can be computed before the
+        others are known; empty: there is none."""
+        found = {
+            f"learner.num_iterations = {self.num_iterations}": self.num_iterations > 1,
+            f"learner.num_minibatches = {self.num_minibatches}": self.num_minibatches > 1,
+            "learner.scale_rewards = 'batch'": self.scale_rewards == "batch",
+            "learner.multi_objective_aggregation = 'normalize_then_sum'": (
+                self.multi_objective_aggregation == "normalize_then_sum"
+            ),
+        }
+        return next((setting for setting, is_so in found.items() if is_so), "")
+
     @model_validator(mode="after")
     def _ranks_fit(self) -> LearnerConfig:
         if self.offload_optimizer and self.num_ranks == 1:

@@ -85,7 +85,7 @@ def parse_config(text: str, overrides: Overrides | None = None, *, where: str = 
     return fields.validate(values, source)
 
 
-_BEFORE = {"schedule": {"batch_order": "finished"}}
+_BEFORE = {"schedule": {"batch_order": "finished", "accumulate_early": False}}
 """What was done before there was a field for it, where that is not its default."""
 
 

@@ -47,6 +47,13 @@ class ScheduleConfig(Section):
     batches are the same whatever finishes first. `finished`: those that finish first, which are
     shorter than the rest; the learner waits less for long responses. `None` as the schedule has it:
     `requested` for `rhymeflow`, `finished` for the others."""
+    accumulate_early: bool | None = None
+    """Whether the learner computes the gradient of a batch's groups as they are complete, and not
+    when all are. The gradient is the same up to the order of its sum, and with any bound, 0 too,
+    training goes on beside the rollout of its own batch. Each optimizer step must be a whole batch
+    (`learner.num_iterations` and `num_minibatches` 1), and no reward be compared across its groups
+    (no `learner.scale_rewards: batch`, no `multi_objective_aggregation: normalize_then_sum`).
+    `None`: where that is so, as the schedule has it: `rhymeflow` does, the others do not."""
     max_inflight_batches: PositiveFloat | None = None
     """Batches' worth of groups in flight at a time: fewer leave the machine to the groups that the
     learner waits for, more fill it better. `None` as the schedule has it: 1 for `staleflow`, 1.5

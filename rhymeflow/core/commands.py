@@ -102,6 +102,20 @@ class FinishEarly:
 
 
 @dataclass(frozen=True, slots=True)
+class Accumulate:
+    """Add the gradient of these groups to that of batch `version`, to which they will belong.
+
+    Ahead of its `Train`, which says everything once more: it may be lost, and then costs time
+    alone. The learner reports `Accumulated`.
+    """
+
+    version: Version
+    groups: tuple[GroupId, ...]
+    members: tuple[tuple[int, ...], ...]
+    """As in `Train`."""
+
+
+@dataclass(frozen=True, slots=True)
 class Train:
     """Train on batch `version`, these groups in this order, and publish `version + 1`."""
 
@@ -109,6 +123,10 @@ class Train:
     groups: tuple[GroupId, ...]
     members: tuple[tuple[int, ...], ...]
     """For each group, the members to train on, in ascending order."""
+    parts: tuple[int, ...] = ()
+    """How many of the first groups each `Accumulate` had. A learner computes the gradient in these
+    parts and the rest, so the rounding of its sum is known from the log. Not in logs of before
+    there was this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +150,7 @@ Command = (
     | RetryPrompt
     | FinishEarly
     | CloseEnvironments
+    | Accumulate
     | Train
     | Drop
     | Finish

@@ -192,6 +192,15 @@ class LearnerReady:
 
 
 @dataclass(frozen=True, slots=True)
+class Accumulated:
+    """Of batch `version`, the learner is done with the first `parts` that it was given by
+    `Accumulate`."""
+
+    version: Version
+    parts: int
+
+
+@dataclass(frozen=True, slots=True)
 class VersionPublished:
     """Training on batch `version - 1` is over and the weight store holds `version`."""
 
@@ -232,6 +241,7 @@ Event = (
     | TrajectoryRewarded
     | RewardFailed
     | LearnerReady
+    | Accumulated
     | VersionPublished
     | Evaluated
 )

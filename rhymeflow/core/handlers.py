@@ -222,9 +222,17 @@ def _judged(state: State, event: events.TrajectoryRewarded | events.RewardFailed
 
 
 def on_learner_ready(state: State, event: events.LearnerReady) -> None:
-    """The first version is there."""
+    """The first version is there; or another learner, which has accumulated nothing."""
+    if state.training is None:
+        state.accumulated, state.is_accumulating = [], False
     if state.published is None:
         state.published = event.version
+
+
+def on_accumulated(state: State, event: events.Accumulated) -> None:
+    """The learner may get more."""
+    if (event.version, event.parts) == (state.buffers.first, len(state.accumulated)):
+        state.is_accumulating = False
 
 
 def on_version_published(state: State, event: events.VersionPublished) -> None:
@@ -257,6 +265,7 @@ HANDLERS: Mapping[type[Any], Callable[[State, Any], Commands | None]] = {
     events.TrajectoryRewarded: on_trajectory_rewarded,
     events.RewardFailed: on_reward_failed,
     events.LearnerReady: on_learner_ready,
+    events.Accumulated: on_accumulated,
     events.VersionPublished: on_version_published,
     events.Evaluated: on_evaluated,
 }

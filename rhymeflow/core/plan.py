@@ -59,6 +59,8 @@ class Plan:
     """Tokens at which a response ends whatever it says."""
     max_staleness: int
     batch_order: BatchOrder
+    accumulate_early: bool
+    """Whether the gradient of a batch is begun with the groups that are complete."""
     eval_steps: Mapping[SuiteName, int]
     """Of each suite: evaluate every so many versions, and at the start and the end; 0: only then.
     """

@@ -9,8 +9,17 @@ then weight pulls, then migration and routing, so that work starts at the freshe
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 
-from rhymeflow.core.commands import Command, Evaluate, Finish, Pull, RequestPrompts, Train
+from rhymeflow.core.commands import (
+    Accumulate,
+    Command,
+    Evaluate,
+    Finish,
+    Pull,
+    RequestPrompts,
+    Train,
+)
 from rhymeflow.core.instance import Instance
 from rhymeflow.core.protocol.group import Group, MemberState
 from rhymeflow.core.state import State
@@ -26,6 +35,7 @@ def plan(state: State) -> Iterator[Command]:
         return
     yield from _unstick(state)
     yield from _train(state)
+    yield from _accumulate(state)
     if _is_over(state):
         state.finished = True
         yield Finish()
@@ -79,8 +89,32 @@ def _train(state: State) -> Iterator[Command]:
         return
     state.training = state.buffers.first
     assert state.training == state.published, (state.training, state.published)
-    groups = [state.forget(group_id) for group_id in state.buffers.consume()]
-    yield Train(state.training, tuple(g.id for g in groups), tuple(g.rewarded() for g in groups))
+    ids = dict.fromkeys((*chain(*state.accumulated), *state.buffers.consume()))
+    groups = [state.forget(group_id) for group_id in ids]
+    parts = tuple(map(len, state.accumulated))
+    state.accumulated, state.is_accumulating = [], False
+    yield Train(
+        state.training, tuple(g.id for g in groups), tuple(g.rewarded() for g in groups), parts
+    )
+
+
+def _accumulate(state: State) -> Iterator[Command]:
+    """Give an idle learner what is complete of the next batch.
+
+    What is OCCUPIED in the first buffer stays there: moves go to earlier buffers, and what is
+    released is RESERVED.
+    """
+    buffers = state.buffers
+    if not state.plan.accumulate_early or state.training is not None or state.is_accumulating:
+        return
+    occupied = buffers.occupied_in(buffers.first)
+    if len(occupied) == sum(map(len, state.accumulated)):
+        return
+    found = tuple(sorted(set(occupied).difference(*state.accumulated)))
+    state.accumulated.append(found)
+    state.is_accumulating = True
+    members = tuple(state.groups[group_id].rewarded() for group_id in found)
+    yield Accumulate(buffers.first, found, members)
 
 
 def _is_over(state: State) -> bool:

@@ -78,6 +78,10 @@ class State:
         """Of strategies; see `FleetView.memo`."""
         self.published: Version | None = None
         self.training: Version | None = None
+        self.accumulated: list[tuple[GroupId, ...]] = []
+        """Of the first buffer, what the learner was given by `Accumulate`."""
+        self.is_accumulating = False
+        """Whether it is at the last of these."""
         self.finished = False
         self.evaluations: set[EvaluationId] = plan.evaluations(range(plan.num_batches + 1))
         """Still to be commanded."""

@@ -3,7 +3,8 @@
 An instance is there from `InstanceJoined` to `InstanceLeft`. It generates while it has a response,
 waits while it has none but the environment of one that took its last turn there is asked, pulls
 from the command to `Pulled` and evaluates from the command to `Evaluated`. The learner trains from
-`Train` to `VersionPublished`. Environments answer while any is asked. How long an instance
+`Train` to `VersionPublished`, and before that from `Accumulate` to `Accumulated` or to `Train`.
+Environments answer while any is asked. How long an instance
 prefilled is known from one report of it to the next, a quarter of a second later: the span is as
 long as that, and begins with the earlier report.
 
@@ -21,12 +22,18 @@ LEARNER, ENVIRONMENTS = "learner", "environments"
 """Lanes besides those of instances."""
 
 _BEGINS = {
+    "Accumulate": "training",
     "Train": "training",
     "InstanceJoined": "there",
     "Pull": "pull",
     "Evaluate": "evaluation",
 }
-_ENDS = {"VersionPublished": "training", "Pulled": "pull", "Evaluated": "evaluation"}
+_ENDS = {
+    "Accumulated": "training",
+    "VersionPublished": "training",
+    "Pulled": "pull",
+    "Evaluated": "evaluation",
+}
 _LEAVES = ("TrajectoryFinished", "TrajectoryInterrupted", "TurnEnded")
 _ANSWERS = ("Observed", "EpisodeEnded", "EnvironmentFailed")
 _MORE = ("Route", "Abort", "CloseEnvironments", "InstanceLeft", "Snapshot")
@@ -97,7 +104,7 @@ class Fold:
     def _take(self, kind: str, body: dict[str, Any]) -> None:
         instance = body.get("instance", LEARNER)
         if kind in _BEGINS:
-            self._begin(instance, _BEGINS[kind], body["version"] + (kind == "Train"))
+            self._begin(instance, _BEGINS[kind], body["version"] + (instance == LEARNER))
             if kind == "InstanceJoined":
                 self._prefilled[instance] = self.time, 0.0
         elif kind in _ENDS:

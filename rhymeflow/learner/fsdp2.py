@@ -126,7 +126,6 @@ class ShardedLearner(LearnerStep):
             batch,
             advantage_N,
             self._config,
-            self._rollout,
             self._device,
             rank=ranks.rank,
             num_ranks=ranks.count,

@@ -19,6 +19,8 @@ class Totals:
 
     def __init__(self, names: Sequence[str]) -> None:
         self._sums: dict[str, list[Tensor | float]] = {name: [] for name in names}
+        self._losses: list[float] = []
+        """Of optimizer steps."""
         self._tokens = 0
         self._mismatch: list[Tensor | float] = []
         self._max_ratio: list[Tensor | float] = []
@@ -37,9 +39,11 @@ class Totals:
         self._max_ratio.append(max_ratio)
         self._mismatch_tokens += num_tokens
 
-    def add_step(self, grad_norm: float) -> None:
-        """Count an optimizer step."""
+    def add_step(self, grad_norm: float, scale: float) -> None:
+        """Count an optimizer step, whose loss is what was added since the last times `scale`."""
         self._grad_norms.append(grad_norm)
+        self._losses.append(scale * sum(map(float, self._sums["loss"]), 0.0))
+        self._sums["loss"] = []
 
     def collapsed(self) -> Totals:
         """The same as numbers, to be sent to another process."""
@@ -48,7 +52,7 @@ class Totals:
         other._tokens, other._mismatch_tokens = self._tokens, self._mismatch_tokens
         other._mismatch = [float(value) for value in self._mismatch]
         other._max_ratio = [float(value) for value in self._max_ratio]
-        other._grad_norms = self._grad_norms
+        other._grad_norms, other._losses = self._grad_norms, self._losses
         return other
 
     @classmethod
@@ -62,6 +66,7 @@ class Totals:
                 whole._sums[name] += kept
             whole._mismatch += part._mismatch
             whole._max_ratio += part._max_ratio
+            whole._losses += part._losses
             whole._tokens += part._tokens
             whole._mismatch_tokens += part._mismatch_tokens
         return whole
@@ -71,7 +76,7 @@ class Totals:
         sums = {name: sum(map(float, kept), 0.0) for name, kept in self._sums.items()}
         steps, tokens = len(self._grad_norms), max(self._tokens, 1)
         metrics = {name: value / tokens for name, value in sums.items()}
-        metrics["loss"] = sums["loss"] / steps
+        metrics["loss"] = sum(self._losses) / steps
         metrics["grad_norm"] = sum(self._grad_norms) / steps
         kl = sum(float(value) for value in self._mismatch)
         metrics["off_policy/mismatch_kl"] = kl / max(self._mismatch_tokens, 1)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rhymeflow.config import LearnerConfig, RolloutConfig
-from rhymeflow.learner.algorithms.losses import TokenInputs, sample_weights
+from rhymeflow.learner.algorithms.losses import TokenInputs, step_scale, token_weight
 from rhymeflow.learner.packing import PackedRow
 from rhymeflow.learner.sample import Sample
 from rhymeflow.learner.share import share
@@ -40,7 +40,6 @@ def split(
     batch: Sequence[Sample],
     advantage_N: np.ndarray,
     learner: LearnerConfig,
-    rollout: RolloutConfig,
     device: torch.device,
     *,
     rank: int = 0,
@@ -51,16 +50,9 @@ def split(
     Every rank has the same number of them, in each step first those that need a gradient.
     """
     lengths = [_length_in_loss(sample, learner) for sample in batch]
-    mean_tokens = sum(lengths) / learner.num_minibatches
+    weight_N = np.array([token_weight(learner.loss_type, length) for length in lengths])
     steps = []
     for members in _by_whole_groups(batch, learner.num_minibatches):
-        weight_N = np.zeros(len(batch))
-        weight_N[members] = sample_weights(
-            learner.loss_type,
-            [lengths[i] for i in members],
-            max_completion_length=rollout.max_completion_length,
-            mean_tokens=mean_tokens,
-        )
         counted = [i for i in members if lengths[i]]
         # Without a KL term a token's gradient is a multiple of its advantage.
         moving = [i for i in counted if advantage_N[i] != 0.0 or learner.beta > 0.0]
@@ -73,6 +65,22 @@ def split(
             ]
         )
     return steps
+
+
+def step_scales(
+    batch: Sequence[Sample], learner: LearnerConfig, rollout: RolloutConfig
+) -> list[float]:
+    """The factor of the gradient of each optimizer step of one pass over the whole `batch`."""
+    lengths = [_length_in_loss(sample, learner) for sample in batch]
+    return [
+        step_scale(
+            learner.loss_type,
+            [lengths[i] for i in members],
+            max_completion_length=rollout.max_completion_length,
+            mean_tokens=sum(lengths) / learner.num_minibatches,
+        )
+        for members in _by_whole_groups(batch, learner.num_minibatches)
+    ]
 
 
 def _length_in_loss(sample: Sample, learner: LearnerConfig) -> int:
@@ -114,4 +122,4 @@ def _inputs(
     )
 
 
-__all__ = ["MicroBatch", "split"]
+__all__ = ["MicroBatch", "split", "step_scales"]

@@ -85,8 +85,9 @@ class Optimizer:
         self._max_grad_norm = config.max_grad_norm
         self._adamw = adamw(self._masters, config)
 
-    def step(self, rate: float) -> float:
-        """Apply the gradients at learning rate `rate`, clear them, return their norm unclipped.
+    def step(self, rate: float, scale: float = 1.0) -> float:
+        """Apply the gradients times `scale` at learning rate `rate`, clear them, return their norm
+        unclipped.
 
         Raises `UserError` if the norm is not finite; no weight has changed then.
         """
@@ -94,19 +95,24 @@ class Optimizer:
         for master in masters:
             if master.grad is None:  # nothing in the batch moves the policy; its momentum does
                 master.grad = torch.zeros_like(master)
-        norm = nn.utils.get_total_norm([master.grad for master in masters])
+        norm = scale * float(nn.utils.get_total_norm([master.grad for master in masters]))
         if not math.isfinite(norm):
             broken = [n for n, m in self._masters.items() if not m.grad.isfinite().all()]
-            raise not_finite(float(norm), broken, len(self._masters))
+            raise not_finite(norm, broken, len(self._masters))
         # AdamW divides by it as it reads the gradients.
-        excess = 1.0 if self._max_grad_norm is None else (float(norm) + 1e-6) / self._max_grad_norm
-        self._adamw.grad_scale = norm.new_tensor(excess) if excess > 1.0 else None
+        excess = 1.0 if self._max_grad_norm is None else (norm + 1e-6) / self._max_grad_norm
+        divisor = max(excess, 1.0) / scale
+        self._adamw.grad_scale = None if divisor == 1.0 else masters[0].new_tensor(divisor)
         for group in self._adamw.param_groups:
             group["lr"] = rate
         self._adamw.step()
         self._adamw.zero_grad()
         self._refresh()
-        return float(norm)
+        return norm
+
+    def clear(self) -> None:
+        """Forget the gradients."""
+        self._adamw.zero_grad()
 
     def reconfigure(self, config: LearnerConfig) -> None:
         """Step by another configuration from now on; the moments stay."""

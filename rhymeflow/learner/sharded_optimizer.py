@@ -30,8 +30,9 @@ class ShardedOptimizer:
         self._adamw = adamw(self._masters, config)
 
     @torch.no_grad()
-    def step(self, rate: float) -> float:
-        """Apply the gradients at learning rate `rate`, clear them, return their norm unclipped.
+    def step(self, rate: float, scale: float = 1.0) -> float:
+        """Apply the gradients times `scale` at learning rate `rate`, clear them, return their norm
+        unclipped.
 
         Raises `UserError` on every rank if the norm is not finite; no weight has changed then.
         """
@@ -39,16 +40,21 @@ class ShardedOptimizer:
             if master.grad is None:  # nothing in the batch moves the policy; its momentum does
                 master.grad = torch.zeros_like(master)
         gradients = [g for m in self._masters.values() if (g := m.grad.to_local()).numel()]
-        norm = self._norm(gradients)
+        norm = scale * self._norm(gradients)
         if not math.isfinite(norm):
             raise not_finite(norm, self._broken(), len(self._masters))
         if self._max_grad_norm is not None:
-            torch._foreach_mul_(gradients, min(1.0, self._max_grad_norm / (norm + 1e-6)))
+            scale *= min(1.0, self._max_grad_norm / (norm + 1e-6))
+        torch._foreach_mul_(gradients, scale)
         for group in self._adamw.param_groups:
             group["lr"] = rate
         self._adamw.step()
         self._adamw.zero_grad()
         return norm
+
+    def clear(self) -> None:
+        """Forget the gradients."""
+        self._adamw.zero_grad()
 
     def reconfigure(self, config: LearnerConfig) -> None:
         """Step by another configuration from now on; the moments stay."""

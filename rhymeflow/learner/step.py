@@ -5,13 +5,15 @@ weights brings the scorers of the policies and the optimizer.
 
 Holds true: `train` consumes one batch and makes one version, whatever `num_iterations` and
 `num_minibatches` are; the loss is that of the whole optimizer step however it is cut into
-micro-batches, and over ranks. Knows nothing of how the model is held, saved or published.
+micro-batches, over ranks, and into groups whose gradient is computed early. Knows nothing of how
+the model is held, saved or published.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -32,7 +34,7 @@ from rhymeflow.learner.algorithms.losses import (
 )
 from rhymeflow.learner.logprobs import LossOf
 from rhymeflow.learner.metrics import Totals, batch_metrics
-from rhymeflow.learner.minibatch import MicroBatch, split
+from rhymeflow.learner.minibatch import MicroBatch, split, step_scales
 from rhymeflow.learner.optimizer import learning_rate
 from rhymeflow.learner.packing import PackedRow
 from rhymeflow.learner.sample import Sample
@@ -52,11 +54,24 @@ class Scorer(Protocol):
 class StepOptimizer(Protocol):
     """Applies the gradients; `optimizer.Optimizer` says how."""
 
-    def step(self, rate: float) -> float:
-        """Apply them and clear them; return their norm unclipped."""
+    def step(self, rate: float, scale: float = 1.0) -> float:
+        """Apply them times `scale` and clear them; return their norm unclipped."""
+
+    def clear(self) -> None:
+        """Forget them."""
 
     def reconfigure(self, config: LearnerConfig) -> None:
         """Step by another configuration from now on."""
+
+
+@dataclass
+class _Early:
+    """Groups of a batch whose gradient is there before the batch is."""
+
+    samples: list[Sample]
+    totals: Totals
+    seconds: float
+    """That it took."""
 
 
 class LearnerStep:
@@ -70,6 +85,8 @@ class LearnerStep:
     _policy: Scorer
     _reference: Scorer | None
     _optimizer: StepOptimizer
+    _early: _Early | None = None
+    """What is known of the next batch's groups whose gradient is there."""
 
     def reconfigure(self, learner: LearnerConfig) -> None:
         """Train by another configuration from now on.
@@ -79,41 +96,67 @@ class LearnerStep:
         self._config = learner
         self._optimizer.reconfigure(learner)
 
+    def accumulate(self, groups: Sequence[Sample], details: TokenDetails | None = None) -> None:
+        """Add the gradient of some groups of the next batch to be trained on, all their samples.
+
+        `details`, if given, is of these and is filled in. The configuration must allow it
+        (`LearnerConfig.needs_whole_batch`).
+        """
+        started = time.perf_counter()
+        assert not self._config.needs_whole_batch, self._config.needs_whole_batch
+        early = self._early or _Early([], Totals(diagnosis_names(self._config)), 0.0)
+        (minibatch,) = self._split(groups, _advantages(groups, self._config).values)
+        self._score_fixed_policies([minibatch])
+        for micro in minibatch:
+            self._accumulate(micro, early.totals, details, is_first_pass=True)
+        early.samples += groups
+        early.seconds += time.perf_counter() - started
+        self._early = early
+
+    def forget(self) -> None:
+        """Be as if nothing had been accumulated."""
+        self._early = None
+        self._optimizer.clear()
+
     def train(
         self, batch: Sequence[Sample], step: int, details: TokenDetails | None = None
     ) -> dict[str, float]:
         """Consume one batch as version `step`, making version `step + 1`; return the metrics.
 
-        `details`, if given, is of this batch and is filled in.
+        Args:
+            batch: what was not accumulated of it.
+            step: the version.
+            details: if given, of `batch`; filled in.
 
         Raises `UserError` if a gradient is not finite; the version's weights are kept then.
         """
         started = time.perf_counter()
         config = self._config
-        advantages = _advantages(batch, config)
-        minibatches = self._split(batch, advantages.values)
-        totals = Totals(diagnosis_names(config))
+        early = self._early or _Early([], Totals(diagnosis_names(config)), 0.0)
+        whole, totals, self._early = [*early.samples, *batch], early.totals, None
+        advantages = _advantages(whole, config)
+        minibatches = self._split(batch, advantages.values[len(early.samples) :])
         self._score_fixed_policies(minibatches)
-        rate = learning_rate(step, config)
+        scales, rate = step_scales(whole, config, self._rollout), learning_rate(step, config)
         for iteration in range(config.num_iterations):
-            for minibatch in minibatches:
+            for minibatch, scale in zip(minibatches, scales, strict=True):
                 for micro in minibatch:
                     self._accumulate(micro, totals, details, is_first_pass=iteration == 0)
-                totals.add_step(self._optimizer.step(rate))
+                totals.add_step(self._optimizer.step(rate, scale), scale)
         self.version = step + 1
-        self.num_tokens += sum(len(s.prompt_ids) + len(s.completion_ids) for s in batch)
+        self.num_tokens += sum(len(s.prompt_ids) + len(s.completion_ids) for s in whole)
         return {
             **self._whole(totals).means(),
-            **batch_metrics(batch),
+            **batch_metrics(whole),
             "frac_reward_zero_std": advantages.frac_zero_std,
             "learning_rate": rate,
             "num_tokens": float(self.num_tokens),
-            "step_time": time.perf_counter() - started,
+            "step_time": early.seconds + time.perf_counter() - started,
         }
 
     def _split(self, batch: Sequence[Sample], advantage_N: np.ndarray) -> list[list[MicroBatch]]:
         """The micro-batches of each optimizer step that are computed here."""
-        return split(batch, advantage_N, self._config, self._rollout, self._device)
+        return split(batch, advantage_N, self._config, self._device)
 
     def _whole(self, totals: Totals) -> Totals:
         """The totals of the whole batch, given those of what was computed here."""

@@ -297,6 +297,8 @@ class Controller:
                 self.rewards.finished(command.trajectory, "finished_early")
             case commands.CloseEnvironments():
                 self._abort(command.trajectories)
+            case commands.Accumulate():
+                self._accumulate(command)
             case commands.Train():
                 self._train(command)
             case commands.Drop():
@@ -330,6 +332,11 @@ class Controller:
         worker = self.supervisor.instances.get(instance)
         if worker is not None:
             worker.send(message)
+
+    def _accumulate(self, command: commands.Accumulate) -> None:
+        # As for a batch.
+        self.log.commit(self.reporter.now)
+        self.training.accumulate(command)
 
     def _train(self, command: commands.Train) -> None:
         for group, members in zip(command.groups, command.members, strict=True):

@@ -33,7 +33,7 @@ def before_the_start(config: Config, run_dir: Path) -> Config:
     epsilon_high = learner.epsilon if learner.epsilon_high is None else learner.epsilon_high
     return config.model_copy(
         update={
-            "schedule": build.rules_in_force(config.schedule),
+            "schedule": build.rules_in_force(config),
             "run": config.run.model_copy(update={"output_dir": str(run_dir)}),
             "learner": learner.model_copy(
                 update={

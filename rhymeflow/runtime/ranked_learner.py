@@ -25,9 +25,13 @@ class RankedLearner:
     def __init__(self, workers: Callable[[], Sequence[WorkerHandle]]) -> None:
         self._workers = workers
 
+    def accumulate(self, version: Version, groups: Batch) -> None:
+        """Add the gradient of some groups; see `LearnerGroup`."""
+        self._send(messages.Accumulate(version, groups.groups, groups.members))
+
     def train(self, version: Version, batch: Batch) -> None:
         """Train on a batch; see `LearnerGroup`."""
-        self._send(messages.Train(version, batch.groups, batch.members))
+        self._send(messages.Train(version, *batch))
 
     def publish(self, version: Version) -> None:
         """Publish a version; see `LearnerGroup`."""

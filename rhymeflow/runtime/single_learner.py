@@ -22,9 +22,13 @@ class SingleLearner:
     def __init__(self, worker: Callable[[], WorkerHandle]) -> None:
         self._worker = worker
 
+    def accumulate(self, version: Version, groups: Batch) -> None:
+        """Add the gradient of some groups; see `LearnerGroup`."""
+        self._worker().send(messages.Accumulate(version, groups.groups, groups.members))
+
     def train(self, version: Version, batch: Batch) -> None:
         """Train on a batch; see `LearnerGroup`."""
-        self._worker().send(messages.Train(version, batch.groups, batch.members))
+        self._worker().send(messages.Train(version, *batch))
 
     def publish(self, version: Version) -> None:
         """Publish a version; see `LearnerGroup`."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from rhymeflow.core.commands import Train
-from rhymeflow.core.events import Event, LearnerReady, VersionPublished
+from rhymeflow.core.commands import Accumulate, Train
+from rhymeflow.core.events import Accumulated, Event, LearnerReady, VersionPublished
 from rhymeflow.core.types import SuiteName, Version
 from rhymeflow.learner.base import Batch, LearnerGroup
 from rhymeflow.runtime.checkpoints import Checkpoints
@@ -49,11 +49,16 @@ class Training:
         """What was said of it."""
         self._trained: messages.BatchTrained | None = None  # and not published yet
 
+    def accumulate(self, command: Accumulate) -> None:
+        """Begin the gradient of the next batch with these groups, if there is a learner."""
+        if self.weights is not None:
+            self._learner.accumulate(command.version, Batch(command.groups, command.members))
+
     def begin(self, command: Train) -> None:
         """Train on a batch, which is in the store, and publish the version that it makes."""
         self.batch = command
         reached = command.version + 1
-        self._learner.train(command.version, Batch(command.groups, command.members))
+        self._learner.train(command.version, Batch(command.groups, command.members, command.parts))
         self._learner.publish(reached)
         if self.checkpoints.is_due(reached):
             self._save(reached)
@@ -89,6 +94,8 @@ class Training:
             case messages.TokenDetails():
                 for details in message.responses:
                     self._store.put_token_details(*details)
+            case messages.Accumulated():
+                yield Accumulated(message.version, message.parts)
             case messages.BatchTrained():
                 self._trained = message
             case messages.VersionPublished():

@@ -10,9 +10,10 @@ coordinator's state.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from rhymeflow.core.commands import Drop, Train
+from rhymeflow.core.commands import Accumulate, Drop, Train
 from rhymeflow.core.types import GroupId, TrajectoryId, Version
 from rhymeflow.sim.response import Response
 from rhymeflow.sim.workload import Prompt
@@ -37,6 +38,15 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
+class Tokens:
+    """Of prompts and responses, what the learner has to do with them."""
+
+    moving: int
+    still: int
+    """Of groups whose trained responses have all the same reward: they are only measured."""
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """What one step trained on."""
 
@@ -49,6 +59,13 @@ class Batch:
     prompt_tokens: int
     still_tokens: int
     """Of both, those of groups whose trained responses have all the same reward."""
+
+    @property
+    def tokens(self) -> Tokens:
+        """All of them."""
+        return Tokens(
+            self.prompt_tokens + self.response_tokens - self.still_tokens, self.still_tokens
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,16 +151,34 @@ class Audit:
         chosen = [response for group in trained for response in group]
         prompt_tokens = sum(response.prompt_tokens for response in chosen)
         generated = sum(response.generated for response in chosen)
-        still = sum(
-            response.prompt_tokens + response.generated
-            for group in trained
-            if len({self._rewards[response.id] for response in group}) == 1
-            for response in group
-        )
+        still = self._still(trained)
         sampled = sum(response.sampled for response in chosen)
         batch = Batch(command.version, len(chosen), generated, sampled, prompt_tokens, still)
         self.batches.append(batch)
         return batch
+
+    def tokens(self, command: Accumulate) -> Tokens:
+        """Of groups that are complete, and stay so."""
+        groups = [
+            [self.responses[TrajectoryId(group, member)] for member in members]
+            for group, members in zip(command.groups, command.members, strict=True)
+        ]
+        if command.version != len(self.batches) or not all(
+            response.id in self._rewards and response.id.group not in self._ended
+            for group in groups
+            for response in group
+        ):
+            raise InvariantViolation(f"{command} is of no batch, or of what is not complete")
+        still = self._still(groups)
+        return Tokens(sum(_tokens(each) for group in groups for each in group) - still, still)
+
+    def _still(self, groups: Iterable[Sequence[Response]]) -> int:
+        return sum(
+            _tokens(response)
+            for group in groups
+            if len({self._rewards[response.id] for response in group}) == 1
+            for response in group
+        )
 
     def drop(self, command: Drop) -> None:
         """A group ended without being trained on."""
@@ -183,3 +218,7 @@ class Audit:
 
     def _enter(self, response: Response, ending: str, reason: str) -> None:
         self.outcomes.append(Outcome(response.sampled_length, ending, reason))
+
+
+def _tokens(response: Response) -> int:
+    return response.prompt_tokens + response.generated

@@ -28,6 +28,7 @@ from typing import Any, Protocol
 
 from rhymeflow.core.commands import (
     Abort,
+    Accumulate,
     Command,
     Drop,
     Finish,
@@ -42,6 +43,7 @@ from rhymeflow.core.commands import (
 )
 from rhymeflow.core.coordinator import Coordinator
 from rhymeflow.core.events import (
+    Accumulated,
     Event,
     GroupCreated,
     InstanceJoined,
@@ -56,7 +58,7 @@ from rhymeflow.core.events import (
 )
 from rhymeflow.core.plan import Plan, Schedule
 from rhymeflow.core.types import GroupId, InstanceId, TrajectoryId, Version
-from rhymeflow.sim.audit import Audit, Step
+from rhymeflow.sim.audit import Audit, Step, Tokens
 from rhymeflow.sim.deaths import Deaths
 from rhymeflow.sim.faults import Failure, Recovery
 from rhymeflow.sim.hardware import Hardware, Latencies
@@ -239,9 +241,9 @@ class Cluster:
                 case FinishEarly(trajectory):
                     self.audit.complete(trajectory)
                     self._score([trajectory], self.latencies.reward_seconds)
-                case Train():
+                case Accumulate() | Train():
                     self._at(
-                        self.now + self.latencies.command_seconds, _COMMAND, self._train, command
+                        self.now + self.latencies.command_seconds, _COMMAND, self._learn, command
                     )
                 case Drop():
                     self.audit.drop(command)
@@ -363,13 +365,29 @@ class Cluster:
 
     # -- the learner -------------------------------------------------------------------------
 
+    def _learn(self, command: Accumulate | Train) -> None:
+        self._train(command) if isinstance(command, Train) else self._accumulate(command)
+
+    def _accumulate(self, command: Accumulate) -> None:
+        token_seconds = self._token_seconds(self.audit.tokens(command))
+        self.learner.accumulate(command.version, token_seconds, self.now)
+        if self.learner.accumulated < inf:
+            event = Accumulated(command.version, self.learner.parts)
+            self._at(self.learner.accumulated, _WORLD, self._accumulated, event)
+
+    def _accumulated(self, event: Accumulated) -> None:
+        if self.learner.accumulated == self.now:  # else it died meanwhile, or trains by now
+            self.learner.end_accumulating()
+            self.report([event])
+
     def _train(self, command: Train) -> None:
-        batch = self.audit.train(command)
-        cost = self.hardware.cost
-        moving = batch.prompt_tokens + batch.response_tokens - batch.still_tokens
-        token_seconds = cost.train_token * moving + cost.measure_token * batch.still_tokens
+        token_seconds = self._token_seconds(self.audit.train(command).tokens)
         self.learner.train(command.version, token_seconds, self.now)
         self.expect_version()
+
+    def _token_seconds(self, tokens: Tokens) -> float:
+        cost = self.hardware.cost
+        return cost.train_token * tokens.moving + cost.measure_token * tokens.still
 
     def expect_version(self) -> None:
         """What the learner trains on will be published."""

@@ -1,11 +1,12 @@
 """The simulated learner: trains on one batch at a time, publishes, saves, dies and is restored.
 
 Training takes `train_step`, and `train_token` for each token of prompts and responses
-(`measure_token` in groups whose rewards are all equal), then `push` seconds. Checkpoints are due by
-the rule of real runs (`runtime/checkpoints.py`); the learner waits for a copy, and the checkpoint
-counts once it is written. A learner that died is loaded from the newest checkpoint and trains on
-the stored batches since once more; then it begins anew with the batch it was about. What was
-published stays published meanwhile.
+(`measure_token` in groups whose rewards are all equal), then `push` seconds; tokens of groups that
+it was given early take that time before the batch is there, and none with it. Checkpoints are due
+by the rule of real runs (`runtime/checkpoints.py`); the learner waits for a copy, and the
+checkpoint counts once it is written. A learner that died is loaded from the newest checkpoint and
+trains on the stored batches since once more; then it begins anew with the batch it was about. What
+was published stays published meanwhile.
 
 Holds true: each version is published once. Without a `Recovery` nothing is saved, and nothing dies.
 """
@@ -30,6 +31,7 @@ class _Batch:
 
     version: Version
     token_seconds: float
+    """Of the whole of it."""
     start: float = inf
     trained: float = inf
     is_saved: bool = False
@@ -61,6 +63,14 @@ class Learner:
         self._cost, self._recovery, self._timeline = cost, recovery, timeline
         self._batch: _Batch | None = None
         self._free = 0.0
+        self.accumulated = inf
+        """The time at which it is done with the groups that it was given early."""
+        self.parts = 0
+        """How often it was given some of the next batch."""
+        self._begun = 0.0
+        """When it began with these."""
+        self._early = 0.0
+        """Seconds of the next batch's tokens that are behind it."""
         self._seconds: list[float] = []
         """Of training, for each batch."""
         self._unsaved = 0.0
@@ -68,9 +78,27 @@ class Learner:
         self._checkpoints: list[tuple[float, Version]] = []
         """(when it is written, version)."""
 
+    def accumulate(self, version: Version, token_seconds: float, now: float) -> None:
+        """Begin batch `version` with groups that take so long; if it is not there, this is lost."""
+        if self.is_there:
+            self.parts += 1
+            self._begun = max(now, self._free)
+            self._free = self.accumulated = self._begun + token_seconds
+            if self._timeline is not None:
+                self._timeline.learn("train", self._begun, self._free, version)
+
+    def end_accumulating(self) -> None:
+        """The groups that it was given early are behind it."""
+        seconds, self.accumulated = self.accumulated - self._begun, inf
+        self._early += seconds
+        self.busy += seconds
+
     def train(self, version: Version, token_seconds: float, now: float) -> None:
         """Train on a batch, which takes so long for its tokens, once it is there and free."""
         assert self._batch is None, "it is trained on a batch already"
+        self.parts = 0
+        if self.accumulated < inf:
+            self.end_accumulating()
         self._batch = _Batch(version, token_seconds)
         if self.is_there:
             self._begin(now)
@@ -80,7 +108,7 @@ class Learner:
         batch, self._batch, self.next = self._batch, None, inf
         assert batch is not None
         self._end(batch, now)
-        self._seconds.append(batch.trained - batch.start)
+        self._seconds.append(self._cost.train_step + batch.token_seconds)
         self._unsaved += self._seconds[-1]
         if batch.is_saved:
             assert self._recovery is not None
@@ -94,6 +122,9 @@ class Learner:
         if self._batch is not None and self._batch.start < now:
             self._end(self._batch, now)
             self._batch.start = inf
+        if self.accumulated < inf:
+            self.busy += max(0.0, now - self._begun)
+        self.accumulated, self._early, self.parts = inf, 0.0, 0
         self._checkpoints = [(at, version) for at, version in self._checkpoints if at <= now]
         self.is_there, self.next = False, inf
 
@@ -116,7 +147,8 @@ class Learner:
         batch, cost = self._batch, self._cost
         assert batch is not None
         batch.start = max(now, self._free)
-        batch.trained = batch.start + cost.train_step + batch.token_seconds
+        rest, self._early = batch.token_seconds - self._early, 0.0
+        batch.trained = batch.start + cost.train_step + rest
         batch.is_saved = self._is_due(batch.version + 1, now)
         if batch.is_saved:
             self._unsaved = 0.0

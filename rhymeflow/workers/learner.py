@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -17,7 +19,9 @@ import torch
 from rhymeflow.config import Config
 from rhymeflow.core.types import TrajectoryId, Version
 from rhymeflow.errors import UserError
+from rhymeflow.learner.base import Batch
 from rhymeflow.learner.checkpoint_dirs import CHECKPOINTS
+from rhymeflow.learner.sample import Sample
 from rhymeflow.learner.saver import Saver
 from rhymeflow.learner.single import Learner
 from rhymeflow.learner.token_details import TokenDetails
@@ -32,6 +36,8 @@ from rhymeflow.weights.stores import make_store
 from rhymeflow.workers import messages
 from rhymeflow.workers.channel import Connection
 from rhymeflow.workers.messages import (
+    Accumulate,
+    Accumulated,
     Alive,
     BatchTrained,
     CheckpointFailed,
@@ -97,6 +103,11 @@ class LearnerProcess:
                 self._say(Retraining(step, last))
         retrain_seconds = 0.0 if began is None else time.perf_counter() - began
         self.version: Version = self.learner.version
+        self._early: list[Batch] = []
+        """What is accumulated of the next batch."""
+        self._early_seconds = 0.0
+        self._ages: list[Version] = []
+        """Of the next batch's trajectories that were read."""
         self.weights = self._make_weights(run_dir)
         checksum = self._publish_weights()
         ready = LearnerReady(
@@ -151,6 +162,9 @@ class LearnerProcess:
             self._report_saved() if is_saving else send(self.connection, Alive())
             return
         match receive(self.connection):
+            case Accumulate() as message:
+                self._accumulate(message.version, Batch(message.groups, message.members))
+                self._say(Accumulated(message.version, len(self._early)))
             case Train() as message:
                 self._train(message)
             case Publish(version=version):
@@ -162,23 +176,47 @@ class LearnerProcess:
             case message:
                 raise AssertionError(f"unexpected message {message}")
 
+    def _accumulate(self, version: Version, part: Batch) -> None:
+        assert version == self.version, (version, self.version)
+        started = time.perf_counter()
+        with self._read(part) as (batch, details):
+            self.learner.accumulate(batch, details)
+        self._early.append(part)
+        self._early_seconds += time.perf_counter() - started
+
     def _train(self, message: Train) -> None:
         assert message.version == self.version, (message.version, self.version)
-        started = time.perf_counter()
-        records = self._reader.batch(message.groups, message.members)
-        ages = staleness(records, self.version, self.config.schedule.bound)
+        *early, rest = Batch(message.groups, message.members, message.parts).cut()
+        if self._early != early[: len(self._early)]:  # what was lost on the way, or is of no use
+            self._forget()
+        for part in early[len(self._early) :]:
+            self._accumulate(message.version, part)
+        started = time.perf_counter() - self._early_seconds
+        with self._read(rest) as (batch, details):
+            metrics = self.learner.train(batch, self.version, details)
+        metrics["staleness/mean"] = sum(self._ages) / len(self._ages)
+        metrics["staleness/max"] = max(self._ages)
+        self.version += 1
+        seconds = time.perf_counter() - started
+        self._early, self._early_seconds, self._ages = [], 0.0, []
+        self._say(BatchTrained(message.version, metrics, seconds))
+
+    def _forget(self) -> None:
+        self.learner.forget()
+        self._early, self._early_seconds, self._ages = [], 0.0, []
+
+    @contextmanager
+    def _read(self, part: Batch) -> Iterator[tuple[list[Sample], TokenDetails | None]]:
+        """What is to be trained on, and where details of it go, which are reported afterwards."""
+        records = self._reader.batch(part.groups, part.members)
+        self._ages += staleness(records, self.version, self.config.schedule.bound)
         batch = samples(records, self.config)
         details = (
             TokenDetails(batch, self.config.learner) if self.config.run.token_details else None
         )
-        metrics = self.learner.train(batch, self.version, details)
-        metrics["staleness/mean"] = sum(ages) / len(ages)
-        metrics["staleness/max"] = max(ages)
+        yield batch, details
         if details is not None:
             self._report(self._whole(details), records)
-        self.version += 1
-        seconds = time.perf_counter() - started
-        self._say(BatchTrained(message.version, metrics, seconds))
 
     def _report(self, details: TokenDetails, records: list[TrajectoryRecord]) -> None:
         found = [

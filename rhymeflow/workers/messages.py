@@ -122,6 +122,14 @@ class UseDrafter(Message):
 # -- controller -> learner ------------------------------------------------------------------------
 
 
+class Accumulate(Message):
+    """Add the gradient of these groups to that of batch `version`, of which they are the next."""
+
+    version: Version
+    groups: tuple[GroupId, ...]
+    members: tuple[tuple[int, ...], ...]
+
+
 class Train(Message):
     """Train on batch `version`, read from the trajectory store, making `version + 1`."""
 
@@ -129,6 +137,8 @@ class Train(Message):
     groups: tuple[GroupId, ...]
     members: tuple[tuple[int, ...], ...]
     """For each group, the members to train on."""
+    parts: tuple[int, ...] = ()
+    """See `core.commands.Train`."""
 
 
 class Publish(Message):
@@ -353,7 +363,7 @@ class ResponseDetails(NamedTuple):
 
 
 class TokenDetails(Message):
-    """With `run.token_details`, before `BatchTrained`: every response of batch `version`."""
+    """With `run.token_details`, before `BatchTrained`: responses of batch `version`, each once."""
 
     version: Version
     responses: list[ResponseDetails]
@@ -365,6 +375,13 @@ class Retraining(Message):
     version: Version
     last: Version
     """Where it stops."""
+
+
+class Accumulated(Message):
+    """The learner has the gradient of the first `parts` parts of batch `version`."""
+
+    version: Version
+    parts: int
 
 
 class BatchTrained(Message):
@@ -498,10 +515,11 @@ class Failed(Message):
 
 _Any = (
     ConnectWeights | ContinueAnswer | TurnEnded | AnswerTurnEnded | Route | Interrupt | Abort
-    | Pull | Evaluate | UseDrafter | Train | Publish | SaveCheckpoint | IndexHistory
+    | Pull | Evaluate | UseDrafter | Accumulate | Train | Publish | SaveCheckpoint | IndexHistory
     | ComputeReward | Shutdown | Joined | TokensGenerated | TrajectoryFinished
     | TrajectoryInterrupted | Pulled | Answered | InstanceStatus | LearnerReady | Retraining
-    | TokenDetails | BatchTrained | VersionPublished | CheckpointSaved | CheckpointFailed
+    | TokenDetails | Accumulated | BatchTrained | VersionPublished | CheckpointSaved
+    | CheckpointFailed
     | JoinRanks | RanksMeet | HistoryReady | HistoryGrew | RewardComputed | RewardFailed
     | OpenEpisode | AskEnvironment | JudgeEpisode | CloseEpisodes | EpisodeOpened | TurnAnswered
     | EpisodeEnded | EpisodeJudged | EnvironmentFailed | Alive | Failed

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from rhymeflow.config import Config
 from rhymeflow.core.types import Version
+from rhymeflow.learner.base import Batch
 from rhymeflow.learner.checkpoint_dirs import checkpoints_up_to
 from rhymeflow.learner.sample import Sample
 from rhymeflow.learner.single import Learner
@@ -32,12 +33,11 @@ _PUBLISHED = """SELECT json_extract(body, '$.version') FROM events
 _TRAINED = """SELECT event, body FROM commands WHERE kind = 'Train' ORDER BY seq DESC LIMIT ?"""
 
 
-class Batch(NamedTuple):
+class Trained(NamedTuple):
     """A batch that was trained on, and the configuration of the attempt that did it."""
 
     version: Version
-    groups: tuple[int, ...]
-    members: tuple[tuple[int, ...], ...]
+    batch: Batch
     config: Config
 
 
@@ -62,11 +62,13 @@ def restore(
     there = checkpoints_up_to(directory, last)
     if there:
         learner.restore(there[max(there)])
-    for batch in _batches(reader, learner.version, last):
-        yield batch.version + 1, last
-        learner.reconfigure(batch.config.learner)
-        records = reader.batch(batch.groups, batch.members)
-        learner.train(samples(records, batch.config), batch.version)
+    for version, batch, attempt in _batches(reader, learner.version, last):
+        yield version + 1, last
+        learner.reconfigure(attempt.learner)
+        *early, rest = [samples(reader.batch(p.groups, p.members), attempt) for p in batch.cut()]
+        for part in early:
+            learner.accumulate(part)
+        learner.train(rest, version)
     learner.reconfigure(config.learner)
 
 
@@ -91,7 +93,7 @@ def _sample(record: TrajectoryRecord, weights: Mapping[str, float]) -> Sample:
     )
 
 
-def _batches(reader: Reader, first: Version, last: Version) -> list[Batch]:
+def _batches(reader: Reader, first: Version, last: Version) -> list[Trained]:
     """Those that make versions `first + 1` to `last`, in order."""
     attempts = reader.attempts()
     found = []
@@ -101,9 +103,8 @@ def _batches(reader: Reader, first: Version, last: Version) -> list[Batch]:
         if first <= command["version"] < last:
             attempt = max((a for a in attempts if a.first_event <= event), key=lambda a: a.number)
             groups, members = tuple(command["groups"]), tuple(map(tuple, command["members"]))
-            config = Config.model_validate_json(attempt.config)
-            config = config_of(attempt, reader.path)
-            found.append(Batch(command["version"], groups, members, config))
+            batch = Batch(groups, members, tuple(command.get("parts", ())))
+            found.append(Trained(command["version"], batch, config_of(attempt, reader.path)))
     found.reverse()
-    assert [batch.version for batch in found] == list(range(first, last)), "a batch is missing"
+    assert [each.version for each in found] == list(range(first, last)), "a batch is missing"
     return found

@@ -59,6 +59,7 @@ def runs(draw):
         num_generations=draw(st.integers(1, 3)),
         max_staleness=BOUNDS.get(name, draw(st.integers(0, 3))),
         batch_order=draw(st.sampled_from(get_args(BatchOrder))),
+        accumulate_early=draw(st.booleans()),
         eval_steps=draw(st.dictionaries(st.sampled_from("abc"), st.integers(0, 2))),
         extra_groups=draw(st.integers(0, 2)),
         extra_generations=draw(st.integers(0, 2)),

@@ -112,9 +112,10 @@ def gradients(learner: Learner, batch: list[Sample]) -> tuple[dict[str, torch.Te
     optimizer = learner._optimizer
     kept: dict[str, torch.Tensor] = {}
 
-    def look(rate: float) -> float:
+    def look(rate: float, scale: float) -> float:
         for name, master in optimizer._masters.items():
-            kept[name] = torch.zeros_like(master) if master.grad is None else master.grad.clone()
+            grad = torch.zeros_like(master) if master.grad is None else master.grad
+            kept[name] = grad * scale
             master.grad = None
         return 0.0
 

@@ -73,9 +73,9 @@ def break_a_gradient(ranks: Ranks) -> tuple[str, bool]:
         parameter = next(reversed(learner._sharded.parameters.values()))
         step = learner._optimizer.step
 
-        def spoiled(rate: float) -> float:
+        def spoiled(rate: float, scale: float) -> float:
             parameter.grad.to_local().fill_(torch.nan)
-            return step(rate)
+            return step(rate, scale)
 
         learner._optimizer.step = spoiled
     try:

@@ -12,8 +12,9 @@ from rhymeflow.learner.algorithms.losses import (
     diagnose,
     mismatch,
     off_policy_weight,
-    sample_weights,
+    step_scale,
     token_losses,
+    token_weight,
 )
 from tests.learner.builders import learner_config
 
@@ -94,12 +95,11 @@ def _slow_loss(sequences: list[Sequence], loss_type: str, correction: str, beta:
 
 
 def _inputs(sequences: list[Sequence], loss_type: str) -> TokenInputs:
-    weights = sample_weights(
-        loss_type,
-        [len(s.policy) for s in sequences],
-        max_completion_length=MAX_LENGTH,
-        mean_tokens=MEAN_TOKENS,
+    lengths = [len(s.policy) for s in sequences]
+    scale = step_scale(
+        loss_type, lengths, max_completion_length=MAX_LENGTH, mean_tokens=MEAN_TOKENS
     )
+    weights = [token_weight(loss_type, length) * scale for length in lengths]
 
     def flat(per_token: list[list[float]]) -> torch.Tensor:
         return torch.tensor([x for xs in per_token for x in xs], dtype=torch.float64)

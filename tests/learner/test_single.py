@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rhymeflow.errors import UserError
-from rhymeflow.learner.minibatch import split
+from rhymeflow.learner.minibatch import split, step_scales
 from rhymeflow.learner.packing import pack
 from rhymeflow.learner.sample import Sample
 from tests.learner.builders import (
@@ -57,7 +57,6 @@ def test_samples_without_advantage_are_measured_but_not_differentiated():
         batch,
         torch.tensor([0.0 if s.group == 1 else 1.0 for s in batch]).numpy(),
         learner_config(),
-        rollout_config(),
         torch.device("cpu"),
     )
     assert [(m.needs_grad, len(m.row.members)) for m in micros] == [(True, 12), (False, 4)]
@@ -65,7 +64,6 @@ def test_samples_without_advantage_are_measured_but_not_differentiated():
         batch,
         torch.zeros(16).numpy(),
         learner_config(beta=0.1),
-        rollout_config(),
         torch.device("cpu"),
     )
     assert [m.needs_grad for m in micros] == [True]
@@ -149,13 +147,14 @@ def test_turns_are_counted_where_the_policy_goes_on(observed):
 
 def test_minibatches_split_by_whole_groups_and_dapo_normalises_over_the_batch():
     batch = made_up_batch()
-    args = (torch.ones(16).numpy(), learner_config(num_minibatches=2), rollout_config())
-    steps = split(batch, *args, torch.device("cpu"))
+    config = learner_config(num_minibatches=2)
+    steps = split(batch, torch.ones(16).numpy(), config, torch.device("cpu"))
     groups = [{batch[i].group for m in step for i in m.row.members} for step in steps]
     assert groups == [{0, 1}, {2, 3}]
     tokens = sum(len(s.completion_ids) for s in batch)
-    for step in steps:
-        assert step[0].inputs.weight_R[0] == pytest.approx(2 / tokens)
+    scales = step_scales(batch, config, rollout_config())
+    for step, scale in zip(steps, scales, strict=True):
+        assert scale * step[0].inputs.weight_R[0] == pytest.approx(2 / tokens)
 
 
 def test_several_steps_per_batch_clip_around_the_policy_at_the_start():
@@ -175,9 +174,7 @@ def test_several_steps_per_batch_clip_around_the_policy_at_the_start():
 def test_the_policy_scored_for_itself_has_no_mismatch():
     learner = tiny_learner()
     batch = made_up_batch()
-    (micros,) = split(
-        batch, torch.ones(16).numpy(), learner_config(), rollout_config(), torch.device("cpu")
-    )
+    (micros,) = split(batch, torch.ones(16).numpy(), learner_config(), torch.device("cpu"))
     logprob, _ = learner._policy.score(micros[0].row)
     scores = iter(logprob.tolist())
     own = [

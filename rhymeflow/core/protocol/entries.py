@@ -7,7 +7,7 @@ through the methods at the end.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Literal
 
 from rhymeflow.core.protocol.buffer import Buffer, BufferState
@@ -95,6 +95,11 @@ class Entries:
         """The groups that are RESERVED in this buffer, in ascending order."""
         buffer = self.by_version.get(number)
         return () if buffer is None else tuple(sorted(buffer.reserved))
+
+    def occupied_in(self, number: Version) -> Collection[GroupId]:
+        """The groups that are OCCUPIED in this buffer."""
+        buffer = self.by_version.get(number)
+        return () if buffer is None else buffer.occupied.keys()
 
     def num_empty(self) -> int:
         """EMPTY entries that can still be reserved, over all buffers that exist."""

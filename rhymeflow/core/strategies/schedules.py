@@ -49,6 +49,8 @@ class Bundle(NamedTuple):
     layout: Callable[..., Layout] | None = None
     """Makes what lays steps out over the instances, where the rules need it."""
     batch_order: BatchOrder = "finished"
+    accumulate_early: bool = False
+    """Whether the gradient of a batch is begun with the groups that are complete."""
 
 
 SCHEDULES: Mapping[str, Bundle] = {
@@ -63,6 +65,7 @@ SCHEDULES: Mapping[str, Bundle] = {
         max_inflight_batches=1.5,
         throughput_ratio=3.0,
         batch_order="requested",
+        accumulate_early=True,
     ),
 }
 """`synchronous` and `one_step` differ in their bound, 0 and 1: with it the protocol has entries for

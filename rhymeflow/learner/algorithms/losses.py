@@ -14,8 +14,9 @@ policy that sampled the token, and w what `off_policy_correction` makes of u = p
 
 Holds true: u is a constant, no gradient runs through it; with one optimizer step per batch pi_prox
 is pi without gradient, so r is 1, nothing is clipped and no second forward pass is needed; each
-loss type is a constant per sample (`sample_weights`) times a sum over tokens, so a batch split into
-micro-batches in any way has the same loss and gradient. Knows nothing of models or packing.
+loss type is a sum over tokens, each times a constant of its sample (`token_weight`), times a
+constant of the step (`step_scale`), so a batch split into micro-batches in any way has the same
+loss and gradient. Knows nothing of models or packing.
 
 Sources: clip-higher, DAPO (arXiv 2503.14476, section 3.1). Decoupled objective: Hilton et al.
 (arXiv 2110.00641, section 2) with the paper's recomputed pi_prox of AReaL (arXiv 2505.24298,
@@ -44,7 +45,7 @@ class TokenInputs:
 
     advantage_R: Tensor
     weight_R: Tensor
-    """Factor of the token's loss in the sum, from `sample_weights`."""
+    """Factor of the token's loss in the sum, from `token_weight`."""
     behaviour_R: Tensor
     """log mu."""
     proximal_R: Tensor | None = None
@@ -62,28 +63,36 @@ class TokenInputs:
         return replace(self, **known)  # type: ignore[arg-type]
 
 
-def sample_weights(
-    loss_type: Literal["grpo", "bnpo", "dr_grpo", "dapo"],
+LossType = Literal["grpo", "bnpo", "dr_grpo", "dapo"]
+
+
+def token_weight(loss_type: LossType, length: int) -> float:
+    """Factor of the loss of each token of a sample that has `length` in the loss, before
+    `step_scale`."""
+    return 1 / max(length, 1) if loss_type == "grpo" else 1.0
+
+
+def step_scale(
+    loss_type: LossType,
     lengths: Sequence[int],
     *,
     max_completion_length: int,
     mean_tokens: float,
-) -> list[float]:
-    """Factor of every token's loss, for each sample of one optimizer step.
+) -> float:
+    """Factor of the loss of an optimizer step, and of its gradient.
 
-    `lengths` counts each sample's tokens in the loss (0 for a masked one, which still counts as a
-    sample, as in TRL). `mean_tokens` is the number of tokens of the whole batch over the number of
-    optimizer steps it is split into; it is `dapo`'s denominator and with a single step equal to
-    `bnpo`'s, the tokens of this step.
+    `lengths` counts the tokens in the loss of each of the step's samples (0 for a masked one, which
+    still counts as a sample, as in TRL). `mean_tokens` is the number of tokens of the whole batch
+    over the number of optimizer steps it is split into; it is `dapo`'s denominator and with a
+    single step equal to `bnpo`'s, the tokens of this step.
     """
-    if loss_type == "grpo":
-        return [1 / (len(lengths) * max(n, 1)) for n in lengths]
     denominators = {
+        "grpo": len(lengths),
         "bnpo": max(sum(lengths), 1),
         "dapo": max(mean_tokens, 1),
         "dr_grpo": len(lengths) * max_completion_length,
     }
-    return [1 / denominators[loss_type]] * len(lengths)
+    return 1 / denominators[loss_type]
 
 
 def token_losses(logprob_R: Tensor, inputs: TokenInputs, config: LearnerConfig) -> Tensor:
@@ -189,6 +198,7 @@ __all__ = [
     "mismatch",
     "off_policy_weight",
     "reference_kl",
-    "sample_weights",
+    "step_scale",
     "token_losses",
+    "token_weight",
 ]
