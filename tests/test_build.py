@@ -85,6 +85,23 @@ def test_the_bound_of_a_schedule(name: str, bound: int) -> None:
     assert build.plan(rules(name=name)).max_staleness == bound
 
 
+@pytest.mark.parametrize(
+    "learner",
+    [
+        {"num_iterations": 2},
+        {"num_minibatches": 2, "groups_per_batch": 4},
+        {"scale_rewards": "batch"},
+        {"multi_objective_aggregation": "normalize_then_sum"},
+    ],
+    ids=str,
+)
+def test_a_learner_that_needs_the_whole_batch_waits_for_it(learner: dict[str, Any]) -> None:
+    assert not build.plan(Config.model_validate({"learner": learner})).accumulate_early
+    name = next(iter(learner))
+    with pytest.raises(ValueError, match=f"accumulate_early = true: with learner.{name} = "):
+        Config.model_validate({"learner": learner, "schedule": {"accumulate_early": True}})
+
+
 # -- the rules ------------------------------------------------------------------------------------
 
 
@@ -208,6 +225,8 @@ def table_of_schedules() -> str:
     """As it is to be on the page."""
 
     def cell(piece: Any) -> str:
+        if isinstance(piece, bool):
+            return "yes" if piece else "no"
         return "–" if piece is None else str(getattr(piece, "__name__", piece))
 
     rows = [["`schedule.name`", *Bundle._fields, "bound"], ["---"] * (len(Bundle._fields) + 2)]

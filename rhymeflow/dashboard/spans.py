@@ -22,18 +22,20 @@ LEARNER, ENVIRONMENTS = "learner", "environments"
 """Lanes besides those of instances."""
 
 _BEGINS = {
-    "Accumulate": "training",
+    "Accumulate": "accumulating",
     "Train": "training",
     "InstanceJoined": "there",
     "Pull": "pull",
     "Evaluate": "evaluation",
 }
 _ENDS = {
-    "Accumulated": "training",
+    "Accumulated": "accumulating",
     "VersionPublished": "training",
     "Pulled": "pull",
     "Evaluated": "evaluation",
 }
+_SHOWN = {"accumulating": "training"}
+"""Kinds that go by another's name once they are spans."""
 _LEAVES = ("TrajectoryFinished", "TrajectoryInterrupted", "TurnEnded")
 _ANSWERS = ("Observed", "EpisodeEnded", "EnvironmentFailed")
 _MORE = ("Route", "Abort", "CloseEnvironments", "InstanceLeft", "Snapshot")
@@ -91,7 +93,7 @@ class Fold:
     def open(self) -> list[Span]:
         """What goes on, as if it ended with the last event."""
         return [
-            Span(lane, kind, start, self.time, version)
+            Span(lane, _SHOWN.get(kind, kind), start, self.time, version)
             for (lane, kind), (start, version) in self._open.items()
         ]
 
@@ -105,7 +107,9 @@ class Fold:
         instance = body.get("instance", LEARNER)
         if kind in _BEGINS:
             self._begin(instance, _BEGINS[kind], body["version"] + (instance == LEARNER))
-            if kind == "InstanceJoined":
+            if kind == "Train":
+                self._end(LEARNER, "accumulating")  # of which it may be told afterwards
+            elif kind == "InstanceJoined":
                 self._prefilled[instance] = self.time, 0.0
         elif kind in _ENDS:
             self._end(instance, _ENDS[kind])
@@ -178,7 +182,7 @@ class Fold:
     def _end(self, lane: str, kind: str) -> None:
         if (found := self._open.pop((lane, kind), None)) is not None:
             start, version = found
-            self.ended.append(Span(lane, kind, start, self.time, version))
+            self.ended.append(Span(lane, _SHOWN.get(kind, kind), start, self.time, version))
 
 
 Interval = tuple[float, float]

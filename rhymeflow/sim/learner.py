@@ -69,6 +69,7 @@ class Learner:
         """How often it was given some of the next batch."""
         self._begun = 0.0
         """When it began with these."""
+        self._early_version: Version = 0
         self._early = 0.0
         """Seconds of the next batch's tokens that are behind it."""
         self._seconds: list[float] = []
@@ -84,21 +85,17 @@ class Learner:
             self.parts += 1
             self._begun = max(now, self._free)
             self._free = self.accumulated = self._begun + token_seconds
-            if self._timeline is not None:
-                self._timeline.learn("train", self._begun, self._free, version)
+            self._early_version = version
 
     def end_accumulating(self) -> None:
         """The groups that it was given early are behind it."""
-        seconds, self.accumulated = self.accumulated - self._begun, inf
-        self._early += seconds
-        self.busy += seconds
+        self._early += self.accumulated - self._begun
+        self._accumulated_until(self.accumulated)
 
     def train(self, version: Version, token_seconds: float, now: float) -> None:
         """Train on a batch, which takes so long for its tokens, once it is there and free."""
         assert self._batch is None, "it is trained on a batch already"
         self.parts = 0
-        if self.accumulated < inf:
-            self.end_accumulating()
         self._batch = _Batch(version, token_seconds)
         if self.is_there:
             self._begin(now)
@@ -123,8 +120,8 @@ class Learner:
             self._end(self._batch, now)
             self._batch.start = inf
         if self.accumulated < inf:
-            self.busy += max(0.0, now - self._begun)
-        self.accumulated, self._early, self.parts = inf, 0.0, 0
+            self._accumulated_until(max(now, self._begun))
+        self._early, self.parts = 0.0, 0
         self._checkpoints = [(at, version) for at, version in self._checkpoints if at <= now]
         self.is_there, self.next = False, inf
 
@@ -143,10 +140,17 @@ class Learner:
         if self._batch is not None:
             self._begin(now)
 
+    def _accumulated_until(self, end: float) -> None:
+        self.accumulated = inf
+        self.busy += end - self._begun
+        if self._timeline is not None and end > self._begun:
+            self._timeline.learn("train", self._begun, end, self._early_version)
+
     def _begin(self, now: float) -> None:
         batch, cost = self._batch, self._cost
         assert batch is not None
-        batch.start = max(now, self._free)
+        is_at_it = self.accumulated < inf
+        batch.start, self.accumulated = self._begun if is_at_it else max(now, self._free), inf
         rest, self._early = batch.token_seconds - self._early, 0.0
         batch.trained = batch.start + cost.train_step + rest
         batch.is_saved = self._is_due(batch.version + 1, now)

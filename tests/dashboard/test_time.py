@@ -40,6 +40,12 @@ LOG = [
     line(12, "Route", instance=A, trajectory=[1, 0], version=1),
     line(13, "InstanceLeft", instance=A, reason="died"),
     line(14, "InstanceJoined", instance=f"{A}.1", version=1),
+    line(14, "Accumulate", version=1),
+    line(15, "Accumulated", version=1),
+    line(16, "Accumulate", version=1),
+    line(17, "Train", version=1),
+    line(18, "Accumulated", version=1),
+    line(19, "VersionPublished", version=2),
 ]
 SPANS = {
     Span(A, "generating", 1, 5, 0),
@@ -51,6 +57,9 @@ SPANS = {
     Span(A, "pull", 10, 11, 1),
     Span(A, "generating", 12, 13, 1),
     Span(A, "there", 0, 13, 0),
+    Span(LEARNER, "training", 14, 15, 2),
+    Span(LEARNER, "training", 16, 17, 2),
+    Span(LEARNER, "training", 17, 19, 2),
 }
 
 
@@ -62,7 +71,7 @@ def test_what_went_on_when(cut: int) -> None:
     then = Fold(msgspec.json.decode(msgspec.json.encode(first.state())))
     then.take(LOG[cut:])
     assert {*first.ended, *then.ended} == SPANS
-    assert then.open() == [Span(f"{A}.1", "there", 14, 14, 1)]
+    assert then.open() == [Span(f"{A}.1", "there", 14, 19, 1)]
 
 
 def test_an_instance_waits_only_while_it_has_nothing_else() -> None:

@@ -60,6 +60,17 @@ def restore_and_go_on(ranks: Ranks, directory: Path, steps: int) -> tuple[list[d
     return rows, whole_weights(learner)
 
 
+def train_early(ranks: Ranks, steps: int, options: dict) -> tuple[list[dict], dict]:
+    """Groups of each batch ahead of it; among them, at first, less than there are ranks."""
+    learner, rows = sharded_learner(ranks, **options), []
+    for step in range(steps):
+        batch = made_up_batch(seed=step)
+        learner.accumulate(batch[:4])
+        learner.accumulate(batch[4:12])
+        rows.append(learner.train(batch[12:], step))
+    return rows, whole_weights(learner)
+
+
 def train_on_nothing(ranks: Ranks) -> dict:
     """All rewards are equal: no rank has anything to differentiate."""
     learner = sharded_learner(ranks, num_minibatches=2)

@@ -61,6 +61,13 @@ def test_steps_on_two_ranks_are_those_of_one(steps: int, options: dict):
     assert max(float((expected[n] - begun[n]).abs().max()) for n in begun if n in expected) > 1e-3
 
 
+def test_groups_that_are_accumulated_early_are_part_of_the_batch():
+    (rows, weights), _ = on_ranks(2, rank_jobs.train_early, 5, {"loss_type": "grpo"})
+    expected_rows, expected = alone(5, {"loss_type": "grpo"})
+    same_rows(rows, expected_rows, 1e-4)
+    same(weights, expected, 1e-5)
+
+
 def test_bfloat16_follows_the_single_rank_closely():
     (rows, weights), _ = on_ranks(2, rank_jobs.train, 4, {"dtype": torch.bfloat16})
     expected_rows, expected = alone(4, {"dtype": torch.bfloat16})

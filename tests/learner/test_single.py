@@ -1,15 +1,20 @@
 import random
 from dataclasses import replace
+from itertools import accumulate
+from typing import get_args
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rhymeflow.errors import UserError
+from rhymeflow.learner.algorithms.losses import LossType
 from rhymeflow.learner.minibatch import split, step_scales
 from rhymeflow.learner.packing import pack
 from rhymeflow.learner.sample import Sample
+from rhymeflow.learner.token_details import TokenDetails
 from tests.learner.builders import (
     close,
     gradients,
@@ -155,6 +160,50 @@ def test_minibatches_split_by_whole_groups_and_dapo_normalises_over_the_batch():
     scales = step_scales(batch, config, rollout_config())
     for step, scale in zip(steps, scales, strict=True):
         assert scale * step[0].inputs.weight_R[0] == pytest.approx(2 / tokens)
+
+
+@pytest.mark.parametrize("loss_type", get_args(LossType))
+@pytest.mark.parametrize("cuts", [(4,), (8, 4), (4, 4, 4, 4)], ids=str)
+def test_groups_that_are_accumulated_early_are_part_of_the_batch(loss_type: str, cuts):
+    """Whatever they are, and if nothing is left: the same step and metrics as of the whole."""
+    batch = made_up_batch()
+    options = {"loss_type": loss_type, "beta": 0.1, "max_tokens_per_microbatch": 64}
+    whole, early = tiny_learner(**options), tiny_learner(**options)
+    expected = whole.train(batch, 0)
+    for start, size in zip(accumulate(cuts, initial=0), cuts, strict=False):
+        early.accumulate(batch[start : start + size])
+    found = early.train(batch[sum(cuts) :], 0)
+    assert found.keys() == expected.keys()
+    for name in expected.keys() - {"step_time"}:
+        assert found[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-6), name
+    close(early.weights(), whole.weights(), 1e-4)
+    again = early.train(made_up_batch(seed=1), 1)
+    assert again["loss"] == pytest.approx(whole.train(made_up_batch(seed=1), 1)["loss"], rel=1e-3)
+
+
+def test_what_is_forgotten_has_no_part_in_the_step():
+    learner, other = tiny_learner(), tiny_learner()
+    learner.accumulate(made_up_batch(seed=3)[:8])
+    learner.forget()
+    batch = made_up_batch()
+    found, expected = learner.train(batch, 0), other.train(batch, 0)
+    assert {**found, "step_time": 0} == {**expected, "step_time": 0}
+    assert all(torch.equal(x, other.weights()[name]) for name, x in learner.weights().items())
+
+
+def test_details_of_groups_that_are_accumulated_early():
+    batch = made_up_batch()
+    config = learner_config()
+    whole, first, rest = (TokenDetails(b, config) for b in (batch, batch[:8], batch[8:]))
+    tiny_learner().train(batch, 0, whole)
+    learner = tiny_learner()
+    learner.accumulate(batch[:8], first)
+    learner.train(batch[8:], 0, rest)
+    found = [*first.blobs(), *rest.blobs()]
+    for (logprobs, flags), (expected, expected_flags) in zip(found, whole.blobs(), strict=True):
+        assert flags == expected_flags
+        values, expected_values = (np.frombuffer(x, "<f4") for x in (logprobs, expected))
+        assert values == pytest.approx(expected_values, abs=1e-5)
 
 
 def test_several_steps_per_batch_clip_around_the_policy_at_the_start():

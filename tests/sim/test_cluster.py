@@ -134,6 +134,7 @@ def a_cluster(
             "recovery": a_recovery(faults),
             "failures": some_failures(faults, num_instances),
         }
+        plan = replace(plan, accumulate_early=faults.random() < 0.5)
     if rng.random() < 0.5:
         hardware = replace(
             hardware,
@@ -164,6 +165,7 @@ def test_every_run_ends_and_keeps_the_laws(seed: int) -> None:
     cluster = a_cluster(seed)
     cluster.run()
     invariants.check(cluster.coordinator.state)
+    assert cluster.learner.busy <= cluster.now + 1e-6
     assert sum(cluster.audit.staleness.values()) == (
         cluster.plan.num_batches * cluster.plan.groups_per_batch * cluster.plan.num_generations
     )

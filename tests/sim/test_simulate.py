@@ -94,6 +94,26 @@ def train_seconds() -> float:
     return PROFILE.train_step + PROFILE.train_token / 4 * tokens
 
 
+class Uneven(Constant):
+    """Every other prompt has responses of a fifth of the tokens."""
+
+    short = LENGTH // 5
+
+    def length(self, row: int, epoch: int, member: int) -> int:
+        return LENGTH if row % 2 else self.short
+
+
+EARLY = MEMBERS * (PROMPT + Uneven.short) * PROFILE.train_token / 4
+"""Seconds to train on the short ones of a step."""
+
+
+def test_groups_that_are_trained_on_early_cost_no_time(tmp_path: Path) -> None:
+    """Half of a batch is trained on while the other half is generated."""
+    off = run(a_config(tmp_path), Uneven())
+    on = run(a_config(tmp_path, schedule__accumulate_early=True), Uneven())
+    assert on.seconds == pytest.approx(off.seconds - STEPS * EARLY)
+
+
 class Repeated(Constant):
     """There are two prompts."""
 
