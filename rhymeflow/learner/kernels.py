@@ -1,11 +1,12 @@
 """Attention within the sequences of a packed row and its gradient, compiled for CPUs.
 
 For a sequence and a key-value head, the vectors of its query tokens in the query heads that share
-the head are the rows of a small matrix, 32 at a time; scores are its product with the keys'
-transpose. Nothing is padded but the last block and the last keys, what comes after a block's last
-token is not computed, and a token that several sequences share is a query once. The backward pass
-computes the weights anew from the log of their sums, as FlashAttention does (arXiv 2205.14135,
-section 3.1).
+the head are the columns of a small matrix, 32 at a time; scores are the keys' product with it. So
+every query has a place in a vector: its largest score and its sums need no other place, and keys
+and values are read as they lie. Nothing is padded but the last block and the last keys, what comes
+after a block's last token is not computed, and a token that several sequences share is a query
+once. The backward pass computes the weights anew from the log of their sums, as FlashAttention does
+(arXiv 2205.14135, section 3.1).
 
 Holds true: sums are in float32, each in an order that depends on its own sequence, and for a shared
 token on the sequences it is in, alone. Knows nothing of torch.
@@ -18,15 +19,19 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from rhymeflow.utils.fast_exp import exp_of_negative
+from rhymeflow.utils.column_exp import exponentials, slopes
 from rhymeflow.utils.gemm import LANES, ROWS, add_tile_16, add_tile_32, tile_16, tile_32
+from rhymeflow.utils.turn import TURNED_BYTES, turn
 
-BLOCK = 32
+BLOCK = 2 * LANES
 """Most queries at a time."""
+_TURNED = TURNED_BYTES // np.dtype(np.float32).itemsize
+_UNSEEN = np.float32(-1e30)
 _COMPILED = {
     "cache": True,
     "nogil": True,
-    "fastmath": {"contract", "nsz", "arcp", "reassoc"},
+    # Not to change the order of sums, which would take `column_exp`'s rounding apart.
+    "fastmath": {"contract", "nsz", "arcp"},
     "error_model": "numpy",
 }
 
@@ -39,22 +44,24 @@ class Room(NamedTuple):
     v: np.ndarray
     sum_k: np.ndarray
     sum_v: np.ndarray
-    k_columns: np.ndarray
-    """[D, L]."""
-    v_columns: np.ndarray
     q: np.ndarray
     """[BLOCK, D], as `g` and `o`."""
     g: np.ndarray
     o: np.ndarray
+    columns: np.ndarray
+    """[D, BLOCK]."""
     p: np.ndarray
-    """[BLOCK, L]."""
+    """[L, BLOCK], as `s`."""
     s: np.ndarray
+    first: np.ndarray
+    """[BLOCK], as `second`: numbers of a block's queries."""
+    second: np.ndarray
 
 
 def room(longest: int, head_dim: int) -> Room:
     """What both kernels take as `room`."""
-    length = -(-longest // BLOCK) * BLOCK
-    sizes = [*[length * head_dim] * 6, *[BLOCK * head_dim] * 3, *[BLOCK * length] * 2]
+    length = -(-longest // ROWS) * ROWS
+    sizes = [*[length * head_dim] * 4, *[BLOCK * head_dim] * 4, *[BLOCK * length] * 2, BLOCK, BLOCK]
     return Room(*(np.zeros(size, np.float32) for size in sizes))
 
 
@@ -68,35 +75,27 @@ def attend(q, k, v, out, log_sums, scale, sizes, items, places, room):
     """
     heads, kv_heads, dim = sizes
     group = heads // kv_heads
+    largest, total = room.first, room.second
     for i in range(len(items)):
         head, begin, length, start = items[i]
         tokens = places[begin:][:length]
-        width = -(-length // LANES) * LANES
-        _take_columns(room.k_columns, k, tokens, width, head, kv_heads, dim)
+        _take(room.k, k, tokens, head, kv_heads, dim)
         _take(room.v, v, tokens, head, kv_heads, dim)
         for first in range(start * group, length * group, BLOCK):
             rows = min(BLOCK, length * group - first)
             seen = (first + rows - 1) // group + 1
             _block(room.q, q, tokens, first, rows, head, heads, group, dim, scale)
-            _multiply(room.p, room.q, dim, 1, room.k_columns, width, rows, seen, dim, width)
-            for r in range(rows):
-                own = (first + r) // group
-                weights = room.p[r * width :][:width]
-                largest = _largest(weights[: own + 1])
-                total = np.float32(0)
-                for place in range(own + 1):
-                    weight = exp_of_negative(weights[place] - largest)
-                    weights[place] = weight
-                    total += weight
-                weights[own + 1 : seen] = np.float32(0)
-                at = tokens[own] * heads + head * group + (first + r) % group
-                log_sums[at] = largest + np.float32(np.log(total))
-                room.s[r] = np.float32(1) / total
-            _multiply(room.o, room.p, width, 1, room.v, dim, rows, dim, seen, dim)
+            _by_columns(room.p, room.k, room.q, room.columns, rows, seen, dim)
+            _hide(room.p, first, seen, group)
+            for r in range(0, rows, LANES):
+                exponentials(room.p, r, BLOCK, seen, largest, total, r)
+            _weighted(room.o, room.p, room.v, rows, dim, seen)
             for r in range(rows):
                 token, of_group = divmod(first + r, group)
-                at = (tokens[token] * heads + head * group + of_group) * dim
-                row, source, share = out[at:][:dim], room.o[r * dim :][:dim], room.s[r]
+                at = tokens[token] * heads + head * group + of_group
+                log_sums[at] = largest[r] + np.float32(np.log(total[r]))
+                share = np.float32(1) / total[r]
+                row, source = out[at * dim :][:dim], room.o[r * dim :][:dim]
                 for d in range(dim):
                     row[d] = source[d] * share
 
@@ -111,87 +110,101 @@ def differentiate(
     """
     heads, kv_heads, dim = sizes
     group = heads // kv_heads
-    one = np.float32(1)
+    one, log_sum, inner = np.float32(1), room.first, room.second
     for i in range(len(items)):
         head, begin, length, start = items[i]
         tokens = places[begin:][:length]
-        width = -(-length // LANES) * LANES
         _take(room.k, k, tokens, head, kv_heads, dim)
-        _take_columns(room.k_columns, k, tokens, width, head, kv_heads, dim)
-        _take_columns(room.v_columns, v, tokens, width, head, kv_heads, dim)
-        room.sum_k[: width * dim] = np.float32(0)
-        room.sum_v[: width * dim] = np.float32(0)
+        _take(room.v, v, tokens, head, kv_heads, dim)
+        room.sum_k[: (length + ROWS) * dim] = np.float32(0)
+        room.sum_v[: (length + ROWS) * dim] = np.float32(0)
         for first in range(start * group, length * group, BLOCK):
             rows = min(BLOCK, length * group - first)
             seen = (first + rows - 1) // group + 1
             _block(room.q, q, tokens, first, rows, head, heads, group, dim, scale)
             _block(room.g, grad, tokens, first, rows, head, heads, group, dim, one)
             _block(room.o, out, tokens, first, rows, head, heads, group, dim, one)
-            _multiply(room.p, room.q, dim, 1, room.k_columns, width, rows, seen, dim, width)
-            _multiply(room.s, room.g, dim, 1, room.v_columns, width, rows, seen, dim, width)
+            _by_columns(room.p, room.k, room.q, room.columns, rows, seen, dim)
+            _by_columns(room.s, room.v, room.g, room.columns, rows, seen, dim)
+            _hide(room.p, first, seen, group)
             for r in range(rows):
-                own = (first + r) // group
-                log_sum = log_sums[tokens[own] * heads + head * group + (first + r) % group]
-                given, made = room.g[r * dim :][:dim], room.o[r * dim :][:dim]
-                inner = np.float32(0)
-                for d in range(dim):
-                    inner += given[d] * made[d]
-                weights, slopes = room.p[r * width :][:width], room.s[r * width :][:width]
-                for place in range(own + 1):
-                    weight = exp_of_negative(weights[place] - log_sum)
-                    weights[place] = weight
-                    slopes[place] = weight * (slopes[place] - inner)
-                weights[own + 1 :] = np.float32(0)
-                slopes[own + 1 :] = np.float32(0)
-            _multiply(room.o, room.s, width, 1, room.k, dim, rows, dim, seen, dim)
+                token, of_group = divmod(first + r, group)
+                log_sum[r] = log_sums[tokens[token] * heads + head * group + of_group]
+                inner[r] = _inner(room.g[r * dim :][:dim], room.o[r * dim :][:dim])
+            for r in range(0, rows, LANES):
+                slopes(
+                    room.p, room.s, r, BLOCK, -(-seen // ROWS) * ROWS, room.first, room.second, r
+                )
+            _weighted(room.o, room.s, room.k, rows, dim, seen)
             for r in range(rows):
                 token, of_group = divmod(first + r, group)
                 at = (tokens[token] * heads + head * group + of_group) * dim
                 row, source = grad_q[at:][:dim], room.o[r * dim :][:dim]
                 for d in range(dim):
                     row[d] = source[d] * scale
-            _add_products(room.sum_k, room.s, room.q, rows, seen, dim, width)
-            _add_products(room.sum_v, room.p, room.g, rows, seen, dim, width)
+            _add_products(room.sum_k, room.s, room.q, rows, seen, dim)
+            _add_products(room.sum_v, room.p, room.g, rows, seen, dim)
         _give(grad_k, room.sum_k, tokens, head, kv_heads, dim)
         _give(grad_v, room.sum_v, tokens, head, kv_heads, dim)
 
 
 @njit(inline="always")
-def _multiply(out, left, left_row, left_step, right, right_row, rows, columns, depth, out_row):
-    """out[rows, columns] = left[rows, depth] times right[depth, columns], whole tiles of it."""
-    for row in range(0, rows, ROWS):
-        a, o, column = row * left_row, row * out_row, 0
-        while columns - column > LANES:
-            tile_32(
-                out, o + column, out_row, left, a, left_row, left_step,
-                right, column, right_row, depth,
-            )  # fmt: skip
-            column += 2 * LANES
-        if column < columns:
-            tile_16(
-                out, o + column, out_row, left, a, left_row, left_step,
-                right, column, right_row, depth,
-            )  # fmt: skip
+def _by_columns(out, left, right, columns, rows, seen, dim):
+    """Set out[seen, BLOCK] to left[seen, D] times the transpose of right[rows, D]."""
+    for r in range(0, rows, LANES):
+        for d in range(0, dim, _TURNED):
+            turn(columns, d * BLOCK + r, BLOCK, right, r * dim + d, dim)
+    for place in range(0, seen, ROWS):
+        a, o = place * dim, place * BLOCK
+        if rows > LANES:
+            tile_32(out, o, BLOCK, left, a, dim, 1, columns, 0, BLOCK, dim)
+        else:
+            tile_16(out, o, BLOCK, left, a, dim, 1, columns, 0, BLOCK, dim)
 
 
 @njit(inline="always")
-def _add_products(sums, left, right, rows, seen, dim, width):
-    """Add to sums [seen, D] the transpose of left [rows, seen] times right [rows, D]."""
-    for place in range(0, seen, ROWS):
-        d = 0
+def _weighted(out, weights, x, rows, dim, seen):
+    """Set out[rows, D] to the transpose of weights[seen, rows] times x[seen, D]."""
+    for row in range(0, rows, ROWS):
+        o, d = row * dim, 0
         while dim - d > LANES:
-            add_tile_32(sums, place * dim + d, dim, left, place, 1, width, right, d, dim, rows)
+            tile_32(out, o + d, dim, weights, row, 1, BLOCK, x, d, dim, seen)
             d += 2 * LANES
         if d < dim:
-            add_tile_16(sums, place * dim + d, dim, left, place, 1, width, right, d, dim, rows)
+            tile_16(out, o + d, dim, weights, row, 1, BLOCK, x, d, dim, seen)
+
+
+@njit(inline="always")
+def _add_products(sums, left, right, rows, seen, dim):
+    """Add to sums[seen, D] left[seen, rows] times right[rows, D]."""
+    for place in range(0, seen, ROWS):
+        a, d = place * BLOCK, 0
+        while dim - d > LANES:
+            add_tile_32(sums, place * dim + d, dim, left, a, BLOCK, 1, right, d, dim, rows)
+            d += 2 * LANES
+        if d < dim:
+            add_tile_16(sums, place * dim + d, dim, left, a, BLOCK, 1, right, d, dim, rows)
+
+
+@njit(inline="always")
+def _whole_tiles(seen):
+    return -(-seen // ROWS) * ROWS
 
 
 @njit(**_COMPILED)
-def _largest(x):
-    largest = x[0]
-    for i in range(1, len(x)):
-        largest = largest if largest > x[i] else x[i]
-    return largest
+def _hide(scores, first, seen, group):
+    """Hide from each query the keys that come after its token, to the last key's tile's end."""
+    for place in range(first // group + 1, _whole_tiles(seen)):
+        scores[place * BLOCK :][: min(BLOCK, place * group - first)] = _UNSEEN
+
+
+# A sum within a vector: only in another order can it be several sums at once.
+@njit(cache=True, fastmath={"contract", "reassoc"})
+def _inner(a, b):
+    total = np.float32(0)
+    for d in range(len(a)):
+        total += a[d] * b[d]
+    return total
 
 
 @njit(**_COMPILED)
@@ -201,15 +214,6 @@ def _take(rows, x, tokens, head, num_heads, dim):
         row, source = rows[i * dim :][:dim], x[(tokens[i] * num_heads + head) * dim :][:dim]
         for d in range(dim):
             row[d] = source[d]
-
-
-@njit(**_COMPILED)
-def _take_columns(columns, x, tokens, width, head, num_heads, dim):
-    """The same as columns of a matrix [D, width]; those that are no token's are finite."""
-    for i in range(len(tokens)):
-        source = x[(tokens[i] * num_heads + head) * dim :][:dim]
-        for d in range(dim):
-            columns[d * width + i] = source[d]
 
 
 @njit(**_COMPILED)
