@@ -126,7 +126,7 @@ class TokenScorer:
                 position_ids=self._tensor(row.positions_T)[None],
                 use_cache=False,
             ).last_hidden_state
-        return hidden_1TD[0].index_select(0, self._tensor(row.predictors_R))
+        return hidden_1TD.squeeze(0).index_select(0, self._tensor(row.predictors_R))
 
     def _head(self, lm_head: LMHead, hidden_CD: Tensor, targets_C: Tensor) -> tuple[Tensor, Tensor]:
         head = self.model.get_output_embeddings()

@@ -67,7 +67,9 @@ def _attention_function(
             "models with sliding-window, soft-capped or sink attention are not supported yet"
         )
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-    out_THD = _current.get().attend(module.layer_idx, query[0], key[0], value[0], scale)
+    # Not [0]: its gradient is copied into zeros, and the copy lies in memory as [H, T, D].
+    q_HTD, k_GTD, v_GTD = (x.squeeze(0) for x in (query, key, value))
+    out_THD = _current.get().attend(module.layer_idx, q_HTD, k_GTD, v_GTD, scale)
     return out_THD.unsqueeze(0), None
 
 
