@@ -40,12 +40,13 @@ class CpuPackedAttention:
             start = int(np.argmax(is_new_T[places])) if is_new_T[places].any() else len(places)
             assert is_new_T[places[start:]].all(), "sequences share more than their beginnings"
             is_new_T[places] = False
-            rows.append((begin, len(places), start))
+            if start < len(places):  # or another has all of it
+                rows.append((begin, len(places), start))
             begin += len(places)
         assert not is_new_T.any(), "a token of the row is in no sequence"
         self._sequences_S3 = np.array(rows)
         # What shares a token adds to the same gradients: one thread does it, in order.
-        firsts = np.array([places[0] for places in sequences])
+        firsts = self._places[self._sequences_S3[:, 0]]
         self._trees = [np.flatnonzero(firsts == first) for first in np.unique(firsts)]
         self._jobs: dict[tuple[int, int], list[np.ndarray]] = {}
 

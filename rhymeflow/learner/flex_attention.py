@@ -1,13 +1,12 @@
 """Attention within each sequence of a packed row by PyTorch's FlexAttention, on GPUs.
 
-The row is attended to as it lies: a token sees its own response and the prompt that this one
-continues, up to its own place. So a prompt shared by a group is computed once here too, and blocks
-of the mask that nothing sees are skipped. Rows are padded to whole blocks, which bounds how many
+The row is attended to as it lies: a token sees itself and those that its sequences have before it.
+So what sequences share is computed once here too, and blocks of the mask that nothing sees are
+skipped. Rows are padded to whole blocks, which bounds how many
 shapes are compiled. On CPUs FlexAttention has no backward pass; there only the result is compared
 with the padded rectangles of `attention.py`.
 
-Holds true: as `attention.PackedAttention`. Knows trees of one trunk and its branches, which is what
-`packing` makes.
+Holds true: as `attention.PackedAttention`. Knows trees, which is what `packing` makes.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ BLOCK = 128
 
 
 class FlexAttention:
-    """Causal attention inside each of `sequences`, which are ascending places in a row of T tokens.
+    """Causal attention inside each of `sequences`, which are places in a row of T tokens.
 
     Two sequences have their first tokens in common, up to where both branch off, or none.
     """
@@ -36,14 +35,15 @@ class FlexAttention:
         self._num_tokens = num_tokens
         self._padding = -num_tokens % BLOCK
         length = num_tokens + self._padding
-        part_T, trunk_T = (
-            torch.from_numpy(np.pad(ids, (0, self._padding), constant_values=-1)).to(device)
-            for ids in parts(sequences, num_tokens)
+        # What pads the row sees itself.
+        padding = np.arange(num_tokens, length)
+        enter_T, leave_T = (
+            torch.from_numpy(np.r_[number_T, padding + i]).to(device)
+            for i, number_T in enumerate(visits(sequences, num_tokens))
         )
 
         def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            part = part_T[key]
-            return (key <= query) & ((part == part_T[query]) | (part == trunk_T[query]))
+            return (enter_T[key] <= enter_T[query]) & (enter_T[query] < leave_T[key])
 
         self._mask = create_block_mask(
             sees, None, None, length, length, device=device, BLOCK_SIZE=BLOCK
@@ -64,24 +64,23 @@ class FlexAttention:
         return out_1HTD[0, :, : self._num_tokens].transpose(0, 1)
 
 
-def parts(sequences: Sequence[np.ndarray], num_tokens: int) -> tuple[np.ndarray, np.ndarray]:
-    """For each token the part it lies in (a trunk or a branch), and that of its trunk, int64 [T].
+def visits(sequences: Sequence[np.ndarray], num_tokens: int) -> tuple[np.ndarray, np.ndarray]:
+    """When a walk through the tree, depth first, enters each token and leaves it, int64 [T].
 
-    A trunk is its own trunk.
+    It is at a token's descendants, and at the token, from when it enters it to before it leaves it.
     """
-    first_T = np.full(num_tokens, -1)  # the first sequence that each token is in
-    shared_T = np.zeros(num_tokens, dtype=bool)
-    for number, places in enumerate(sequences):
-        is_new = first_T[places] < 0
-        shared_T[places[~is_new]] = True
-        first_T[places[is_new]] = number
-    assert (first_T >= 0).all(), "a token of the row is in no sequence"
-    part_T = 2 * first_T + shared_T
-    trunk_T = part_T.copy()
-    for places in sequences:
-        trunk_T[places] = part_T[places[0]]
-        assert len(np.unique(part_T[places])) <= 2, "a sequence is more than a trunk and a branch"
-    return part_T, trunk_T
+    enter_T, leave_T = np.full((2, num_tokens), -1)
+    count = 0
+    # In the order of their places, those that begin alike are neighbours.
+    for places in sorted(sequences, key=lambda places: places.tolist()):
+        is_new = enter_T[places] < 0
+        start = len(places) - int(is_new.sum())
+        assert is_new[start:].all(), "sequences share more than their beginnings"
+        enter_T[places[start:]] = np.arange(count, count + len(places) - start)
+        count += len(places) - start
+        leave_T[places] = count
+    assert count == num_tokens, "a token of the row is in no sequence"
+    return enter_T, leave_T
 
 
 @cache
@@ -91,4 +90,4 @@ def _compiled() -> Callable[..., Any]:
     return compiled
 
 
-__all__ = ["FlexAttention", "parts"]
+__all__ = ["FlexAttention", "visits"]

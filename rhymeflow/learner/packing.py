@@ -1,23 +1,28 @@
-"""Samples into packed rows: nothing is padded, and a prompt is computed once for its group.
+"""Samples into packed rows: nothing is padded, and what samples begin with is computed once.
 
 Each row is one micro-batch. Its tokens are the prompts and responses of some samples one after the
-other; samples with the same prompt share the prompt's tokens and each continue it, a tree of one
-trunk and many branches:
+other; samples with the same prompt share the prompt's tokens and those of their responses up to
+where they differ, a tree:
 
-    row        p p p a a b b b q q c      prompts p, q; responses a, b, c
-    positions  0 1 2 3 4 3 4 5 0 1 2
-    sequences  [p p p a a]  [p p p b b b]  [q q c]
+    row        p p p x a a b b q q c      prompts p, q; responses x a a, x b b, c
+    positions  0 1 2 3 4 5 4 5 0 1 2
+    sequences  [p p p x a a]  [p p p x b b]  [q q c]
+
+A shared token is one of each of its samples, and its gradient is the sum of theirs. The surer a
+policy is, the more its responses have in common.
 
 The last token of a response predicts nothing and is not in the row. What an environment answered
 is computed on as the rest, and not predicted. Holds true: rows depend on the
 samples and their order only; each sample is in exactly one row; a row has at most `max_tokens`
-tokens unless it is a single sample. Knows nothing of torch, rewards or the policy.
+tokens, every response counted in full, unless it is a single sample: so it predicts no more of them
+either. Knows nothing of torch, rewards or the policy.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -63,6 +68,15 @@ def pack(samples: Sequence[Sample], members: Iterable[int], max_tokens: int) -> 
     return rows
 
 
+def added(samples: Sequence[Sample], members: Iterable[int]) -> list[int]:
+    """Tokens that each of `samples[i]` would add to a row that has those before it."""
+    row, sizes = _Builder(), [0]
+    for member in members:
+        row.add(member, samples[member])
+        sizes.append(row.num_tokens)
+    return [after - before for before, after in pairwise(sizes)]
+
+
 def empty_row() -> PackedRow:
     """A row of one token and no sample: the least that a model can compute on."""
     zero = np.zeros(1, dtype=np.int64)
@@ -75,39 +89,44 @@ class _Builder:
     def __init__(self) -> None:
         self.members: list[int] = []
         self.size = 0
-        self._tokens: list[list[int]] = []
+        """Tokens of its prompts and of its responses, in full."""
+        self._tokens: list[np.ndarray] = []
         self._positions: list[np.ndarray] = []
-        self._prompts: dict[tuple[int, ...], np.ndarray] = {}
+        self.num_tokens = 0
+        self._known: dict[tuple[int, ...], list[tuple[np.ndarray, np.ndarray]]] = {}
+        """Of each prompt's samples the tokens and their places."""
         self._sequences: list[np.ndarray] = []
         self._samples: list[Sample] = []
 
     def cost(self, sample: Sample) -> int:
-        """Tokens that the row would grow by."""
-        prompt = 0 if tuple(sample.prompt_ids) in self._prompts else len(sample.prompt_ids)
+        """What `size` would grow by."""
+        prompt = 0 if tuple(sample.prompt_ids) in self._known else len(sample.prompt_ids)
         return prompt + len(sample.completion_ids) - 1
 
     def add(self, member: int, sample: Sample) -> None:
-        """Append a sample; its prompt only if the row does not have it yet."""
-        prompt = tuple(sample.prompt_ids)
-        if prompt not in self._prompts:
-            self._prompts[prompt] = self._append(sample.prompt_ids, 0)
-        response = self._append(sample.completion_ids[:-1], len(prompt))
-        self._sequences.append(np.concatenate([self._prompts[prompt], response]))
+        """Append a sample, without what the row has of it already."""
+        self.size += self.cost(sample)
+        known = self._known.setdefault(tuple(sample.prompt_ids), [])
+        tokens = np.array([*sample.prompt_ids, *sample.completion_ids[:-1]], dtype=np.int64)
+        shared = _longest_beginning(tokens, known)
+        places = np.concatenate([shared, self._append(tokens[len(shared) :], len(shared))])
+        known.append((tokens, places))
+        self._sequences.append(places)
         self.members.append(member)
         self._samples.append(sample)
 
-    def _append(self, tokens: list[int], first_position: int) -> np.ndarray:
-        places = np.arange(self.size, self.size + len(tokens))
+    def _append(self, tokens: np.ndarray, first_position: int) -> np.ndarray:
+        places = np.arange(self.num_tokens, self.num_tokens + len(tokens))
         self._tokens.append(tokens)
         self._positions.append(np.arange(first_position, first_position + len(tokens)))
-        self.size += len(tokens)
+        self.num_tokens += len(tokens)
         return places
 
     def build(self) -> PackedRow:
         """The row as arrays."""
         return PackedRow(
             members=tuple(self.members),
-            tokens_T=np.concatenate([np.asarray(t, dtype=np.int64) for t in self._tokens]),
+            tokens_T=np.concatenate(self._tokens),
             positions_T=np.concatenate(self._positions),
             sequences=tuple(self._sequences),
             predictors_R=np.concatenate(
@@ -123,4 +142,18 @@ class _Builder:
         )
 
 
-__all__ = ["PackedRow", "empty_row", "pack"]
+def _longest_beginning(
+    tokens: np.ndarray, known: list[tuple[np.ndarray, np.ndarray]]
+) -> np.ndarray:
+    """Where the most of the first `tokens` lie that one of `known` begins with too."""
+    longest = np.zeros(0, dtype=np.int64)
+    for others, places in known:
+        length = min(len(tokens), len(others))
+        differ = np.flatnonzero(tokens[:length] != others[:length])
+        common = int(differ[0]) if len(differ) else length
+        if common > len(longest):
+            longest = places[:common]
+    return longest
+
+
+__all__ = ["PackedRow", "added", "empty_row", "pack"]

@@ -1,8 +1,9 @@
 """What each of many ranks computes of an optimizer step: shares of nearly equal numbers of tokens.
 
 Samples are cut, in their order, into one run for each rank, so groups stay together but for those
-at a cut, and their prompts are computed once. A sample goes to the rank in whose share of the
-tokens its middle lies; so no share is further from the mean than one sample is long.
+at a cut, and what they begin with is computed once. A sample goes to the rank in whose share of the
+tokens its middle lies; so no share is further from the mean than one sample is long, and than what
+the samples after a cut have in common with those before it.
 
 Holds true: every sample is in exactly one rank's rows; all ranks have the same number of rows, for
 their collectives are part of each forward and backward pass: who has fewer gets empty ones; with
@@ -16,7 +17,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rhymeflow.learner.packing import PackedRow, empty_row, pack
+from rhymeflow.learner.packing import PackedRow, added, empty_row, pack
 from rhymeflow.learner.sample import Sample
 
 
@@ -33,7 +34,7 @@ def share(
 
 def cut(samples: Sequence[Sample], members: Sequence[int], num_ranks: int) -> list[list[int]]:
     """Members by rank, in order."""
-    tokens_N = np.array([_tokens(samples, members, place) for place in range(len(members))])
+    tokens_N = np.array(added(samples, members), dtype=np.int64)
     end_N = tokens_N.cumsum()
     total = int(end_N[-1]) if len(members) else 1
     rank_N = ((end_N - tokens_N / 2) * num_ranks / max(total, 1)).astype(int)
@@ -41,13 +42,6 @@ def cut(samples: Sequence[Sample], members: Sequence[int], num_ranks: int) -> li
     for member, rank in zip(members, rank_N, strict=True):
         parts[min(int(rank), num_ranks - 1)].append(member)
     return parts
-
-
-def _tokens(samples: Sequence[Sample], members: Sequence[int], place: int) -> int:
-    """Tokens that a sample adds to a row that has those before it."""
-    sample = samples[members[place]]
-    is_known = place > 0 and samples[members[place - 1]].prompt_ids == sample.prompt_ids
-    return (0 if is_known else len(sample.prompt_ids)) + len(sample.completion_ids) - 1
 
 
 __all__ = ["cut", "share"]

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from rhymeflow.learner.attention import PackedAttention
 from rhymeflow.learner.choice import attention_kind
 from rhymeflow.learner.cpu_attention import CpuPackedAttention
-from rhymeflow.learner.flex_attention import BLOCK, FlexAttention, parts
+from rhymeflow.learner.flex_attention import BLOCK, FlexAttention, visits
 from tests.learner.builders import learner_config, tiny_model
 
 CPU = torch.device("cpu")
@@ -29,16 +29,18 @@ def _by_hand(q, k, v, sequences, scale):
 
 @st.composite
 def trees(draw) -> tuple[list[np.ndarray], int]:
-    """Sequences over one row: some alone, some sharing a prompt."""
+    """Sequences over one row: some alone, some with beginnings of others, or all of them."""
     sequences, size = [], 0
     for _ in range(draw(st.integers(1, 4))):
-        prompt = draw(st.integers(1, 5))
-        trunk = np.arange(size, size + prompt)
-        size += prompt
-        for _ in range(draw(st.integers(1, 3))):
-            length = draw(st.integers(0, 40))
-            sequences.append(np.concatenate([trunk, np.arange(size, size + length)]))
+        length = draw(st.integers(1, 45))
+        tree = [np.arange(size, size + length)]
+        size += length
+        for _ in range(draw(st.integers(0, 3))):
+            begun, length = draw(st.sampled_from(tree)), draw(st.integers(0, 40))
+            begun = begun[: draw(st.integers(1, len(begun)))]
+            tree.append(np.concatenate([begun, np.arange(size, size + length)]))
             size += length
+        sequences += tree
     return sequences, size
 
 
@@ -172,19 +174,19 @@ def test_auto_takes_the_kernels_where_they_serve(attention, head_dim, dtype, kin
 def test_a_token_sees_its_sequence_up_to_itself(tree):
     """The mask's rule, against the sequences themselves."""
     sequences, size = tree
-    part, trunk = parts(sequences, size)
-    earlier = np.tri(size, dtype=bool)
-    seen = earlier & ((part == part[:, None]) | (part == trunk[:, None]))
+    enter, leave = visits(sequences, size)
+    seen = (enter <= enter[:, None]) & (enter[:, None] < leave)
     expected = np.zeros((size, size), dtype=bool)
     for places in sequences:
         expected[np.ix_(places, places)] |= np.tri(len(places), dtype=bool)
     np.testing.assert_array_equal(seen, expected)
 
 
-def test_a_sequence_of_more_than_a_trunk_and_a_branch_is_noticed():
-    branching_twice = [np.array([0, 1, 2]), np.array([0, 1, 3, 4]), np.array([0, 1, 3, 5])]
-    with pytest.raises(AssertionError, match="more than a trunk"):
-        parts(branching_twice, 6)
+def test_sequences_that_meet_again_are_noticed():
+    with pytest.raises(AssertionError, match="more than their beginnings"):
+        visits([np.array([0, 1, 2]), np.array([0, 3, 2])], 4)
+    with pytest.raises(AssertionError, match="no sequence"):
+        visits([np.array([0, 1, 2])], 4)
 
 
 @pytest.mark.parametrize("size", [9, 2 * BLOCK])

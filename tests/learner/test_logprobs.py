@@ -1,4 +1,5 @@
 import copy
+import dataclasses
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from transformers import CohereConfig, CohereForCausalLM
 from rhymeflow.errors import UserError
 from rhymeflow.learner.logprobs import TokenScorer
 from rhymeflow.learner.packing import pack
+from rhymeflow.learner.sample import Sample
 from rhymeflow.models import attention
 from rhymeflow.models.logits import shaped
 from tests.learner.builders import close, made_up_batch, rollout_config, tiny_learner, tiny_model
@@ -45,6 +47,14 @@ def _plain(model, batch, rollout) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.cat(logprobs), torch.cat(entropies)
 
 
+def begun_alike(batch: list[Sample]) -> list[Sample]:
+    """The first sample again, and the second with another half."""
+    end = len(batch[1].completion_ids) // 2
+    other = [(token + 1) % 7 for token in batch[1].completion_ids[end:]]
+    ids = batch[1].completion_ids[:end] + other
+    return [batch[0], dataclasses.replace(batch[1], completion_ids=ids)]
+
+
 @pytest.mark.parametrize(
     ("kind", "sampling"),
     [
@@ -61,7 +71,9 @@ def test_packed_equals_plain_with_gradients(kind: str, sampling: dict, turns: bo
         tiny_model(kind, attn=attn, tied=kind == "llama") for attn in ("eager", attention.NAME)
     )
     batch = made_up_batch(turns=turns)
+    batch += begun_alike(batch)
     (row,) = pack(batch, range(len(batch)), 10**6)
+    assert len(set(row.predictors_R.tolist())) < len(row.predictors_R)
     assert len(row.tokens_T) < sum(len(s.prompt_ids + s.completion_ids) - 1 for s in batch)
 
     logprob, entropy = _plain(plain, batch, rollout)

@@ -8,6 +8,8 @@ from rhymeflow.learner.packing import pack
 from rhymeflow.learner.sample import Sample
 
 TOKENS = st.lists(st.integers(0, 9), min_size=1, max_size=12)
+# Of two tokens, so that many begin alike.
+RESPONSES = st.lists(st.integers(0, 1), min_size=1, max_size=12)
 
 
 def _sample(prompt: list[int], response: list[int]) -> Sample:
@@ -17,7 +19,7 @@ def _sample(prompt: list[int], response: list[int]) -> Sample:
 
 # Few prompts, so that neighbours often share one.
 SAMPLES = st.lists(
-    st.builds(_sample, st.sampled_from([[1], [1, 2], [3, 1, 2]]) | TOKENS, TOKENS), max_size=20
+    st.builds(_sample, st.sampled_from([[1], [1, 2], [3, 1, 2]]) | TOKENS, RESPONSES), max_size=20
 )
 
 
@@ -46,18 +48,30 @@ def test_every_sample_once_whole_and_within_the_budget(samples: list[Sample], ma
 def test_no_token_is_computed_twice_or_for_nothing(samples: list[Sample], max_tokens: int):
     for row in pack(samples, range(len(samples)), max_tokens):
         assert set(np.concatenate(row.sequences)) == set(range(len(row.tokens_T)))
-        prompts = {tuple(samples[i].prompt_ids) for i in row.members}
-        responses = sum(len(samples[i].completion_ids) - 1 for i in row.members)
-        assert len(row.tokens_T) == sum(map(len, prompts)) + responses
+        beginnings = set()
+        for sample in (samples[i] for i in row.members):
+            tokens = sample.completion_ids[:-1]
+            ends = range(len(sample.prompt_ids) + len(tokens))
+            whole = tuple(sample.prompt_ids + tokens)
+            beginnings |= {(tuple(sample.prompt_ids), whole[: end + 1]) for end in ends}
+        assert len(row.tokens_T) == len(beginnings)
+
+
+def _size(samples: list[Sample]) -> int:
+    """Prompts once, responses in full."""
+    prompts = {tuple(sample.prompt_ids) for sample in samples}
+    return sum(map(len, prompts)) + sum(len(sample.completion_ids) - 1 for sample in samples)
 
 
 @settings(deadline=None)
 @given(samples=SAMPLES, max_tokens=st.integers(1, 60))
 def test_a_row_is_closed_only_by_a_sample_that_does_not_fit(samples: list[Sample], max_tokens: int):
     rows = pack(samples, range(len(samples)), max_tokens)
+    for row in rows:
+        assert _size([samples[i] for i in row.members]) <= max_tokens or len(row.members) == 1
     for row, after in pairwise(rows):
-        joined = pack(samples, [*row.members, after.members[0]], 10**6)[0]
-        assert len(joined.tokens_T) > max_tokens
+        joined = [*row.members, after.members[0]]
+        assert _size([samples[i] for i in joined]) > max_tokens
 
 
 def test_a_sample_longer_than_the_budget_gets_a_row_of_its_own():
