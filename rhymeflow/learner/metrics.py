@@ -22,6 +22,7 @@ class Totals:
         self._losses: list[float] = []
         """Of optimizer steps."""
         self._tokens = 0
+        self._computed = self._full = 0
         self._mismatch: list[Tensor | float] = []
         self._max_ratio: list[Tensor | float] = []
         self._mismatch_tokens = 0
@@ -32,6 +33,11 @@ class Totals:
         for name, value in sums.items():
             self._sums[name].append(value)
         self._tokens += num_tokens
+
+    def add_row(self, computed: int, full: int) -> None:
+        """Add a row's tokens, and those it would have without common beginnings of responses."""
+        self._computed += computed
+        self._full += full
 
     def add_mismatch(self, kl: Tensor, max_ratio: Tensor, num_tokens: int) -> None:
         """Add one micro-batch's `losses.mismatch`."""
@@ -50,6 +56,7 @@ class Totals:
         other = Totals(tuple(self._sums))
         other._sums = {name: [sum(map(float, kept), 0.0)] for name, kept in self._sums.items()}
         other._tokens, other._mismatch_tokens = self._tokens, self._mismatch_tokens
+        other._computed, other._full = self._computed, self._full
         other._mismatch = [float(value) for value in self._mismatch]
         other._max_ratio = [float(value) for value in self._max_ratio]
         other._grad_norms, other._losses = self._grad_norms, self._losses
@@ -68,6 +75,8 @@ class Totals:
             whole._max_ratio += part._max_ratio
             whole._losses += part._losses
             whole._tokens += part._tokens
+            whole._computed += part._computed
+            whole._full += part._full
             whole._mismatch_tokens += part._mismatch_tokens
         return whole
 
@@ -77,6 +86,7 @@ class Totals:
         steps, tokens = len(self._grad_norms), max(self._tokens, 1)
         metrics = {name: value / tokens for name, value in sums.items()}
         metrics["loss"] = sum(self._losses) / steps
+        metrics["packing/computed_share"] = self._computed / max(self._full, 1)
         metrics["grad_norm"] = sum(self._grad_norms) / steps
         kl = sum(float(value) for value in self._mismatch)
         metrics["off_policy/mismatch_kl"] = kl / max(self._mismatch_tokens, 1)

@@ -47,6 +47,8 @@ class PackedRow:
     """The sampled tokens, int64."""
     lengths: tuple[int, ...]
     """Sampled tokens of each member; their sum is R."""
+    full: int
+    """T, were all responses computed in full."""
 
 
 def pack(samples: Sequence[Sample], members: Iterable[int], max_tokens: int) -> list[PackedRow]:
@@ -80,7 +82,7 @@ def added(samples: Sequence[Sample], members: Iterable[int]) -> list[int]:
 def empty_row() -> PackedRow:
     """A row of one token and no sample: the least that a model can compute on."""
     zero = np.zeros(1, dtype=np.int64)
-    return PackedRow((), zero, zero, (zero,), zero, zero, ())
+    return PackedRow((), zero, zero, (zero,), zero, zero, (), 1)
 
 
 class _Builder:
@@ -139,6 +141,7 @@ class _Builder:
                 [s.sampled(s.completion_ids).astype(np.int64) for s in self._samples]
             ),
             lengths=tuple(sample.num_sampled for sample in self._samples),
+            full=self.size,
         )
 
 

@@ -200,6 +200,7 @@ class LearnerStep:
         if micro.is_empty:
             return
         num_tokens = len(micro.row.targets_R)
+        totals.add_row(len(micro.row.tokens_T), micro.row.full)
         totals.add(diagnose(logprob_R, entropy_R, inputs, config), num_tokens)
         if is_first_pass:
             current_R = logprob_R if inputs.proximal_R is None else inputs.proximal_R

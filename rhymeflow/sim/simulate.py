@@ -180,7 +180,10 @@ def _hardware(config: Config, profile: Profile, train_devices: int, workload: Wo
             f"rollout.max_completion_length: {rollout.max_completion_length}{answers} and a prompt "
             f"of {prompt} tokens do not fit the KV cache of an instance, {kv_capacity} tokens"
         )
-    cost = profile.cost(train_devices)
+    cost, share = profile.cost(train_devices), workload.computed_share
+    cost = dataclasses.replace(
+        cost, train_token=share * cost.train_token, measure_token=share * cost.measure_token
+    )
     return Hardware(
         cost=cost,
         capacity=rollout.max_num_seqs,

@@ -10,19 +10,23 @@ import struct
 from collections.abc import Sequence
 from math import exp, log, log1p, sqrt
 from pathlib import Path
-from statistics import NormalDist
+from statistics import NormalDist, fmean
 from typing import NamedTuple, Protocol
 
 import xxhash
 
 from rhymeflow.config import Config
 from rhymeflow.errors import UserError
+from rhymeflow.observe import metrics
 from rhymeflow.sim.lengths import Lengths
 from rhymeflow.sim.response import Answer
 from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.store.schema import EVENTS
 
 _INVERSE = NormalDist().inv_cdf
+
+COMPUTED = "packing/computed_share"
+"""The metric of a run; see `learner/packing.py`."""
 
 MOST_TURNS = 8
 """Of a response, in times the mean: one of a thousand would have more."""
@@ -46,6 +50,11 @@ class Workload(Protocol):
     @property
     def most_observed(self) -> int:
         """Most tokens that environments answer in one response."""
+
+    @property
+    def computed_share(self) -> float:
+        """The share of a batch's tokens that the learner computes: what responses to a prompt begin
+        with is computed once."""
 
     def prompt(self, number: int) -> Prompt:
         """The prompt of the request with this number, from 0; retries are not counted."""
@@ -74,6 +83,11 @@ class Synthetic:
         self._lengths = Lengths(self.config, config.rollout.max_completion_length)
         self._of_prompt = sqrt(self._lengths.rho)
         self._of_response = sqrt(1 - self._lengths.rho)
+
+    @property
+    def computed_share(self) -> float:
+        """All: what their tokens are is not known."""
+        return 1.0
 
     @property
     def longest_prompt(self) -> int:
@@ -171,6 +185,8 @@ class Recorded:
             reader.close()
         if not responses:
             raise UserError(f"{run_dir}: no response was finished in this run")
+        rows = metrics.read(run_dir).values()
+        self._computed_shares = [row[COMPUTED] for row in rows if COMPUTED in row]
         self._prompts = [Prompt(*found) for found in dict.fromkeys(groups)]
         self._epochs = 1 + max(prompt.epoch for prompt in self._prompts)
         self._known: dict[tuple[int, int, int], _Response] = {}
@@ -183,6 +199,11 @@ class Recorded:
             self._known[row, epoch, member] = response
             self._all.append(response)
             self._by_row.setdefault(row, []).append(response)
+
+    @property
+    def computed_share(self) -> float:
+        """The mean of the run's steps; all, if its metrics do not say."""
+        return fmean(self._computed_shares or [1.0])
 
     @property
     def longest_prompt(self) -> int:

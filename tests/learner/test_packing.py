@@ -55,6 +55,7 @@ def test_no_token_is_computed_twice_or_for_nothing(samples: list[Sample], max_to
             whole = tuple(sample.prompt_ids + tokens)
             beginnings |= {(tuple(sample.prompt_ids), whole[: end + 1]) for end in ends}
         assert len(row.tokens_T) == len(beginnings)
+        assert row.full == _size([samples[i] for i in row.members])
 
 
 def _size(samples: list[Sample]) -> int:

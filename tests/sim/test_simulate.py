@@ -38,6 +38,7 @@ class Constant:
 
     longest_prompt = PROMPT
     most_observed = 0
+    computed_share = 1.0
 
     def prompt(self, number: int) -> Prompt:
         return Prompt(number, 0, PROMPT)
@@ -112,6 +113,18 @@ def test_groups_that_are_trained_on_early_cost_no_time(tmp_path: Path) -> None:
     off = run(a_config(tmp_path), Uneven())
     on = run(a_config(tmp_path, schedule__accumulate_early=True), Uneven())
     assert on.seconds == pytest.approx(off.seconds - STEPS * EARLY)
+
+
+class Alike(Constant):
+    """Of a batch's tokens a quarter are left."""
+
+    computed_share = 0.25
+
+
+def test_what_is_computed_once_is_trained_on_once(tmp_path: Path) -> None:
+    found, all_of_it = (run(a_config(tmp_path), each) for each in (Alike(), Constant()))
+    saved = 0.75 * (train_seconds() - PROFILE.train_step)
+    assert found.seconds == pytest.approx(all_of_it.seconds - STEPS * saved)
 
 
 class Repeated(Constant):

@@ -27,6 +27,7 @@ class Conversing(Constant):
     """The environment answers once, after 20 tokens: 5 tokens, which take 3 seconds."""
 
     most_observed = 5
+    computed_share = 1.0
 
     def answers(self, row: int, epoch: int, member: int, length: int) -> list[Answer]:
         return [Answer(20, 5, 3.0)]
