@@ -292,6 +292,11 @@ def test_lengths_as_a_run_recorded_them(tmp_path: Path) -> None:
     assert recorded.length(3, 7, 5) in (13, 103), "another response to the same prompt"
     assert recorded.length(77, 0, 0) in {10 + g for g in range(10)} | {100 + g for g in range(10)}
     assert Recorded(run_dir, a_config(tmp_path)).length(3, 0, 1) == 100, "no longer than allowed"
+    assert recorded.computed_share == 1.0, "its metrics do not say"
+    with (run_dir / "metrics.jsonl").open("a") as file:
+        for step, share in ((1, 0.25), (3, 0.75)):
+            file.write(json.dumps({"step": step, "packing/computed_share": share}) + "\n")
+    assert Recorded(run_dir, config).computed_share == 0.5
     config = build_config({"rollout.num_generations": 2}, over=config, where="test")
     found = simulate(config, output=tmp_path / "out", workload=run_dir)
     assert found.quantiles[0].shortest == 10
