@@ -103,11 +103,7 @@ class LearnerProcess:
                 self._say(Retraining(step, last))
         retrain_seconds = 0.0 if began is None else time.perf_counter() - began
         self.version: Version = self.learner.version
-        self._early: list[Batch] = []
-        """What is accumulated of the next batch."""
-        self._early_seconds = 0.0
-        self._ages: list[Version] = []
-        """Of the next batch's trajectories that were read."""
+        self._begin_batch()
         self.weights = self._make_weights(run_dir)
         checksum = self._publish_weights()
         ready = LearnerReady(
@@ -188,7 +184,8 @@ class LearnerProcess:
         assert message.version == self.version, (message.version, self.version)
         *early, rest = Batch(message.groups, message.members, message.parts).cut()
         if self._early != early[: len(self._early)]:  # what was lost on the way, or is of no use
-            self._forget()
+            self.learner.forget()
+            self._begin_batch()
         for part in early[len(self._early) :]:
             self._accumulate(message.version, part)
         started = time.perf_counter() - self._early_seconds
@@ -198,12 +195,15 @@ class LearnerProcess:
         metrics["staleness/max"] = max(self._ages)
         self.version += 1
         seconds = time.perf_counter() - started
-        self._early, self._early_seconds, self._ages = [], 0.0, []
+        self._begin_batch()
         self._say(BatchTrained(message.version, metrics, seconds))
 
-    def _forget(self) -> None:
-        self.learner.forget()
-        self._early, self._early_seconds, self._ages = [], 0.0, []
+    def _begin_batch(self) -> None:
+        self._early: list[Batch] = []
+        """What is accumulated of the next batch."""
+        self._early_seconds = 0.0
+        self._ages: list[Version] = []
+        """Of the next batch's trajectories that were read."""
 
     @contextmanager
     def _read(self, part: Batch) -> Iterator[tuple[list[Sample], TokenDetails | None]]:

@@ -81,13 +81,27 @@ class Model:
         self.version: Version = 0
         self.state = 0
         self._num_tokens = 0
+        self._early: list[Sequence[Sample]] = []
 
-    def train(self, samples: Sequence[Sample], step: Version, details: Any = None) -> dict:
-        """Become what training on these makes."""
+    def accumulate(self, samples: Sequence[Sample], details: Any = None) -> None:
+        """Take a part of the next batch."""
+        self._early.append(samples)
+
+    def forget(self) -> None:
+        """There was no such part."""
+        self._early = []
+
+    def train(self, rest: Sequence[Sample], step: Version, details: Any = None) -> dict:
+        """Become what training on the parts and the rest makes."""
         assert step == self.version, (step, self.version)
+        parts, self._early = [*self._early, rest], []
+        samples = [sample for part in parts for sample in part]
         known = [
-            (s.group, s.prompt_ids, s.completion_ids, s.logprobs, s.versions, s.reward)
-            for s in samples
+            [
+                (s.group, s.prompt_ids, s.completion_ids, s.logprobs, s.versions, s.reward)
+                for s in part
+            ]
+            for part in parts
         ]
         self.state = xxhash.xxh3_64_intdigest(repr((self.state, known)).encode())
         self.version = step + 1

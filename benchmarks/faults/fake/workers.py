@@ -55,6 +55,7 @@ class FakeLearner(LearnerProcess):
         self.learner = models.Model()
         self._saver = FakeSaver(run_dir / CHECKPOINTS, world)
         self._ending = False
+        self._begin_batch()
         self._reader = TrajectoryReader(run_dir / "events.db")
         for step, last in restore(self.learner, self._reader, run_dir / CHECKPOINTS, config):
             send(connection, Retraining(step, last))
