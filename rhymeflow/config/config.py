@@ -107,6 +107,15 @@ class Config(Section):
                 f"simulation.colocated: with schedule.max_staleness = {self.schedule.bound} "
                 "rollout and training go on at the same time, and need devices of their own"
             )
+        if rollout.num_generations == 1 and learner.scale_rewards == "group":
+            raise ValueError(
+                "rollout.num_generations = 1 leaves no group to compare with: "
+                "every advantage would be 0"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _can_accumulate_early(self) -> Config:
         if self.schedule.accumulate_early and self.learner.needs_whole_batch:
             raise ValueError(
                 f"schedule.accumulate_early = true: with {self.learner.needs_whole_batch} the "
@@ -117,10 +126,5 @@ class Config(Section):
             raise ValueError(
                 "schedule.accumulate_early = true: with simulation.colocated nothing is trained on "
                 "while there is something to generate"
-            )
-        if rollout.num_generations == 1 and learner.scale_rewards == "group":
-            raise ValueError(
-                "rollout.num_generations = 1 leaves no group to compare with: "
-                "every advantage would be 0"
             )
         return self

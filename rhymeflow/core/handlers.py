@@ -223,8 +223,7 @@ def _judged(state: State, event: events.TrajectoryRewarded | events.RewardFailed
 
 def on_learner_ready(state: State, event: events.LearnerReady) -> None:
     """The first version is there; or another learner, which has accumulated nothing."""
-    if state.training is None:
-        state.accumulated, state.is_accumulating = [], False
+    state.accumulated, state.is_accumulating = [], False
     if state.published is None:
         state.published = event.version
 

@@ -116,8 +116,8 @@ def differentiate(
         tokens = places[begin:][:length]
         _take(room.k, k, tokens, head, kv_heads, dim)
         _take(room.v, v, tokens, head, kv_heads, dim)
-        room.sum_k[: (length + ROWS) * dim] = np.float32(0)
-        room.sum_v[: (length + ROWS) * dim] = np.float32(0)
+        room.sum_k[: _whole_tiles(length) * dim] = np.float32(0)
+        room.sum_v[: _whole_tiles(length) * dim] = np.float32(0)
         for first in range(start * group, length * group, BLOCK):
             rows = min(BLOCK, length * group - first)
             seen = (first + rows - 1) // group + 1
@@ -132,9 +132,7 @@ def differentiate(
                 log_sum[r] = log_sums[tokens[token] * heads + head * group + of_group]
                 inner[r] = _inner(room.g[r * dim :][:dim], room.o[r * dim :][:dim])
             for r in range(0, rows, LANES):
-                slopes(
-                    room.p, room.s, r, BLOCK, -(-seen // ROWS) * ROWS, room.first, room.second, r
-                )
+                slopes(room.p, room.s, r, BLOCK, _whole_tiles(seen), log_sum, inner, r)
             _weighted(room.o, room.s, room.k, rows, dim, seen)
             for r in range(rows):
                 token, of_group = divmod(first + r, group)

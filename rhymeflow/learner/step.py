@@ -104,7 +104,7 @@ class LearnerStep:
         """
         started = time.perf_counter()
         assert not self._config.needs_whole_batch, self._config.needs_whole_batch
-        early = self._early or _Early([], Totals(diagnosis_names(self._config)), 0.0)
+        early = self._so_far()
         (minibatch,) = self._split(groups, _advantages(groups, self._config).values)
         self._score_fixed_policies([minibatch])
         for micro in minibatch:
@@ -132,7 +132,7 @@ class LearnerStep:
         """
         started = time.perf_counter()
         config = self._config
-        early = self._early or _Early([], Totals(diagnosis_names(config)), 0.0)
+        early = self._so_far()
         whole, totals, self._early = [*early.samples, *batch], early.totals, None
         advantages = _advantages(whole, config)
         minibatches = self._split(batch, advantages.values[len(early.samples) :])
@@ -153,6 +153,9 @@ class LearnerStep:
             "num_tokens": float(self.num_tokens),
             "step_time": early.seconds + time.perf_counter() - started,
         }
+
+    def _so_far(self) -> _Early:
+        return self._early or _Early([], Totals(diagnosis_names(self._config)), 0.0)
 
     def _split(self, batch: Sequence[Sample], advantage_N: np.ndarray) -> list[list[MicroBatch]]:
         """The micro-batches of each optimizer step that are computed here."""
