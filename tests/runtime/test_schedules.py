@@ -9,7 +9,7 @@ import pytest
 
 from rhymeflow.core.commands import Abort, Interrupt, Route
 from tests.runtime.logs import check_bound, check_replay, reader, replay, train
-from tests.runtime.tiny import tiny_config
+from tests.runtime.tiny import save_model, save_prompts, tiny_config
 
 pytestmark = pytest.mark.slow
 
@@ -33,9 +33,11 @@ SCHEDULES = [
     "schedule", SCHEDULES, ids=lambda s: "everything" if s is EVERYTHING else s["name"]
 )
 def test_it_trains_within_its_bound_and_the_log_gives_the_same_commands(tmp_path, schedule):
+    save_model(tmp_path / "model", unused_ids=500)  # long responses, which see pulls
+    save_prompts(tmp_path / "prompts.jsonl")
     config = tiny_config(
         tmp_path,
-        rollout={"num_instances": 2, "max_num_seqs": 5, "max_completion_length": 60},
+        rollout={"num_instances": 2, "max_num_seqs": 5, "max_completion_length": 100},
         learner={"max_steps": 6, "groups_per_batch": 3},
         schedule=schedule,
         drafting={"window": "cost" if schedule is EVERYTHING else "off"},

@@ -25,7 +25,7 @@ from rhymeflow.runtime.train import STOP_SIGNALS, interruptible
 from rhymeflow.store.reader import TrajectoryReader
 from tests.runtime import plain
 from tests.runtime.logs import reader, replay, train
-from tests.runtime.tiny import tiny_config
+from tests.runtime.tiny import save_model, save_prompts, tiny_config
 
 SYNCHRONOUS = {"name": "synchronous", "max_staleness": None}
 
@@ -105,10 +105,14 @@ def test_two_synchronous_runs_of_one_seed_have_the_same_log(synchronous, tmp_pat
 
 @pytest.mark.slow
 def test_thirty_asynchronous_steps_on_two_instances_never_break_the_bound(tmp_path):
+    # Responses that hardly ever stop: they are what a step takes its time for, so that some of
+    # them see a pull, on any machine.
+    save_model(tmp_path / "model", unused_ids=500)
+    save_prompts(tmp_path / "prompts.jsonl")
     config = tiny_config(
         tmp_path,
         learner={"max_steps": 30, "groups_per_batch": 4},
-        rollout={"num_instances": 2, "max_num_seqs": 5},
+        rollout={"num_instances": 2, "max_num_seqs": 5, "max_completion_length": 100},
         run={"eval_steps": 7, "save_steps": 20},
     )
     summary = train(config)
