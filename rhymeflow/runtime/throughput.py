@@ -1,7 +1,9 @@
 """Rates and shares between two steps, from the totals that workers report.
 
 Holds true: every share is of the time since the last step ended; what an instance did counts also
-when it is gone; pure arithmetic, time is an argument. Knows nothing of processes.
+when it is gone, and once: instances report a moment late, and what a step has no time for is of the
+next, so shares are right over several steps however short they are; pure arithmetic, time is an
+argument. Knows nothing of processes.
 """
 
 from __future__ import annotations
@@ -59,6 +61,8 @@ class Throughput:
     pull_seconds: list[float] = field(default_factory=list)
     _tokens: int = 0
     _busy: float = 0.0
+    _late_busy: float = 0.0
+    """Of `_busy`, what no step had time for yet."""
     _coordination: dict[str, float] = field(default_factory=dict)
     _left: list[InstanceStatus] = field(default_factory=list)
     _generated: Generated = field(default_factory=Generated)
@@ -113,11 +117,10 @@ class Throughput:
         """
         seconds = max(now - self.since, 1e-9)
         busy = sum(status.busy_seconds for status in self._all())
-        instances = max(len(self.statuses), 1)
         metrics = {
             "step_time": seconds,
             "rollout/tokens_per_s": self.rollout_tokens_per_s(now),
-            "idle/rollout": _share(1 - (busy - self._busy) / instances / seconds),
+            "idle/rollout": 1 - self._busy_share(busy - self._busy, seconds),
             "idle/learner": _share(1 - learner_seconds / seconds),
         }
         metrics |= self._end_coordination(seconds, coordination_seconds)
@@ -130,6 +133,13 @@ class Throughput:
         self._tokens = self._tokens_generated()
         self._busy, self.since = busy, now
         return metrics
+
+    def _busy_share(self, reported: float, seconds: float) -> float:
+        """Of the instances' time in a step, in which they reported to have been busy so long."""
+        available = max(len(self.statuses), 1) * seconds
+        busy = min(self._late_busy + reported, available)
+        self._late_busy += reported - busy
+        return busy / available
 
     def _end_drafts(self, busy_seconds: float) -> dict[str, float]:
         """Figures of drafting; a share of nothing is left out.
@@ -170,5 +180,5 @@ class Throughput:
 
 
 def _share(value: float) -> float:
-    # Statuses arrive a moment after what they count, so a share can be a little off either end.
+    # Workers have clocks of their own, so a share can be a little off either end.
     return min(max(value, 0.0), 1.0)

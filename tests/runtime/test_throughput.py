@@ -55,6 +55,20 @@ def test_what_an_instance_did_counts_when_it_is_gone():
     assert row["idle/rollout"] == pytest.approx(1 - 1.5 / 2 / 2)
 
 
+@pytest.mark.parametrize("step", [0.1, 0.35, 1.0])
+def test_an_instance_that_reports_late_is_as_busy_over_several_steps_as_it_was(step):
+    busy_share, every = 0.9, 0.25
+    throughput = Throughput(since=0.0)
+    throughput.begin(0.0, {"cpu": 0.0})
+    shares = []
+    for number in range(1, 101):
+        reported = (number * step) // every * every  # the last status before the step ended
+        throughput.statuses["a"] = status(0, busy_share * reported)
+        shares.append(1 - end(throughput, number * step)["idle/rollout"])
+    assert all(0.0 <= share <= 1.0 for share in shares)
+    assert sum(shares) / len(shares) == pytest.approx(busy_share, abs=0.03)
+
+
 def test_drafts_are_counted_by_step_and_by_what_they_are_shares_of():
     throughput = Throughput(since=0.0, has_drafts=True)
     throughput.statuses["a"], throughput.statuses["b"] = status(10, 1.0, 0.5), status(10, 2.0, 0.5)
