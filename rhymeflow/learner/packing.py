@@ -20,6 +20,7 @@ either. Knows nothing of torch, rewards or the policy.
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -95,8 +96,8 @@ class _Builder:
         self._tokens: list[np.ndarray] = []
         self._positions: list[np.ndarray] = []
         self.num_tokens = 0
-        self._known: dict[tuple[int, ...], list[tuple[np.ndarray, np.ndarray]]] = {}
-        """Of each prompt's samples the tokens and their places."""
+        self._known: dict[tuple[int, ...], _Known] = {}
+        """By prompt."""
         self._sequences: list[np.ndarray] = []
         self._samples: list[Sample] = []
 
@@ -108,11 +109,11 @@ class _Builder:
     def add(self, member: int, sample: Sample) -> None:
         """Append a sample, without what the row has of it already."""
         self.size += self.cost(sample)
-        known = self._known.setdefault(tuple(sample.prompt_ids), [])
+        known = self._known.setdefault(tuple(sample.prompt_ids), _Known())
         tokens = np.array([*sample.prompt_ids, *sample.completion_ids[:-1]], dtype=np.int64)
-        shared = _longest_beginning(tokens, known)
+        shared = known.longest_beginning(tokens)
         places = np.concatenate([shared, self._append(tokens[len(shared) :], len(shared))])
-        known.append((tokens, places))
+        known.add(tokens, places)
         self._sequences.append(places)
         self.members.append(member)
         self._samples.append(sample)
@@ -145,18 +146,37 @@ class _Builder:
         )
 
 
-def _longest_beginning(
-    tokens: np.ndarray, known: list[tuple[np.ndarray, np.ndarray]]
-) -> np.ndarray:
-    """Where the most of the first `tokens` lie that one of `known` begins with too."""
-    longest = np.zeros(0, dtype=np.int64)
-    for others, places in known:
-        length = min(len(tokens), len(others))
-        differ = np.flatnonzero(tokens[:length] != others[:length])
-        common = int(differ[0]) if len(differ) else length
-        if common > len(longest):
-            longest = places[:common]
-    return longest
+class _Known:
+    """Samples of one prompt, and where in the row their tokens lie.
+
+    They are sorted by their tokens' bytes: of a sorted list, what has most of its beginning in
+    common with something new stands next to the new one's place, so two are looked at however many
+    there are. Which of several is taken makes no difference: they share those tokens.
+    """
+
+    def __init__(self) -> None:
+        self._sorted: list[bytes] = []
+        self._places: list[np.ndarray] = []
+
+    def add(self, tokens: np.ndarray, places: np.ndarray) -> None:
+        """These tokens lie there."""
+        key = tokens.tobytes()
+        index = bisect(self._sorted, key)
+        self._sorted.insert(index, key)
+        self._places.insert(index, places)
+
+    def longest_beginning(self, tokens: np.ndarray) -> np.ndarray:
+        """Where the most of the first `tokens` lie that a sample begins with too."""
+        index = bisect(self._sorted, tokens.tobytes())
+        longest = np.zeros(0, dtype=np.int64)
+        for neighbour in range(max(index - 1, 0), min(index + 1, len(self._sorted))):
+            others = np.frombuffer(self._sorted[neighbour], dtype=tokens.dtype)
+            length = min(len(tokens), len(others))
+            differ = np.flatnonzero(tokens[:length] != others[:length])
+            common = int(differ[0]) if len(differ) else length
+            if common > len(longest):
+                longest = self._places[neighbour][:common]
+        return longest
 
 
 __all__ = ["PackedRow", "added", "empty_row", "pack"]
