@@ -46,15 +46,24 @@ from rhymeflow.workers import messages
 TICK_SECONDS = 0.1
 """Longest wait for news; the progress display is at most this old."""
 
-ROUND_SECONDS = 0.02
+ROUND_SECONDS = 0.005
 """Events of this time make a round: what the coordinator plans costs as much for one as for many.
-Long against an event's cost, short against a response. The learner's news is acted on at once, and
-nobody waits while an instance pulls: it may have nothing to do until the coordinator has heard of
-it."""
+Short against a response: at the end of a batch the last one, its reward and the batch each wait for
+the end of a round, when there may be nothing else to do. The learner's news is acted on at once,
+and nobody waits while an instance pulls, which may have nothing to do either."""
 
+ROUND_SHARE = 0.5
+LONGEST_ROUND_SECONDS = 0.02
+"""Where a round's work takes more than this share of it, as with many instances, rounds are longer,
+up to this."""
 
 GROW_SECONDS = 1.0
 """How often it is looked whether there is room for another instance."""
+
+
+def round_seconds(spent: float) -> float:
+    """How long a round is to be, if the work of the last one took `spent` seconds."""
+    return min(max(ROUND_SECONDS, spent / ROUND_SHARE), LONGEST_ROUND_SECONDS)
 
 
 class Controller:
@@ -166,8 +175,9 @@ class Controller:
         """Wait for news, and then a little, for more to come with it."""
         learner = self.supervisor.learner.name
         more = self.coordinator.state.has_more
+        spent = self.reporter.now - self._round_began
         news = self.supervisor.wait(0.0 if more else TICK_SECONDS)
-        rest = self._round_began + ROUND_SECONDS - self.reporter.now
+        rest = self._round_began + round_seconds(spent) - self.reporter.now
         is_urgent = more or self._pulling or any(item.worker == learner for item in news)
         if news and not is_urgent and rest > 0:
             news += self.supervisor.wait(rest, for_any_of=[learner])

@@ -71,7 +71,7 @@ def test_a_reward_takes_what_is_beyond_a_round() -> None:
         return Recorded(9, time, TrajectoryRewarded(TrajectoryId(0, member), 1.0))
 
     log = [finished(member) for member in range(3)]
-    log += [rewarded(member, 1.0 + t) for member, t in enumerate((0.01, 0.05, 0.5))]
+    log += [rewarded(member, 1.0 + t) for member, t in enumerate((0.001, 0.05, 0.5))]
     log.append(rewarded(3, 9.0))  # it was cut
     assert reward_seconds(log) == pytest.approx(0.05 - ROUND_SECONDS)
     assert reward_seconds([log[0], log[3]]) == 0
