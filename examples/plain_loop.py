@@ -30,6 +30,7 @@ from rhymeflow.data.stream import PromptStream
 from rhymeflow.engine.base import NoiseKey, Request, Sampling
 from rhymeflow.engine.native.engine import Engine
 from rhymeflow.learner.algorithms.advantages import group_advantages
+from rhymeflow.learner.algorithms.losses import MOST_LOG_RATIO
 from rhymeflow.learner.logprobs import TokenScorer
 from rhymeflow.learner.optimizer import Optimizer, learning_rate
 from rhymeflow.learner.packing import PackedRow, pack
@@ -190,7 +191,8 @@ def clipped_objective(
 
     def loss_of(logprob_C: Tensor, chunk: slice) -> Tensor:
         advantage_C = advantage_R[chunk].to(logprob_C.device)
-        ratio_C = (logprob_C - old_R[chunk].to(logprob_C.device)).exp()
+        log_ratio_C = logprob_C - old_R[chunk].to(logprob_C.device)
+        ratio_C = log_ratio_C.clamp(-MOST_LOG_RATIO, MOST_LOG_RATIO).exp()
         clipped_C = ratio_C.clamp(low, high)
         return -torch.minimum(ratio_C * advantage_C, clipped_C * advantage_C).sum() / num_tokens
 

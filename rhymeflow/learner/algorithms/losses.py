@@ -24,7 +24,12 @@ section 5.2); neither has the cap, it is AReaL's released code that drops tokens
 with truncation is what StaleFlow is paired with (arXiv 2601.12784). k3: the estimator
 exp(d) - d - 1 of the KL divergence, d = log pi_ref - log pi (GRPO, arXiv 2402.03300, equation 4);
 the factor r, whose gradient counts even where its value is 1, makes the gradient that of
-KL(pi || pi_ref) (DeepSeek-V3.2, arXiv 2512.02556; TRL's default).
+KL(pi || pi_ref) (DeepSeek-V3.2, arXiv 2512.02556; TRL's default). It is -r * d, and is given so:
+autograd would take it from terms of size exp(d), which in float32 cancel to 0 from d = 20 or so on.
+
+Log-ratios count as `MOST_LOG_RATIO` at most, up and down, so that one extreme token leaves loss and
+gradient finite: past it a ratio carries no gradient, and the KL term that of the bound. verl has
+the same bound; its other one, k3 <= 10, is not taken over, for it begins at d = 2.6.
 """
 
 from __future__ import annotations
@@ -37,6 +42,9 @@ import torch
 from torch import Tensor
 
 from rhymeflow.config import LearnerConfig
+
+MOST_LOG_RATIO = 20.0
+"""exp(20) is 5e8. No value below is changed."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +126,7 @@ def clip_range(config: LearnerConfig) -> tuple[float, float]:
 
 def off_policy_weight(log_u_R: Tensor, config: LearnerConfig) -> Tensor:
     """w of the module's docstring, from log(pi_prox / mu)."""
-    u_R = log_u_R.exp()
+    u_R = _bounded(log_u_R).exp()
     cap = config.importance_sampling_cap
     if config.off_policy_correction == "decoupled":
         return torch.where(u_R <= cap, u_R, 0.0)
@@ -128,7 +136,10 @@ def off_policy_weight(log_u_R: Tensor, config: LearnerConfig) -> Tensor:
 def reference_kl(logprob_R: Tensor, inputs: TokenInputs, config: LearnerConfig) -> Tensor:
     """r * k3, the estimate of KL(pi || pi_ref) from each token, never negative."""
     assert inputs.reference_R is not None, "no reference log-probabilities"
-    return _ratio(logprob_R, inputs, config) * _k3(inputs.reference_R - logprob_R)
+    policy_R = logprob_R.detach()
+    d_R = _bounded(inputs.reference_R - policy_R)
+    ratio_R = _ratio(policy_R, inputs, config)
+    return ratio_R * _k3(d_R) - ratio_R * d_R * (logprob_R - policy_R)  # the last factor is 0
 
 
 def diagnosis_names(config: LearnerConfig) -> tuple[str, ...]:
@@ -166,13 +177,13 @@ def capped(logprob_R: Tensor, inputs: TokenInputs, config: LearnerConfig) -> Ten
     if config.off_policy_correction == "none":
         return torch.zeros_like(logprob_R, dtype=torch.bool)
     log_u_R = _proximal(logprob_R, inputs) - inputs.behaviour_R
-    return log_u_R.exp() > config.importance_sampling_cap
+    return _bounded(log_u_R).exp() > config.importance_sampling_cap
 
 
 def mismatch(logprob_R: Tensor, behaviour_R: Tensor) -> tuple[Tensor, Tensor]:
     """Sum of the k3 estimates of KL(mu || pi), and the greatest pi / mu."""
     log_u_R = logprob_R - behaviour_R
-    return _k3(log_u_R).sum(), log_u_R.max().exp()
+    return _k3(log_u_R).sum(), _bounded(log_u_R.max()).exp()
 
 
 def _proximal(logprob_R: Tensor, inputs: TokenInputs) -> Tensor:
@@ -181,14 +192,21 @@ def _proximal(logprob_R: Tensor, inputs: TokenInputs) -> Tensor:
 
 def _ratio(logprob_R: Tensor, inputs: TokenInputs, config: LearnerConfig) -> Tensor:
     is_plain = config.off_policy_correction == "none"
-    return (logprob_R - (inputs.behaviour_R if is_plain else _proximal(logprob_R, inputs))).exp()
+    close_to_R = inputs.behaviour_R if is_plain else _proximal(logprob_R, inputs)
+    return _bounded(logprob_R - close_to_R).exp()
 
 
 def _k3(d_R: Tensor) -> Tensor:
+    d_R = _bounded(d_R)
     return d_R.exp() - d_R - 1.0
 
 
+def _bounded(log_ratio_R: Tensor) -> Tensor:
+    return log_ratio_R.clamp(-MOST_LOG_RATIO, MOST_LOG_RATIO)
+
+
 __all__ = [
+    "MOST_LOG_RATIO",
     "TokenInputs",
     "capped",
     "clip_range",
