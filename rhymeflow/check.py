@@ -12,9 +12,11 @@ import contextlib
 import sys
 from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 from rhymeflow import build, environments
 from rhymeflow.config import Config, RewardFunction
+from rhymeflow.data.encode import Tokenizer
 from rhymeflow.data.files import check_source
 from rhymeflow.data.generators import is_generator
 from rhymeflow.data.load import check_sources
@@ -27,9 +29,19 @@ from rhymeflow.models.files import check_files
 from rhymeflow.reward.functions import BUILT_IN, Judge
 from rhymeflow.store import previous_run
 from rhymeflow.suites.metrics import check_best_metric
-from rhymeflow.suites.prompts import load_suites
+from rhymeflow.suites.prompts import SuitePrompts, load_suites
 from rhymeflow.suites.sections import RUN, reward_sections
 from rhymeflow.utils.imported import check_file, names_file
+
+
+class Loaded(NamedTuple):
+    """What a run would begin with."""
+
+    tokenizer: Tokenizer
+    prompts: RunPrompts
+    suites: dict[str, SuitePrompts]
+    longest_prompt: int
+    """In tokens."""
 
 
 def before_start(config: Config) -> None:
@@ -56,8 +68,8 @@ def before_start(config: Config) -> None:
     check_installed(config)
 
 
-def everything(config: Config) -> int:
-    """Load what a run would load, but for the weights; return the longest prompt in tokens.
+def everything(config: Config) -> Loaded:
+    """Load what a run would load, but for the weights.
 
     Raises:
         UserError: a run would not start.
@@ -85,7 +97,8 @@ def everything(config: Config) -> int:
             _check_rows(suite.suite.config, suite.prompts, own)
     train = prompts.train
     lengths = [len(prompts.encoder.encode(train[row])) for row in range(len(train))]
-    return max([*lengths, *(len(ids) for suite in suites.values() for ids in suite.prompt_ids)])
+    lengths += [len(ids) for suite in suites.values() for ids in suite.prompt_ids]
+    return Loaded(tokenizer, prompts, suites, max(lengths))
 
 
 def _check_ray(config: Config) -> None:

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from rhymeflow.cli import bench
 from rhymeflow.config import Config
 from rhymeflow.config.load import build_config, list_recipes, parse_config, read_config
 from rhymeflow.errors import UserError
+from rhymeflow.runtime.ray import library
 
 ROOT = Path(__file__).parent.parent
 
@@ -91,6 +93,59 @@ def test_dry_run_prints_a_file_that_loads_back(
     assert "# memory:" in text
     for process in ("rollout", "learner", "weight store"):
         assert process in text
+
+
+def test_a_dry_run_says_what_is_trained_on_and_the_configuration_last(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    more = ["--learner.groups_per_batch", "1000000", "--learner.max_steps", "1"]
+    assert cli.main(["train", "demo", "--dry-run", *more]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "# rows: 256 to train on, 128 held out" in lines
+    assert any("in 1 steps each comes 3,906.2 times (3,906.25 epochs)" in line for line in lines)
+    assert any("each comes 3,906.2 times in every batch" in line for line in lines)
+    assert (
+        lines[lines.index(next(line for line in lines if "first prompt" in line)) + 1][:5]
+        == "#   |"
+    )
+    first = lines.index("name: demo")
+    assert all(line.startswith("# ") for line in lines[:first])
+    assert not any(line.startswith("#") for line in lines[first:])
+
+
+REFUSED = {
+    "no Ray": (["--runtime", "ray"], "runtime = 'ray' needs the package ray: pip install"),
+    "no wandb": (["--run.report_to", "[wandb]"], "wandb, which is not installed: pip install"),
+    "a folder of that name": (["--run.report_to", "[trackio]"], "trackio, which is not installed"),
+    "nowhere to write": (["--run.output_dir", "/proc/x/y"], "run.output_dir: /proc/x/y cannot be"),
+    "a file in the way": (["--run.output_dir", "file/x"], "file/x cannot be written: "),
+    "a mirror of no kind": (["--run.mirror", "nosuch://x"], "run.mirror: nosuch://x"),
+}
+
+
+@pytest.mark.parametrize(("given", "said"), REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize("more", [["--dry-run"], []])
+def test_a_dry_run_refuses_what_a_run_refuses(
+    given: list[str],
+    said: str,
+    more: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """In one line, and nothing is left."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(library.metadata, "version", _no_such_package)
+    Path("file").write_text("")
+    Path("trackio").mkdir()
+    assert cli.main(["train", "demo", *given, *more]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "trackio"]
+
+
+def _no_such_package(name: str) -> str:
+    raise metadata.PackageNotFoundError(name)
 
 
 @pytest.mark.parametrize("option", [["--schedule", "partial"], ["--schedule=partial"]])

@@ -290,12 +290,10 @@ def test_columns_that_a_function_need_not_be_given(folder: Path) -> None:
     config = parse_config("", {"model.name": "model", "data.source": "sums.csv",
                                "rollout.max_completion_length": "12",
                                "reward.functions": "[{function: 'judges.py:optional'}]"})  # fmt: skip
-    assert check.everything(config) == 5
+    assert check.everything(config).longest_prompt == 5
     alone = {"size": 1, "eval_size": 0}
-    assert (
-        check.everything(config.model_copy(update={"data": config.data.model_copy(update=alone)}))
-        == 5
-    )
+    one = config.model_copy(update={"data": config.data.model_copy(update=alone)})
+    assert check.everything(one).longest_prompt == 5
 
 
 # -- what a run leaves -----------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import Any
 from rhymeflow.cli.parser import Add
 from rhymeflow.config import Config
 from rhymeflow.config import help as pages
-from rhymeflow.config.load import dump_config, read_config
+from rhymeflow.config.load import read_config
 from rhymeflow.errors import UserError
 
 _TRAIN = """\
@@ -150,19 +150,9 @@ def train(args: argparse.Namespace) -> int:
 
     config = read_config(args.recipe, args.overrides)
     if args.dry_run:
-        from rhymeflow.runtime.run_dir import check_run_dir
+        from rhymeflow.cli.dry_run import dry_run
 
-        check_run_dir(config)
-        longest = check.everything(config) if args.dry_run == "full" else None
-        if config.cluster.nodes is not None:
-            from rhymeflow.cluster import plan
-
-            needs = plan.describe(config)
-        else:
-            from rhymeflow import sizes  # loads torch; mistakes are said without waiting for it
-
-            needs = sizes.describe(config, longest)
-        print(dump_config(config) + needs)
+        dry_run(config, is_full=args.dry_run == "full")
         return 0
     check.before_start(config)
     if config.runtime == "local":

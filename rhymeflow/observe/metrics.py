@@ -12,14 +12,15 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Protocol
 
 import msgspec
 
 from rhymeflow.errors import UserError
+from rhymeflow.utils.extras import EXTRAS
 
 FILE = "metrics.jsonl"
 EXTRA = "extra.jsonl"
@@ -66,6 +67,7 @@ class MetricsWriter:
         Raises:
             UserError: a tracker that was asked for is not installed.
         """
+        check_installed(report_to)
         self._trackers = [
             TRACKERS[tracker](run_dir, name, config, first_step) for tracker in report_to
         ]
@@ -98,8 +100,6 @@ class TensorBoard:
     def __init__(
         self, run_dir: Path, name: str, config: Mapping[str, Any], first_step: int
     ) -> None:
-        if importlib.util.find_spec("tensorboard") is None:
-            raise UserError(_missing("tensorboard", "tensorboard"))
         self._folder, self._first_step = str(run_dir / "tensorboard"), first_step
         self._writer: Any = None  # its import takes a second and has time until there is a row
 
@@ -125,7 +125,7 @@ class WeightsAndBiases:
     def __init__(
         self, run_dir: Path, name: str, config: Mapping[str, Any], first_step: int
     ) -> None:
-        module = _require("wandb", "wandb", "rhymeflow[wandb]")
+        module = importlib.import_module("wandb")
         known = _runs(run_dir).get("wandb")
         # "allow": there is no run of this id if none of its rows was ever delivered.
         again = {"id": known, "resume": "allow", "allow_val_change": True} if known else {}
@@ -151,7 +151,7 @@ class Trackio:
     def __init__(
         self, run_dir: Path, name: str, config: Mapping[str, Any], first_step: int
     ) -> None:
-        self._module = _require("trackio", "trackio", "rhymeflow[trackio]")
+        self._module = importlib.import_module("trackio")
         known = _runs(run_dir).get("trackio")
         how = {"name": known, "resume": "allow"} if known else {"name": name, "resume": "never"}
         run = self._module.init(project=PROJECT, config=dict(config), **how)
@@ -171,6 +171,18 @@ TRACKERS: dict[str, Callable[[Path, str, Mapping[str, Any], int], Tracker]] = {
     "wandb": WeightsAndBiases,
     "trackio": Trackio,
 }
+
+
+def check_installed(report_to: Sequence[str]) -> None:
+    """Raise `UserError` if a tracker is not there; `report_to`: names among `TRACKERS`."""
+    for tracker in report_to:
+        spec = None if tracker in sys.modules else importlib.util.find_spec(tracker)
+        # A folder of this name in the working directory is found, and is no tracker.
+        if tracker not in sys.modules and (spec is None or spec.origin is None):
+            package = f"rhymeflow[{tracker}]" if tracker in EXTRAS else tracker
+            raise UserError(
+                f"run.report_to names {tracker}, which is not installed: pip install '{package}'"
+            )
 
 
 def _runs(run_dir: Path) -> dict[str, str]:
@@ -239,14 +251,3 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
         if not isinstance(row, dict) or not isinstance(row.get("step"), int):
             raise UserError(f"{path}, line {number}: is no object with a step")
         yield row
-
-
-def _require(module: str, tracker: str, package: str) -> ModuleType:
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        raise UserError(_missing(tracker, package)) from error
-
-
-def _missing(tracker: str, package: str) -> str:
-    return f"run.report_to names {tracker}, which is not installed: pip install '{package}'"

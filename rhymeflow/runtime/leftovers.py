@@ -14,12 +14,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from rhymeflow import check
 from rhymeflow.config import Config
 from rhymeflow.errors import UserError
 from rhymeflow.observe.summary import Summary
 from rhymeflow.runtime.observer import Observer
 from rhymeflow.runtime.run_dir import choose_run_dir
+from rhymeflow.runtime.start import check_start
 
 
 def leaves_nothing_untrained(train: Callable[..., Summary]) -> Callable[..., Summary]:
@@ -37,8 +37,8 @@ def leaves_nothing_untrained(train: Callable[..., Summary]) -> Callable[..., Sum
         console: Console | None = None,
         observer: Observer | None = None,
     ) -> Summary:
-        check.before_start(config)
         path = run_dir or choose_run_dir(config)
+        check_start(config, path)
         before = {path, *path.rglob("*")} if path.exists() else set()
         parents = [each for each in path.parents if not each.exists()]
         try:

@@ -13,7 +13,7 @@ Holds true: a directory is used by one run. Knows nothing of what is written to 
 
 from __future__ import annotations
 
-import os
+import tempfile
 import time
 from itertools import count
 from pathlib import Path
@@ -59,13 +59,16 @@ def choose_run_dir(config: Config) -> Path:
     return next(path for path in candidates if not path.exists())
 
 
-def check_run_dir(config: Config) -> None:
-    """Look whether `create_run_dir` would do; creates nothing. Raises `UserError` as it does."""
-    path = choose_run_dir(config)
+def check_run_dir(path: Path) -> None:
+    """Look whether `create_run_dir` would do; leaves nothing. Raises `UserError` as it does."""
     _refuse_another(path)
     there = next(each for each in (path, *path.absolute().parents) if each.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK):
-        raise UserError(f"run.output_dir: {path} cannot be written: {there} is no directory for it")
+    try:  # permissions say little: root has them on file systems that nobody can write to
+        with tempfile.TemporaryDirectory(dir=there):
+            pass
+    except OSError as error:
+        reason = f"{there}: {error.strerror}"
+        raise UserError(f"run.output_dir: {path} cannot be written: {reason}") from None
 
 
 def _refuse_another(path: Path) -> None:

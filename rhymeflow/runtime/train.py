@@ -28,7 +28,7 @@ from rhymeflow.data.run_prompts import LOOKED_AT, RunPrompts
 from rhymeflow.environments import check_rows, tool_schemas_apart
 from rhymeflow.errors import StorageError, UserError
 from rhymeflow.learner.checkpoint_dirs import CHECKPOINTS, checkpoints_up_to, set_aside
-from rhymeflow.mirror.mirror import Mirror, check_free
+from rhymeflow.mirror.mirror import Mirror
 from rhymeflow.observe import metrics, summary
 from rhymeflow.observe.metrics import MetricsWriter
 from rhymeflow.observe.notebook import progress_on
@@ -104,7 +104,6 @@ def train(
         StorageError: the disk is full, or files of the run were deleted or damaged.
     """
     prepare(config)
-    check_free(config)
     path = run_dir or directories.choose_run_dir(config)
     config = in_force.before_the_start(config, path)
     directories.create_run_dir(config, path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 
 import pytest
 
@@ -163,11 +164,7 @@ def test_what_names_the_runs_may_be_broken(tmp_path, monkeypatch, text):
 
 @pytest.mark.parametrize("name", ["tensorboard", "wandb", "trackio"])
 def test_a_tracker_that_is_not_installed_is_named(tmp_path, monkeypatch, name):
-    def missing(wanted):
-        assert wanted == name
-        raise ModuleNotFoundError(wanted)
-
-    monkeypatch.setattr(metrics.importlib, "import_module", missing)
-    monkeypatch.setattr(metrics.importlib.util, "find_spec", {"tensorboard": None}.__getitem__)
+    monkeypatch.setattr(metrics.importlib.util, "find_spec", {name: None}.__getitem__)
+    monkeypatch.delitem(sys.modules, name, raising=False)
     with pytest.raises(UserError, match=f"run.report_to names {name}, which is not installed"):
         MetricsWriter(tmp_path, report_to=(name,), name="run", config={})

@@ -35,12 +35,8 @@ _ALONE = {
 the work, are not to come after everything else on the machine (15, by Ray's default)."""
 
 
-def load(address: str | None) -> ModuleType:
-    """Import Ray, to be used with the cluster at `address`; None: with one of this machine alone.
-
-    Raises:
-        UserError: it is not installed, or is another version.
-    """
+def check_version() -> None:
+    """Raise `UserError` if Ray is not installed, or is another version; imports nothing."""
     try:
         found = metadata.version("ray")
     except metadata.PackageNotFoundError:
@@ -50,6 +46,15 @@ def load(address: str | None) -> ModuleType:
             f"runtime = 'ray' needs ray {VERSION}, and {found} is installed: "
             f"{how_to_install('ray')}"
         )
+
+
+def load(address: str | None) -> ModuleType:
+    """Import Ray, to be used with the cluster at `address`; None: with one of this machine alone.
+
+    Raises:
+        UserError: it is not installed, or is another version.
+    """
+    check_version()
     if address is None:
         for name, value in _ALONE.items():  # some are read when Ray is imported
             os.environ.setdefault(name, value)
@@ -89,4 +94,4 @@ def connected(address: str | None, *, num_cpus: int) -> Iterator[ModuleType]:
         ray.shutdown()
 
 
-__all__ = ["QUIET", "connected", "load"]
+__all__ = ["QUIET", "check_version", "connected", "load"]

@@ -1,0 +1,98 @@
+"""What a dry run shows: what would be trained on, what it needs, and the configuration.
+
+Holds true: all but the configuration are comments, so what is printed is a file that loads back
+equal; text of data and templates does not act on the terminal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rhymeflow.config import Config
+from rhymeflow.config.load import dump_config
+from rhymeflow.core.types import HELD_OUT
+
+if TYPE_CHECKING:
+    from rhymeflow.check import Loaded
+
+_LINES, _WIDTH = 24, 300
+"""Of a text, so many are shown: half of the lines its first ones, half its last."""
+
+
+def dry_run(config: Config, *, is_full: bool) -> None:
+    """Print what `config` would do, its data read if `is_full`; raise what `train` would raise."""
+    from rhymeflow import check
+    from rhymeflow.runtime.run_dir import check_run_dir, choose_run_dir
+    from rhymeflow.runtime.start import check_start
+
+    lines: list[str] = []
+    longest = None
+    if is_full:
+        check_start(config, choose_run_dir(config))
+        loaded = check.everything(config)
+        longest = loaded.longest_prompt
+        lines += _what_is_trained_on(config, loaded)
+    else:
+        check_run_dir(choose_run_dir(config))
+    if config.cluster.nodes is not None:
+        from rhymeflow.cluster import plan
+
+        needs = plan.describe(config)
+    else:
+        from rhymeflow import sizes  # loads torch; mistakes are said without waiting for it
+
+        needs = sizes.describe(config, longest)
+    print("\n".join([*lines, needs.strip("\n"), dump_config(config)]), end="")
+
+
+def _what_is_trained_on(config: Config, loaded: Loaded) -> list[str]:
+    train, held_out = loaded.prompts.train, loaded.prompts.held_out
+    ids = loaded.prompts.encoder.encode(train[0])
+    return [
+        f"# rows: {len(train):,} to train on, {len(held_out):,} held out",
+        *(
+            f"#   suite {name}: {len(suite.prompts):,} prompts"
+            for name, suite in loaded.suites.items()
+            if name != HELD_OUT
+        ),
+        *_repeats(config, len(train)),
+        f"# the first prompt, {train[0].where}, as the policy reads it ({len(ids):,} tokens):",
+        *comments(loaded.tokenizer, [("", ids)]),
+    ]
+
+
+def _repeats(config: Config, rows: int) -> Iterable[str]:
+    """How often a prompt comes."""
+    batch, steps = config.learner.groups_per_batch, config.learner.max_steps
+    epochs = steps * batch / rows
+    how = f"each comes {_times(epochs)}" if epochs >= 1 else f"{steps * batch:,} of them come once"
+    yield f"# prompts of a step: {batch:,}; in {steps:,} steps {how} ({epochs:,.2f} epochs)"
+    if batch > rows:
+        yield (
+            f"#   there are not so many: each comes {_times(batch / rows)} in every batch "
+            "(learner.groups_per_batch)"
+        )
+
+
+def _times(number: float) -> str:
+    whole = f"{number:,.1f}".removesuffix(".0")
+    return "once" if whole == "1" else f"{whole} times"
+
+
+def comments(tokenizer: Any, parts: Sequence[tuple[str, Sequence[int]]]) -> list[str]:
+    """Tokens as text with its special tokens, each line behind what its part is called."""
+    from rhymeflow.observe.printable import printable  # loads rich
+
+    width = max(len(name) for name, _ in parts)
+    found = [
+        f"#   {name:<{width}}| {line if len(line) <= _WIDTH else line[:_WIDTH] + ' ...'}"
+        for name, ids in parts
+        for line in printable(tokenizer.decode(ids, skip_special_tokens=False)).split("\n")
+    ]
+    if (left_out := len(found) - _LINES) > 0:
+        found[_LINES // 2 : -_LINES // 2] = [f"#   ({left_out:,} more lines)"]
+    return found
+
+
+__all__ = ["comments", "dry_run"]
