@@ -77,7 +77,9 @@ def tool_schemas_apart(config: Config) -> dict[SuiteName, Tools]:
     from concurrent.futures.process import BrokenProcessPool
 
     try:
-        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        context = multiprocessing.get_context("spawn")
+        as_any_program = multiprocessing.set_start_method, (None, True)  # for the user's processes
+        with ProcessPoolExecutor(1, context, *as_any_program) as pool:
             with main_module.left_out():
                 asked = pool.submit(all_tool_schemas, config)
             return asked.result(config.environment.start_timeout)

@@ -80,7 +80,11 @@ def descendants(ancestor: int) -> list[int]:
 
 
 def detach(parent: int) -> None:
-    """Make this process leave Ctrl-C to its parent, lead a group of its own, and end with it."""
+    """Make this process leave Ctrl-C to its parent, lead a group of its own, and end with it.
+
+    Processes that it starts are started as any program's are, not as this one was.
+    """
+    multiprocessing.set_start_method(None, force=True)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.setsid()
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):

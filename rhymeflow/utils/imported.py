@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import importlib
-import importlib.util
 import inspect
 import sys
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from typing import Any
 from rhymeflow.errors import UserError, nearest
 from rhymeflow.utils.described import described
 from rhymeflow.utils.pickled import names_pickle, unpickled
+from rhymeflow.utils.user_modules import name_of_file
 
 
 def imported(spec: str, where: str) -> Callable[..., Any]:
@@ -119,28 +119,17 @@ def _file_module(path: Path, where: str) -> ModuleType:
     path = path.expanduser().resolve()
     if not path.is_file():
         raise UserError(f"{where}: there is no file {path}")
-    # Under its own name, so that what the file defines finds its module; beside its neighbours.
-    name = f"rhymeflow_user_{path.stem}_{abs(hash(path))}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    sys.path.insert(0, str(path.parent))
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code may raise anything
-        del sys.modules[name]
-        raise UserError(f"{where}: importing it raised {described(error)}") from None
-    return module
+    name = name_of_file(path)
+    if name not in sys.modules:
+        sys.path.insert(0, str(path.parent))  # for its neighbours
+    return _named_module(name, where)
 
 
 def _named_module(name: str, where: str) -> ModuleType:
     try:
         return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        raise UserError(f"{where}: {error}") from None
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code may raise anything
+        missing = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None and f"{name}.".startswith(f"{missing}."):
+            raise UserError(f"{where}: {error}") from None
         raise UserError(f"{where}: importing it raised {described(error)}") from None

@@ -10,16 +10,17 @@ wrote is read: a pickle is a program. Knows nothing of what the objects are for.
 
 from __future__ import annotations
 
+import importlib
 import pickle
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import Any
 
 from rhymeflow.errors import UserError, nearest
 from rhymeflow.utils.described import described
-
-_read: dict[Path, dict[str, Any]] = {}
+from rhymeflow.utils.user_modules import name_of_file
 
 
 def names_pickle(spec: str) -> bool:
@@ -35,7 +36,13 @@ def dumped(objects: Mapping[str, Any]) -> bytes:
     """
     for name, each in objects.items():
         _dumped(each, name)  # alone, so that the error names it
-    return _dumped((sys.path, _dumped(dict(objects), ", ".join(objects))), "sys.path")
+    # What is pickled together shares the names of `__main__` that it uses; this has them too.
+    main = FunctionType(_no_code.__code__, vars(sys.modules["__main__"]))
+    return _dumped((sys.path, _dumped((dict(objects), main), ", ".join(objects))), "sys.path")
+
+
+def _no_code() -> None:
+    pass
 
 
 def unpickled(spec: str, where: str) -> Any:
@@ -46,11 +53,15 @@ def unpickled(spec: str, where: str) -> Any:
     """
     file, _, name = spec.rpartition(":")
     path = Path(file).expanduser().resolve()
-    if path not in _read:
-        _read[path] = _loaded(path, where)
-    if name not in _read[path]:
-        raise UserError(f"{where}: there is no {name!r} in it{nearest(name, _read[path])}")
-    return _read[path][name]
+    if not path.is_file():
+        raise UserError(f"{where}: there is no file {path}")
+    try:
+        objects = importlib.import_module(name_of_file(path)).__objects__
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - it runs the user's code
+        raise UserError(f"{where}: reading it raised {described(error)}") from None
+    if name not in objects:
+        raise UserError(f"{where}: there is no {name!r} in it{nearest(name, objects)}")
+    return objects[name]
 
 
 def _dumped(value: Any, name: str) -> bytes:
@@ -66,13 +77,15 @@ def _dumped(value: Any, name: str) -> bytes:
     return data
 
 
-def _loaded(path: Path, where: str) -> dict[str, Any]:
-    if not path.is_file():
-        raise UserError(f"{where}: there is no file {path}")
-    try:
-        directories, data = pickle.loads(path.read_bytes())
-        sys.path += [each for each in directories if each not in sys.path]
-        objects: dict[str, Any] = pickle.loads(data)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - it runs the user's code
-        raise UserError(f"{where}: reading it raised {described(error)}") from None
-    return objects
+def load_into(module: ModuleType, path: Path) -> None:
+    """Make the module of such a file: its `__objects__`, and what they use of their writer's
+    `__main__`, which belongs to this module from now on, so that processes can be sent it."""
+    directories, data = pickle.loads(path.read_bytes())
+    sys.path += [each for each in directories if each not in sys.path]
+    objects, main = pickle.loads(data)
+    for each in (*objects.values(), *map(type, objects.values()), *main.__globals__.values()):
+        name = getattr(each, "__qualname__", "")
+        if getattr(each, "__module__", None) == "__main__" and name.isidentifier():
+            each.__module__ = module.__name__
+            setattr(module, name, each)
+    vars(module)["__objects__"] = objects

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -34,7 +35,7 @@ def start() -> Iterator[Start]:
     def _start(*names: str, tools: tuple[str, ...] = (), **fields: Any) -> EnvironmentExecutor:
         classes = tuple(EnvironmentClass(environment=f"{FILE}:{name}") for name in names)
         fields = {"timeout": 30.0, "retries": 0} | fields
-        functions = tuple(f"{FILE}:{name}" for name in tools)
+        functions = tuple(name if ".py:" in name else f"{FILE}:{name}" for name in tools)
         config = EnvironmentConfig(classes=classes, tools=functions, **fields)
         schemas = [kind.schemas() for kind in load_kinds(config)]
         made.append(EnvironmentExecutor(config, schemas))
@@ -299,6 +300,13 @@ def test_a_tool_that_raises_fails_the_response_where_that_is_wanted(start: Start
     assert "environment of 5.1, turn 1: tool fail raised RuntimeError: at 0 (worlds.py:" in told
     [unknown] = one(executor, '<tool_call>{"name": "fails"}</tool_call>')
     assert "no tool 'fails'; did you mean fail?" in unknown["content"]
+
+
+def test_a_tool_starts_processes_as_any_program_does(start: Start) -> None:
+    executor = start(tools=(str(Path(__file__).parents[1] / "graders.py") + ":run_code",))
+    call = json.dumps({"name": "run_code", "arguments": {"text": "abc"}})
+    [answer] = one(executor, f"<tool_call>{call}</tool_call>")
+    assert answer["content"] == "[3.0] [3.0] [3.0]"
 
 
 def test_tools_need_no_class(start: Start) -> None:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import wait
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from rhymeflow.errors import UserError
 from rhymeflow.reward.components import WeightedSum
 from rhymeflow.reward.executor import RewardDone, RewardError, RewardExecutor
 from rhymeflow.reward.messages import RewardRequest, TrainerState
+from rhymeflow.utils import pickled
 from tests.processes import is_running
 
 FILE = Path(__file__).parent / "functions.py"
@@ -335,6 +337,32 @@ def test_nothing_outlives_a_parent_that_its_function_kills(tmp_path: Path) -> No
 def test_a_function_may_wait_for_all_its_children(start: Start) -> None:
     [done] = judge(start("by_order"), request("wait"))
     assert value(done) == 1.0
+
+
+GRADERS = ("in_processes", "in_pool", "in_executor", "in_spawned", "start_method")
+
+
+@pytest.mark.parametrize("by_value", [False, True])
+def test_functions_start_processes_as_any_program_does(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_value: bool
+) -> None:
+    """In a file, and typed into a notebook: processes are sent what stands beside them."""
+    file = Path(__file__).parents[1] / "graders.py"
+    where = str(file)
+    if by_value:
+        main = ModuleType("__main__")
+        exec(file.read_text(), vars(main))
+        monkeypatch.setitem(sys.modules, "__main__", main)
+        where = str(tmp_path / "objects.pickle")
+        Path(where).write_bytes(pickled.dumped({name: vars(main)[name] for name in GRADERS}))
+    given = tuple(RewardFunction(function=f"{where}:{name}") for name in GRADERS)
+    executor = start(functions=given, num_workers=1)
+    [done] = judge(executor, together("ab", "a"))
+    assert isinstance(done, RewardDone), done
+    assert [tuple(each.values()) for each in done.components] == [
+        (2.0, 2.0, 2.0, 2.0, 0.0),
+        (1.0, 1.0, 1.0, 1.0, 0.0),
+    ]
 
 
 def test_a_function_that_hangs_is_tried_again_before_what_waits(start: Start) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from pathlib import Path
 
@@ -81,3 +82,18 @@ def test_a_file_that_failed_is_tried_again(tmp_path: Path, monkeypatch) -> None:
 )
 def test_what_is_not_there(spec: str, said: str) -> None:
     assert said in refused(spec)
+
+
+def test_files_of_one_name_are_modules_that_can_be_imported_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    found = []
+    for number, folder in enumerate(("a_b", "a.b", "a-b ü")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "my rewards.py").write_text(f"def f(): return {number}\n")
+        found.append(imported(f"{tmp_path / folder / 'my rewards.py'}:f", "here"))
+    assert [f() for f in found] == [0, 1, 2]
+    for f in found:
+        del sys.modules[f.__module__]
+        assert importlib.import_module(f.__module__).f() == f()
