@@ -60,8 +60,14 @@ def schedule(config: Config) -> Schedule:
     """The rules of the run: the bundle of this name, with the pieces that were replaced.
 
     Raises:
-        UserError: a piece or the cost model is not there, or cannot be called as such a piece.
+        UserError: a piece or the cost model is not there, or cannot be called as such a piece; or
+            the run would have nothing to compare.
     """
+    if config.rollout.temperature == 0:
+        raise UserError(
+            "rollout.temperature = 0: the responses of a group would all be the same, and every "
+            "advantage 0; greedy is for evaluation (run.eval_temperature, eval, generate)"
+        )
     chosen = rules_in_force(config)
     assert chosen.on_pull is not None
     return Schedule(

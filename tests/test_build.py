@@ -251,3 +251,9 @@ def test_groups_at_a_time_are_the_schedules_own_unless_it_is_given() -> None:
         inflight(name="partial", max_staleness=3, max_inflight_batches=1.5, extra_groups=2)
         == (batch + 2) * 1.5
     )
+
+
+def test_a_run_is_not_greedy() -> None:
+    config = Config.model_validate({"rollout": {"temperature": 0}})
+    with pytest.raises(UserError, match=r"rollout\.temperature = 0: .* every advantage 0"):
+        build.schedule(config)

@@ -9,7 +9,7 @@ import argparse
 import json
 from pathlib import Path
 
-from rhymeflow.cli.parser import Add, not_negative, positive
+from rhymeflow.cli.parser import Add, positive, temperature
 from rhymeflow.cli.training import add_configured
 from rhymeflow.config import help as pages
 from rhymeflow.config.load import parse_config
@@ -56,7 +56,7 @@ def _add_eval(add: Add) -> None:
     what = "answers to each prompt, in place of what the suites say; and so the next two"
     sub.add_argument("--n", metavar="N", type=positive, help=what)
     sub.add_argument("--size", metavar="N", type=positive, help="prompts of each suite")
-    sub.add_argument("--temperature", metavar="T", type=not_negative, help="0 is greedy")
+    sub.add_argument("--temperature", metavar="T", type=temperature, help="0 is greedy")
     sub.add_argument("--json", action="store_true", help="one JSON object on the last line")
     sub.add_argument("--output", metavar="FILE", type=Path, help="where the JSON goes too")
 

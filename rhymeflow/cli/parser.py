@@ -69,12 +69,16 @@ def as_number(text: str) -> float:
         return math.nan
 
 
-def not_negative(text: str) -> float:
-    """A number from 0 on, for argparse."""
+def temperature(text: str) -> float:
+    """As the configuration takes one, for argparse."""
+    from rhymeflow.config.section import LEAST_TEMPERATURE  # not for commands that take none
+
     value = as_number(text)
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"given {text!r}, should be a number from 0 on")
+    if value != 0 and not LEAST_TEMPERATURE <= value < math.inf:
+        raise argparse.ArgumentTypeError(
+            f"given {text!r}, should be 0 (greedy) or at least {LEAST_TEMPERATURE:g}"
+        )
     return value
 
 
-__all__ = ["Add", "Parser", "as_number", "not_negative", "positive", "with_commands"]
+__all__ = ["Add", "Parser", "as_number", "positive", "temperature", "with_commands"]

@@ -9,7 +9,7 @@ from pydantic import field_validator, model_validator
 
 from rhymeflow.config.environment import EnvironmentClass
 from rhymeflow.config.reward import RewardFunction
-from rhymeflow.config.section import Fraction, NonNegative, NonNegativeFloat, Positive, Section
+from rhymeflow.config.section import Fraction, NonNegative, Positive, Section, Temperature
 
 
 class EvalSuite(Section):
@@ -27,7 +27,7 @@ class EvalSuite(Section):
     generator."""
     n: Positive = 1
     """Answers to each prompt: the k of avg@k, maj@k and of the largest pass@k."""
-    temperature: NonNegativeFloat | None = None
+    temperature: Temperature | None = None
     """`None`: `run.eval_temperature`, or where n > 1 `rollout.temperature`."""
     top_p: Fraction | None = None
     """`None`: `rollout.top_p`."""

@@ -9,10 +9,10 @@ from pydantic import Field
 from rhymeflow.config.section import (
     Fraction,
     NonNegative,
-    NonNegativeFloat,
     Positive,
     PositiveFloat,
     Section,
+    Temperature,
 )
 
 
@@ -28,8 +28,9 @@ class RolloutConfig(Section):
     """Trajectories per prompt (a group)."""
     max_completion_length: Positive = 512
     """Longest response in tokens; one that reaches it ends with reason `length`."""
-    temperature: NonNegativeFloat = 1.0
-    """0 is greedy."""
+    temperature: Temperature = 1.0
+    """0 is greedy, which is for `eval` and `generate`: in training all responses of a group would
+    be the same."""
     top_p: Fraction = 1.0
     """Nucleus sampling; 1 is off."""
     top_k: NonNegative = 0

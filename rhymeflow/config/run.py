@@ -7,7 +7,13 @@ from typing import Literal, Self
 
 from pydantic import model_validator
 
-from rhymeflow.config.section import NonNegative, NonNegativeFloat, PositiveFloat, Section
+from rhymeflow.config.section import (
+    NonNegative,
+    NonNegativeFloat,
+    PositiveFloat,
+    Section,
+    Temperature,
+)
 
 RUNS = Path("runs")
 """Where runs are whose `output_dir` is not given."""
@@ -23,7 +29,7 @@ class RunConfig(Section):
     eval_steps: NonNegative = 10
     """Evaluate on held-out prompts every so many versions, and at the start and the end; 0: only
     at the start and the end."""
-    eval_temperature: NonNegativeFloat = 0.0
+    eval_temperature: Temperature = 0.0
     """Temperature of held-out evaluation; 0 is greedy."""
     save_seconds: NonNegativeFloat = 120.0
     """Checkpoint when the steps since the last one took the learner so long: this much at most is

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 _LARGEST = 2**63 - 1  # what a machine's integer holds
 
@@ -18,6 +18,20 @@ NonNegative = Annotated[int, Field(ge=0, le=_LARGEST)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
+
+LEAST_TEMPERATURE = 1e-6
+"""Logits divided by less may leave float32's range."""
+
+
+def _can_divide(temperature: float) -> float:
+    if 0 < temperature < LEAST_TEMPERATURE:
+        raise ValueError(
+            f"given {temperature:g}, should be 0 (greedy) or at least {LEAST_TEMPERATURE:g}"
+        )
+    return temperature
+
+
+Temperature = Annotated[float, Field(ge=0), AfterValidator(_can_divide)]
 
 
 class Section(BaseModel):

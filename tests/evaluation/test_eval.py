@@ -167,6 +167,7 @@ def test_a_model_of_no_run_answers_all_rows_of_a_file(capsys: Capture, tmp_path:
         (["recipe:demo", "--suite", "helt_out"], "did you mean held_out?"),
         (["recipe:demo", "--n", "0"], "--n"),
         (["recipe:demo", "--temperature", "hot"], "'hot'"),
+        (["recipe:demo", "--temperature", "1e-40"], "'1e-40', should be 0 (greedy) or at least"),
         (["recipe:demo", "--model", "other"], "the model is 'recipe:demo' already"),
         (["recipe:demo", "--eval.suites", "[{name: a}, {name: a}]"], "two are named 'a'"),
         (["recipe:demo", "--eval.suites", "[{name: a/b}]"], "letters"),
