@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rhymeflow import build, environments
 from rhymeflow.config import Config, RewardFunction
@@ -27,6 +28,7 @@ from rhymeflow.errors import UserError
 from rhymeflow.machine import check_machine
 from rhymeflow.models.files import check_files
 from rhymeflow.reward.functions import BUILT_IN, Judge
+from rhymeflow.reward.trial import tried
 from rhymeflow.store import previous_run
 from rhymeflow.suites.metrics import check_best_metric
 from rhymeflow.suites.prompts import SuitePrompts, load_suites
@@ -42,6 +44,8 @@ class Loaded(NamedTuple):
     suites: dict[str, SuitePrompts]
     longest_prompt: int
     """In tokens."""
+    rewards: list[str]
+    """What each reward function, of suites too, returned when it was tried."""
 
 
 def before_start(config: Config) -> None:
@@ -98,7 +102,21 @@ def everything(config: Config) -> Loaded:
     train = prompts.train
     lengths = [len(prompts.encoder.encode(train[row])) for row in range(len(train))]
     lengths += [len(ids) for suite in suites.values() for ids in suite.prompt_ids]
-    return Loaded(tokenizer, prompts, suites, max(lengths))
+    return Loaded(
+        tokenizer, prompts, suites, max(lengths), _tried(config, tokenizer, prompts, suites)
+    )
+
+
+def _tried(
+    config: Config, tokenizer: Any, prompts: RunPrompts, suites: dict[str, SuitePrompts]
+) -> list[str]:
+    """Try reward functions on the first prompt that they judge."""
+    encode = partial(tokenizer.encode, add_special_tokens=False)
+    said = []
+    for name, functions in reward_sections(config).items():
+        source = prompts.train if name == RUN else suites[name].prompts
+        said += tried(config, functions, source[0], encode, partial(print, file=sys.stderr, end=""))
+    return said
 
 
 def _check_ray(config: Config) -> None:

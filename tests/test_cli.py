@@ -102,6 +102,7 @@ def test_a_dry_run_says_what_is_trained_on_and_the_configuration_last(
     assert cli.main(["train", "demo", "--dry-run", *more]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "# rows: 256 to train on, 128 held out" in lines
+    assert "# reward recipe:demo: 0 on a response '0' to recipe:demo problem 0 of seed 0" in lines
     assert any("in 1 steps each comes 3,906.2 times (3,906.25 epochs)" in line for line in lines)
     assert any("each comes 3,906.2 times in every batch" in line for line in lines)
     assert (

@@ -47,6 +47,8 @@ def dry_run(config: Config, *, is_full: bool) -> None:
 
 
 def _what_is_trained_on(config: Config, loaded: Loaded) -> list[str]:
+    from rhymeflow.observe.printable import printable  # loads rich
+
     train, held_out = loaded.prompts.train, loaded.prompts.held_out
     ids = loaded.prompts.encoder.encode(train[0])
     return [
@@ -59,6 +61,7 @@ def _what_is_trained_on(config: Config, loaded: Loaded) -> list[str]:
         *_repeats(config, len(train)),
         f"# the first prompt, {train[0].where}, as the policy reads it ({len(ids):,} tokens):",
         *comments(loaded.tokenizer, [("", ids)]),
+        *(f"# reward {printable(each)}" for each in loaded.rewards),
     ]
 
 

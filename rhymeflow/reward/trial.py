@@ -1,0 +1,86 @@
+"""Reward functions tried on a short response, before a run.
+
+Holds true: functions run as in a run, in a process of their own and no longer than
+`reward.timeout`; nothing asks a server or computes by a model.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import wait
+from pathlib import Path
+
+from rhymeflow.config import Config, RewardFunction
+from rhymeflow.data.prompts import Prompt
+from rhymeflow.errors import UserError
+from rhymeflow.reward.components import component_names
+from rhymeflow.reward.executor import Outcome, RewardDone, RewardExecutor
+from rhymeflow.reward.messages import RewardRequest, TrainerState
+
+RESPONSE = "0"
+"""What is judged."""
+
+_NOT_TRIED = {"llm_judge": "it asks a server", "reward_model": "it computes by a model"}
+
+
+def tried(
+    config: Config,
+    functions: Sequence[RewardFunction],
+    prompt: Prompt,
+    encode: Callable[[str], list[int]],
+    say: Callable[[str], object],
+) -> list[str]:
+    """Call each function as for `prompt`, and say in a line what it returned. One that is called
+    per group gets as many responses as a group has.
+
+    `encode` makes the tokens of a response; `say` is given what the functions print.
+
+    Raises:
+        UserError: a function cannot be imported; or it gave no reward, and a run would stop.
+    """
+    names = component_names(functions)
+    to_call = [index for index, each in enumerate(functions) if each.function not in _NOT_TRIED]
+    said = [f"{name}: not tried, {_NOT_TRIED.get(each.function)}"
+            for name, each in zip(names, functions, strict=True)]  # fmt: skip
+    if not to_call:
+        return said
+    called = tuple(functions[index] for index in to_call)
+    reward = config.reward.model_copy(update={"functions": called, "num_workers": 1, "retries": 0})
+    key = f"on a response {RESPONSE!r} to {prompt.where}"
+    with tempfile.NamedTemporaryFile("r", encoding="utf-8", errors="replace") as log:
+        executor = RewardExecutor(reward, Path(log.name), [names[index] for index in to_call])
+        try:
+            executor.start()
+            for place, index in enumerate(to_call):
+                count = config.rollout.num_generations if called[place].per == "group" else 1
+                responses, ids = [RESPONSE] * count, [encode(RESPONSE)] * count
+                state = TrainerState(0, config.learner.max_steps)
+                request = RewardRequest(prompt.prompt, responses, ids, prompt.columns, state)
+                executor.submit(key, request, [place])
+                value = _value(_outcome(executor), names[index], config.reward.on_failure)
+                said[index] = f"{names[index]}: {value} {key}"
+        finally:
+            executor.close()
+            say(log.read())
+    return said
+
+
+def _outcome(executor: RewardExecutor) -> Outcome:
+    while not (outcomes := executor.poll(time.monotonic())):
+        deadline = executor.next_deadline()
+        if deadline != -math.inf:
+            patience = None if deadline is None else max(0.0, deadline - time.monotonic())
+            wait(executor.connections(), patience)
+    return outcomes[0]
+
+
+def _value(outcome: Outcome, name: str, on_failure: str) -> str:
+    if not isinstance(outcome, RewardDone):
+        if on_failure == "stop":
+            raise UserError(outcome.message)
+        return f"no reward ({outcome.message})"
+    value = outcome.components[0].get(name)
+    return "None (does not apply)" if value is None else f"{value:g}"
