@@ -206,6 +206,10 @@ class VersionPublished:
 
     version: Version
     checksum: str = ""
+    skipped: tuple[int, ...] = ()
+    """Optimizer steps that were skipped, by number from 0: their gradient was not finite."""
+    reason: str = ""
+    """What was not finite."""
 
 
 @dataclass(frozen=True, slots=True)

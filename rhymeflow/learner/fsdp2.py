@@ -57,6 +57,7 @@ class ShardedLearner(LearnerStep):
         """`read`: rows of a parameter by its name, if what `load` returns has none yet."""
         self.version = 0
         self.num_tokens = 0
+        self.skipped = {}
         self._tokenizer, self._ranks, self._device = tokenizer, ranks, ranks.device
         self._config, self._rollout, self.compute_dtype = learner, rollout, compute_dtype
 

@@ -83,7 +83,7 @@ class Totals:
     def means(self) -> dict[str, float]:
         """Loss and gradient norm per optimizer step, the rest per token."""
         sums = {name: sum(map(float, kept), 0.0) for name, kept in self._sums.items()}
-        steps, tokens = len(self._grad_norms), max(self._tokens, 1)
+        steps, tokens = max(len(self._grad_norms), 1), max(self._tokens, 1)
         metrics = {name: value / tokens for name, value in sums.items()}
         metrics["loss"] = sum(self._losses) / steps
         metrics["packing/computed_share"] = self._computed / max(self._full, 1)

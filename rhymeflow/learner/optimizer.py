@@ -5,7 +5,7 @@ changes the float32 masters, and the model's parameters are refreshed from them:
 is lost in bfloat16's 8 bits otherwise. With a float32 model the parameters are the masters.
 
 Holds true: after `step` the model's parameters are the rounded masters and gradients are gone; a
-gradient that is not finite stops the run before any weight has changed. Knows nothing of losses.
+gradient that is not finite changes no weight and no moment. Knows nothing of losses.
 """
 
 from __future__ import annotations
@@ -84,13 +84,16 @@ class Optimizer:
         }
         self._max_grad_norm = config.max_grad_norm
         self._adamw = adamw(self._masters, config)
+        self.skipped = ""
+        """Why the last step was not taken; empty: it was."""
 
     def step(self, rate: float, scale: float = 1.0) -> float:
         """Apply the gradients times `scale` at learning rate `rate`, clear them, return their norm
         unclipped.
 
-        Raises `UserError` if the norm is not finite; no weight has changed then.
+        If it is not finite they are not applied, and `skipped` says so.
         """
+        self.skipped = ""
         masters = list(self._masters.values())
         for master in masters:
             if master.grad is None:  # nothing in the batch moves the policy; its momentum does
@@ -98,7 +101,9 @@ class Optimizer:
         norm = scale * float(nn.utils.get_total_norm([master.grad for master in masters]))
         if not math.isfinite(norm):
             broken = [n for n, m in self._masters.items() if not m.grad.isfinite().all()]
-            raise not_finite(norm, broken, len(self._masters))
+            self.skipped = not_finite(norm, broken, len(self._masters))
+            self.clear()
+            return norm
         # AdamW divides by it as it reads the gradients.
         excess = 1.0 if self._max_grad_norm is None else (norm + 1e-6) / self._max_grad_norm
         divisor = max(excess, 1.0) / scale
@@ -149,14 +154,33 @@ class Optimizer:
                 torch._foreach_copy_([p for p, _ in rounded], [m for _, m in rounded])
 
 
-def not_finite(norm: float, broken: Sequence[str], num_parameters: int) -> UserError:
-    """The error of a gradient that is not finite in the parameters `broken`."""
-    return UserError(
+def not_finite(norm: float, broken: Sequence[str], num_parameters: int) -> str:
+    """Says that a gradient is not finite in the parameters `broken`."""
+    return (
         f"the gradient is not finite (norm {norm}) in {len(broken)} of {num_parameters} "
-        f"parameters, first in {broken[0] if broken else 'none: the norm overflowed'}; the "
-        "weights are unchanged. A lower learner.learning_rate or learner.max_grad_norm, or "
-        "model.dtype: float32, usually helps"
+        f"parameters, first in {broken[0] if broken else 'none: the norm overflowed'}"
     )
+
+
+class Skips:
+    """Training steps in a row, `count` so far, of which an optimizer step was skipped."""
+
+    def __init__(self, limit: int, count: int = 0) -> None:
+        self._limit, self._count = limit, count
+
+    def after(self, skipped: str) -> None:
+        """A training step is over; `skipped`: why an optimizer step of it was, if one was.
+
+        Raises:
+            UserError: too many in a row were.
+        """
+        self._count = self._count + 1 if skipped else 0
+        if self._count > self._limit:
+            raise UserError(
+                f"{skipped}, {self._count} steps in a row (learner.max_skipped_steps = "
+                f"{self._limit}); the weights are unchanged. A lower learner.learning_rate or "
+                "learner.max_grad_norm, or model.dtype: float32, usually helps"
+            )
 
 
 def _master(parameter: nn.Parameter, compute_dtype: torch.dtype) -> Tensor:
@@ -180,4 +204,12 @@ def _drain(master: Tensor, parameter: nn.Parameter) -> None:
     parameter.grad = None
 
 
-__all__ = ["Optimizer", "adamw", "decayed_first", "learning_rate", "not_finite", "reconfigure"]
+__all__ = [
+    "Optimizer",
+    "Skips",
+    "adamw",
+    "decayed_first",
+    "learning_rate",
+    "not_finite",
+    "reconfigure",
+]

@@ -28,21 +28,26 @@ class ShardedOptimizer:
         self._masters, self._ranks = sharded.parameters, sharded.ranks
         self._max_grad_norm = config.max_grad_norm
         self._adamw = adamw(self._masters, config)
+        self.skipped = ""
+        """As `optimizer.Optimizer`'s, and the same on every rank."""
 
     @torch.no_grad()
     def step(self, rate: float, scale: float = 1.0) -> float:
         """Apply the gradients times `scale` at learning rate `rate`, clear them, return their norm
         unclipped.
 
-        Raises `UserError` on every rank if the norm is not finite; no weight has changed then.
+        If it is not finite no rank applies any, and `skipped` says so.
         """
+        self.skipped = ""
         for master in self._masters.values():
             if master.grad is None:  # nothing in the batch moves the policy; its momentum does
                 master.grad = torch.zeros_like(master)
         gradients = [g for m in self._masters.values() if (g := m.grad.to_local()).numel()]
         norm = scale * self._norm(gradients)
         if not math.isfinite(norm):
-            raise not_finite(norm, self._broken(), len(self._masters))
+            self.skipped = not_finite(norm, self._broken(), len(self._masters))
+            self.clear()
+            return norm
         if self._max_grad_norm is not None:
             scale *= min(1.0, self._max_grad_norm / (norm + 1e-6))
         torch._foreach_mul_(gradients, scale)

@@ -43,6 +43,7 @@ class Learner(LearnerStep):
         fuse(model)
         self.version = 0
         self.num_tokens = 0
+        self.skipped = {}
         self._tokenizer = tokenizer
         self._config, self._rollout, self._device = learner, rollout, model.device
         self._optimizer = Optimizer(model, learner, compute_dtype)

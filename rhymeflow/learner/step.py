@@ -12,7 +12,7 @@ the model is held, saved or published.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -54,6 +54,8 @@ class Scorer(Protocol):
 class StepOptimizer(Protocol):
     """Applies the gradients; `optimizer.Optimizer` says how."""
 
+    skipped: str
+
     def step(self, rate: float, scale: float = 1.0) -> float:
         """Apply them times `scale` and clear them; return their norm unclipped."""
 
@@ -79,6 +81,8 @@ class LearnerStep:
 
     version: int
     num_tokens: int
+    skipped: dict[int, str]
+    """Optimizer steps of the last batch that were skipped, by number from 0, and why each was."""
     _config: LearnerConfig
     _rollout: RolloutConfig
     _device: torch.device
@@ -119,16 +123,22 @@ class LearnerStep:
         self._optimizer.clear()
 
     def train(
-        self, batch: Sequence[Sample], step: int, details: TokenDetails | None = None
+        self,
+        batch: Sequence[Sample],
+        step: int,
+        details: TokenDetails | None = None,
+        *,
+        skip: Collection[int] = (),
     ) -> dict[str, float]:
         """Consume one batch as version `step`, making version `step + 1`; return the metrics.
+
+        An optimizer step whose gradient is not finite changes nothing: see `skipped`.
 
         Args:
             batch: what was not accumulated of it.
             step: the version.
             details: if given, of `batch`; filled in.
-
-        Raises `UserError` if a gradient is not finite; the version's weights are kept then.
+            skip: optimizer steps that are not to be taken, by number.
         """
         started = time.perf_counter()
         config = self._config
@@ -138,17 +148,25 @@ class LearnerStep:
         minibatches = self._split(batch, advantages.values[len(early.samples) :])
         self._score_fixed_policies(minibatches)
         scales, rate = step_scales(whole, config, self._rollout), learning_rate(step, config)
+        self.skipped, number = {}, 0
         for iteration in range(config.num_iterations):
             for minibatch, scale in zip(minibatches, scales, strict=True):
                 for micro in minibatch:
                     self._accumulate(micro, totals, details, is_first_pass=iteration == 0)
-                totals.add_step(self._optimizer.step(rate, scale), scale)
+                if number in skip:
+                    self._optimizer.clear()
+                else:
+                    totals.add_step(self._optimizer.step(rate, scale), scale)
+                    if self._optimizer.skipped:
+                        self.skipped[number] = self._optimizer.skipped
+                number += 1
         self.version = step + 1
         self.num_tokens += sum(len(s.prompt_ids) + len(s.completion_ids) for s in whole)
         return {
             **self._whole(totals).means(),
             **batch_metrics(whole),
             "frac_reward_zero_std": advantages.frac_zero_std,
+            "skipped_steps": float(len(self.skipped)),
             "learning_rate": rate,
             "num_tokens": float(self.num_tokens),
             "step_time": early.seconds + time.perf_counter() - started,

@@ -99,11 +99,16 @@ class Training:
             case messages.BatchTrained():
                 self._trained = message
             case messages.VersionPublished():
-                assert self._trained is not None
-                self.last_step = self._trained, message
-                self.checkpoints.trained(self._trained.seconds)
+                trained = self._trained
+                assert trained is not None
+                self.last_step = trained, message
+                self.checkpoints.trained(trained.seconds)
                 self.batch, self._trained, self.published = None, None, message.version
-                yield VersionPublished(message.version, message.checksum)
+                if trained.skipped:
+                    self._reporter.warn(f"step {message.version} is skipped: {trained.reason}")
+                yield VersionPublished(
+                    message.version, message.checksum, trained.skipped, trained.reason
+                )
             case messages.CheckpointSaved():
                 self.checkpoints.saved(message.version)
                 self.checkpoint = message.path

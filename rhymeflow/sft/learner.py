@@ -26,7 +26,7 @@ class SupervisedLearner(Learner):
     def fit(self, batch: Sequence[Sample], step: int) -> dict[str, float]:
         """Take optimizer step `step`, from 0, on a batch; return the metrics.
 
-        Raises `UserError` if a gradient is not finite; the weights are kept then.
+        A gradient that is not finite changes nothing: see `skipped`.
         """
         num_learnt = _num_learnt(batch)
 
@@ -36,6 +36,7 @@ class SupervisedLearner(Learner):
         logprob = sum(float(self._policy.backward(r, loss_of)[0].sum()) for r in self._pack(batch))
         rate = learning_rate(step, self._config)
         norm = self._optimizer.step(rate)
+        self.skipped = {0: self._optimizer.skipped} if self._optimizer.skipped else {}
         self.version = step + 1
         self.num_tokens += sum(len(s.prompt_ids) + len(s.completion_ids) for s in batch)
         return {

@@ -24,6 +24,7 @@ from rhymeflow.data.load import GENERATED_COLUMN, load_rows
 from rhymeflow.data.stream import order
 from rhymeflow.errors import UserError
 from rhymeflow.learner import checkpoint
+from rhymeflow.learner.optimizer import Skips
 from rhymeflow.learner.sample import Sample
 from rhymeflow.models.load import (
     configured_stop_token_ids,
@@ -171,9 +172,14 @@ def _fit(
     sft, shuffle = config.sft, config.data.shuffle
     stream = batches(samples, sft.tokens_per_batch, config.run.seed, shuffle=shuffle)
     losses: list[float] = []
+    skips = Skips(config.learner.max_skipped_steps)
     began, tokens = time.perf_counter(), 0.0
     for step in range(sft.max_steps):
         metrics = learner.fit(next(stream), step)
+        reason = learner.skipped.get(0, "")
+        skips.after(reason)
+        if reason:
+            say(f"step {step + 1:,} is skipped: {reason}")
         losses.append(metrics["loss"])
         if (step + 1) % sft.logging_steps == 0 or step + 1 == sft.max_steps:
             now = time.perf_counter()

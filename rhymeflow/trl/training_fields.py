@@ -65,7 +65,7 @@ TRAINING_FIELDS: tuple[Field, ...] = (
     to("logging_steps", float, 10, "when callbacks' on_log is called"),
     to("logging_first_step", bool, False, "when callbacks' on_log is called"),
     over("log_on_each_node", bool, True, _ONE_PROCESS),
-    over("logging_nan_inf_filter", bool, True, "a loss that is not finite stops the run"),
+    over("logging_nan_inf_filter", bool, True, "a step whose gradient is not finite is skipped"),
     over("include_num_input_tokens_seen", str, "no", "num_tokens is among the metrics", False),
     over("log_level", str, "passive", _CONSOLE),
     over("log_level_replica", str, "warning", _ONE_PROCESS),

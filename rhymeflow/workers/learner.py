@@ -21,6 +21,7 @@ from rhymeflow.core.types import TrajectoryId, Version
 from rhymeflow.errors import UserError
 from rhymeflow.learner.base import Batch
 from rhymeflow.learner.checkpoint_dirs import CHECKPOINTS
+from rhymeflow.learner.optimizer import Skips
 from rhymeflow.learner.sample import Sample
 from rhymeflow.learner.saver import Saver
 from rhymeflow.learner.single import Learner
@@ -53,7 +54,7 @@ from rhymeflow.workers.messages import (
     receive,
     send,
 )
-from rhymeflow.workers.restore import restore, samples
+from rhymeflow.workers.restore import in_a_row, restore, samples
 
 ALIVE_SECONDS = 1.0
 """How often an idle learner gives a sign of life."""
@@ -103,6 +104,7 @@ class LearnerProcess:
                 self._say(Retraining(step, last))
         retrain_seconds = 0.0 if began is None else time.perf_counter() - began
         self.version: Version = self.learner.version
+        self._skips = Skips(config.learner.max_skipped_steps, in_a_row(self._reader))
         self._begin_batch()
         self.weights = self._make_weights(run_dir)
         checksum = self._publish_weights()
@@ -196,7 +198,10 @@ class LearnerProcess:
         self.version += 1
         seconds = time.perf_counter() - started
         self._begin_batch()
-        self._say(BatchTrained(message.version, metrics, seconds))
+        skipped = self.learner.skipped
+        reason = next(iter(skipped.values()), "")
+        self._skips.after(reason)
+        self._say(BatchTrained(message.version, metrics, seconds, tuple(skipped), reason))
 
     def _begin_batch(self) -> None:
         self._early: list[Batch] = []

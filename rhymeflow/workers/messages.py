@@ -390,6 +390,9 @@ class BatchTrained(Message):
     version: Version
     metrics: dict[str, float]
     seconds: float
+    skipped: tuple[int, ...] = ()
+    """As in the event `VersionPublished`."""
+    reason: str = ""
 
 
 class VersionPublished(Message):

@@ -3,7 +3,8 @@
 The newest checkpoint that the log knows of is loaded, and the batches since are read from the
 store and trained on once more, each under the configuration of its attempt; so the version that
 was published last exists again, and every response in flight stays what it was. On a CPU, or with
-deterministic kernels, the weights are the same to the last bit; the log has their checksum.
+deterministic kernels, the weights are the same to the last bit; the log has their checksum. What
+the log says was skipped is skipped, whatever its gradient is here.
 
 Holds true: a checkpoint that is ahead of the log (a loss of power took the log's end) is not used;
 when a run is resumed it is set aside, before another version has its number.
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,6 +32,8 @@ from rhymeflow.store.reader import TrajectoryRecord
 
 _PUBLISHED = """SELECT json_extract(body, '$.version') FROM events
     WHERE kind = 'VersionPublished' ORDER BY seq DESC LIMIT 1"""
+_SKIPPED = """SELECT json_extract(body, '$.version'), json_extract(body, '$.skipped') FROM events
+    WHERE kind = 'VersionPublished' AND json_array_length(body, '$.skipped') > 0 AND seq >= ?"""
 _TRAINED = """SELECT event, body FROM commands WHERE kind = 'Train' ORDER BY seq DESC LIMIT ?"""
 
 
@@ -48,6 +52,13 @@ def published(reader: Reader) -> Version:
     return version
 
 
+def in_a_row(reader: Reader) -> int:
+    """How many steps of this attempt were skipped up to the last, one after the other."""
+    attempts = reader.attempts()
+    last, found = published(reader), _skipped(reader, attempts[-1].first_event if attempts else 0)
+    return next(n for n in count() if last - n not in found)
+
+
 def restore(
     learner: Learner, reader: Reader, directory: Path, config: Config
 ) -> Iterator[tuple[Version, Version]]:
@@ -62,13 +73,14 @@ def restore(
     there = checkpoints_up_to(directory, last)
     if there:
         learner.restore(there[max(there)])
+    skipped = _skipped(reader)
     for version, batch, attempt in _batches(reader, learner.version, last):
         yield version + 1, last
         learner.reconfigure(attempt.learner)
         *early, rest = [samples(reader.batch(p.groups, p.members), attempt) for p in batch.cut()]
         for part in early:
             learner.accumulate(part)
-        learner.train(rest, version)
+        learner.train(rest, version, skip=skipped.get(version + 1, ()))
     learner.reconfigure(config.learner)
 
 
@@ -91,6 +103,11 @@ def _sample(record: TrajectoryRecord, weights: Mapping[str, float]) -> Sample:
         weights=weights,
         observed=record.observed if any(record.observed) else [],
     )
+
+
+def _skipped(reader: Reader, since: int = 0) -> dict[Version, list[int]]:
+    """Optimizer steps that were skipped, by the version that their batch made."""
+    return {version: json.loads(numbers) for version, numbers in reader.query(_SKIPPED, since)}
 
 
 def _batches(reader: Reader, first: Version, last: Version) -> list[Trained]:

@@ -86,7 +86,7 @@ def test_ranks_with_nothing_to_differentiate_take_the_step_together():
     assert first["entropy"] > 0.0
 
 
-def test_a_gradient_that_is_not_finite_on_one_rank_stops_all_before_any_weight_changes():
+def test_a_gradient_that_is_not_finite_on_one_rank_is_skipped_by_all():
     for said, is_unchanged in on_ranks(2, rank_jobs.break_a_gradient):
         assert "the gradient is not finite" in said
         assert "in 1 of 20 parameters" in said

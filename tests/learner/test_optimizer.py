@@ -1,4 +1,5 @@
 import copy
+import math
 
 import pytest
 import torch
@@ -6,7 +7,7 @@ from torch import nn
 from transformers import get_scheduler
 
 from rhymeflow.errors import UserError
-from rhymeflow.learner.optimizer import Optimizer, learning_rate
+from rhymeflow.learner.optimizer import Optimizer, Skips, learning_rate
 from tests.learner.builders import learner_config
 
 
@@ -91,15 +92,27 @@ def test_gradients_are_cleared_by_a_step():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_gradient_that_is_not_finite_stops_before_any_weight_changes(dtype, value):
+def test_a_gradient_that_is_not_finite_changes_nothing(dtype, value):
     module = _module()
     optimizer = Optimizer(module, learner_config(), dtype)
     before = [p.clone() for p in module.parameters()]
     (_feed(module, 0) + module[2].bias.float().sum() * value).backward()
-    with pytest.raises(UserError, match=r"not finite .* in 1 of 4 parameters, first in 2\.bias"):
-        optimizer.step(1e-3)
+    assert not math.isfinite(optimizer.step(1e-3))
+    assert "in 1 of 4 parameters, first in 2.bias" in optimizer.skipped
+    assert not optimizer._adamw.state
     for a, b in zip(module.parameters(), before, strict=True):
         assert torch.equal(a, b)
+    _feed(module, 1).backward()
+    assert math.isfinite(optimizer.step(1e-3))
+    assert not optimizer.skipped
+
+
+def test_too_many_skipped_steps_in_a_row_end_it():
+    skips = Skips(1)
+    for skipped in ("why", "", "why"):
+        skips.after(skipped)
+    with pytest.raises(UserError, match="why, 2 steps in a row"):
+        skips.after("why")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

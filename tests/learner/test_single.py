@@ -9,7 +9,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rhymeflow.errors import UserError
 from rhymeflow.learner.algorithms.losses import LossType
 from rhymeflow.learner.minibatch import split, step_scales
 from rhymeflow.learner.packing import pack
@@ -297,15 +296,29 @@ def test_weights_are_the_compute_precision_with_tied_ones_once():
     assert any(not torch.equal(before[n], w) for n, w in learner.weights().items())
 
 
-def test_a_loss_that_is_not_finite_stops_the_run():
+def test_a_step_whose_gradient_is_not_finite_is_skipped():
     batch = made_up_batch()
     batch[0].logprobs[0] = float("nan")
     learner = tiny_learner()
     before = {n: w.clone() for n, w in learner.weights().items()}
-    with pytest.raises(UserError, match="gradient is not finite"):
-        learner.train(batch, 0)
-    assert learner.version == 0
+    assert learner.train(batch, 0)["skipped_steps"] == 1
+    assert "gradient is not finite" in learner.skipped[0]
+    assert learner.version == 1
     assert all(torch.equal(before[n], w) for n, w in learner.weights().items())
+
+
+def test_of_several_optimizer_steps_one_is_skipped_and_again():
+    """Another learner comes to the same weights by the numbers alone, whatever its gradient is."""
+    batch = made_up_batch()
+    batch[-1].logprobs[0] = float("nan")
+    learner, other = (tiny_learner(num_minibatches=2, num_iterations=2) for _ in "12")
+    assert learner.train(batch, 0)["skipped_steps"] == 2
+    assert learner.skipped.keys() == {1, 3}
+    batch[-1].logprobs[0] = batch[-1].logprobs[1]
+    other.train(batch, 0, skip=tuple(learner.skipped))
+    assert not other.skipped
+    for a, b in zip(learner.weights().values(), other.weights().values(), strict=True):
+        assert torch.equal(a, b)
 
 
 @pytest.mark.parametrize("correction", ["none", "tis", "decoupled"])
