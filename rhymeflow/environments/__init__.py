@@ -15,10 +15,8 @@ from rhymeflow.core.types import SuiteName
 from rhymeflow.data.encode import Tools
 from rhymeflow.data.prompts import PromptSource
 from rhymeflow.environments.base import Environment, Message
-from rhymeflow.errors import UserError
 from rhymeflow.suites.sections import RUN, environment_sections, uses_environments
 from rhymeflow.suites.suite import of_run
-from rhymeflow.utils import main_module
 from rhymeflow.utils.imported import check_file, names_file
 
 __all__ = [
@@ -71,23 +69,14 @@ def tool_schemas_apart(config: Config) -> dict[SuiteName, Tools]:
     """
     if not uses_environments(config):
         return {}
-    # Here, since the controller, which imports what messages are made of, knows no processes.
-    import multiprocessing
-    from concurrent.futures import ProcessPoolExecutor
-    from concurrent.futures.process import BrokenProcessPool
+    from rhymeflow.utils.apart import apart  # not above: the controller knows no processes
 
-    try:
-        context = multiprocessing.get_context("spawn")
-        as_any_program = multiprocessing.set_start_method, (None, True)  # for the user's processes
-        with ProcessPoolExecutor(1, context, *as_any_program) as pool:
-            with main_module.left_out():
-                asked = pool.submit(all_tool_schemas, config)
-            return asked.result(config.environment.start_timeout)
-    except BrokenProcessPool:
-        sections = environment_sections(config).values()
-        names = [each.environment for section in sections for each in section.classes]
-        names += config.environment.tools
-        raise UserError(f"{', '.join(names)}: importing them ended the process") from None
+    sections = environment_sections(config).values()
+    names = [each.environment for section in sections for each in section.classes]
+    names += config.environment.tools
+    found: dict[SuiteName, Tools]
+    found = apart(all_tool_schemas, config, names, config.environment.start_timeout)
+    return found
 
 
 def check_names(config: Config) -> None:

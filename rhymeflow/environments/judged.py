@@ -60,7 +60,10 @@ def judged_by(
             if inspect.isclass(made):
                 super().__init__()
 
-        def reset(self, seed: Any = None, prompt: Any = None, **columns: Any) -> Any:
+        def reset(self, /, seed: Any = None, prompt: Any = None, **columns: Any) -> Any:
+            if ARGUMENT in columns:
+                raise ValueError(f"the data has a column {ARGUMENT!r}, which is the name of an "
+                                 "argument of reward functions; rename the column")  # fmt: skip
             self._columns = columns
             return base.reset(self, **_taken(base.reset, columns, seed=seed, prompt=prompt))
 

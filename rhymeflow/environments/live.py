@@ -191,7 +191,7 @@ class LiveEnvironment:
                 raise Failed(f"tool {call.name} {error}") from None
             return f"Error: {error.raised}", True
 
-    async def _call(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    async def _call(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Any:
         """Call user code; raises `Failed` if it raises."""
         bound = partial(function, *arguments, **named)
         try:

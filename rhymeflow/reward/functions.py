@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from rhymeflow.config import RewardFunction
@@ -61,6 +61,7 @@ class Judge:
         else:
             self._function = _imported(config.function)
             self._options = dict(config.options)
+        self._adds = () if config.function in BUILT_IN else TRAINER_ARGUMENTS
         self._bind()
         for option in self._options:
             if not self._takes_all and option not in self._parameters:
@@ -70,6 +71,7 @@ class Judge:
                 )
         if is_verl(self._function):
             self._function, self._options = adapted(self._function, self._options), {}
+            self._adds = ("solution_str",)
             self._bind()
 
     def _bind(self) -> None:
@@ -102,8 +104,10 @@ class Judge:
         given |= self._options
         given |= _conversation(request)
         given["completion_ids"] = copy.deepcopy(request.completion_ids)
-        given["trainer_state"] = request.trainer_state
-        if self._name not in BUILT_IN:
+        if (problem := self.replaced(request.columns)) is not None:
+            raise NoReward(problem)
+        if self._adds == TRAINER_ARGUMENTS:
+            given["trainer_state"] = request.trainer_state
             given["log_metric"] = self.logged.log_metric
             given["log_extra"] = self.logged.log_extra
         if self._takes_all:
@@ -116,12 +120,25 @@ class Judge:
                 )
         return {name: given[name] for name in self._parameters if name in given}
 
-    def check_columns(self, columns: Iterable[str]) -> None:
+    def replaced(self, columns: Collection[str]) -> str | None:
+        """What is wrong where the function would be given something else than such a column."""
+        for name in self._adds:
+            if name in columns and (self._takes_all or name in self._parameters):
+                return (
+                    f"the data has a column {name!r}, which is the name of an argument that the "
+                    "function is given; rename the column"
+                )
+        return None
+
+    def check_columns(self, columns: Collection[str]) -> None:
         """Look whether data with these columns has all that the function must be given.
 
         Raises:
-            UserError: it takes an argument that there is no column for.
+            UserError: it takes an argument that there is no column for, or would be given something
+                else than a column.
         """
+        if (problem := self.replaced(columns)) is not None:
+            raise UserError(f"reward function {self._name}: {problem}")
         given = {*columns, *self._options, *RESERVED, *TRAINER_ARGUMENTS}
         for name, parameter in self._parameters.items():
             is_named = parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)

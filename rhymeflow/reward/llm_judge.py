@@ -83,7 +83,6 @@ def llm_judge(
         completions: list[Any],
         prompts: list[Any],
         completion_ids: list[list[int]],
-        trainer_state: Any,
         **columns: Any,
     ) -> list[float]:
         questions = []

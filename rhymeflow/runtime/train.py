@@ -33,6 +33,7 @@ from rhymeflow.observe import metrics, summary
 from rhymeflow.observe.metrics import MetricsWriter
 from rhymeflow.observe.notebook import progress_on
 from rhymeflow.observe.summary import Summary
+from rhymeflow.reward.columns import check_arguments
 from rhymeflow.runtime import in_force, processes
 from rhymeflow.runtime import run_dir as directories
 from rhymeflow.runtime.base import Runtime
@@ -301,6 +302,7 @@ def load_while(start: Callable[[], None], config: Config, reporter: Reporter) ->
         suites = load_suites(config, prompts.held_out, tokenizer, longest, tools)
         for suite in suites.values():
             check_rows(suite.suite.config, suite.prompts, LOOKED_AT)
+        check_arguments(config, {RUN: prompts.train} | {n: s.prompts for n, s in suites.items()})
     started.result()
     return Loaded(tokenizer, prompts, suites)
 

@@ -302,6 +302,12 @@ def test_a_tool_that_raises_fails_the_response_where_that_is_wanted(start: Start
     assert "no tool 'fails'; did you mean fail?" in unknown["content"]
 
 
+def test_a_tool_may_call_its_parameters_what_it_likes(start: Start) -> None:
+    executor = start(tools=("plot",))
+    call = '<tool_call>{"name": "plot", "arguments": {"function": "x", "self": "y"}}</tool_call>'
+    assert one(executor, call) == [{"role": "tool", "name": "plot", "content": "xy"}]
+
+
 def test_a_tool_starts_processes_as_any_program_does(start: Start) -> None:
     executor = start(tools=(str(Path(__file__).parents[1] / "graders.py") + ":run_code",))
     call = json.dumps({"name": "run_code", "arguments": {"text": "abc"}})

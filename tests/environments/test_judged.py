@@ -88,3 +88,8 @@ def test_functions_are_known_by_the_argument() -> None:
     assert not wants_environments(lambda completions, **columns: [])
     with pytest.raises(UserError, match="needs_texts takes environments and completions"):
         judged_by(Purse, [(needs_texts, 1.0)])
+
+
+def test_a_column_is_not_replaced_by_the_argument() -> None:
+    with pytest.raises(ValueError, match="column 'environments', which is the name of an arg"):
+        judged_by(Purse, [(left, 1.0)])().reset(environments="mine")

@@ -156,6 +156,16 @@ def multiply(a: float, b: float) -> float:
     return a * b
 
 
+def plot(function: str, self: str) -> str:
+    """Plot.
+
+    Args:
+        function: of x.
+        self: a parameter as any other.
+    """
+    return function + self
+
+
 def add(a: int, b: int) -> int:
     """Add.
 

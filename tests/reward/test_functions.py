@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rhymeflow.config import DataConfig, RewardFunction
+from rhymeflow.config import Config, DataConfig, RewardConfig, RewardFunction
 from rhymeflow.data import load_prompts
+from rhymeflow.data.prompts import Prompt
 from rhymeflow.errors import UserError
+from rhymeflow.reward.columns import check_arguments
 from rhymeflow.reward.components import component_names
 from rhymeflow.reward.functions import Judge, NoReward
 from rhymeflow.reward.messages import RewardRequest, TrainerState
+from rhymeflow.suites.sections import RUN
 
 
 def score(function: str, completion: str, columns: dict[str, Any], **options: Any) -> Any:
@@ -192,3 +197,54 @@ def test_component_names() -> None:
     ]
     names = component_names(RewardFunction(function=spec) for spec in specs)
     assert names == ("exact_match", "judge", "judge#2", "recipe:demo", "exact_match#2", "judge#3")
+
+
+def _takes_no_more(completions, answer): ...
+
+
+def _takes_it(completions, log_metric): ...
+
+
+def _takes_all(completions, **columns): ...
+
+
+def _of_verl(data_source, solution_str, ground_truth, trainer_state=None): ...
+
+
+@pytest.mark.parametrize(
+    ("function", "column", "is_replaced"),
+    [
+        (_takes_no_more, "trainer_state", False),
+        (_takes_it, "log_metric", True),
+        (_takes_it, "trainer_state", False),
+        (_takes_all, "trainer_state", True),
+        (_takes_all, "log_extra", True),
+        (_takes_all, "environments", False),
+        (_of_verl, "solution_str", True),
+        (_of_verl, "trainer_state", False),
+        ("exact_match", "trainer_state", False),
+    ],
+)
+def test_a_column_is_not_replaced_by_an_argument(function, column: str, is_replaced: bool) -> None:
+    name = function if isinstance(function, str) else f"{__name__}.{function.__name__}"
+    judge, columns = Judge(RewardFunction(function=name)), {"answer": "2", column: "mine"}
+    columns |= {"ground_truth": "2"}
+    if not is_replaced:
+        judge.check_columns(columns)
+        return
+    with pytest.raises(UserError, match=f"has a column '{column}', which is the name of an arg"):
+        judge.check_columns(columns)
+    with asyncio.Runner() as runner, pytest.raises(NoReward, match=f"column '{column}'"):
+        judge(RewardRequest("p", ["a"], [[1]], columns, TrainerState(0, 1)), runner)
+
+
+def test_a_replaced_column_is_told_before_a_run(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def f(completions, **columns): ...\n")
+    function = f"{tmp_path}/mine.py:f"
+    config = Config(reward=RewardConfig(functions=(RewardFunction(function=function),)))
+    rows = [Prompt(0, "p", {"log_metric": 1}, "a.jsonl:7")]
+    with pytest.raises(UserError, match=r"^a\.jsonl:7: reward function .*: the data has a column"):
+        check_arguments(config, {RUN: rows})
+    check_arguments(config, {RUN: [Prompt(0, "p", {"log": 1})]})
+    assert "mine" not in " ".join(sys.modules)
+    check_arguments(Config(), {RUN: rows})
