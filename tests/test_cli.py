@@ -35,7 +35,23 @@ def command(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        (["trian", "demo"], "trian"),
+        (["trian", "demo"], "did you mean train?"),
+        (["help", "trian"], "did you mean train?"),
+        (["--config", "demo", "train"], "--config: options come after the command"),
+        (["train", "--config", "demo.yaml"], "a YAML file is given without an option"),
+        (["train", "demo", "--lr", "1e-5"], "did you mean --learner.learning_rate?"),
+        (["train", "demo", "-lr", "1e-5"], "did you mean --learner.learning_rate?"),
+        (["train", "demo", "--learner.lr", "1"], "did you mean learner.learning_rate?"),
+        (["sft", "demo", "--lr", "1"], "did you mean --sft.learning_rate?"),
+        (["train", "demo", "--batch-size", "4"], "did you mean --learner.groups_per_batch?"),
+        (["train", "demo", "--epochs=3"], "--epochs: there is no such argument; did you mean --le"),
+        (["train", "demo", "--seed", "1"], "did you mean --run.seed?"),
+        (["train", "demo", "--learner-max-steps", "1"], "did you mean --learner.max_steps?"),
+        (["train", "demo", "learner.max_steps=1"], "are given as --learner.max_steps VALUE"),
+        (["train", "demo", "--learner", "{}"], "its fields are given as --learner.FIELD VALUE"),
+        (["train", "demo", "--dry-run", "plan"], "did you mean --dry-run=plan?"),
+        (["resume", "x", "--dry-run"], "--dry-run: there is no such argument; it is an option of"),
+        (["train", "demo", "--eval.suites", "x"], "--eval.suites.0: given"),
         (["simulate"], "RECIPE_OR_FILE"),
         (["train", "dmeo"], "did you mean demo?"),
         (["train", "demo", "--learning_rate", "1"], "did you mean --learner.learning_rate?"),
@@ -71,6 +87,24 @@ def test_the_installed_command_exits_with_the_code(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert done.stderr.startswith("rhymeflow: nothing: there is no such recipe or file")
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("short", "long"), [("train", "train --help"), ("", "--help")])
+def test_help_may_be_asked_as_a_command(
+    short: str, long: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pages = []
+    for arguments in (["help", *short.split()], long.split()):
+        with pytest.raises(SystemExit):
+            cli.main(arguments)
+        pages.append(capsys.readouterr().out)
+    assert pages[0] == pages[1] != ""
+
+
+def test_help_of_a_section_may_be_a_word_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["train", "-h", "learner"])
+    assert capsys.readouterr().out.startswith("learner: ")
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["--version"]])

@@ -36,6 +36,11 @@ def _dispatch(arguments: list[str]) -> int:
         from rhymeflow.cli.bench import bench
 
         return bench(arguments[1:])
+    if command is not None and command not in ("-h", "--help", "--version"):
+        if command.startswith("-"):
+            raise UserError(f"{command}: options come after the command, as in `rhymeflow train`")
+        if command == "help":
+            arguments = [*arguments[1:2], "--help"]
     parser, add = with_commands()
     if command in runs.NAMES:
         runs.add_commands(add)
@@ -47,7 +52,9 @@ def _dispatch(arguments: list[str]) -> int:
         return 0
     args, unknown = parser.parse_known_args(rest)
     if unknown or (overrides and not args.takes_fields):
-        raise UserError(_no_such_argument(args, unknown, overrides))
+        given = unknown[0] if unknown else f"--{next(iter(overrides))}"
+        hint = _hint(given, args, parser.commands)
+        raise UserError(f"{given.partition('=')[0]}: there is no such argument{hint}")
     args.overrides = overrides
     result: int = args.command(args)
     return result
@@ -56,6 +63,7 @@ def _dispatch(arguments: list[str]) -> int:
 def _add_all(add: Add, arguments: list[str]) -> tuple[list[str], dict[str, str]]:
     """Add all commands; return the arguments without fields of the configuration, and those."""
     from rhymeflow.cli import models, training
+    from rhymeflow.config import Config
     from rhymeflow.config.load import split_overrides
 
     training.add_commands(add)
@@ -64,33 +72,52 @@ def _add_all(add: Add, arguments: list[str]) -> tuple[list[str], dict[str, str]]
     add("recipes", recipes, help="list the ready configurations")
     add("doctor", doctor, help="what this machine can run, and what is missing")
     add("bench", None, help="run a benchmark: `rhymeflow bench` lists them", add_help=False)
-    if arguments and arguments[0] in ("train", "simulate", "calibrate", "sft", "eval"):
+    if arguments and arguments[0] in _TAKES_FIELDS:
         arguments = [_WITHOUT_VALUE.get(each, each) for each in arguments]
+        if arguments[1:2] == ["--help=common"] and {*arguments[2:3]} & {*Config.model_fields}:
+            arguments = [arguments[0], f"--help={arguments[2]}"]
     return split_overrides(arguments)
+
+
+_TAKES_FIELDS = ("train", "simulate", "calibrate", "sft", "eval")
 
 
 _WITHOUT_VALUE = {"--dry-run": "--dry-run=full", "--help": "--help=common", "-h": "--help=common"}
 """What an option means that may have a value: it is not to take what follows it for one."""
 
 
-def _no_such_argument(
-    args: argparse.Namespace, unknown: Sequence[str], overrides: Mapping[str, str]
+def _hint(
+    given: str, args: argparse.Namespace, commands: Mapping[str, argparse.ArgumentParser]
 ) -> str:
-    """Say which argument is none, and which one is nearest."""
-    option = (unknown[0] if unknown else f"--{next(iter(overrides))}").partition("=")[0]
-    if not option.startswith("-"):
-        recipe = getattr(args, "recipe", None)
-        hint = f"; {recipe!r} is the recipe or file already" if recipe else ""
-        return f"{option}: there is no such argument{hint}"
+    """What may be meant by an argument that is none."""
+    option = given.partition("=")[0]
+    name = option.lstrip("-")
+    elsewhere = [each for each, sub in commands.items() if option in sub._option_string_actions]
+    wrong_command = f"; it is an option of {', '.join(elsewhere)}" if elsewhere else ""
     if not args.takes_fields:
-        return f"{option}: there is no such argument{suggestion(option, args.options)}"
-    from rhymeflow.config import fields
+        return suggestion(option, args.options) or wrong_command
+    from rhymeflow.config import Config, fields
+    from rhymeflow.config.help import WHOLE
     from rhymeflow.config.load import SHORT
 
-    hint = suggestion(option, [*args.options, *(f"--{name}" for name in SHORT if unknown)])
-    if not hint:
-        hint = fields.nearest_field(option.lstrip("-")).replace("mean ", "mean --")
-    return f"{option}: there is no such argument{hint}"
+    own = WHOLE.get(args.called, "")
+    if not option.startswith("-"):
+        if name == "plan" and getattr(args, "dry_run", None):
+            return "; did you mean --dry-run=plan?"
+        if "=" in given or fields.named(name, own) is not None:
+            return f"; fields are given as --{fields.named(name, own) or 'section.field'} VALUE"
+        recipe = getattr(args, "recipe", None)
+        return f"; {recipe!r} is the recipe or file already" if recipe else ""
+    if name in Config.model_fields:
+        return f"; its fields are given as --{name}.FIELD VALUE (--help={name} lists them)"
+    if name in ("config", "recipe", "file"):
+        return "; a recipe or a YAML file is given without an option, after the command"
+    if (field := fields.named(name, own)) is not None:
+        return f"; did you mean --{field}?"
+    nearest = suggestion(option, [*args.options, *(f"--{name}" for name in SHORT)])
+    if wrong_command or nearest:
+        return wrong_command or nearest
+    return fields.nearest_field(name, own).replace("mean ", "mean --")
 
 
 def recipes(args: argparse.Namespace) -> int:

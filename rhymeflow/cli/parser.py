@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 import rhymeflow
-from rhymeflow.errors import UserError
+from rhymeflow.errors import UserError, suggestion
 
 Add = Callable[..., argparse.ArgumentParser]
 """Makes a command: its name, its function, whether it takes fields of the configuration as
@@ -18,9 +18,20 @@ options, and options of its parser."""
 class Parser(argparse.ArgumentParser):
     """Says what is wrong in one line, as every other mistake is said."""
 
+    commands: Mapping[str, argparse.ArgumentParser] = {}
+    """By their names."""
+
     def error(self, message: str) -> NoReturn:
         """Raise it."""
         raise UserError(f"{message} (see `{self.prog} --help`)")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """As argparse does, and with the nearest of the choices."""
+        if action.choices is not None and value not in action.choices:
+            names = [str(each) for each in action.choices]
+            hint = suggestion(str(value), names)
+            message = f"invalid choice: {value!r} (choose from {', '.join(names)}){hint}"
+            raise argparse.ArgumentError(action, message)
 
 
 class _Version(argparse.Action):
@@ -42,13 +53,14 @@ def with_commands() -> tuple[Parser, Add]:
     )
     parser.add_argument("--version", action=_Version, help="show the version and exit")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    parser.commands = commands.choices
 
     def add(
         name: str, command: object, *, takes_fields: bool = False, **options: Any
     ) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, allow_abbrev=False, **options)
         known = sub._option_string_actions
-        sub.set_defaults(command=command, takes_fields=takes_fields, options=known)
+        sub.set_defaults(command=command, takes_fields=takes_fields, options=known, called=name)
         return sub
 
     return parser, add

@@ -10,6 +10,8 @@ from rhymeflow.config.section import NonNegative, Positive, PositiveFloat, Secti
 class EnvironmentClass(Section):
     """One kind of environment."""
 
+    by_name = "environment"
+
     environment: str
     """`path/to/file.py:Class`, a dotted name, or `recipe:NAME`."""
     name: str | None = None

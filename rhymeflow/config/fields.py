@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from types import UnionType
-from typing import Any, Union, get_args, get_origin
+from typing import Annotated, Any, Union, get_args, get_origin
 
 import yaml
 from pydantic import ValidationError
@@ -61,7 +61,7 @@ class Source:
 def validate(values: dict[str, Any], source: Source) -> Config:
     """Make a `Config` of nested values; raises `UserError` with every mistake in one line."""
     try:
-        text = json.dumps(values)
+        text = json.dumps(written_out(values, Config))
     except TypeError as error:
         raise UserError(f"{source.name}: {error}") from None
     try:
@@ -70,6 +70,28 @@ def validate(values: dict[str, Any], source: Source) -> Config:
     except ValidationError as error:
         messages = [_message(dict(details), source) for details in error.errors()]
         raise UserError("; ".join(messages)) from None
+
+
+def written_out(value: Any, kind: Any) -> Any:
+    """A value for a type of field with what may be left out: one value where a list is due is a
+    list of one, and text where a section is due its only field that is needed (`Section.by_name`).
+    """
+    if get_origin(kind) in (Union, UnionType):
+        kinds = [each for each in get_args(kind) if each is not type(None)]
+        return value if value is None or len(kinds) > 1 else written_out(value, kinds[0])
+    if get_origin(kind) is Annotated:
+        return written_out(value, get_args(kind)[0])
+    if get_origin(kind) is tuple and value is not None:
+        each = value if isinstance(value, list | tuple) else [value]
+        return [written_out(one, get_args(kind)[0]) for one in each]
+    if (section := section_of(kind)) is None:
+        return value
+    if isinstance(value, str) and section.by_name is not None:
+        return {section.by_name: value}
+    if not isinstance(value, dict):
+        return value
+    known = section.model_fields
+    return {k: written_out(v, known[k].annotation) if k in known else v for k, v in value.items()}
 
 
 def field_paths() -> list[str]:
@@ -111,13 +133,47 @@ def only_path(name: str, where: str) -> str:
     return homes[0]
 
 
-def nearest_field(path: str) -> str:
+USUAL = {
+    "lr": "learning_rate", "lr_scheduler": "lr_scheduler_type", "warmup": "warmup_steps",
+    "bs": "groups_per_batch", "batch_size": "groups_per_batch",
+    "train_batch_size": "groups_per_batch", "per_device_train_batch_size": "groups_per_batch",
+    "epochs": "max_steps", "num_epochs": "max_steps", "num_train_epochs": "max_steps",
+    "steps": "max_steps", "num_steps": "max_steps", "total_steps": "max_steps",
+    "max_tokens": "max_completion_length", "max_new_tokens": "max_completion_length",
+    "max_length": "max_completion_length", "max_response_length": "max_completion_length",
+    "group_size": "num_generations", "num_samples": "num_generations", "temp": "temperature",
+    "kl": "beta", "kl_coef": "beta", "kl_loss_coef": "beta", "clip_range": "epsilon",
+    "clip_ratio": "epsilon", "wd": "weight_decay", "grad_clip": "max_grad_norm",
+    "optimizer_steps": "num_minibatches", "num_gpus": "num_ranks", "gpus": "num_ranks",
+    "dataset": "data.source", "dataset_name": "data.source", "train_file": "data.source",
+    "model_name": "model.name", "model_path": "model.name", "model_name_or_path": "model.name",
+    "reward_funcs": "reward.functions", "reward_fn": "reward.functions",
+    "output": "output_dir", "out": "output_dir", "save_dir": "output_dir",
+    "logger": "report_to", "wandb": "report_to", "save_freq": "save_steps",
+    "eval_freq": "eval_steps", "async_level": "max_staleness", "staleness": "max_staleness",
+}  # fmt: skip
+"""What other trainers, and people, call a field: suggested, and never taken for it."""
+
+
+def named(name: str, own: str = "") -> str | None:
+    """The field of this name in any section, or the one that is meant by it elsewhere.
+
+    Of several, that of section `own`, or the first.
+    """
+    name = name.replace("-", "_")
+    name = USUAL.get(name, name)
+    paths = field_paths()
+    found = [known for known in paths if f".{known}".endswith(f".{name}")]
+    found = found or [known for known in paths if known.replace(".", "_") == name]
+    return min(found, key=lambda known: not known.startswith(f"{own}."), default=None)
+
+
+def nearest_field(path: str, own: str = "") -> str:
     """Return `; did you mean X?`: the same name in another section, else the most similar name."""
     paths = field_paths()
     section, _, name = path.rpartition(".")
-    elsewhere = [known for known in paths if known.rpartition(".")[2] == name]
-    if elsewhere:
-        return f"; did you mean {elsewhere[0]}?"
+    if (elsewhere := named(name, own or section)) is not None:
+        return f"; did you mean {elsewhere}?"
     if not section:
         return _by_last_name(name, paths)
     beside = [known for known in paths if known.rpartition(".")[0] == section]

@@ -78,6 +78,7 @@ def parse_config(text: str, overrides: Overrides | None = None, *, where: str = 
     # A section whose every line is commented out reads as null, and means its defaults. Through
     # JSON and back, so that an override of a value does not change its aliases.
     values = json.loads(json.dumps({key: v for key, v in values.items() if v is not None}))
+    values = fields.written_out(values, Config)
     source = fields.Source(where, node, frozenset(overrides or ()))
     _make_way(values, overrides or {})
     for name, value in (overrides or {}).items():

@@ -15,6 +15,8 @@ _AT_ONCE = ("llm_judge", "reward_model")
 class RewardFunction(Section):
     """One reward function and its weight in the sum."""
 
+    by_name = "function"
+
     function: str
     """`path/to/file.py:function`, a dotted name, or a built-in: `exact_match`, `math_verify`,
     `regex`, `reasoning_gym`, `llm_judge`, `reward_model`, `recipe:NAME`."""

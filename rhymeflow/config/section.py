@@ -7,7 +7,7 @@ has the same thing. Knows nothing of files, torch or the machine.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -36,6 +36,9 @@ Temperature = Annotated[float, Field(ge=0), AfterValidator(_can_divide)]
 
 class Section(BaseModel):
     """Base of every section: immutable, unknown fields refused, defaults validated."""
+
+    by_name: ClassVar[str | None] = None
+    """The field that text stands for where this section is due, if it does."""
 
     model_config = ConfigDict(
         frozen=True,

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from rhymeflow.config import Config, Section, fields, load
+from rhymeflow.config.fields import USUAL, field_paths, named
 from rhymeflow.config.load import (
     build_config,
     config_from_json,
@@ -148,6 +149,43 @@ def test_null_takes_text_away() -> None:
 @pytest.mark.parametrize("text", ["on", "no", "y", "2026-01-01", "1_000", "012:30"])
 def test_words_stay_words(text: str) -> None:
     assert parse_config(f"name: {text}").name == text
+
+
+def test_one_value_is_a_list_of_one() -> None:
+    """On the command line, in a file and from Python."""
+    given = {"run.report_to": "wandb", "environment.tools": "x.py:f", "learner.cpus": "3"}
+    for config in (
+        parse_config("", given),
+        parse_config("run: {report_to: wandb}\nenvironment: {tools: 'x.py:f'}\nlearner: {cpus: 3}"),
+        build_config({"report_to": "wandb", "tools": "x.py:f", "learner.cpus": 3}, where="T"),
+    ):
+        assert config.run.report_to == ("wandb",)
+        assert config.environment.tools == ("x.py:f",)
+        assert config.learner.cpus == (3,)
+        assert parse_config(dump_config(config)) == config
+    cpus = {"rollout.cpus": "[0, 1]", "rollout.num_instances": "2"}
+    assert parse_config("", cpus).rollout.cpus == ((0,), (1,))
+
+
+@pytest.mark.parametrize(
+    "text", ["file.py:Class", "[file.py:Class]", "{environment: file.py:Class}"]
+)
+def test_what_is_loaded_may_be_named_alone(text: str) -> None:
+    config = parse_config("", {"environment.classes": text})
+    assert [each.environment for each in config.environment.classes] == ["file.py:Class"]
+    config = parse_config(
+        "reward: {functions: [length, 'a.py:f']}", {"reward.functions.1.weight": "2"}
+    )
+    assert [(each.function, each.weight) for each in config.reward.functions] == [
+        ("length", 1.0),
+        ("a.py:f", 2.0),
+    ]
+
+
+def test_usual_names_are_those_of_fields() -> None:
+    for name in USUAL:
+        assert named(name) in field_paths()
+    assert not USUAL.keys() & {path.rpartition(".")[2] for path in field_paths()}
 
 
 def test_split_overrides() -> None:
