@@ -71,6 +71,10 @@ class LearnerConfig(Section):
     """Cap of u. StaleFlow is paired with truncation at 2."""
     mask_truncated_completions: bool = False
     """Leave responses that hit the length limit out of the loss (DAPO's overlong filtering)."""
+    frozen_parameters: tuple[str, ...] = ()
+    """Parameters that are not trained, by the model's names for them or patterns with `*`, such as
+    `model.embed_tokens.weight` or `model.layers.0.*`. `Trainer` adds those of a model object that
+    have `requires_grad` false."""
     max_tokens_per_microbatch: Positive = 8192
     """Packed tokens per forward and backward; gradients accumulate over the batch."""
     logits_chunk_size: Positive = 1024

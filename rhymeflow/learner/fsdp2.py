@@ -22,6 +22,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rhymeflow.config import LearnerConfig, RolloutConfig
 from rhymeflow.learner import sharded_checkpoint
+from rhymeflow.learner.frozen import freeze
 from rhymeflow.learner.gathering import Gathering
 from rhymeflow.learner.logprobs import TokenScorer
 from rhymeflow.learner.metrics import Totals
@@ -63,7 +64,9 @@ class ShardedLearner(LearnerStep):
 
         def sharded() -> ShardedModel:
             offload = learner.offload_optimizer
-            found = ShardedModel(load(), ranks, compute_dtype, offload=offload)
+            model = load()
+            freeze(model, learner.frozen_parameters)
+            found = ShardedModel(model, ranks, compute_dtype, offload=offload)
             if read is not None:
                 found.fill(read)
             return found

@@ -88,7 +88,8 @@ class TokenScorer:
             loss_of(logprob_C, chunk).backward()
             gradients.append(leaf_CD.grad)
             scores.append((logprob_C.detach(), entropy_C))
-        hidden_RD.backward(torch.cat(gradients))
+        if hidden_RD.requires_grad:  # else the whole body is frozen
+            hidden_RD.backward(torch.cat(gradients))
         return _cat(scores)
 
     def loss(self, row: PackedRow, loss_of: LossOf) -> tuple[Tensor, Tensor, Tensor]:
@@ -211,7 +212,8 @@ class _HeadLogprobs(torch.autograd.Function):
         del ctx.x_CV
         grad_bias_V = grad_CV.sum(0).to(weight_VD.dtype) if ctx.has_bias else None
         grad_CV = grad_CV.to(weight_VD.dtype)
-        return grad_CV @ weight_VD, grad_CV.T @ hidden_CD, grad_bias_V, None, None, None
+        grad_weight_VD = grad_CV.T @ hidden_CD if ctx.needs_input_grad[1] else None
+        return grad_CV @ weight_VD, grad_weight_VD, grad_bias_V, None, None, None
 
 
 class _HeadLoss(torch.autograd.Function):

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from rhymeflow.config import LearnerConfig
 from rhymeflow.errors import UserError
+from rhymeflow.learner.frozen import freeze
 
 
 def learning_rate(step: int, config: LearnerConfig) -> float:
@@ -73,12 +74,17 @@ def reconfigure(optimizer: torch.optim.AdamW, config: LearnerConfig) -> None:
 class Optimizer:
     """Owns the masters, their gradients and AdamW's moments for the parameters of `model`.
 
-    The model's parameters are brought to `compute_dtype` in place. Weight decay applies to matrices
-    only, not to norms and biases.
+    The model's parameters are brought to `compute_dtype` in place; those that the configuration
+    freezes stay as they are otherwise. Weight decay applies to matrices only, not to norms and
+    biases.
     """
 
     def __init__(self, model: nn.Module, config: LearnerConfig, compute_dtype: torch.dtype):
-        self._parameters = dict(model.named_parameters())
+        freeze(model, config.frozen_parameters)
+        named = dict(model.named_parameters())
+        self._parameters = {name: each for name, each in named.items() if each.requires_grad}
+        for name in named.keys() - self._parameters.keys():
+            named[name].data = named[name].data.to(compute_dtype)
         self._masters = {
             name: _master(parameter, compute_dtype) for name, parameter in self._parameters.items()
         }

@@ -161,6 +161,11 @@ def snapshot(
 ) -> ShardedSnapshot:
     """Copy this rank's rows into main memory."""
     copies = {(kind, name): each.to("cpu", copy=True) for kind, name, each in optimizer.shards()}
+    frozen = {
+        name: sharded.shard(name).to("cpu", copy=True)
+        for name in sharded.parameters
+        if ("master", name) not in copies
+    }
     shapes = {name: tuple(each.shape) for name, each in sharded.parameters.items()}
     tensors = {
         f"{kind}.{name}": _distributed(local, sharded.parameters[name], ranks)
@@ -169,7 +174,7 @@ def snapshot(
     gathering = Gathering(
         shapes,
         sharded.blocks(),
-        lambda name: copies["master", name],
+        lambda name: frozen[name] if name in frozen else copies["master", name],
         sharded.compute_dtype,
         ranks,
         ranks.saving,
@@ -193,6 +198,7 @@ def load(directory: Path, sharded: ShardedModel, optimizer: ShardedOptimizer) ->
             torch.empty(each.to_local().shape, dtype=torch.float32), each, ranks
         )
         for name, each in parameters.items()
+        if each.requires_grad
         for kind in KINDS
     }
     dcp.load(tensors, checkpoint_id=directory / checkpoint.SHARDS, process_group=ranks.saving)

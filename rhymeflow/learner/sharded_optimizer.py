@@ -25,7 +25,8 @@ class ShardedOptimizer:
     """Owns AdamW's moments for the parameters of `sharded`."""
 
     def __init__(self, sharded: ShardedModel, config: LearnerConfig) -> None:
-        self._masters, self._ranks = sharded.parameters, sharded.ranks
+        self._ranks = sharded.ranks
+        self._masters = {n: each for n, each in sharded.parameters.items() if each.requires_grad}
         self._max_grad_norm = config.max_grad_norm
         self._adamw = adamw(self._masters, config)
         self.skipped = ""

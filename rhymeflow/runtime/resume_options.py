@@ -26,6 +26,7 @@ FIXED: Mapping[str, str] = {
     "run.output_dir": "it is where the run is",
     "learner.groups_per_batch": "batches in flight have this size",
     "learner.beta": "the reference policy is made when a run begins",
+    "learner.frozen_parameters": "the optimizer has the state of all others",
     "rollout.num_generations": "groups in flight have this size",
     "rollout.max_completion_length": _STORED,
     "rollout.temperature": _STORED,

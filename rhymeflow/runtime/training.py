@@ -85,6 +85,11 @@ class Training:
         match message:
             case messages.LearnerReady():
                 self._on_model(message)
+                if message.num_trained < message.num_parameters:
+                    self._reporter.warn(
+                        f"training {message.num_trained:,} of {message.num_parameters:,} "
+                        "parameters; the others are frozen (learner.frozen_parameters)"
+                    )
                 self.checkpoints.restored(message.retrain_seconds)
                 self.weights = messages.ConnectWeights(message.handle)
                 self._reporter.begin_training()

@@ -137,6 +137,22 @@ class Inputs:
         return str(self.folder / name)
 
 
+def frozen_in(model: Any) -> list[str]:
+    """Names of the parameters of a model object that are not to be trained.
+
+    Raises:
+        UserError: all of them are.
+    """
+    if isinstance(model, str | os.PathLike):
+        return []
+    named = dict(model.named_parameters())
+    frozen = [name for name, parameter in named.items() if not parameter.requires_grad]
+    if len(frozen) == len(named):
+        raise UserError("Trainer: every parameter of model has requires_grad false: nothing would "
+                        "be trained")  # fmt: skip
+    return frozen
+
+
 def _save(part: Any, name: str, folder: Path) -> None:
     """Save a model or a tokenizer, but for one that a run began with: it may have been trained."""
     if not (folder.parent / EVENTS).exists():

@@ -22,7 +22,7 @@ from rhymeflow.config.load import build_config
 from rhymeflow.errors import UserError
 from rhymeflow.runtime import run_dir
 from rhymeflow.trainer import rows
-from rhymeflow.trainer.inputs import Inputs, Rows
+from rhymeflow.trainer.inputs import Inputs, Rows, frozen_in
 from rhymeflow.trainer.outcome import Outcome
 
 if TYPE_CHECKING:
@@ -81,6 +81,9 @@ class Trainer(Outcome):
         fields: dict[str, Any] = {"run.output_dir": str(path)}
         if model is not None:
             fields["model.name"] = inputs.model(model, processing_class)
+            if frozen := frozen_in(model):
+                names = dict.fromkeys([*given.learner.frozen_parameters, *frozen])
+                fields["learner.frozen_parameters"] = list(names)
             if processing_class is not None and isinstance(model, str | Path):
                 fields["model.tokenizer"] = inputs.tokenizer(processing_class)
         if environment_factory is not None and reward_funcs is None:

@@ -21,6 +21,7 @@ from rhymeflow.core.types import TrajectoryId, Version
 from rhymeflow.errors import UserError
 from rhymeflow.learner.base import Batch
 from rhymeflow.learner.checkpoint_dirs import CHECKPOINTS
+from rhymeflow.learner.frozen import num_trained
 from rhymeflow.learner.optimizer import Skips
 from rhymeflow.learner.sample import Sample
 from rhymeflow.learner.saver import Saver
@@ -117,6 +118,8 @@ class LearnerProcess:
             self.learner.model.config.max_position_embeddings,
             self.learner.num_parameters * (dtype.itemsize + STATE_BYTES),
             retrain_seconds,
+            self.learner.num_parameters,
+            num_trained(self.learner.model),
         )
         self._say(ready)
         self._ending = False

@@ -352,6 +352,9 @@ class LearnerReady(Message):
     """What a checkpoint takes on the disk."""
     retrain_seconds: float = 0.0
     """That training the batches since the last checkpoint again took."""
+    num_parameters: int = 0
+    num_trained: int = 0
+    """Of these, those that are not frozen."""
 
 
 class ResponseDetails(NamedTuple):

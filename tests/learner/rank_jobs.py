@@ -41,9 +41,11 @@ def train(ranks: Ranks, steps: int, options: dict) -> tuple[list[dict], dict]:
     return rows, whole_weights(learner)
 
 
-def save_and_go_on(ranks: Ranks, directory: Path, steps: int) -> tuple[list[dict], dict]:
+def save_and_go_on(
+    ranks: Ranks, directory: Path, steps: int, options: dict | None = None
+) -> tuple[list[dict], dict]:
     """Save after `steps`, and train as many again."""
-    learner = sharded_learner(ranks)
+    learner = sharded_learner(ranks, **(options or {}))
     for step in range(steps):
         learner.train(made_up_batch(seed=step), step)
     snapshot = learner.snapshot()
@@ -52,8 +54,10 @@ def save_and_go_on(ranks: Ranks, directory: Path, steps: int) -> tuple[list[dict
     return rows, whole_weights(learner)
 
 
-def restore_and_go_on(ranks: Ranks, directory: Path, steps: int) -> tuple[list[dict], dict]:
-    learner = sharded_learner(ranks)
+def restore_and_go_on(
+    ranks: Ranks, directory: Path, steps: int, options: dict | None = None
+) -> tuple[list[dict], dict]:
+    learner = sharded_learner(ranks, **(options or {}))
     assert learner.restore(directory) == steps
     rows = [learner.train(made_up_batch(seed=s), s) for s in range(steps, 2 * steps)]
     return rows, whole_weights(learner)
