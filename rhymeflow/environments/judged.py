@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rhymeflow.errors import UserError
+from rhymeflow.utils.reward_number import reward_numbers
 
 ARGUMENT = "environments"
 """A function that names it is called with a list of environment objects."""
@@ -93,8 +94,8 @@ async def _total(found: list[tuple[Any, float]]) -> float:
     total = 0.0
     for result, weight in found:
         value = await result if inspect.isawaitable(result) else result
-        value = value[0] if hasattr(value, "__len__") else value
-        total += weight * float(0.0 if value is None else value)
+        [number] = reward_numbers(value if hasattr(value, "__len__") else [value], 1)
+        total += weight * (number or 0.0)
     return total
 
 

@@ -26,7 +26,7 @@ from rhymeflow.reward.model import reward_model
 from rhymeflow.reward.verl import adapted, is_verl
 from rhymeflow.utils.described import described
 from rhymeflow.utils.imported import function_of, imported
-from rhymeflow.utils.reward_number import reward_number, shown
+from rhymeflow.utils.reward_number import reward_numbers
 
 BUILT_IN: dict[str, Callable[..., Any]] = {
     **SCORERS,
@@ -96,7 +96,10 @@ class Judge:
         # User code: whatever it raises becomes a message and no reward.
         except (Exception, SystemExit, asyncio.CancelledError) as error:  # noqa: BLE001
             raise NoReward(f"raised {described(error)}") from None
-        return _checked(result, len(request.completions))
+        try:
+            return reward_numbers(result, len(request.completions))
+        except ValueError as error:
+            raise NoReward(str(error)) from None
 
     def _arguments(self, request: RewardRequest) -> dict[str, Any]:
         count = len(request.completions)
@@ -182,30 +185,6 @@ def _conversation(request: RewardRequest) -> dict[str, Any]:
 def _repeated(value: Any, count: int) -> list[Any]:
     """A list with the value for each response: copies, as user code may change them."""
     return [copy.deepcopy(value) for _ in range(count)]
-
-
-def _checked(result: Any, count: int) -> list[float | None]:
-    """Check what a function returned for so many responses."""
-    wanted = f"a list with {count} number{'' if count == 1 else 's'}"
-    if isinstance(result, str | bytes | dict) or not hasattr(result, "__len__"):
-        raise NoReward(f"returned {shown(result)}, should be {wanted}")
-    try:
-        values = list(result)
-    except TypeError:  # a 0-dimensional array has a length that it refuses to tell
-        raise NoReward(f"returned {shown(result)}, should be {wanted}") from None
-    if len(values) != count:
-        what = f"returned {len(values)} reward{'' if len(values) == 1 else 's'} for {count} "
-        what += f"response{'' if count == 1 else 's'}"
-        raise NoReward(what + (" (`per: response` hands them over singly)" if count > 1 else ""))
-    return [_number(value) for value in values]
-
-
-def _number(value: Any) -> float | None:
-    """Check what a function returned for one response."""
-    try:
-        return reward_number(value)
-    except ValueError as error:
-        raise NoReward(str(error)) from None
 
 
 def _built_in(config: RewardFunction) -> Callable[..., Any]:
