@@ -8,6 +8,25 @@ from pydantic import field_validator
 
 from rhymeflow.config.section import NonNegative, Positive, Section
 
+_NO_VARIABLES = frozenset(
+    [
+        "conversation",
+        "messages",
+        "tools",
+        "tokenize",
+        "add_generation_prompt",
+        "continue_final_message",
+        "padding",
+        "truncation",
+        "max_length",
+        "return_tensors",
+        "return_dict",
+        "return_assistant_tokens_mask",
+        "tokenizer_kwargs",
+    ]
+)
+"""Arguments of transformers' `apply_chat_template` that the run itself gives."""
+
 
 class ExampleMessage(Section):
     """A chat message of `data.few_shot`."""
@@ -53,7 +72,15 @@ class DataConfig(Section):
     chat_template: bool | None = None
     """Whether string prompts are wrapped as a user message. `None`: if the tokenizer has one."""
     chat_template_kwargs: dict[str, Any] = {}
-    """Variables of the chat template, such as `{enable_thinking: false}`."""
+    """Variables of the chat template, such as `{enable_thinking: false}`; `chat_template` names one
+    of several."""
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _are_variables(cls, given: dict[str, Any]) -> dict[str, Any]:
+        if taken := _NO_VARIABLES & given.keys():
+            raise ValueError(f"{min(taken)!r} is no variable of the template; it is given already")
+        return given
 
     @field_validator("few_shot")
     @classmethod

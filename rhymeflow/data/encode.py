@@ -1,15 +1,20 @@
 """From a prompt to the tokens the policy is given.
 
 Holds true: one text, tokenized once, from the first system message to the beginning of the answer;
-nothing is cut. Knows nothing of torch: the tokenizer is handed in.
+nothing is cut or lost, and it begins with one beginning of sequence at most and does not end with
+the end of one. Knows nothing of torch: the tokenizer is handed in.
 """
 
 from __future__ import annotations
 
+import json
+from functools import cached_property
 from typing import Any, Protocol
 
 from rhymeflow.config import DataConfig
 from rhymeflow.data.prompts import Message, Prompt
+from rhymeflow.data.template import TemplateError, left_to_begin, marks, rendered
+from rhymeflow.data.token_ids import TokenIds, Unwritable
 from rhymeflow.errors import UserError
 
 
@@ -55,6 +60,7 @@ class PromptEncoder:
         self._room = room
         self._tools = tools
         self._config = config
+        self._ids = TokenIds(tokenizer)
         has_template = bool(tokenizer.chat_template)
         if config.chat_template and not has_template:
             raise UserError("data.chat_template: the model's tokenizer has no chat template")
@@ -77,9 +83,11 @@ class PromptEncoder:
         else:
             text, is_rendered = self._rendered(prompt, tools), True
         text += self._config.assistant_prefix or ""
-        # A chat template writes the beginning of the sequence itself.
-        encoded = self._tokenizer(text, add_special_tokens=not is_rendered)
-        ids = [int(token) for token in encoded["input_ids"]]
+        try:
+            # A chat template writes the beginning of the sequence itself.
+            ids = self._ids(text) if is_rendered else self._ids.begun(text)
+        except Unwritable as error:
+            raise UserError(f"{prompt.where}: {error}") from None
         limit = self._config.max_prompt_length
         if limit is not None and len(ids) > limit:
             raise UserError(
@@ -117,30 +125,60 @@ class PromptEncoder:
                 f"{prompt.where}: the prompt is a list of messages, but the model's tokenizer has "
                 "no chat template"
             )
+        given = self._config.chat_template_kwargs
+        if self._is_rendered(prompt.prompt):
+            raise UserError(
+                f"{prompt.where}: the text has {self._marks[0]!r}, as if the chat template had "
+                "written it, and would be wrapped again; data.chat_template = false takes text as "
+                "it is, true wraps it all the same"
+            )
         messages = messages_of(prompt, self._config)
         continues = messages[-1]["role"] == "assistant"
-        import jinja2  # the tokenizer's template engine, which is what the error below is of
-
-        try:
-            text = self._tokenizer.apply_chat_template(
-                messages,
-                tools=tools or self._tools_of(prompt),
-                tokenize=False,
-                add_generation_prompt=not continues,
-                continue_final_message=continues,
-                **self._config.chat_template_kwargs,
+        if not (continues or self._config.assistant_prefix) and self._left_to_begin:
+            raise UserError(
+                "the model's chat template does not begin the assistant's turn "
+                "(add_generation_prompt), so the policy would have to; give the tokenizer one that "
+                f"does, or but for sft data.assistant_prefix: {json.dumps(self._left_to_begin)}"
             )
-        except jinja2.TemplateError as error:
+        try:
+            tools = tools or self._tools_of(prompt)
+            text = rendered(self._tokenizer, messages, tools, continues=continues, variables=given)
+        except TemplateError as error:
             raise UserError(
                 f"{prompt.where}: the model's chat template refuses the prompt: {error}"
             ) from None
-        assert isinstance(text, str)
+        for message in messages:
+            if message["role"] in ("system", "user") and not _is_in(message["content"], text):
+                raise UserError(
+                    f"{prompt.where}: the model's chat template leaves the {message['role']} "
+                    f"message out of the prompt ({message['content'][:30]!r})"
+                )
         return text
+
+    def _is_rendered(self, prompt: str | list[Message]) -> bool:
+        """Whether text looks as if the chat template had made it, and nobody said what to do."""
+        if self._config.chat_template or not isinstance(prompt, str) or not self._marks:
+            return False
+        return all(mark in prompt for mark in self._marks)
+
+    @cached_property
+    def _marks(self) -> list[str]:
+        return marks(self._tokenizer, self._config.chat_template_kwargs)
+
+    @cached_property
+    def _left_to_begin(self) -> str:
+        return left_to_begin(self._tokenizer, self._config.chat_template_kwargs)
 
     def _tools_of(self, prompt: Prompt) -> list[Schema] | None:
         if not isinstance(self._tools, dict):
             return self._tools
         return self._tools.get(prompt.columns.get("environment", "")) or None
+
+
+def _is_in(content: str, text: str) -> bool:
+    """Whether anything of a message is in the conversation; templates trim, and take flags out."""
+    lines = [line.strip() for line in content.splitlines() if line.strip()]
+    return not lines or any(line in text for line in lines)
 
 
 def messages_of(prompt: Prompt, config: DataConfig) -> list[Message]:

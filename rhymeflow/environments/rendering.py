@@ -15,6 +15,8 @@ import json
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from rhymeflow.data.template import TemplateError, rendered
+from rhymeflow.data.token_ids import TokenIds, Unwritable, special_tokens
 from rhymeflow.environments.messages import Answer, Call, Said
 from rhymeflow.environments.parsing import call_of, parse_calls
 from rhymeflow.environments.tools import Schema
@@ -40,8 +42,6 @@ class Tokenizer(Protocol):
     """What is asked of a Hugging Face tokenizer."""
 
     chat_template: Any
-    all_special_ids: list[int]
-    all_special_tokens: list[str]
 
     def __call__(self, text: str, /, *, add_special_tokens: bool) -> Any:
         """Return a mapping with `input_ids`."""
@@ -58,6 +58,7 @@ class TextRenderer:
 
     def __init__(self, tokenizer: Tokenizer, tools: Sequence[Schema] = ()) -> None:
         self._tokenizer, self._tools = tokenizer, list(tools)
+        self._special, self._text_ids = special_tokens(tokenizer), TokenIds(tokenizer)
 
     def said(self, tokens: list[int]) -> Said:
         """Return what the policy said in a turn."""
@@ -73,7 +74,7 @@ class TextRenderer:
     def _harmless(self, text: str) -> str:
         """The text without special tokens: what an environment says cannot end a turn or begin
         another. A zero-width space stands after the first character of each."""
-        for token in self._tokenizer.all_special_tokens:
+        for token in self._special:
             text = text.replace(token, f"{token[:1]}{INVISIBLE}{token[1:]}")
         return text
 
@@ -81,7 +82,10 @@ class TextRenderer:
         return parse_calls(self._tokenizer.decode(tokens, skip_special_tokens=False))
 
     def _ids(self, text: str) -> list[int]:
-        return [int(each) for each in self._tokenizer(text, add_special_tokens=False)["input_ids"]]
+        try:
+            return self._text_ids(text)
+        except Unwritable as error:
+            raise Unrenderable(f"what it answers is lost: {error}") from None
 
 
 class ChatRenderer(TextRenderer):
@@ -104,7 +108,7 @@ class ChatRenderer(TextRenderer):
         """What the template puts after a turn of the assistant's."""
         if not found:
             raise UserError("the chat template does not write what the assistant says, as text")
-        asked, begun = self._render([_ASKED]), self._render([_ASKED], add_generation_prompt=True)
+        asked, begun = self._render([_ASKED]), self._render([_ASKED], opens=True)
         self._opening = begun[len(asked) :] if begun.startswith(asked) else begun
 
     def encode(self, answer: list[Message] | str, turn: list[int]) -> list[int]:
@@ -114,16 +118,14 @@ class ChatRenderer(TextRenderer):
         Raises:
             Unrenderable: the template refuses the messages.
         """
-        import jinja2  # the tokenizer's template engine, which is what the error below is of
-
         if isinstance(answer, str):
             answer = [{"role": "user", "content": answer}]
         answer = [each | {"content": self._harmless(each["content"])} for each in answer]
         before = [_ASKED, _dummy(answer, 0, self._thought)]
         try:
             ended = self._render(before)
-            full = self._render([*before, *_with_ids(answer, 0)], add_generation_prompt=True)
-        except (jinja2.TemplateError, TypeError, KeyError) as error:
+            full = self._render([*before, *_with_ids(answer, 0)], opens=True)
+        except TemplateError as error:
             raise Unrenderable(f"the chat template refuses its answer: {error}") from None
         if not full.startswith(ended):
             roles = ", ".join(each["role"] for each in answer)
@@ -136,9 +138,8 @@ class ChatRenderer(TextRenderer):
 
     def _stop_text(self, turn: list[int]) -> str:
         """The special token that the turn ends with, as text; empty if there is none."""
-        if not turn or turn[-1] not in self._tokenizer.all_special_ids:
-            return ""
-        return str(self._tokenizer.decode([turn[-1]], skip_special_tokens=False))
+        text = str(self._tokenizer.decode(turn[-1:], skip_special_tokens=False))
+        return text if text in self._special else ""
 
     def _after(self, stop: str, text: str) -> list[int]:
         """Tokens of the text as it stands after the stop token: some tokenizers begin a text with
@@ -146,8 +147,8 @@ class ChatRenderer(TextRenderer):
         lead, ids = self._ids(stop), self._ids(stop + text)
         return ids[len(lead) :] if ids[: len(lead)] == lead else self._ids(text)
 
-    def _render(self, messages: list[Message], **options: Any) -> str:
-        return render(self._tokenizer, messages, self._tools, **options)
+    def _render(self, messages: list[Message], *, opens: bool = False) -> str:
+        return rendered(self._tokenizer, messages, self._tools, opens=opens)
 
     def _calls(self, tokens: list[int]) -> list[Call]:
         if getattr(self._tokenizer, "response_template", None) is None:
@@ -156,33 +157,21 @@ class ChatRenderer(TextRenderer):
         return _own_calls(self._tokenizer, text, self._opening, self._tools)
 
 
-def render(
-    tokenizer: Tokenizer, messages: list[Message], tools: list[Schema], **options: Any
-) -> str:
-    """Return the conversation as the chat template writes it."""
-    options = {"add_generation_prompt": False} | options
-    text = tokenizer.apply_chat_template(messages, tools=tools or None, tokenize=False, **options)
-    assert isinstance(text, str)
-    return text
-
-
 def check_appends(tokenizer: Tokenizer, tools: list[Schema], *, reads_users: bool) -> None:
     """Look whether the template writes a conversation's beginning as the conversation's beginning.
 
     Raises:
         UserError: it rewrites earlier turns, or refuses messages of tools or of users.
     """
-    import jinja2  # the tokenizer's template engine, which is what the error below is of
-
     for shape, messages in _conversations(tokenizer, tools, reads_users):
         where = f"the chat template, in a conversation with {shape}"
         try:
-            whole = render(tokenizer, messages, tools)
+            whole = rendered(tokenizer, messages, tools, opens=False)
             for place, message in enumerate(messages):
                 if message["role"] != "assistant":
                     continue
-                asked = render(tokenizer, messages[:place], tools, add_generation_prompt=True)
-                said = render(tokenizer, messages[: place + 1], tools)
+                asked = rendered(tokenizer, messages[:place], tools)
+                said = rendered(tokenizer, messages[: place + 1], tools, opens=False)
                 if not said.startswith(asked):
                     raise UserError(
                         f"{where}: begins the assistant's turn otherwise when it has been said "
@@ -193,7 +182,7 @@ def check_appends(tokenizer: Tokenizer, tools: list[Schema], *, reads_users: boo
                         f"{where}: changes a turn of the assistant's when others follow "
                         f"({_difference(whole, said)}); {_WAY_OUT}"
                     )
-        except (jinja2.TemplateError, TypeError, KeyError) as error:
+        except TemplateError as error:
             raise UserError(f"{where}: refuses it: {error}") from None
 
 
@@ -229,7 +218,7 @@ def _thoughts(tokenizer: Tokenizer, tools: list[Schema]) -> tuple[str, ...]:
     template = str(tokenizer.chat_template)
     if "think>" not in template and "reasoning" not in template:
         return ("",)
-    begun = render(tokenizer, [_ASKED], tools, add_generation_prompt=True).rstrip()
+    begun = rendered(tokenizer, [_ASKED], tools).rstrip()
     if begun.endswith("<think>"):
         return (_THOUGHT,)
     return ("",) if begun.endswith("</think>") else ("", _THOUGHT)

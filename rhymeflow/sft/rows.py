@@ -20,6 +20,8 @@ import msgspec
 from rhymeflow.config import DataConfig, SftConfig
 from rhymeflow.data.encode import PromptEncoder, Schema
 from rhymeflow.data.prompts import Message, Prompt, Row, checked
+from rhymeflow.data.template import TemplateError, rendered
+from rhymeflow.data.token_ids import TokenIds, Unwritable
 from rhymeflow.errors import UserError, nearest
 from rhymeflow.learner.sample import Sample
 
@@ -51,7 +53,7 @@ class RowEncoder:
         if data.assistant_prefix is not None:
             raise UserError("data.assistant_prefix: sft learns completions from their beginning")
         self._tokenizer, self._stops, self._max_length = tokenizer, stops, max_length
-        self._prompts = PromptEncoder(tokenizer, data)
+        self._prompts, self._text_ids = PromptEncoder(tokenizer, data), TokenIds(tokenizer)
         self._prompt_column = data.prompt_column
         self._completion_column = sft.completion_column
         self._messages_column = sft.messages_column
@@ -125,6 +127,8 @@ class RowEncoder:
             raise UserError(
                 f"{row.where}: the prompt ends with the assistant's turn; put that into {name!r}"
             )
+        if row.values[name] == "":
+            raise UserError(f"{row.where}: column {name!r} is empty, so nothing would be learnt")
         completion = self._prompt(row, name).prompt
         if isinstance(completion, str):
             completion = [{"role": "assistant", "content": completion}]
@@ -174,12 +178,13 @@ class RowEncoder:
         end = self._tokenizer.eos_token_id
         if end is None:
             raise UserError(f"{where}: the model's tokenizer has no token that ends a response")
-        return [
-            Segment([*self._ids(turn["content"]), end], True)
-            if turn["role"] == "assistant"
-            else Segment(self._ids(turn["content"]), False)
-            for turn in turns
-        ]
+        segments = []
+        for turn in turns:
+            ids, is_learnt = self._ids(turn["content"], where), turn["role"] == "assistant"
+            if is_learnt and (not ids or ids[-1] not in self._stops):
+                ids.append(end)
+            segments.append(Segment(ids, is_learnt))
+        return segments
 
     def _rendered(
         self,
@@ -194,47 +199,64 @@ class RowEncoder:
         for turn in turns:
             if turn["role"] == "assistant":
                 opening = self._text(so_far, tools, where, opens=True)
-                segments.append(Segment(self._ids(_rest(opening, written, where)), False))
+                segments.append(Segment(self._ids(_rest(opening, written, where), where), False))
                 written = self._text([*so_far, turn], tools, where, opens=False)
+                _check_kept(turn, opening, written, where)
                 segments += self._turn(_rest(written, opening, where), where)
             so_far.append(turn)
         return segments
 
     def _turn(self, text: str, where: str) -> Iterator[Segment]:
         """The assistant's turn up to the token that ends it, and what the template puts after."""
-        ids = self._ids(text)
+        ids = self._ids(text, where)
         ends = [place for place, token in enumerate(ids) if token in self._stops]
         if not ends:
             raise UserError(
                 f"{where}: the model's chat template ends the assistant's turn with no token that "
                 "ends a response (eos_token_id), so the policy would not learn to stop"
             )
-        yield Segment(ids[: ends[-1] + 1], True)
-        yield Segment(ids[ends[-1] + 1 :], False)
+        begin = end = ends[-1]
+        while begin - 1 in ends:  # the row ends with such a token, and the template writes another
+            begin -= 1
+        yield Segment([*ids[:begin], ids[end]], True)
+        yield Segment(ids[end + 1 :], False)
 
     def _text(
         self, messages: list[Message], tools: list[Schema] | None, where: str, *, opens: bool
     ) -> str:
         """The conversation as the template writes it, with the beginning of an answer or not."""
-        import jinja2  # the tokenizer's template engine, which is what the error below is of
-
         try:
-            text = self._tokenizer.apply_chat_template(
-                messages,
-                tools=tools,
-                tokenize=False,
-                add_generation_prompt=opens,
-                **self._template_kwargs,
-            )
-        except jinja2.TemplateError as error:
+            variables = self._template_kwargs
+            return rendered(self._tokenizer, messages, tools, opens=opens, variables=variables)
+        except TemplateError as error:
             raise UserError(
                 f"{where}: the model's chat template refuses the conversation: {error}"
             ) from None
-        assert isinstance(text, str)
-        return text
 
-    def _ids(self, text: str) -> list[int]:
-        return [int(token) for token in self._tokenizer(text, add_special_tokens=False).input_ids]
+    def _ids(self, text: str, where: str) -> list[int]:
+        try:
+            return self._text_ids(text)
+        except Unwritable as error:
+            raise UserError(f"{where}: {error}") from None
+
+
+def _check_kept(turn: Message, opening: str, written: str, where: str) -> None:
+    """Look whether what is learnt of a turn is written, but for blanks."""
+    parts = [turn.get(name) for name in ("content", "reasoning_content", "reasoning", "thinking")]
+    for call in turn.get("tool_calls", ()):
+        parts.append(call.get("function", call)["name"])
+    before, text = _packed(opening), _packed(written)
+    for part in map(str, filter(None, parts)):
+        if text.count(_packed(part)) <= before.count(_packed(part)):
+            raise UserError(
+                f"{where}: the model's chat template does not write all of a turn that is to be "
+                f"learnt ({part[:40]!r}): it drops reasoning or calls of tools; give the tokenizer "
+                "a template that keeps them"
+            )
+
+
+def _packed(text: str) -> str:
+    return "".join(text.split())
 
 
 def _rest(text: str, beginning: str, where: str) -> str:

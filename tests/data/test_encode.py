@@ -113,8 +113,9 @@ def test_a_long_prompt_is_named_and_not_cut() -> None:
 
 
 def test_a_prompt_without_tokens_is_refused() -> None:
+    asked = [{"role": "tool", "content": "a"}]
     silent = tokenizer("{% if false %}{% endif %}")
-    assert refused(silent, "a") == "a.jsonl:4: the prompt has no tokens"
+    assert refused(silent, asked) == "a.jsonl:4: the prompt has no tokens"
 
 
 def test_tools_are_told_to_the_chat_template() -> None:
@@ -147,3 +148,91 @@ def test_variables_of_the_template() -> None:
     assert text(tok, "hi") == "^[user]hi;[assistant]"
     given = {"chat_template_kwargs": {"thinks": False}}
     assert text(tok, "hi", **given) == "^[user]hi;[assistant]<>"
+
+
+def test_a_prompt_begins_once_and_does_not_end() -> None:
+    around = tokenizer(None)
+    around.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        "^ $A ]", special_tokens=[(each, around.convert_tokens_to_ids(each)) for each in "^]"]
+    )
+    assert text(around, "1+1=") == text(around, "^1+1=") == text(BASE, "^1+1=") == "^1+1="
+    assert text(around, "a]") == "^a]"  # as it was given
+    around.chat_template = TEMPLATE
+    assert text(around, "hi") == "^[user]hi;[assistant]"
+
+
+def test_a_rendered_prompt_is_not_wrapped_again() -> None:
+    made = text(CHAT, "hi")
+    assert "a.jsonl:4: the text has ';[assistant]', as if the chat template" in refused(CHAT, made)
+    assert text(CHAT, made, chat_template=False) == made
+    assert text(CHAT, made, chat_template=True) == f"^[user]{made};[assistant]"
+
+
+def without_unknown(model: Any) -> PreTrainedTokenizerFast:
+    raw = Tokenizer(model)
+    raw.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    return PreTrainedTokenizerFast(tokenizer_object=raw)
+
+
+def test_what_the_tokenizer_cannot_write_is_refused() -> None:
+    letters = {each: n for n, each in enumerate("abc ")}
+    loses = without_unknown(models.BPE(letters, []))
+    assert text(loses, "a\nb c") == "ab c"  # it may drop blanks
+    assert refused(loses, "abécd") == (
+        "a.jsonl:4: the model's tokenizer has no token for the character 'é'"
+    )
+    assert "a.jsonl:4: the model's tokenizer cannot write it: " in refused(
+        without_unknown(models.WordLevel(letters)), "abécd"
+    )
+    assert text(BASE, "aé") == "^a?"  # which has a token for it
+
+
+@pytest.mark.parametrize(
+    ("template", "part"),
+    [
+        ({"rag": TEMPLATE, "use": TEMPLATE}, "there are several, rag, use, and none is the defaul"),
+        ("{{ tools | length }}" + TEMPLATE, "TypeError: object of type 'NoneType' has no len()"),
+        ("{{ 1 // 0 }}" + TEMPLATE, "ZeroDivisionError: "),
+        ("{% for m in messages %}{% if loop.first %}{{ m.content }}{% endif %}{% endfor %}",
+         "a.jsonl:4: the model's chat template refuses the prompt: it leaves out the assistant's"),
+    ],
+)  # fmt: skip
+def test_whatever_a_template_raises_is_one_line(template: Any, part: str) -> None:
+    asked = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "well"}]
+    said = refused(tokenizer(template), asked)
+    assert said.startswith("a.jsonl:4: the model's chat template refuses the prompt: ")
+    assert part in said
+    assert "\n" not in said
+
+
+def test_one_of_several_templates() -> None:
+    tok = tokenizer({"rag": "", "use": TEMPLATE})  # type: ignore[arg-type]
+    assert text(tok, "hi", chat_template_kwargs={"chat_template": "use"}) == text(CHAT, "hi")
+    with pytest.raises(ValidationError, match="'tokenize' is no variable of the template"):
+        DataConfig(chat_template_kwargs={"tokenize": True})
+
+
+def test_blanks_that_the_answer_goes_on_after_stay() -> None:
+    trims = tokenizer(TEMPLATE.replace("m.content", "m.content.strip()"))
+    asked = [{"role": "user", "content": " hi "}, {"role": "assistant", "content": "a  "}]
+    assert text(trims, asked) == "^[user]hi;[assistant]a  "
+
+
+def test_a_message_that_the_template_leaves_out_is_refused() -> None:
+    deaf = tokenizer(
+        TEMPLATE.replace(
+            "[{{ m.role", "{% if m.role == 'system' %}{% continue %}{% endif %}[{{ m.role"
+        )
+    )
+    assert refused(deaf, "hi", system_prompt="be brief") == (
+        "a.jsonl:4: the model's chat template leaves the system message out of the prompt "
+        "('be brief')"
+    )
+
+
+def test_the_policys_turn_is_begun() -> None:
+    tok = tokenizer(TEMPLATE.partition("{% if add_gen")[0])
+    assert 'data.assistant_prefix: "[assistant]"' in refused(tok, "hi")
+    assert text(tok, "hi", assistant_prefix="[assistant]") == text(CHAT, "hi")
+    needs_none = tokenizer("{% for m in messages %}[{{ m.content }}]{% endfor %}".replace("[", ""))
+    assert text(needs_none, "hi") == "hi]"

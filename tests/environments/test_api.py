@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from rhymeflow.config import Config, EvalConfig, ModelConfig
+from rhymeflow.data.template import rendered
 from rhymeflow.environments import Environment, check_names, tool_schemas, tool_schemas_apart
 from rhymeflow.environments.kinds import kind_of, load_kinds
-from rhymeflow.environments.rendering import ChatRenderer, render
+from rhymeflow.environments.rendering import ChatRenderer
 from rhymeflow.errors import UserError
 from rhymeflow.models.tokenizer import load_tokenizer
 from rhymeflow.suites.sections import RUN
@@ -117,9 +118,9 @@ def test_smollm2s_template_appends() -> None:
     answer = [{"role": "tool", "name": "add", "content": "5"}]
     sampled = tokenizer(f"{call}<|im_end|>")["input_ids"]
     assert [each.name for each in renderer.said(sampled).calls] == ["add"]
-    begin = render(tokenizer, [asked], tools, add_generation_prompt=True)
+    begin = rendered(tokenizer, [asked], tools)
     messages = [asked, {"role": "assistant", "content": call}, *answer]
-    whole = render(tokenizer, messages, tools, add_generation_prompt=True)
+    whole = rendered(tokenizer, messages, tools)
     assert (
         tokenizer(begin)["input_ids"] + sampled + renderer.encode(answer, sampled)
         == (tokenizer(whole)["input_ids"])

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from rhymeflow.environments.rendering import ChatRenderer, TextRenderer, encoded, render
+from rhymeflow.data.template import rendered
+from rhymeflow.environments.rendering import ChatRenderer, TextRenderer, encoded
 from rhymeflow.environments.tools import schema_of
 from rhymeflow.errors import UserError
 from tests.environments import worlds
@@ -95,13 +96,13 @@ CALLED = st.lists(
 def test_a_conversation_in_parts_is_the_conversation_at_once(turns: list[tuple[str, Any]]) -> None:
     renderer = ChatRenderer(CHAT, TOOLS)
     messages = [{"role": "user", "content": "begin"}]
-    tokens = ids(CHAT, render(CHAT, messages, TOOLS, add_generation_prompt=True))
+    tokens = ids(CHAT, rendered(CHAT, messages, TOOLS))
     for said, answer in turns:
         sampled = ids(CHAT, f"{said}<|im_end|>")
         tokens += sampled + renderer.encode(answer, sampled)
         as_messages = [{"role": "user", "content": answer}] if isinstance(answer, str) else answer
         messages += [{"role": "assistant", "content": said}, *as_messages]
-    whole = ids(CHAT, render(CHAT, messages, TOOLS, add_generation_prompt=True))
+    whole = ids(CHAT, rendered(CHAT, messages, TOOLS))
     assert tokens == whole
 
 

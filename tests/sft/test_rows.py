@@ -214,3 +214,32 @@ def test_a_row_that_does_not_fit_is_named(
 def test_a_prefix_of_answers_is_refused() -> None:
     with pytest.raises(UserError, match="assistant_prefix"):
         encoder(None, assistant_prefix="a")
+
+
+def test_an_end_that_the_row_has_is_learnt_once() -> None:
+    row = Row("a:1", {"prompt": "hi", "completion": "so<eos>"})
+    for each in (CHAT, PLAIN):
+        once = each.encode(Row("a:1", {"prompt": "hi", "completion": "so"}))
+        assert each.encode(row).completion_ids == once.completion_ids
+
+
+def test_what_is_lost_is_not_learnt_in_silence() -> None:
+    strips = encoder(TEMPLATE.replace("m.content", "m.content.split('^')[-1]"))
+    asked = {"role": "user", "content": "hi"}
+    whole = [asked, {"role": "assistant", "content": "because^so"}]
+    with pytest.raises(UserError, match=r"a:1: .* does not write all of a turn .*'because\^so'"):
+        strips.encode(Row("a:1", {"messages": whole}))
+    beside = [asked, {"role": "assistant", "content": "so", "reasoning_content": "because"}]
+    with pytest.raises(UserError, match=r"a:1: .* does not write all of a turn .*'because'"):
+        CHAT.encode(Row("a:1", {"messages": beside}))
+    call = [{"name": "add", "arguments": {}}]
+    calls = [asked, {"role": "assistant", "content": "so", "tool_calls": call}]
+    with pytest.raises(UserError, match=r"a:1: .* does not write all of a turn .*'add'"):
+        CHAT.encode(Row("a:1", {"messages": calls}))
+    blanks = encoder(TEMPLATE.replace("m.content", "m.content.replace('^', ' ^ ')"))
+    assert shown(blanks.encode(Row("a:1", {"messages": whole})))[1] == "BECAUSE ^ SO!"
+
+
+def test_an_empty_completion_is_called_one() -> None:
+    with pytest.raises(UserError, match="a:1: column 'completion' is empty, so nothing"):
+        PLAIN.encode(Row("a:1", {"prompt": "a", "completion": ""}))
