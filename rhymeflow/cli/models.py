@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 
 from rhymeflow.cli.parser import Add, positive, temperature
@@ -17,8 +18,9 @@ from rhymeflow.errors import UserError
 
 _EVAL = """\
 Evaluates a model on suites (docs/evaluation.md), in one process: a checkpoint,
-a Hugging Face directory, a hub name, or recipe:NAME.
+a run directory, a Hugging Face directory, a hub name, or recipe:NAME.
 
+  rhymeflow eval runs/RUN                          # its newest checkpoint
   rhymeflow eval runs/RUN/checkpoints/step-50      # as the run evaluates
   rhymeflow eval recipe:demo --n 8                 # as the recipe does
   rhymeflow eval MODEL demo                        # another model, so too
@@ -71,7 +73,8 @@ def _add_generate(add: Add) -> None:
         formatter_class=pages.Page,
     )
     sub.usage = "rhymeflow generate MODEL [PROMPT] [OPTION ...] [--section.field VALUE]"
-    sub.add_argument("model", metavar="MODEL", help="a checkpoint, a directory or a hub name")
+    what = "a checkpoint, a run directory (its newest), a directory or a hub name"
+    sub.add_argument("model", metavar="MODEL", help=what)
     sub.add_argument("prompt", metavar="PROMPT", nargs="?", help="else read from standard input")
     sub.add_argument("--chat", action="store_true", help="converse; Ctrl-D or Ctrl-C ends it")
     sub.add_argument("--system", metavar="TEXT", help="a system message (data.system_prompt)")
@@ -86,7 +89,7 @@ def evaluate(args: argparse.Namespace) -> int:
 
     given = {"n": args.n, "size": args.size, "temperature": args.temperature}
     changes = {name: value for name, value in given.items() if value is not None}
-    config = configuration(args.model, args.recipe, args.overrides, changes)
+    config = configuration(_model(args.model), args.recipe, args.overrides, changes)
     from rhymeflow.evaluation import evaluate as found  # loads torch
 
     results = found.evaluate(config, args.suite or ())
@@ -95,6 +98,15 @@ def evaluate(args: argparse.Namespace) -> int:
     if args.output is not None:
         found.write(args.output, figures)
     return 0
+
+
+def _model(given: str) -> str:
+    """The model that is meant, and a word if it is one of several."""
+    from rhymeflow.evaluation.given import model_in
+
+    if (model := model_in(given)) != given:
+        print(f"rhymeflow: {model}, the newest checkpoint", file=sys.stderr)
+    return model
 
 
 _OF_GENERATE = {
@@ -112,7 +124,7 @@ def generate(args: argparse.Namespace) -> int:
 
     if args.chat and args.prompt is not None:
         raise UserError("--chat: what is said is read from the terminal, so PROMPT is not given")
-    overrides = {"model.name": args.model}
+    overrides = {"model.name": _model(args.model)}
     for option, field in _OF_GENERATE.items():
         if (value := getattr(args, option)) is not None:
             overrides[field] = value

@@ -63,7 +63,7 @@ def add_configured(
     )
     needs = "RECIPE_OR_FILE" if name == "simulate" else "[RECIPE_OR_FILE]"
     if first is not None:
-        what = "a checkpoint, a directory, a hub name or recipe:NAME"
+        what = "a checkpoint, a run directory, a directory, a hub name or recipe:NAME"
         sub.add_argument(first.lower(), metavar=first, help=what)
         needs = f"{first} {needs}"
     break_at = "" if first is None else "\n" + " " * len(f"usage: rhymeflow {name}")

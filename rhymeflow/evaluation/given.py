@@ -6,13 +6,34 @@ recipe's as the recipe does, unless something else is named. Loads no torch.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rhymeflow.config import Config, EvalConfig, EvalSuite
 from rhymeflow.config.load import list_recipes, parse_config, read_config
-from rhymeflow.errors import UserError
+from rhymeflow.errors import UserError, nearest
+from rhymeflow.learner.checkpoint_dirs import CHECKPOINTS, checkpoints_up_to
+from rhymeflow.store.schema import EVENTS
+
+
+def model_in(given: str) -> str:
+    """The model that is meant: in a run directory its newest checkpoint, else what was given.
+
+    Raises:
+        UserError: the run has none yet; or it is a recipe's name.
+    """
+    path = Path(given).expanduser()
+    is_run = (path / CHECKPOINTS).is_dir() or (path / EVENTS).is_file()
+    if is_run and not (path / "config.json").exists():  # else a model was saved there, too
+        there = checkpoints_up_to(path / CHECKPOINTS, sys.maxsize)
+        if not there:
+            raise UserError(f"{given}: the run has no checkpoint yet")
+        return str(there[max(there)])
+    if not path.exists() and given in list_recipes():
+        raise UserError(f"{given}: is a recipe, and a model is due; its model is recipe:{given}")
+    return given
 
 
 def configuration(
@@ -43,7 +64,9 @@ def _its_own(model: str) -> str | None:
     """The configuration that a model comes with, if it does."""
     kind, _, name = model.partition(":")
     if kind == "recipe":
-        return name if name in list_recipes() else None
+        if name not in list_recipes():
+            raise UserError(f"{model}: there is no such recipe{nearest(name, list_recipes())}")
+        return name
     path = Path(model).expanduser()
     written = path.parent.parent / "config.yaml"
     if path.parent.name == "checkpoints" and written.is_file():

@@ -138,8 +138,11 @@ def test_a_checkpoint_is_evaluated_as_its_run_evaluates(capsys: Capture, tmp_pat
     values = json.loads(read_config("demo").model_dump_json()) | {"eval": suites}
     (tmp_path / "run" / "config.yaml").write_text(json.dumps(values))
     where = tmp_path / "made" / "eval.json"
-    assert cli.main(["eval", str(checkpoint), "--output", str(where)]) == 0
-    header, line = capsys.readouterr().out.splitlines()
+    (checkpoint.parent / "step-2").mkdir()  # an earlier one
+    assert cli.main(["eval", str(tmp_path / "run"), "--output", str(where)]) == 0
+    out, err = capsys.readouterr()
+    assert err == f"rhymeflow: {checkpoint}, the newest checkpoint\n"
+    header, line = out.splitlines()
     assert header.split()[:3] == ["suite", "prompts", "k"]
     written = json.loads(where.read_text())
     assert written["model"] == str(checkpoint)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 import signal
 import subprocess
 import sys
@@ -167,6 +168,22 @@ def conversation(talker: Path) -> Callable[[], subprocess.Popen[str]]:
         )  # fmt: skip
 
     return _start
+
+
+def test_a_run_is_asked_by_its_newest_checkpoint(
+    talker: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    run = tmp_path / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    assert cli.main(["generate", str(run), "bad"]) == 2
+    assert "run: the run has no checkpoint yet" in capsys.readouterr().err
+    shutil.copytree(talker, run / "checkpoints" / "step-10")
+    (run / "checkpoints" / "step-9").mkdir()
+    assert cli.main(["generate", str(run), "bad", "--max-tokens", "5"]) == 0
+    out, err = capsys.readouterr()
+    assert err == f"rhymeflow: {run / 'checkpoints' / 'step-10'}, the newest checkpoint\n"
+    assert cli.main(["generate", str(talker), "bad", "--max-tokens", "5"]) == 0
+    assert capsys.readouterr().out == out
 
 
 def test_the_end_of_input_ends_a_conversation(conversation: Any) -> None:
