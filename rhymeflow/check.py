@@ -87,6 +87,7 @@ def everything(config: Config) -> Loaded:
     check_attention(config.learner, resolve_device(config.model))
     tokenizer = load_tokenizer(config.model)
     check_end(config.model, tokenizer)
+    _prove(config)
     # What a user's file prints is no part of the configuration that is printed.
     with contextlib.redirect_stdout(sys.stderr):
         judges = _judges(config)
@@ -117,6 +118,20 @@ def _tried(
         source = prompts.train if name == RUN else suites[name].prompts
         said += tried(config, functions, source[0], encode, partial(print, file=sys.stderr, end=""))
     return said
+
+
+def _prove(config: Config) -> None:
+    """Try engine and learner on a small model of this kind, with random weights."""
+    from rhymeflow.engine.native.engine import Engine
+    from rhymeflow.learner.single import proved
+    from rhymeflow.models.load import resolve_device, small_model
+
+    model = small_model(config.model, device=resolve_device(config.model))
+    if config.rollout.engine == "native":
+        Engine(
+            model, seed=0, max_num_seqs=4, max_prefill_tokens=64, instance="check", version=0
+        ).prove()
+    proved(model, config.rollout, config.learner)
 
 
 def _check_ray(config: Config) -> None:

@@ -53,7 +53,7 @@ class Policy:
         """A new engine, as sections `rollout` and `run` say; `drafts`: siblings for each other."""
         rollout, length = config.rollout, self.max_length
         capacity = rollout.max_kv_tokens
-        return Engine(
+        engine = Engine(
             self.model,
             seed=config.run.seed,
             max_num_seqs=rollout.max_num_seqs,
@@ -61,5 +61,8 @@ class Policy:
             instance="evaluation",
             version=0,
             kv_capacity=rollout.max_num_seqs * length if capacity is None else capacity,
-            drafter=drafter(config, None, length) if drafts else None,
         )
+        engine.prove()
+        if drafts:
+            engine.draft_with(drafter(config, None, length))
+        return engine

@@ -18,6 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rhymeflow.models.attention import Shape
+
 SLACK = 0.125
 """A rectangle holds sequences down to this share shorter than its longest: between 0.05 and 0.25
 the time differs by less than its spread, and one call per sequence takes twice as long."""
@@ -28,6 +30,9 @@ MIN_SLACK = 16
 
 class PackedAttention:
     """Causal attention inside each of `sequences`, which are places in a row of T tokens."""
+
+    holds: Shape | None = None
+    reached = 0
 
     def __init__(self, sequences: Sequence[np.ndarray], num_tokens: int, device: torch.device):
         places, self._shapes = _rectangles(sequences)

@@ -13,6 +13,7 @@ from rhymeflow.errors import UserError
 from rhymeflow.learner.attention import PackedAttention
 from rhymeflow.learner.cpu_attention import CpuPackedAttention
 from rhymeflow.learner.flex_attention import FlexAttention
+from rhymeflow.models.attention import Shape
 
 AttentionKind = type[PackedAttention] | type[CpuPackedAttention] | type[FlexAttention]
 
@@ -22,7 +23,9 @@ def attention_kind(learner: LearnerConfig, model: PreTrainedModel) -> AttentionK
     check_attention(learner, model.device)
     if learner.attention == "flex":
         return FlexAttention
-    is_compiled = CpuPackedAttention.serves(model.device, model.dtype, _head_dim(model))
+    is_compiled = CpuPackedAttention.serves(
+        model.device, model.dtype, Shape.of(model.config).head_dim
+    )
     return CpuPackedAttention if learner.attention == "auto" and is_compiled else PackedAttention
 
 
@@ -33,11 +36,6 @@ def check_attention(learner: LearnerConfig, device: torch.device) -> None:
             "learner.attention = 'flex' needs a GPU (PyTorch's FlexAttention has no backward pass "
             "on CPUs); leave it out, or use 'auto'"
         )
-
-
-def _head_dim(model: PreTrainedModel) -> int:
-    config = model.config.get_text_config()
-    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
 __all__ = ["AttentionKind", "attention_kind", "check_attention"]

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 
 from rhymeflow.learner import kernels
+from rhymeflow.learner.attention import PackedAttention
+from rhymeflow.models.attention import Shape
 from rhymeflow.utils import threads
 from rhymeflow.utils.gemm import LANES
 
@@ -30,8 +32,12 @@ class CpuPackedAttention:
     Sequences that have tokens in common have their first ones in common.
     """
 
+    holds: Shape | None = None
+    reached = 0
+
     def __init__(self, sequences: Sequence[np.ndarray], num_tokens: int, device: torch.device):
         assert device.type == "cpu", device
+        self._given = sequences, num_tokens, device
         self._places = np.concatenate(sequences)
         self._longest = max(map(len, sequences))
         is_new_T = np.ones(num_tokens, dtype=bool)
@@ -59,6 +65,9 @@ class CpuPackedAttention:
         self, layer: int, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, scale: float
     ) -> Tensor:
         """See `models.attention.Attention`; returns [T, H, D]."""
+        dim = q_HTD.shape[2]
+        if dim % LANES or v_GTD.shape[2] != dim:  # as latent attention has; not for the kernels
+            return PackedAttention(*self._given).attend(layer, q_HTD, k_GTD, v_GTD, scale)
         out_THD: Tensor = _Attend.apply(q_HTD, k_GTD, v_GTD, scale, self)
         return out_THD
 

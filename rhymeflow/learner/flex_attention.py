@@ -21,6 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
+from rhymeflow.models.attention import Shape
+
 BLOCK = 128
 """Tokens of a block of the mask, FlexAttention's own choice."""
 
@@ -30,6 +32,9 @@ class FlexAttention:
 
     Two sequences have their first tokens in common, up to where both branch off, or none.
     """
+
+    holds: Shape | None = None
+    reached = 0
 
     def __init__(self, sequences: Sequence[np.ndarray], num_tokens: int, device: torch.device):
         self._num_tokens = num_tokens

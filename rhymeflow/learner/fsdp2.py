@@ -72,11 +72,12 @@ class ShardedLearner(LearnerStep):
             return found
 
         def scorer(of: ShardedModel) -> ShardedScorer:
-            return ShardedScorer(of, TokenScorer.of(of.model, rollout, learner))
+            found = ShardedScorer(of, TokenScorer.of(of.model, rollout, learner))
+            found.prove()
+            return found
 
         self._sharded = sharded()
         self._policy = scorer(self._sharded)
-        self._policy.check_head()
         self._optimizer = ShardedOptimizer(self._sharded, learner)
         self._reference = scorer(sharded()) if learner.beta > 0.0 else None
         if learner.gradient_checkpointing:

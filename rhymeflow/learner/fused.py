@@ -114,6 +114,9 @@ def _is_swiglu(module: nn.Module) -> bool:
     """Whether `module(x)` is down_proj(silu(gate_proj(x)) * up_proj(x))."""
     if not all(isinstance(getattr(module, part, None), nn.Linear) for part in _PARTS):
         return False
+    learnt = {name.split(".")[0] for name, _ in module.named_parameters()}
+    if learnt != set(_PARTS):  # as BitNet's norm before the last product
+        return False
     trial = copy.copy(module)
     trial._modules = dict(module._modules)
     for part, factor in zip(_PARTS, (1.0, -0.5, 3.0), strict=True):

@@ -20,21 +20,21 @@ that of `models.logits`, the engine's; entropy carries no gradient.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from rhymeflow.config import LearnerConfig, RolloutConfig
-from rhymeflow.errors import UserError
 from rhymeflow.learner import log_softmax
 from rhymeflow.learner.attention import PackedAttention
 from rhymeflow.learner.choice import AttentionKind, attention_kind
-from rhymeflow.learner.packing import PackedRow
+from rhymeflow.learner.packing import PackedRow, pack
 from rhymeflow.learner.recomputation import attending_recomputably
+from rhymeflow.learner.sample import Sample
+from rhymeflow.models import proof
 from rhymeflow.models.lm_head import LMHead
 from rhymeflow.models.logits import shaped
 
@@ -100,23 +100,15 @@ class TokenScorer:
         head = self.model.get_output_embeddings()
         return _HeadLoss.apply(self._hidden(row), head.weight, head.bias, self, row, loss_of)
 
-    def check_head(self) -> None:
-        """Raise `UserError` if the model's logits are more than its head applied to its body.
-
-        Some families scale or soft-cap them in between, which `_HeadLogprobs` would leave out.
-        """
-        ids = np.arange(2)
-        attention = PackedAttention([ids], len(ids), self.model.device)
-        inputs = {"input_ids": self._tensor(ids)[None], "position_ids": self._tensor(ids)[None]}
-        head = self.model.get_output_embeddings()
-        with torch.no_grad(), attending_recomputably(attention):
-            whole = self.model(**inputs, use_cache=False).logits.float()
-            parts = head(self.model.base_model(**inputs, use_cache=False).last_hidden_state).float()
-        if not torch.allclose(whole, parts, rtol=1e-3, atol=1e-3):
-            raise UserError(
-                f"models of type {self.model.config.model_type!r} change their logits after the "
-                "head (scaling or soft-capping), which the learner does not support"
-            )
+    def prove(self, own: proof.Own) -> None:
+        """Raise `UserError` unless this path finds what the model does by itself, `own`."""
+        plain = replace(self, rollout=RolloutConfig())  # no temperature or top_k
+        samples = []
+        for ids, prompt in proof.sequences(self.model):
+            response, zeros = ids[prompt:], [0] * (len(ids) - prompt)
+            samples.append(Sample(0, ids[:prompt], response, [0.0] * len(zeros), zeros, 0.0, False))
+        found = [plain.score(row)[0] for row in pack(samples, range(len(samples)), 1 << 20)]
+        proof.check(self.model, torch.cat(found), own, "the learner")
 
     def _hidden(self, row: PackedRow) -> Tensor:
         """The body's output where a response token is predicted, [R, D]."""
@@ -133,7 +125,7 @@ class TokenScorer:
         head = self.model.get_output_embeddings()
         logits_CV = lm_head.logits(hidden_CD.detach())
         return _HeadLogprobs.apply(
-            hidden_CD, head.weight, head.bias, logits_CV, targets_C, self.rollout
+            hidden_CD, head.weight, head.bias, logits_CV, lm_head, targets_C, self.rollout
         )
 
     def _head_gradients(
@@ -153,7 +145,7 @@ class TokenScorer:
                 hidden_CD, weight_VD, bias_V = (*leaves, None)[:3]
                 logits_CV = lm_head.logits(hidden_CD.detach())
                 logprob_C, entropy_C = _HeadLogprobs.apply(
-                    hidden_CD, weight_VD, bias_V, logits_CV, targets_R[chunk], self.rollout
+                    hidden_CD, weight_VD, bias_V, logits_CV, lm_head, targets_R[chunk], self.rollout
                 )
                 loss = loss_of(logprob_C, chunk)
                 grad_RD[chunk], *gradients = torch.autograd.grad(loss, leaves)
@@ -174,9 +166,10 @@ class TokenScorer:
 
 class _HeadLogprobs(torch.autograd.Function):
     """Head, shaping, log-softmax and selection in one, with the gradient written out. The head's
-    products are given, as `logits_CV`.
+    logits are given, as `logits_CV`.
 
-    d logprob[target] / d logits = (onehot - softmax) / temperature; left-out tokens have softmax 0.
+    d logprob[target] / d logits = (onehot - softmax) / temperature, times the head's slope by its
+    products; left-out tokens have softmax 0.
     The logits are kept from forward to backward and turned into the gradient in place.
     """
 
@@ -187,9 +180,11 @@ class _HeadLogprobs(torch.autograd.Function):
         weight_VD: Tensor,
         bias_V: Tensor | None,
         logits_CV: Tensor,
+        lm_head: LMHead,
         targets_C: Tensor,
         rollout: RolloutConfig,
     ) -> tuple[Tensor, Tensor]:
+        slope = lm_head.slope(logits_CV)
         x_CV = shaped(
             logits_CV,
             temperature=rollout.temperature,
@@ -201,6 +196,11 @@ class _HeadLogprobs(torch.autograd.Function):
         ctx.save_for_backward(hidden_CD, weight_VD, log_sum_C, targets_C)
         ctx.x_CV = x_CV
         ctx.scale = 1.0 if rollout.temperature == 0.0 else 1.0 / rollout.temperature
+        ctx.slope_CV = None
+        if isinstance(slope, Tensor):
+            ctx.slope_CV = slope
+        else:
+            ctx.scale *= slope
         ctx.has_bias = bias_V is not None
         ctx.mark_non_differentiable(entropy_C)
         return logprob_C, entropy_C
@@ -209,11 +209,13 @@ class _HeadLogprobs(torch.autograd.Function):
     def backward(ctx: Any, grad_C: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         hidden_CD, weight_VD, log_sum_C, targets_C = ctx.saved_tensors
         grad_CV = log_softmax.into_gradient(ctx.x_CV, log_sum_C, targets_C, grad_C * ctx.scale)
-        del ctx.x_CV
+        if ctx.slope_CV is not None:
+            grad_CV *= ctx.slope_CV
+        del ctx.x_CV, ctx.slope_CV
         grad_bias_V = grad_CV.sum(0).to(weight_VD.dtype) if ctx.has_bias else None
         grad_CV = grad_CV.to(weight_VD.dtype)
         grad_weight_VD = grad_CV.T @ hidden_CD if ctx.needs_input_grad[1] else None
-        return grad_CV @ weight_VD, grad_weight_VD, grad_bias_V, None, None, None
+        return grad_CV @ weight_VD, grad_weight_VD, grad_bias_V, None, None, None, None
 
 
 class _HeadLoss(torch.autograd.Function):

@@ -35,6 +35,7 @@ from rhymeflow.learner.fused import fuse
 from rhymeflow.learner.logprobs import LossOf, TokenScorer
 from rhymeflow.learner.packing import PackedRow
 from rhymeflow.learner.ranks import Ranks
+from rhymeflow.models import proof
 
 T = TypeVar("T")
 
@@ -62,7 +63,6 @@ class ShardedModel:
         self, model: PreTrainedModel, ranks: Ranks, compute_dtype: torch.dtype, *, offload: bool
     ) -> None:
         self.model, self.ranks = model.eval(), ranks
-        fuse(model)
         self.compute_dtype = compute_dtype
         self.layers = [
             module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)
@@ -144,9 +144,12 @@ class ShardedScorer:
         loss.backward()
         return logprob_R, entropy_R
 
-    def check_head(self) -> None:
-        """See `TokenScorer.check_head`."""
-        self._without_gradient(self._scorer.check_head)
+    def prove(self) -> None:
+        """Fuse the layers, and see `TokenScorer.prove`; before the first pass."""
+        model = self._sharded.model
+        own = self._without_gradient(lambda: proof.own(model, proof.sequences(model)))
+        fuse(model)
+        self._without_gradient(lambda: self._scorer.prove(own))
 
     def _without_gradient(self, work: Callable[[], T]) -> T:
         with torch.no_grad():

@@ -21,6 +21,7 @@ from rhymeflow.learner.logprobs import TokenScorer
 from rhymeflow.learner.optimizer import Optimizer
 from rhymeflow.learner.recomputation import recompute_layers
 from rhymeflow.learner.step import LearnerStep
+from rhymeflow.models import proof
 
 
 class Learner(LearnerStep):
@@ -40,15 +41,13 @@ class Learner(LearnerStep):
         compute_dtype: torch.dtype,
     ) -> None:
         self.model = model.eval()
-        fuse(model)
         self.version = 0
         self.num_tokens = 0
         self.skipped = {}
         self._tokenizer = tokenizer
         self._config, self._rollout, self._device = learner, rollout, model.device
         self._optimizer = Optimizer(model, learner, compute_dtype)
-        self._policy = TokenScorer.of(model, rollout, learner)
-        self._policy.check_head()
+        self._policy = proved(model, rollout, learner)
         self._reference: TokenScorer | None = None
         if learner.beta > 0.0:
             frozen = copy.deepcopy(model).requires_grad_(False)
@@ -95,4 +94,17 @@ class Learner(LearnerStep):
         return self.version
 
 
-__all__ = ["Learner"]
+def proved(model: PreTrainedModel, rollout: RolloutConfig, learner: LearnerConfig) -> TokenScorer:
+    """The scorer of `model`, whose layers are fused, once it is proved against the model itself.
+
+    Raises:
+        UserError: it computes something else.
+    """
+    own = proof.own(model, proof.sequences(model))
+    fuse(model)
+    scorer = TokenScorer.of(model, rollout, learner)
+    scorer.prove(own)
+    return scorer
+
+
+__all__ = ["Learner", "proved"]

@@ -8,7 +8,8 @@ at 32 rows and [49152, 576] on 2 cores it takes 4.7 ms instead of 2.6), for few 
 them. With `many_rows` it is not: laying it out takes as long as 30 rows do, and from some hundred
 rows on the product is slower so (61 against 85 GFLOPS, on AVX2).
 
-Holds true: `refresh` has been called since the model's weights last changed.
+Holds true: `refresh` has been called since the model's weights last changed. Some families scale
+or cap their logits after the head, as their configuration says; that is done here too.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from rhymeflow.models.packed import Packed
 
@@ -29,6 +30,7 @@ class LMHead:
 
     def __init__(self, model: PreTrainedModel, *, many_rows: bool = False) -> None:
         self._linear = model.get_output_embeddings()
+        self._factor, self._cap = _scaling(model.config.get_text_config())
         self._many_rows = many_rows
         self._float: Callable[[Tensor], Tensor] | None = None
         self.refresh()
@@ -47,7 +49,23 @@ class LMHead:
 
     @torch.no_grad()
     def logits(self, hidden_RD: Tensor) -> Tensor:
-        """Return float32 logits [R, V] of hidden rows [R, D]."""
+        """Return float32 logits [R, V] of hidden rows [R, D], as the model scales and caps them."""
+        logits_RV = self.product(hidden_RD)
+        if self._factor != 1.0:
+            logits_RV *= self._factor
+        if self._cap is not None:
+            logits_RV = logits_RV.div_(self._cap).tanh_().mul_(self._cap)
+        return logits_RV
+
+    def slope(self, logits_RV: Tensor) -> float | Tensor:
+        """How fast these logits grow with the head's products."""
+        if self._cap is None:
+            return self._factor
+        return (1.0 - (logits_RV / self._cap) ** 2) * self._factor
+
+    @torch.no_grad()
+    def product(self, hidden_RD: Tensor) -> Tensor:
+        """Return the head's products themselves."""
         if self._float is not None:
             return self._float(hidden_RD.float())
         weight_VD, bias_V = self._linear.weight, self._linear.bias
@@ -55,6 +73,17 @@ class LMHead:
             return F.linear(hidden_RD, weight_VD, bias_V).float()
         logits_RV = torch.mm(hidden_RD, weight_VD.T, out_dtype=torch.float32)
         return logits_RV if bias_V is None else logits_RV + bias_V
+
+
+def _scaling(config: PreTrainedConfig) -> tuple[float, float | None]:
+    """What the head's products are multiplied by, and then softly capped at.
+
+    The names and their meanings are transformers'; `proof.py` would notice another family's.
+    """
+    factor = float(getattr(config, "logit_scale", None) or 1.0)  # Cohere
+    scaling = float(getattr(config, "logits_scaling", None) or 1.0)
+    factor *= scaling if config.model_type == "hyperclovax" else 1.0 / scaling  # Granite, MiniCPM3
+    return factor, getattr(config, "final_logit_softcapping", None)  # Gemma, NanoChat
 
 
 def _float(bias: Tensor | None) -> Tensor | None:

@@ -8,6 +8,7 @@ plain transformers model. Every way a model can be missing or unfit is a `UserEr
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,41 @@ def random_model(
         return _of_config(config, dtype, device)
 
 
+def small_model(config: ModelConfig, *, device: torch.device) -> PreTrainedModel:
+    """Two layers of random numbers of such a model, in float32, with few tokens and thin MLPs.
+
+    For what does not depend on weights or their number. Reads no weights.
+    """
+    hf_config = copy.deepcopy(load_config(config))
+    text = hf_config.get_text_config()
+    layers = text.num_hidden_layers
+    for name, value in list(vars(text).items()):
+        if isinstance(value, list) and len(value) == layers:
+            setattr(text, name, value[:_FEW_LAYERS])  # a kind for each layer
+        elif name.endswith(_MLP_SIZES) and isinstance(value, int):
+            setattr(text, name, min(value, _THIN))
+        elif name in ("pad_token_id", "bos_token_id", "eos_token_id") and value is not None:
+            setattr(text, name, 0)
+    text.num_hidden_layers = min(layers, _FEW_LAYERS)
+    text.vocab_size = min(text.vocab_size, _FEW_TOKENS)
+    with explained(readable(config)), no_init_weights(), torch.device(device):
+        model = AutoModelForCausalLM.from_config(
+            hf_config, dtype=torch.float32, attn_implementation=attention.NAME
+        )
+    model.tie_weights()
+    # One pattern for all, of a prime length: drawing each number takes seconds.
+    drawn = torch.randn(65_537, generator=torch.Generator().manual_seed(0)).to(device)
+    with torch.no_grad():
+        for each in model.parameters():
+            pattern = drawn.repeat(each.numel() // len(drawn) + 1)[: each.numel()].view(each.shape)
+            each.copy_(pattern * each.shape[-1] ** -0.5 if each.ndim > 1 else pattern * 0.2 + 1.0)
+    return model.eval()
+
+
+_FEW_LAYERS, _FEW_TOKENS, _THIN = 2, 256, 16
+_MLP_SIZES = ("intermediate_size", "ffn_hidden_size", "ffn_dim")
+
+
 def _of_config(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
     """A model of this configuration, with whatever weights torch gives it."""
     hf_config = load_config(config)
@@ -237,11 +273,18 @@ def _check_finite(source: Source, model: PreTrainedModel) -> None:
             )
 
 
+_NO_ENCODERS = {"gpt_neox", "gpt_neox_japanese"}
+"""Their configurations say `is_decoder: false`, which their models do not read."""
+
+
 def _check_supported(source: Source, hf_config: PreTrainedConfig) -> None:
-    text = hf_config.get_text_config()
     kind = f"model.name = {source.name!r}: a model of type {hf_config.model_type!r}"
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(hf_config), None)
-    is_encoder = getattr(text, "is_decoder", True) is False
+    try:
+        text = hf_config.get_text_config()
+    except ValueError:  # it is several models
+        model_class, text = None, hf_config
+    is_encoder = getattr(text, "is_decoder", True) is False and text.model_type not in _NO_ENCODERS
     if model_class is None or is_encoder or getattr(text, "is_encoder_decoder", False):
         raise UserError(f"{kind} is not a decoder-only language model")
     layer_kinds = set(getattr(text, "layer_types", None) or ["full_attention"])
@@ -268,5 +311,6 @@ __all__ = [
     "random_model",
     "resolve_device",
     "resolve_dtype",
+    "small_model",
     "stop_token_ids",
 ]

@@ -44,7 +44,7 @@ def explained(source: Source, what: str = "the config") -> Iterator[None]:
     """Turn transformers' ways of failing to read a model into one line for the user."""
     try:
         yield
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         if isinstance(error, UserError):
             raise
         reason = _reason(error)

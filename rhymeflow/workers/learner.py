@@ -115,7 +115,7 @@ class LearnerProcess:
             as_text(checksum),
             device.type,
             str(dtype).removeprefix("torch."),
-            self.learner.model.config.max_position_embeddings,
+            self.learner.model.config.get_text_config().max_position_embeddings,
             self.learner.num_parameters * (dtype.itemsize + STATE_BYTES),
             retrain_seconds,
             self.learner.num_parameters,

@@ -5,7 +5,18 @@ from __future__ import annotations
 import random
 
 import torch
-from transformers import LlamaConfig, PreTrainedModel, Qwen2Config, Qwen3MoeConfig
+from transformers import (
+    CohereConfig,
+    CohereForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
+    LlamaConfig,
+    NanoChatConfig,
+    NanoChatForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3MoeConfig,
+)
 from transformers.models.llama.modeling_llama import LlamaForCausalLM
 from transformers.models.qwen2.modeling_qwen2 import Qwen2ForCausalLM
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeForCausalLM
@@ -16,6 +27,13 @@ from rhymeflow.learner.single import Learner
 from rhymeflow.models import attention
 
 VOCAB = 23
+
+SCALED = {
+    "cohere": (CohereConfig, CohereForCausalLM, {"logit_scale": 0.3}),
+    "granite": (GraniteConfig, GraniteForCausalLM, {"logits_scaling": 1.7}),
+    "nanochat": (NanoChatConfig, NanoChatForCausalLM, {"final_logit_softcapping": 2.0}),
+}
+"""Families that scale or cap their logits."""
 
 
 def tiny_model(
@@ -48,6 +66,9 @@ def tiny_model(
         experts = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
         more = {**experts, "head_dim": 8, "norm_topk_prob": True}
         return Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, **more)).eval()
+    if kind in SCALED:
+        config_class, model_class, more = SCALED[kind]
+        return model_class(config_class(**sizes, **more)).eval()
     return Qwen2ForCausalLM(Qwen2Config(**sizes)).eval()
 
 

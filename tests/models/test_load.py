@@ -53,6 +53,8 @@ SIZES = {
 class CausalWithinSequences:
     """The slow direct formula: each token sees the earlier ones of its own sequence."""
 
+    holds, reached = None, 0
+
     def __init__(self, lengths):
         self.lengths = lengths
 

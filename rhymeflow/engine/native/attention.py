@@ -28,6 +28,7 @@ from torch import Tensor
 from rhymeflow.engine.native.cache import SizeClass
 from rhymeflow.engine.native.cpu_attention import CpuAttention
 from rhymeflow.engine.native.packing import Part, Span, arranged
+from rhymeflow.models.attention import Shape
 
 PAD = 32
 """Lengths of blocks are rounded up to this, a divisor of every size class's capacity, so that
@@ -37,6 +38,9 @@ shapes repeat."""
 class Attending(Protocol):
     """A `models.attention.Attention` of one iteration over spans."""
 
+    holds: Shape | None
+    reached: int
+    """See `models.attention.Attention`."""
     order: Iterable[int]
     """The spans' places in their list, in the order in which the packed row has them."""
 
@@ -66,6 +70,8 @@ class CachedAttention:
         parts = arranged(spans)
         self.order = [i for part in parts for i in part.members]
         """The spans' places in the list, in the order in which the row has them."""
+        self.holds: Shape | None = spans[0].slot.size_class.shape
+        self.reached = 0
         self._parts: list[_Block | _Chunk] = []
         start = 0
         for part in parts:

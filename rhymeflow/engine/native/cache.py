@@ -16,6 +16,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rhymeflow.models.attention import Shape
+
 FIRST_CAPACITY = 256
 """Tokens per slot of the smallest size class; it doubles from class to class. Finer steps mean less
 padding but more calls: a class in use costs a decode step of 30 layers about 3 ms, as much as all
@@ -44,6 +46,7 @@ class SizeClass:
 
     def __init__(self, capacity: int, empty: Tensor) -> None:
         self.capacity = capacity
+        self.shape = Shape(len(empty), empty.shape[3], empty.shape[5])
         self.slots: list[Slot] = []
         self._set(empty)
 

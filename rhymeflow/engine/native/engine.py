@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rhymeflow.engine.base import Finished, Request, Segment
+from rhymeflow.engine.base import Finished, NoiseKey, Request, Sampling, Segment
 from rhymeflow.engine.drafter import Drafter
 from rhymeflow.engine.native import noise
 from rhymeflow.engine.native.attention import attention_for
@@ -44,7 +44,7 @@ from rhymeflow.engine.native.sequence import Sequence
 from rhymeflow.engine.native.verify import accepted, depths
 from rhymeflow.errors import UserError
 from rhymeflow.histospec.draft import Draft
-from rhymeflow.models import attention
+from rhymeflow.models import attention, proof
 from rhymeflow.models.lm_head import LMHead
 
 PAD_ROWS = 8
@@ -76,7 +76,7 @@ class Engine:
         kv_capacity: int | None = None,
         drafter: Drafter | None = None,
     ) -> None:
-        config = model.config
+        config = model.config.get_text_config()
         assert config._attn_implementation == attention.NAME, config._attn_implementation
         self.seed, self.instance, self.version = seed, instance, version
         self.max_length: int = config.max_position_embeddings
@@ -94,13 +94,12 @@ class Engine:
         self._scheduler = Scheduler(
             max_num_seqs=max_num_seqs, max_prefill_tokens=max_prefill_tokens
         )
-        head_dim = getattr(config, "head_dim", None)
-        head_dim = head_dim or config.hidden_size // config.num_attention_heads
-        self._attention = attention_for(self._device, model.dtype, head_dim)
+        shape = attention.Shape.of(config)
+        self._attention = attention_for(self._device, model.dtype, shape.head_dim)
         self._cache = KVCache(
-            num_layers=config.num_hidden_layers,
-            num_kv_heads=config.num_key_value_heads,
-            head_dim=head_dim,
+            num_layers=shape.layers,
+            num_kv_heads=shape.kv_heads,
+            head_dim=shape.head_dim,
             dtype=model.dtype,
             device=self._device,
         )
@@ -113,7 +112,29 @@ class Engine:
     def draft_with(self, drafter: Drafter) -> None:
         """Draft from now on, also for what runs."""
         assert self._drafting is None, "there is a drafter already"
-        self._drafting = Drafting(drafter, vocabulary=self._model.config.vocab_size)
+        self._drafting = Drafting(
+            drafter, vocabulary=self._model.config.get_text_config().vocab_size
+        )
+
+    def prove(self) -> None:
+        """Raise `UserError` unless it samples from the model's own distribution; see `proof`.
+
+        Before anything is submitted, and without a drafter.
+        """
+        assert not self.has_work
+        assert self._drafting is None
+        requests = []
+        for i, (ids, prompt) in enumerate(proof.sequences(self._model)):
+            how = Sampling(1.0, 1.0, 0, len(ids) - prompt, frozenset())
+            requests.append(Request(("proof", i), ids[:prompt], NoiseKey(i, 0, 0), how))
+            self.submit(requests[-1])
+        while self.has_work:
+            self.step()
+        made = [([*each.prompt_ids, *each.tokens], len(each.prompt_ids)) for each in requests]
+        own = proof.own(self._model, made)
+        found = torch.tensor([x for each in requests for x in each.logprobs])
+        proof.check(self._model, found, own, "the native engine")
+        self.tokens_generated, self.clock, self.prefill_seconds = 0, 0.0, 0.0
 
     @property
     def has_work(self) -> bool:

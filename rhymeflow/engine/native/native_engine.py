@@ -18,6 +18,7 @@ from rhymeflow.engine.native.engine import Engine
 from rhymeflow.histospec.draft import DraftStats
 from rhymeflow.histospec.drafter import Drafter
 from rhymeflow.histospec.handle import IndexHandle
+from rhymeflow.models.attention import Shape
 from rhymeflow.models.load import (
     empty_model,
     load_config,
@@ -34,8 +35,7 @@ def load_kernels(config: Config) -> None:
     """Load the code that an engine will run, or compile it: on a machine's first run, seconds."""
     device = resolve_device(config.model)
     dtype = resolve_dtype(config.model, device)
-    text = load_config(config.model).get_text_config()
-    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    head_dim = Shape.of(load_config(config.model)).head_dim
     if CpuAttention.serves(device, dtype, head_dim):
         rehearse(dtype, head_dim)
 
@@ -72,9 +72,8 @@ class NativeEngine:
         stop_tokens = stop_token_ids(self.model, load_tokenizer(config.model))
         pulled = self._weights.pull(weights)
         self._checksum = pulled.checksum
-        capacity = rollout.max_kv_tokens
-        if capacity is None:
-            capacity = rollout.max_num_seqs * self.model.config.max_position_embeddings
+        text = self.model.config.get_text_config()
+        capacity = rollout.max_kv_tokens or rollout.max_num_seqs * text.max_position_embeddings
         self._engine = Engine(
             self.model,
             seed=config.run.seed,
@@ -84,6 +83,7 @@ class NativeEngine:
             version=pulled.version,
             kv_capacity=capacity,
         )
+        self._engine.prove()
         max_length = self._engine.max_length
         self._limits = Limits(rollout.max_num_seqs, max_length, capacity, stop_tokens)
 
