@@ -67,7 +67,7 @@ def command(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]
         (["inspect", "/nowhere"], "/nowhere: no such directory"),
         (["inspect", "/nowhere", "--stpe", "1"], "--stpe: there is no such argument; did you mean"),
         (["plot", "/nowhere", "--learner.beta", "1"], "--learner.beta: there is no such argument"),
-        (["resume", "/nowhere", "--dashboard"], "/nowhere: is not a run directory"),
+        (["resume", "/nowhere", "--dashboard"], "/nowhere: no such directory"),
         (["bench", "engin"], "did you mean engine?"),
         (["bench", "engine", "--jsn"], "--jsn"),
     ],

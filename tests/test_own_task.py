@@ -17,12 +17,12 @@ import pytest
 from transformers import AutoTokenizer
 
 from rhymeflow import check, cli
-from rhymeflow.config import Config
 from rhymeflow.config import help as pages
 from rhymeflow.config.fields import field_paths
 from rhymeflow.config.load import parse_config
+from rhymeflow.core.events import VersionPublished
 from rhymeflow.errors import UserError
-from rhymeflow.runtime.leftovers import leaves_nothing_untrained
+from rhymeflow.runtime.claimed import claimed
 from tests.runtime.tiny import save_model
 
 ROWS = [{"prompt": f"{n:02}+{3 * n % 10}?", "answer": str(n)} for n in range(40)]
@@ -300,29 +300,34 @@ def test_columns_that_a_function_need_not_be_given(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("steps", "error", "stays"),
-    [(None, UserError, False), (0, UserError, False), (1, UserError, True), (0, OSError, True)],
-)
+    ("trained", "error", "stays"),
+    [(None, UserError, False), ("log", UserError, True), ("checkpoint", UserError, True),
+     (None, OSError, True)],
+)  # fmt: skip
 @pytest.mark.parametrize("existed", [False, True])
 def test_a_mistake_found_late_leaves_nothing_unless_something_was_trained(
-    steps: int | None, error: type[Exception], stays: bool, existed: bool, folder: Path
+    trained: str | None, error: type[Exception], stays: bool, existed: bool, folder: Path
 ) -> None:
-    @leaves_nothing_untrained
-    def train(config: Config, *, run_dir: Path, console: Any = None, observer: Any = None) -> Any:
-        (run_dir / "logs").mkdir(parents=True, exist_ok=True)
-        (run_dir / "logs" / "learner.log").write_text("")
-        (run_dir / "events.db").write_text("")
-        if steps is not None:
-            (run_dir / "summary.json").write_text(json.dumps({"steps": steps}))
-        raise error("late")
-
     path = Path("a/b/run")
     if existed:
         (path / "logs").mkdir(parents=True)
         (path / "logs" / "mine").write_text("")
     config = parse_config("", {"model.name": "model", "data.source": "sums.csv"})
+
+    def run() -> None:
+        with claimed(config, path) as (run_dir, store):
+            (run_dir / "logs").mkdir(parents=True, exist_ok=True)
+            (run_dir / "logs" / "learner.log").write_text("")
+            store.begin_attempt("{}", now=0.0, started="")
+            if trained == "log":
+                store.record(1.0, [VersionPublished(1)])
+            if trained == "checkpoint":
+                (run_dir / "checkpoints" / "step-1").mkdir(parents=True)
+            store.commit()
+            raise error("late")
+
     with pytest.raises(error, match="late"):
-        train(config, run_dir=path)
+        run()
     assert (path / "logs" / "learner.log").exists() == stays
     assert (path / "events.db").exists() == stays
     assert (path / "logs" / "mine").exists() == existed

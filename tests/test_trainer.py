@@ -10,6 +10,7 @@ import itertools
 import json
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,13 @@ def trainer(tmp_path: Path, **arguments: Any) -> Trainer:
     return Trainer(config=config, **arguments)
 
 
+def begun(tmp_path: Path, **arguments: Any) -> Trainer:
+    """A trainer that has written down what it was given."""
+    made = trainer(tmp_path, **arguments)
+    made._inputs.write()
+    return made
+
+
 def test_trl_names_are_fields(tmp_path: Path) -> None:
     names = {
         "num_generations": 4, "max_completion_length": 32, "learning_rate": 1e-4, "beta": 0.01,
@@ -76,7 +84,7 @@ def test_args_is_config_under_trls_name(tmp_path: Path) -> None:
 
 def test_datasets_are_written_down(tmp_path: Path) -> None:
     rows = [{"prompt": "ä?", "answer": 1}, {"prompt": [{"role": "user", "content": "b"}]}]
-    made = trainer(tmp_path, train_dataset=rows, eval_dataset=(row for row in rows[:1]))
+    made = begun(tmp_path, train_dataset=rows, eval_dataset=(row for row in rows[:1]))
     source = Path(made.config.data.source)
     assert source.parent.parent == made.run_dir
     assert [json.loads(line) for line in source.read_text("utf-8").splitlines()] == rows
@@ -87,7 +95,7 @@ def test_datasets_are_written_down(tmp_path: Path) -> None:
 
 
 def test_without_held_out_rows_nothing_is_held_out(tmp_path: Path) -> None:
-    made = trainer(tmp_path, train_dataset=[{"prompt": "a"}])
+    made = begun(tmp_path, train_dataset=[{"prompt": "a"}])
     train, held_out = load_prompts(made.config.data, 0)
     assert [len(train), len(held_out)] == [1, 0]
 
@@ -95,7 +103,7 @@ def test_without_held_out_rows_nothing_is_held_out(tmp_path: Path) -> None:
 def test_a_huggingface_dataset_is_a_dataset(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     rows = [{"prompt": "a", "answer": 1}, {"prompt": "b", "answer": 2}]
-    made = trainer(tmp_path, train_dataset=datasets.Dataset.from_list(rows))
+    made = begun(tmp_path, train_dataset=datasets.Dataset.from_list(rows))
     written = Path(made.config.data.source).read_text().splitlines()
     assert [json.loads(line) for line in written] == rows
 
@@ -204,7 +212,7 @@ def test_rows_of_arrays_and_times(tmp_path: Path) -> None:
             "moment": np.datetime64("2026-01-02T03:04:05"),
         }
     ]
-    made = trainer(tmp_path, train_dataset=rows)
+    made = begun(tmp_path, train_dataset=rows)
     (prompt,) = load_prompts(made.config.data, 0)[0]
     assert prompt.columns == {
         "array": [0, 1, 2], "number": 0.5, "day": "2026-01-02", "moment": "2026-01-02T03:04:05",
@@ -220,14 +228,14 @@ def test_of_a_stream_as_many_rows_are_taken_as_are_trained_on(tmp_path: Path) ->
 
     stream = datasets.IterableDataset.from_generator(endless)
     sizes = {"max_steps": 3, "groups_per_batch": 4}
-    made = trainer(tmp_path, train_dataset=stream, config=sizes)
+    made = begun(tmp_path, train_dataset=stream, config=sizes)
     assert len(load_prompts(made.config.data, 0)[0]) == 12
 
 
 def test_several_eval_datasets_are_suites(tmp_path: Path) -> None:
     parts = {"easy": [{"prompt": "a"}, {"prompt": "b"}], "hard": [{"prompt": "c"}]}
     given = {"train_dataset": [{"prompt": "x"}], "config": {"eval_steps": 3}}
-    made = trainer(tmp_path, eval_dataset=parts, **given)
+    made = begun(tmp_path, eval_dataset=parts, **given)
     assert made.config.data.eval_size == 0
     easy, hard = made.config.eval.suites
     assert (easy.name, easy.steps, hard.name) == ("easy", 3, "hard")
@@ -246,7 +254,7 @@ def test_a_dataset_of_the_hub_is_fetched(tmp_path: Path, monkeypatch: pytest.Mon
         return datasets.Dataset.from_list([{"prompt": "a"}])
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    made = trainer(tmp_path, train_dataset="someone/prompts")
+    made = begun(tmp_path, train_dataset="someone/prompts")
     assert asked == [(("someone/prompts",), {"split": "train"})]
     assert len(load_prompts(made.config.data, 0)[0]) == 1
 
@@ -257,7 +265,7 @@ def test_a_tokenizer_that_is_given_is_the_one(tmp_path: Path) -> None:
             Path(folder).mkdir(parents=True)
             (Path(folder) / "tokenizer.json").write_text("{}")
 
-    made = trainer(tmp_path, model="org/name", processing_class=Tokenizer())
+    made = begun(tmp_path, model="org/name", processing_class=Tokenizer())
     assert made.config.model.name == "org/name"
     assert Path(made.config.model.tokenizer or "") == made.run_dir / "inputs" / "tokenizer"
     assert (made.run_dir / "inputs" / "tokenizer" / "tokenizer.json").is_file()
@@ -286,11 +294,56 @@ def test_a_mistake_before_the_first_step_leaves_no_run_directory(
     tmp_path: Path, tries: int
 ) -> None:
     made = trainer(tmp_path, model="./nowhere", train_dataset=[{"prompt": "a"}])
-    assert Path(made.config.data.source).is_file()
+    assert not made.run_dir.exists()
     for _ in range(tries):
         with pytest.raises(UserError, match=r"\./nowhere.*no such directory"):
             made.train()
         assert not made.run_dir.exists()
+
+
+def test_each_of_several_trainers_with_one_directory_has_its_own_inputs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in TRL: made one after the other or twice, trained or not, and again in another script."""
+    from rhymeflow.runtime import train as runs
+
+    trained: list[str] = []
+
+    def attempt(config: Any, *_: Any, **__: Any) -> Any:
+        function = config.reward.functions[0]
+        given = [judge_request(Judge(function)), Path(config.data.source).read_text()]
+        trained.append(f"{given[0][0]} {json.loads(given[1])['prompt']}")
+        if len(trained) == 1:
+            raise UserError("a mistake that is found late")
+        return SimpleNamespace(seconds=1.0)
+
+    monkeypatch.setattr(runs, "attempt", attempt)
+    monkeypatch.setattr(runs, "prepare", lambda config: None)
+
+    def make(prompt: str, value: float) -> Trainer:
+        return trainer(
+            tmp_path,
+            model="recipe:demo",
+            train_dataset=[{"prompt": prompt}],
+            reward_funcs=lambda completions, **columns: [value] * len(completions),
+        )
+
+    make("never trained", 0.0)
+    first, second = make("first", 1.0), make("second", 2.0)
+    with pytest.raises(UserError, match="found late"):
+        first.train()
+    assert not first.run_dir.exists()
+    first.train()
+    before = sorted((path, path.stat().st_mtime_ns) for path in first.run_dir.rglob("*"))
+    for late in (second, make("in another script", 3.0)):
+        with pytest.raises(UserError, match="run holds a run already; `rhymeflow resume"):
+            late.train()
+        assert late.checkpoint is None
+    assert trained == ["1.0 first", "1.0 first"]
+    after = sorted((path, path.stat().st_mtime_ns) for path in first.run_dir.rglob("*"))
+    assert [each for each in after if each[0].name != "writer.lock"] == [
+        each for each in before if each[0].name != "writer.lock"
+    ]
 
 
 def test_a_mistake_in_an_argument_leaves_no_inputs(tmp_path: Path) -> None:
@@ -310,7 +363,7 @@ def test_a_model_object_is_saved(tmp_path: Path) -> None:
         def save_pretrained(self, folder: Path) -> None:
             (Path(folder) / "tokenizer.json").write_text("{}")
 
-    made = trainer(tmp_path, model=LlamaForCausalLM(tiny), processing_class=Tokenizer())
+    made = begun(tmp_path, model=LlamaForCausalLM(tiny), processing_class=Tokenizer())
     folder = Path(made.config.model.name)
     assert folder == made.run_dir / "inputs" / "model"
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= {

@@ -28,13 +28,12 @@ def dry_run(config: Config, *, is_full: bool) -> None:
 
     lines: list[str] = []
     longest = None
+    check_run_dir(choose_run_dir(config))
     if is_full:
-        check_start(config, choose_run_dir(config))
+        check_start(config)
         loaded = check.everything(config)
         longest = loaded.longest_prompt
         lines += _what_is_trained_on(config, loaded)
-    else:
-        check_run_dir(choose_run_dir(config))
     if config.cluster.nodes is not None:
         from rhymeflow.cluster import plan
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -159,11 +160,9 @@ def train(args: argparse.Namespace) -> int:
         from rhymeflow.runtime import processes
 
         processes.prepare()  # its imports go on beside those that follow
-    from rhymeflow.runtime.run_dir import choose_run_dir
     from rhymeflow.runtime.train import train
 
-    run_dir = choose_run_dir(config)
-    return _to_its_end(lambda: train(config, run_dir=run_dir), args.dashboard and run_dir)
+    return _to_its_end(lambda begin: train(config, begin=begin), args.dashboard)
 
 
 def resume(args: argparse.Namespace) -> int:
@@ -182,29 +181,26 @@ def resume(args: argparse.Namespace) -> int:
     elif "://" in args.run:
         raise UserError(f"resume {args.run}: give the new run directory with --output_dir")
     run_dir = args.output_dir or Path(args.run)
-    if args.dashboard:
-        from rhymeflow.store.previous_run import store_of
-
-        store_of(run_dir)  # there is no address to print where there is no run
-    return _to_its_end(lambda: resume(run_dir, change), args.dashboard and run_dir)
+    return _to_its_end(lambda begin: resume(run_dir, change, begin=begin), args.dashboard)
 
 
-def _to_its_end(run: Callable[[], object], shown: Path | None) -> int:
-    """Carry a run on, beside a dashboard of the run directory `shown` if there is one."""
+def _to_its_end(run: Callable[[Callable[[Path], None]], object], has_dashboard: bool) -> int:
+    """Carry a run on; `run` is given what to call with its directory, for a dashboard beside it."""
     from rhymeflow.runtime.supervisor import WorkerDied
 
-    try:
-        if not shown:
-            run()
-        else:
-            from rhymeflow.dashboard.beside import beside
+    with ExitStack() as stack:
 
-            with beside(shown) as address:
-                print(f"dashboard: {address}", flush=True)
-                run()
-    except WorkerDied as error:  # a traceback of the controller would say nothing about it
-        print(f"rhymeflow: {error}", file=sys.stderr)
-        return 1
+        def begin(run_dir: Path) -> None:
+            if has_dashboard:
+                from rhymeflow.dashboard.beside import beside
+
+                print(f"dashboard: {stack.enter_context(beside(run_dir))}", flush=True)
+
+        try:
+            run(begin)
+        except WorkerDied as error:  # a traceback of the controller would say nothing about it
+            print(f"rhymeflow: {error}", file=sys.stderr)
+            return 1
     return 0
 
 

@@ -8,6 +8,7 @@ mirror.
 
 from __future__ import annotations
 
+import os
 import shutil
 import sqlite3
 from collections.abc import Iterator
@@ -63,17 +64,19 @@ def restore(url: str, run_dir: Path) -> list[str]:
     """
     if run_dir.exists() and any(run_dir.iterdir()):
         raise UserError(f"--output_dir {run_dir}: is not empty; name a new directory")
-    unfinished = run_dir.with_name(run_dir.name + UNFINISHED)
-    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished = run_dir.with_name(f"{run_dir.name}{UNFINISHED}-{os.getpid()}")
     try:
-        unfinished.mkdir(parents=True)
-        said = _Restoring(Remote(url), unfinished).run()
-        run_dir.mkdir(exist_ok=True)
-        unfinished.replace(run_dir)
+        unfinished.mkdir(parents=True)  # so it is nobody else's
+        try:
+            said = _Restoring(Remote(url), unfinished).run()
+            run_dir.mkdir(exist_ok=True)
+            unfinished.replace(run_dir)
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
     except Unreachable as error:
         raise UserError(f"{url}: {error}") from None
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+    except OSError as error:
+        raise UserError(f"--output_dir {run_dir}: cannot be made: {error}") from error
     return said
 
 

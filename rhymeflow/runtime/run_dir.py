@@ -22,21 +22,7 @@ from rhymeflow.config import Config
 from rhymeflow.config.load import dump_config
 from rhymeflow.config.run import RUNS
 from rhymeflow.errors import UserError
-from rhymeflow.store.schema import EVENTS
-
-
-def create_run_dir(config: Config, path: Path) -> None:
-    """Create the run's directory with its `config.yaml`.
-
-    Raises:
-        UserError: the directory holds a run already, or cannot be created.
-    """
-    _refuse_another(path)
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        write_config(config, path)
-    except OSError as error:
-        raise UserError(f"run.output_dir: {path} cannot be written: {error}") from error
+from rhymeflow.store.schema import EVENTS, refuse_another
 
 
 def write_config(config: Config, path: Path) -> None:
@@ -50,18 +36,23 @@ def located(config: Config, run_dir: Path) -> Config:
     return config.model_copy(update={"run": run})
 
 
+def configured(config: Config) -> Path | None:
+    """The directory that the configuration names."""
+    return None if config.run.output_dir is None else Path(config.run.output_dir)
+
+
 def choose_run_dir(config: Config) -> Path:
     """Return the configured directory, or one under `runs/` that is not there yet."""
-    if config.run.output_dir is not None:
-        return Path(config.run.output_dir)
+    if (path := configured(config)) is not None:
+        return path
     stem = f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     candidates = (RUNS / (stem if n == 0 else f"{stem}-{n}") for n in count())
     return next(path for path in candidates if not path.exists())
 
 
 def check_run_dir(path: Path) -> None:
-    """Look whether `create_run_dir` would do; leaves nothing. Raises `UserError` as it does."""
-    _refuse_another(path)
+    """Look whether a run could begin there; leaves nothing. Raises `UserError` as it does."""
+    refuse_another(path / EVENTS)
     there = next(each for each in (path, *path.absolute().parents) if each.exists())
     try:  # permissions say little: root has them on file systems that nobody can write to
         with tempfile.TemporaryDirectory(dir=there):
@@ -69,11 +60,3 @@ def check_run_dir(path: Path) -> None:
     except OSError as error:
         reason = f"{there}: {error.strerror}"
         raise UserError(f"run.output_dir: {path} cannot be written: {reason}") from None
-
-
-def _refuse_another(path: Path) -> None:
-    if (path / EVENTS).exists():
-        raise UserError(
-            f"run.output_dir: {path} holds a run already; `rhymeflow resume {path}` goes on with "
-            "it, or name another directory"
-        )

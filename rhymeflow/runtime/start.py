@@ -1,24 +1,21 @@
-"""What `train` refuses before it makes a directory.
+"""What `train` refuses before it loads anything.
 
 Holds true: a dry run refuses the same; nothing stays of it.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from rhymeflow import check
 from rhymeflow.config import Config
 from rhymeflow.mirror.mirror import check_free
 from rhymeflow.observe.metrics import check_installed
-from rhymeflow.runtime.run_dir import check_run_dir
 
 
-def check_start(config: Config, run_dir: Path) -> None:
-    """Look for what the configuration names, and for the place of the run.
+def check_start(config: Config) -> None:
+    """Look for what the configuration names.
 
     Raises:
-        UserError: something is not there, or the run directory is not free.
+        UserError: something is not there, or the mirror is not free.
     """
     check.before_start(config)
     if config.runtime == "ray":
@@ -26,7 +23,6 @@ def check_start(config: Config, run_dir: Path) -> None:
 
         check_version()
     check_installed(config.run.report_to)
-    check_run_dir(run_dir)
     check_free(config)
 
 

@@ -38,11 +38,11 @@ from rhymeflow.runtime import in_force, processes
 from rhymeflow.runtime import run_dir as directories
 from rhymeflow.runtime.base import Runtime
 from rhymeflow.runtime.checkpoints import Checkpoints
+from rhymeflow.runtime.claimed import claimed
 from rhymeflow.runtime.controller import Controller
 from rhymeflow.runtime.damage import check_log
 from rhymeflow.runtime.disk_space import DiskSpace, is_full
 from rhymeflow.runtime.histories import histories, history_index
-from rhymeflow.runtime.leftovers import leaves_nothing_untrained
 from rhymeflow.runtime.machines import runtime_of
 from rhymeflow.runtime.observer import Observer
 from rhymeflow.runtime.past import Past
@@ -50,6 +50,7 @@ from rhymeflow.runtime.ranked_learner import learner_group
 from rhymeflow.runtime.replay import beginning, recall
 from rhymeflow.runtime.reporting import Reporter
 from rhymeflow.runtime.rescue import save_checkpoint
+from rhymeflow.runtime.start import check_start
 from rhymeflow.runtime.supervisor import Supervisor, WorkerDied
 from rhymeflow.store import previous_run
 from rhymeflow.store.base import TrajectoryStore
@@ -85,15 +86,18 @@ class Machine(NamedTuple):
     """Seconds, since whenever."""
 
 
-@leaves_nothing_untrained
 def train(
     config: Config,
     *,
     run_dir: Path | None = None,
     console: Console | None = None,
     observer: Observer | None = None,
+    begin: Callable[[Path], Config | None] = lambda path: None,
 ) -> Summary:
     """Run `config` to its end on this machine; return what it came to. `observer` is told of it.
+
+    `begin` is called with the run directory as soon as it is this run's; it may return another
+    configuration for it.
 
     Ctrl-C (SIGTERM, or SIGHUP of a terminal that is closed) ends the step that is being trained on,
     saves a checkpoint, and then raises `KeyboardInterrupt`; a second one ends the run at once.
@@ -104,11 +108,12 @@ def train(
         WorkerDied: a worker process ended, hangs, or has a defect.
         StorageError: the disk is full, or files of the run were deleted or damaged.
     """
-    prepare(config)
-    path = run_dir or directories.choose_run_dir(config)
-    config = in_force.before_the_start(config, path)
-    directories.create_run_dir(config, path)
-    with one_line(path), closing(SqliteTrajectoryStore(path / EVENTS)) as store:
+    with claimed(config, run_dir) as (path, store):
+        config = begin(path) or config
+        check_start(config)
+        prepare(config)
+        config = in_force.before_the_start(config, path)
+        directories.write_config(config, path)
         past = beginning(config)
         return attempt(config, path, store, past, console or Console(), observer=observer)
 
@@ -119,11 +124,12 @@ def resume(
     *,
     console: Console | None = None,
     observer: Observer | None = None,
+    begin: Callable[[Path], object] = lambda path: None,
 ) -> Summary:
     """Go on with the run in `run_dir`, however it ended; return what the whole run came to.
 
     `change` makes this attempt's configuration of the last one's, as far as `resume_options`
-    allows. Otherwise like `train`.
+    allows. `begin` is called when nothing is refused any more. Otherwise like `train`.
 
     Raises:
         UserError: there is no run, another process carries it on, the change is not possible, or
@@ -139,6 +145,7 @@ def resume(
     ):
         past, config = recall(run_dir, change)
         config = directories.located(config, run_dir)
+        begin(run_dir)
         return attempt(config, run_dir, store, past, console or Console(), observer=observer)
 
 

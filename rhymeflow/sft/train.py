@@ -37,6 +37,7 @@ from rhymeflow.models.load import (
 from rhymeflow.models.tokenizer import max_length
 from rhymeflow.sft.learner import SupervisedLearner
 from rhymeflow.sft.rows import RowEncoder
+from rhymeflow.utils.directories import make, remove_if_empty
 
 MADE = "warm_start.json"
 """Beside the weights: the seed, the number of steps, the held-out loss and the digest."""
@@ -55,7 +56,16 @@ def train(config: Config, say: Callable[[str], None]) -> Path:
     Raises:
         UserError: the directory is there already, or model, rows or numbers are wrong.
     """
-    directory = _directory(config)
+    made = _directory(config)
+    try:
+        _train(config, say, made[0])
+    except BaseException:
+        remove_if_empty(made)
+        raise
+    return made[0]
+
+
+def _train(config: Config, say: Callable[[str], None], directory: Path) -> None:
     if config.sft.num_threads is not None:
         torch.set_num_threads(config.sft.num_threads)
     tokenizer = load_tokenizer(config.model)
@@ -74,7 +84,6 @@ def train(config: Config, say: Callable[[str], None]) -> Path:
         say(f"held-out loss: {eval_loss:.4f}")
     _save(learner.model, tokenizer, config, directory, eval_loss)
     say(f"checkpoint: {directory}")
-    return directory
 
 
 def load(config: Config, tokenizer: PreTrainedTokenizerBase) -> Rows:
@@ -114,12 +123,16 @@ def digest(directory: Path) -> str:
     return content.hexdigest()
 
 
-def _directory(config: Config) -> Path:
+def _directory(config: Config) -> list[Path]:
+    """Where it goes, made at once, so that no other has it; with parents that were made for it."""
     given = config.sft.output_dir
     directory = Path(given or f"runs/{config.name}-sft").expanduser()
-    if directory.exists():
-        raise UserError(f"sft.output_dir: {directory} is there already; name another")
-    return directory
+    try:
+        return make(directory, exist_ok=False)
+    except FileExistsError:
+        raise UserError(f"sft.output_dir: {directory} is there already; name another") from None
+    except OSError as error:
+        raise UserError(f"sft.output_dir: {directory} cannot be written: {error}") from error
 
 
 def _data(config: Config) -> DataConfig:

@@ -33,6 +33,7 @@ from rhymeflow.sim.cluster import Cluster
 from rhymeflow.store.base import ENVIRONMENT
 from rhymeflow.store.schema import EVENTS
 from rhymeflow.store.writer import SqliteTrajectoryStore
+from rhymeflow.store.writing import is_written
 
 Cut = tuple[int, InstanceId]
 """From which token on a response is whose."""
@@ -60,6 +61,8 @@ class Record:
     def _open(self) -> None:
         """Replace an earlier simulation: not before this one begins, for it may be refused."""
         directory, config = self._directory, self._config
+        if is_written(directory):
+            raise UserError(f"{directory}: another simulation is being written there")
         for old in directory.glob(f"{EVENTS}*"):
             old.unlink()
         (directory / metrics.FILE).unlink(missing_ok=True)

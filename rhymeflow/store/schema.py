@@ -160,16 +160,21 @@ CREATE VIEW first_routes AS
 """
 
 
-def open_for_writing(path: Path) -> tuple[sqlite3.Connection, int]:
+def open_for_writing(path: Path, *, is_new: bool) -> tuple[sqlite3.Connection, int]:
     """Open or create the store; return the connection and the descriptor that holds the lock.
 
     The lock is on a file beside it, so that no second controller works in one run directory.
 
     Raises:
-        UserError: no such directory, another process writes here, or the file is not ours.
+        UserError: no such directory, another process writes here, the file is not ours, or there is
+            one although it was to be new.
     """
-    lock = _lock_directory(path.parent)
+    if is_new:
+        refuse_another(path)
+    lock = lock_directory(path.parent)
     try:
+        if is_new:  # nobody else makes one now
+            refuse_another(path)
         connection = sqlite3.connect(path, isolation_level=None)
         try:
             if not connection.execute("SELECT 1 FROM sqlite_master").fetchone():
@@ -188,8 +193,17 @@ def open_for_writing(path: Path) -> tuple[sqlite3.Connection, int]:
     return connection, lock
 
 
-def _lock_directory(directory: Path) -> int:
-    """Take the lock; the file says who has it."""
+def refuse_another(path: Path) -> None:
+    """Raise `UserError` if there is a store, where a run is to begin."""
+    if path.exists():
+        raise UserError(
+            f"run.output_dir: {path.parent} holds a run already; "
+            f"`rhymeflow resume {path.parent}` goes on with it, or name another directory"
+        )
+
+
+def lock_directory(directory: Path) -> int:
+    """Take the lock; the file says who has it. Return the descriptor that holds it."""
     if not directory.is_dir():
         raise UserError(f"{directory}: no such directory")
     descriptor = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -199,9 +213,20 @@ def _lock_directory(directory: Path) -> int:
         who = os.read(descriptor, 1024).decode()
         os.close(descriptor)
         raise UserError(f"{directory}: {who} is writing to this run") from error
+    if not _is_there(descriptor, directory / LOCK):  # a run that failed took it away meanwhile
+        os.close(descriptor)
+        return lock_directory(directory)
     os.truncate(descriptor, 0)
     os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
     return descriptor
+
+
+def _is_there(descriptor: int, path: Path) -> bool:
+    """Whether this is the file of that name, still."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _create(connection: sqlite3.Connection) -> None:

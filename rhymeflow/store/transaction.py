@@ -26,14 +26,14 @@ from rhymeflow.utils.faults import fault_of
 class Transaction:
     """The one that is open, and after each commit the next one."""
 
-    def __init__(self, path: Path) -> None:
-        """Create the store or open it to go on.
+    def __init__(self, path: Path, *, is_new: bool = False) -> None:
+        """Create the store or, unless it is to be new, open it to go on.
 
         Raises:
-            UserError: the directory is missing or in use, or the file is of another schema.
+            UserError: see `schema.open_for_writing`.
         """
         self._path = path
-        self.connection, self._lock = schema.open_for_writing(path)
+        self.connection, self._lock = schema.open_for_writing(path, is_new=is_new)
         self._rows: dict[str, list[tuple[Any, ...]]] = {}
         self._file = OnDisk(path)
         self._fault: StorageError | None = None

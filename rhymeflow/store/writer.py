@@ -65,16 +65,17 @@ def _counted(
 class SqliteTrajectoryStore:
     """The one writer of a run's `events.db`."""
 
-    def __init__(self, path: str | Path) -> None:
-        """Create the store or open it to go on.
+    def __init__(self, path: str | Path, *, is_new: bool = False) -> None:
+        """Create the store or, unless it is to be new, open it to go on.
 
         Raises:
-            UserError: the directory is missing or in use, or the file is of another schema.
+            UserError: the directory is missing or in use, the file is of another schema, or there
+                is one although it was to be new.
         """
         self.path = Path(path)
         self.seconds = 0.0
         """Time spent in here: what storing costs the run."""
-        self._transaction = Transaction(self.path)
+        self._transaction = Transaction(self.path, is_new=is_new)
         self._connection, self._put = self._transaction.connection, self._transaction.put
         self._pruner = Pruner(self._connection)
         self._changed: dict[tuple[str, int, int], None] = {}

@@ -7,20 +7,19 @@ it, and the run can be repeated.
     train.jsonl       rows
     objects.pickle    functions and classes that no module has
 
-Holds true: nothing is written before `write`. What a run that is gone on with was begun with stays.
+Holds true: nothing is written before `write`, which is for a run directory that belongs to this
+run. What a run that is gone on with was begun with stays.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from collections.abc import Iterable, Mapping
+from copy import copy
 from pathlib import Path
 from typing import Any
 
 from rhymeflow.errors import UserError
-from rhymeflow.store.schema import EVENTS
 from rhymeflow.trainer import rows
 from rhymeflow.trainer.importable import name_of, title_of
 from rhymeflow.utils import pickled
@@ -31,10 +30,14 @@ class Inputs:
 
     def __init__(self, run_dir: Path) -> None:
         self.folder = run_dir / "inputs"
-        self._writers: list[Callable[[Path], object]] = []
-        """Each writes something below the folder that it is given."""
+        self._models: list[tuple[str, Any]] = []
+        """Models and tokenizers, by the folder that each is saved to."""
+        self._texts: dict[str, str] = {}
+        """Rows, by the file."""
         self._objects: dict[str, Any] = {}
         self._pickled = b""
+        self.tokenizer_of_model: Any = None
+        """Of a model that is an object."""
         self._num_reward_models = 0
 
     def model(self, model: Any, processing_class: Any) -> str:
@@ -45,7 +48,8 @@ class Inputs:
             raise UserError(f"Trainer: model is a {type(model).__name__}, not a name or a model")
         if hasattr(model, "peft_config"):
             raise UserError("Trainer: model has adapters: LoRA is not there; merge_and_unload() it")
-        return self._saved("model", model, processing_class or _tokenizer_of(model, "model"))
+        self.tokenizer_of_model = processing_class or _tokenizer_of(model, "model")
+        return self._saved("model", model, self.tokenizer_of_model)
 
     def tokenizer(self, processing_class: Any) -> str:
         """Of a tokenizer that goes with a model that is named."""
@@ -79,8 +83,7 @@ class Inputs:
                 return given, None
             dataset = rows.from_hub(given, f"{name}_dataset")
         lines = rows.lines_of(dataset, f"{name}_dataset", most)
-        text = "".join(f"{line}\n" for line in lines)
-        self._writers.append(lambda folder: _write_same(folder / f"{name}.jsonl", text))
+        self._texts[f"{name}.jsonl"] = "".join(f"{line}\n" for line in lines)
         return str(self.folder / f"{name}.jsonl"), len(lines)
 
     def name(self, given: Any, what: str) -> str:
@@ -110,30 +113,28 @@ class Inputs:
         """What is written by value."""
         return list(self._objects)
 
-    def write(self) -> None:
-        """Write all of it, if there is anything."""
-        if self._writers or self._objects:
+    def write(self, *, begun: bool = False) -> None:
+        """Write all of it, if there is anything; `begun`: the run goes on, and has it already."""
+        if begun:
+            for name, text in self._texts.items():
+                _check_same(self.folder / name, text)
+        if self._models or self._texts or self._objects:
             self.folder.mkdir(parents=True, exist_ok=True)
-        for write in self._writers:
-            write(self.folder)
+        for name, part in () if begun else self._models:
+            part.save_pretrained(self.folder / name)
+        for name, text in self._texts.items():
+            (self.folder / name).write_text(text, encoding="utf-8")
         if self._objects:
             (self.folder / "objects.pickle").write_bytes(self._pickled)
 
-    def write_again(self) -> None:
-        """Write it if an earlier try took it away."""
-        if not self.folder.exists():
-            self.write()
-
-    def remove(self) -> None:
-        """Take it away, and the run directory if nothing else is in it."""
-        if self.folder.exists():
-            shutil.rmtree(self.folder)
-            if not any(self.folder.parent.iterdir()):
-                self.folder.parent.rmdir()
+    def at(self, folder: Path) -> Inputs:
+        """The same, to be written elsewhere."""
+        other = copy(self)
+        other.folder = folder
+        return other
 
     def _saved(self, name: str, *parts: Any) -> str:
-        for part in parts:
-            self._writers.append(partial(_save, part, name))
+        self._models += ((name, part) for part in parts)
         return str(self.folder / name)
 
 
@@ -153,12 +154,6 @@ def frozen_in(model: Any) -> list[str]:
     return frozen
 
 
-def _save(part: Any, name: str, folder: Path) -> None:
-    """Save a model or a tokenizer, but for one that a run began with: it may have been trained."""
-    if not (folder.parent / EVENTS).exists():
-        part.save_pretrained(folder / name)
-
-
 def _tokenizer_of(model: Any, what: str) -> Any:
     """The tokenizer of where a model was loaded from."""
     name = getattr(getattr(model, "config", None), "_name_or_path", "")
@@ -176,16 +171,13 @@ def _tokenizer_of(model: Any, what: str) -> Any:
         ) from None
 
 
-def _write_same(path: Path, text: str) -> None:
-    """Write a file; one that a run began with is the same, or nothing goes on with that run."""
-    if path.exists() and (path.parent.parent / EVENTS).exists():
-        if path.read_text(encoding="utf-8") != text:
-            raise UserError(
-                f"Trainer: {path} has other rows than the dataset that is given; a run goes on "
-                "with the dataset that it began with"
-            )
-        return
-    path.write_text(text, encoding="utf-8")
+def _check_same(path: Path, text: str) -> None:
+    """Rows that a run began with are the same, or nothing goes on with that run."""
+    if path.exists() and path.read_text(encoding="utf-8") != text:
+        raise UserError(
+            f"Trainer: {path} has other rows than the dataset that is given; a run goes on with "
+            "the dataset that it began with"
+        )
 
 
 Rows = str | os.PathLike[str] | Iterable[Mapping[str, Any]]

@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from functools import cached_property
 from itertools import count
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from rhymeflow.config import Config
+from rhymeflow.config import Config, EvalSuite
 from rhymeflow.errors import UserError
 from rhymeflow.learner.checkpoint_dirs import CHECKPOINTS, checkpoints_up_to
 from rhymeflow.observe import metrics
@@ -49,6 +50,8 @@ class Outcome:
         self.run_dir = Path(config.run.output_dir)
         self.is_trained = False
         """Whether `train` has returned."""
+        self._has_begun = False
+        """Whether the run in `run_dir` is this trainer's."""
         self._inputs = inputs
         self._given_model = model if hasattr(model, "save_pretrained") else None
         self._given_tokenizer = processing_class
@@ -109,7 +112,10 @@ class Outcome:
 
     @property
     def checkpoint(self) -> Path | None:
-        """The newest one, or the best where that was asked for; None: there is none."""
+        """The newest one, or the best where that was asked for; None: there is none of this
+        trainer's run."""
+        if not self._has_begun:
+            return None
         there = checkpoints_up_to(self.run_dir / CHECKPOINTS, _NEWEST)
         if not there:
             return None
@@ -167,8 +173,9 @@ class Outcome:
     @cached_property
     def processing_class(self) -> Any:
         """The tokenizer."""
-        if self._given_tokenizer is not None:
-            return self._given_tokenizer
+        for given in (self._given_tokenizer, self._inputs.tokenizer_of_model):
+            if given is not None:
+                return given
         from rhymeflow.models.tokenizer import load_tokenizer
 
         return load_tokenizer(self._model_config())
@@ -182,26 +189,26 @@ class Outcome:
         Return `eval_reward`, `eval_completions/mean_length` and `eval_completions/clipped_ratio`,
         and with several datasets the reward of each.
         """
-        from rhymeflow.config import EvalSuite
         from rhymeflow.evaluation.evaluate import evaluate
 
-        suites = [EvalSuite(name="held_out")]
-        if eval_dataset is not None:
-            several = (
-                eval_dataset if isinstance(eval_dataset, Mapping) else {"held_out": eval_dataset}
-            )
-            suites = [EvalSuite(name=str(n), source=self._rows(n, d)) for n, d in several.items()]
-        elif self.config.data.eval_source is None:
-            suites = list(self.config.eval.suites)
-            if not suites:
-                raise UserError("Trainer: evaluate() needs an eval_dataset")
-        data = self.config.data.model_copy(update={"eval_size": None})
-        sections = {"eval": self.config.eval.model_copy(update={"suites": tuple(suites)})}
-        config = self.config.model_copy(
-            update={**sections, "model": self._model_config(), "data": data}
-        )
+        given = self.config.model_copy(update={"model": self._model_config()})
+        with TemporaryDirectory() as folder:
+            inputs = self._inputs.at(Path(folder))
+            if not self._has_begun:
+                inputs.write()
+                given = _with_inputs(given, self._inputs.folder, inputs.folder)
+            suites = [EvalSuite(name="held_out")]
+            if eval_dataset is not None:
+                suites = _suites(eval_dataset, Path(folder))
+            elif given.data.eval_source is None:
+                suites = list(given.eval.suites)
+                if not suites:
+                    raise UserError("Trainer: evaluate() needs an eval_dataset")
+            data = given.data.model_copy(update={"eval_size": None})
+            section = given.eval.model_copy(update={"suites": tuple(suites)})
+            results = evaluate(given.model_copy(update={"eval": section, "data": data}))
         found: dict[str, float] = {}
-        for result in evaluate(config):
+        for result in results:
             prefix = metric_key_prefix
             if len(suites) > 1:
                 prefix = f"{prefix}_{result.suite.name}"
@@ -258,24 +265,17 @@ class Outcome:
     def _model_config(self) -> Any:
         """Section `model` of the policy as it is."""
         if self.checkpoint is None:
-            self._inputs.write_again()
             return self.config.model
         own = {"name": str(self.checkpoint), "tokenizer": None, "gguf_file": None}
         return self.config.model.model_copy(update=own)
 
     def _move(self, run_dir: Path) -> None:
         """Have another run directory, before it is trained."""
-        old, new = self._inputs.folder, run_dir / "inputs"
-        values = _moved(self.config.model_dump(mode="json"), str(old), str(new))
-        values["run"]["output_dir"] = str(run_dir)
-        self.config = Config.model_validate(values)
+        new = run_dir / "inputs"
+        config = _with_inputs(self.config, self._inputs.folder, new)
+        run = config.run.model_copy(update={"output_dir": str(run_dir)})
+        self.config = config.model_copy(update={"run": run})
         self.run_dir, self._inputs.folder = run_dir, new
-
-    def _rows(self, name: Any, dataset: Any) -> str:
-        inputs = Inputs(self.run_dir)
-        path, _ = inputs.rows(dataset, f"eval-{eval_name(str(name))}")
-        inputs.write()
-        return path
 
     def _forget(self) -> None:
         """What was read before is not so any more."""
@@ -317,6 +317,23 @@ def latest(run_dir: Path) -> Path:
     free = beside(run_dir)
     number = int(free.name.rpartition("-")[2])
     return run_dir if number == 2 else run_dir.with_name(f"{run_dir.name}-{number - 1}")
+
+
+def _suites(given: Any, folder: Path) -> list[EvalSuite]:
+    """Of datasets, which are written there."""
+    several = given if isinstance(given, Mapping) else {"held_out": given}
+    inputs = Inputs(folder)
+    found = [
+        EvalSuite(name=str(name), source=inputs.rows(each, f"eval-{eval_name(str(name))}")[0])
+        for name, each in several.items()
+    ]
+    inputs.write()
+    return found
+
+
+def _with_inputs(config: Config, old: Path, new: Path) -> Config:
+    """The configuration whose inputs are elsewhere."""
+    return Config.model_validate(_moved(config.model_dump(mode="json"), str(old), str(new)))
 
 
 def _moved(value: Any, old: str, new: str) -> Any:

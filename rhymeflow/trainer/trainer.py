@@ -99,8 +99,7 @@ class Trainer(Outcome):
             fields |= _eval_fields(inputs, eval_dataset, given)
         made = build_config(fields, given, where="Trainer")
         super().__init__(made, inputs, model, processing_class, callbacks or [])
-        if not self.holds_a_run:  # else it is seen when it is known what is to be done
-            inputs.write()  # last, so that a mistake leaves nothing
+        self._is_named = given.run.output_dir is not None
 
     def train(self, resume_from_checkpoint: bool | str | None = None) -> Summary:
         """Run to the end and return the summary; the run directory is `self.run_dir`.
@@ -109,22 +108,34 @@ class Trainer(Outcome):
         beside the first one's. `resume_from_checkpoint`: go on with the run that `run.output_dir`
         holds, as `rhymeflow resume` does, under this configuration; a checkpoint's path means the
         run that it is of. A `UserError` before the first step leaves no run directory.
+
+        Nothing is written before, so of several trainers with one `run.output_dir` the first that
+        trains has it, and another is refused.
         """
-        from rhymeflow.runtime.leftovers import was_trained
         from rhymeflow.runtime.train import train
 
         if resume_from_checkpoint:
             return self._resume(resume_from_checkpoint)
         if self.is_trained:
             self._begin_again()
-        if not self.holds_a_run:
-            self._inputs.write_again()
-        try:
-            return self._watched(partial(train, self.config))
-        except UserError:
-            if not self.holds_a_run and not was_trained(self.run_dir):
-                self._inputs.remove()
-            raise
+        config = self.config
+        if not self._is_named:  # else another run may have taken the name meanwhile
+            run = config.run.model_copy(update={"output_dir": None})
+            config = config.model_copy(update={"run": run})
+        return self._watched(partial(train, config, begin=self._begin))
+
+    def _begin(self, run_dir: Path) -> Config:
+        """The run directory is this run's."""
+        if run_dir != self.run_dir:
+            self._move(run_dir)
+        self._has_begun = self._is_named = True
+        if self._inputs.folder.parent == run_dir or not self._inputs.folder.exists():
+            self._inputs.write()
+        return self.config
+
+    def _go_on(self, run_dir: Path) -> None:
+        self._inputs.write(begun=True)
+        self._has_begun = True
 
     def _resume(self, resume_from_checkpoint: bool | str) -> Summary:
         from rhymeflow.runtime.resume_options import with_values
@@ -137,9 +148,8 @@ class Trainer(Outcome):
                     f"Trainer: resume_from_checkpoint = {resume_from_checkpoint!r}: is not of the "
                     f"run in {self.run_dir}"
                 )
-        self._inputs.write()
         change = partial(_changed, with_values, self.config)
-        return self._watched(partial(resume, self.run_dir, change))
+        return self._watched(partial(resume, self.run_dir, change, begin=self._go_on))
 
     def _watched(self, run: Callable[..., Summary]) -> Summary:
         """Run with callbacks, if there are any."""
@@ -147,6 +157,7 @@ class Trainer(Outcome):
         try:
             summary = run(observer=observer)
         finally:
+            self._has_begun = self._has_begun and self.holds_a_run
             self._forget()
         self._after_training(summary.seconds)
         if observer is not None:

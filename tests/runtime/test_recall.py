@@ -23,7 +23,7 @@ from rhymeflow.store.writer import SqliteTrajectoryStore
 def test_a_run_that_stored_nothing_begins_anew(tmp_path):
     """It was killed before its first commit."""
     config = Config(name="mine")
-    run_dir.create_run_dir(config, tmp_path)
+    run_dir.write_config(config, tmp_path)
     SqliteTrajectoryStore(tmp_path / "events.db").close()
     past, found = recall(tmp_path, lambda config: config)
     assert found == config

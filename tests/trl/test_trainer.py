@@ -213,7 +213,7 @@ def test_a_second_run_of_a_script_goes_beside_the_first(tmp_path: Path) -> None:
     assert trainer.run_dir == tmp_path / "out-2"
     assert trainer.config.run.output_dir == str(tmp_path / "out-2")
     assert Path(trainer.config.data.source) == tmp_path / "out-2" / "inputs" / "train.jsonl"
-    trainer._inputs.write_again()
+    trainer._inputs.write()
     lines = Path(trainer.config.data.source).read_text().splitlines()
     assert [json.loads(line) for line in lines] == ROWS
 
@@ -229,10 +229,11 @@ def test_the_last_of_several_runs_is_gone_on_with(tmp_path: Path) -> None:
 
 def test_a_run_goes_on_with_its_own_rows_only(tmp_path: Path) -> None:
     first = made(tmp_path)
+    (tmp_path / "out").mkdir()
     (tmp_path / "out" / "events.db").touch()
-    first._inputs.write()
+    first._begin(first.run_dir)
     second = made(tmp_path, {"train_dataset": ROWS[1:]})
     with pytest.raises(UserError, match="other rows than the dataset that is given"):
-        second.train(resume_from_checkpoint=True)
+        second._go_on(second.run_dir)
     with pytest.raises(UserError, match="is not of the run in"):
         first.train(resume_from_checkpoint=str(tmp_path / "other" / "checkpoint-3"))

@@ -201,7 +201,8 @@ class FakeRun:
         self.seen = check.Seen()
         """What was stored when an attempt ended, and has to be in the end."""
         self._num_heirs = self._num_signals = 0
-        run_dir.create_run_dir(config, self.path)
+        self.path.mkdir(parents=True)
+        run_dir.write_config(config, self.path)
 
     def carry_through(self) -> None:
         """Until it is finished."""

@@ -1,0 +1,63 @@
+"""A run directory belongs to one run, whoever else begins at the same moment."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from rhymeflow.config import Config
+from rhymeflow.errors import UserError
+from rhymeflow.runtime.claimed import claimed
+
+
+def test_runs_that_start_in_the_same_second_have_a_directory_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    barrier = threading.Barrier(4)
+
+    def run(seed: int) -> Path:
+        barrier.wait()
+        with claimed(Config()) as (path, _):
+            (path / "config.yaml").write_text(str(seed))
+            barrier.wait()
+            assert (path / "config.yaml").read_text() == str(seed)
+        return path
+
+    with ThreadPoolExecutor(4) as pool:
+        assert len(set(pool.map(run, range(4)))) == 4
+    assert len(list(Path("runs").glob("*/events.db"))) == 4
+
+
+def test_of_several_runs_with_one_directory_one_has_it(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+
+    def begin() -> None:
+        with claimed(Config(), path):
+            raise AssertionError
+
+    with claimed(Config(), path):
+        (path / "config.yaml").write_text("first")
+        with pytest.raises(UserError, match="holds a run already"):
+            begin()
+    with pytest.raises(UserError, match="holds a run already"):
+        begin()
+    assert (path / "config.yaml").read_text() == "first"
+    assert (path / "events.db").is_file()
+
+
+def test_what_somebody_else_put_there_stays(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+
+    def fail() -> None:
+        with claimed(Config(), path):
+            (path / "notes.txt").write_text("mine")
+            (path / "config.yaml").write_text("")
+            raise UserError("late")
+
+    with pytest.raises(UserError, match="late"):
+        fail()
+    assert [each.name for each in path.iterdir()] == ["notes.txt"]
