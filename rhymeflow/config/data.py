@@ -66,7 +66,9 @@ class DataConfig(Section):
     """Put after every prompt as the beginning of the answer. Part of the prompt: rewards see what
     the policy adds to it."""
     max_prompt_length: Positive | None = None
-    """Longest prompt in tokens; a longer one is refused with its row, never cut silently."""
+    """Longest prompt in tokens; a longer one is refused with its row, never cut silently. With this
+    and the longest response, a model with LongRoPE chooses its factors, once for the run; without
+    it, for its whole context."""
     shuffle: bool = True
     """A new order each epoch, from the run's seed."""
     chat_template: bool | None = None

@@ -21,6 +21,7 @@ from rhymeflow.models.load import (
     resolve_dtype,
     stop_token_ids,
 )
+from rhymeflow.models.rope import settled
 from rhymeflow.models.tokenizer import max_length
 
 
@@ -32,7 +33,7 @@ class Policy:
     """
 
     def __init__(self, config: Config) -> None:
-        self._config = config.model
+        self._config, self._whole = config.model, config
         self.tokenizer: Any = load_tokenizer(config.model)
         self.max_length = max_length(config.model)
         """Tokens that a prompt and the response to it can have together."""
@@ -42,7 +43,8 @@ class Policy:
         """The model with its weights."""
         logging.disable_progress_bar()  # the terminal is for what the policy says
         device = resolve_device(self._config)
-        return load_model(self._config, dtype=resolve_dtype(self._config, device), device=device)
+        dtype = resolve_dtype(self._config, device)
+        return settled(load_model(self._config, dtype=dtype, device=device), self._whole)
 
     @cached_property
     def stop_token_ids(self) -> frozenset[int]:

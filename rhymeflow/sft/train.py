@@ -34,6 +34,7 @@ from rhymeflow.models.load import (
     resolve_device,
     resolve_dtype,
 )
+from rhymeflow.models.rope import settled
 from rhymeflow.models.tokenizer import max_length
 from rhymeflow.sft.learner import SupervisedLearner
 from rhymeflow.sft.rows import RowEncoder
@@ -164,7 +165,9 @@ def _learner(config: Config, tokenizer: PreTrainedTokenizerBase) -> SupervisedLe
         model = load_model(config.model, dtype=torch.float32, device=device)
     dtype = resolve_dtype(config.model, device)
     # What is learnt is the distribution itself, not one that a temperature has bent.
-    return SupervisedLearner(model, tokenizer, _learner_config(config), RolloutConfig(), dtype)
+    return SupervisedLearner(
+        settled(model, config), tokenizer, _learner_config(config), RolloutConfig(), dtype
+    )
 
 
 def _learner_config(config: Config) -> LearnerConfig:

@@ -28,6 +28,7 @@ from rhymeflow.learner.saver import Saver
 from rhymeflow.learner.single import Learner
 from rhymeflow.learner.token_details import TokenDetails
 from rhymeflow.models.load import load_model, load_tokenizer, resolve_device, resolve_dtype
+from rhymeflow.models.rope import settled
 from rhymeflow.store.handle import store_in
 from rhymeflow.store.reader import TrajectoryRecord
 from rhymeflow.utils.allocator import keep_freed_memory
@@ -129,7 +130,7 @@ class LearnerProcess:
     def _make_learner(self, device: torch.device, dtype: torch.dtype) -> Learner:
         return Learner(
             # In float32, so that the master weights are exact; the learner computes in `dtype`.
-            load_model(self.config.model, dtype=torch.float32, device=device),
+            settled(load_model(self.config.model, dtype=torch.float32, device=device), self.config),
             load_tokenizer(self.config.model),
             self.config.learner,
             self.config.rollout,

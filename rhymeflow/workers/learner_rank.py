@@ -24,6 +24,7 @@ from rhymeflow.learner.ranks import LOOPBACK, Ranks, Rendezvous, device_of
 from rhymeflow.learner.saver import RankSaver
 from rhymeflow.learner.token_details import TokenDetails
 from rhymeflow.models.load import load_tokenizer, resolve_device
+from rhymeflow.models.rope import settled
 from rhymeflow.models.rows import WeightRows
 from rhymeflow.utils import objects
 from rhymeflow.utils.allocator import keep_freed_memory
@@ -141,7 +142,7 @@ class RankProcess(LearnerProcess):
     def _make_learner(self, device: torch.device, dtype: torch.dtype) -> ShardedLearner:
         rows = WeightRows(self.config.model)
         return ShardedLearner(
-            rows.skeleton,
+            lambda: settled(rows.skeleton(), self.config),
             load_tokenizer(self.config.model),
             self.config.learner,
             self.config.rollout,

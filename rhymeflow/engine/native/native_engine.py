@@ -27,6 +27,7 @@ from rhymeflow.models.load import (
     resolve_dtype,
     stop_token_ids,
 )
+from rhymeflow.models.rope import settled
 from rhymeflow.weights.base import Pulled, WeightReader
 from rhymeflow.weights.install import Installation
 
@@ -63,9 +64,8 @@ class NativeEngine:
         drafter_for: Callable[[IndexHandle, int], Drafter],
     ) -> None:
         rollout, device = config.rollout, resolve_device(config.model)
-        self.model = empty_model(
-            config.model, dtype=resolve_dtype(config.model, device), device=device
-        )
+        dtype = resolve_dtype(config.model, device)
+        self.model = settled(empty_model(config.model, dtype=dtype, device=device), config)
         self._weights = Installation(dict(self.model.named_parameters()))
         self._drafter_for = drafter_for
         self._drafter: Drafter | None = None

@@ -1,0 +1,43 @@
+"""LongRoPE's factors chosen once for a run, and not by the largest position of each call.
+
+transformers takes the long ones for a whole call as soon as one of its positions is beyond the
+length that the model was first trained with, so a response's numbers would depend on what is
+computed beside it (law 3). Here the greatest length that the run can have decides, as in vLLM.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import PreTrainedModel
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from rhymeflow.config import Config
+
+
+def settled(model: PreTrainedModel, config: Config) -> PreTrainedModel:
+    """The model, for prompts and responses of `config`."""
+    length = _longest(config, model.config.get_text_config().max_position_embeddings)
+    for module in model.modules():
+        if getattr(module, "rope_type", None) == "longrope":
+            rotary: Any = module
+            make = ROPE_INIT_FUNCTIONS["longrope"]
+            found, _ = make(rotary.config, rotary.inv_freq.device, seq_len=length)
+            # The two that transformers chooses from in each call.
+            rotary.original_inv_freq = rotary.long_inv_freq = found
+    return model
+
+
+def _longest(config: Config, context: int) -> int:
+    """Most tokens that a prompt and its response can have together."""
+    rollout, prompt = config.rollout, config.data.max_prompt_length
+    if rollout.engine == "vllm":  # which looks at nothing else
+        return min(rollout.vllm_max_model_length or context, context)
+    if prompt is None:
+        return context
+    responses = [rollout.max_completion_length]
+    responses += [suite.max_completion_length or 0 for suite in config.eval.suites]
+    return min(prompt + max(responses), context)
+
+
+__all__ = ["settled"]

@@ -1,0 +1,107 @@
+"""LongRoPE: a response is the same whatever is computed beside it; the run chooses the factors."""
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from rhymeflow.config import Config
+from rhymeflow.engine.base import NoiseKey, Request, Sampling
+from rhymeflow.engine.native.engine import Engine
+from rhymeflow.errors import UserError
+from rhymeflow.learner.logprobs import TokenScorer
+from rhymeflow.learner.packing import pack
+from rhymeflow.learner.sample import Sample
+from rhymeflow.models import attention
+from rhymeflow.models.rope import settled
+
+ORIGINAL = 32
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0 + 0.1 * i for i in range(8)],
+    "long_factor": [2.0 + 0.3 * i for i in range(8)],
+    "factor": 4.0,
+    "original_max_position_embeddings": ORIGINAL,
+}
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
+
+
+def model_of(rope, context=128):
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 67, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "initializer_range": 0.3}
+    config = LlamaConfig(**sizes, **heads, max_position_embeddings=context, rope_parameters=rope)
+    return LlamaForCausalLM._from_config(config, attn_implementation=attention.NAME).eval()
+
+
+def config_of(prompt=None, response=16, **rollout):
+    return Config.model_validate(
+        {
+            "data": {"max_prompt_length": prompt},
+            "rollout": {"max_completion_length": response, **rollout},
+        }
+    )
+
+
+def answers(model, lengths):
+    """To prompts of these lengths, at once: tokens and their log-probabilities."""
+    engine = Engine(model, seed=0, max_num_seqs=4, max_prefill_tokens=512, instance="a", version=0)
+    engine.prove()
+    requests = [
+        Request(n, [5 + 3 * j % 50 for j in range(n)], NoiseKey(n, 0, 0), sampling())
+        for n in lengths
+    ]
+    for request in requests:
+        engine.submit(request)
+    while engine.has_work:
+        engine.step()
+    return [(request.tokens, request.logprobs) for request in requests]
+
+
+def sampling():
+    return Sampling(1.0, 1.0, 0, 8, frozenset())
+
+
+@pytest.mark.parametrize("limit", [None, 10])
+def test_neighbours_in_the_engine_do_not_matter(limit):
+    model = settled(model_of(LONG), config_of(limit))
+    assert answers(model, [10]) == answers(model, [10, 60])[:1]
+
+
+def test_neighbours_in_the_learner_do_not_matter():
+    def sample(prompt):
+        ids = [5 + 3 * j % 50 for j in range(prompt)]
+        return Sample(prompt, ids, [7, 9, 4], [0.0] * 3, [0] * 3, 0.0, False)
+
+    config = config_of()
+    scorer = TokenScorer(settled(model_of(LONG), config), config.rollout, 64)
+    (alone,), (both,) = (pack([sample(10), sample(60)], members, 1000) for members in ([0], [0, 1]))
+    found = scorer.score(both)[0][:3]
+    assert np.allclose(found, scorer.score(alone)[0], rtol=0, atol=1e-6)
+
+
+def test_the_greatest_length_of_the_run_decides():
+    def is_long(config):
+        model = settled(model_of(LONG), config)
+        with torch.no_grad():
+            model.model.rotary_emb(torch.zeros(1), torch.tensor([[0]]))
+        return bool(model.model.rotary_emb.inv_freq[0] < 0.7)
+
+    assert is_long(config_of())
+    assert not is_long(config_of(ORIGINAL - 16))
+    assert is_long(config_of(ORIGINAL - 15))
+    suites = {"suites": [{"name": "a", "max_completion_length": 17}]}
+    longer = Config.model_validate({**config_of(ORIGINAL - 16).model_dump(), "eval": suites})
+    assert is_long(longer)
+    assert is_long(config_of(8, engine="vllm"))  # vLLM does not know the prompts' limit
+    assert not is_long(config_of(8, engine="vllm", vllm_max_model_length=ORIGINAL))
+
+
+def test_dynamic_rope_does_not_leave_the_length_it_was_made_for():
+    engine = Engine(
+        model_of(DYNAMIC, context=24),
+        seed=0, max_num_seqs=2, max_prefill_tokens=64, instance="a", version=0,
+    )  # fmt: skip
+    with pytest.raises(UserError, match="more than the model's max_position_embeddings = 24"):
+        engine.submit(Request(0, [3] * 17, NoiseKey(0, 0, 0), sampling()))
