@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from rhymeflow.config import Config
-from rhymeflow.core.types import Version
+from rhymeflow.core.types import HELD_OUT, Version
 from rhymeflow.observe.limits import Limits
 from rhymeflow.observe.metrics import MetricsWriter
 from rhymeflow.observe.progress import Progress, ProgressState
@@ -20,6 +20,9 @@ from rhymeflow.runtime.observer import Observer
 from rhymeflow.runtime.throughput import Throughput
 from rhymeflow.suites.metrics import REWARD, headlines
 from rhymeflow.workers.messages import BatchTrained, RewardComputed, VersionPublished
+
+ROW = ("step", "time", "epoch")
+"""What a row has besides metrics; transformers' entries have epochs."""
 
 
 class RunMirror(Protocol):
@@ -63,7 +66,10 @@ class Reporter:
         self._limits = Limits(config.schedule.bound)
         self._trained_tokens = 0.0
         self._earlier: Mapping[Version, Mapping[str, Any]] = {}
-        self._noted: dict[str, list[float]] = {}
+        self._noted: dict[tuple[str, str], list[float]] = {}
+        """By the prefix and the name that it was given."""
+        self._suites = {HELD_OUT, *(each.name for each in config.eval.suites)}
+        self._renamed: set[str] = set()
         self.space: DiskSpace | None = None
         """Of the run directory, once it is known how large a checkpoint is."""
         self.mirror: RunMirror | None = None
@@ -119,18 +125,17 @@ class Reporter:
                 "cpu": time.process_time(),
             },
         )
-        metrics = {
+        own = {
             **trained.metrics,
             **rates,
             **history,
             "params/push_s": published.seconds,
             **published.metrics,
             **{f"endings/{name}": float(count) for name, count in self.endings.items()},
-            **{name: sum(values) / len(values) for name, values in self._noted.items()},
         }
-        self._noted = {}
         if self.mirror is not None:
-            metrics["mirror/behind_s"] = self.mirror.behind
+            own["mirror/behind_s"] = self.mirror.behind
+        metrics = {**self._take_noted(own), **own}
         self._metrics.write(version, now, metrics)
         self._show_step(version, metrics)
         self.observer.step_ended(version, metrics)
@@ -175,11 +180,32 @@ class Reporter:
         """Reward functions log numbers, whose means are in the next step's metrics by `prefix` and
         name, and keep values, one for each response that the message is about."""
         for name, value in message.noted:
-            self._noted.setdefault(prefix + name, []).append(value)
+            self._noted.setdefault((prefix, name), []).append(value)
         now = round(self.now, 3)
         for column, values in message.extra.items():
             row = {"of": message.key, "time": now, "column": column, "values": values}
             self._metrics.keep(row)
+
+    def _take_noted(self, own: Mapping[str, float]) -> dict[str, float]:
+        """The means of what was logged since the last step; a name that the run writes itself gets
+        `logged/` before it, which is said once."""
+        found = {}
+        for (prefix, name), values in self._noted.items():
+            full = prefix + name
+            if self._is_own(prefix, name, own):
+                full = f"{prefix}logged/{name}"
+                if full not in self._renamed:
+                    self._renamed.add(full)
+                    self.warn(f"log_metric({name!r}): the run has this name; see {full}")
+            found[full] = sum(values) / len(values)
+        self._noted = {}
+        return found
+
+    def _is_own(self, prefix: str, name: str, own: Mapping[str, float]) -> bool:
+        """Whether the run writes what is logged as `name`; `prefix`: of held-out answers."""
+        if prefix:
+            return name == "reward" or name.partition("/")[0] in self._suites
+        return name in own or name in ROW or name.startswith("eval/")
 
     def saved(self, version: Version, path: str) -> None:
         """A checkpoint is complete."""

@@ -32,7 +32,12 @@ def figures_of(metrics: Mapping[str, Any]) -> dict[SuiteName, dict[str, float]]:
         parts = name.split("/")
         if len(parts) == 3 and parts[0] == "eval" and parts[1] != HELD_OUT:
             found.setdefault(parts[1], {})[parts[2]] = value
-    return found
+    # Others were logged by a reward function.
+    return {suite: each for suite, each in found.items() if any(map(_is_mean, each))}
+
+
+def _is_mean(figure: str) -> bool:
+    return figure.startswith("avg@")
 
 
 def headlines(metrics: Mapping[str, Any]) -> dict[str, float]:
@@ -42,7 +47,7 @@ def headlines(metrics: Mapping[str, Any]) -> dict[str, float]:
     """
     shown: dict[str, float] = {}
     for suite, figures in figures_of(metrics).items():
-        (n,) = (name.removeprefix("avg@") for name in figures if name.startswith("avg@"))
+        n = next(filter(_is_mean, figures)).removeprefix("avg@")
         for name in (f"avg@{n}", *([f"pass@{n}"] if n != "1" else [])):
             shown[f"{suite} {name}"] = figures[name]
     return shown

@@ -11,7 +11,8 @@ from rich.console import Console
 from rhymeflow.config.load import build_config
 from rhymeflow.observe.progress import Progress, ProgressState
 from rhymeflow.runtime.reporting import Reporter
-from rhymeflow.workers.messages import BatchTrained, VersionPublished
+from rhymeflow.suites.metrics import headlines
+from rhymeflow.workers.messages import BatchTrained, RewardComputed, VersionPublished
 
 
 class Shown(Progress):
@@ -51,3 +52,39 @@ def test_what_limits_the_run_is_found_at_its_bound(staleness: float, expected: s
     assert limit is not None
     assert (limit.idle_rollout, limit.idle_learner) == (1.0, pytest.approx(0.9))
     assert limit.verdict == expected
+
+
+def test_what_reward_functions_log_replaces_no_metric_of_the_run() -> None:
+    """`eval/reward` chooses the best checkpoint, and rows are found by their `step`."""
+    rows: dict[int, dict[str, float]] = {}
+    config = build_config({"eval.suites": [{"name": "math", "source": "math.jsonl"}]}, where="test")
+    out = io.StringIO()
+    reporter = Reporter(
+        config,
+        SimpleNamespace(write=lambda step, time, row: rows.update({step: row})),  # type: ignore[arg-type]
+        Progress(Console(file=out, width=200)),
+        clock=lambda: 0.0,
+    )
+    reporter.begin_training()
+    names = ["step", "time", "epoch", "reward", "loss", "rewards/f/mean", "endings/aborted"]
+    names += ["eval/reward", "eval/math/avg@1", "distance"]
+    logged = [(name, 1000.0) for name in names]
+    held_out = [(name, 9.0) for name in ("reward", "math/avg@1", "a/b")]
+    reporter.log(RewardComputed("a", [], [], noted=logged), "")
+    reporter.log(RewardComputed("b", [], [], noted=held_out), "eval/")
+    reporter.log(
+        RewardComputed("b", [], [], [(n, 9.0) for n in ("reward", "math/avg@1", "a/b")]), "eval/"
+    )
+    own = {"reward": 0.5, "loss": 0.1, "rewards/f/mean": 0.5, "num_tokens": 10.0}
+    trained = BatchTrained(0, {**own, "staleness/mean": 0.0, "staleness/max": 0.0}, 0.5)
+    for version in (1, 2):
+        reporter.end_step(
+            trained, VersionPublished(version, "0", 0.5), {}, coordinator=0.0, store=0.0
+        )
+    assert rows[1].items() >= own.items()
+    assert not rows[1].keys() & {"step", "time", "epoch", "eval/reward", "eval/math/avg@1"}
+    assert {name: rows[1][f"logged/{name}"] for name in names[:-1]} == dict(logged[:-1])
+    assert (rows[1]["distance"], rows[1]["endings/aborted"]) == (1000.0, 0.0)
+    assert (rows[1]["eval/logged/reward"], rows[1]["eval/logged/math/avg@1"]) == (9.0, 9.0)
+    assert headlines(rows[1]) == {}, "eval/a/b is no suite's"
+    assert out.getvalue().count("warning: log_metric('reward')") == 2, "of both"
