@@ -28,6 +28,7 @@ from rhymeflow.config import Config
 from rhymeflow.config.load import dump_config, read_config
 from rhymeflow.core.events import TrajectoryFinished, TrajectoryRewarded
 from rhymeflow.core.types import TrajectoryId
+from rhymeflow.observe.metrics import mean
 from rhymeflow.runtime.controller import ROUND_SECONDS
 from rhymeflow.sim import simulate
 from rhymeflow.sim.workload import workload
@@ -147,14 +148,9 @@ def reward_seconds(log: Iterable[Recorded]) -> float:
 def figures(rows: Sequence[Mapping[str, float]]) -> Figures:
     """The figures of the steps that are counted, from the run's metrics."""
     counted = rows[SKIPPED:]
-    seconds = [row["step_time"] for row in counted]
-
-    def idle(name: str) -> float:
-        spent = [row[name] * time for row, time in zip(counted, seconds, strict=True)]
-        return sum(spent) / sum(seconds)
-
+    rollout, learner = (mean(counted, f"idle/{part}") or 0.0 for part in ("rollout", "learner"))
     elapsed = counted[-1]["time"] - rows[SKIPPED - 1]["time"]
-    return Figures(len(counted) / elapsed, idle("idle/rollout"), idle("idle/learner"))
+    return Figures(len(counted) / elapsed, rollout, learner)
 
 
 def compared(name: str, pairs: Sequence[tuple[Figures, Figures]]) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ from typing import Any
 from benchmarks import harness
 from benchmarks.training.train import repeated, train, training_rows
 from rhymeflow.config.load import read_config
+from rhymeflow.observe.metrics import mean
 
 EPOCH = 16
 """Steps of the demo recipe in one epoch."""
@@ -27,7 +28,6 @@ RATIOS = {
     "rollout tokens/s, later epochs": ("rollout", 2.5),
 }
 """Figures whose ratio has a target: its name and value."""
-MEANS = ("idle/rollout", "idle/learner", "draft/mean_acceptance_length", "draft/acceptance_rate")
 
 Figures = dict[str, float]
 
@@ -72,12 +72,29 @@ def figures(rows: list[dict[str, Any]], steps: int) -> Figures:
     later = rows[EPOCH : steps - LAST]
     busy = sum(row["step_time"] * (1 - row["idle/rollout"]) for row in later)
     generated = sum(row["step_time"] * row["rollout/tokens_per_s"] for row in later)
-    means = [name for name in MEANS if name in later[-1]]
     return {
         "steps/s": _rate(rows, 0, steps - LAST),
         "steps/s, later epochs": _rate(rows, EPOCH - 1, steps - LAST),
         "rollout tokens/s, later epochs": generated / busy,
-        **{n: statistics.mean(row[n] for row in later if n in row) for n in means},
+        **{name: mean(later, name) or 0.0 for name in ("idle/rollout", "idle/learner")},
+        **_drafts(later),
+    }
+
+
+def _drafts(rows: list[dict[str, Any]]) -> Figures:
+    """Of all iterations together, and of all drafted tokens; nothing of a run without drafts."""
+    tokens = iterations = drafted = 0.0
+    for row in rows:
+        if row.get("draft/acceptance_rate"):
+            made = row["step_time"] * row["rollout/tokens_per_s"]
+            took = made / row["draft/mean_acceptance_length"]
+            tokens, iterations = tokens + made, iterations + took
+            drafted += (made - took) / row["draft/acceptance_rate"]
+    if not drafted:
+        return {}
+    return {
+        "draft/mean_acceptance_length": tokens / iterations,
+        "draft/acceptance_rate": (tokens - iterations) / drafted,
     }
 
 

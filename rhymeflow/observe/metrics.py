@@ -13,7 +13,7 @@ import importlib
 import importlib.util
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -204,8 +204,17 @@ def _remember(run_dir: Path, tracker: str, run: str) -> None:
     unfinished.replace(run_dir / RUNS)
 
 
+def mean(rows: Iterable[Mapping[str, Any]], name: str) -> float | None:
+    """The mean over a run of a share or rate of steps' time: weighted by how long each took, so it
+    is time over time. None: no step says."""
+    known = [row for row in rows if row.get(name) is not None and row.get("step_time")]
+    seconds = sum(row["step_time"] for row in known)
+    return sum(row[name] * row["step_time"] for row in known) / seconds if known else None
+
+
 def read(run_dir: Path) -> dict[int, dict[str, Any]]:
-    """Return {step: its metrics} in ascending order; rows of one step are joined, later ones win.
+    """Return {step: its metrics} in ascending order; rows of one step are joined, later ones win,
+    but its `time` is that of the first: when it ended, not when it was evaluated.
 
     A half line at the end (the run is writing, or was killed) is left out. Without a file: empty.
 
@@ -214,7 +223,8 @@ def read(run_dir: Path) -> dict[int, dict[str, Any]]:
     """
     steps: dict[int, dict[str, Any]] = {}
     for row in rows(run_dir):
-        steps.setdefault(row["step"], {}).update(row)
+        known = steps.setdefault(row["step"], row)
+        known.update(row | {"time": known.get("time")})
     return dict(sorted(steps.items()))
 
 

@@ -101,11 +101,11 @@ class Summary:
     """Greatest staleness that was trained on."""
     staleness_mean: float | None
     staleness: dict[int, int]
-    """Trajectories trained on, by how many versions old their first token was."""
+    """Trajectories trained on, by how many versions old their oldest token was."""
     endings: dict[str, int]
     """Groups by how they ended; `unfinished` were in flight when the run ended."""
     idle: dict[str, float]
-    """Share of the time that instances and learner stood idle, mean over steps."""
+    """Share of the time that instances and learner stood idle, of that of all steps together."""
     drafts: Drafts | None
     """`None` of a run that drafted nothing."""
     mirror: MirrorState | None
@@ -128,6 +128,7 @@ def summarize(run_dir: Path) -> Summary:
             "SELECT COALESCE(ending, 'unfinished'), COUNT(*) FROM groups GROUP BY 1"
         )
     rows = metrics.read(run_dir)
+    idle = {part: metrics.mean(rows.values(), f"idle/{part}") for part in ("rollout", "learner")}
     rewards = [row["reward"] for row in rows.values() if row.get("reward") is not None]
     total = sum(age * n for age, n in staleness.items())
     return Summary(
@@ -146,7 +147,7 @@ def summarize(run_dir: Path) -> Summary:
         staleness_mean=total / count if count else None,
         staleness=staleness,
         endings={"consumed": 0, "filtered": 0, "aborted": 0} | dict(endings),
-        idle=_idle(rows.values()),
+        idle={part: share for part, share in idle.items() if share is not None},
         drafts=_drafts(generated, made_in, drafted, rows.values()),
         mirror=mirror_state(run_dir, num_events, seconds),
     )
@@ -228,15 +229,6 @@ def _evaluations(
         for suite, figures in figures_of(row).items():
             found.setdefault(suite, {})[version] = figures
     return found
-
-
-def _idle(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    shares: dict[str, list[float]] = {"rollout": [], "learner": []}
-    for row in rows:
-        for part, found in shares.items():
-            if row.get(f"idle/{part}") is not None:
-                found.append(row[f"idle/{part}"])
-    return {part: sum(found) / len(found) for part, found in shares.items() if found}
 
 
 def _drafts(

@@ -144,7 +144,10 @@ def _segment_table(details: TrajectoryDetails) -> Table:
 
 
 def draft_cells(tokens: int, steps: int, drafted: int) -> tuple[str, str, str]:
-    """Mean acceptance length, drafted tokens, and the share of them that was accepted."""
+    """Mean acceptance length, drafted tokens, and the share of them that was accepted; dashes for
+    what an environment answered, in no iteration."""
+    if not steps:
+        return "-", "-", "-"
     # Each iteration makes one token without any draft.
     accepted = (tokens - steps) / drafted if drafted else None
     return f"{tokens / steps:.2f}", f"{drafted:,}", number(accepted, ".1%")

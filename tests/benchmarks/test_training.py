@@ -169,11 +169,11 @@ def test_figures_of_a_run_with_drafts() -> None:
     rows = [
         {
             "time": {17: 27.0, 18: 27.5, 19: 33.0, 20: 39.0}.get(step, 10.0 + step),
-            "step_time": 1.0 if step <= 16 else 0.5,
+            "step_time": 1.0 if step <= 17 else 0.5,
             "rollout/tokens_per_s": 100.0,
             "idle/rollout": 0.5,
-            "idle/learner": 0.25,
-            "draft/mean_acceptance_length": 3.0,
+            "idle/learner": 0.25 if step <= 17 else 1.0,
+            "draft/mean_acceptance_length": 5.0 if step <= 17 else 2.0,
             "draft/acceptance_rate": 0.5,
         }
         for step in range(1, 21)
@@ -182,7 +182,9 @@ def test_figures_of_a_run_with_drafts() -> None:
     assert found["steps/s, later epochs"] == pytest.approx(2 / 1.5), "the last two are left out"
     assert found["steps/s"] == pytest.approx(17 / 16.5)
     assert found["rollout tokens/s, later epochs"] == 200.0
-    assert (found["idle/rollout"], found["draft/mean_acceptance_length"]) == (0.5, 3.0)
+    assert (found["idle/rollout"], found["idle/learner"]) == (0.5, 0.5), "of 1.5 seconds"
+    lengths = found["draft/mean_acceptance_length"], found["draft/acceptance_rate"]
+    assert lengths == pytest.approx((150 / 45, 0.5)), "20 iterations, and 25"
     slower = {**found, "steps/s": found["steps/s"] / 2}
     assert drafting.ratio([found], [slower], "steps/s") == 2.0
     with pytest.raises(AssertionError, match="20 steps"):

@@ -15,6 +15,7 @@ from rhymeflow.core.events import Tick
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.errors import UserError
 from rhymeflow.observe.inspect import inspect
+from rhymeflow.store.base import ENVIRONMENT
 from rhymeflow.store.damage import open_undamaged
 from rhymeflow.store.writer import SqliteTrajectoryStore
 from tests.observe.runs import make_run
@@ -37,7 +38,7 @@ def test_tables_of_a_run(tmp_path):
     assert ["0", "0", "-", "0.250", *["-"] * 8] in rows
     assert [
         "4",
-        "41",
+        "40",
         "0.400",
         "0.750",
         "55.0",
@@ -52,6 +53,8 @@ def test_tables_of_a_run(tmp_path):
     assert ["0", "10", "62.5%", "█" * 30] in rows
     assert ["1", "6", "37.5%", "█" * 18] in rows
     assert "Groups left out (reward failed: boom): 1" in text
+    assert "mismatch" in text, "with the sampler, which is no KL to a reference"
+    assert "kl" not in text.split()
 
 
 def test_drafts_by_epoch_and_by_version(tmp_path):
@@ -303,6 +306,23 @@ def test_one_trajectory_in_full(tmp_path):
     assert ["5", "13", "2", "rollout-0", "-0.500", "1.80", "9", "44.4%"] in cells(text)
     assert "aborted: reward failed: boom" in shown(tmp_path, "8.1")
     assert "open" in shown(tmp_path, "9.0")
+
+
+def test_a_response_in_which_an_environment_answered(tmp_path):
+    store = SqliteTrajectoryStore(tmp_path / "events.db")
+    store.begin_attempt("{}", now=0.0, started="2026-01-01T00:00:00+00:00")
+    store.put_group(0, row=0, epoch=0, prompt="p", prompt_tokens=[1], columns={})
+    spans = [(0, 6, "rollout-0", 4), (6, 3, ENVIRONMENT, 0), (9, 2, "rollout-0", 2)]
+    for start, length, instance, steps in spans:
+        store.put_span(
+            TrajectoryId(0, 0), start=start, length=length, version=0, instance=instance,
+            steps=steps, drafted=steps,
+        )  # fmt: skip
+    store.commit()
+    store.close()
+    found = cells(shown(tmp_path, "0.0"))
+    assert ["0", "5", "0", "rollout-0", "-", "1.50", "4", "50.0%"] in found
+    assert ["6", "8", "0", ENVIRONMENT, "-", "-", "-", "-"] in found
 
 
 @pytest.mark.parametrize(

@@ -35,9 +35,20 @@ def test_rows_of_one_step_are_joined_and_a_half_line_left_out(tmp_path):
         file.write('{"step": 3, "rew')
     assert metrics.read(tmp_path) == {
         1: {"step": 1, "time": 1.0, "reward": 0.25},
-        2: {"step": 2, "time": 4.0, "reward": 0.5, "eval/reward": 0.75},
-    }
+        2: {"step": 2, "time": 3.0, "reward": 0.5, "eval/reward": 0.75},
+    }, "a step ended when it did, not when it was evaluated"
     assert list(metrics.read(tmp_path)) == [1, 2]
+
+
+def test_a_share_of_a_run_is_time_over_time():
+    rows = [
+        {"step_time": 9.0, "idle/learner": 0.5},
+        {"step_time": 1.0, "idle/learner": 0.0},
+        {"eval/reward": 1.0},
+        {"step_time": 5.0, "idle/learner": None},
+    ]
+    assert metrics.mean(rows, "idle/learner") == 0.45, "4.5 of 10 seconds"
+    assert metrics.mean(rows, "idle/rollout") is None
 
 
 def test_what_a_resumed_run_does_again_is_forgotten(tmp_path):
