@@ -73,7 +73,8 @@ def _add_all(add: Add, arguments: list[str]) -> tuple[list[str], dict[str, str]]
     add("doctor", doctor, help="what this machine can run, and what is missing")
     add("bench", None, help="run a benchmark: `rhymeflow bench` lists them", add_help=False)
     if arguments and arguments[0] in _TAKES_FIELDS:
-        arguments = [_WITHOUT_VALUE.get(each, each) for each in arguments]
+        options = _WITHOUT_VALUE if arguments[0] == "train" else _HELP
+        arguments = [options.get(each, each) for each in arguments]
         if arguments[1:2] == ["--help=common"] and {*arguments[2:3]} & {*Config.model_fields}:
             arguments = [arguments[0], f"--help={arguments[2]}"]
     return split_overrides(arguments)
@@ -82,7 +83,8 @@ def _add_all(add: Add, arguments: list[str]) -> tuple[list[str], dict[str, str]]
 _TAKES_FIELDS = ("train", "simulate", "calibrate", "sft", "eval")
 
 
-_WITHOUT_VALUE = {"--dry-run": "--dry-run=full", "--help": "--help=common", "-h": "--help=common"}
+_HELP = {"--help": "--help=common", "-h": "--help=common"}
+_WITHOUT_VALUE = {**_HELP, "--dry-run": "--dry-run=full"}
 """What an option means that may have a value: it is not to take what follows it for one."""
 
 

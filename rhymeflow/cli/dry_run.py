@@ -7,6 +7,8 @@ equal; text of data and templates does not act on the terminal.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from rhymeflow.config import Config
@@ -15,6 +17,7 @@ from rhymeflow.core.types import HELD_OUT
 
 if TYPE_CHECKING:
     from rhymeflow.check import Loaded
+    from rhymeflow.learner.sample import Sample
 
 _LINES, _WIDTH = 24, 300
 """Of a text, so many are shown: half of the lines its first ones, half its last."""
@@ -59,7 +62,7 @@ def _what_is_trained_on(config: Config, loaded: Loaded) -> list[str]:
         ),
         *_repeats(config, len(train)),
         f"# the first prompt, {train[0].where}, as the policy reads it ({len(ids):,} tokens):",
-        *comments(loaded.tokenizer, [("", ids)]),
+        *_comments(loaded.tokenizer, [("", ids)]),
         *(f"# reward {printable(each)}" for each in loaded.rewards),
     ]
 
@@ -82,10 +85,45 @@ def _times(number: float) -> str:
     return "once" if whole == "1" else f"{whole} times"
 
 
-def comments(tokenizer: Any, parts: Sequence[tuple[str, Sequence[int]]]) -> list[str]:
+def sft_dry_run(config: Config) -> None:
+    """Print what `sft` would learn, and how; raise what it would raise before its first step."""
+    from rhymeflow import sizes  # loads torch
+    from rhymeflow.models.tokenizer import load_tokenizer
+    from rhymeflow.sft.train import check, load
+
+    check(config)
+    model = sizes.shape(config)
+    tokenizer = load_tokenizer(config.model)
+    rows = load(config, tokenizer)
+    tokens = sum(len(each.prompt_ids) + len(each.completion_ids) for each in rows.train)
+    epochs = config.sft.max_steps * config.sft.tokens_per_batch / tokens
+    lines = [
+        f"# rows: {len(rows.train):,} to learn, of {tokens:,} tokens; "
+        f"{len(rows.held_out):,} held out",
+        f"# {config.sft.max_steps:,} steps of {config.sft.tokens_per_batch:,} tokens: about "
+        f"{epochs:,.2f} epochs",
+        "# the first row, and what of it is learnt:",
+        *_comments(tokenizer, _parts(rows.train[0])),
+        f"# {config.model.name}: {model.num_parameters:,} parameters, computed in "
+        f"{model.name_of_dtype} on {model.device}; weights, gradients and AdamW's moments take "
+        f"{sizes.size_text(4 * sizes.MASTER * model.num_parameters)}, besides activations",
+    ]
+    print("\n".join([*lines, dump_config(config)]), end="")
+
+
+def _parts(row: Sample) -> Iterable[tuple[str, list[int]]]:
+    """What is read of a row, and what is learnt, in turn."""
+    yield "read", row.prompt_ids
+    observed = row.observed or [False] * len(row.completion_ids)
+    for is_read, part in groupby(zip(observed, row.completion_ids, strict=True), itemgetter(0)):
+        yield ("read" if is_read else "learnt"), [token for _, token in part]
+
+
+def _comments(tokenizer: Any, parts: Iterable[tuple[str, Sequence[int]]]) -> list[str]:
     """Tokens as text with its special tokens, each line behind what its part is called."""
     from rhymeflow.observe.printable import printable  # loads rich
 
+    parts = list(parts)
     width = max(len(name) for name, _ in parts)
     found = [
         f"#   {name:<{width}}| {line if len(line) <= _WIDTH else line[:_WIDTH] + ' ...'}"
@@ -97,4 +135,4 @@ def comments(tokenizer: Any, parts: Sequence[tuple[str, Sequence[int]]]) -> list
     return found
 
 
-__all__ = ["comments", "dry_run"]
+__all__ = ["dry_run", "sft_dry_run"]

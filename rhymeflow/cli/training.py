@@ -41,13 +41,15 @@ def add_commands(add: Add) -> None:
     _add_train(add)
     _add_resume(add)
     _add_simulated(add)
-    add_configured(
+    sub = add_configured(
         add,
         "sft",
         sft,
         help="supervised fine-tuning: a checkpoint to begin from",
         description=_SFT,
     )
+    what = "read all rows, show the first as it is learnt and the whole configuration, and stop"
+    sub.add_argument("--dry-run", action="store_true", help=what)
 
 
 def add_configured(
@@ -225,6 +227,11 @@ def calibrate(args: argparse.Namespace) -> int:
 def sft(args: argparse.Namespace) -> int:
     """Fine-tune a model on rows, and say the loss."""
     config = read_config(args.recipe, args.overrides, needed=("model", "data"))
+    if args.dry_run:
+        from rhymeflow.cli.dry_run import sft_dry_run
+
+        sft_dry_run(config)
+        return 0
     from rhymeflow.sft.train import train  # loads torch; mistakes are said without waiting for it
 
     train(config, lambda line: print(line, flush=True))

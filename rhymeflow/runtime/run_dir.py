@@ -13,7 +13,6 @@ Holds true: a directory is used by one run. Knows nothing of what is written to 
 
 from __future__ import annotations
 
-import tempfile
 import time
 from itertools import count
 from pathlib import Path
@@ -21,8 +20,8 @@ from pathlib import Path
 from rhymeflow.config import Config
 from rhymeflow.config.load import dump_config
 from rhymeflow.config.run import RUNS
-from rhymeflow.errors import UserError
 from rhymeflow.store.schema import EVENTS, refuse_another
+from rhymeflow.utils.directories import check_writable
 
 
 def write_config(config: Config, path: Path) -> None:
@@ -53,10 +52,4 @@ def choose_run_dir(config: Config) -> Path:
 def check_run_dir(path: Path) -> None:
     """Look whether a run could begin there; leaves nothing. Raises `UserError` as it does."""
     refuse_another(path / EVENTS)
-    there = next(each for each in (path, *path.absolute().parents) if each.exists())
-    try:  # permissions say little: root has them on file systems that nobody can write to
-        with tempfile.TemporaryDirectory(dir=there):
-            pass
-    except OSError as error:
-        reason = f"{there}: {error.strerror}"
-        raise UserError(f"run.output_dir: {path} cannot be written: {reason}") from None
+    check_writable(path, "run.output_dir")

@@ -26,6 +26,7 @@ from rhymeflow.errors import UserError
 from rhymeflow.learner import checkpoint
 from rhymeflow.learner.optimizer import Skips
 from rhymeflow.learner.sample import Sample
+from rhymeflow.models.files import check_files
 from rhymeflow.models.load import (
     configured_stop_token_ids,
     load_model,
@@ -38,7 +39,7 @@ from rhymeflow.models.rope import settled
 from rhymeflow.models.tokenizer import max_length
 from rhymeflow.sft.learner import SupervisedLearner
 from rhymeflow.sft.rows import RowEncoder
-from rhymeflow.utils.directories import make, remove_if_empty
+from rhymeflow.utils.directories import check_writable, make, remove_if_empty
 
 MADE = "warm_start.json"
 """Beside the weights: the seed, the number of steps, the held-out loss and the digest."""
@@ -57,13 +58,14 @@ def train(config: Config, say: Callable[[str], None]) -> Path:
     Raises:
         UserError: the directory is there already, or model, rows or numbers are wrong.
     """
-    made = _directory(config)
+    directory = check(config)
+    made = _made(directory)
     try:
-        _train(config, say, made[0])
+        _train(config, say, directory)
     except BaseException:
         remove_if_empty(made)
         raise
-    return made[0]
+    return directory
 
 
 def _train(config: Config, say: Callable[[str], None], directory: Path) -> None:
@@ -85,6 +87,23 @@ def _train(config: Config, say: Callable[[str], None], directory: Path) -> None:
         say(f"held-out loss: {eval_loss:.4f}")
     _save(learner.model, tokenizer, config, directory, eval_loss)
     say(f"checkpoint: {directory}")
+
+
+def check(config: Config) -> Path:
+    """Look for what takes no loading; return the checkpoint's directory.
+
+    Raises:
+        UserError: it is there already or cannot be written, or something else would not do.
+    """
+    directory = Path(config.sft.output_dir or f"runs/{config.name}-sft").expanduser()
+    if directory.exists():
+        raise UserError(f"sft.output_dir: {directory} is there already; name another")
+    check_writable(directory, "sft.output_dir")
+    if config.learner.num_ranks > 1:
+        raise UserError(f"learner.num_ranks = {config.learner.num_ranks}: sft is one process")
+    if config.sft.init == "weights":
+        check_files(config.model)
+    return directory
 
 
 def load(config: Config, tokenizer: PreTrainedTokenizerBase) -> Rows:
@@ -124,16 +143,12 @@ def digest(directory: Path) -> str:
     return content.hexdigest()
 
 
-def _directory(config: Config) -> list[Path]:
-    """Where it goes, made at once, so that no other has it; with parents that were made for it."""
-    given = config.sft.output_dir
-    directory = Path(given or f"runs/{config.name}-sft").expanduser()
+def _made(directory: Path) -> list[Path]:
+    """Make it at once, so that no other has it; return it with parents that were made for it."""
     try:
         return make(directory, exist_ok=False)
     except FileExistsError:
         raise UserError(f"sft.output_dir: {directory} is there already; name another") from None
-    except OSError as error:
-        raise UserError(f"sft.output_dir: {directory} cannot be written: {error}") from error
 
 
 def _data(config: Config) -> DataConfig:
@@ -155,8 +170,6 @@ def _data(config: Config) -> DataConfig:
 
 
 def _learner(config: Config, tokenizer: PreTrainedTokenizerBase) -> SupervisedLearner:
-    if config.learner.num_ranks > 1:
-        raise UserError(f"learner.num_ranks = {config.learner.num_ranks}: sft is one process")
     device = resolve_device(config.model)
     # In float32, so that the master weights are exact.
     if config.sft.init == "config":
@@ -228,4 +241,4 @@ def _save(
     checkpoint.finish(unfinished, directory)
 
 
-__all__ = ["MADE", "Rows", "batches", "digest", "load", "train"]
+__all__ = ["MADE", "Rows", "batches", "check", "digest", "load", "train"]

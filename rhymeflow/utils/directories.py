@@ -5,9 +5,27 @@ Holds true: only what was made is removed, and only what is empty.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+
+from rhymeflow.errors import UserError
+
+
+def check_writable(path: Path, field: str) -> None:
+    """Try to write where `path` is, or would be; leaves nothing. `field` gave it.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    there = next(each for each in (path, *path.absolute().parents) if each.exists())
+    try:  # permissions say little: root has them on file systems that nobody can write to
+        with tempfile.TemporaryDirectory(dir=there):
+            pass
+    except OSError as error:
+        reason = f"{there}: {error.strerror}"
+        raise UserError(f"{field}: {path} cannot be written: {reason}") from None
 
 
 def make(path: Path, *, exist_ok: bool) -> list[Path]:
@@ -28,4 +46,4 @@ def remove_if_empty(made: Iterable[Path]) -> None:
             each.rmdir()
 
 
-__all__ = ["make", "remove_if_empty"]
+__all__ = ["check_writable", "make", "remove_if_empty"]

@@ -11,6 +11,7 @@ import torch
 
 from rhymeflow import cli
 from rhymeflow.config import ModelConfig
+from rhymeflow.config.load import parse_config
 from rhymeflow.models.load import load_model, load_tokenizer
 from rhymeflow.recipes import characters
 from rhymeflow.sft.train import digest
@@ -72,6 +73,39 @@ def test_a_model_from_nothing_and_further_from_its_weights(
     assert json.loads((second / "config.json").read_text())["dtype"] == "bfloat16"
     assert tokenizer.decode([2, 3], skip_special_tokens=True) == "ab"
     assert model.config.vocab_size == 6
+
+
+def test_a_dry_run_shows_what_is_learnt(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = rows(tmp_path / "rows.jsonl", *({"prompt": "a?", "completion": "bc"} for _ in range(4)))
+    common = ["--model", tiny, "--data", data, "--dry-run"]
+    assert sft(*common, "--sft.output_dir", tmp_path / "made", "--sft.init", "config") == 0
+    out = capsys.readouterr().out
+    assert "# rows: 3 to learn, of 15 tokens; 1 held out\n" in out
+    assert "#   read  | a?\n#   learnt| bc<eos>\n" in out
+    assert parse_config(out).sft.output_dir == str(tmp_path / "made")
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize("more", [["--dry-run"], []])
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"--sft.output_dir": "/proc/x"}, "sft.output_dir: /proc/x cannot be written: /proc: "),
+        ({"--learner.num_ranks": 2, "--sft.output_dir": "made"}, "sft is one process"),
+        ({"--sft.output_dir": "made"}, "holds no weights"),
+    ],
+)
+def test_what_could_not_be_saved_is_refused_first(
+    tiny: Path, more: list[str], given: dict[str, object], said: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    data = rows(tiny.parent / "rows.jsonl", *({"prompt": "a", "completion": "b"} for _ in range(4)))
+    fields = [part for pair in given.items() for part in pair]
+    assert sft("--model", tiny, "--data", data, *fields, *more) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
 
 
 def test_the_same_seed_makes_the_same_checkpoint(tiny: Path, tmp_path: Path) -> None:
