@@ -109,6 +109,19 @@ class PromptEncoder:
             return None
         return messages_of(prompt, self._config)
 
+    def seen(self, prompt: str | list[Message]) -> str | list[Message]:
+        """The prompt as the policy is given it: text, or the messages that the chat template is
+        given, with what `data.assistant_prefix` begins the answer by."""
+        prefix = self._config.assistant_prefix or ""
+        messages = self.conversation(Prompt(0, prompt, {}))
+        if messages is None:
+            assert isinstance(prompt, str)
+            return prompt + prefix
+        if not prefix:
+            return messages
+        begun = messages.pop()["content"] if messages[-1]["role"] == "assistant" else ""
+        return [*messages, {"role": "assistant", "content": begun + prefix}]
+
     def _bare(self, prompt: Prompt) -> str:
         assert isinstance(prompt.prompt, str)
         for field in ("system_prompt", "few_shot"):

@@ -34,9 +34,16 @@ class Answer:
     @property
     def tokens(self) -> list[int]:
         """All there are, sampled and observed."""
+        return list(chain.from_iterable(self.parts))
+
+    @property
+    def parts(self) -> list[list[int]]:
+        """The same by turns, of which the first and the last are the policy's."""
         nothing: list[int] = []
-        turns = zip_longest(self.sampled, self.observed, fillvalue=nothing)
-        return list(chain.from_iterable(chain.from_iterable(turns)))
+        turns = list(zip_longest(self.sampled, self.observed, fillvalue=nothing))
+        ends_observed = len(self.observed) == len(self.sampled)
+        parts = list(chain.from_iterable(turns))
+        return [*parts, nothing] if ends_observed else parts[:-1]
 
     @property
     def num_sampled(self) -> int:

@@ -63,7 +63,7 @@ class Answering:
         tokenizer = policy.tokenizer
         self._encoder = PromptEncoder(tokenizer, config.data, room, tool_schemas(config))
         self._decode = partial(tokenizer.decode, skip_special_tokens=True)
-        self._rewards = Rewards(config, suite.name, suite.n, self._decode)
+        self._rewards = Rewards(config, suite.name, suite.n, self._decode, self._encoder.seen)
         self._turns: Turns | None = None
         if config.environment.is_used:
             self._turns = Turns(

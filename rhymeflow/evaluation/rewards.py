@@ -23,13 +23,19 @@ from rhymeflow.reward.messages import RewardRequest, TrainerState
 
 
 class Rewards:
-    """Has answers judged, `n` to each prompt; `decode` makes text of tokens.
+    """Has answers judged, `n` to each prompt; `decode` makes text of tokens, and `seen` of a prompt
+    what the policy was given.
 
     `config` is the suite's, and `name` its name.
     """
 
     def __init__(
-        self, config: Config, name: str, n: int, decode: Callable[[list[int]], str]
+        self,
+        config: Config,
+        name: str,
+        n: int,
+        decode: Callable[[list[int]], str],
+        seen: Callable[[str | list[Message]], str | list[Message] | None],
     ) -> None:
         functions = config.reward.functions
         self._name, self._n, self._decode = name, n, decode
@@ -37,6 +43,7 @@ class Rewards:
         self._per_group = _indices(config, "group")
         self._sum = WeightedSum(functions, config.environment.classes)
         self._state = TrainerState(0, config.learner.max_steps)
+        self._has_turns, self._seen = config.environment.is_used, seen
         self._executor = RewardExecutor(config.reward) if functions else None
         self._answers: dict[str, list[Answer]] = {}
         """Those that functions are being called with, by the key of the call."""
@@ -122,7 +129,10 @@ class Rewards:
         whole: str | list[Message] = opened(prompt.prompt, opening)
         tokens = [answer.tokens for answer in answers]
         texts = [self._decode(each) for each in tokens]
-        request = RewardRequest(whole, texts, tokens, prompt.columns, self._state)
+        turns = [[self._decode(part) for part in answer.parts] for answer in answers]
+        turns = turns if self._has_turns else []
+        seen = self._seen(whole)
+        request = RewardRequest(whole, texts, tokens, prompt.columns, self._state, turns, seen)
         self._executor.submit(key, request, functions)
 
 

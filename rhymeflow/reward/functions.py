@@ -105,7 +105,10 @@ class Judge:
         count = len(request.completions)
         given = {name: _repeated(value, count) for name, value in request.columns.items()}
         given |= self._options
-        given |= _conversation(request)
+        given |= _conversation(request.prompt, request)
+        if self._name == "reward_model":
+            seen = request.seen
+            given["seen"] = None if seen is None else _conversation(seen, request)
         given["completion_ids"] = copy.deepcopy(request.completion_ids)
         if (problem := self.replaced(request.columns)) is not None:
             raise NoReward(problem)
@@ -156,17 +159,17 @@ async def _awaited(result: Any) -> Any:
     return await result
 
 
-def _conversation(request: RewardRequest) -> dict[str, Any]:
-    """Prompt and response as TRL hands them over: of messages, both are lists of messages.
+def _conversation(prompt: str | list[dict[str, Any]], request: RewardRequest) -> dict[str, Any]:
+    """Prompt and response as TRL hands them over: of messages, both are lists of messages. So are
+    responses to text where there are environments, whose answers are not the policy's.
 
     A prompt that ends in the beginning of an answer gives that to the response. What environments
     answered are messages of the role `tool`, as the policy read them but for special tokens.
     """
-    prompt, texts = request.prompt, request.completions
-    if isinstance(prompt, str):
+    texts, begun = request.completions, ""
+    if isinstance(prompt, str) and not request.turns:
         return {"prompts": [prompt] * len(texts), "completions": list(texts)}
-    begun = ""
-    if prompt and prompt[-1]["role"] == "assistant":
+    if not isinstance(prompt, str) and prompt and prompt[-1]["role"] == "assistant":
         begun, prompt = prompt[-1]["content"], prompt[:-1]
     turns = request.turns or [[text] for text in texts]
     answers = [

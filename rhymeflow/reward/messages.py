@@ -31,7 +31,10 @@ class RewardRequest(msgspec.Struct, frozen=True):
     columns: dict[str, Any]
     trainer_state: TrainerState
     turns: list[list[str]] = []
-    """Where responses have turns, of each: what the policy and its environment said, by turns."""
+    """Where there are environments, of each: what the policy and its environment said, by turns."""
+    seen: str | list[dict[str, Any]] | None = None
+    """For reward models: the prompt as the policy was given it, text or messages, with what
+    `data.assistant_prefix` begins the answer by."""
 
 
 class Task(msgspec.Struct, frozen=True):

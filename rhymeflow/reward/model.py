@@ -1,8 +1,8 @@
 """A reward by a reward model: the built-in `reward_model`, a classifier with one output.
 
 Holds true: it is loaded once in each process that runs it; all responses of a call are scored in
-one pass, as text that the model's chat template writes where they are messages. The reward is the
-first logit, as in TRL.
+one pass, as text that the model's chat template writes where the policy was given messages, be it
+that a text was made one. The reward is the first logit, as in TRL.
 """
 
 from __future__ import annotations
@@ -37,13 +37,19 @@ def reward_model(
     has_gpu = device != "cpu" and torch.cuda.is_available()
     classifier = classifier.to("cuda" if has_gpu else "cpu").eval()
 
-    def score(prompts: list[Any], completions: list[Any], **_: Any) -> list[float]:
-        pairs = zip(prompts, completions, strict=True)
+    def score(
+        prompts: list[Any],
+        completions: list[Any],
+        seen: dict[str, list[Any]] | None = None,
+        **_: Any,
+    ) -> list[float]:
+        if seen is not None and tokenizer.chat_template:
+            prompts, completions = seen["prompts"], seen["completions"]
         texts = [
-            prompt + completion
+            prompt + _said(completion)
             if isinstance(prompt, str)
             else tokenizer.apply_chat_template(prompt + completion, tokenize=False)
-            for prompt, completion in pairs
+            for prompt, completion in zip(prompts, completions, strict=True)
         ]
         inputs = tokenizer(
             text=texts,
@@ -57,3 +63,9 @@ def reward_model(
         return rewards
 
     return score
+
+
+def _said(completion: str | list[dict[str, Any]]) -> str:
+    if isinstance(completion, str):
+        return completion
+    return "".join(message["content"] for message in completion)

@@ -172,7 +172,9 @@ class AnswerRewards:
             self._evaluations.whole_prompt(keys[0].answer.suite, keys[0].answer.row),
             self._evaluations.prompt(keys[0]).columns,
         )
-        tokens, turns = [each.tokens for each in answers], [each.turns for each in answers]
+        config = self._evaluations.suites[keys[0].answer.suite].suite.config
+        turns = [each.turns for each in answers] if config.environment.is_used else []
+        tokens = [each.tokens for each in answers]
         self._ask(key, name, about, tokens, turns, functions)
 
 

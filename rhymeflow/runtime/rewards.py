@@ -88,6 +88,7 @@ class Rewards:
         self._sum = WeightedSum(functions, config.environment.classes)
         self._judge_episode: Callable[[TrajectoryId | AnswerKey], None]
         self._judges_episodes = bool(config.environment.classes)
+        self._has_turns = config.environment.is_used
         self._from_environment: dict[TrajectoryId | AnswerKey, dict[str, float]] = {}
         """Of responses that functions are being called for: the reward of their environment."""
         self._asked: dict[
@@ -130,7 +131,7 @@ class Rewards:
             tokens = self._in_flight.tokens(trajectory)
             group = self._in_flight[trajectory.group]
             about = group.whole_prompt, group.prompt.columns
-            turns = [self._in_flight.turns(trajectory)]
+            turns = self._turns([trajectory])
             name = f"trajectory {trajectory}"
             self._ask(trajectory, name, about, [tokens], turns, self._per_response)
         else:
@@ -196,9 +197,14 @@ class Rewards:
         key = Members(group_id, tuple(members), tuple(map(group.to_judge.pop, members)))
         trajectories = [TrajectoryId(group_id, member) for member in members]
         tokens = [self._in_flight.tokens(each) for each in trajectories]
-        turns = [self._in_flight.turns(each) for each in trajectories]
+        turns = self._turns(trajectories)
         about = group.whole_prompt, group.prompt.columns
         self._ask(key, f"group {group_id}", about, tokens, turns, self._per_group)
+
+    def _turns(self, trajectories: list[TrajectoryId]) -> list[list[tuple[int, int]]]:
+        if not self._has_turns:
+            return []
+        return [self._in_flight.turns(each) for each in trajectories]
 
     def _group_judged(self, key: Members, message: Answer) -> Iterator[Event]:
         trajectories = [TrajectoryId(key.group, member) for member in key.members]
@@ -252,8 +258,6 @@ class Rewards:
     ) -> None:
         prompt, columns = about
         state = TrainerState(self._published_version(), self._max_steps)
-        message = messages.ComputeReward(
-            name, prompt, responses, columns, functions, state, turns if any(turns) else []
-        )
+        message = messages.ComputeReward(name, prompt, responses, columns, functions, state, turns)
         self._asked[name] = key, message
         self._send(message)

@@ -190,7 +190,7 @@ class ComputeReward(Message):
     """By index in the configuration."""
     trainer_state: TrainerState
     turns: list[list[tuple[int, int]]] = []
-    """Where responses have turns, of each: for each answer of its environment, in order, how many
+    """Where there are environments, of each: for each answer of its environment, in order, how many
     tokens there were before it and with it."""
 
 

@@ -16,8 +16,10 @@ from collections.abc import Callable
 from functools import partial
 from itertools import chain, pairwise
 from pathlib import Path
+from typing import Any
 
 from rhymeflow.config import Config
+from rhymeflow.data.encode import PromptEncoder
 from rhymeflow.models.tokenizer import load_tokenizer
 from rhymeflow.reward.components import component_names
 from rhymeflow.reward.executor import Outcome, RewardDone, RewardExecutor
@@ -48,13 +50,19 @@ def main(connection: Connection, name: str, config: Config, run_dir: Path) -> No
     try:
         tokenizer = load_tokenizer(config.model)
         decode = partial(tokenizer.decode, skip_special_tokens=True)
-        RewardWorker(connection, executor, decode).serve()
+        has_model = any(each.function == "reward_model" for each in functions)
+        seen = PromptEncoder(tokenizer, config.data).seen if has_model else None
+        RewardWorker(connection, executor, decode, seen).serve()
     finally:
         executor.close()
 
 
+Prompt = str | list[dict[str, Any]]
+
+
 class RewardWorker(UserCodeWorker[Outcome]):
-    """Answers `ComputeReward`; `decode` turns token ids into text."""
+    """Answers `ComputeReward`; `decode` turns token ids into text, and `seen`, where a reward model
+    asks for it, a prompt into what the policy was given."""
 
     _executor: RewardExecutor
 
@@ -63,9 +71,10 @@ class RewardWorker(UserCodeWorker[Outcome]):
         connection: Connection,
         executor: RewardExecutor,
         decode: Callable[[list[int]], str],
+        seen: Callable[[Prompt], Prompt] | None = None,
     ) -> None:
         super().__init__(connection, executor)
-        self._decode = decode
+        self._decode, self._seen = decode, seen
         self._said: dict[str, tuple[list[str], list[str]]] = {}
         """Of what is not answered yet: the texts, and where there are turns those of the last."""
 
@@ -84,7 +93,8 @@ class RewardWorker(UserCodeWorker[Outcome]):
                     return
                 self._said[key] = texts, last_turns
                 state = message.trainer_state
-                request = RewardRequest(prompt, texts, responses, columns, state, turns)
+                seen = None if self._seen is None else self._seen(prompt)
+                request = RewardRequest(prompt, texts, responses, columns, state, turns, seen)
                 self._executor.submit(key, request, message.functions)
             case Shutdown():
                 self._ending = True

@@ -236,3 +236,22 @@ def test_the_policys_turn_is_begun() -> None:
     assert text(tok, "hi", assistant_prefix="[assistant]") == text(CHAT, "hi")
     needs_none = tokenizer("{% for m in messages %}[{{ m.content }}]{% endfor %}".replace("[", ""))
     assert text(needs_none, "hi") == "hi]"
+
+
+def test_what_a_policy_was_given_is_told_in_messages_or_text() -> None:
+    user = {"role": "user", "content": "1+1="}
+    begun = {"role": "assistant", "content": "it is"}
+
+    def seen(tok: PreTrainedTokenizerFast, prompt: Any, **fields: Any) -> Any:
+        return PromptEncoder(tok, DataConfig(**fields)).seen(prompt)
+
+    assert seen(BASE, "1+1=") == seen(CHAT, "1+1=", chat_template=False) == "1+1="
+    assert seen(BASE, "1+1=", assistant_prefix=" so") == "1+1= so"
+    assert seen(CHAT, "1+1=") == [user]
+    system = {"role": "system", "content": "be brief"}
+    assert seen(CHAT, [user, begun], system_prompt="be brief") == [system, user, begun]
+    so = {"role": "assistant", "content": " so"}
+    assert seen(CHAT, "1+1=", assistant_prefix=" so") == [user, so]
+    both = {"role": "assistant", "content": "it is so"}
+    assert seen(CHAT, [user, begun], assistant_prefix=" so") == [user, both]
+    assert begun["content"] == "it is"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import pytest
@@ -52,6 +53,47 @@ def test_prompt_and_response_are_scored_together(folder: Path) -> None:
             alone.append(float(model(input_ids=ids["input_ids"]).logits[0, 0]))
     assert scores("a1 b2? ", "a1=1", "b2") == pytest.approx(alone, abs=1e-5)
     assert alone[0] != alone[1]
+
+
+TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+
+
+def test_what_the_policy_was_given_is_scored_as_the_reward_models_template_writes_it(
+    folder: Path, tmp_path: Path
+) -> None:
+    """Text that was made a message, a conversation with answers of its environment, and text."""
+    copytree(folder, tmp_path, dirs_exist_ok=True)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(tmp_path)
+    model = LlamaForSequenceClassification.from_pretrained(folder)
+
+    def score(where: Path, seen: Any, turns: list[list[str]]) -> float | None:
+        judge = Judge(RewardFunction(function="reward_model", options={"model": str(where)}))
+        request = RewardRequest(
+            "a1?", ["".join(turns[0])], [[1]], {"seen": 1}, TrainerState(0, 1),
+            turns if len(turns[0]) > 1 else [], seen,
+        )  # fmt: skip
+        with asyncio.Runner() as runner:
+            return judge(request, runner)[0]
+
+    def expected(text: str) -> Any:
+        ids = tokenizer(text, return_tensors="pt", add_special_tokens=False)["input_ids"]
+        with torch.inference_mode():
+            return pytest.approx(float(model(input_ids=ids).logits[0, 0]), abs=1e-5)
+
+    system = {"role": "system", "content": "be"}
+    seen = [system, {"role": "user", "content": "a1?"}]
+    said = "<system>be<user>a1?"
+    assert score(tmp_path, seen, [["2"]]) == expected(f"{said}<assistant>2")
+    begun = [*seen, {"role": "assistant", "content": "so "}]
+    assert score(tmp_path, begun, [["2"]]) == expected(f"{said}<assistant>so 2")
+    turns = [["call", "3", "b2"]]
+    assert score(tmp_path, seen, turns) == expected(f"{said}<assistant>call<tool>3<assistant>b2")
+    assert score(tmp_path, "a1?so ", [["2"]]) == expected("a1?so 2")
+    assert score(tmp_path, "a1?", turns) == expected("a1?call3b2")
+    assert score(folder, seen, [["2"]]) == expected("a1?2")  # it has no template
+    assert score(tmp_path, None, [["2"]]) == expected("a1?2")
 
 
 def test_what_is_no_model_is_said(tmp_path: Path) -> None:

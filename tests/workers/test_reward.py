@@ -25,7 +25,7 @@ from rhymeflow.workers.reward import RewardWorker
 
 BODY = """
 def length(prompts, completions, completion_ids, weight, **columns):
-    if isinstance(prompts[0], list):
+    if isinstance(completions[0], list):
         said = [f"{each['role']}:{each['content']}" for each in completions[0]]
         return [float(said == ["assistant:ab", "tool:c", "assistant:d"])]
     if "!" in "".join(completions):
@@ -82,6 +82,19 @@ def test_functions_are_given_the_turns_of_a_conversation(ours):
     )
     send(ours, message)
     assert answers(ours, 1) == {"0.0": RewardComputed("0.0", ["abcd"], [{"length": 1.0}], ["d"])}
+
+
+def test_a_tools_answer_is_not_the_policys_where_the_prompt_is_text(ours):
+    """Nor does the kind of what functions are given change from response to response."""
+    tokens = [ord(letter) for letter in "abcd"]
+    for key, answers_of_environment in {"0.0": [(2, 3)], "0.1": []}.items():
+        turns, state = [answers_of_environment], TrainerState(0, 1)
+        send(ours, ComputeReward(key, "?", [tokens], {"weight": 1}, (0,), state, turns))
+    found = answers(ours, 2)
+    assert [found[key].components for key in ("0.0", "0.1")] == [
+        [{"length": 1.0}],
+        [{"length": 0.0}],
+    ]
 
 
 def test_without_functions_the_text_is_all_that_is_answered(ours):
