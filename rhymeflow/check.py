@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from rhymeflow import build, environments
 from rhymeflow.config import Config, RewardFunction
-from rhymeflow.data.encode import Tokenizer
+from rhymeflow.data.encode import Tokenizer, Tools
 from rhymeflow.data.files import check_source
 from rhymeflow.data.generators import is_generator
 from rhymeflow.data.load import check_sources
@@ -32,7 +32,7 @@ from rhymeflow.reward.trial import tried
 from rhymeflow.store import previous_run
 from rhymeflow.suites.metrics import check_best_metric
 from rhymeflow.suites.prompts import SuitePrompts, load_suites
-from rhymeflow.suites.sections import RUN, reward_sections
+from rhymeflow.suites.sections import RUN, environment_sections, reward_sections
 from rhymeflow.utils.imported import check_file, names_file
 
 
@@ -96,6 +96,8 @@ def everything(config: Config) -> Loaded:
         prompts = RunPrompts.load(config, tokenizer, longest, tools[RUN])
         suites = load_suites(config, prompts.held_out, tokenizer, longest, tools)
         _check_rows(config, prompts.train, judges)
+        sources = {RUN: prompts.train} | {n: each.prompts for n, each in suites.items()}
+        _check_turns(config, tokenizer, sources, tools)
         have_own = reward_sections(config)
         for name, suite in suites.items():
             own = _judges(suite.suite.config) if name in have_own else judges
@@ -106,6 +108,20 @@ def everything(config: Config) -> Loaded:
     return Loaded(
         tokenizer, prompts, suites, max(lengths), _tried(config, tokenizer, prompts, suites)
     )
+
+
+def _check_turns(
+    config: Config, tokenizer: Any, prompts: dict[str, PromptSource], tools: dict[str, Tools]
+) -> None:
+    """Look whether the chat template does for turns and calls, as a run's workers do."""
+    from rhymeflow.environments.episodes import Episodes
+    from rhymeflow.environments.kinds import load_kinds
+
+    for section in environment_sections(config).values():
+        kinds = load_kinds(section)
+        Episodes(config, kinds, [kind.schemas() for kind in kinds], tokenizer)
+    for name, source in prompts.items():
+        environments.check_calls(config, tokenizer, source, tools[name])
 
 
 def _tried(

@@ -8,6 +8,7 @@ the end of one. Knows nothing of torch: the tokenizer is handed in.
 from __future__ import annotations
 
 import json
+import re
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -160,12 +161,7 @@ class PromptEncoder:
             raise UserError(
                 f"{prompt.where}: the model's chat template refuses the prompt: {error}"
             ) from None
-        for message in messages:
-            if message["role"] in ("system", "user") and not _is_in(message["content"], text):
-                raise UserError(
-                    f"{prompt.where}: the model's chat template leaves the {message['role']} "
-                    f"message out of the prompt ({message['content'][:30]!r})"
-                )
+        _check_told(prompt.where, text, messages, tools or [])
         return text
 
     def _is_rendered(self, prompt: str | list[Message]) -> bool:
@@ -186,6 +182,23 @@ class PromptEncoder:
         if not isinstance(self._tools, dict):
             return self._tools
         return self._tools.get(prompt.columns.get("environment", "")) or None
+
+
+def _check_told(where: str, text: str, messages: list[Message], tools: list[Schema]) -> None:
+    """Look whether nothing that the policy is to be told is left out of the prompt's text."""
+    for message in messages:
+        if message["role"] in ("system", "user") and not _is_in(message["content"], text):
+            raise UserError(
+                f"{where}: the model's chat template leaves the {message['role']} message out of "
+                f"the prompt ({message['content'][:30]!r})"
+            )
+    for tool in tools:
+        name = tool.get("function", tool).get("name")
+        if name and not re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text):
+            raise UserError(
+                f"{where}: the model's chat template does not tell of the tool {name!r}, and "
+                "neither does the prompt (data.system_prompt, data.few_shot)"
+            )
 
 
 def _is_in(content: str, text: str) -> bool:

@@ -10,9 +10,11 @@ which tokens are trained on. Importing it loads no torch.
 
 from __future__ import annotations
 
+from typing import Any
+
 from rhymeflow.config import Config
 from rhymeflow.core.types import SuiteName
-from rhymeflow.data.encode import Tools
+from rhymeflow.data.encode import PromptEncoder, Tools
 from rhymeflow.data.prompts import PromptSource
 from rhymeflow.environments.base import Environment, Message
 from rhymeflow.suites.sections import RUN, environment_sections, uses_environments
@@ -23,6 +25,7 @@ __all__ = [
     "Environment",
     "Message",
     "all_tool_schemas",
+    "check_calls",
     "check_names",
     "check_rows",
     "tool_schemas",
@@ -92,6 +95,22 @@ def check_names(config: Config) -> None:
     for tool in config.environment.tools:
         if names_file(tool):
             check_file(tool, f"tool {tool}")
+
+
+def check_calls(config: Config, tokenizer: Any, prompts: PromptSource, tools: Tools) -> None:
+    """Look whether calls of these tools are read as the chat template writes them, if prompts go
+    through it. Answers of environments without tools are looked at where they run.
+
+    Raises:
+        UserError: they are not, or the template does more than append.
+    """
+    from rhymeflow.environments.rendering import ChatRenderer
+
+    schemas = tools.values() if isinstance(tools, dict) else [tools]
+    wraps, variables = PromptEncoder(tokenizer, config.data).wraps, config.data.chat_template_kwargs
+    if any(schemas) and any(wraps(prompts[n].prompt) for n in range(min(len(prompts), 100))):
+        for each in filter(None, schemas):
+            ChatRenderer(tokenizer, each, reads_users=False, variables=variables)
 
 
 def check_rows(config: Config, prompts: PromptSource, count: int) -> None:

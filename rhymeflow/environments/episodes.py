@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Literal
 
 from rhymeflow.config import Config
@@ -44,6 +44,8 @@ class Renderers:
     tokenizer: Any
     schemas: list[Schema]
     has_step: bool
+    variables: dict[str, Any]
+    """Of the chat template."""
 
     @cached_property
     def text(self) -> TextRenderer:
@@ -53,7 +55,9 @@ class Renderers:
     @cached_property
     def chat(self) -> ChatRenderer:
         """For prompts that went through the chat template; `UserError` if that does not do."""
-        return ChatRenderer(self.tokenizer, self.schemas, reads_users=self.has_step)
+        return ChatRenderer(
+            self.tokenizer, self.schemas, reads_users=self.has_step, variables=self.variables
+        )
 
 
 class _Turns(Sequence[Said]):
@@ -90,13 +94,10 @@ class Episodes:
     ) -> None:
         self._first = first
         self._max_turns, self._seed = config.environment.max_turns, config.run.seed
-        if config.data.chat_template_kwargs:  # holds for every turn, whoever renders it
-            render = tokenizer.apply_chat_template
-            tokenizer.apply_chat_template = partial(render, **config.data.chat_template_kwargs)
         self._encoder = PromptEncoder(tokenizer, config.data)
         self._names = [kind.name for kind in kinds]
         self._renderers = [
-            Renderers(tokenizer, each, kind.methods is None)
+            Renderers(tokenizer, each, kind.methods is None, config.data.chat_template_kwargs)
             for kind, each in zip(kinds, schemas, strict=True)
         ]
         if self._encoder.wraps("text"):

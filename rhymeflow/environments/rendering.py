@@ -12,14 +12,15 @@ does. Knows nothing of processes; the tokenizer is handed in.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
-from rhymeflow.data.template import TemplateError, rendered
+from rhymeflow.data.template import NOTHING, TemplateError, rendered
 from rhymeflow.data.token_ids import TokenIds, Unwritable, special_tokens
 from rhymeflow.environments.messages import Answer, Call, Said
-from rhymeflow.environments.parsing import call_of, parse_calls
-from rhymeflow.environments.tools import Schema
+from rhymeflow.environments.parsing import CLOSE, OPEN, call_of, parse_calls
+from rhymeflow.environments.tools import CallRefused, Schema, arguments_of, example
 from rhymeflow.errors import UserError
 
 Message = dict[str, Any]
@@ -91,18 +92,27 @@ class TextRenderer:
 class ChatRenderer(TextRenderer):
     """For prompts that went through the chat template.
 
-    `reads_users`: whether answers may be messages of other roles than `tool`.
+    `reads_users`: whether answers may be messages of other roles than `tool`. `variables`: of the
+    template.
 
     Raises:
-        UserError: the template does more than append, or does not take such messages.
+        UserError: the template does more than append, does not take such messages, or writes calls
+            of tools otherwise than they are read.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, tools: Sequence[Schema] = (), *, reads_users: bool = True
+        self,
+        tokenizer: Tokenizer,
+        tools: Sequence[Schema] = (),
+        *,
+        reads_users: bool = True,
+        variables: Mapping[str, Any] = NOTHING,
     ) -> None:
         super().__init__(tokenizer, tools)
-        check_appends(tokenizer, self._tools, reads_users=reads_users)
-        self._thought = _thoughts(tokenizer, self._tools)[0]
+        self._write = partial(rendered, tokenizer, tools=self._tools, variables=variables)
+        thoughts = _thoughts(self._write, str(tokenizer.chat_template))
+        check_appends(self._write, thoughts, reads_tools=bool(tools), reads_users=reads_users)
+        self._thought = thoughts[0]
         said = self._render([_ASKED, {"role": "assistant", "content": self._thought + _MARK}])
         _, found, self._closing = said.rpartition(_MARK)
         """What the template puts after a turn of the assistant's."""
@@ -110,6 +120,32 @@ class ChatRenderer(TextRenderer):
             raise UserError("the chat template does not write what the assistant says, as text")
         asked, begun = self._render([_ASKED]), self._render([_ASKED], opens=True)
         self._opening = begun[len(asked) :] if begun.startswith(asked) else begun
+        for tool in self._tools:
+            self._check_read(tool, begun)
+
+    def _check_read(self, tool: Schema, begun: str) -> None:
+        """Look whether a call of the tool, as the template writes it, is read as that call. A
+        template that does not tell of tools need not write calls: the prompt says how, then."""
+        name, arguments = tool["function"]["name"], example(tool["function"]["parameters"])
+        asked = [_ASKED, _dummy([{"role": "tool", "name": name}], 0, self._thought, arguments)]
+        said = self._render(asked).removeprefix(begun)
+        is_told = name in begun and begun != self._write([_ASKED], tools=None)
+        if name not in said and not is_told:
+            return
+        calls = self._calls(self._ids(said))
+        try:
+            read = [(each.name, arguments_of(each, {name: tool})) for each in calls]
+        except CallRefused as error:
+            why = f"read as a call that is refused: {error}"
+        else:
+            if read == [(name, arguments)]:
+                return
+            why = f"read as {read}" if read else "not read as a call"
+        raise UserError(
+            f"the chat template writes a call of the tool {name!r} as {said.strip()[:200]!r}, "
+            f"which is {why}; calls are read in the forms {OPEN}{{...}}{CLOSE} (Hermes) and "
+            f"{OPEN}<function=...> (Qwen3-Coder), or by a response_template of the tokenizer"
+        )
 
     def encode(self, answer: list[Message] | str, turn: list[int]) -> list[int]:
         """Return the tokens of what the template appends after `turn` for the answer, up to the
@@ -148,7 +184,7 @@ class ChatRenderer(TextRenderer):
         return ids[len(lead) :] if ids[: len(lead)] == lead else self._ids(text)
 
     def _render(self, messages: list[Message], *, opens: bool = False) -> str:
-        return rendered(self._tokenizer, messages, self._tools, opens=opens)
+        return self._write(messages, opens=opens)
 
     def _calls(self, tokens: list[int]) -> list[Call]:
         if getattr(self._tokenizer, "response_template", None) is None:
@@ -157,21 +193,23 @@ class ChatRenderer(TextRenderer):
         return _own_calls(self._tokenizer, text, self._opening, self._tools)
 
 
-def check_appends(tokenizer: Tokenizer, tools: list[Schema], *, reads_users: bool) -> None:
+def check_appends(
+    write: Callable[..., str], thoughts: Sequence[str], *, reads_tools: bool, reads_users: bool
+) -> None:
     """Look whether the template writes a conversation's beginning as the conversation's beginning.
 
     Raises:
         UserError: it rewrites earlier turns, or refuses messages of tools or of users.
     """
-    for shape, messages in _conversations(tokenizer, tools, reads_users):
+    for shape, messages in _conversations(thoughts, reads_tools, reads_users):
         where = f"the chat template, in a conversation with {shape}"
         try:
-            whole = rendered(tokenizer, messages, tools, opens=False)
+            whole = write(messages, opens=False)
             for place, message in enumerate(messages):
                 if message["role"] != "assistant":
                     continue
-                asked = rendered(tokenizer, messages[:place], tools)
-                said = rendered(tokenizer, messages[: place + 1], tools, opens=False)
+                asked = write(messages[:place])
+                said = write(messages[: place + 1], opens=False)
                 if not said.startswith(asked):
                     raise UserError(
                         f"{where}: begins the assistant's turn otherwise when it has been said "
@@ -187,11 +225,11 @@ def check_appends(tokenizer: Tokenizer, tools: list[Schema], *, reads_users: boo
 
 
 def _conversations(
-    tokenizer: Tokenizer, tools: list[Schema], reads_users: bool
+    thoughts: Sequence[str], reads_tools: bool, reads_users: bool
 ) -> list[tuple[str, list[Message]]]:
     """Conversations of every shape that a run may have, with what to call it."""
     found = []
-    for thought in _thoughts(tokenizer, tools):
+    for thought in thoughts:
         reasoning = "reasoning and " if thought else ""
         if reads_users:
             messages: list[Message] = []
@@ -199,7 +237,7 @@ def _conversations(
                 messages.append({"role": "user", "content": f"question {turn}"})
                 messages.append({"role": "assistant", "content": f"{thought}answer {turn}"})
             found.append((f"{reasoning}turns of the user", messages))
-        if tools:
+        if reads_tools:
             messages = [_ASKED]
             for number in range(3):
                 answer = [{"role": "tool", "name": "add", "content": "3"}] * (number % 2 + 1)
@@ -210,21 +248,25 @@ def _conversations(
     return found
 
 
-def _thoughts(tokenizer: Tokenizer, tools: list[Schema]) -> tuple[str, ...]:
+def _thoughts(write: Callable[..., str], template: str) -> tuple[str, ...]:
     """What a turn of the policy's may begin with: reasoning, nothing, or either.
 
     Some templates begin the turn inside the reasoning, or after it.
     """
-    template = str(tokenizer.chat_template)
     if "think>" not in template and "reasoning" not in template:
         return ("",)
-    begun = rendered(tokenizer, [_ASKED], tools).rstrip()
+    try:
+        begun = write([_ASKED]).rstrip()
+    except TemplateError as error:
+        raise UserError(f"the chat template refuses a question: {error}") from None
     if begun.endswith("<think>"):
         return (_THOUGHT,)
     return ("",) if begun.endswith("</think>") else ("", _THOUGHT)
 
 
-def _dummy(answer: list[Message], turn: int, thought: str) -> Message:
+def _dummy(
+    answer: list[Message], turn: int, thought: str, arguments: Mapping[str, Any] = NOTHING
+) -> Message:
     """A turn of the assistant's that the answer could be to.
 
     It has one call at most, whatever is answered: some templates take no more, and none of what
@@ -234,7 +276,7 @@ def _dummy(answer: list[Message], turn: int, thought: str) -> Message:
     called = next((each for each in answer if each["role"] == "tool"), None)
     if called is None:
         return message
-    function = {"name": called.get("name", "unknown"), "arguments": {}}
+    function = {"name": called.get("name", "unknown"), "arguments": dict(arguments)}
     call = {"id": _call_id(turn, 0), "type": "function", "function": function}
     return message | {"tool_calls": [call]}
 

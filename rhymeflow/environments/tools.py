@@ -73,6 +73,22 @@ def arguments_of(call: Call, schemas: dict[str, Schema]) -> dict[str, Any]:
     return given
 
 
+def example(schema: Schema) -> Any:
+    """Return a value that a schema, as transformers makes them, describes."""
+    if "enum" in schema:
+        return schema["enum"][0]
+    if "anyOf" in schema:
+        return example(min(schema["anyOf"], key=lambda each: each.get("type") != "string"))
+    named = schema.get("type", "string")
+    named = min(named, key=lambda each: each != "string") if isinstance(named, list) else named
+    if named == "object" and "properties" in schema:
+        return {name: example(each) for name, each in schema["properties"].items()}
+    if named == "array":
+        return [example(each) for each in schema.get("prefixItems", [schema.get("items", {})])]
+    known: Schema = {"integer": 3, "number": 2.5, "boolean": True, "object": {}, "null": None}
+    return known.get(named, "some text")
+
+
 def fits(value: Any, schema: Schema) -> bool:
     """Whether a value of JSON is what a schema, as transformers makes them, describes."""
     if value is None and schema.get("nullable"):
@@ -98,8 +114,8 @@ def fits(value: Any, schema: Schema) -> bool:
 
 
 def _is(value: Any, name: str) -> bool:
-    if isinstance(value, bool):
-        return name == "boolean"
+    if name == "boolean" or isinstance(value, bool):
+        return name == "boolean" and isinstance(value, bool)
     wanted: dict[str, Any] = {
         "string": str, "integer": int, "number": (int, float), "array": list, "object": dict,
         "null": type(None),
@@ -107,10 +123,15 @@ def _is(value: Any, name: str) -> bool:
     return name not in wanted or isinstance(value, wanted[name])
 
 
+_OF_PYTHON = {"True": True, "False": False, "None": None}
+
+
 def _meant(text: str, schema: Schema) -> Any:
     """The value that text stands for: itself if it may be text, else what it is as JSON."""
     if fits(text, schema):
         return text
+    if text in _OF_PYTHON:  # templates that write values as Python does
+        return _OF_PYTHON[text]
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

@@ -18,7 +18,7 @@ from functools import partial
 from rhymeflow.data.encode import PromptEncoder
 from rhymeflow.data.prompts import PromptSource, opened
 from rhymeflow.engine.base import NoiseKey, Request, Sampling
-from rhymeflow.environments import tool_schemas
+from rhymeflow.environments import check_calls, tool_schemas
 from rhymeflow.errors import UserError
 from rhymeflow.evaluation.answer import Answer
 from rhymeflow.evaluation.policy import Policy
@@ -61,7 +61,9 @@ class Answering:
                 f"leaves no room for a prompt in the model's context of {policy.max_length} tokens"
             )
         tokenizer = policy.tokenizer
-        self._encoder = PromptEncoder(tokenizer, config.data, room, tool_schemas(config))
+        tools = tool_schemas(config)
+        self._encoder = PromptEncoder(tokenizer, config.data, room, tools)
+        check_calls(config, tokenizer, prompts, tools)
         self._decode = partial(tokenizer.decode, skip_special_tokens=True)
         self._rewards = Rewards(config, suite.name, suite.n, self._decode, self._encoder.seen)
         self._turns: Turns | None = None

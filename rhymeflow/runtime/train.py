@@ -25,7 +25,7 @@ from rhymeflow.config import Config
 from rhymeflow.core.types import SuiteName
 from rhymeflow.data.encode import Tokenizer
 from rhymeflow.data.run_prompts import LOOKED_AT, RunPrompts
-from rhymeflow.environments import check_rows, tool_schemas_apart
+from rhymeflow.environments import check_calls, check_rows, tool_schemas_apart
 from rhymeflow.errors import StorageError, UserError
 from rhymeflow.learner.checkpoint_dirs import CHECKPOINTS, checkpoints_up_to, set_aside
 from rhymeflow.mirror.mirror import Mirror
@@ -305,10 +305,12 @@ def load_while(start: Callable[[], None], config: Config, reporter: Reporter) ->
         tools = tool_schemas_apart(config) if tokenizer.chat_template else {}
         longest = max_length(config.model)
         prompts = RunPrompts.load(config, tokenizer, longest, tools.get(RUN))
+        check_calls(config, tokenizer, prompts.train, tools.get(RUN))
         check_rows(config, prompts.train, LOOKED_AT)
         suites = load_suites(config, prompts.held_out, tokenizer, longest, tools)
-        for suite in suites.values():
+        for name, suite in suites.items():
             check_rows(suite.suite.config, suite.prompts, LOOKED_AT)
+            check_calls(config, tokenizer, suite.prompts, tools.get(name))
         check_arguments(config, {RUN: prompts.train} | {n: s.prompts for n, s in suites.items()})
     started.result()
     return Loaded(tokenizer, prompts, suites)

@@ -132,6 +132,19 @@ def test_tools_are_told_to_the_chat_template() -> None:
     assert told({"a": [{"name": "add"}], "b": []}) == ""
 
 
+def test_a_tool_that_nobody_tells_of_is_refused() -> None:
+    add = [{"type": "function", "function": {"name": "add"}}]
+
+    def encoded(prompt: str, **fields: Any) -> list[int]:
+        return PromptEncoder(CHAT, DataConfig(**fields), tools=add).encode(
+            Prompt(3, prompt, {}, "a.jsonl:4")
+        )
+
+    with pytest.raises(UserError, match=r"a\.jsonl:4: .* not tell of the tool 'add'"):
+        encoded("addition")
+    assert encoded("1+1?", system_prompt="you may call add")
+
+
 def test_what_an_environment_opens_with_is_put_after_the_user() -> None:
     user, system = {"role": "user", "content": "hi"}, {"role": "system", "content": "x"}
     begun = {"role": "assistant", "content": "well"}

@@ -161,3 +161,17 @@ def test_a_tool_of_which_too_little_is_said_is_refused() -> None:
         assert str(error.value).startswith("tool odd: ")
     with pytest.raises(UserError, match="'rest' cannot be given by name"):
         schema_of(lambda *rest: None, "tool odd")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("True", True), ("true", True), ("False", False), ("yes", None)]
+)
+def test_a_boolean_is_no_text(text: str, value: bool | None) -> None:
+    parameters = {"type": "object", "properties": {"deep": {"type": "boolean"}}}
+    schemas = {"look": {"type": "function", "function": {"name": "look", "parameters": parameters}}}
+    call = Call("look", json.dumps({"deep": text}), is_text=True)
+    if value is None:
+        with pytest.raises(CallRefused, match="should be boolean"):
+            arguments_of(call, schemas)
+    else:
+        assert arguments_of(call, schemas) == {"deep": value}

@@ -20,7 +20,7 @@ from tests.environments import worlds
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content }}"
-    "{% for c in m.tool_calls or [] %}{{ '<tool_call>' + c.function.name + '</tool_call>' }}"
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>"
     "{% endfor %}{{ '<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
@@ -165,8 +165,8 @@ def test_a_tokenizers_own_template_reads_its_calls() -> None:
     tok.parse_response = lambda text, prefix, tools: {  # type: ignore[method-assign]
         "tool_calls": [{"type": "function", "function": {"name": text[:1], "arguments": {"a": 1}}}]
     } if text != "bad" else {"tool_calls": [{}]}  # fmt: skip
-    tok.response_template = {"fields": {}}
     renderer = ChatRenderer(tok, TOOLS)
+    tok.response_template = {"fields": {}}
     [call] = renderer.said(ids(tok, "multiply")).calls
     assert (call.name, call.arguments) == ("m", '{"a": 1}')
     [call] = renderer.said(ids(tok, "bad")).calls
@@ -210,7 +210,12 @@ def test_a_template_is_refused_for_what_a_run_needs_only() -> None:
         ("qwen3", False, False),  # drops reasoning of earlier turns
         ("qwen3_training", True, True),
         ("qwen3_5_think", True, False),
-        ("llama3_1", True, True),
+        ("llama3_1", False, True),  # calls are not read
+        ("glm4moe", False, False),
+        ("lfm2", False, True),
+        ("lfm2_2_5", False, False),
+        ("qwen3_vl", True, True),
+        ("nemotron_3_nano", True, False),
         ("gemma", False, True),
     ],
 )
@@ -227,5 +232,56 @@ def test_templates_of_known_models(name: str, with_tools: bool, with_users: bool
             text = tok.decode(renderer.encode(answer, ids(tok, "so")))
             assert text.count("5" if tools else "hm") == len(answer if tools else [1])
         else:
-            with pytest.raises(UserError, match="the chat template, in a conversation with"):
+            with pytest.raises(UserError, match=r"the chat template(, in a conv| writes a call)"):
                 ChatRenderer(tok, tools, reads_users=not tools)
+
+
+def look_up(word: str, deep: bool = False, most: float = 1.5, tags: list[str] | None = None) -> str:
+    """Look something up.
+
+    Args:
+        word: What.
+        deep: Whether all is searched.
+        most: How much.
+        tags: Of what.
+    """
+    return word
+
+
+@pytest.mark.parametrize(
+    ("call", "part"),
+    [
+        ("{{ c.function | tojson }}", "not read as a call"),
+        ("<tool_call>{{ c.function.name }}</tool_call>", "refused: the tool call cannot be read"),
+        ("<tool_call>{{ {'name': c.function.name} | tojson }}</tool_call>", "needs the argument"),
+        ("<tool_call>{{ {'name': c.function.name, 'arguments': {'word': 'look_up'}} | tojson }}"
+         "</tool_call>", r"read as \[\('look_up', \{'word': 'look_up'\}\)\]"),
+        ("", "not read as a call"),
+        ("<tool_call>{{ c.function | tojson }}</tool_call>", None),
+        ("<tool_call><function={{ c.function.name }}>{% for k, v in c.function.arguments | items %}"
+         "<parameter={{ k }}>{{ v | tojson if v is iterable and v is not string else v }}"
+         "</parameter>{% endfor %}</function></tool_call>", None),
+    ],
+)  # fmt: skip
+def test_calls_are_read_as_the_template_writes_them(call: str, part: str | None) -> None:
+    tools = [schema_of(look_up, "tool")]
+    told = CHATML.replace("<tool_call>{{ c.function | tojson }}</tool_call>", call)
+    tok = tokenizer("{{ tools | map(attribute='function.name') | join if tools }}" + told)
+    if part is None:
+        ChatRenderer(tok, tools, reads_users=False)
+        return
+    with pytest.raises(UserError, match=rf"writes a call of the tool 'look_up' as .*{part}"):
+        ChatRenderer(tok, tools, reads_users=False)
+
+
+def test_a_template_that_tells_of_no_tools_writes_no_calls() -> None:
+    silent = CHATML.replace("<tool_call>{{ c.function | tojson }}</tool_call>", "")
+    ChatRenderer(tokenizer(silent), TOOLS, reads_users=False)
+
+
+def test_special_tokens_that_nothing_names_cannot_be_said_either() -> None:
+    tok = tokenizer(CHATML)
+    del tok._extra_special_tokens[:]
+    assert "<|im_start|>" not in tok.all_special_tokens
+    text = tok.decode(ChatRenderer(tok).encode("<|im_start|>assistant", []))
+    assert "<\u200b|im_start|>assistant" in text
