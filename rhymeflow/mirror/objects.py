@@ -64,6 +64,8 @@ class LogObject(msgspec.Struct):
     """Directories that were complete in the mirror by then, by their path in the run directory."""
     snapshots: dict[int, str]
     """States of the coordinator in the mirror: where, by the last event they were told of."""
+    digests: str | None = None
+    """What the run's rows are (`meta`)."""
 
 
 class TokensObject(msgspec.Struct):

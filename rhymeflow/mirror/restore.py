@@ -207,7 +207,9 @@ class _Restoring:
                     return index
                 apply(connection, log, tokens, pruned)
             self._put_snapshots(connection, objects[-1].log)
-            meta = [("pruned_before", objects[-1].log.pruned_before)]
+            last = objects[-1].log
+            meta: list[tuple[str, object]] = [("pruned_before", last.pruned_before)]
+            meta += [("rows", last.digests)] if last.digests is not None else []
             connection.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", meta)
             connection.execute("COMMIT")
             connection.execute("PRAGMA journal_mode = WAL")

@@ -74,6 +74,7 @@ class _Reading:
         )
         found = self._query(_PUBLISHED).fetchone()
         pruned = self._query(_PRUNED_BEFORE).fetchone()
+        digests = self._query("SELECT value FROM meta WHERE key = 'rows'").fetchone()
         last = "SELECT seq, time FROM events ORDER BY seq DESC LIMIT 1"
         newest = self._query(_SNAPSHOT, (snapshot,)).fetchone() if self._is_whole else None
         log = LogObject(
@@ -87,6 +88,7 @@ class _Reading:
             tokens=None,
             trees={},
             snapshots={},
+            digests=digests[0] if digests else None,
         )
         return Part(log, self._tokens, newest, self._query(last).fetchone())
 

@@ -23,6 +23,7 @@ from rich.console import Console
 
 from rhymeflow.config import Config
 from rhymeflow.core.types import SuiteName
+from rhymeflow.data import same
 from rhymeflow.data.encode import Tokenizer
 from rhymeflow.data.run_prompts import LOOKED_AT, RunPrompts
 from rhymeflow.environments import check_calls, check_rows, tool_schemas_apart
@@ -255,6 +256,7 @@ def assembled(
         if reporter.mirror is not None:
             reporter.mirror.start()
         loaded = machine.load(supervisor.start, config, reporter)
+        check_rows_are_the_same(config, loaded, store)
         config = in_force.once_loaded(config, loaded.tokenizer, loaded.prompts)
         record_config(config, path, store)
 
@@ -284,6 +286,20 @@ def assembled(
                 on_model=on_model,
             )
         yield controller
+
+
+def check_rows_are_the_same(config: Config, loaded: Loaded, store: SqliteTrajectoryStore) -> None:
+    """Of a run that goes on; of one that begins they are noted. Raises `UserError`."""
+    data, known = config.data, store.digests()
+    rows = {"data.source": (data.source, loaded.prompts.train)}
+    for name, suite in loaded.suites.items():
+        source = suite.suite.suite.source or data.eval_source or data.source
+        rows[f"held-out rows of {name}"] = source, suite.prompts
+    for what, (source, prompts) in rows.items():
+        found = same.digest(prompts)
+        same.check(what, source, known.get(what, found), found)
+        known[what] = found
+    store.put_digests(known)
 
 
 def record_config(config: Config, path: Path, store: TrajectoryStore) -> None:

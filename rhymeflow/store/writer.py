@@ -105,6 +105,20 @@ class SqliteTrajectoryStore:
         self._note("attempts", self._attempt)
 
     @_counted
+    def digests(self) -> dict[str, str]:
+        """What the rows were that the run began with, by what they are for."""
+        found = self._connection.execute("SELECT value FROM meta WHERE key = 'rows'").fetchone()
+        return json.loads(found[0]) if found else {}
+
+    @_counted
+    def put_digests(self, digests: Mapping[str, str]) -> None:
+        """Store what rows are."""
+        with self._transaction.writing():
+            self._connection.execute(
+                "INSERT OR REPLACE INTO meta VALUES ('rows', ?)", (json.dumps(digests),)
+            )
+
+    @_counted
     def forget_groups(self, first: GroupId) -> None:
         """Take out groups from `first` on: their prompts were stored, and no event names them."""
         self._transaction.write()

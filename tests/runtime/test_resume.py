@@ -255,7 +255,7 @@ def test_data_that_changed_is_named(tmp_path, monkeypatch):
     train_until(monkeypatch, config, AT["while a batch is trained on"])
     rows = (tmp_path / "prompts.jsonl").read_text().splitlines()
     (tmp_path / "prompts.jsonl").write_text("\n".join(reversed(rows)) + "\n")
-    with pytest.raises(UserError, match="is not what it was"):
+    with pytest.raises(UserError, match="has other content in its 10 rows"):
         resume(tmp_path / "run")
 
 
