@@ -88,17 +88,6 @@ def bounded(
     return spans, found
 
 
-def latest_ends(reader: TrajectoryReader, lane: str, kind: str, count: int) -> list[float]:
-    """When the last ones ended, the newest first."""
-    rows = reader.query(
-        "SELECT end FROM side.spans"
-        " WHERE lane = (SELECT id FROM side.lanes l WHERE l.lane = ? AND kind = ?)"
-        " ORDER BY start DESC, number DESC LIMIT ?",
-        *(lane, kind, count),
-    )
-    return [end for (end,) in rows]
-
-
 def _lanes(reader: TrajectoryReader) -> list[Lane]:
     return [Lane(*row) for row in reader.query("SELECT * FROM side.lanes ORDER BY id")]
 
@@ -130,4 +119,4 @@ def _shares(
     return parts
 
 
-__all__ = ["TABLES", "Shares", "bounded", "latest_ends", "put", "within"]
+__all__ = ["TABLES", "Shares", "bounded", "put", "within"]

@@ -19,6 +19,7 @@ from rhymeflow.dashboard.filling import counts
 from rhymeflow.dashboard.run import Run
 from rhymeflow.dashboard.spans import ENVIRONMENTS, LEARNER, Interval, Span, joined
 from rhymeflow.errors import UserError
+from rhymeflow.observe.limits import of_rows
 from rhymeflow.store.reader import TrajectoryReader
 
 PARTS = 400
@@ -26,8 +27,9 @@ PARTS = 400
 BATCHES = 8
 POINTS = 100
 """In time, at which the filling of a batch is told."""
-LATEST_STEPS = 20
-"""Steps, the last ones, that the sentence about limits is of."""
+_ROWS = 1_000
+"""Of metrics, the last ones, from which what limits the run is found."""
+_OF_STEPS = ("time", "step_time", "idle/rollout", "idle/learner", "staleness/max")
 
 
 def found(run: Run, start: float | None = None, end: float | None = None) -> dict[str, Any]:
@@ -43,8 +45,7 @@ def found(run: Run, start: float | None = None, end: float | None = None) -> dic
             raise UserError(f"nothing lies between {begin:g} and {stop:g} seconds of this run")
         spans, many = side_spans.bounded(reader, begin, stop, PARTS)
         going_on = side_log.fold(reader).open()
-        steps = side_spans.latest_ends(reader, LEARNER, "training", LATEST_STEPS + 1)
-        latest = _latest(reader, steps, going_on)
+        latest = _latest(run, reader, going_on)
         batches = _batches(reader, begin, stop)
     spans += [each for each in going_on if each.start <= stop and each.end >= begin]
     return {
@@ -137,17 +138,21 @@ def shares(spans: Sequence[Span], edges: NDArray[np.float64]) -> NDArray[np.floa
     return parts
 
 
-def _latest(
-    reader: TrajectoryReader, steps: list[float], going_on: list[Span]
-) -> dict[str, Any] | None:
-    """What limited the latest steps; None before there are two."""
-    if len(steps) < 2:
+def _latest(run: Run, reader: TrajectoryReader, going_on: list[Span]) -> dict[str, Any] | None:
+    """What limits the run, in the terminal's words, and the shares of those steps' time; None
+    before the first."""
+    columns = run.columns(_OF_STEPS).values()
+    rows = [dict(zip(_OF_STEPS, each, strict=True)) for each in zip(*columns, strict=True)]
+    rows = [row for row in rows[-_ROWS:] if row["step_time"]]
+    attempts = reader.attempts()
+    limit = of_rows(rows, attempts[-1].config) if attempts else None
+    if limit is None:
         return None
-    start, end = steps[-1], steps[0]
+    end = rows[-1]["time"]
+    start = end - sum(row["step_time"] for row in rows[-limit.steps :])
     spans = side_spans.within(reader, start, end)
     spans += [each for each in going_on if each.start <= end]
-    found = limits(spans, start, end)
-    return {"steps": len(steps) - 1, "start": start, "end": end, **found}
+    return {"line": limit.line, "steps": limit.steps, **limits(spans, start, end)}
 
 
 def limits(spans: Sequence[Span], start: float, end: float) -> dict[str, float]:

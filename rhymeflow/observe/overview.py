@@ -26,7 +26,6 @@ from rhymeflow.observe.summary import mirror_line, mirror_state
 from rhymeflow.observe.trajectory import draft_cells, number
 from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.suites.metrics import REWARD
-from rhymeflow.utils.bounds import FIXED_BOUNDS
 
 _MAX_STEP_ROWS = 12
 _NUM_QUANTILES = 5
@@ -114,13 +113,7 @@ def _show_pace(steps: Steps, reader: TrajectoryReader, console: Console) -> None
 def _limit(steps: Steps, reader: TrajectoryReader) -> limits.Limit | None:
     """What limits the run, at the staleness bound of its last attempt."""
     attempts = reader.attempts()
-    if not attempts:
-        return None
-    schedule = json.loads(attempts[-1].config).get("schedule", {})
-    bound = schedule.get("max_staleness")
-    if bound is None:
-        bound = FIXED_BOUNDS.get(schedule.get("name"), 1)
-    return limits.of_rows(steps.values(), bound)
+    return limits.of_rows(steps.values(), attempts[-1].config) if attempts else None
 
 
 def as_json(run_dir: Path, reader: TrajectoryReader) -> dict[str, Any]:

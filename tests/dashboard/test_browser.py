@@ -112,7 +112,7 @@ def test_time(seen: Seen, address: str) -> None:
     page = seen.page
     seen.open(f"{address}#/one/time")
     text = page.locator("main").inner_text()
-    assert re.search(r"(Generation|Training) limits this run", text)
+    assert re.search(r"Pace: limited by .* \(last \d steps\)", text)
     shares = [int(each) for each in re.findall(r"(\d+) %", page.locator(".shares").inner_text())]
     assert abs(sum(shares) - 100) <= 2, "each is rounded"
     canvas = page.locator("canvas")

@@ -67,8 +67,6 @@ def test_the_same_as_all_spans(
                 covered(these, low, high) / (high - low) for low, high in itertools.pairwise(edges)
             ]
             assert found == pytest.approx(expected)
-    ends = sorted((span.end for span in groups[0]), reverse=True)[:3]
-    assert side_spans.latest_ends(memory, LEARNER, "training", 3) == ends
 
 
 def test_what_goes_on_adds_to_the_shares() -> None:

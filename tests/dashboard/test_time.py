@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,9 +13,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rhymeflow.core.commands import Accumulate, Route, Train
+from rhymeflow.core.events import (
+    Accumulated,
+    InstanceJoined,
+    LearnerReady,
+    Tick,
+    TrajectoryFinished,
+    VersionPublished,
+)
+from rhymeflow.core.types import TrajectoryId
+from rhymeflow.dashboard.run import Run
 from rhymeflow.dashboard.spans import ENVIRONMENTS, LEARNER, Fold, Span, joined
 from rhymeflow.dashboard.time_view import PARTS, lanes, limits, shares
-from tests.dashboard.conftest import Client
+from rhymeflow.observe.inspect import Asked, as_json
+from rhymeflow.observe.metrics import MetricsWriter
+from rhymeflow.store.writer import SqliteTrajectoryStore
+from tests.dashboard.conftest import Client, serving
 
 A, B = "rollout-0", "rollout-1"
 
@@ -211,3 +227,38 @@ def test_over_http(client: Client) -> None:
     problem = client.problem("runs/a-run/time", **{"from": 30, "to": 20})
     assert "nothing lies between 30 and 20 seconds" in problem
     assert "is no number of seconds" in client.problem("runs/a-run/time", **{"from": "nan"})
+
+
+def test_what_limits_a_run_is_what_the_terminal_says(tmp_path: Path) -> None:
+    """Three steps of ten seconds: the learner computes in pieces of one second, eight of them, and
+    the instance generates for the first five."""
+    store = SqliteTrajectoryStore(tmp_path / "events.db")
+    config = json.dumps({"schedule": {"name": "one_step"}})
+    store.begin_attempt(config, now=0.0, started="2026-01-01T00:00:00+00:00")
+    writer = MetricsWriter(tmp_path, report_to=(), name="run", config={})
+    store.record(0.0, [LearnerReady(0), InstanceJoined(A, 0, 8, 100)])
+    for version, start in enumerate((0.0, 10.0, 20.0)):
+        one = TrajectoryId(version, 0)
+        store.record_command(store.record(start, [Tick()]), Route(A, 1, one, 0))
+        for second in range(7):
+            begun = store.record(start + second, [Tick()])
+            store.record_command(begun, Accumulate(version, (second,), ((0,),)))
+            store.record(start + second + 1, [Accumulated(version, second + 1)])
+            if second == 4:
+                store.record(start + 5, [TrajectoryFinished(one, A, 7, "stop")])
+        store.record_command(store.record(start + 9, [Tick()]), Train(version, (0,), ((0,),)))
+        store.record(start + 10, [VersionPublished(version + 1)])
+        figures = {"step_time": 10.0, "idle/rollout": 0.5, "idle/learner": 0.2}
+        writer.write(version + 1, start + 10, figures | {"staleness/max": 1.0})
+    writer.close()
+    store.commit()
+    store.close()
+    with serving([Run(tmp_path, "one")]) as client:
+        found = client.ask("runs/one/time")["limits"]
+    terminal = json.loads(as_json(tmp_path, Asked()))["limit"]
+    assert (found["line"], found["steps"]) == (terminal["line"], terminal["steps"])
+    assert found["line"] == "limited by the learner: instances idle 50%, learner 20%"
+    shares = {name: found[name] for name in ("both", "learner", "instances", "neither")}
+    assert shares == pytest.approx(
+        {"both": 0.5, "learner": 0.3, "instances": 0.0, "neither": 0.2}
+    ), "of two steps, not of so many pieces"

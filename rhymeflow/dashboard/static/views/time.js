@@ -67,20 +67,15 @@ export async function show(main, now) {
 }
 
 function sentence(limits) {
-  if (!limits) return h("p", {}, "No two steps are done yet.");
+  if (!limits) return h("p", {}, "No step is done yet.");
   const share = (name) => `${Math.round(100 * limits[name])} %`;
-  const told = limits.environments > Math.max(limits.instances, limits.learner)
-    ? `Environments limit this run: for ${share("environments")} of the time of the last ${limits.steps} steps instances had nothing to generate until environments answered, and the learner had no batch.`
-    : limits.instances > limits.learner
-    ? `Generation limits this run: the learner waited for ${share("instances")} of the time of the last ${limits.steps} steps, while instances generated.`
-    : `Training limits this run: instances had nothing to generate for ${share("learner")} of the time of the last ${limits.steps} steps, while the learner trained.`;
   const parts = [["both", "both work"], ["learner", "only the learner"], ["instances", "only instances"], ["environments", "waiting for environments"], ["neither", "neither"]];
   const bar = h("div", { class: "shares" }, parts.map(([name, text]) => {
     const part = h("span", { class: `share ${name}`, title: `${text}: ${share(name)}` }, `${text} ${share(name)}`);
     part.style.flexGrow = String(Math.max(limits[name], 0.001));
     return part;
   }));
-  return [h("p", {}, h("b", {}, told)), bar];
+  return [h("p", {}, h("b", {}, `Pace: ${limits.line}`), ` (last ${limits.steps} steps)`), bar];
 }
 
 // What the simulator would change; it is asked by a click, for it takes seconds of a core.
