@@ -1,12 +1,15 @@
 """The view of drafts: what came of them by epoch, by position in a response, by prompt.
 
 Holds true: an iteration makes one token without any draft, so what is more was accepted; what an
-environment answered does not count. Positions are those at which stretches of one instance and
-version began, of the newest groups alone.
+environment answered does not count. Tokens count where they stand in the response, their iterations
+where the token made without a draft does (`run.token_details`), or else as if the stretch of one
+instance and version had been as quick all along; of the newest groups alone.
 """
 
 from __future__ import annotations
 
+import sys
+from itertools import pairwise
 from typing import Any
 
 from rhymeflow.dashboard.run import Run
@@ -18,15 +21,12 @@ PROMPTS = 20
 
 _BY_EPOCH = """SELECT epoch, sampled, steps, drafted FROM side.drafts_by_epoch WHERE steps > 0
     ORDER BY epoch"""
-_BY_POSITION = """SELECT bin, SUM(length), SUM(steps), SUM(drafted) FROM
-    (SELECT length, steps, drafted, CASE WHEN start < 16 THEN 0 WHEN start < 64 THEN 16
-        WHEN start < 256 THEN 64 WHEN start < 1024 THEN 256 WHEN start < 4096 THEN 1024
-        WHEN start < 16384 THEN 4096 ELSE 16384 END AS bin
-    FROM (SELECT start, LENGTH(tokens) / 4 AS length, steps, drafted FROM segments
-            WHERE group_id > ?1 AND steps > 0
-        UNION ALL SELECT start, length, steps, drafted FROM pruned
-            WHERE group_id > ?1 AND steps > 0))
-    GROUP BY bin ORDER BY bin"""
+EDGES = (0, 16, 64, 256, 1024, 4096, 16384)
+"""Positions from which on tokens are put together."""
+_STRETCHES = """SELECT start, LENGTH(tokens) / 4, steps, drafted, accepted FROM segments
+        WHERE group_id > ?1 AND steps > 0
+    UNION ALL SELECT start, length, steps, drafted, NULL FROM pruned
+        WHERE group_id > ?1 AND steps > 0"""
 _THESE = "FROM side.groups g WHERE g.row = d.row AND g.steps > 0 AND g.epoch > 0"
 _BY_PROMPT = f"""SELECT d.row, sampled, steps, drafted,
     (SELECT SUBSTR(p.text, 1, 200) FROM side.prompts p WHERE p.row = d.row ORDER BY id LIMIT 1),
@@ -42,7 +42,7 @@ def found(run: Run) -> dict[str, Any]:
     with run.reader() as reader:
         epochs = reader.query(_BY_EPOCH)
         ((last,),) = reader.query("SELECT COALESCE(MAX(group_id), 0) FROM side.groups")
-        positions = reader.query(_BY_POSITION, last - NEWEST)
+        positions = _by_position(reader.query(_STRETCHES, last - NEWEST))
         best, worst = (reader.query(_BY_PROMPT.format(order)) for order in ("DESC", "ASC"))
     return {
         "epochs": [{"epoch": epoch, **_figures(*sums)} for epoch, *sums in epochs],
@@ -52,6 +52,21 @@ def found(run: Run) -> dict[str, Any]:
     }
 
 
+def _by_position(stretches: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """From each of `EDGES` on that has any: tokens, their iterations, tokens drafted in them."""
+    found = {edge: [0, 0.0, 0.0] for edge in EDGES}
+    for start, length, steps, drafted, accepted in stretches:
+        for low, high in pairwise((*EDGES, sys.maxsize)):
+            first, last = max(low, start), min(high, start + length)
+            if first < last:
+                took = steps * (last - first) / length
+                if accepted is not None:
+                    took = accepted[first - start : last - start].count(0)
+                for i, more in enumerate((last - first, took, drafted * took / steps)):
+                    found[low][i] += more
+    return [(edge, *sums) for edge, sums in found.items() if sums[0]]
+
+
 def _prompt(
     row: int, sampled: int, steps: int, drafted: int, prompt: str, epoch: int, group: int
 ) -> dict[str, Any]:
@@ -59,11 +74,11 @@ def _prompt(
     return {**known, **_figures(sampled, steps, drafted)}
 
 
-def _figures(sampled: int, steps: int, drafted: int) -> dict[str, Any]:
+def _figures(sampled: int, steps: float, drafted: float) -> dict[str, Any]:
     return {
         "tokens": sampled,
-        "drafted": drafted,
-        "acceptance_length": sampled / steps,
+        "drafted": round(drafted),
+        "acceptance_length": sampled / steps if steps else None,
         "acceptance_rate": (sampled - steps) / drafted if drafted else None,
     }
 

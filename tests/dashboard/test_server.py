@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rhymeflow.core.types import HELD_OUT
+from rhymeflow.core.types import HELD_OUT, TrajectoryId
 from rhymeflow.dashboard.run import MetricColumns, Run
 from rhymeflow.dashboard.serve import listening, named, newest
 from rhymeflow.dashboard.server import COOKIE, static
@@ -166,9 +166,33 @@ def test_drafts(client: Client) -> None:
     assert epoch["tokens"] == sum(10 + g + 100 + g for g in range(10))
     assert epoch["acceptance_length"] == pytest.approx(epoch["tokens"] / steps_of_make_run())
     positions = found["positions"]
-    assert [each["from"] for each in positions] == [0]
-    assert positions[0]["tokens"] == epoch["tokens"]
+    assert [each["from"] for each in positions] == [0, 16, 64]
+    # 20 responses, of 10 + g and 100 + g tokens; stretches begin at token 0 and 5.
+    firsts = sum(min(10 + g, 16) + 16 for g in range(10))
+    seconds = sum(max(10 + g - 16, 0) + 48 for g in range(10))
+    assert [each["tokens"] for each in positions] == [firsts, seconds, sum(range(36, 46))]
+    assert sum(each["drafted"] for each in positions) == pytest.approx(epoch["drafted"], abs=2)
     assert found["best"] == found["worst"] == [], "there is no later epoch"
+
+
+def test_drafts_by_the_position_of_tokens(tmp_path: Path) -> None:
+    """20 tokens in one stretch; of those with details the drafted ones are known."""
+    store = SqliteTrajectoryStore(tmp_path / "events.db")
+    for group, accepted in ((1, None), (2, bytes([0] * 15 + [1] * 4 + [0]))):
+        store.put_group(group, row=0, epoch=0, prompt="p", prompt_tokens=[1], columns={})
+        store.put_segment(
+            TrajectoryId(group, 0), start=0, version=0, instance="a", steps=16, drafted=8,
+            tokens=[7] * 20, logprobs=[0.0] * 20, accepted=accepted,
+        )  # fmt: skip
+    store.commit()
+    store.close()
+    with serving([Run(tmp_path, "one")]) as client:
+        first, second = client.ask("runs/one/drafts")["positions"]
+    # Evenly 12.8 and 3.2 iterations; by the details 15, the last token's among the others.
+    assert (first["from"], first["tokens"], second["from"], second["tokens"]) == (0, 32, 16, 8)
+    assert first["acceptance_length"] == pytest.approx(32 / (12.8 + 15))
+    assert second["acceptance_length"] == pytest.approx(8 / (3.2 + 1))
+    assert first["acceptance_rate"] == pytest.approx((32 - 27.8) / (27.8 * 8 / 16))
 
 
 def steps_of_make_run() -> int:

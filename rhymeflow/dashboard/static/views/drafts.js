@@ -43,7 +43,7 @@ export async function show(main, now) {
 
 function cells(each) {
   const bar = h("td", { class: "bar" }, number(each.acceptance_length, 2));
-  bar.style.setProperty("--share", Math.min((each.acceptance_length - 1) / 7, 1));
+  bar.style.setProperty("--share", Math.min(((each.acceptance_length ?? 1) - 1) / 7, 1));
   return [bar, h("td", { class: "n" }, each.acceptance_rate === null ? "–" : `${number(100 * each.acceptance_rate, 1)} %`),
     h("td", { class: "n" }, number(each.tokens)), h("td", { class: "n" }, number(each.drafted))];
 }
