@@ -95,10 +95,13 @@ class Reporter:
         return self._clock() - self._started
 
     def begin_training(self) -> None:
-        """Everything is loaded."""
-        self._state.first_step_at = self.now
-        self.throughput.begin(self.now, {"cpu": time.process_time()})
+        """Everything is loaded; of a learner in another's place for a second time, which takes
+        nothing from the time of its step."""
         self.say("training")
+        if self._state.first_step_at is not None:
+            return
+        self._state.first_step_at = self.now
+        self.throughput.begin(self.now, {"cpu": time.process_time()}, self._trained_tokens)
         self.observer.begin(self._earlier)
         self._earlier = {}
 
@@ -118,6 +121,7 @@ class Reporter:
         now, version = self.now, published.version
         rates = self.throughput.end_step(
             now,
+            trained=trained.metrics["num_tokens"],
             learner_seconds=trained.seconds + published.seconds,
             coordination_seconds={
                 "coordinator": coordinator,
@@ -144,9 +148,7 @@ class Reporter:
         state = self._state
         state.step = version
         state.rewards.append(metrics["reward"])
-        tokens = metrics["num_tokens"]
-        state.trained_tokens_per_s = (tokens - self._trained_tokens) / metrics["step_time"]
-        self._trained_tokens = tokens
+        state.trained_tokens_per_s = self.throughput.trained_tokens_per_s
         state.staleness_mean = metrics["staleness/mean"]
         state.staleness_max = int(metrics["staleness/max"])
         state.rollout_tokens_per_s = metrics["rollout/tokens_per_s"]

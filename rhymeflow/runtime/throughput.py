@@ -1,6 +1,7 @@
 """Rates and shares between two steps, from the totals that workers report.
 
-Holds true: every share is of the time since the last step ended; what an instance did counts also
+Holds true: idle shares are of the time since the last step ended, rates and the time that drafts
+saved of that of the last steps which took `WINDOW` together; what an instance did counts also
 when it is gone, and once: instances report a moment late, and what a step has no time for is of the
 next, so shares are right over several steps however short they are; pure arithmetic, time is an
 argument. Knows nothing of processes.
@@ -8,10 +9,25 @@ argument. Knows nothing of processes.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from rhymeflow.core.types import InstanceId
 from rhymeflow.workers.messages import InstanceStatus, Part, TurnFigures
+
+WINDOW = 1.0
+"""Seconds: four reports of an instance. A step may be shorter than it takes until the next one."""
+
+
+class _Totals(NamedTuple):
+    """Since the run began, at the end of a step."""
+
+    time: float
+    tokens: int = 0
+    busy: float = 0.0
+    saved: float = 0.0
+    trained: float = 0.0
 
 
 @dataclass(slots=True)
@@ -54,20 +70,24 @@ class Throughput:
     """How fast the run goes."""
 
     since: float
-    """When the current step's account began."""
+    """When the first step's account began, as far as is known before `begin`."""
+    trained_tokens_per_s: float | None = None
+    """Prompts and responses, in the last steps."""
     has_drafts: bool = False
     """Whether the run drafts."""
     statuses: dict[InstanceId, InstanceStatus] = field(default_factory=dict)
     pull_seconds: list[float] = field(default_factory=list)
-    _tokens: int = 0
-    _busy: float = 0.0
+    _ends: deque[_Totals] = field(default_factory=deque)
+    """Of the last steps: the last that ended `WINDOW` ago, and those since."""
     _late_busy: float = 0.0
-    """Of `_busy`, what no step had time for yet."""
+    """Seconds that instances were busy and that no step had time for yet."""
     _coordination: dict[str, float] = field(default_factory=dict)
     _left: list[InstanceStatus] = field(default_factory=list)
     _generated: Generated = field(default_factory=Generated)
-    _saved: float = 0.0
     _turns: Turns = field(default_factory=Turns)
+
+    def __post_init__(self) -> None:
+        self._ends.append(_Totals(self.since))
 
     @property
     def running(self) -> int:
@@ -99,40 +119,58 @@ class Throughput:
         turns.calls += figures.calls
         turns.failed_calls += figures.failed_calls
 
-    def rollout_tokens_per_s(self, now: float) -> float:
-        """Tokens generated per second since the step's account began, on all instances."""
-        return (self._tokens_generated() - self._tokens) / max(now - self.since, 1e-9)
-
-    def begin(self, now: float, coordination_seconds: dict[str, float]) -> None:
-        """Open the first account; what was spent before is in none."""
-        self.since, self._coordination = now, coordination_seconds
+    def begin(
+        self, now: float, coordination_seconds: dict[str, float], trained: float = 0.0
+    ) -> None:
+        """Open the first account, `trained` tokens into the run; what was before is in none."""
+        self._coordination = coordination_seconds
+        self._ends = deque([_Totals(now, trained=trained)])
 
     def end_step(
-        self, now: float, *, learner_seconds: float, coordination_seconds: dict[str, float]
+        self,
+        now: float,
+        *,
+        trained: float,
+        learner_seconds: float,
+        coordination_seconds: dict[str, float],
     ) -> dict[str, float]:
         """Close the account; return its metrics and open the next.
 
-        `coordination_seconds` are totals by part; `cpu`, all the controller computes, includes the
-        others.
+        `trained`: tokens, in the whole run. `coordination_seconds` are totals by part; `cpu`, all
+        the controller computes, includes the others.
         """
-        seconds = max(now - self.since, 1e-9)
-        busy = sum(status.busy_seconds for status in self._all())
+        before, total = self._ends[-1], self._totals(now, trained)
+        seconds = max(now - before.time, 1e-9)
+        while len(self._ends) > 1 and self._ends[1].time <= now - WINDOW:
+            self._ends.popleft()
+        first = self._ends[0]
+        self._ends.append(total)
+        passed = max(now - first.time, 1e-9)
+        self.trained_tokens_per_s = (trained - first.trained) / passed
         metrics = {
             "step_time": seconds,
-            "rollout/tokens_per_s": self.rollout_tokens_per_s(now),
-            "idle/rollout": 1 - self._busy_share(busy - self._busy, seconds),
+            "rollout/tokens_per_s": (total.tokens - first.tokens) / passed,
+            "idle/rollout": 1 - self._busy_share(total.busy - before.busy, seconds),
             "idle/learner": _share(1 - learner_seconds / seconds),
         }
         metrics |= self._end_coordination(seconds, coordination_seconds)
-        metrics |= self._end_drafts(busy - self._busy)
+        metrics |= self._end_drafts(first, total.saved - before.saved, total)
         metrics |= self._turns.metrics()
         self._turns = Turns()
         if self.pull_seconds:
             metrics["params/pull_s"] = sum(self.pull_seconds) / len(self.pull_seconds)
         self.pull_seconds = []
-        self._tokens = self._tokens_generated()
-        self._busy, self.since = busy, now
         return metrics
+
+    def _totals(self, now: float, trained: float) -> _Totals:
+        found = [*self._left, *self.statuses.values()]
+        return _Totals(
+            now,
+            sum(status.tokens for status in found),
+            sum(status.busy_seconds for status in found),
+            sum(status.drafts.saved_seconds for status in found),
+            trained,
+        )
 
     def _busy_share(self, reported: float, seconds: float) -> float:
         """Of the instances' time in a step, in which they reported to have been busy so long."""
@@ -141,16 +179,14 @@ class Throughput:
         self._late_busy += reported - busy
         return busy / available
 
-    def _end_drafts(self, busy_seconds: float) -> dict[str, float]:
-        """Figures of drafting; a share of nothing is left out.
+    def _end_drafts(self, first: _Totals, saved: float, total: _Totals) -> dict[str, float]:
+        """Figures of drafting; a share of nothing is left out. `saved`: seconds, in the step alone.
 
-        Time is of all that instances did in `busy_seconds`, held-out answers included.
+        Time is of all that instances did, held-out answers included.
         """
         generated, self._generated = self._generated, Generated()
         if not self.has_drafts:
             return {}
-        total = sum(status.drafts.saved_seconds for status in self._all())
-        saved, self._saved = total - self._saved, total
         metrics = {"draft/time_saved": saved}
         if generated.steps:
             metrics["draft/mean_acceptance_length"] = generated.tokens / generated.steps
@@ -158,8 +194,9 @@ class Throughput:
             # Each iteration generates one token without any draft.
             accepted = generated.tokens - generated.steps
             metrics["draft/acceptance_rate"] = accepted / generated.drafted
-        if busy_seconds + saved > 0:
-            metrics["draft/time_saved_share"] = saved / (busy_seconds + saved)
+        saved = total.saved - first.saved
+        if (undrafted := total.busy - first.busy + saved) > 0:
+            metrics["draft/time_saved_share"] = saved / undrafted
         return metrics
 
     def _end_coordination(self, seconds: float, totals: dict[str, float]) -> dict[str, float]:
@@ -171,12 +208,6 @@ class Throughput:
             "coordination/share": sum(since.values()) / seconds,
             "coordination/cpu_share": cpu / seconds,
         }
-
-    def _all(self) -> list[InstanceStatus]:
-        return [*self._left, *self.statuses.values()]
-
-    def _tokens_generated(self) -> int:
-        return sum(status.tokens for status in self._all())
 
 
 def _share(value: float) -> float:

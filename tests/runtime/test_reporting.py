@@ -54,6 +54,26 @@ def test_what_limits_the_run_is_found_at_its_bound(staleness: float, expected: s
     assert limit.verdict == expected
 
 
+def test_a_step_in_which_the_learner_was_replaced_is_as_long_as_it_was() -> None:
+    now, rows = 0.0, []
+    config = build_config({"schedule.name": "synchronous"}, where="test")
+    progress = Shown(Console(file=io.StringIO()))
+    writer = SimpleNamespace(write=lambda step, time, row: rows.append(row))
+    reporter = Reporter(config, writer, progress, clock=lambda: now)  # type: ignore[arg-type]
+    now = 5.0
+    reporter.begin_training()
+    now = 12.0
+    reporter.begin_training()  # another learner is ready
+    now = 15.0
+    metrics = {"reward": 0.5, "num_tokens": 100.0, "staleness/mean": 0.0, "staleness/max": 0.0}
+    published = VersionPublished(1, "0", 0.5)
+    reporter.end_step(BatchTrained(0, metrics, 0.5), published, {}, coordinator=0.0, store=0.0)
+    assert rows[0]["step_time"] == 10.0
+    reporter.show()
+    assert progress.state.trained_tokens_per_s == 10.0
+    assert progress.state.left == 10.0 * (config.learner.max_steps - 1)
+
+
 def test_what_reward_functions_log_replaces_no_metric_of_the_run() -> None:
     """`eval/reward` chooses the best checkpoint, and rows are found by their `step`."""
     rows: dict[int, dict[str, float]] = {}

@@ -18,9 +18,10 @@ def part(count, steps, drafted):
     return Part((0, 1), 0, 0, steps, drafted, [7] * count, [0.0] * count)
 
 
-def end(throughput, now, **spent):
+def end(throughput, now, trained=0.0, **spent):
     return throughput.end_step(
         now,
+        trained=trained,
         learner_seconds=1.0,
         coordination_seconds={"coordinator": 0.0, "store": 0.0, "cpu": 0.0, **spent},
     )
@@ -67,6 +68,27 @@ def test_an_instance_that_reports_late_is_as_busy_over_several_steps_as_it_was(s
         shares.append(1 - end(throughput, number * step)["idle/rollout"])
     assert all(0.0 <= share <= 1.0 for share in shares)
     assert sum(shares) / len(shares) == pytest.approx(busy_share, abs=0.03)
+
+
+@pytest.mark.parametrize("step", [0.05, 0.3, 2.0])
+def test_rates_of_short_steps_are_of_the_last_second(step):
+    """An instance that makes 1,000 tokens a second and saves a tenth of its time, by reports."""
+    throughput = Throughput(since=0.0, has_drafts=True)
+    throughput.begin(5.0, {"cpu": 0.0}, trained=500.0)
+    rows = []
+    for number in range(1, 101):
+        reported = (number * step) // 0.25 * 0.25
+        throughput.statuses["a"] = status(int(1000 * reported), 0.9 * reported, 0.1 * reported)
+        rows.append(end(throughput, 5.0 + number * step, trained=500.0 + 100.0 * number))
+        assert throughput.trained_tokens_per_s == pytest.approx(100.0 / step)
+    settled = rows[int(1 / step) + 1 :]
+    rates = [row["rollout/tokens_per_s"] for row in settled]
+    assert min(rates) > 700, "no step makes nothing because none of its own was reported"
+    assert max(rates) < 1300, "and none what another made"
+    shares = [row["draft/time_saved_share"] for row in settled]
+    assert shares == pytest.approx([0.1] * len(shares))
+    saved = sum(row["draft/time_saved"] for row in rows)
+    assert saved == pytest.approx(0.1 * reported), "seconds are of the step alone, and add up"
 
 
 def test_drafts_are_counted_by_step_and_by_what_they_are_shares_of():
