@@ -25,6 +25,7 @@ class Totals:
         self._computed = self._full = 0
         self._mismatch: list[Tensor | float] = []
         self._max_ratio: list[Tensor | float] = []
+        self._clips: list[tuple[Tensor | float, Tensor | float]] = []
         self._mismatch_tokens = 0
         self._grad_norms: list[float] = []
 
@@ -45,6 +46,10 @@ class Totals:
         self._max_ratio.append(max_ratio)
         self._mismatch_tokens += num_tokens
 
+    def add_clips(self, low: Tensor, high: Tensor) -> None:
+        """Add one micro-batch's `losses.clip_extremes`."""
+        self._clips.append((low, high))
+
     def add_step(self, grad_norm: float, scale: float) -> None:
         """Count an optimizer step, whose loss is what was added since the last times `scale`."""
         self._grad_norms.append(grad_norm)
@@ -59,6 +64,7 @@ class Totals:
         other._computed, other._full = self._computed, self._full
         other._mismatch = [float(value) for value in self._mismatch]
         other._max_ratio = [float(value) for value in self._max_ratio]
+        other._clips = [(float(low), float(high)) for low, high in self._clips]
         other._grad_norms, other._losses = self._grad_norms, self._losses
         return other
 
@@ -73,6 +79,7 @@ class Totals:
                 whole._sums[name] += kept
             whole._mismatch += part._mismatch
             whole._max_ratio += part._max_ratio
+            whole._clips += part._clips
             whole._losses += part._losses
             whole._tokens += part._tokens
             whole._computed += part._computed
@@ -87,6 +94,8 @@ class Totals:
         metrics = {name: value / tokens for name, value in sums.items()}
         metrics["loss"] = sum(self._losses) / steps
         metrics["packing/computed_share"] = self._computed / max(self._full, 1)
+        metrics["clip_ratio/low_min"] = min((float(low) for low, _ in self._clips), default=0.0)
+        metrics["clip_ratio/high_max"] = max((float(high) for _, high in self._clips), default=0.0)
         metrics["grad_norm"] = sum(self._grad_norms) / steps
         kl = sum(float(value) for value in self._mismatch)
         metrics["off_policy/mismatch_kl"] = kl / max(self._mismatch_tokens, 1)
@@ -97,10 +106,12 @@ class Totals:
 def batch_metrics(batch: Sequence[Sample]) -> dict[str, float]:
     """What can be said of a batch without the policy.
 
-    The mean and standard deviation of a reward function are over the responses it applied to.
+    The mean and standard deviation of a reward function are over the responses it applied to. Where
+    all responses were cut, the lengths of those that ended are 0, as in TRL.
     """
     reward_N = np.array([sample.reward for sample in batch])
     length_N = np.array([sample.num_sampled for sample in batch])
+    ended_N = np.array([sample.num_sampled for sample in batch if not sample.truncated] or [0])
     return {
         "reward": float(reward_N.mean()),
         "reward_std": _std(reward_N),
@@ -108,6 +119,9 @@ def batch_metrics(batch: Sequence[Sample]) -> dict[str, float]:
         "completions/min_length": float(length_N.min()),
         "completions/max_length": float(length_N.max()),
         "completions/clipped_ratio": float(np.mean([sample.truncated for sample in batch])),
+        "completions/mean_terminated_length": float(ended_N.mean()),
+        "completions/min_terminated_length": float(ended_N.min()),
+        "completions/max_terminated_length": float(ended_N.max()),
         **_by_function(batch),
         **_turns(batch),
     }

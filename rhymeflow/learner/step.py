@@ -27,6 +27,7 @@ from rhymeflow.learner.algorithms.advantages import (
     group_advantages,
 )
 from rhymeflow.learner.algorithms.losses import (
+    clip_extremes,
     diagnose,
     diagnosis_names,
     mismatch,
@@ -223,6 +224,7 @@ class LearnerStep:
         num_tokens = len(micro.row.targets_R)
         totals.add_row(len(micro.row.tokens_T), micro.row.full)
         totals.add(diagnose(logprob_R, entropy_R, inputs, config), num_tokens)
+        totals.add_clips(*clip_extremes(logprob_R, inputs, config, micro.row.lengths))
         if is_first_pass:
             current_R = logprob_R if inputs.proximal_R is None else inputs.proximal_R
             totals.add_mismatch(*mismatch(current_R, inputs.behaviour_R), num_tokens)

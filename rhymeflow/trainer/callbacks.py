@@ -1,13 +1,14 @@
 """transformers' `TrainerCallback`s, called as a run goes on, in the controller's process.
 
-Holds true: events come in transformers' order, those of a step before the next step's; what
-`control` asks for is done where the run can (stop, save), and else said. A callback holds up the
-controller. There is no model in this process while it trains, so `model` and `optimizer` are None.
+Holds true: each has the state of its own step; what comes of a step later (its evaluation, its
+checkpoint) is told then. What `control` asks for is done where the run can (stop, save), and else
+said. A callback holds up the controller. There is no model here, so `model` is None.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rhymeflow.runtime.observer import Observer
@@ -37,7 +38,7 @@ class Callbacks(Observer):
         self.state, self._control, self._warn = state, TrainerControl(), warn
         self._processing_class = processing_class
         self._history = History(rhythm)
-        self._epochs = 0
+        self._epochs, self._is_in_epoch = 0, False
 
     def begin(self, rows: Mapping[int, Mapping[str, Any]]) -> None:
         """All is loaded."""
@@ -45,8 +46,7 @@ class Callbacks(Observer):
         self._reach(max(rows, default=0))
         self._epochs = int(self.state.epoch or 0)
         self._call("on_train_begin")
-        self._call("on_epoch_begin")
-        self._call("on_step_begin")
+        self._begin_step()
 
     def step_ended(self, version: int, metrics: Mapping[str, float]) -> None:
         """A version was published."""
@@ -57,27 +57,49 @@ class Callbacks(Observer):
             self.state.log_history = self._history.entries
             self._call("on_log", logs=dict(entry))
         if int(self.state.epoch or 0) > self._epochs:
-            self._epochs = int(self.state.epoch or 0)
-            self._call("on_epoch_end")
-            self._call("on_epoch_begin")
+            self._end_epoch()
         if self.state.global_step < self.state.max_steps:
-            self._call("on_step_begin")
+            self._begin_step()
 
     def evaluated(self, version: int, metrics: Mapping[str, float]) -> None:
         """Held-out prompts were answered under `version`."""
         entry = self._history.evaluated(version, metrics)
         self.state.log_history = self._history.entries
-        self._call("on_log", logs=dict(entry))
-        self._call("on_evaluate", metrics=dict(entry))
+        with self._as_of(version):
+            self._call("on_log", logs=dict(entry))
+            self._call("on_evaluate", metrics=dict(entry))
 
     def saved(self, version: int, path: str) -> None:
         """A checkpoint is complete."""
-        self._call("on_save", checkpoint=path)
+        with self._as_of(version):
+            self._call("on_save", checkpoint=path)
 
     def end(self) -> None:
         """The run is over, and the state has its last entry."""
+        if self._is_in_epoch:
+            self._end_epoch()
         self._call("on_log", logs=dict(self.state.log_history[-1]))
         self._call("on_train_end")
+
+    def _begin_step(self) -> None:
+        if not self._is_in_epoch:
+            self._is_in_epoch = True
+            self._call("on_epoch_begin")
+        self._call("on_step_begin")
+
+    def _end_epoch(self) -> None:
+        self._is_in_epoch, self._epochs = False, int(self.state.epoch or 0)
+        self._call("on_epoch_end")
+
+    @contextmanager
+    def _as_of(self, version: int) -> Iterator[None]:
+        """The state with the step of this version; others may have ended since."""
+        now = self.state.global_step, self.state.epoch
+        self._reach(version)
+        try:
+            yield
+        finally:
+            self.state.global_step, self.state.epoch = now
 
     def _reach(self, version: int) -> None:
         self.state.global_step = version * self._rhythm.steps_per_version

@@ -34,3 +34,17 @@ def test_each_reward_function_has_its_mean_and_deviation_over_what_it_applied_to
     }
     assert {name: metrics[name] for name in expected} == pytest.approx(expected)
     assert {name for name in metrics if "reward" in name} == set(expected)
+
+
+def test_lengths_of_responses_that_ended_by_themselves() -> None:
+    """0 where none did, as in TRL."""
+
+    def of(length: int, truncated: bool) -> Sample:
+        some = [0] * length
+        return Sample(0, [1], some, [0.0] * length, some, 0.0, truncated)
+
+    batch = [of(3, False), of(9, True), of(6, False)]
+    for members, expected in ((batch, [4.5, 3, 6]), (batch[1:2], [0, 0, 0])):
+        metrics = batch_metrics(members)
+        names = [f"completions/{each}_terminated_length" for each in ("mean", "min", "max")]
+        assert [metrics[name] for name in names] == expected

@@ -147,7 +147,9 @@ def test_loss_gradient_and_metrics(loss_type: str, correction: str, beta: float,
     for name, values in trainer._metrics["train"].items():
         if name in metrics:
             assert metrics[name] == pytest.approx(values[0], rel=1e-4, abs=1e-5), name
-    assert "clip_ratio/region_mean" in trainer._metrics["train"]
+    names = {name for name in trainer._metrics["train"] if name.startswith("clip_ratio/")}
+    assert names == {name for name in metrics if name.startswith("clip_ratio/")}
+    assert names >= {"clip_ratio/low_min", "clip_ratio/high_max"}
     assert correction != "none" or metrics["clip_ratio/region_mean"] > 0
 
 
@@ -255,7 +257,9 @@ def test_a_real_trainer_step_by_step(tmp_path: Path, loss_type: str, scale: str)
         for name in ("loss", "grad_norm", "learning_rate", "entropy", "kl", "reward", "reward_std",
                      "frac_reward_zero_std", "completions/mean_length", "completions/min_length",
                      "completions/max_length", "completions/clipped_ratio", "num_tokens",
-                     "clip_ratio/region_mean"):  # fmt: skip
+                     "completions/mean_terminated_length", "completions/min_terminated_length",
+                     "completions/max_terminated_length", "clip_ratio/low_min",
+                     "clip_ratio/high_max", "clip_ratio/region_mean"):  # fmt: skip
             expected = pytest.approx(float(logs.steps[step][name]), rel=2e-3, abs=1e-5)
             assert metrics[name] == expected, f"{name} of step {step}"
     close(learner.weights(), {n: p.detach() for n, p in theirs.named_parameters()}, 1e-3)

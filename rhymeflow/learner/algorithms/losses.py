@@ -165,6 +165,21 @@ def diagnose(
     return sums
 
 
+def clip_extremes(
+    logprob_R: Tensor, inputs: TokenInputs, config: LearnerConfig, lengths: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """Of responses of these `lengths`, none 0, which follow one another: the least share of tokens
+    past the clip below, and the greatest of those above."""
+    length_N = torch.tensor(lengths, device=logprob_R.device)
+    owner_R = torch.repeat_interleave(length_N)
+    low_N, high_N = (
+        torch.zeros(len(lengths), device=logprob_R.device).index_add_(0, owner_R, each.float())
+        / length_N
+        for each in clipped(logprob_R, inputs, config)
+    )
+    return low_N.min(), high_N.max()
+
+
 def clipped(logprob_R: Tensor, inputs: TokenInputs, config: LearnerConfig) -> tuple[Tensor, Tensor]:
     """Whether each token's ratio is past the clip, below and above, so it carries no gradient."""
     low, high = clip_range(config)
@@ -209,6 +224,7 @@ __all__ = [
     "MOST_LOG_RATIO",
     "TokenInputs",
     "capped",
+    "clip_extremes",
     "clip_range",
     "clipped",
     "diagnose",
