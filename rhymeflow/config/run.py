@@ -61,7 +61,12 @@ class RunConfig(Section):
     """Store what else is known of each token: whether it was drafted, the learner's log-probability
     when it was trained on, and whether it was clipped, capped or masked (docs/run-directory.md)."""
     worker_timeout: PositiveFloat = 300.0
-    """Seconds a worker may be silent before it counts as hung."""
+    """Seconds a worker may be silent, or stand still at one piece of its work, before it counts as
+    hung and is replaced. Pieces are a micro-batch on the slowest rank (with what is compiled for
+    the first), an optimizer step, a batch read or a checkpoint copied to main memory, an iteration
+    of an engine, a tensor published or pulled: all must take less. Calls of reward functions and
+    environments have times of their own. What comes before the first piece (loading the model,
+    compiling, vLLM's start) may take an hour."""
     instance_restarts: NonNegative = 3
     """Rollout instances, in all, that may die or hang and are replaced, while their responses
     continue elsewhere; one more stops the run. The same number holds for the learner, which is

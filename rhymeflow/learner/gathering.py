@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rhymeflow.learner.ranks import Ranks
+from rhymeflow.utils import progress
 
 _END = -1
 
@@ -70,6 +71,7 @@ class Gathering:
 
     def _gather(self, names: Sequence[str]) -> dict[str, Tensor]:
         """Gather one block: all its shards in one message."""
+        progress.advance()
         lengths = [self._padded_size(self.shapes[name]) for name in names]
         ends = np.cumsum(lengths)
         starts = ends - lengths

@@ -40,6 +40,7 @@ from rhymeflow.learner.optimizer import learning_rate
 from rhymeflow.learner.packing import PackedRow
 from rhymeflow.learner.sample import Sample
 from rhymeflow.learner.token_details import TokenDetails
+from rhymeflow.utils import progress
 
 
 class Scorer(Protocol):
@@ -158,6 +159,7 @@ class LearnerStep:
                     self._optimizer.clear()
                 else:
                     totals.add_step(self._optimizer.step(rate, scale), scale)
+                    progress.advance()
                     if self._optimizer.skipped:
                         self.skipped[number] = self._optimizer.skipped
                 number += 1
@@ -199,6 +201,7 @@ class LearnerStep:
                 if self._reference is not None:
                     reference_R, _ = self._reference.score(micro.row)
                     micro.inputs = micro.inputs.with_(reference_R=reference_R)
+                progress.advance()
 
     def _accumulate(
         self,
@@ -219,6 +222,7 @@ class LearnerStep:
             logprob_R, entropy_R = self._policy.backward(micro.row, loss_of)
         else:
             logprob_R, entropy_R = self._policy.score(micro.row)
+        progress.advance()
         if micro.is_empty:
             return
         num_tokens = len(micro.row.targets_R)

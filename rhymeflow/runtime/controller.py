@@ -187,8 +187,6 @@ class Controller:
     def _receive(self, news: Iterable[News]) -> None:
         for item in self.supervisor.watch(news, self.reporter.now):
             match item:
-                case Received(message=messages.Alive()):
-                    pass
                 case Received(worker=worker, message=message):
                     self._hear(worker, message)
                 case WorkerLost():

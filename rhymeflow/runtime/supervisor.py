@@ -1,8 +1,9 @@
 """The run's workers: starts them, watches over them, and puts others in the place of lost ones.
 
 Holds true:
-- a worker that was heard once and is then silent for `run.worker_timeout` seconds is ended and
-  reported lost, as one that died is;
+- a worker that is silent for `run.worker_timeout` seconds, or whose work stands still for so long
+  while it says that it lives, is ended and reported lost, as one that died is; it is watched from
+  when it is known where it runs;
 - an instance that is lost can be replaced under a new name (`rollout-0`, then `rollout-0.1`, ...),
   on the same cores, `run.instance_restarts` times in all, and so can learner, history, rewards and
   environments, each as often; a replaced one is gone, so it can say nothing any more;
@@ -16,6 +17,7 @@ Knows nothing of processes (that is the runtime's) or of what workers do.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from itertools import count
 
 from rhymeflow.config import Config
@@ -32,11 +34,20 @@ from rhymeflow.runtime.base import (
 )
 from rhymeflow.suites.sections import uses_environments
 from rhymeflow.utils.cores import cores_of_ranks, usable_cores
-from rhymeflow.workers.messages import Failed, JoinRanks, RanksMeet
+from rhymeflow.workers.messages import Alive, Failed, JoinRanks, RanksMeet
 
 
 class WorkerDied(RuntimeError):  # noqa: N818 - it is what happened
     """A worker ended by itself, hangs, or has a defect, and the run cannot go on."""
+
+
+@dataclass
+class _Signs:
+    """Of a worker: when it was heard last, and when its work advanced, and to what."""
+
+    heard: float
+    advanced: float
+    progress: int = -1
 
 
 class Supervisor:
@@ -49,7 +60,9 @@ class Supervisor:
         self._config, self._runtime, self._used = config, runtime, frozenset(used_names)
         self._share = share_of_cores(config.learner.num_ranks + config.rollout.num_instances)
         self._roles: dict[str, Role] = {}
-        self._last_heard: dict[str, float] = {}
+        self._workers: dict[str, WorkerHandle] = {}
+        self._signs: dict[str, _Signs] = {}
+        """Of those that are watched."""
         self._places: dict[InstanceId, int] = {}
         """The place of each instance; another in the same place has another name."""
         self._last_number: dict[int, int] = {}
@@ -93,25 +106,38 @@ class Supervisor:
             UserError: a worker says that the user must change something.
             WorkerDied: a worker reports a defect.
         """
+        for name, handle in self._workers.items():
+            if name not in self._signs and handle.node is not None:
+                self._signs[name] = _Signs(now, now)
         for item in news:
             if item.worker not in self._roles:
                 continue  # it was replaced meanwhile
-            self._last_heard[item.worker] = now
+            signs = self._signs.setdefault(item.worker, _Signs(now, now))
+            signs.heard = now
+            if isinstance(item, Received) and isinstance(item.message, Alive):
+                if item.message.progress != signs.progress:
+                    signs.progress, signs.advanced = item.message.progress, now
+                continue
+            signs.advanced = now  # who says anything else has worked
             match item:
                 case Received(message=Failed() as failed):
                     yield self._failure(item.worker, failed)
                 case Received(message=RanksMeet(address=address)):
-                    del self._last_heard[item.worker]  # loading may take longer than a step
                     for rank, worker in enumerate(self.other_ranks, start=1):
                         worker.send(JoinRanks(rank, address))
                 case _:
                     yield item
+        yield from self._hanging(now)
+
+    def _hanging(self, now: float) -> Iterator[WorkerLost]:
+        """Who was not heard for longest comes first: other ranks stand still because of it."""
         limit = self._config.run.worker_timeout
-        for name, heard in tuple(self._last_heard.items()):
-            if name in self._roles and now - heard > limit:
+        for name, signs in sorted(self._signs.items(), key=lambda item: item[1].heard):
+            is_silent = now - signs.heard > limit
+            if name in self._roles and (is_silent or now - signs.advanced > limit):
+                what = "been silent" if is_silent else "made no progress"
                 yield WorkerLost(
-                    name,
-                    f"{name} has been silent for {limit:g} seconds (run.worker_timeout): it hangs",
+                    name, f"{name} has {what} for {limit:g} seconds (run.worker_timeout): it hangs"
                 )
 
     def replace_instance(self, loss: WorkerLost) -> WorkerHandle | None:
@@ -210,8 +236,8 @@ class Supervisor:
 
     def _end(self, name: str) -> None:
         self._runtime.stop(name, patience=0.0)
-        del self._roles[name]
-        self._last_heard.pop(name, None)
+        del self._roles[name], self._workers[name]
+        self._signs.pop(name, None)
 
     def _start_instance(self, place: int) -> WorkerHandle:
         number = self._last_number.get(place, self._last_used(place)) + 1
@@ -262,7 +288,8 @@ class Supervisor:
 
     def _start(self, role: Role, name: str, resources: Resources) -> WorkerHandle:
         self._roles[name] = role
-        return self._runtime.start(role, name, resources)
+        self._workers[name] = self._runtime.start(role, name, resources)
+        return self._workers[name]
 
     def _resources(
         self, num_threads: int | None, cpus: tuple[int, ...] | None, node: str | None = None

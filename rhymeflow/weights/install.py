@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from rhymeflow.core.types import Version
+from rhymeflow.utils import progress
 from rhymeflow.weights import on_device
 from rhymeflow.weights.base import (
     Overtaken,
@@ -118,6 +119,7 @@ class Installation:
 
     def _copy(self, chunk: TensorChunk) -> int:
         """Copy some bytes; return how many the tensor has."""
+        progress.advance()
         place, target = self._place(chunk.name), self._into[chunk.name]
         size = target.numel() * target.itemsize
         end = chunk.offset + len(chunk.data)

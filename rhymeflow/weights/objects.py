@@ -27,7 +27,7 @@ import numpy as np
 from torch import Tensor
 
 from rhymeflow.core.types import Version
-from rhymeflow.utils import objects
+from rhymeflow.utils import objects, progress
 from rhymeflow.utils.objects import Reference
 from rhymeflow.weights.base import Pulled, StoreLost, TensorChunk, Update, VersionUnavailable
 from rhymeflow.weights.changes import Changes, Finder, Found, pack, shares
@@ -117,6 +117,7 @@ class ObjectWeightStore:
             if previous is not None and self._finder is not None:
                 found.append(self._finder.find(source, previous.bytes_of(spec)))
             writer.put(spec, source)
+            progress.advance()
         made = Pulled(version, combine(self._manifest, digests))
         difference = None if previous is None else self._difference(previous, made, digests, found)
         self._enter(Publication(made, digests, writer.end(), difference))

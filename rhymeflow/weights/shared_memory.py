@@ -26,7 +26,7 @@ import numpy as np
 from torch import Tensor
 
 from rhymeflow.core.types import Version
-from rhymeflow.utils import shared_memory
+from rhymeflow.utils import progress, shared_memory
 from rhymeflow.weights import slots
 from rhymeflow.weights.base import (
     Overtaken,
@@ -89,6 +89,7 @@ class SharedMemoryWeightStore:
                 tensor = tensors[spec.name]  # once: it may be gathered from many ranks for this
                 require_spec(spec, tensor)
                 digests.append(self._put(slot, spec, bytes_of(tensor)))
+                progress.advance()
             made = Pulled(version, combine(manifest, digests))
             slot.end(*made, digests)
             self._complete(publication, made, digests)

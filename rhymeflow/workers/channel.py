@@ -11,6 +11,7 @@ of what is in them.
 from __future__ import annotations
 
 import struct
+import threading
 import time
 from typing import Protocol
 
@@ -43,11 +44,13 @@ class Channel:
         self._connection = connection
         self._num_sent = self._num_received = 0
         self._arrived: bytes | None = None  # and nobody has taken it
+        self._sending = threading.Lock()
 
     def send_bytes(self, message: bytes) -> None:
-        """Send a message."""
-        self._num_sent += 1
-        self._connection.send_bytes(_NUMBER.pack(self._num_sent) + message)
+        """Send a message; any thread may."""
+        with self._sending:
+            self._num_sent += 1
+            self._connection.send_bytes(_NUMBER.pack(self._num_sent) + message)
 
     def read(self) -> bytes | None:
         """The next thing that arrives; waits for it. `None`: it had arrived before."""

@@ -25,6 +25,7 @@ from rhymeflow.utils import output
 from rhymeflow.utils.cores import stay_on
 from rhymeflow.utils.process_name import set_process_name
 from rhymeflow.workers.channel import Channel
+from rhymeflow.workers.heartbeat import beating
 from rhymeflow.workers.messages import Failed, send
 
 ORPHAN_SECONDS = 2.0
@@ -76,8 +77,9 @@ def work(
     try:
         if cpus is not None:
             stay_on(cpus)
-        main = importlib.import_module(f"rhymeflow.workers.{role}").main
-        main(channel, name, Config.model_validate_json(config_json), Path(run_dir))
+        with beating(channel):
+            main = importlib.import_module(f"rhymeflow.workers.{role}").main
+            main(channel, name, Config.model_validate_json(config_json), Path(run_dir))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return  # the controller is gone, and with it the run
     except UserError as error:

@@ -23,6 +23,7 @@ from rhymeflow.histospec.index import Index, prompt_key
 from rhymeflow.store.follow import Follower, NewAnswer, NewSegment
 from rhymeflow.store.handle import store_in
 from rhymeflow.store.previous_run import config_of
+from rhymeflow.utils import progress
 from rhymeflow.workers.channel import Connection
 from rhymeflow.workers.messages import (
     HistoryGrew,
@@ -90,6 +91,7 @@ class History:
     def serve(self) -> None:
         """Write what is new, until `Shutdown`."""
         wait = 0.0
+        progress.start()
         while not self.connection.poll(wait):
             count = self._writers[0].write()
             if count < SEGMENTS_AT_ONCE and len(self._writers) > 1:

@@ -31,6 +31,7 @@ from rhymeflow.models.load import load_model, load_tokenizer, resolve_device, re
 from rhymeflow.models.rope import settled
 from rhymeflow.store.handle import store_in
 from rhymeflow.store.reader import TrajectoryRecord
+from rhymeflow.utils import progress
 from rhymeflow.utils.allocator import keep_freed_memory
 from rhymeflow.weights.base import WeightStore
 from rhymeflow.weights.manifest import manifest_of
@@ -39,9 +40,9 @@ from rhymeflow.weights.stores import make_store
 from rhymeflow.workers import messages
 from rhymeflow.workers.channel import Connection
 from rhymeflow.workers.messages import (
+    WAIT_SECONDS,
     Accumulate,
     Accumulated,
-    Alive,
     BatchTrained,
     CheckpointFailed,
     CheckpointSaved,
@@ -57,9 +58,6 @@ from rhymeflow.workers.messages import (
     send,
 )
 from rhymeflow.workers.restore import in_a_row, restore, samples
-
-ALIVE_SECONDS = 1.0
-"""How often an idle learner gives a sign of life."""
 
 SAVING_SECONDS = 0.05
 """How often an idle learner looks whether a checkpoint is written: a run ends only then."""
@@ -154,14 +152,16 @@ class LearnerProcess:
 
     def serve(self) -> None:
         """Carry out what is asked for, until `Shutdown`."""
+        progress.start()
         while not self._ending:
             self.turn()
 
     def turn(self) -> None:
-        """Carry out the next thing that is asked for; if nothing comes, give a sign of life."""
+        """Carry out the next thing that is asked for."""
+        progress.advance()
         is_saving = self._saver.is_busy
-        if not self.connection.poll(SAVING_SECONDS if is_saving else ALIVE_SECONDS):
-            self._report_saved() if is_saving else send(self.connection, Alive())
+        if not self.connection.poll(SAVING_SECONDS if is_saving else WAIT_SECONDS):
+            self._report_saved()
             return
         match receive(self.connection):
             case Accumulate() as message:

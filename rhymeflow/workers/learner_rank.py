@@ -2,7 +2,7 @@
 
 The controller tells every rank the same things in the same order, and every rank reads the same
 batch; rank 0 (role `learner`) alone answers, and owns the memory of the weights. The others
-(role `learner_rank`) give signs of life.
+(role `learner_rank`) give signs of life (`heartbeat.py`).
 
 Holds true: a rank that fails because another is gone waits to be replaced instead of reporting a
 defect; one with a defect of its own reports it. Knows nothing of how ranks are started.
@@ -36,7 +36,6 @@ from rhymeflow.weights.stores import make_store
 from rhymeflow.workers.channel import Connection
 from rhymeflow.workers.learner import LearnerProcess
 from rhymeflow.workers.messages import (
-    Alive,
     JoinRanks,
     Message,
     RanksMeet,
@@ -174,7 +173,7 @@ class RankProcess(LearnerProcess):
         return self.learner.whole_details(details)
 
     def _say(self, message: Message) -> None:
-        if self._ranks.is_lead or isinstance(message, Alive):
+        if self._ranks.is_lead:
             super()._say(message)
 
 

@@ -18,6 +18,7 @@ from rhymeflow.environments.episode import Episode, TurnFigures
 from rhymeflow.histospec.draft import DraftStats
 from rhymeflow.histospec.handle import IndexHandle
 from rhymeflow.reward.messages import TrainerState
+from rhymeflow.utils import progress
 from rhymeflow.weights.handle import AnyWeightHandle
 
 if TYPE_CHECKING:
@@ -509,7 +510,9 @@ class EnvironmentFailed(Message):
 
 
 class Alive(Message):
-    """A sign of life of a worker that has nothing else to say."""
+    """A sign of life: see `heartbeat.py`."""
+
+    progress: int = 0
 
 
 class Failed(Message):
@@ -530,6 +533,9 @@ _Any = (
     | OpenEpisode | AskEnvironment | JudgeEpisode | CloseEpisodes | EpisodeOpened | TurnAnswered
     | EpisodeEnded | EpisodeJudged | EnvironmentFailed | Alive | Failed
 )  # fmt: skip
+
+WAIT_SECONDS = 1.0
+"""How often a worker that waits for a message says that it is not stuck."""
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(_Any)
@@ -552,4 +558,6 @@ def send(connection: Connection, message: Message) -> None:
 
 def receive(connection: Connection) -> Any:
     """Receive one message; raises `EOFError` if the other end is gone."""
+    while not connection.poll(WAIT_SECONDS):
+        progress.advance()
     return decode(connection.recv_bytes())

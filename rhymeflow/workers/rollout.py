@@ -21,6 +21,7 @@ from rhymeflow.config import Config, RolloutConfig
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.engine.base import Engine, Finished, NoiseKey, Request, Sampling
 from rhymeflow.suites.suite import of_run
+from rhymeflow.utils import progress
 from rhymeflow.weights.base import StoreLost, WeightReader
 from rhymeflow.weights.proof import as_text
 from rhymeflow.workers.channel import Connection
@@ -143,8 +144,10 @@ class Instance:
 
     def serve(self) -> None:
         """Carry out commands and iterate, until `Shutdown`."""
+        progress.start()
         while not self._ending:
             self.turn()
+            progress.advance()
 
     def turn(self) -> None:
         """Carry out what has arrived, run one iteration if there is anything to run, report."""

@@ -1,7 +1,7 @@
 """What the reward worker and the environment worker share: a loop around processes of user code.
 
-Holds true: while it serves, the controller hears of it at least every `ALIVE_SECONDS`, however long
-user code takes. Knows nothing of what is asked, nor of how it is answered.
+Holds true: while it serves, it makes progress at least every `WAIT_SECONDS`, however long user code
+takes. Knows nothing of what is asked, nor of how it is answered.
 """
 
 from __future__ import annotations
@@ -10,11 +10,9 @@ import time
 from multiprocessing.connection import wait
 from typing import Any, Generic, Protocol, TypeVar
 
+from rhymeflow.utils import progress
 from rhymeflow.workers.channel import Connection
-from rhymeflow.workers.messages import Alive, Message, receive, send
-
-ALIVE_SECONDS = 1.0
-"""How often it gives a sign of life when there is nothing to say."""
+from rhymeflow.workers.messages import WAIT_SECONDS, Message, receive
 
 OutcomeT = TypeVar("OutcomeT")
 
@@ -37,30 +35,26 @@ class UserCodeWorker(Generic[OutcomeT]):
 
     def __init__(self, connection: Connection, executor: Executor[OutcomeT]) -> None:
         self._connection, self._executor = connection, executor
-        self._last_sent = 0.0
         self._ending = False
 
     def serve(self) -> None:
         """Receive messages, send answers, until one of them ends it."""
+        progress.start()
         while not self._ending:
             self._wait()
             self.turn()
+            progress.advance()
 
     def turn(self) -> None:
         """Receive what has arrived, and send the answers that there are."""
         while not self._ending and self._connection.poll(0.0):
             self._take(receive(self._connection))
-        now = time.monotonic()
-        for outcome in self._executor.poll(now):
+        for outcome in self._executor.poll(time.monotonic()):
             self._answer(outcome)
-            self._last_sent = now
-        if now - self._last_sent >= ALIVE_SECONDS:
-            send(self._connection, Alive())
-            self._last_sent = now
 
     def _wait(self) -> None:
-        """Until there is something to do, or a sign of life is due."""
-        deadline, patience = self._executor.next_deadline(), ALIVE_SECONDS
+        """Until there is something to do, or for a while."""
+        deadline, patience = self._executor.next_deadline(), WAIT_SECONDS
         if deadline is not None:
             patience = min(patience, max(0.0, deadline - time.monotonic()))
         to_read: list[Any] = [self._connection, *self._executor.connections()]

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -34,12 +35,13 @@ def runtime(tmp_path, monkeypatch, request):
 
 
 def enter(connection, role, *rest):
-    """In the child: `entry.enter`, to which the tests' roles are known."""
+    """In the child: `entry.enter`, to which the tests' roles are known; no heartbeat is heard."""
     from rhymeflow.workers import entry
     from tests.runtime import roles
 
     sys.modules[f"rhymeflow.workers.{role}"] = ModuleType(role)
     sys.modules[f"rhymeflow.workers.{role}"].main = getattr(roles, role)
+    entry.beating = nullcontext
     entry.enter(connection, role, *rest)
 
 

@@ -12,9 +12,8 @@ import pytest
 
 from rhymeflow.config import Config
 from rhymeflow.utils import output
-from rhymeflow.workers import environment, user_code
+from rhymeflow.workers import environment
 from rhymeflow.workers.messages import (
-    Alive,
     AskEnvironment,
     CloseEpisodes,
     EnvironmentFailed,
@@ -38,7 +37,6 @@ Worker = Callable[..., Any]
 @pytest.fixture
 def worker(tmp_path, monkeypatch) -> Iterator[Worker]:
     """Start a worker that serves in a thread; returns the controller's end."""
-    monkeypatch.setattr(user_code, "ALIVE_SECONDS", 0.2)
     monkeypatch.setattr(output, "_path", tmp_path / "log")
     started = []
 
@@ -79,8 +77,7 @@ def answers(connection: Any, count: int = 1) -> list[Any]:
     while len(found) < count:
         assert connection.poll(60)
         message = receive(connection)
-        if not isinstance(message, Alive):
-            found.append(message)
+        found.append(message)
     return found
 
 
@@ -175,8 +172,3 @@ def test_a_row_says_which_of_several_answers_it(worker: Worker) -> None:
     send(ours, JudgeEpisode(episode("a", environment="Sleeper")))
     assert answers(ours) == [EpisodeJudged("3.1", {})]
     assert isinstance(ask(ours, "a", environment="Echo", key="4.0"), TurnAnswered)
-
-
-def test_it_gives_signs_of_life_while_it_has_nothing_to_do(worker: Worker) -> None:
-    ours = worker(TEXT, "Echo")
-    assert [type(receive(ours)) for _ in range(3)] == [Alive] * 3

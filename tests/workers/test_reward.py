@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import multiprocessing
 import threading
-from functools import partial
 
 import pytest
 
 from rhymeflow.config import RewardConfig
 from rhymeflow.reward.executor import RewardExecutor
 from rhymeflow.reward.messages import TrainerState
-from rhymeflow.workers import user_code
 from rhymeflow.workers.messages import (
-    Alive,
     ComputeReward,
     RewardComputed,
     RewardFailed,
@@ -46,7 +43,6 @@ def ask(key, *texts, **columns):
 @pytest.fixture
 def ours(tmp_path, monkeypatch):
     """The controller's end of a worker that serves in a thread, and has ended at the end."""
-    monkeypatch.setattr(user_code, "ALIVE_SECONDS", 0.2)
     path = tmp_path / "rewards.py"
     path.write_text(BODY)
     functions = {"functions": [{"function": f"{path}:length"}], "retries": 0, "num_workers": 1}
@@ -68,8 +64,7 @@ def answers(connection, count):
     while len(found) < count:
         assert connection.poll(30)
         message = receive(connection)
-        if not isinstance(message, Alive):
-            found[message.key] = message
+        found[message.key] = message
     return found
 
 
@@ -136,8 +131,3 @@ def test_a_key_can_be_asked_again_after_its_answer(ours):
     for _ in range(2):
         send(ours, ask("1.0", "ab", weight=1))
         assert answers(ours, 1)["1.0"].components == [{"length": 2.0}]
-
-
-def test_it_gives_signs_of_life_while_it_has_nothing_to_do(ours):
-    receive_next = partial(receive, ours)
-    assert [type(receive_next()) for _ in range(3)] == [Alive] * 3

@@ -32,6 +32,7 @@ from rhymeflow.core.types import Version
 from rhymeflow.engine.vllm.packing import compare_packed, compare_products, pack
 from rhymeflow.engine.vllm.places import Target, find_places, has_experts, shape_of
 from rhymeflow.engine.vllm.unpacked import Unpacked, can_be_kept
+from rhymeflow.utils import progress
 from rhymeflow.weights.base import (
     ChecksumMismatch,
     Overtaken,
@@ -128,6 +129,7 @@ class InstalledWeights:
         }
         # Everything, whatever was here before: of what was packed, nothing is left to build on.
         for chunk in reader.pull(None, want):
+            progress.advance()
             target = self._places[chunk.name].target
             digests[chunk.name] = self._copy(chunk, buffers)
             if not target.is_packed:

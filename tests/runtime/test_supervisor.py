@@ -1,0 +1,109 @@
+"""Who counts as hanging: the silent, and those whose work stands still; nobody else."""
+
+from __future__ import annotations
+
+import pytest
+
+from rhymeflow.config import Config
+from rhymeflow.runtime.base import Received, WorkerLost
+from rhymeflow.runtime.supervisor import Supervisor
+from rhymeflow.workers.messages import Accumulated, Alive, RanksMeet
+from tests.runtime.test_node_histories import Cluster
+
+LIMIT = 10.0
+
+
+class Watch:
+    """A supervisor of a learner of two ranks and one instance, and a clock."""
+
+    def __init__(self) -> None:
+        self.cluster, self.now = Cluster(), 0.0
+        config = Config.model_validate(
+            {
+                "run": {"worker_timeout": LIMIT, "instance_restarts": 1},
+                "learner": {"num_ranks": 2},
+                "drafting": {"window": "off"},
+            }
+        )
+        self.supervisor = Supervisor(config, self.cluster)
+        self.supervisor.start()
+        self.progress = dict.fromkeys(self.cluster.workers, 0)
+        self.look()
+
+    def look(self, *said: Received) -> list[str]:
+        """What is said now; why workers count as lost."""
+        news = self.supervisor.watch(said, self.now)
+        return [item.reason for item in news if isinstance(item, WorkerLost)]
+
+    def beat(self, *, but: str = "", still: tuple[str, ...] = ()) -> list[str]:
+        """A second later all say that they live, and what is not `still` has advanced."""
+        self.now += 1.0
+        said = []
+        for name in set(self.progress) - {but}:
+            self.progress[name] += name not in still
+            said.append(Received(name, Alive(self.progress[name])))
+        return self.look(*said)
+
+
+@pytest.fixture
+def watch() -> Watch:
+    return Watch()
+
+
+def test_a_rank_that_advances_is_healthy_though_it_says_nothing_else(watch):
+    for _ in range(10 * int(LIMIT)):
+        assert watch.beat() == []
+
+
+@pytest.mark.parametrize("victim", ["learner", "learner-rank-1", "rollout-0", "reward"])
+def test_who_is_silent_hangs(watch, victim):
+    for _ in range(int(LIMIT)):
+        assert watch.beat(but=victim) == []
+    (reason,) = watch.beat(but=victim)
+    assert f"{victim} has been silent for 10 seconds (run.worker_timeout)" in reason
+
+
+@pytest.mark.parametrize("victim", ["learner", "learner-rank-1", "rollout-0", "reward"])
+def test_whose_work_stands_still_hangs_though_it_lives(watch, victim):
+    watch.beat()
+    for _ in range(int(LIMIT)):
+        assert watch.beat(still=(victim,)) == []
+    (reason,) = watch.beat(still=(victim,))
+    assert f"{victim} has made no progress for 10 seconds (run.worker_timeout)" in reason
+
+
+def test_who_says_anything_else_has_worked(watch):
+    for _ in range(3 * int(LIMIT)):
+        assert watch.look(Received("learner", Accumulated(0, 1))) == []
+        assert watch.beat(still=("learner",)) == []
+
+
+def test_a_stopped_rank_is_named_before_those_that_wait_for_it(watch):
+    """The others make no progress in the meantime."""
+    watch.beat()
+    found = []
+    while not found:
+        found = watch.beat(but="learner-rank-1", still=("learner",))
+    assert "learner-rank-1 has been silent" in found[0]
+
+
+def test_who_was_never_heard_is_watched(watch):
+    watch.progress.pop("learner-rank-1")
+    watch.look(Received("learner", RanksMeet("here:1")))
+    found = []
+    while not found:
+        assert watch.now <= LIMIT + 1
+        found = watch.beat()
+    assert "learner-rank-1 has been silent" in found[0]
+
+
+def test_who_has_no_place_yet_is_not():
+    cluster = Cluster()
+    config = Config.model_validate({"drafting": {"window": "off"}, "runtime": "ray"})
+    supervisor = Supervisor(config, cluster)
+    supervisor.start()
+    cluster.workers["learner"].node = None
+    supervisor.watch((), 0.0)
+    lost = [list(supervisor.watch((), now)) for now in (0.0, 1e6)]
+    assert "learner" not in {item.worker for item in lost[-1]}
+    assert "reward" in {item.worker for item in lost[-1]}
