@@ -11,6 +11,7 @@ written. Knows nothing of what the state means, or of when a checkpoint is due.
 
 from __future__ import annotations
 
+import copy
 import shutil
 from collections.abc import Collection
 from pathlib import Path
@@ -18,10 +19,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from rhymeflow.errors import UserError
 from rhymeflow.learner.checkpoint_dirs import UNFINISHED
+from rhymeflow.models.load import stop_token_ids
 from rhymeflow.utils.disk import flush
 
 STATE_FILE = "learner.pt"
@@ -55,8 +57,20 @@ class Snapshot(NamedTuple):
         self.model.save_pretrained(unfinished, state_dict=self.weights)
         if self.tokenizer is not None:
             self.tokenizer.save_pretrained(unfinished)
+            generation_config(self.model, self.tokenizer).save_pretrained(unfinished)
         if self.state is not None:
             torch.save(self.state, unfinished / STATE_FILE)
+
+
+def generation_config(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> GenerationConfig:
+    """The model's, with every token that ended responses, so that `generate` ends there too."""
+    found = copy.deepcopy(model.generation_config)
+    found.eos_token_id, *others = sorted(stop_token_ids(model, tokenizer))
+    if others:
+        found.eos_token_id = [found.eos_token_id, *others]
+    return found
 
 
 def begin(directory: Path) -> Path:
@@ -137,4 +151,13 @@ def _copy(value: Any, copies: dict[Any, Tensor]) -> Any:
             return value
 
 
-__all__ = ["Snapshot", "begin", "finish", "is_sharded", "load", "remove_others", "snapshot"]
+__all__ = [
+    "Snapshot",
+    "begin",
+    "finish",
+    "generation_config",
+    "is_sharded",
+    "load",
+    "remove_others",
+    "snapshot",
+]

@@ -129,6 +129,8 @@ class _Export:
         self._model.generation_config.save_pretrained(self._directory)
         if tokenizer is not None:
             tokenizer.save_pretrained(self._directory)
+            generation = checkpoint.generation_config(self._model, tokenizer)
+            generation.save_pretrained(self._directory)
         (self._directory / checkpoint.SHARDS / PROGRESS).write_text(json.dumps(progress))
 
     def write(self, block: dict[str, Tensor]) -> None:

@@ -168,6 +168,8 @@ class Outcome:
         if self._given_model is None:
             return loaded
         self._given_model.load_state_dict(loaded.state_dict())
+        ends = loaded.generation_config.eos_token_id  # as transformers' Trainer aligns them
+        self._given_model.generation_config.eos_token_id = ends
         return self._given_model
 
     @cached_property
@@ -224,6 +226,9 @@ class Outcome:
         if self.checkpoint is None:
             self.model.save_pretrained(target)
             self.processing_class.save_pretrained(target)
+            from rhymeflow.learner.checkpoint import generation_config  # loads torch
+
+            generation_config(self.model, self.processing_class).save_pretrained(target)
             return
         target.mkdir(parents=True, exist_ok=True)
         for each in self.checkpoint.iterdir():

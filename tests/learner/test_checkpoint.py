@@ -41,9 +41,11 @@ def test_restored_learner_continues_identically(tmp_path: Path, dtype: torch.dty
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_plain_transformers_loads_it(tmp_path: Path, dtype: torch.dtype):
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
+        tokenizer_object=Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a")), eos_token="b"
     )
-    learner = Learner(tiny_model(), tokenizer, learner_config(), rollout_config(), dtype)
+    model = tiny_model()
+    model.generation_config.eos_token_id = [5, 7]
+    learner = Learner(model, tokenizer, learner_config(), rollout_config(), dtype)
     learner.train(made_up_batch(), 0)
     learner.save(tmp_path / "step-1")
     config = json.loads((tmp_path / "step-1" / "config.json").read_text())
@@ -54,6 +56,9 @@ def test_plain_transformers_loads_it(tmp_path: Path, dtype: torch.dtype):
     for name, weight in learner.weights().items():
         assert torch.equal(weight, model.get_parameter(name))
     assert AutoTokenizer.from_pretrained(tmp_path / "step-1").convert_tokens_to_ids("b") == 1
+    # `generate` ends where the run did: by the model, its configuration and the tokenizer.
+    ends = {*([config["eos_token_id"]] if config["eos_token_id"] is not None else []), 1, 5, 7}
+    assert set(model.generation_config.eos_token_id) == ends
 
 
 def test_saving_twice_replaces_and_leaves_nothing_unfinished(tmp_path: Path):
