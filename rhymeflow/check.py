@@ -80,11 +80,15 @@ def everything(config: Config) -> Loaded:
     """
     before_start(config)
     from rhymeflow.learner.choice import check_attention  # loads torch, so not before
+    from rhymeflow.learner.ranks import check_gpus
     from rhymeflow.models.load import check_end
     from rhymeflow.models.precision import resolve_device
     from rhymeflow.models.tokenizer import load_tokenizer, max_length
 
-    check_attention(config.learner, resolve_device(config.model))
+    device = resolve_device(config.model)
+    check_attention(config.learner, device)
+    if config.runtime == "local":
+        check_gpus(config.learner.num_ranks, device)
     tokenizer = load_tokenizer(config.model)
     check_end(config.model, tokenizer)
     _prove(config)

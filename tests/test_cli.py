@@ -20,6 +20,7 @@ from rhymeflow.cli import bench
 from rhymeflow.config import Config
 from rhymeflow.config.load import build_config, list_recipes, parse_config, read_config
 from rhymeflow.errors import UserError
+from rhymeflow.runtime import disk_space
 from rhymeflow.runtime.ray import library
 
 ROOT = Path(__file__).parent.parent
@@ -177,6 +178,26 @@ def test_a_dry_run_refuses_what_a_run_refuses(
     (line,) = capsys.readouterr().err.splitlines()
     assert said in line
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "trackio"]
+
+
+@pytest.mark.parametrize(
+    ("full", "said"),
+    [("/dev/shm", "/dev/shm has 1.0 MB free, and weights"), ("", "the disk has 1.0 MB free")],
+)
+def test_a_dry_run_looks_for_room(
+    full: str,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    full = full or str(tmp_path)
+    free = {full: 1_000_000}
+    monkeypatch.setattr(disk_space, "free_bytes", lambda path: free.get(str(path), 10**12))
+    arguments = ["train", "demo", "--dry-run", "--run.output_dir", str(tmp_path / "run")]
+    assert cli.main(arguments) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
 
 
 def _no_such_package(name: str) -> str:

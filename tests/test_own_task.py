@@ -14,14 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import AutoTokenizer
 
 from rhymeflow import check, cli
 from rhymeflow.config import help as pages
 from rhymeflow.config.fields import field_paths
-from rhymeflow.config.load import parse_config
+from rhymeflow.config.load import parse_config, read_config
 from rhymeflow.core.events import VersionPublished
 from rhymeflow.errors import UserError
+from rhymeflow.models import precision
 from rhymeflow.runtime.claimed import claimed
 from tests.runtime.tiny import save_model
 
@@ -205,6 +207,13 @@ def test_a_directory_that_holds_a_run_is_named(
     arguments = [*ONE_LINE, *SHORT, "--run.output_dir", "run"]
     for more in ([], ["--dry-run"], ["--dry-run=plan"]):
         assert "run holds a run already" in mistake(arguments + more, capsys)
+
+
+def test_fewer_gpus_than_ranks_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(precision, "resolve_device", lambda config: torch.device("cuda"))
+    with pytest.raises(UserError, match="each rank needs a GPU of its own, and there is 1"):
+        check.everything(read_config("demo", {"learner.num_ranks": "2"}))
 
 
 @pytest.mark.slow

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from operator import itemgetter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rhymeflow.config import Config
 from rhymeflow.config.load import dump_config
 from rhymeflow.core.types import HELD_OUT
+from rhymeflow.errors import UserError
 
 if TYPE_CHECKING:
     from rhymeflow.check import Loaded
@@ -45,7 +47,30 @@ def dry_run(config: Config, *, is_full: bool) -> None:
         from rhymeflow import sizes  # loads torch; mistakes are said without waiting for it
 
         needs = sizes.describe(config, longest)
+        if is_full and config.runtime == "local":
+            _check_room(config, choose_run_dir(config).absolute())
     print("\n".join([*lines, needs.strip("\n"), dump_config(config)]), end="")
+
+
+def _check_room(config: Config, run_dir: Path) -> None:
+    """Refuse what a run refuses once the model's size is known."""
+    from rhymeflow import sizes
+    from rhymeflow.runtime import disk_space
+    from rhymeflow.utils import shared_memory
+    from rhymeflow.workers.learner import STATE_BYTES
+
+    model = sizes.shape(config)
+    checkpoint = model.num_parameters * (model.bytes_per_value + STATE_BYTES)
+    there = next(each for each in (run_dir, *run_dir.parents) if each.exists())
+    disk_space.DiskSpace(there, checkpoint).check(config.run.save_total_limit, 0)
+    rows = sizes.estimate(config, model, sizes.ASSUMED_PROMPT)
+    shared = sum(row.num_bytes for row in rows if "shared memory" in row.what)
+    memory = shared_memory.DIRECTORY
+    if memory.is_dir() and disk_space.free_bytes(memory) < shared:
+        raise UserError(
+            f"{memory} has {sizes.size_text(disk_space.free_bytes(memory))} free, and weights and "
+            f"the index of history (drafting.history_tokens) take {sizes.size_text(shared)} there"
+        )
 
 
 def _what_is_trained_on(config: Config, loaded: Loaded) -> list[str]:

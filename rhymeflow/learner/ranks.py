@@ -114,16 +114,21 @@ def device_of(rank: int, count: int, device: torch.device) -> torch.device:
     Raises:
         UserError: there are fewer GPUs than ranks.
     """
+    check_gpus(count, device)
     if device.type != "cuda":
         return device
-    num_gpus = torch.cuda.device_count()
+    torch.cuda.set_device(rank)
+    return torch.device("cuda", rank)
+
+
+def check_gpus(count: int, device: torch.device) -> None:
+    """Raise `UserError` if this machine has fewer GPUs than there are ranks on such a device."""
+    num_gpus = torch.cuda.device_count() if device.type == "cuda" else count
     if num_gpus < count:
         raise UserError(
             f"learner.num_ranks = {count}: each rank needs a GPU of its own, and there "
             f"{'is' if num_gpus == 1 else 'are'} {num_gpus}"
         )
-    torch.cuda.set_device(rank)
-    return torch.device("cuda", rank)
 
 
 def interface_towards(address: str) -> str | None:
