@@ -46,6 +46,8 @@ class Loaded(NamedTuple):
     """In tokens."""
     rewards: list[str]
     """What each reward function, of suites too, returned when it was tried."""
+    unseen: str | None
+    """What rewards do not see of responses, see `models.tokenizer.unseen_tokens`."""
 
 
 def before_start(config: Config) -> None:
@@ -83,7 +85,7 @@ def everything(config: Config) -> Loaded:
     from rhymeflow.learner.ranks import check_gpus
     from rhymeflow.models.load import check_end
     from rhymeflow.models.precision import resolve_device
-    from rhymeflow.models.tokenizer import load_tokenizer, max_length
+    from rhymeflow.models.tokenizer import load_tokenizer, max_length, unseen_tokens
 
     device = resolve_device(config.model)
     check_attention(config.learner, device)
@@ -109,9 +111,9 @@ def everything(config: Config) -> Loaded:
     train = prompts.train
     lengths = [len(prompts.encoder.encode(train[row])) for row in range(len(train))]
     lengths += [len(ids) for suite in suites.values() for ids in suite.prompt_ids]
-    return Loaded(
-        tokenizer, prompts, suites, max(lengths), _tried(config, tokenizer, prompts, suites)
-    )
+    rewards = _tried(config, tokenizer, prompts, suites)
+    unseen = unseen_tokens(config.model, tokenizer)
+    return Loaded(tokenizer, prompts, suites, max(lengths), rewards, unseen)
 
 
 def _check_turns(

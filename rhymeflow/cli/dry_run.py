@@ -89,6 +89,7 @@ def _what_is_trained_on(config: Config, loaded: Loaded) -> list[str]:
         f"# the first prompt, {train[0].where}, as the policy reads it ({len(ids):,} tokens):",
         *_comments(loaded.tokenizer, [("", ids)]),
         *(f"# reward {printable(each)}" for each in loaded.rewards),
+        *([] if loaded.unseen is None else [f"# {printable(loaded.unseen)}"]),
     ]
 
 

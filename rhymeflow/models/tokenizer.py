@@ -6,6 +6,7 @@ Apart from `load` because what only encodes and decodes starts three seconds soo
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,40 @@ def max_length(config: ModelConfig) -> int:
             f"model.name = {source.name!r}: its config.json names no max_position_embeddings"
         )
     return length
+
+
+_CONTROL = re.compile(
+    r"<[|｜].*[|｜]>|</?s>|<(bos|cls|eos|mask|pad|sep|unk)>|.*(reserved|unused).*"
+)
+"""How tokens are written that stand for no text."""
+
+
+def unseen_tokens(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """Say which special tokens stand for text that a policy may write, such as `<answer>`, where
+    there are some: decoding leaves them out. Those that begin, end or structure it are no text.
+    """
+    special = {i: str(each) for i, each in tokenizer.added_tokens_decoder.items() if each.special}
+    roles = ("bos", "cls", "eos", "mask", "pad", "sep", "unk")
+    control = {getattr(tokenizer, f"{role}_token") for role in roles}
+    template = str(tokenizer.chat_template or "")
+    found = {
+        i: text
+        for i, text in special.items()
+        if text not in control and text not in template and not _CONTROL.fullmatch(text)
+    }
+    if found:
+        from rhymeflow.models.load import configured_stop_token_ids  # takes long
+
+        stops = configured_stop_token_ids(config, tokenizer)
+        found = {i: text for i, text in found.items() if i not in stops}
+    if not found:
+        return None
+    names = ", ".join(list(found.values())[:4])
+    more = f" and {len(found) - 4} more" if len(found) > 4 else ""
+    return (
+        f"the tokenizer has {names}{more} as special tokens, which the text that rewards and "
+        "environments are given lacks; `completion_ids` has them"
+    )
 
 
 def _source_of(tokenizer: str) -> Source:

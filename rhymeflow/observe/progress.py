@@ -118,6 +118,7 @@ class Progress:
     def warn(self, message: str) -> None:
         """Print a line that stays: something happened that the user should know of."""
         self._console.print(f"warning: {message}", soft_wrap=True, highlight=False, markup=False)
+        self._shown_message = message  # once is enough
 
     def _print(self, state: ProgressState, is_new_step: bool) -> None:
         if is_new_step:

@@ -314,12 +314,12 @@ def load_while(start: Callable[[], None], config: Config, reporter: Reporter) ->
         started = background.submit(start)
         reporter.say("loading the model, the data and the reward functions")
         with processes.importing():
-            from rhymeflow.models.tokenizer import load_tokenizer, max_length  # take long
+            from rhymeflow.models import tokenizer as tokenizers  # takes long
 
-            tokenizer = load_tokenizer(config.model)
+            tokenizer = tokenizers.load_tokenizer(config.model)
         # Only a chat template tells the policy of tools.
         tools = tool_schemas_apart(config) if tokenizer.chat_template else {}
-        longest = max_length(config.model)
+        longest = tokenizers.max_length(config.model)
         prompts = RunPrompts.load(config, tokenizer, longest, tools.get(RUN))
         check_calls(config, tokenizer, prompts.train, tools.get(RUN))
         check_rows(config, prompts.train, LOOKED_AT)
@@ -329,6 +329,8 @@ def load_while(start: Callable[[], None], config: Config, reporter: Reporter) ->
             check_calls(config, tokenizer, suite.prompts, tools.get(name))
         check_arguments(config, {RUN: prompts.train} | {n: s.prompts for n, s in suites.items()})
     started.result()
+    if unseen := tokenizers.unseen_tokens(config.model, tokenizer):
+        reporter.warn(unseen)
     return Loaded(tokenizer, prompts, suites)
 
 
