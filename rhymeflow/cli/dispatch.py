@@ -13,12 +13,14 @@ from collections.abc import Mapping, Sequence
 from rhymeflow.cli import runs
 from rhymeflow.cli.parser import Add, with_commands
 from rhymeflow.errors import StorageError, UserError, suggestion
+from rhymeflow.utils import stopping
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     try:
-        return _dispatch(list(sys.argv[1:] if arguments is None else arguments))
+        with stopping.as_interrupts():
+            return _dispatch(list(sys.argv[1:] if arguments is None else arguments))
     except UserError as error:
         print(f"rhymeflow: {error}", file=sys.stderr)
         return 2

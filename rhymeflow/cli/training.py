@@ -162,6 +162,8 @@ def train(args: argparse.Namespace) -> int:
         from rhymeflow.runtime import processes
 
         processes.prepare()  # its imports go on beside those that follow
+        with processes.ended_by_interrupt():
+            import rhymeflow.runtime.train  # noqa: F401 - takes long
     from rhymeflow.runtime.train import train
 
     return _to_its_end(lambda begin: train(config, begin=begin), args.dashboard)

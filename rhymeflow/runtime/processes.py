@@ -15,6 +15,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -57,6 +58,19 @@ def prepare() -> None:
     # One thread until a worker is told how many it has.
     with environment(OMP_NUM_THREADS="1"):
         forkserver.ensure_running()
+
+
+@contextmanager
+def ended_by_interrupt() -> Iterator[None]:
+    """Ctrl-C in the block ends the server at once: it may still be loading, and who waits for a
+    worker, or at the end for the server, would wait for that."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        server = forkserver._forkserver
+        if server._forkserver_pid is not None:
+            os.kill(server._forkserver_pid, signal.SIGKILL)
+        raise
 
 
 def start_resource_tracker() -> None:

@@ -8,8 +8,6 @@ processes and the shared memory are given back and the run directory says what w
 
 from __future__ import annotations
 
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -60,12 +58,9 @@ from rhymeflow.store.schema import EVENTS
 from rhymeflow.store.writer import SqliteTrajectoryStore
 from rhymeflow.suites.prompts import SuitePrompts, load_suites
 from rhymeflow.suites.sections import RUN
-from rhymeflow.utils import shared_memory
+from rhymeflow.utils import shared_memory, stopping
 from rhymeflow.utils.faults import no_room, one_line
 from rhymeflow.workers.messages import LearnerReady
-
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""What people and clusters stop a run with, and what a closed terminal sends."""
 
 
 class Loaded(NamedTuple):
@@ -109,7 +104,7 @@ def train(
         WorkerDied: a worker process ended, hangs, or has a defect.
         StorageError: the disk is full, or files of the run were deleted or damaged.
     """
-    with claimed(config, run_dir) as (path, store):
+    with stopping.as_interrupts(), claimed(config, run_dir) as (path, store):
         config = begin(path) or config
         check_start(config)
         prepare(config)
@@ -136,6 +131,17 @@ def resume(
         UserError: there is no run, another process carries it on, the change is not possible, or
             the log is damaged.
     """
+    with stopping.as_interrupts():
+        return _resume(run_dir, change, console or Console(), observer, begin)
+
+
+def _resume(
+    run_dir: Path,
+    change: Callable[[Config], Config],
+    console: Console,
+    observer: Observer | None,
+    begin: Callable[[Path], object],
+) -> Summary:
     check_log(run_dir)
     before = previous_run.open_run(str(run_dir), "resume")
     before.reader.close()
@@ -147,7 +153,7 @@ def resume(
         past, config = recall(run_dir, change)
         config = directories.located(config, run_dir)
         begin(run_dir)
-        return attempt(config, run_dir, store, past, console or Console(), observer=observer)
+        return attempt(config, run_dir, store, past, console, observer=observer)
 
 
 def prepare(config: Config) -> None:
@@ -310,7 +316,7 @@ def record_config(config: Config, path: Path, store: TrajectoryStore) -> None:
 
 def load_while(start: Callable[[], None], config: Config, reporter: Reporter) -> Loaded:
     """Load the prompts while workers start, which wait for the server that they are forked from."""
-    with ThreadPoolExecutor(1, "start") as background:
+    with ThreadPoolExecutor(1, "start") as background, processes.ended_by_interrupt():
         started = background.submit(start)
         reporter.say("loading the model, the data and the reward functions")
         with processes.importing():
@@ -346,12 +352,5 @@ def interruptible(controller: Controller) -> Iterator[None]:
         controller.end_asked = controller.stop_asked
         controller.stop_asked = True
 
-    if threading.current_thread() is not threading.main_thread():
+    with stopping.taking(stopping.not_ignored(), on_signal):
         yield
-        return
-    previous = {number: signal.signal(number, on_signal) for number in STOP_SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

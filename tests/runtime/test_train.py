@@ -21,8 +21,9 @@ from rhymeflow.errors import UserError
 from rhymeflow.observe import metrics
 from rhymeflow.runtime.controller import Controller
 from rhymeflow.runtime.supervisor import WorkerDied
-from rhymeflow.runtime.train import STOP_SIGNALS, interruptible
+from rhymeflow.runtime.train import interruptible
 from rhymeflow.store.reader import TrajectoryReader
+from rhymeflow.utils.stopping import STOP_SIGNALS, as_interrupts
 from tests.runtime import plain
 from tests.runtime.logs import reader, replay, train
 from tests.runtime.tiny import save_model, save_prompts, tiny_config
@@ -273,12 +274,44 @@ def test_a_worker_that_hangs_is_named(tmp_path, monkeypatch):
 def test_what_stops_a_run_asks_it_to_end_and_then_ends_it(number):
     controller = SimpleNamespace(stop_asked=False, end_asked=False)
     before = signal.getsignal(number)
-    with interruptible(controller):
+    with interruptible(controller), as_interrupts():
         signal.raise_signal(number)
         assert (controller.stop_asked, controller.end_asked) == (True, False)
         signal.raise_signal(number)
         assert controller.end_asked
     assert signal.getsignal(number) == before
+
+
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_what_stops_a_run_before_it_trains_is_as_ctrl_c(number):
+    before = signal.getsignal(number)
+    with pytest.raises(KeyboardInterrupt), as_interrupts():
+        signal.raise_signal(number)
+    assert signal.getsignal(number) == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_a_run_that_is_stopped_while_it_loads_says_so_and_leaves_no_worker(tmp_path, number):
+    config_file = tmp_path / "config.yaml"
+    config_file.write_text(json.dumps(tiny_config(tmp_path).model_dump(mode="json")))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rhymeflow", "train", str(config_file)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    while not (tmp_path / "run" / "events.db").exists():
+        time.sleep(0.01)
+    time.sleep(0.2)
+    started = time.monotonic()
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=60)  # until nobody has its standard output
+    assert output.endswith("rhymeflow: interrupted\n")
+    assert process.returncode in (130, -signal.SIGINT)  # Python's own, if it was in an `exec`
+    assert (tmp_path / "run" / "summary.json").exists()
+    assert time.monotonic() - started < 10.0
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from benchmarks.faults.fake.workers import FakeInstance, FakeLearner, FakeReward
 from benchmarks.faults.fake.world import World
 from rhymeflow.config import Config
 from rhymeflow.runtime.base import News, Received, Resources, Role, WorkerLost
-from rhymeflow.runtime.train import STOP_SIGNALS
+from rhymeflow.utils.stopping import STOP_SIGNALS
 from rhymeflow.workers.channel import Channel
 from rhymeflow.workers.messages import Message, decode, encode
 
