@@ -54,23 +54,36 @@ class Snapshot(NamedTuple):
 
     def fill(self, unfinished: Path) -> None:
         """Write everything into a directory that `begin` made."""
+        self.model.generation_config = generation_config(self.model, self.tokenizer)
         self.model.save_pretrained(unfinished, state_dict=self.weights)
         if self.tokenizer is not None:
             self.tokenizer.save_pretrained(unfinished)
-            generation_config(self.model, self.tokenizer).save_pretrained(unfinished)
         if self.state is not None:
             torch.save(self.state, unfinished / STATE_FILE)
 
 
 def generation_config(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None
 ) -> GenerationConfig:
-    """The model's, with every token that ended responses, so that `generate` ends there too."""
+    """The model's, with every token that ended responses, so that `generate` ends there too; and
+    without what transformers refuses to save: settings of sampling in one that does not sample."""
     found = copy.deepcopy(model.generation_config)
+    found._from_model_config = False  # else transformers may make it anew, of config.json
+    if not found.do_sample:
+        for name in _OF_SAMPLING:
+            setattr(found, name, None)
+    if tokenizer is None:
+        return found
     found.eos_token_id, *others = sorted(stop_token_ids(model, tokenizer))
     if others:
         found.eos_token_id = [found.eos_token_id, *others]
     return found
+
+
+_OF_SAMPLING = (
+    *("temperature", "top_k", "top_p", "min_p", "top_h"),
+    *("typical_p", "epsilon_cutoff", "eta_cutoff"),
+)
 
 
 def begin(directory: Path) -> Path:

@@ -126,11 +126,10 @@ class _Export:
         config.dtype = str(self._dtype).removeprefix("torch.")
         config.architectures = [type(self._model).__name__]
         config.save_pretrained(self._directory)
-        self._model.generation_config.save_pretrained(self._directory)
+        generation = checkpoint.generation_config(self._model, tokenizer)
+        generation.save_pretrained(self._directory)
         if tokenizer is not None:
             tokenizer.save_pretrained(self._directory)
-            generation = checkpoint.generation_config(self._model, tokenizer)
-            generation.save_pretrained(self._directory)
         (self._directory / checkpoint.SHARDS / PROGRESS).write_text(json.dumps(progress))
 
     def write(self, block: dict[str, Tensor]) -> None:

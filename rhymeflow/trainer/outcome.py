@@ -224,11 +224,12 @@ class Outcome:
         """Write the policy and its tokenizer, by default to the run directory."""
         target = Path(output_dir) if output_dir is not None else self.run_dir
         if self.checkpoint is None:
-            self.model.save_pretrained(target)
-            self.processing_class.save_pretrained(target)
             from rhymeflow.learner.checkpoint import generation_config  # loads torch
 
-            generation_config(self.model, self.processing_class).save_pretrained(target)
+            model, tokenizer = self.model, self.processing_class
+            model.generation_config = generation_config(model, tokenizer)
+            model.save_pretrained(target)
+            tokenizer.save_pretrained(target)
             return
         target.mkdir(parents=True, exist_ok=True)
         for each in self.checkpoint.iterdir():

@@ -45,6 +45,8 @@ def test_plain_transformers_loads_it(tmp_path: Path, dtype: torch.dtype):
     )
     model = tiny_model()
     model.generation_config.eos_token_id = [5, 7]
+    model.generation_config.do_sample = False
+    model.generation_config.temperature = 0.6  # which transformers would not save
     learner = Learner(model, tokenizer, learner_config(), rollout_config(), dtype)
     learner.train(made_up_batch(), 0)
     learner.save(tmp_path / "step-1")
