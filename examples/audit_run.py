@@ -41,7 +41,8 @@ def read(db):
         e = json.loads(body)
         if kind in ("LearnerReady", "VersionPublished"):
             due = len(log.published) - (kind == "LearnerReady" and len(log.published) > 0)  # again
-            check(5, e["version"] == due and e["checksum"], "published:", body)
+            has_weights = any(log.published.get(0, ()))  # a simulation has no checksums at all
+            check(5, e["version"] == due and (e["checksum"] or not has_weights), "published:", body)
             log.published.setdefault(due, set()).add(e["checksum"])
         elif kind in ("InstanceJoined", "Pull", "Pulled"):
             held[e["instance"]] = max(e["version"], held.get(e["instance"], 0))
@@ -96,7 +97,8 @@ def law_5(db, log):
     proved = {proof[:2] for proof in log.proved}
     for one in stored(db, PROOFS):
         check(5, one in proved, "tokens under a version that was not proved:", one)
-    return f"{len(log.published)} versions published, {len(proved)} pulls proved"
+    which = "proved" if any(log.published.get(0, ())) else "of no weights: it was simulated"
+    return f"{len(log.published)} versions published, {len(proved)} pulls {which}"
 
 
 if __name__ == "__main__":

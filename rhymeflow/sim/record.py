@@ -10,10 +10,12 @@ written. Knows no strategy, and changes nothing in what is simulated.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
+from rhymeflow import build
 from rhymeflow.config import Config
 from rhymeflow.core.commands import Command, Drop, FinishEarly, Route, Train
 from rhymeflow.core.events import (
@@ -56,6 +58,7 @@ class Record:
         self._cuts: dict[TrajectoryId, list[Cut]] = {}
         self._members: dict[GroupId, list[TrajectoryId]] = {}
         self._tokens = self._trained = 0.0
+        self._ages: Counter[int] = Counter()
         self._last = Step(0, 0.0, 0.0, 0.0)
 
     def _open(self) -> None:
@@ -68,6 +71,7 @@ class Record:
         (directory / metrics.FILE).unlink(missing_ok=True)
         self._store = SqliteTrajectoryStore(directory / EVENTS)
         started = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())
+        config = config.model_copy(update={"schedule": build.rules_in_force(config)})
         self._store.begin_attempt(config.model_dump_json(), now=0.0, started=started)
         self._metrics = MetricsWriter(directory, report_to=(), name=config.name, config={})
         self._is_open = True
@@ -89,7 +93,7 @@ class Record:
                     prompt_tokens=[0] * tokens,
                     columns={},
                 )
-            case TurnEnded(trajectory=trajectory, length=length):
+            case TurnEnded(trajectory=trajectory, length=length) if trajectory in self._cuts:
                 self._cuts[trajectory].append((length, ENVIRONMENT))
             case TrajectoryFinished(trajectory, _, length, reason):
                 store.put_finished(trajectory, length=length, reason=reason)
@@ -178,11 +182,15 @@ class Record:
         batch, seconds = cluster.audit.batches[step.version - 1], step.time - last.time
         self._trained += batch.response_tokens + batch.prompt_tokens
         generated = sum(each.tally.tokens_generated for each in cluster.all_instances)
+        ages = cluster.audit.staleness - self._ages
+        self._ages = cluster.audit.staleness.copy()
         rollout = (step.rollout_busy - last.rollout_busy) / (seconds * cluster.num_instances)
         figures = {
             "step_time": seconds,
             "completions/mean_length": batch.response_tokens / batch.responses,
             "num_tokens": self._trained,
+            "staleness/mean": sum(age * n for age, n in ages.items()) / ages.total(),
+            "staleness/max": max(ages),
             "rollout/tokens_per_s": (generated - self._tokens) / seconds,
             "idle/rollout": 1 - rollout,
             "idle/learner": 1 - (step.learner_busy - last.learner_busy) / seconds,

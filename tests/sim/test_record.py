@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from rhymeflow.dashboard import curves, drafts, groups, log, time_view, trajecto
 from rhymeflow.dashboard.run import Run
 from rhymeflow.dashboard.trajectory import TokenTexts
 from rhymeflow.errors import UserError
+from rhymeflow.observe import metrics
 from rhymeflow.observe.runs import read
 from rhymeflow.sim.result import Result
 from rhymeflow.sim.simulate import run, simulate
@@ -51,6 +54,13 @@ def recorded(directory: Path, **fields: str) -> Result:
         {"schedule.extra_groups": "1", "schedule.extra_generations": "2"},
         TURNS,
         FAULTS,
+        {
+            **TURNS,
+            "schedule.name": "synchronous",
+            "schedule.max_staleness": "null",
+            "schedule.extra_groups": "2",
+            "schedule.extra_generations": "3",
+        },
     ],
 )
 def test_the_store_says_what_the_simulation_does(tmp_path: Path, fields: dict[str, str]) -> None:
@@ -65,12 +75,27 @@ def test_the_store_says_what_the_simulation_does(tmp_path: Path, fields: dict[st
             " (SELECT COUNT(*) FROM commands)"
         )
         assert (events, commands) == (result.events, result.commands)
+        ages = [row for row in metrics.rows(tmp_path / "run")]
+        assert max(row["staleness/max"] for row in ages) == max(result.staleness)
+        mean = sum(row["staleness/mean"] for row in ages) / len(ages)
+        trained = sum(result.staleness.values())
+        assert mean == pytest.approx(sum(a * n for a, n in result.staleness.items()) / trained)
         # What was finished is there in full, each token once.
         assert not reader.query(
             "SELECT t.group_id FROM trajectories t JOIN groups g USING (group_id) LEFT JOIN"
             " (SELECT group_id, member, SUM(length) AS length FROM pruned GROUP BY 1, 2) p"
             " USING (group_id, member) WHERE g.ending IS NOT NULL AND p.length IS NOT t.length"
         )
+
+
+def test_a_simulated_run_is_audited(tmp_path: Path) -> None:
+    recorded(tmp_path / "run", **TURNS, **{"schedule.max_staleness": "null"})
+    script = Path(__file__).parents[2] / "examples" / "audit_run.py"
+    command = [sys.executable, script, tmp_path / "run"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "law 1: 192 trajectories trained on, bound 1" in done.stdout
+    assert "pulls of no weights: it was simulated" in done.stdout
 
 
 def test_what_is_recorded_changes_nothing(tmp_path: Path) -> None:
