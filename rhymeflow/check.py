@@ -93,7 +93,7 @@ def everything(config: Config) -> Loaded:
         check_gpus(config.learner.num_ranks, device)
     tokenizer = load_tokenizer(config.model)
     check_end(config.model, tokenizer)
-    _prove(config)
+    prove(config, has_engine=config.rollout.engine == "native")
     # What a user's file prints is no part of the configuration that is printed.
     with contextlib.redirect_stdout(sys.stderr):
         judges = _judges(config)
@@ -142,14 +142,14 @@ def _tried(
     return said
 
 
-def _prove(config: Config) -> None:
-    """Try engine and learner on a small model of this kind, with random weights."""
+def prove(config: Config, *, has_engine: bool) -> None:
+    """Try the learner, and the engine, on a small model of this kind, with random weights."""
     from rhymeflow.engine.native.engine import Engine
     from rhymeflow.learner.single import proved
     from rhymeflow.models.load import resolve_device, small_model
 
     model = small_model(config.model, device=resolve_device(config.model))
-    if config.rollout.engine == "native":
+    if has_engine:
         Engine(
             model, seed=0, max_num_seqs=4, max_prefill_tokens=64, instance="check", version=0
         ).prove()

@@ -114,10 +114,12 @@ def _times(number: float) -> str:
 def sft_dry_run(config: Config) -> None:
     """Print what `sft` would learn, and how; raise what it would raise before its first step."""
     from rhymeflow import sizes  # loads torch
+    from rhymeflow.check import prove
     from rhymeflow.models.tokenizer import load_tokenizer
     from rhymeflow.sft.train import check, load
 
     check(config)
+    prove(config, has_engine=False)
     model = sizes.shape(config)
     tokenizer = load_tokenizer(config.model)
     rows = load(config, tokenizer)

@@ -1,7 +1,8 @@
 """From text to token ids, and nothing of the text is lost.
 
 Holds true: every character that is no blank has part in a token, or there is an `Unwritable`; what
-the tokenizer puts around a text by itself is put before it at most. The tokenizer is handed in.
+the tokenizer puts around a text by itself is put before it at most. No id is beyond the model's
+embeddings, if `num_embeddings` of the tokenizer says how many there are. It is handed in.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ _RARE = "\U0010fffd"
 
 
 class Unwritable(ValueError):  # noqa: N818 - it is what is wrong with the text
-    """The tokenizer has no token for a character; the text says which."""
+    """The tokenizer has no token for a character, or the model none for a token; says which."""
 
 
 class TokenIds:
@@ -30,17 +31,27 @@ class TokenIds:
         """Return the ids, without any that the tokenizer adds.
 
         Raises:
-            Unwritable: a character would be lost.
+            Unwritable: a character would be lost, or the model has no such token.
         """
         ids, lost = self._encoded(text, looks=self._loses)
         if lost is not None:
             raise Unwritable(f"the model's tokenizer has no token for the character {lost!r}")
-        return ids
+        return self._known(ids)
 
     def begun(self, text: str) -> list[int]:
         """The same after the tokenizer's beginning of sequence, where the text has none."""
         ids, begin = self(text), self._begin
-        return ids if not begin or ids[: len(begin)] == begin else [*begin, *ids]
+        return ids if not begin or ids[: len(begin)] == begin else self._known([*begin, *ids])
+
+    def _known(self, ids: list[int]) -> list[int]:
+        count, largest = getattr(self._tokenizer, "num_embeddings", None), max(ids, default=0)
+        if count is not None and largest >= count:
+            token = self._tokenizer.decode([largest])
+            raise Unwritable(
+                f"{token!r} is token {largest} of the tokenizer, and the model has embeddings for "
+                f"{count} tokens, from 0"
+            )
+        return ids
 
     @cached_property
     def _begin(self) -> list[int]:

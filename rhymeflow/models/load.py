@@ -246,6 +246,12 @@ def _stop_tokens(
             f"model {name!r} names no end-of-sequence token (eos_token_id in its "
             "generation config, config or tokenizer), so a response could never end"
         )
+    count = hf_config.get_text_config().vocab_size
+    if max(ids) >= count:
+        raise UserError(
+            f"model {name!r}: its end-of-sequence token {max(ids)} (eos_token_id in its generation "
+            f"config, config or tokenizer) is none of its {count} tokens"
+        )
     return ids
 
 

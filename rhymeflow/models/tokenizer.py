@@ -19,7 +19,10 @@ from rhymeflow.models.source import Source
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
-    """The tokenizer with its chat template, if it has one; a missing pad token becomes eos."""
+    """The tokenizer with its chat template, if it has one; a missing pad token becomes eos.
+
+    `num_embeddings` says for how many tokens the model has embeddings: `TokenIds` gives no others.
+    """
     source = readable(config) if config.tokenizer is None else _source_of(config.tokenizer)
     has_model = not source.is_hub and (Path(source.location) / "config.json").is_file()
     with explained(source, "the tokenizer"):
@@ -27,7 +30,19 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
         tokenizer = AutoTokenizer.from_pretrained(source.location, **known, **offline(source))
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
+    tokenizer.num_embeddings = _num_embeddings(config)
     return tokenizer
+
+
+def _num_embeddings(config: ModelConfig) -> int | None:
+    """As the model's `config.json` says, if there is one and it does."""
+    source = readable(config)
+    if not source.is_hub and not (Path(source.location) / "config.json").is_file():
+        return None
+    with explained(source):
+        fields, _ = PreTrainedConfig.get_config_dict(source.location, **offline(source))
+    found: int | None = fields.get("text_config", fields).get("vocab_size")
+    return found
 
 
 def max_length(config: ModelConfig) -> int:

@@ -13,19 +13,27 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
     BertConfig,
+    EncodecConfig,
     Gemma2Config,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
+    MusicgenConfig,
+    MusicgenDecoderConfig,
     PreTrainedTokenizerFast,
     Qwen2Config,
     T5Config,
 )
 
-from rhymeflow.config import ModelConfig
+from rhymeflow.config import DataConfig, ModelConfig
+from rhymeflow.data.encode import PromptEncoder
+from rhymeflow.data.prompts import Prompt
+from rhymeflow.engine.base import NoiseKey, Request, Sampling
+from rhymeflow.engine.native.engine import Engine
 from rhymeflow.errors import UserError
 from rhymeflow.models.attention import attending
 from rhymeflow.models.load import (
+    configured_stop_token_ids,
     empty_model,
     load_config,
     load_model,
@@ -33,6 +41,7 @@ from rhymeflow.models.load import (
     num_parameters,
     resolve_device,
     resolve_dtype,
+    small_model,
     stop_token_ids,
 )
 
@@ -240,3 +249,44 @@ def test_hub_name_offline_says_what_was_tried_and_what_to_do():
     assert shown.count("\n") == 1
     for part in ("no-such-owner/no-such-model", "HF_HUB_OFFLINE", "local directory", "hub name"):
         assert part in shown
+
+
+def test_tokens_that_the_model_has_no_embedding_of_are_refused_where_they_are_used(tmp_path):
+    LlamaForCausalLM(LlamaConfig(**{**SIZES, "vocab_size": 9})).save_pretrained(tmp_path)
+    save_tokenizer(tmp_path)  # "+" is its token 9
+    tokenizer = load_tokenizer(config_of(tmp_path))
+    encoder = PromptEncoder(tokenizer, DataConfig())
+    assert encoder.encode(Prompt(0, "12", {}, "row 1")) == [3, 4]
+    with pytest.raises(UserError, match=r"row 2: '\+' is token 9 of the tokenizer, and the model"):
+        encoder.encode(Prompt(1, "1+2", {}, "row 2"))
+    model = load_model(config_of(tmp_path), dtype=torch.float32, device=CPU)
+    assert stop_token_ids(model, tokenizer) == {1}
+    tokenizer.eos_token = "+"
+    for find in (
+        lambda: stop_token_ids(model, tokenizer),
+        lambda: configured_stop_token_ids(config_of(tmp_path), tokenizer),
+    ):
+        with pytest.raises(UserError, match=r"its end-of-sequence token 9 .* is none of its 9 tok"):
+            find()
+    engine = Engine(model, seed=0, max_num_seqs=2, max_prefill_tokens=8, instance="a", version=0)
+    how = Sampling(1.0, 1.0, 0, 4, frozenset())
+    with pytest.raises(UserError, match="token 9 is none of the model's 9"):
+        engine.submit(Request(0, [3, 9], NoiseKey(0, 0, 0), how))
+
+
+def test_a_small_model_is_one_of_this_kind_and_needs_no_weights(tmp_path):
+    sizes = {**SIZES, "num_hidden_layers": 5, "intermediate_size": 999, "vocab_size": 9999}
+    Qwen2Config(**sizes, use_sliding_window=False).save_pretrained(tmp_path)
+    model = small_model(config_of(tmp_path), device=CPU)
+    assert (len(model.model.layers), len(model.lm_head.weight)) == (2, 256)
+    assert {p.isfinite().all().item() for p in model.parameters()} == {True}
+
+
+def test_several_models_in_one_are_no_language_model(tmp_path):
+    MusicgenConfig(
+        text_encoder=T5Config().to_dict(),
+        audio_encoder=EncodecConfig().to_dict(),
+        decoder=MusicgenDecoderConfig().to_dict(),
+    ).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="'musicgen' is not a decoder-only language model"):
+        load_config(config_of(tmp_path))

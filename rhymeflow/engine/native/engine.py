@@ -80,6 +80,7 @@ class Engine:
         assert config._attn_implementation == attention.NAME, config._attn_implementation
         self.seed, self.instance, self.version = seed, instance, version
         self.max_length: int = config.max_position_embeddings
+        self._vocabulary: int = config.vocab_size
         self.tokens_generated = 0
         """Tokens sampled since the engine exists."""
         self.clock = 0.0
@@ -112,9 +113,7 @@ class Engine:
     def draft_with(self, drafter: Drafter) -> None:
         """Draft from now on, also for what runs."""
         assert self._drafting is None, "there is a drafter already"
-        self._drafting = Drafting(
-            drafter, vocabulary=self._model.config.get_text_config().vocab_size
-        )
+        self._drafting = Drafting(drafter, vocabulary=self._vocabulary)
 
     def prove(self) -> None:
         """Raise `UserError` unless it samples from the model's own distribution; see `proof`.
@@ -175,6 +174,11 @@ class Engine:
                 f"request {request.id}: {len(request.prompt_ids)} prompt tokens and up to "
                 f"{request.sampling.max_new_tokens} new ones are more than the model's "
                 f"max_position_embeddings = {self.max_length}"
+            )
+        beyond = max([*request.prompt_ids, *request.tokens], default=0)
+        if beyond >= self._vocabulary:
+            raise UserError(
+                f"request {request.id}: token {beyond} is none of the model's {self._vocabulary}"
             )
         if not request.prompt_ids:
             raise UserError(f"request {request.id}: the prompt is empty")
