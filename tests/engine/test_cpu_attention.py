@@ -211,3 +211,41 @@ def test_what_it_serves():
     assert not CpuAttention.serves(CPU, torch.float32, 36)
     assert not CpuAttention.serves(torch.device("cuda"), torch.float32, 32)
     assert attention_for(CPU, torch.float64, 32)
+
+
+@pytest.mark.parametrize("dtype", cpu_attention.DTYPES)
+@given(
+    case=cases(),
+    group=st.sampled_from([1, 2, 3]),
+    dim=st.sampled_from([8, 16, 24, 32, 64]),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=40, deadline=None)
+def test_a_row_of_a_draft_is_that_of_the_last_token_alone_to_the_last_bit(
+    dtype, case, group, dim, seed
+):
+    """Whatever stands beside it in a tree, and where in the cache its ancestors lie."""
+    cached, new, parents = case
+    filled = Filled([case], dtype, seed, sizes=(group, 1, dim))
+    (span,), attention = filled.spans, CpuAttention(dtype, dim)
+    (found,) = filled.attend(attention.over)
+    before = list(range(new - len(parents or [])))
+    for row in range(new):
+        node = row - len(before)
+        path = before[: row + 1] if node < 0 else [*before, *line_to(parents, node, len(before))]
+        alone = Span(filled.cache.reserve(None, cached + len(path)), cached + len(path) - 1, 1)
+        kv = alone.slot.size_class.kv[1, :, alone.slot.index]
+        kv[:, :, :cached] = span.slot.size_class.kv[1, :, span.slot.index, :, :cached]
+        held = torch.stack([filled.k[path[:-1]], filled.v[path[:-1]]]).transpose(1, 2)
+        kv[:, :, cached : cached + len(path) - 1] = held
+        last = [x[row : row + 1].transpose(0, 1) for x in (filled.q, filled.k, filled.v)]
+        assert torch.equal(attention.over([alone]).attend(1, *last, filled.scale)[0], found[row])
+
+
+def line_to(parents, node, first):
+    """Rows of a node's ancestors and its own; the tree's first node is row `first`."""
+    path = []
+    while node >= 0:
+        path.append(first + node)
+        node = parents[node]
+    return path[::-1]

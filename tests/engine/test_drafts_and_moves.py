@@ -16,6 +16,7 @@ from tests.engine.exactness import (
     DTYPES,
     answers_of,
     assert_same,
+    drafted,
     model_of,
     requests_of,
     undrafted,
@@ -51,6 +52,14 @@ def test_interrupted_again_and_again(drafts, dtype):
         assert request.segments == moves.segments(request)
     assert max(len(request.segments) for request in requests) > 1
     assert sum(r.steps for r in requests) < 0.8 * sum(len(r.tokens) for r in requests)
+
+
+@pytest.mark.parametrize("drafts", ["half right", "tree", "right tree"])
+def test_on_cpus_log_probabilities_are_the_same_to_the_last_bit(drafts):
+    """In float32; the shape of a draft is in no sum."""
+    requests, _, _ = drafted(DRAFTS[drafts], "plain", "float32")
+    for request, other in zip(requests, undrafted("plain", "float32")[0], strict=True):
+        assert request.logprobs == other.logprobs
 
 
 def with_pulls(model, request, pulls, *, keep_cache, versions, drafter=None):

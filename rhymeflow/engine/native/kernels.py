@@ -7,9 +7,9 @@ Rows are taken in blocks of 8 or, if there are fewer, 1 to 4, so a prompt's thou
 single one go the same way, and little is computed in vain.
 
 Holds true: a row's output is summed in an order that depends on its own sequence alone, so it is
-the same to the last bit whatever else runs beside it, drafted or not. What lies in the cache beyond
-a span's end goes into no sum. Sums and the softmax are in float32 whatever the cache holds.
-Knows nothing of requests or torch.
+the same to the last bit whatever else runs beside it, drafted or not, in a line or a tree. What
+lies in the cache beyond a span's end goes into no sum. Sums and the softmax are in float32 whatever
+the cache holds. Knows nothing of requests or torch.
 """
 
 from __future__ import annotations
@@ -84,6 +84,10 @@ def attend(q, new_k, new_v, kv, out, scale, layer, capacity, sizes, spans, paren
                     _multiply(rows, PANEL, scores, place, wide, block, dim, turned, at, PANEL, dim)
                 _mask(scores, first, rows, wide, cached, group, new, tree, parents)
                 _softmax(scores, total, rows, wide)
+                if tree >= 0:
+                    _sum_by_paths(
+                        scores, total, first, rows, wide, cached, group, new, tree, parents
+                    )
                 for d in range(0, dim, columns):
                     d = min(d, dim - columns)  # the last columns may be computed twice
                     _multiply(
@@ -194,6 +198,34 @@ def _softmax(scores, total, rows, wide):
                 weight = exp_of_negative(part[j] - most)
                 part[j] = weight
                 sums[j] += weight
+        total[r] = sums.sum()
+
+
+@njit(cache=True, fastmath=_MATH, error_model="numpy")
+def _sum_by_paths(scores, total, first, rows, wide, cached, group, new, tree, parents):
+    """Sums of the rows of a tree's nodes, in the order that they have where a node's ancestors lie
+    one after another: `_softmax` takes tokens by their places, lane by lane."""
+    nodes = parents[tree]
+    root = cached + new - nodes
+    sums, path = np.empty(LANES, np.float32), np.empty(nodes, np.int64)
+    for r in range(rows):
+        node = cached + (first + r) // group - root
+        if node < 0:
+            continue
+        row = scores[r * wide :][:wide]
+        sums[:] = np.float32(0)
+        for place in range(0, root - LANES + 1, LANES):
+            for j in range(LANES):
+                sums[j] += row[place + j]
+        for place in range(root - root % LANES, root):
+            sums[place % LANES] += row[place]
+        depth = 0
+        while node >= 0:
+            path[depth] = node
+            node = parents[tree + 1 + node]
+            depth += 1
+        for k in range(depth):
+            sums[(root + k) % LANES] += row[root + path[depth - 1 - k]]
         total[r] = sums.sum()
 
 
