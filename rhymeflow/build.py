@@ -11,6 +11,7 @@ import math
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from rhymeflow import profiles
@@ -82,6 +83,31 @@ def schedule(config: Config) -> Schedule:
         max_interrupts=MAX_ASSIGNMENTS,
         pulls_to_evaluate=True,
         layout=_layout(chosen),
+    )
+
+
+def with_cost_model(config: Config) -> Config:
+    """The configuration with what a simulation takes as cost model: as given; or, where the default
+    is not of this model, the shipped profile of its model, GPUs and instances.
+
+    Raises:
+        UserError: none is.
+    """
+    given, name = config.schedule.cost_model, config.model.name
+    is_given = config.simulation.profile or given != type(config.schedule)().cost_model
+    if is_given or name.startswith("recipe:"):
+        return config
+    model, memory = f"{Path(name).name.lower()}-", f"{config.cluster.gpu_memory_gb:g} GB"
+    devices = config.rollout.vllm_tensor_parallel_size
+    for each in map(profiles.load, profiles.names()):
+        is_model = model.startswith(f"{each.name.rpartition('-')[0]}-")
+        if is_model and memory in each.description and each.devices_per_instance == devices:
+            schedule = config.schedule.model_copy(update={"cost_model": each.name})
+            return config.model_copy(update={"schedule": schedule})
+    raise UserError(
+        f"schedule.cost_model = {given!r} is of the demo on a CPU, and no profile is of {name} on "
+        f"GPUs of {memory}, {devices} to an instance: name one as simulation.profile "
+        f"({', '.join(profiles.names())}), or measure with `rhymeflow calibrate --output FILE.json`"
     )
 
 

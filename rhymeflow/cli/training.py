@@ -210,10 +210,24 @@ def _to_its_end(run: Callable[[Callable[[Path], None]], object], has_dashboard: 
 
 def simulate(args: argparse.Namespace) -> int:
     """Run a configuration on a simulated cluster, and plot what happened."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
     from rhymeflow.sim.simulate import simulate as run
 
     config = read_config(args.recipe, args.overrides)
-    print(run(config, output=args.output, workload=args.workload).text())
+    columns = "step", MofNCompleteColumn(), BarColumn(), TimeRemainingColumn()
+    console = Console(stderr=True)
+    is_off = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=is_off) as bar:
+        task = bar.add_task("", total=config.learner.max_steps)
+        found = run(
+            config,
+            output=args.output,
+            workload=args.workload,
+            on_step=lambda step: bar.update(task, completed=step),
+        )
+    print(found.text())
     return 0
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
+from rhymeflow import build
 from rhymeflow.cluster import memory
 from rhymeflow.cluster.memory import GB, Part, total
 from rhymeflow.cluster.placement import Node, place, shares_gpu
@@ -36,7 +37,12 @@ def describe(config: Config) -> str:
     lines += _table(f"GPU memory of {where}", rank)
     lines += _table("GPU memory of the instance" if shares_gpu(config) else
                     "GPU memory of each instance, on each of its GPUs", instance)  # fmt: skip
-    lines += _rates(config, rates(config, policy))
+    try:
+        config = build.with_cost_model(config)
+    except UserError as unknown:
+        lines.append(f"at most so many tokens a second is not known: {unknown}")
+    else:
+        lines += _rates(config, rates(config, policy))
     return "\n".join(f"# {line}".rstrip() for line in lines)
 
 

@@ -93,9 +93,11 @@ class SimulationConfig(Section):
 
     profile: str | None = None
     """How fast the cluster is: a profile's name or file; `None`: that of `schedule.cost_model`,
-    so that routing weighs with the truth."""
+    so that routing weighs with the truth. Where neither is given, a shipped one of the same model
+    and GPUs."""
     num_devices: Positive | None = None
-    """Devices in all. `None`: `rollout.num_instances` instances, and one device to train on."""
+    """Devices in all. `None`: `rollout.num_instances` instances, and `learner.num_ranks` devices
+    to train on."""
     rollout_devices: Positive | None = None
     """Those of them that instances run on, the rest trains; `None` takes half."""
     colocated: bool = False

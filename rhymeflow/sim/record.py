@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -48,11 +48,14 @@ class Record:
         UserError: a real run is there, or it cannot be written.
     """
 
-    def __init__(self, directory: Path, config: Config) -> None:
+    def __init__(
+        self, directory: Path, config: Config, on_step: Callable[[int], object] = lambda step: None
+    ) -> None:
+        """`on_step` is told the number of each step that has ended."""
         if (directory / "config.yaml").exists():
             raise UserError(f"{directory}: holds a run; a simulation needs a directory of its own")
         directory.mkdir(parents=True, exist_ok=True)
-        self._directory, self._config = directory, config
+        self._directory, self._config, self._on_step = directory, config, on_step
         self._is_open = False
         self._event = 0
         self._cuts: dict[TrajectoryId, list[Cut]] = {}
@@ -199,6 +202,7 @@ class Record:
         self._metrics.write(step.version, step.time, figures)
         self._last, self._tokens = step, generated
         self._store.commit()
+        self._on_step(step.version)
 
 
 __all__ = ["Record"]

@@ -8,7 +8,7 @@ results.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,13 @@ from rhymeflow.sim.workload import Workload
 from rhymeflow.sim.workload import workload as a_workload
 
 
-def simulate(config: Config, *, output: Path | None = None, workload: Path | None = None) -> Result:
+def simulate(
+    config: Config,
+    *,
+    output: Path | None = None,
+    workload: Path | None = None,
+    on_step: Callable[[int], object] = lambda step: None,
+) -> Result:
     """Simulate a run, and plot its timeline.
 
     Args:
@@ -39,6 +45,7 @@ def simulate(config: Config, *, output: Path | None = None, workload: Path | Non
         output: directory for `trace.json`, `timeline.png`, `result.json` and what a run
             directory has, but for tokens; None: `simulations/NAME`.
         workload: run directory whose lengths are taken; None: `simulation.workload`.
+        on_step: is told the number of each step that has ended.
 
     Raises:
         UserError: the configuration cannot be simulated, or a run is in the directory.
@@ -47,7 +54,7 @@ def simulate(config: Config, *, output: Path | None = None, workload: Path | Non
     directory = output or Path("simulations") / config.name
     lengths = a_workload(config, workload)
     try:
-        with closing(Record(directory, config)) as record:
+        with closing(Record(directory, config, on_step)) as record:
             found = run(config, lengths, timeline=timeline, log=record)
         (directory / "result.json").write_text(found.json() + "\n")
         trace.write(directory / "trace.json", timeline, config.simulation.timeline_rows)
@@ -83,6 +90,7 @@ def run(
             f"simulation.skip_steps: {simulation.skip_steps}{also} leaves nothing to measure of "
             f"learner.max_steps = {config.learner.max_steps}"
         )
+    config = build.with_cost_model(config)
     profile = profiles.load(simulation.profile or config.schedule.cost_model)
     num_instances, train_devices = _devices(config, profile)
     plan = build.plan(config)
@@ -122,7 +130,7 @@ def _devices(config: Config, profile: Profile) -> tuple[int, int]:
     """How many instances there are, and how many devices train."""
     simulation, each = config.simulation, profile.devices_per_instance
     if simulation.num_devices is None:
-        return config.rollout.num_instances, 1
+        return config.rollout.num_instances, config.learner.num_ranks
     if simulation.colocated:
         return simulation.num_devices // each, simulation.num_devices
     num_rollout = simulation.rollout_devices

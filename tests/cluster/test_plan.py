@@ -105,6 +105,16 @@ def test_the_simulator_comes_near_what_the_plan_promises_and_not_beyond() -> Non
     assert 0.55 * promised.both < found.response_throughput < promised.both
 
 
+def test_rates_are_of_the_model_or_not_known() -> None:
+    default = {"schedule.cost_model": "demo-cpu", "simulation.profile": "null"}
+    text = plan.describe(read_config("qwen3_8gpus", default))
+    assert text == plan.describe(read_config("qwen3_8gpus"))
+    assert "by the cost model qwen3-8b-h800" in text
+    text = plan.describe(read_config("qwen3_8gpus", {**default, "cluster.gpu_memory_gb": "141"}))
+    assert "no profile is of Qwen/Qwen3-8B on GPUs of 141 GB, 1 to an instance: name one" in text
+    assert "GPU memory of each rank" in text
+
+
 # -- what is refused ------------------------------------------------------------------------------
 
 REFUSED = {

@@ -383,3 +383,39 @@ def test_the_examples_in_the_documentation(capsys: pytest.CaptureFixture[str]) -
         row = f"| {n:g} | {drafted:g} | {generated:.2f} | {seconds * 1e3:.1f} ms"
         (line,) = [line for line in page.read_text().splitlines() if line.startswith(row)]
         assert line.endswith(f"| {over:.1f}x |")
+
+
+LARGE = {
+    "model.name": "Qwen/Qwen3-8B",
+    "rollout.num_instances": 2,
+    "rollout.num_generations": 2,
+    "rollout.max_completion_length": 100,
+    "learner.num_ranks": 8,
+    "learner.groups_per_batch": 2,
+    "learner.max_steps": 3,
+}
+
+
+def test_model_devices_and_ranks_are_those_of_the_configuration() -> None:
+    config = build_config(LARGE, where="test")
+    found = run(config, workload(config, None))
+    assert found.devices == (
+        "2 instances of Qwen3-8B, bfloat16, TP1, NVIDIA H800 80 GB; trained on 8 devices"
+    )
+    named = build_config({**LARGE, "schedule.cost_model": "qwen3-8b-h800"}, where="test")
+    assert found == run(named, workload(named, None)), "routing weighs with it too"
+
+
+def test_a_model_of_which_no_profile_is_known_is_refused() -> None:
+    config = build_config({**LARGE, "model.name": "someone/else-8B"}, where="test")
+    with pytest.raises(UserError, match=r"no profile is of someone/else-8B on GPUs of 80 GB, 1 to"):
+        run(config, workload(config, None))
+    fields = {**LARGE, "model.name": "someone/else-8B", "simulation.profile": "demo-cpu"}
+    config = build_config(fields, where="test")
+    assert "recipe:demo" in run(config, workload(config, None)).devices
+
+
+def test_steps_are_told_as_they_end(tmp_path: Path) -> None:
+    told: list[int] = []
+    simulate(a_config(tmp_path), output=tmp_path / "out", on_step=told.append)
+    assert told == list(range(1, STEPS + 1))
