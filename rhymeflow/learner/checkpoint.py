@@ -12,6 +12,7 @@ written. Knows nothing of what the state means, or of when a checkpoint is due.
 from __future__ import annotations
 
 import copy
+import pickle
 import shutil
 from collections.abc import Collection
 from pathlib import Path
@@ -116,9 +117,12 @@ def snapshot(
 
 
 def load(directory: Path, device: torch.device, *, mmap: bool = False) -> dict[str, Any]:
-    """The state of the checkpoint in `directory`; `UserError` if there is none.
+    """The state of the checkpoint in `directory`.
 
     With `mmap`, what is not looked at is not read.
+
+    Raises:
+        UserError: there is none, or it cannot be read.
     """
     path = directory / STATE_FILE
     if is_sharded(directory):
@@ -127,7 +131,18 @@ def load(directory: Path, device: torch.device, *, mmap: bool = False) -> dict[s
         return sharded_checkpoint.load_whole(directory)
     if not path.is_file():
         raise UserError(f"{directory}: no checkpoint to resume from ({STATE_FILE} is missing)")
-    return torch.load(path, map_location=device, weights_only=True, mmap=mmap)
+    try:
+        return torch.load(path, map_location=device, weights_only=True, mmap=mmap)
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, EOFError, pickle.UnpicklingError, OSError) as error:  # torch's, of a file
+        raise unreadable(path, error) from error
+
+
+def unreadable(path: Path, error: BaseException) -> UserError:
+    """What is said of a checkpoint that is damaged."""
+    reason = str(error).strip() or type(error).__name__
+    return UserError(f"{path}: cannot be read: {reason.splitlines()[0]}")
 
 
 def is_sharded(directory: Path) -> bool:

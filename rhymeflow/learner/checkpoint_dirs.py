@@ -18,6 +18,9 @@ UNFINISHED = ".unfinished"
 AHEAD = "ahead-of-the-log-"
 """Begins the name of a checkpoint that was set aside."""
 
+DAMAGED = "damaged-"
+"""Begins the name of one that could not be read."""
+
 
 def checkpoints_up_to(directory: Path, newest: int) -> dict[int, Path]:
     """The complete checkpoints of versions up to `newest`, in ascending order."""
@@ -37,6 +40,11 @@ def set_aside(directory: Path, newest: int) -> None:
     """
     for version, path in checkpoints_up_to(directory, sys.maxsize).items():
         if version > newest:
-            aside = path.with_name(AHEAD + path.name)
-            shutil.rmtree(aside, ignore_errors=True)
-            path.rename(aside)
+            rename(path, AHEAD)
+
+
+def rename(path: Path, kind: str) -> None:
+    """Give a checkpoint a name that begins with `kind`, so that it is none."""
+    aside = path.with_name(kind + path.name)
+    shutil.rmtree(aside, ignore_errors=True)
+    path.rename(aside)

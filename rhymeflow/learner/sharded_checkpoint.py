@@ -16,9 +16,11 @@ checkpoint is due.
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -202,7 +204,8 @@ def load(directory: Path, sharded: ShardedModel, optimizer: ShardedOptimizer) ->
         if each.requires_grad
         for kind in KINDS
     }
-    dcp.load(tensors, checkpoint_id=directory / checkpoint.SHARDS, process_group=ranks.saving)
+    with _readable(directory):
+        dcp.load(tensors, checkpoint_id=directory / checkpoint.SHARDS, process_group=ranks.saving)
     progress = _progress(directory)
     optimizer.load(
         progress["optimizer_steps"], lambda kind, name: tensors[f"{kind}.{name}"].to_local()
@@ -213,9 +216,10 @@ def load(directory: Path, sharded: ShardedModel, optimizer: ShardedOptimizer) ->
 def load_whole(directory: Path) -> dict[str, Any]:
     """The state of a checkpoint of many ranks as one process takes it; see `checkpoint.load`."""
     shards = directory / checkpoint.SHARDS
-    found = dcp.FileSystemReader(shards).read_metadata().state_dict_metadata
+    with _readable(directory):
+        found = dcp.FileSystemReader(shards).read_metadata().state_dict_metadata
     tensors = {key: torch.empty(each.size, dtype=torch.float32) for key, each in found.items()}
-    with warnings.catch_warnings():  # that this is one process is meant
+    with _readable(directory), warnings.catch_warnings():  # that this is one process is meant
         warnings.simplefilter("ignore")
         dcp.load(tensors, checkpoint_id=shards, no_dist=True)
     progress = _progress(directory)
@@ -253,8 +257,21 @@ def _progress(directory: Path) -> dict[str, int]:
     path = directory / checkpoint.SHARDS / PROGRESS
     if not path.is_file():
         raise UserError(f"{directory}: no checkpoint to resume from ({path.name} is missing)")
-    progress: dict[str, int] = json.loads(path.read_text())
+    with _readable(directory):
+        progress: dict[str, int] = json.loads(path.read_text())
     return progress
+
+
+@contextmanager
+def _readable(directory: Path) -> Iterator[None]:
+    """Raise `UserError`, on every rank, if files are damaged."""
+    try:
+        yield
+    except CheckpointException as error:  # it is the same on all ranks
+        _, (reason, _) = min(error.failures.items())
+        raise checkpoint.unreadable(directory, reason) from error
+    except (OSError, EOFError, ValueError, pickle.UnpicklingError) as error:
+        raise checkpoint.unreadable(directory, error) from error
 
 
 def _distributed(local: Tensor, like: DTensor, ranks: Ranks) -> DTensor:

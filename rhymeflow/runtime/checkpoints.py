@@ -102,6 +102,10 @@ class Checkpoints:
         """It could not be written."""
         del self._pending[version]
 
+    def is_damaged(self, version: Version) -> None:
+        """It turns out that it is none."""
+        self._versions = [each for each in self._versions if each != version]
+
     def lose_pending(self) -> tuple[Version, ...]:
         """Those that were being written will not be; return their versions."""
         lost = tuple(self._pending)

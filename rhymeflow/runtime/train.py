@@ -26,7 +26,13 @@ from rhymeflow.data.encode import Tokenizer
 from rhymeflow.data.run_prompts import LOOKED_AT, RunPrompts
 from rhymeflow.environments import check_calls, check_rows, tool_schemas_apart
 from rhymeflow.errors import StorageError, UserError
-from rhymeflow.learner.checkpoint_dirs import CHECKPOINTS, checkpoints_up_to, set_aside
+from rhymeflow.learner.checkpoint_dirs import (
+    CHECKPOINTS,
+    DAMAGED,
+    checkpoints_up_to,
+    rename,
+    set_aside,
+)
 from rhymeflow.mirror.mirror import Mirror
 from rhymeflow.observe import metrics, summary
 from rhymeflow.observe.metrics import MetricsWriter
@@ -267,6 +273,8 @@ def assembled(
         record_config(config, path, store)
 
         def on_model(ready: LearnerReady) -> None:
+            for version, _ in ready.damaged:
+                rename(path / CHECKPOINTS / f"step-{version}", DAMAGED)
             record_config(in_force.with_the_model(config, ready), path, store)
             reporter.space = DiskSpace(path, ready.checkpoint_bytes)
             reporter.space.check(config.run.save_total_limit, len(saved))

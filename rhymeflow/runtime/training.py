@@ -84,12 +84,7 @@ class Training:
         """The events that a message of the learner makes."""
         match message:
             case messages.LearnerReady():
-                self._on_model(message)
-                if message.num_trained < message.num_parameters:
-                    self._reporter.warn(
-                        f"training {message.num_trained:,} of {message.num_parameters:,} "
-                        "parameters; the others are frozen (learner.frozen_parameters)"
-                    )
+                self._say_what_there_is(message)
                 self.checkpoints.restored(message.retrain_seconds)
                 self.weights = messages.ConnectWeights(message.handle)
                 self._reporter.begin_training()
@@ -123,6 +118,17 @@ class Training:
                 self._reporter.warn(f"no checkpoint of version {message.version}: {message.error}")
             case _:
                 raise AssertionError(f"unexpected message {message}")
+
+    def _say_what_there_is(self, message: messages.LearnerReady) -> None:
+        self._on_model(message)
+        if message.num_trained < message.num_parameters:
+            self._reporter.warn(
+                f"training {message.num_trained:,} of {message.num_parameters:,} "
+                "parameters; the others are frozen (learner.frozen_parameters)"
+            )
+        for version, problem in message.damaged:
+            self.checkpoints.is_damaged(version)
+            self._reporter.warn(f"{problem}: passed over, batches since the one before train again")
 
     def lose(self) -> None:
         """Another learner takes the place of this one; it restores the version published last."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -35,7 +35,7 @@ from rhymeflow.utils import progress
 from rhymeflow.utils.allocator import keep_freed_memory
 from rhymeflow.weights.base import WeightStore
 from rhymeflow.weights.manifest import manifest_of
-from rhymeflow.weights.proof import as_text
+from rhymeflow.weights.proof import as_text, checksum_of
 from rhymeflow.weights.stores import make_store
 from rhymeflow.workers import messages
 from rhymeflow.workers.channel import Connection
@@ -57,7 +57,7 @@ from rhymeflow.workers.messages import (
     receive,
     send,
 )
-from rhymeflow.workers.restore import in_a_row, restore, samples
+from rhymeflow.workers.restore import Damaged, in_a_row, restore, samples
 
 SAVING_SECONDS = 0.05
 """How often an idle learner looks whether a checkpoint is written: a run ends only then."""
@@ -98,8 +98,16 @@ class LearnerProcess:
         self._reader = store.open()
         self._saver = self._make_saver(run_dir / CHECKPOINTS)
         began = None  # to train again
+        damaged: list[Damaged] = []
         with store.explained():
-            for step, last in restore(self.learner, self._reader, run_dir / CHECKPOINTS, config):
+            for step, last in restore(
+                self.learner,
+                self._reader,
+                run_dir / CHECKPOINTS,
+                config,
+                checksum=self._checksum(),
+                damaged=damaged,
+            ):
                 began = began or time.perf_counter()
                 self._say(Retraining(step, last))
         retrain_seconds = 0.0 if began is None else time.perf_counter() - began
@@ -119,6 +127,7 @@ class LearnerProcess:
             retrain_seconds,
             self.learner.num_parameters,
             num_trained(self.learner.model),
+            [tuple(each) for each in damaged],
         )
         self._say(ready)
         self._ending = False
@@ -143,6 +152,11 @@ class LearnerProcess:
 
     def _publish_weights(self) -> int:
         return self.weights.publish(self.version, self.learner.weights())
+
+    def _checksum(self) -> Callable[[], str] | None:
+        """What proves restored weights."""
+        weights = self.learner.weights()
+        return lambda: as_text(checksum_of(manifest_of(weights), weights))
 
     def _whole(self, details: TokenDetails) -> TokenDetails:
         return details

@@ -356,6 +356,8 @@ class LearnerReady(Message):
     num_parameters: int = 0
     num_trained: int = 0
     """Of these, those that are not frozen."""
+    damaged: list[tuple[Version, str]] = []
+    """Checkpoints that were passed over, and what is wrong with each."""
 
 
 class ResponseDetails(NamedTuple):

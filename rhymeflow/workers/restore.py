@@ -14,13 +14,14 @@ Writes nothing. Knows nothing of processes.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
 from rhymeflow.config import Config
 from rhymeflow.core.types import Version
+from rhymeflow.errors import UserError
 from rhymeflow.learner.base import Batch
 from rhymeflow.learner.checkpoint_dirs import checkpoints_up_to
 from rhymeflow.learner.sample import Sample
@@ -34,7 +35,16 @@ _PUBLISHED = """SELECT json_extract(body, '$.version') FROM events
     WHERE kind = 'VersionPublished' ORDER BY seq DESC LIMIT 1"""
 _SKIPPED = """SELECT json_extract(body, '$.version'), json_extract(body, '$.skipped') FROM events
     WHERE kind = 'VersionPublished' AND json_array_length(body, '$.skipped') > 0 AND seq >= ?"""
+_CHECKSUMS = """SELECT json_extract(body, '$.checksum') FROM events
+    WHERE kind IN ('VersionPublished', 'LearnerReady') AND json_extract(body, '$.version') = ?"""
 _TRAINED = """SELECT event, body FROM commands WHERE kind = 'Train' ORDER BY seq DESC LIMIT ?"""
+
+
+class Damaged(NamedTuple):
+    """A checkpoint that cannot be read, or holds something else than was saved."""
+
+    version: Version
+    problem: str
 
 
 class Trained(NamedTuple):
@@ -60,19 +70,28 @@ def in_a_row(reader: Reader) -> int:
 
 
 def restore(
-    learner: Learner, reader: Reader, directory: Path, config: Config
+    learner: Learner,
+    reader: Reader,
+    directory: Path,
+    config: Config,
+    *,
+    checksum: Callable[[], str] | None = None,
+    damaged: list[Damaged] | None = None,
 ) -> Iterator[tuple[Version, Version]]:
-    """Bring `learner` to the version that was published last.
+    """Bring `learner` to the version that was published last, from the newest checkpoint that is
+    whole, or from the weights that the run began with where none is.
 
-    Yields the version that is trained next and the last one, before each step.
+    `checksum` is of the learner's weights; the log has that of each version. `damaged` gets the
+    checkpoints that are passed over. Yields the version that is trained next and the last one,
+    before each step.
 
     Raises:
-        UserError: a checkpoint cannot be read.
+        UserError: tokens of a batch that is to be trained on again were deleted.
     """
     last = published(reader)
-    there = checkpoints_up_to(directory, last)
-    if there:
-        learner.restore(there[max(there)])
+    found = _from_checkpoint(learner, reader, checkpoints_up_to(directory, last), checksum)
+    if damaged is not None:
+        damaged += found
     skipped = _skipped(reader)
     for version, batch, attempt in _batches(reader, learner.version, last):
         yield version + 1, last
@@ -82,6 +101,38 @@ def restore(
             learner.accumulate(part)
         learner.train(rest, version, skip=skipped.get(version + 1, ()))
     learner.reconfigure(config.learner)
+
+
+def _from_checkpoint(
+    learner: Learner,
+    reader: Reader,
+    there: Mapping[Version, Path],
+    checksum: Callable[[], str] | None,
+) -> list[Damaged]:
+    """Restore the newest that is whole; return newer ones, which are not."""
+    damaged: list[Damaged] = []
+    is_changed = False
+    for version, path in reversed(there.items()):
+        try:
+            learner.restore(path)
+        except UserError as error:  # nothing was restored
+            damaged.append(Damaged(version, str(error)))
+            continue
+        if checksum is None or checksum() in _checksums(reader, version):
+            return damaged
+        is_changed = True
+        damaged.append(Damaged(version, f"{path}: its weights have not the checksum of the log"))
+    if is_changed:
+        raise UserError(
+            f"{damaged[-1].problem}, and no earlier checkpoint is whole; without it the learner "
+            "trains on all batches of the log again"
+        )
+    return damaged
+
+
+def _checksums(reader: Reader, version: Version) -> set[str]:
+    """Of a version as it was published and, perhaps in its last bits otherwise, made again."""
+    return {checksum for (checksum,) in reader.query(_CHECKSUMS, version)}
 
 
 def samples(records: Iterable[TrajectoryRecord], config: Config) -> list[Sample]:

@@ -75,3 +75,18 @@ def test_saving_twice_replaces_and_leaves_nothing_unfinished(tmp_path: Path):
 def test_no_checkpoint_is_a_clear_error(tmp_path: Path):
     with pytest.raises(UserError, match=r"no checkpoint to resume from \(learner.pt is missing\)"):
         tiny_learner().restore(tmp_path)
+
+
+def test_one_that_is_cut_short_is_a_clear_error_and_changes_nothing(tmp_path: Path):
+    learner = tiny_learner()
+    learner.train(made_up_batch(), 0)
+    learner.save(tmp_path / "step-1")
+    path = tmp_path / "step-1" / "learner.pt"
+    path.write_bytes(path.read_bytes()[:-1000])
+    other = tiny_learner()
+    before = {name: each.clone() for name, each in other.weights().items()}
+    with pytest.raises(UserError, match=r"step-1/learner.pt: cannot be read") as error:
+        other.restore(tmp_path / "step-1")
+    assert "\n" not in str(error.value)
+    assert other.version == 0
+    assert all(torch.equal(each, before[name]) for name, each in other.weights().items())

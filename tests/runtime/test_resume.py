@@ -5,14 +5,18 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
 
 from rhymeflow import Trainer
@@ -277,6 +281,45 @@ def test_the_trainer_resumes_what_its_run_directory_holds(tmp_path, monkeypatch,
     trainer = Trainer(config=config)
     assert trainer.train(resume_from_checkpoint=True).steps == STEPS
     assert tokens(tmp_path / "run") == tokens(straight)
+
+
+def cut_short(checkpoint: Path) -> None:
+    path = checkpoint / "learner.pt"
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def changed(checkpoint: Path) -> None:
+    path = checkpoint / "learner.pt"
+    state = torch.load(path, weights_only=True)
+    weights = next(iter(state["optimizer"]["masters"].values()))
+    place = path.read_bytes().index(weights.numpy().tobytes())
+    with path.open("r+b") as file:
+        file.seek(place)
+        file.write(b"\x00\x00\x80\x3f")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("damages", [{6: cut_short}, {6: changed}, {4: cut_short, 6: cut_short}])
+def test_a_damaged_checkpoint_is_passed_over_and_said(tmp_path, straight, damages):
+    run_dir = tmp_path / "run"
+    shutil.copytree(straight, run_dir)
+    for version, damage in damages.items():
+        damage(run_dir / "checkpoints" / f"step-{version}")
+    out = io.StringIO()
+    change = partial(with_options, overrides={"learner.max_steps": "7"})
+    console = Console(file=out, width=300)
+    assert runtime.resume(run_dir, change, console=console).steps == 7
+    there = {each.name for each in (run_dir / "checkpoints").iterdir()}
+    for version, damage in damages.items():
+        assert f"damaged-step-{version}" in there
+        said = "/learner.pt: cannot be read" if damage is cut_short else ": its weights have not"
+        assert f"step-{version}{said}" in out.getvalue()
+    with closing(sqlite3.connect(run_dir / "events.db")) as log:
+        query = """SELECT COUNT(*), COUNT(DISTINCT json_extract(body, '$.checksum')) FROM events
+            WHERE kind IN ('VersionPublished', 'LearnerReady')
+            AND json_extract(body, '$.version') = 6"""
+        assert log.execute(query).fetchone() == (2, 1), "made again, to the last bit"
+    audit(run_dir)
 
 
 @pytest.mark.slow
