@@ -129,6 +129,7 @@ AT_ONCE = {
     "field": ([*ONE_LINE, "--max_steps", "3"], "did you mean --learner.max_steps?"),
     "data as a recipe": (["train", "sums.csv"], "sums.csv: is no YAML; prompts are given as --data sums"),
     "a model as a recipe": (["train", "Qwen/Qwen3-8B"], "a model is given as --model Qwen/Qwen3-8B"),
+    "rewards as a recipe": (["train", "judges.py"], "rewards are given as --reward judges.py:FUNCTION"),
     "a second recipe": (["train", "demo", "smollm2"], "'demo' is the recipe or file already"),
     "a file as directory": ([*ONE_LINE, "--run.output_dir", "sums.csv/x"], "sums.csv/x cannot be w"),
 }  # fmt: skip

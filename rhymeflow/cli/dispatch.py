@@ -53,6 +53,9 @@ def _dispatch(arguments: list[str]) -> int:
         parser.print_help()
         return 0
     args, unknown = parser.parse_known_args(rest)
+    late = next((name for name in ("prompt", "recipe") if getattr(args, name, "") is None), None)
+    if late and unknown and not unknown[0].startswith("-"):
+        setattr(args, late, unknown.pop(0))  # argparse takes it for absent where options come first
     if unknown or (overrides and not args.takes_fields):
         given = unknown[0] if unknown else f"--{next(iter(overrides))}"
         hint = _hint(given, args, parser.commands)

@@ -15,6 +15,7 @@ from rhymeflow.cli.training import add_configured
 from rhymeflow.config import help as pages
 from rhymeflow.config.load import parse_config
 from rhymeflow.errors import UserError
+from rhymeflow.utils.directories import check_writable
 
 _EVAL = """\
 Evaluates a model on suites (docs/evaluation.md), in one process: a checkpoint,
@@ -87,6 +88,8 @@ def evaluate(args: argparse.Namespace) -> int:
     """Evaluate a model on suites; show a table or JSON."""
     from rhymeflow.evaluation.given import configuration
 
+    if args.output is not None:
+        check_writable(args.output.parent, "--output")
     given = {"n": args.n, "size": args.size, "temperature": args.temperature}
     changes = {name: value for name, value in given.items() if value is not None}
     config = configuration(_model(args.model), args.recipe, args.overrides, changes)

@@ -40,6 +40,8 @@ class ExampleMessage(Section):
 class DataConfig(Section):
     """Prompts to train on and to hold out."""
 
+    by_name = "source"
+
     source: str = "recipe:demo"
     """A CSV, TSV, JSON, JSONL or Parquet file (the text formats also as `.gz`, `.bz2`, `.xz` or
     `.zst`), a directory saved by Hugging Face `datasets`, `reasoning_gym:NAME`, or `recipe:NAME`

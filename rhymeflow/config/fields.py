@@ -74,7 +74,7 @@ def validate(values: dict[str, Any], source: Source) -> Config:
 
 def written_out(value: Any, kind: Any) -> Any:
     """A value for a type of field with what may be left out: one value where a list is due is a
-    list of one, and text where a section is due its only field that is needed (`Section.by_name`).
+    list of one, and text where a section is due is the field that it is called by, if there is one.
     """
     if get_origin(kind) in (Union, UnionType):
         kinds = [each for each in get_args(kind) if each is not type(None)]
@@ -87,7 +87,7 @@ def written_out(value: Any, kind: Any) -> Any:
     if (section := section_of(kind)) is None:
         return value
     if isinstance(value, str) and section.by_name is not None:
-        return {section.by_name: value}
+        value = {section.by_name: value}
     if not isinstance(value, dict):
         return value
     known = section.model_fields

@@ -173,6 +173,10 @@ def _locate(recipe_or_file: str) -> Path:
     path = Path(recipe_or_file).expanduser()
     if path.is_file() and any(f"{each}." in f"{path.name}.".lower() for each in _DATA):
         raise UserError(f"{recipe_or_file}: is no YAML; prompts are given as --data {path}")
+    if path.is_file() and path.suffix == ".py":
+        raise UserError(
+            f"{recipe_or_file}: is no YAML; rewards are given as --reward {path}:FUNCTION"
+        )
     if path.exists() and not path.is_dir():
         return path
     if path.is_dir():

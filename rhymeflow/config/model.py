@@ -10,6 +10,8 @@ from rhymeflow.config.section import Section
 class ModelConfig(Section):
     """The policy."""
 
+    by_name = "name"
+
     name: str = "recipe:demo"
     """A local directory, a Hugging Face hub name, `package:NAME` (weights that an installed Python
     package carries) or `recipe:NAME` (weights shipped with a recipe)."""

@@ -43,6 +43,8 @@ class RewardFunction(Section):
 class RewardConfig(Section):
     """How a trajectory is scored."""
 
+    by_name = "functions"
+
     functions: tuple[RewardFunction, ...] = (RewardFunction(function="exact_match"),)
     """The weighted sum of these is the reward, together with those of `environment.classes`."""
     num_workers: Positive = 1

@@ -17,6 +17,8 @@ class ScheduleConfig(Section):
     them. Each takes a name or a function of your own, `path/to/file.py:function` or dotted.
     """
 
+    by_name = "name"
+
     name: Literal[
         "synchronous", "one_step", "bounded", "partial", "staleflow", "histopipe", "rhymeflow"
     ] = "rhymeflow"

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from typing import Any
 from rhymeflow.config.fields import brief
 from rhymeflow.core.cost import CostModel
 from rhymeflow.errors import UserError, suggestion
+from rhymeflow.utils.directories import check_writable as check_writable_directory
 
 _SHIPPED = Path(__file__).parent
 _TEXTS = ("name", "description", "source")
@@ -114,9 +114,7 @@ def check_writable(path: Path) -> None:
         raise UserError(f"--output: {path}: the name of a profile's file ends in .json")
     if path.is_dir():
         raise UserError(f"--output: {path} is a directory")
-    there = next(each for each in (path, *path.absolute().parents) if each.exists())
-    if not os.access(there, os.W_OK) or not (there == path or there.is_dir()):
-        raise UserError(f"--output: {path}: {there} cannot be written")
+    check_writable_directory(path.parent, "--output")
 
 
 def _read(path: Path) -> Profile:

@@ -57,6 +57,8 @@ def store_of(run_dir: Path) -> Path:
         UserError: there is none.
     """
     path = run_dir / EVENTS
+    if not run_dir.is_dir():
+        raise UserError(f"{run_dir}: no such directory")
     if not path.is_file():
         raise UserError(f"{run_dir}: is not a run directory, it has no {path.name}")
     return path

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from rhymeflow.config import Config, Section, fields, load
-from rhymeflow.config.fields import USUAL, field_paths, named
+from rhymeflow.config.fields import USUAL, field_paths, named, section_of
 from rhymeflow.config.load import (
     build_config,
     config_from_json,
@@ -180,6 +180,23 @@ def test_what_is_loaded_may_be_named_alone(text: str) -> None:
         ("length", 1.0),
         ("a.py:f", 2.0),
     ]
+
+
+def test_a_file_may_name_what_options_name() -> None:
+    text = "model: models/tiny\ndata: sums.csv\nreward: judge.py:even\nschedule: partial"
+    config = parse_config(text, {"data.size": "3"})
+    assert (config.model.name, config.data.source, config.data.size) == (
+        "models/tiny",
+        "sums.csv",
+        3,
+    )
+    assert [each.function for each in config.reward.functions] == ["judge.py:even"]
+    assert config.schedule.name == "partial"
+    for option, path in load.SHORT.items():
+        if option != "history":
+            section = section_of(Config.model_fields[option].annotation)
+            assert section is not None
+            assert path == f"{option}.{section.by_name}"
 
 
 def test_usual_names_are_those_of_fields() -> None:

@@ -180,6 +180,10 @@ def test_a_model_of_no_run_answers_all_rows_of_a_file(capsys: Capture, tmp_path:
         (["recipe:demo", "--eval.suites", "[{name: a, source: /no.csv}]"], "/no.csv"),
         (["recipe:demo", "--data.eval_size", "0"], "no prompts are held out"),
         (["recipe:demo", "--rollout.max_completion_length", "768"], "no room for a prompt"),
+        (["recipe:demo", "--output", "/proc/x/y"], "--output: /proc/x cannot be written: "),
+        (["recipe:demo", "--n", "2", "dmeo"], "did you mean demo?"),
+        (["demo"], "its model is recipe:demo"),
+        (["recipe:dmo"], "there is no such recipe; did you mean demo?"),
         (["recipe:demo", "--jsn"], "--jsn: there is no such argument; did you mean --json?"),
     ],
 )

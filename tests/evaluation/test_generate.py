@@ -182,7 +182,7 @@ def test_a_run_is_asked_by_its_newest_checkpoint(
     assert cli.main(["generate", str(run), "bad", "--max-tokens", "5"]) == 0
     out, err = capsys.readouterr()
     assert err == f"rhymeflow: {run / 'checkpoints' / 'step-10'}, the newest checkpoint\n"
-    assert cli.main(["generate", str(talker), "bad", "--max-tokens", "5"]) == 0
+    assert cli.main(["generate", str(talker), "--max-tokens", "5", "bad"]) == 0
     assert capsys.readouterr().out == out
 
 
