@@ -7,6 +7,7 @@ defect of Rhymeflow and keeps its traceback.
 """
 
 import difflib
+import shlex
 from collections.abc import Iterable
 
 
@@ -16,6 +17,11 @@ class UserError(ValueError):
 
 class StorageError(RuntimeError):
     """The disk is full, or what a run had written is gone or damaged: what, where, what to do."""
+
+
+def to_resume(run: object) -> str:
+    """The command that goes on with a run, as it is to be typed."""
+    return f"rhymeflow resume {shlex.quote(str(run))}"
 
 
 def closest(name: str, known: Iterable[str]) -> str | None:

@@ -28,7 +28,7 @@ class RunConfig(Section):
     """The run directory; `None` makes `runs/NAME-DATE-TIME`."""
     eval_steps: NonNegative = 10
     """Evaluate on held-out prompts every so many versions, and at the start and the end; 0: only
-    at the start and the end."""
+    at the start and the end, and of a run that is resumed with it only at the end."""
     eval_temperature: Temperature = 0.0
     """Temperature of held-out evaluation; 0 is greedy."""
     save_seconds: NonNegativeFloat = 120.0

@@ -122,15 +122,18 @@ class State:
             self.plan.groups_per_batch, self.plan.max_staleness
         )  # fmt: skip
         assert plan.num_batches >= self.buffers.first
+        off = {suite for suite, every in self.plan.eval_steps.items() if every}
+        off -= {suite for suite, every in plan.eval_steps.items() if every}
         self.plan, self.schedule, self.finished = plan, schedule, False
         self.buffers.num_batches = plan.num_batches
         for instance in self.instances.values():
             instance.shown = None  # by other rules it may accept what it did not
-        # What was to be evaluated under an older version is evaluated under the newest there is.
+        # What was to be evaluated under an older version is evaluated under the newest there is,
+        # unless that was given up for this attempt.
         missed = {
             EvaluationId(now, suite)
             for version, suite in self.evaluations
-            if version <= now and suite in plan.eval_steps
+            if version <= now and suite in plan.eval_steps and suite not in off
         }
         self.evaluations = missed | plan.evaluations(range(now + 1, plan.num_batches + 1))
 

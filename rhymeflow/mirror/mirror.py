@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from rhymeflow.config import Config
-from rhymeflow.errors import UserError
+from rhymeflow.errors import UserError, to_resume
 from rhymeflow.mirror import lineage
 from rhymeflow.mirror.remote import Remote, Unreachable
 from rhymeflow.mirror.shipper import Shipper
@@ -44,8 +44,9 @@ def check_free(config: Config) -> None:
         return
     if there:
         raise UserError(
-            f"run.mirror: {config.run.mirror} holds a run already; `rhymeflow resume "
-            f"{config.run.mirror} --output_dir DIR` goes on with it, or name another place"
+            f"run.mirror: {config.run.mirror} holds a run already; "
+            f"`{to_resume(config.run.mirror)} --output_dir DIR` goes on with it, or name another "
+            "place"
         )
 
 

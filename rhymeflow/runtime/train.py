@@ -25,7 +25,7 @@ from rhymeflow.data import same
 from rhymeflow.data.encode import Tokenizer
 from rhymeflow.data.run_prompts import LOOKED_AT, RunPrompts
 from rhymeflow.environments import check_calls, check_rows, tool_schemas_apart
-from rhymeflow.errors import StorageError, UserError
+from rhymeflow.errors import StorageError, UserError, to_resume
 from rhymeflow.learner.checkpoint_dirs import (
     CHECKPOINTS,
     DAMAGED,
@@ -244,7 +244,7 @@ def report_end(console: Console, result: Summary, path: Path, controller: Contro
     if controller.training.checkpoint is not None:
         say(f"checkpoint: {controller.training.checkpoint}")
     if controller.stop_asked:
-        say(f"stopped after {result.steps} steps; to go on: rhymeflow resume {path}")
+        say(f"stopped after {result.steps} steps; to go on: {to_resume(path)}")
         raise KeyboardInterrupt
 
 

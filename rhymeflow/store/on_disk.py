@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from rhymeflow.errors import StorageError
+from rhymeflow.errors import StorageError, to_resume
 
 
 class OnDisk:
@@ -33,7 +33,7 @@ class OnDisk:
             if self._run_dir.is_dir():
                 raise StorageError(
                     f"{self._path}: was deleted while the run was writing to it; it is written "
-                    f"again from what is open. To go on: rhymeflow resume {self._run_dir}"
+                    f"again from what is open. To go on: {to_resume(self._run_dir)}"
                 ) from None
             raise StorageError(
                 f"{self._run_dir}: was deleted while the run was writing to it"
@@ -44,7 +44,7 @@ class OnDisk:
             raise StorageError(
                 f"{self._path}: was cut from {self._size:,} to {there.st_size:,} bytes while the "
                 "run was writing to it; what is missing is lost. With a copy of it in its place, "
-                f"rhymeflow resume {self._run_dir} goes on; checkpoints are in "
+                f"{to_resume(self._run_dir)} goes on; checkpoints are in "
                 f"{self._run_dir / 'checkpoints'}"
             )
         self._size = there.st_size

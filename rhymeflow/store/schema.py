@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import quote
 
 from rhymeflow.core.types import HELD_OUT
-from rhymeflow.errors import UserError
+from rhymeflow.errors import UserError, to_resume
 from rhymeflow.utils.source_version import source_version
 
 EVENTS = "events.db"
@@ -196,10 +196,11 @@ def open_for_writing(path: Path, *, is_new: bool) -> tuple[sqlite3.Connection, i
 def refuse_another(path: Path) -> None:
     """Raise `UserError` if there is a store, where a run is to begin."""
     if path.exists():
-        raise UserError(
-            f"run.output_dir: {path.parent} holds a run already; "
-            f"`rhymeflow resume {path.parent}` goes on with it, or name another directory"
-        )
+        from rhymeflow.store.writing import is_written
+
+        goes_on = f"`{to_resume(path.parent)}` goes on with it, or"
+        what = "a run, which goes on;" if is_written(path.parent) else f"a run already; {goes_on}"
+        raise UserError(f"run.output_dir: {path.parent} holds {what} name another directory")
 
 
 def lock_directory(directory: Path) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rhymeflow.errors import StorageError
+from rhymeflow.errors import StorageError, to_resume
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _FAULTS = (*_NO_ROOM, errno.EIO, errno.EROFS, errno.EFBIG, errno.ENOENT, errno.ESTALE)
@@ -47,15 +47,13 @@ def fault_of(error: BaseException, run_dir: Path, path: Path | None = None) -> S
         return StorageError(f"{run_dir}: was deleted while the run was writing to it")
     what = error.strerror if isinstance(error, OSError) else error
     return StorageError(
-        f"{path or run_dir}: {what}; when the disk is in order: rhymeflow resume {run_dir}"
+        f"{path or run_dir}: {what}; when the disk is in order: {to_resume(run_dir)}"
     )
 
 
 def no_room(path: Path, run_dir: Path) -> StorageError:
     """The disk was full when `path` was written."""
-    return StorageError(
-        f"{path}: the disk is full; free space there, then: rhymeflow resume {run_dir}"
-    )
+    return StorageError(f"{path}: the disk is full; free space there, then: {to_resume(run_dir)}")
 
 
 @contextmanager

@@ -447,6 +447,14 @@ def test_a_log_of_before_pulls_as_it_did():
     assert evaluations(tell(lagging(pulls_to_evaluate=False), VersionPublished(1))) == []
 
 
+def test_what_was_missed_is_given_up_where_evaluations_are_turned_off():
+    coordinator = a_coordinator(a_plan(eval_steps={"x": 1, "y": 0}), instances=[])
+    coordinator.reconfigure(a_plan(eval_steps={"x": 0, "y": 0}, num_batches=5), a_schedule())
+    assert coordinator.state.evaluations == {(0, "y"), (5, "x"), (5, "y")}
+    coordinator.reconfigure(a_plan(eval_steps={"x": 0, "y": 0}, num_batches=5), a_schedule())
+    assert coordinator.state.evaluations == {(0, "y"), (5, "x"), (5, "y")}
+
+
 def test_what_was_missed_is_evaluated_on_each_suite_that_there_still_is():
     coordinator = a_coordinator(a_plan(eval_steps={"x": 1, "y": 1}), instances=[])
     plan = a_plan(eval_steps={"y": 1, "z": 0}, num_batches=5)
