@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rhymeflow.models.attention import Shape
+from rhymeflow.models.attention import Attention
 
 SLACK = 0.125
 """A rectangle holds sequences down to this share shorter than its longest: between 0.05 and 0.25
@@ -28,11 +28,8 @@ MIN_SLACK = 16
 """... or at least this many tokens shorter."""
 
 
-class PackedAttention:
+class PackedAttention(Attention):
     """Causal attention inside each of `sequences`, which are places in a row of T tokens."""
-
-    holds: Shape | None = None
-    reached = 0
 
     def __init__(self, sequences: Sequence[np.ndarray], num_tokens: int, device: torch.device):
         places, self._shapes = _rectangles(sequences)

@@ -19,21 +19,18 @@ from torch import Tensor
 
 from rhymeflow.learner import kernels
 from rhymeflow.learner.attention import PackedAttention
-from rhymeflow.models.attention import Shape
+from rhymeflow.models.attention import Attention
 from rhymeflow.utils import threads
 from rhymeflow.utils.gemm import LANES
 
 DTYPES = (torch.float32, torch.bfloat16)
 
 
-class CpuPackedAttention:
+class CpuPackedAttention(Attention):
     """Causal attention inside each of `sequences`, which are places in a row of T tokens.
 
     Sequences that have tokens in common have their first ones in common.
     """
-
-    holds: Shape | None = None
-    reached = 0
 
     def __init__(self, sequences: Sequence[np.ndarray], num_tokens: int, device: torch.device):
         assert device.type == "cpu", device

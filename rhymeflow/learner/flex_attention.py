@@ -21,20 +21,17 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from rhymeflow.models.attention import Shape
+from rhymeflow.models.attention import Attention
 
 BLOCK = 128
 """Tokens of a block of the mask, FlexAttention's own choice."""
 
 
-class FlexAttention:
+class FlexAttention(Attention):
     """Causal attention inside each of `sequences`, which are places in a row of T tokens.
 
     Two sequences have their first tokens in common, up to where both branch off, or none.
     """
-
-    holds: Shape | None = None
-    reached = 0
 
     def __init__(self, sequences: Sequence[np.ndarray], num_tokens: int, device: torch.device):
         self._num_tokens = num_tokens

@@ -57,9 +57,9 @@ class Shape(NamedTuple):
 class Attention(Protocol):
     """Attends for one packed row of tokens."""
 
-    holds: Shape | None
+    holds: Shape | None = None
     """The only keys and values that it can take, once in each layer, in their order; None: any."""
-    reached: int
+    reached: int = 0
     """Layers that it has attended in, if it `holds`."""
 
     def attend(
@@ -94,8 +94,10 @@ def _attention_function(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    attention = _current.get()
-    _check(module, attention, query, key, value, attention_mask, kwargs)
+    attention, given = _current.get(), {"attention_mask": attention_mask, **kwargs}
+    if reason := _refusal(attention, module.layer_idx, query, key, value, given):
+        kind = getattr(getattr(module, "config", None), "model_type", type(module).__name__)
+        raise UserError(f"model.name: a model of type {kind!r} {reason}, which is not supported")
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     # Not [0]: its gradient is copied into zeros, and the copy lies in memory as [H, T, D].
     q_HTD, k_GTD, v_GTD = (x.squeeze(0) for x in (query, key, value))
@@ -103,54 +105,37 @@ def _attention_function(
     return out_THD.unsqueeze(0), None
 
 
-def _check(
-    module: nn.Module,
+def _refusal(
     attention: Attention,
+    layer: int,
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    mask: Tensor | None,
     given: dict[str, Any],
-) -> None:
-    """Raise `UserError` if the model asks for more than `attention` does."""
-    more = [name for name, x in given.items() if x is not None and name not in _HARMLESS]
-    if mask is not None:
-        more.append("attention_mask")
+) -> str | None:
+    """What the model asks for beyond what `attention` does."""
+    more = {name for name, x in given.items() if x is not None} - _HARMLESS
     if given.get("dropout"):
-        more.append("dropout")
+        more.add("dropout")
     if more:
-        raise UserError(f"{_kind(module)} has attention with {', '.join(sorted(more))}, {_NOT}")
-    (rows, heads, tokens, dim), kv_heads = query.shape, key.shape[1]
+        return f"has attention with {', '.join(sorted(more))}"
+    (rows, heads, tokens, dim), kv_heads, value_dim = query.shape, key.shape[1], value.shape[3]
     is_even = rows == 1 and heads % kv_heads == 0 and key.shape == (1, kv_heads, tokens, dim)
     if not is_even or value.shape[:3] != key.shape[:3]:
         shapes = [list(x.shape[1:]) for x in (query, key, value)]
-        raise UserError(f"{_kind(module)} has queries, keys and values of {shapes}, {_NOT}")
-    if attention.holds is not None:
-        _check_held(module, attention, key, value)
-
-
-def _check_held(module: nn.Module, attention: Attention, key: Tensor, value: Tensor) -> None:
-    """Raise `UserError` if the cache has no place for these keys and values."""
-    holds, layer = attention.holds, module.layer_idx
-    assert holds is not None
-    kv_heads, (key_dim, value_dim) = key.shape[1], (key.shape[3], value.shape[3])
-    if (kv_heads, key_dim, value_dim) != (holds.kv_heads, holds.head_dim, holds.head_dim):
-        raise UserError(
-            f"{_kind(module)} has {kv_heads} heads of keys of {key_dim} and values of {value_dim} "
-            f"numbers, where the cache has {holds.kv_heads} of {holds.head_dim}, as its "
-            "config.json says; rollout.engine = 'native' keeps no others ('vllm' may)"
+        return f"has queries, keys and values of {shapes}"
+    if (held := attention.holds) is None:
+        return None
+    if (kv_heads, dim, value_dim) != (held.kv_heads, held.head_dim, held.head_dim):
+        return (
+            f"has {kv_heads} heads of keys of {dim} and values of {value_dim} numbers, where the "
+            f"cache has {held.kv_heads} of {held.head_dim} by its config.json (rollout.engine = "
+            "'vllm' may)"
         )
-    if not attention.reached <= layer < holds.layers:
-        raise UserError(f"{_kind(module)} attends more than once in a layer, {_NOT}")
+    if not attention.reached <= layer < held.layers:
+        return "attends more than once in a layer"
     attention.reached = layer + 1
-
-
-_NOT = "which is not supported"
-
-
-def _kind(module: nn.Module) -> str:
-    config = getattr(module, "config", None)
-    return f"model.name: a model of type {getattr(config, 'model_type', type(module).__name__)!r}"
+    return None
 
 
 def _no_mask(*args: Any, **kwargs: Any) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,15 +28,9 @@ _FLOATS = (torch.float32, torch.float64)
 
 Sequences = list[tuple[list[int], int]]
 """Tokens, and how many of them are the prompt."""
-
-
-class Own(NamedTuple):
-    """What the model says by itself."""
-
-    logprob_N: Tensor
-    """Of the tokens after each prompt, float32, in nats."""
-    spread: float
-    """Standard deviation of a row of logits."""
+Own = tuple[Tensor, float]
+"""Log-probabilities of the tokens after each prompt, in nats, and the standard deviation of a row
+of logits."""
 
 
 def sequences(model: PreTrainedModel) -> Sequences:
@@ -62,7 +56,7 @@ def own(model: PreTrainedModel, given: Sequences) -> Own:
     Raises:
         UserError: it does more to its logits after the head than `LMHead` knows.
     """
-    logprobs, spreads = [], []
+    logprobs, spread = [], 0.0
     with torch.no_grad(), _by_itself(model) as (head, hidden):
         for ids, prompt in given:
             ids_1T = torch.tensor([ids], device=model.device)
@@ -72,23 +66,22 @@ def own(model: PreTrainedModel, given: Sequences) -> Own:
             spread = float(logits_TV.std(dim=1).mean())
             # Of the same hidden states, so to be exact in any precision.
             difference = (head.logits(hidden.pop()[0]) - logits_TV).abs().max()
-            if not difference <= 1e-3 * spread:
+            if not difference <= _EXACT * spread:
                 raise _refused(model, "it changes its logits after the head in a way of its own")
             targets_T1 = ids_1T[0, prompt:, None]
             logprobs.append(logits_TV.log_softmax(-1)[prompt - 1 : -1].gather(1, targets_T1)[:, 0])
-            spreads.append(spread)
-    return Own(torch.cat(logprobs), sum(spreads) / len(spreads))
+    return torch.cat(logprobs), spread
 
 
 def check(model: PreTrainedModel, logprob_N: Tensor, expected: Own, who: str) -> None:
     """Raise `UserError` if `who` found other log-probabilities than the model by itself."""
-    error_N = (logprob_N.float().cpu() - expected.logprob_N.cpu()).abs()
+    own_N, spread = expected
+    error_N = (logprob_N.float().cpu() - own_N.cpu()).abs()
     is_exact = model.dtype in _FLOATS
     # In bfloat16 single tokens differ by much where rounding chooses another expert.
     error = float(error_N.max() if is_exact else error_N.median())
-    if not error <= (_EXACT if is_exact else _ROUNDED) * expected.spread:
-        reason = f"{who}'s log-probabilities are {error:.2g} nats off the model's own"
-        raise _refused(model, reason)
+    if not error <= (_EXACT if is_exact else _ROUNDED) * spread:
+        raise _refused(model, f"{who}'s log-probabilities are {error:.2g} nats off its own")
 
 
 def _refused(model: PreTrainedModel, reason: str) -> UserError:

@@ -28,27 +28,18 @@ from torch import Tensor
 from rhymeflow.engine.native.cache import SizeClass
 from rhymeflow.engine.native.cpu_attention import CpuAttention
 from rhymeflow.engine.native.packing import Part, Span, arranged
-from rhymeflow.models.attention import Shape
+from rhymeflow.models.attention import Attention
 
 PAD = 32
 """Lengths of blocks are rounded up to this, a divisor of every size class's capacity, so that
 shapes repeat."""
 
 
-class Attending(Protocol):
-    """A `models.attention.Attention` of one iteration over spans."""
+class Attending(Attention, Protocol):
+    """The attention of one iteration over spans."""
 
-    holds: Shape | None
-    reached: int
-    """See `models.attention.Attention`."""
     order: Iterable[int]
     """The spans' places in their list, in the order in which the packed row has them."""
-
-    def attend(
-        self, layer: int, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, scale: float
-    ) -> Tensor:
-        """See `models.attention.Attention`; returns [T, H, D]."""
-        ...
 
 
 def attention_for(
@@ -60,7 +51,7 @@ def attention_for(
     return partial(CachedAttention, device=device)
 
 
-class CachedAttention:
+class CachedAttention(Attending):
     """The `models.attention.Attention` of one iteration, in a few large products.
 
     What the row holds beyond the spans gets zeros. Slots must not move while it is in use.
@@ -70,8 +61,7 @@ class CachedAttention:
         parts = arranged(spans)
         self.order = [i for part in parts for i in part.members]
         """The spans' places in the list, in the order in which the row has them."""
-        self.holds: Shape | None = spans[0].slot.size_class.shape
-        self.reached = 0
+        self.holds = spans[0].slot.size_class.shape
         self._parts: list[_Block | _Chunk] = []
         start = 0
         for part in parts:

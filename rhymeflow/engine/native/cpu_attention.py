@@ -19,7 +19,7 @@ from torch import Tensor
 from rhymeflow.engine.native import kernels
 from rhymeflow.engine.native.cache import SizeClass
 from rhymeflow.engine.native.packing import Span
-from rhymeflow.models.attention import Shape
+from rhymeflow.models.attention import Attention
 from rhymeflow.utils.gemm import ROWS
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -63,8 +63,7 @@ class CpuAttention:
             for part in _dealt(chosen_S5, size_S[members], most):
                 calls.append((held, chosen_S5[part]))
         threads = self._threads if most > 1 else None
-        shape = spans[0].slot.size_class.shape
-        return _Iteration(shape, len(spans), calls, parents, self._rooms[:most], threads)
+        return _Iteration(len(spans), calls, parents, self._rooms[:most], threads)
 
     def _prepare(self, longest: int, threads: int) -> None:
         """Working memory and threads."""
@@ -80,7 +79,7 @@ class _Held:
     """A size class's keys and values while no slot moves, flat."""
 
     def __init__(self, size_class: SizeClass) -> None:
-        self.capacity = size_class.capacity
+        self.capacity, self.shape = size_class.capacity, size_class.shape
         self.kv = _flat(size_class.kv)
         self._strides = size_class.kv.stride()
 
@@ -90,20 +89,18 @@ class _Held:
         return keys, keys + self._strides[1]
 
 
-class _Iteration:
+class _Iteration(Attention):
     """An `attention.Attending`: one iteration's."""
 
     def __init__(
         self,
-        shape: Shape,
         count: int,
         calls: list[tuple[_Held, np.ndarray]],
         parents: np.ndarray,
         rooms: list[tuple[np.ndarray, ...]],
         threads: ThreadPoolExecutor | None,
     ) -> None:
-        self.holds: Shape | None = shape
-        self.reached = 0
+        self.holds = calls[0][0].shape
         self.order = range(count)
         self._end = sum(int(rows_S5[:, 3].sum()) for _, rows_S5 in calls)
         self._calls, self._parents, self._rooms, self._threads = calls, parents, rooms, threads
