@@ -121,3 +121,9 @@ def test_what_the_control_asks_for(
     made.begin({})
     made.step_ended(1, row(1))
     assert (made.stop_asked, made.save_asked, bool(said)) == (stops, saves, warns)
+
+
+def test_names_of_suites_may_have_slashes() -> None:
+    metrics = {"eval/math/easy/avg@1": 0.5, "eval/math/easy/pass@2": 0.7, "eval/reward": 0.1}
+    entry = History(Rhythm()).evaluated(3, metrics)
+    assert {"eval_math/easy_reward", "eval_math/easy_pass@2", "eval_reward"} <= set(entry)

@@ -8,6 +8,7 @@ import functools
 import importlib
 import itertools
 import json
+import math
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -219,6 +220,23 @@ def test_rows_of_arrays_and_times(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("value", "part"),
+    [
+        ("\ud83d", "column 'x': holds half of a surrogate pair"),
+        ({"\ud83d": 1}, r"column 'x': the key '\\ud83d' of a mapping: holds half"),
+        ({1: "a"}, "column 'x': the key 1 of a mapping is no text"),
+        (math.nan, "column 'x': holds nan"),
+        (b"2", "column 'x': holds bytes"),
+        ({1, "a"}, "column 'x': holds set"),
+    ],
+)
+def test_a_row_that_cannot_be_written_is_named(value: Any, part: str, tmp_path: Path) -> None:
+    rows = [{"prompt": "a", "x": None}, {"prompt": "b", "x": value}]
+    with pytest.raises(UserError, match=f"^Trainer: train_dataset, row 1: {part}"):
+        trainer(tmp_path, train_dataset=rows)
+
+
 def test_of_a_stream_as_many_rows_are_taken_as_are_trained_on(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
 
@@ -240,6 +258,11 @@ def test_several_eval_datasets_are_suites(tmp_path: Path) -> None:
     easy, hard = made.config.eval.suites
     assert (easy.name, easy.steps, hard.name) == ("easy", 3, "hard")
     source = made.config.data.model_copy(update={"source": easy.source})
+    assert [prompt.prompt for prompt in load_prompts(source, 0)[0]] == ["a", "b"]
+    named = begun(tmp_path / "c", eval_dataset={"math/easy": parts["easy"]}, **given)
+    (suite,) = named.config.eval.suites
+    assert suite.name == "math/easy"
+    source = named.config.data.model_copy(update={"source": suite.source})
     assert [prompt.prompt for prompt in load_prompts(source, 0)[0]] == ["a", "b"]
     with pytest.raises(UserError, match="eval-none_dataset"):
         trainer(tmp_path / "b", eval_dataset={"none": []}, **given)
@@ -279,7 +302,7 @@ def test_a_tokenizer_that_is_given_is_the_one(tmp_path: Path) -> None:
         ({"reward_funcs": 3}, "the reward function is a int, not a function"),
         ({"train_dataset": ["a"]}, "train_dataset, row 0: is a str"),
         ({"train_dataset": []}, "train_dataset is empty"),
-        ({"train_dataset": [{"prompt": object()}]}, "train_dataset, row 0: cannot be written"),
+        ({"train_dataset": [{"prompt": object()}]}, "train_dataset, row 0: column"),
         ({"config": {"learning_rte": 1}}, "did you mean learner.learning_rate"),
     ],
 )

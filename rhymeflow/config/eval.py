@@ -16,7 +16,7 @@ class EvalSuite(Section):
     """Prompts, how they are answered, and what judges the answers."""
 
     name: str
-    """In tables and metrics: `eval/NAME/avg@k`. Letters, digits, `_`, `-` and `.`."""
+    """In tables and metrics: `eval/NAME/avg@k`. Printable, and `/` stands within only."""
     source: str | None = None
     """As `data.source`. `None`: the run's held-out prompts. The other fields of section `data`
     hold for every suite."""
@@ -52,8 +52,8 @@ class EvalSuite(Section):
     @field_validator("name")
     @classmethod
     def _is_a_name(cls, name: str) -> str:
-        if not re.fullmatch(r"[\w.-]+", name):
-            raise ValueError(f"{name!r} should be made of letters, digits, '_', '-' and '.'")
+        if not name.isprintable() or not all(name.split("/")) or name != name.strip():
+            raise ValueError(f"{name!r} should be printable, and no part between '/' empty")
         return name
 
     @field_validator("answer_pattern")

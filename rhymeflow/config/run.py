@@ -77,8 +77,8 @@ class RunConfig(Section):
     @property
     def best_suite(self) -> str:
         """The suite that `best_metric` is of."""
-        parts = self.best_metric.split("/")
-        return parts[1] if len(parts) == 3 else "held_out"
+        suite = self.best_metric.removeprefix("eval/").rpartition("/")[0]
+        return suite or "held_out"
 
     @model_validator(mode="after")
     def _checkpoints_replace_tokens(self) -> Self:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from rhymeflow.data.values import as_json
 from rhymeflow.errors import UserError, nearest
 
 Message = dict[str, Any]
@@ -75,7 +76,9 @@ def _checked(index: int, row: Row, prompt_column: str) -> Prompt:
                 f"{row.where}: column {name!r} has the name of an argument that every reward "
                 "function is given; rename it"
             )
-        columns[name] = plain(value, f"{row.where}: column {name!r}")
+        columns[_text(name, f"{row.where}: the name {name!r} of a column")] = plain(
+            value, f"{row.where}: column {name!r}"
+        )
     return Prompt(index, prompt, columns, row.where)
 
 
@@ -104,7 +107,8 @@ def _message(value: Any, where: str) -> Message:
             raise UserError(f"{where}: has no {key!r}{nearest(key, message)}")
         if not isinstance(message[key], str):
             raise UserError(f"{where}: {key!r} should be text, is {_shown(message[key])}")
-    return {key: plain(entry, where) for key, entry in message.items()}
+    checked: Message = plain(message, where)
+    return checked
 
 
 def tool_calls(value: Any, where: str) -> list[dict[str, Any]]:
@@ -180,7 +184,8 @@ def opening_of(prompt: str | list[Message], whole: str | list[Message]) -> str |
 
 
 def plain(value: Any, where: str) -> Any:
-    """Return the value with tuples as lists; `UserError` if it is not made of JSON's types."""
+    """Return the value with tuples as lists, and what `as_json` knows as that; `UserError` if it is
+    not made of JSON's types then."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, float):
@@ -199,7 +204,10 @@ def plain(value: Any, where: str) -> Any:
         for key in value:
             if type(key) is not str:
                 raise UserError(f"{where}: the key {key!r} of a mapping is no text")
+            _text(key, f"{where}: the key {key!r} of a mapping")
         return {key: plain(each, where) for key, each in value.items()}
+    if (found := as_json(value)) is not value:
+        return plain(found, where)
     raise UserError(
         f"{where}: holds {_shown(value)}; reward functions are given text, numbers, booleans, "
         "lists and mappings only: convert the column or leave it out"

@@ -234,6 +234,7 @@ def _checked(answer: Any) -> Answer:
         raise Failed(f"step returned {shown(answer)}, {wanted}")
     if not answer:
         raise Failed("step returned an empty list; None ends the episode")
+    messages = []
     for each in answer:
         if not isinstance(each, dict) or not isinstance(each.get("role"), str):
             raise Failed(f"step returned a list with {shown(each)}, which is no message")
@@ -242,10 +243,10 @@ def _checked(answer: Any) -> Answer:
         if each["role"] == "assistant":
             raise Failed("step returned a message of the assistant, which is the policy's part")
         try:
-            plain(each, "step returned a message that")
+            messages.append(plain(each, "step returned a message that"))
         except UserError as error:
             raise Failed(str(error)) from None
-    return answer
+    return messages
 
 
 def cut(answer: Answer, limit: int) -> Answer:

@@ -206,7 +206,7 @@ class Reporter:
     def _is_own(self, prefix: str, name: str, own: Mapping[str, float]) -> bool:
         """Whether the run writes what is logged as `name`; `prefix`: of held-out answers."""
         if prefix:
-            return name == "reward" or name.partition("/")[0] in self._suites
+            return name == "reward" or name.startswith(tuple(f"{each}/" for each in self._suites))
         return name in own or name in ROW or name.startswith("eval/")
 
     def saved(self, version: Version, path: str) -> None:

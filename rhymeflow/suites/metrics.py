@@ -29,9 +29,9 @@ def figures_of(metrics: Mapping[str, Any]) -> dict[SuiteName, dict[str, float]]:
     """Return the figures that a row of metrics has of each suite but the held-out prompts."""
     found: dict[SuiteName, dict[str, float]] = {}
     for name, value in metrics.items():
-        parts = name.split("/")
-        if len(parts) == 3 and parts[0] == "eval" and parts[1] != HELD_OUT:
-            found.setdefault(parts[1], {})[parts[2]] = value
+        suite, _, figure = name.removeprefix("eval/").rpartition("/")
+        if name.startswith("eval/") and suite not in ("", HELD_OUT) and suite[:7] != "logged/":
+            found.setdefault(suite, {})[figure] = value
     # Others were logged by a reward function.
     return {suite: each for suite, each in found.items() if any(map(_is_mean, each))}
 

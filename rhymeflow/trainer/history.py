@@ -75,7 +75,10 @@ def eval_name(name: str) -> str:
     answers, `eval/NAME/avg@1`, as `eval_NAME_reward`."""
     if not name.startswith("eval/"):
         return name
-    return "_".join(name.split("/", 2)).removesuffix("avg@1") + "reward" * name.endswith("/avg@1")
+    suite, _, figure = name.removeprefix("eval/").rpartition("/")
+    if "@" in figure:
+        return f"eval_{suite}_{'reward' if figure == 'avg@1' else figure}"
+    return "_".join(name.split("/", 2))
 
 
 def _joined(rows: list[Mapping[str, Any]]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping
 from copy import copy
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from rhymeflow.errors import UserError
 from rhymeflow.trainer import rows
@@ -83,8 +84,9 @@ class Inputs:
                 return given, None
             dataset = rows.from_hub(given, f"{name}_dataset")
         lines = rows.lines_of(dataset, f"{name}_dataset", most)
-        self._texts[f"{name}.jsonl"] = "".join(f"{line}\n" for line in lines)
-        return str(self.folder / f"{name}.jsonl"), len(lines)
+        file = f"{quote(name, safe=' ()')}.jsonl"  # a name may have slashes
+        self._texts[file] = "".join(f"{line}\n" for line in lines)
+        return str(self.folder / file), len(lines)
 
     def name(self, given: Any, what: str) -> str:
         """Of a function or a class: its name, or where it will be by value.

@@ -1,20 +1,18 @@
 """From a dataset to lines of JSON: what rows hold, in types that every process is given alike.
 
-Holds true: what cannot be handed to a reward function is a `UserError` that names dataset and row.
-Arrays and numbers of NumPy become lists and numbers, times their ISO text. Knows nothing of files.
+Holds true: what cannot be handed to a reward function is a `UserError` that names dataset and row;
+all else is as `data.prompts.plain` takes it from a file. Knows nothing of files.
 """
 
 from __future__ import annotations
 
-import datetime
-import decimal
 import json
 import sys
-import uuid
 from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Any
 
+from rhymeflow.data.prompts import plain
 from rhymeflow.errors import UserError
 
 
@@ -55,29 +53,7 @@ def from_hub(name: str, what: str) -> Any:
 def _line(row: Any, where: str) -> str:
     if not isinstance(row, Mapping):
         raise UserError(f"Trainer: {where}: is a {type(row).__name__}, should be a mapping")
-    try:
-        return json.dumps(dict(row), ensure_ascii=False, default=_as_json)
-    except (TypeError, ValueError) as error:
-        raise UserError(f"Trainer: {where}: cannot be written as JSON: {error}") from None
-
-
-def _as_json(value: Any) -> Any:
-    """A value that JSON has no type for, as one that it has."""
-    if hasattr(value, "dtype") and hasattr(value, "tolist"):  # NumPy's, torch's
-        found = value.tolist()
-        return _as_json(found) if isinstance(found, _TIMES) else found
-    if isinstance(value, _TIMES):
-        return value.isoformat()
-    if isinstance(value, datetime.timedelta):
-        return value.total_seconds()
-    if isinstance(value, decimal.Decimal | uuid.UUID):
-        return str(value)
-    if isinstance(value, set | frozenset):
-        return sorted(value)
-    if hasattr(value, "isoformat"):  # of pandas
-        return value.isoformat()
-    hint = "; images are not there" if type(value).__module__.startswith("PIL") else ""
-    raise TypeError(f"a {type(value).__name__} is in it{hint}")
-
-
-_TIMES = (datetime.datetime, datetime.date, datetime.time)
+    where = f"Trainer: {where}"
+    plain(dict.fromkeys(row), where)  # names of columns are text
+    values = {name: plain(each, f"{where}: column {name!r}") for name, each in row.items()}
+    return json.dumps(values, ensure_ascii=False)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from datetime import datetime
+from datetime import datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from rhymeflow.config import DataConfig
 from rhymeflow.data import load_prompts
 from rhymeflow.data.prompts import PromptSource
 from rhymeflow.errors import UserError
+from rhymeflow.trainer.rows import lines_of
 
 ROWS = [{"prompt": f"{n} + 1 =", "answer": str(n + 1), "level": n % 3} for n in range(10)]
 
@@ -138,6 +140,15 @@ GOOD = '{"prompt": "a"}\n'
         ('{"prompt": "a", "n": 1, "n": 2}', "'n' stands twice"),
         ('{"prompt": "a", "n": [{"m": 1, "m": 1}]}', "'m' stands twice"),
         ('{"prompt": "\\ud800"}', "half of a surrogate pair"),
+        (
+            '{"prompt": "a", "\\ud800": 1}',
+            r"the name '\ud800' of a column: holds half of a surrogate",
+        ),
+        (
+            '{"prompt": "a", "b": [{"\\ud800": 1}]}',
+            r"column 'b': the key '\ud800' of a mapping: holds",
+        ),
+        ('{"prompt": [{"role": "user", "content": "a", "\\ud800": 1}]}', "message 0: the key"),
         ('{"prompt": "a", "b": {"c": "\\ud800"}}', "column 'b': holds half of a surrogate pair"),
         ("[" * 100_000, "JSON"),
     ],
@@ -163,10 +174,28 @@ def test_text_that_is_no_utf8_is_named(tmp_path: Path) -> None:
 
 
 def test_a_column_that_rewards_cannot_be_given_is_named(tmp_path: Path) -> None:
-    rows = [{"prompt": "a", "made": {"at": None}}, {"prompt": "b", "made": {"at": datetime.min}}]
+    rows = [{"prompt": "a", "made": {"of": None}}, {"prompt": "b", "made": {"of": b"x"}}]
     source = parquet(tmp_path / "a.parquet", rows)
     message = refused(source)
-    assert message.startswith(f"{source} row 1: column 'made': holds datetime")
+    assert message.startswith(f"{source} row 1: column 'made': holds bytes")
+
+
+def test_times_and_decimals_are_as_trainer_takes_them(tmp_path: Path) -> None:
+    at = datetime(2026, 1, 2, 3, 4, 5)
+    row = {
+        "prompt": "a",
+        "made": [{"at": at, "day": at.date(), "hour": at.time()}],
+        "lasts": timedelta(seconds=90),
+        "price": Decimal("1.50"),
+    }
+    train, _ = load(parquet(tmp_path / "a.parquet", [row]))
+    assert train[0].columns == {
+        "made": [{"at": "2026-01-02T03:04:05", "day": "2026-01-02", "hour": "03:04:05"}],
+        "lasts": 90.0,
+        "price": "1.50",
+    }
+    (tmp_path / "b.jsonl").write_text("\n".join(lines_of([row], "rows")))
+    assert load(str(tmp_path / "b.jsonl"))[0][0].columns == train[0].columns
 
 
 def test_bad_files_are_named(tmp_path: Path) -> None:

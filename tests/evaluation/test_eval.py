@@ -173,7 +173,7 @@ def test_a_model_of_no_run_answers_all_rows_of_a_file(capsys: Capture, tmp_path:
         (["recipe:demo", "--temperature", "1e-40"], "'1e-40', should be 0 (greedy) or at least"),
         (["recipe:demo", "--model", "other"], "the model is 'recipe:demo' already"),
         (["recipe:demo", "--eval.suites", "[{name: a}, {name: a}]"], "two are named 'a'"),
-        (["recipe:demo", "--eval.suites", "[{name: a/b}]"], "letters"),
+        (["recipe:demo", "--eval.suites", "[{name: a//b}]"], "no part between"),
         (["recipe:demo", "--eval.suites", "[{name: a, answer_pattern: (}]"], "expression"),
         (["recipe:demo", "--eval.suites", "[{name: a, options: {x: 1}}]"], "options"),
         (["recipe:demo", "--eval.suites", "[{name: a, functions: []}]"], "a: neither functions"),

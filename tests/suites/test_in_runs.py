@@ -71,6 +71,10 @@ def test_what_the_best_checkpoint_can_be_best_by() -> None:
         else:
             check_best_metric(config(MATH, run=run))
             assert config(MATH, run=run).run.best_suite == "math"
+    named = config(MATH | {"name": "math/easy"}, run={"best_metric": "eval/math/easy/avg@3"})
+    check_best_metric(named)
+    assert named.run.best_suite == "math/easy"
+    assert list(figures_of(metrics_of("math/easy", figures(answers, 1.0)))) == ["math/easy"]
     assert config().run.best_suite == "held_out"
     assert metrics_of("held_out", {"avg@1": 0.5})["eval/reward"] == 0.5
     check_best_metric(config(data={"eval_size": 0}))
