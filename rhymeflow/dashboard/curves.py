@@ -1,8 +1,9 @@
 """The view of a run: its curves, and what it is.
 
 Holds true: an answer has at most `POINTS` points a curve; where there are more rows, a point is the
-mean of those it stands for, with the least and the greatest beside it. Held-out rewards have the
-95% confidence interval of their mean instead, over prompts, where there are no more than `POINTS`.
+mean of those it stands for (over their time, if it is a share of that), with the least and the
+greatest beside it. Held-out rewards have the 95% confidence interval of their mean instead, over
+prompts, where there are no more than `POINTS`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from rhymeflow.core.types import HELD_OUT
 from rhymeflow.dashboard import side_groups, side_log
 from rhymeflow.dashboard.run import Run
+from rhymeflow.observe.metrics import is_of_time
 from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.utils.bounds import bound_of
 
@@ -63,9 +65,13 @@ def metrics(run: Run, names: Sequence[str]) -> dict[str, Any]:
     """Points of each metric: `step`, `time`, `value`, and `low` and `high` where it is a mean."""
     from rhymeflow.suites.metrics import REWARD
 
-    columns = run.columns(["step", "time", *names])
+    columns = run.columns(["step", "time", "step_time", *names])
     steps, times = (np.array(columns[name], float) for name in ("step", "time"))
-    found: dict[str, Any] = {name: _points(steps, times, columns[name]) for name in names}
+    seconds = np.nan_to_num(np.array(columns["step_time"], float))
+    found: dict[str, Any] = {
+        name: _points(steps, times, columns[name], seconds if is_of_time(name) else None)
+        for name in names
+    }
     if REWARD in found and "low" not in found[REWARD]:
         with run.reader() as reader:
             found[REWARD] |= _intervals(found[REWARD], reader)
@@ -98,18 +104,26 @@ def differing(runs: Sequence[Run]) -> dict[str, list[Any]]:
 
 
 def _points(
-    steps: NDArray[np.float64], times: NDArray[np.float64], values: Sequence[float | None]
+    steps: NDArray[np.float64],
+    times: NDArray[np.float64],
+    values: Sequence[float | None],
+    seconds: NDArray[np.float64] | None,
 ) -> dict[str, list[float]]:
+    """`seconds`: weights in means of what is a share of them, or a rate; they are `weight` then."""
     every = np.array(values, float)  # None is not a number there
     known = np.flatnonzero(~np.isnan(every))
     every, width = every[known], -(-len(known) // POINTS) or 1
-    if width == 1:
-        return {**_at(steps, times, known), "value": every.tolist()}
+    weights = np.ones(len(known)) if seconds is None else np.maximum(seconds[known], 1e-9)
     starts = np.arange(0, len(known), width)
+    total = np.add.reduceat(weights, starts) if len(known) else weights
+    weight = {} if seconds is None else {"weight": total.tolist()}
+    if width == 1:
+        return {**_at(steps, times, known), "value": every.tolist(), **weight}
     counts = np.diff([*starts, len(known)])
     return {
         **_at(steps, times, known[starts + counts // 2]),
-        "value": (np.add.reduceat(every, starts) / counts).tolist(),
+        **weight,
+        "value": (np.add.reduceat(every * weights, starts) / total).tolist(),
         "low": np.minimum.reduceat(every, starts).tolist(),
         "high": np.maximum.reduceat(every, starts).tolist(),
     }

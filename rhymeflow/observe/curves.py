@@ -115,28 +115,35 @@ class Points:
             self.names.add(STEPS_PER_S)
 
     def curve(self, name: str, smooth: int) -> Curve | None:
-        """Return the metric, if the run has it. `smooth`: a point is the mean of the last so many;
-        evaluations, which are few, are left as they are."""
+        """Return the metric, if the run has it. `smooth`: a point is the mean of the last so many,
+        over their time if it is a rate or share of that; evaluations, which are few, are left as
+        they are."""
         found = [
-            (self._x(row), value)
-            for row, value in self._values(name)
+            (self._x(row), (value, seconds))
+            for row, value, seconds in self._values(name)
             if value is not None and self._x(row) is not None
         ]
         if not found:
             return None
         points = dict(sorted(found))  # of a step that was done again, the later
-        y = np.array(list(points.values()), float)
+        y, seconds = np.array(list(points.values()), float).T
         is_evaluation = name.startswith("eval/")
-        return Curve(np.array(list(points), float), y if is_evaluation else _smoothed(y, smooth))
+        smoothed = y if is_evaluation else _smoothed(y, smooth, seconds)
+        return Curve(np.array(list(points), float), smoothed)
 
-    def _values(self, name: str) -> list[tuple[dict[str, Any], Any]]:
+    def _values(self, name: str) -> list[tuple[dict[str, Any], Any, float]]:
+        """Of rows the value, and its weight in a mean."""
         if name != STEPS_PER_S:
-            return [(row, row.get(name)) for row in self.rows]
+            is_of_time = metrics.is_of_time(name)
+            return [
+                (row, row.get(name), row.get("step_time") or 0.0 if is_of_time else 1.0)
+                for row in self.rows
+            ]
         rows = [row for row in self.rows if "step_time" in row]
         return [
-            (after, (after["step"] - before["step"]) / (after["time"] - before["time"]))
+            (after, (after["step"] - before["step"]) / seconds, seconds)
             for before, after in pairwise(rows)
-            if after["time"] > before["time"]
+            if (seconds := after["time"] - before["time"]) > 0
         ]
 
     def _x(self, row: dict[str, Any]) -> float | None:
@@ -156,12 +163,14 @@ def _trained_until(run_dir: Path) -> dict[int, int]:
     return found
 
 
-def _smoothed(y: Values, count: int) -> Values:
+def _smoothed(y: Values, count: int, weights: Values) -> Values:
     """Each value as the mean of it and those before it, `count` in all, at the beginning fewer."""
-    sums = np.concatenate([[0.0], np.cumsum(y)])
+    if count == 1:
+        return y
+    sums, total = (np.concatenate([[0.0], np.cumsum(each)]) for each in (y * weights, weights))
     ends = np.arange(1, len(y) + 1)
     starts = np.maximum(ends - count, 0)
-    smoothed: Values = (sums[ends] - sums[starts]) / (ends - starts)
+    smoothed: Values = (sums[ends] - sums[starts]) / np.maximum(total[ends] - total[starts], 1e-9)
     return smoothed
 
 

@@ -30,6 +30,18 @@ RUNS = "trackers.json"
 PROJECT = "rhymeflow"
 
 
+_OF_TIME = {
+    *("idle/rollout", "idle/learner", "rollout/tokens_per_s", "draft/time_saved_share"),
+    *("coordination/share", "coordination/cpu_share"),
+}
+
+
+def is_of_time(name: str) -> bool:
+    """Whether the metric is a share of a step's time, or a rate in it: a mean over steps is weighted
+    by how long each took."""
+    return name in _OF_TIME
+
+
 class Tracker(Protocol):
     """Somewhere else that metrics go."""
 

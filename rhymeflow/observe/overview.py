@@ -60,6 +60,8 @@ FROM (SELECT *, NTILE({_NUM_QUANTILES}) OVER (ORDER BY length, group_id, member)
 GROUP BY quantile ORDER BY quantile
 """
 
+_TRAINED = "SELECT trained + 1, COUNT(*) FROM trajectories WHERE trained IS NOT NULL GROUP BY 1"
+
 # Per value of {key}: responses, tokens, iterations that generated them, drafted tokens.
 _DRAFTS = """
 SELECT {key}, COUNT(DISTINCT group_id || '.' || member), SUM(length), SUM(steps),
@@ -206,8 +208,10 @@ def _show_throughput(steps: Steps, reader: TrajectoryReader, console: Console) -
     if not rows:
         return
     seconds = sum(row["step_time"] for row in rows)
-    ((trained, tokens),) = reader.query(
-        "SELECT COUNT(*), TOTAL(length) FROM trajectories WHERE trained IS NOT NULL"
+    counts = dict(reader.query(_TRAINED))
+    trained = sum(counts.get(row["step"], 0) for row in rows)
+    tokens = sum(
+        counts.get(row["step"], 0) * (row.get("completions/mean_length") or 0.0) for row in rows
     )
     console.print(
         Text(

@@ -287,7 +287,7 @@ def _lines(summary: Summary) -> list[tuple[str, str]]:
             (
                 "drafts",
                 f"acceptance length {drafts.mean_acceptance_length:.2f}, "
-                f"{drafts.acceptance_rate:.0%} accepted, {drafts.time_saved:.0f} s saved",
+                f"{drafts.acceptance_rate:.0%} accepted, {drafts.time_saved:.1f} s saved",
             )
         )
     if summary.mirror is not None:

@@ -190,7 +190,7 @@ class Record:
         rollout = (step.rollout_busy - last.rollout_busy) / (seconds * cluster.num_instances)
         figures = {
             "step_time": seconds,
-            "completions/mean_length": batch.response_tokens / batch.responses,
+            "completions/mean_length": batch.sampled_tokens / batch.responses,
             "num_tokens": self._trained,
             "staleness/mean": sum(age * n for age, n in ages.items()) / ages.total(),
             "staleness/max": max(ages),

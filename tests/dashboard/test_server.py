@@ -305,10 +305,14 @@ def test_points_are_means_where_there_are_many(tmp_path: Path) -> None:
     run = Run(make_run(tmp_path), "a")
     with (tmp_path / "metrics.jsonl").open("w") as file:
         for step in range(2 * curves.POINTS):
-            file.write(json.dumps({"step": step, "time": step, "a": step % 2}) + "\n")
-    found = curves.metrics(run, ["a"])["a"]
-    assert found["value"] == [0.5] * curves.POINTS
-    assert (set(found["low"]), set(found["high"])) == ({0}, {1})
+            row = {"step": step, "time": step, "a": step % 2, "idle/learner": step % 2}
+            file.write(json.dumps({**row, "step_time": [9.0, 1.0][step % 2]}) + "\n")
+    found = curves.metrics(run, ["a", "idle/learner"])
+    assert found["a"]["value"] == [0.5] * curves.POINTS
+    assert (set(found["a"]["low"]), set(found["a"]["high"])) == ({0}, {1})
+    assert "weight" not in found["a"]
+    assert set(found["idle/learner"]["value"]) == {0.1}, "idle for 1 of 10 seconds"
+    assert set(found["idle/learner"]["weight"]) == {10.0}, "for means of these"
 
 
 # -- curves beside each other ----------------------------------------------------------------------

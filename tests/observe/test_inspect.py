@@ -53,6 +53,8 @@ def test_tables_of_a_run(tmp_path):
     assert ["0", "10", "62.5%", "█" * 30] in rows
     assert ["1", "6", "37.5%", "█" * 18] in rows
     assert "Groups left out (reward failed: boom): 1" in text
+    throughput = "Throughput: 0.4 trained responses/s, 22 of their tokens/s"
+    assert throughput in text, "of 55 sampled tokens each, what environments answered left out"
     assert "mismatch" in text, "with the sampler, which is no KL to a reference"
     assert "kl" not in text.split()
 

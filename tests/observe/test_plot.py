@@ -55,13 +55,17 @@ def test_one_curve_has_no_band() -> None:
     assert found.y.tolist() == [5, 6]
 
 
-@given(st.lists(st.integers(-99, 99), min_size=1, max_size=20), st.integers(1, 25))
-def test_smoothing_is_the_mean_of_the_last_values(values: list[int], count: int) -> None:
-    wanted = [
-        sum(values[max(end - count, 0) : end]) / len(values[max(end - count, 0) : end])
-        for end in range(1, len(values) + 1)
-    ]
-    assert _smoothed(np.array(values, float), count) == pytest.approx(wanted)
+PAIRS = st.tuples(st.integers(-99, 99), st.integers(1, 9))
+
+
+@given(st.lists(PAIRS, min_size=1, max_size=20), st.integers(1, 25))
+def test_smoothing_is_the_mean_of_the_last_values(values: list[Any], count: int) -> None:
+    wanted = []
+    for end in range(1, len(values) + 1):
+        last = values[max(end - count, 0) : end]
+        wanted.append(sum(y * seconds for y, seconds in last) / sum(s for _, s in last))
+    y, seconds = np.array(values, float).T
+    assert _smoothed(y, count, seconds) == pytest.approx(wanted)
 
 
 def test_runs_that_differ_in_their_seed_are_one_line(tmp_path: Path) -> None:
@@ -90,6 +94,9 @@ def test_axes(tmp_path: Path) -> None:
     assert rate is not None
     assert rate.x.tolist() == [2, 3]
     assert rate.y == pytest.approx([1 / 30, 1 / 50])
+    rate = Points(run, "step").curve("steps/s", 2)
+    assert rate is not None
+    assert rate.y == pytest.approx([1 / 30, 2 / 80]), "steps by their time, no mean of rates"
     smooth = Points(run, "step").curve("reward", 2)
     assert smooth is not None
     assert smooth.y.tolist() == [0.5, 0.375, 0.625]

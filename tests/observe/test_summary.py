@@ -118,7 +118,7 @@ def test_panel(tmp_path):
         "mean 0.38, greatest 1",
         "16 trajectories, 936 tokens of 1,190 generated",
         "8 consumed, 1 aborted, 1 unfinished",
-        "acceptance length 1.52, 49% accepted, 6 s saved",
+        "acceptance length 1.52, 49% accepted, 6.0 s saved",
         "rollout 10%, learner 30%",
         "rhymeflow inspect",
     ):

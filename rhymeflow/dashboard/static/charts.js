@@ -24,14 +24,15 @@ function short(value) {
   return value.toExponential(1).replace("e+", "e").replace(".0e", "e");
 }
 
-function smoothed(values, width) {
-  if (width < 2) return values;
-  const weight = 2 / (width + 1);
-  let mean = null;
-  return values.map((each) => {
-    if (each === null) return mean;
-    mean = mean === null ? each : mean + weight * (each - mean);
-    return mean;
+function smoothed({ value, weight }, width) {
+  if (width < 2) return value;
+  const share = 2 / (width + 1);
+  let sum = null, all = null;
+  return value.map((each, i) => {
+    const w = weight ? weight[i] : 1;
+    sum = sum === null ? w * each : sum + share * (w * each - sum);
+    all = all === null ? w : all + share * (w - all);
+    return sum / all;
   });
 }
 
@@ -101,7 +102,7 @@ function arranged(series, axis, smooth) {
   const hidden = { stroke: "transparent", spanGaps: true, points: { show: false }, value: (_, y) => number(y) };
   series.forEach(({ label, points }, i) => {
     const stroke = COLOURS[i % COLOURS.length];
-    data.push(spread(points, smoothed(points.value, smooth)));
+    data.push(spread(points, smoothed(points, smooth)));
     lines.push({ label, stroke, width: 1.5, spanGaps: true, points: { show: (plot) => plot.data[0].length < 40 },
       value: (_, y) => number(y) });
     if (!points.low) return;
