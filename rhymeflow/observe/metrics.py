@@ -37,8 +37,7 @@ _OF_TIME = {
 
 
 def is_of_time(name: str) -> bool:
-    """Whether the metric is a share of a step's time, or a rate in it: a mean over steps is weighted
-    by how long each took."""
+    """Whether the metric is a share of a step's time, or a rate in it: means are weighted by it."""
     return name in _OF_TIME
 
 

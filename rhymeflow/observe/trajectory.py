@@ -126,12 +126,12 @@ def _ending(details: TrajectoryDetails) -> str:
 
 
 def _segment_table(details: TrajectoryDetails) -> Table:
-    table = Table(box=SIMPLE_HEAD, title="Segments", title_justify="left")
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title="Segments", title_justify="left")
     drafts = ("acceptance\nlength", "drafted", "accepted")
     for heading in ("from", "to", "version", "instance", "mean\nlogprob", *drafts):
         table.add_column(heading, justify="right", no_wrap=True)
     for segment in details.segments:
-        count, logprobs = segment.length, segment.logprobs
+        count, logprobs = segment.length, [] if segment.is_observed else segment.logprobs
         table.add_row(
             str(segment.start),
             str(segment.start + count - 1),

@@ -201,6 +201,7 @@ class Controller:
                 if isinstance(message, messages.Pulled):
                     self._pulling.discard(worker)
                 elif isinstance(message, messages.Joined):
+                    self.reporter.begin_training()
                     self.history.let_draft(self.supervisor.instances[worker])
             case "reward":
                 self._events += self.rewards.take(message)

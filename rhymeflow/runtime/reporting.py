@@ -95,9 +95,8 @@ class Reporter:
         return self._clock() - self._started
 
     def begin_training(self) -> None:
-        """Everything is loaded; of a learner in another's place for a second time, which takes
-        nothing from the time of its step."""
-        self.say("training")
+        """There is an instance, or a batch: from here on steps take time. Said once more, of one in
+        another's place, it takes nothing from a step."""
         if self._state.first_step_at is not None:
             return
         self._state.first_step_at = self.now

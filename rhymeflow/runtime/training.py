@@ -57,11 +57,17 @@ class Training:
     def begin(self, command: Train) -> None:
         """Train on a batch, which is in the store, and publish the version that it makes."""
         self.batch = command
+        self._begin_training()
         reached = command.version + 1
         self._learner.train(command.version, Batch(command.groups, command.members, command.parts))
         self._learner.publish(reached)
         if self.checkpoints.is_due(reached):
             self._save(reached)
+
+    def _begin_training(self) -> None:
+        """A resumed run may have a learner and a batch before it has an instance."""
+        if self.weights is not None and self.batch is not None:
+            self._reporter.begin_training()
 
     def save(self) -> None:
         """Write a checkpoint of the version that is published, if there is none."""
@@ -87,7 +93,8 @@ class Training:
                 self._say_what_there_is(message)
                 self.checkpoints.restored(message.retrain_seconds)
                 self.weights = messages.ConnectWeights(message.handle)
-                self._reporter.begin_training()
+                self._reporter.say("training")
+                self._begin_training()
                 yield LearnerReady(message.version, message.checksum)
             case messages.Retraining():
                 self._reporter.say(f"training again: {message.version} of {message.last}")

@@ -314,16 +314,27 @@ def test_a_response_in_which_an_environment_answered(tmp_path):
     store = SqliteTrajectoryStore(tmp_path / "events.db")
     store.begin_attempt("{}", now=0.0, started="2026-01-01T00:00:00+00:00")
     store.put_group(0, row=0, epoch=0, prompt="p", prompt_tokens=[1], columns={})
-    spans = [(0, 6, "rollout-0", 4), (6, 3, ENVIRONMENT, 0), (9, 2, "rollout-0", 2)]
-    for start, length, instance, steps in spans:
-        store.put_span(
-            TrajectoryId(0, 0), start=start, length=length, version=0, instance=instance,
-            steps=steps, drafted=steps,
+    one = TrajectoryId(0, 0)
+    for start, length, steps in ((0, 6, 4), (9, 2, 2)):
+        store.put_segment(
+            one, start=start, version=0, instance="rollout-0", steps=steps, drafted=steps,
+            tokens=[7] * length, logprobs=[-0.5] * length,
         )  # fmt: skip
+    store.put_observed(one, start=6, version=0, tokens=[7] * 3)
     store.commit()
     store.close()
-    found = cells(shown(tmp_path, "0.0"))
-    assert ["0", "5", "0", "rollout-0", "-", "1.50", "4", "50.0%"] in found
+    found = cells(shown(tmp_path, "0.0", width=80))
+    assert [
+        "from",
+        "to",
+        "version",
+        "instance",
+        "logprob",
+        "length",
+        "drafted",
+        "accepted",
+    ] in found
+    assert ["0", "5", "0", "rollout-0", "-0.500", "1.50", "4", "50.0%"] in found
     assert ["6", "8", "0", ENVIRONMENT, "-", "-", "-", "-"] in found
 
 

@@ -36,6 +36,7 @@ def test_what_limits_the_run_is_found_at_its_bound(staleness: float, expected: s
         clock=lambda: now,
     )
     reporter.begin_training()
+    reporter.show()
     assert progress.state.limit is None
     metrics = {"reward": 0.5, "num_tokens": 10.0, "staleness/mean": 1.0, "staleness/max": staleness}
     for step in (1, 2):
@@ -54,7 +55,7 @@ def test_what_limits_the_run_is_found_at_its_bound(staleness: float, expected: s
     assert limit.verdict == expected
 
 
-def test_a_step_in_which_the_learner_was_replaced_is_as_long_as_it_was() -> None:
+def test_a_step_in_which_a_worker_was_replaced_is_as_long_as_it_was() -> None:
     now, rows = 0.0, []
     config = build_config({"schedule.name": "synchronous"}, where="test")
     progress = Shown(Console(file=io.StringIO()))
@@ -63,7 +64,7 @@ def test_a_step_in_which_the_learner_was_replaced_is_as_long_as_it_was() -> None
     now = 5.0
     reporter.begin_training()
     now = 12.0
-    reporter.begin_training()  # another learner is ready
+    reporter.begin_training()  # another instance is there
     now = 15.0
     metrics = {"reward": 0.5, "num_tokens": 100.0, "staleness/mean": 0.0, "staleness/max": 0.0}
     published = VersionPublished(1, "0", 0.5)
