@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Any
 
 import msgspec
@@ -39,17 +40,20 @@ def overview(run: Run) -> dict[str, Any]:
         attempts = reader.attempts()
         events, seconds = side_log.last_event(reader)
         endings = side_groups.endings(reader)
-        ((steps,),) = reader.query("SELECT MAX(step) FROM side.groups")
         last = reader.query("SELECT kind FROM commands ORDER BY seq DESC LIMIT 1")
     config = msgspec.json.decode(attempts[-1].config) if attempts else {}
-    schedule = config.get("schedule", {})
+    schedule, max_steps = config.get("schedule", {}), config.get("learner", {}).get("max_steps")
+    rows = zip(*run.columns(["step", "step_time"]).values(), strict=True)
+    times = {step: seconds for step, seconds in rows if seconds}
+    steps = int(max(times, default=0))
     return {
         "name": run.name,
         "directory": str(run.directory),
         "config": config,
         "attempts": [{"started": each.started, "time": each.time} for each in attempts],
-        "steps": steps or 0,
-        "max_steps": config.get("learner", {}).get("max_steps"),
+        "steps": steps,
+        "max_steps": max_steps,
+        "left": (max_steps - steps) * fmean(times.values()) if times and max_steps else None,
         "bound": bound_of(schedule.get("name", ""), schedule.get("max_staleness")),
         "seconds": seconds,
         "events": events,

@@ -125,11 +125,7 @@ def as_json(run_dir: Path, reader: TrajectoryReader) -> dict[str, Any]:
     attempts = reader.attempts()
     config = json.loads(attempts[-1].config) if attempts else {}
     ((events, seconds),) = reader.query("SELECT COALESCE(MAX(seq), 0), MAX(time) FROM events")
-    ((groups, trained),) = reader.query(
-        "SELECT COUNT(*), MAX(CASE WHEN ending = 'consumed' THEN ending_version + 1 END)"
-        " FROM groups"
-    )
-    endings = reader.query("SELECT COALESCE(ending, 'open'), COUNT(*) FROM groups GROUP BY 1")
+    endings = dict(reader.query("SELECT COALESCE(ending, 'open'), COUNT(*) FROM groups GROUP BY 1"))
     staleness = reader.query("SELECT staleness, COUNT(*) FROM trained GROUP BY 1 ORDER BY 1")
     state = state_of(run_dir, reader)
     limit = _limit(steps, reader)
@@ -141,12 +137,12 @@ def as_json(run_dir: Path, reader: TrajectoryReader) -> dict[str, Any]:
         "state": state,
         "config": config,
         "attempts": [{"started": each.started, "time": each.time} for each in attempts],
-        "steps": trained or 0,
+        "steps": last or 0,
         "max_steps": config.get("learner", {}).get("max_steps"),
         "seconds": seconds or 0.0,
         "events": events,
-        "groups": groups,
-        "endings": dict(endings),
+        "groups": sum(endings.values()),
+        "endings": endings,
         "ended": reader.query(LAST_COMMAND) == [("Finish",)],
         "metrics": list(dict.fromkeys(name for row in metrics.rows(run_dir) for name in row)),
         "latest": None if last is None else steps[last],

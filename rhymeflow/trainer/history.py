@@ -1,14 +1,16 @@
 """`state.log_history` as transformers has it: entries made of a run's rows of metrics.
 
-Holds true: an entry for training has the mean of the rows since the entry before, and the last
-value of what is counted or set; the same rows give the same entries, while the run goes on and
-after it.
+Holds true: an entry for training has the mean of the rows since the entry before (over their time,
+of what is a share of that), and the last value of what is counted or set; the same rows give the
+same entries, while the run goes on and after it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
+
+from rhymeflow.observe.metrics import is_of_time, mean
 
 _LATEST = ("num_tokens", "learning_rate", "time", "step_time", "endings/", "mirror/")
 """How the names of metrics begin of which the latest value counts."""
@@ -87,6 +89,8 @@ def _joined(rows: list[Mapping[str, Any]]) -> dict[str, Any]:
         values = [row[name] for row in rows if row.get(name) is not None]
         if values and name.startswith(_LATEST):
             joined[name] = values[-1]
+        elif is_of_time(name):
+            joined[name] = mean(rows, name)
         else:
             joined[name] = sum(values) / len(values) if values else None
     return joined

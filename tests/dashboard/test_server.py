@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from rhymeflow.core.events import VersionPublished
 from rhymeflow.core.types import HELD_OUT, TrajectoryId
 from rhymeflow.dashboard.run import MetricColumns, Run
 from rhymeflow.dashboard.serve import listening, named, newest
@@ -157,6 +158,19 @@ def test_one_group(client: Client) -> None:
     assert [each["text"] for each in found["members"]] == ["[/red] it is 3"] * 2
     assert found["members"][1]["components"] == {"exact": 0, "short": 0.5}
     assert [each["group"] for each in found["epochs"]] == [3]
+
+
+def test_what_is_left_is_at_the_pace_of_steps(tmp_path: Path) -> None:
+    """Loading is no step, and a batch that is being trained on has not been done."""
+    store = SqliteTrajectoryStore(make_run(tmp_path) / "events.db")
+    store.begin_attempt('{"learner": {"max_steps": 7}}', now=100.0, started="2026")
+    store.record(100.0, [VersionPublished(4)])
+    store.put_consumed(9, version=4, members=(0, 1))
+    store.commit()
+    store.close()
+    with serving([Run(tmp_path, "one")]) as client:
+        found = client.ask("runs/one")
+    assert (found["steps"], found["max_steps"], found["left"]) == (4, 7, 30.0)
 
 
 def test_drafts(client: Client) -> None:

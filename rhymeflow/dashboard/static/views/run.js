@@ -73,8 +73,7 @@ async function differences(names) {
 
 function described(run, name) {
   const of = run.max_steps ? ` of ${number(run.max_steps)}` : "";
-  const rate = run.steps / run.seconds;
-  const left = run.max_steps && rate && !run.ended ? (run.max_steps - run.steps) / rate : null;
+  const left = run.ended ? null : run.left;
   const rows = [
     ["steps", `${number(run.steps)}${of}`],
     ["time", duration(run.seconds)],
