@@ -138,8 +138,8 @@ def test_a_dry_run_says_what_is_trained_on_and_the_configuration_last(
     lines = capsys.readouterr().out.splitlines()
     assert "# rows: 256 to train on, 128 held out" in lines
     assert "# reward recipe:demo: 0 on a response '0' to recipe:demo problem 0 of seed 0" in lines
-    assert any("in 1 steps each comes 3,906.2 times (3,906.25 epochs)" in line for line in lines)
-    assert any("each comes 3,906.2 times in every batch" in line for line in lines)
+    times = "each prompt comes 3,906.25 times (epochs), 3,906.25 times in a batch"
+    assert f"# {times}" in lines
     assert (
         lines[lines.index(next(line for line in lines if "first prompt" in line)) + 1][:5]
         == "#   |"

@@ -74,41 +74,22 @@ def _check_room(config: Config, run_dir: Path) -> None:
 
 
 def _what_is_trained_on(config: Config, loaded: Loaded) -> list[str]:
-    from rhymeflow.observe.printable import printable  # loads rich
+    from rhymeflow.observe.printable import shortened  # loads rich
 
     train, held_out = loaded.prompts.train, loaded.prompts.held_out
     ids = loaded.prompts.encoder.encode(train[0])
+    suites = [(name, suite) for name, suite in loaded.suites.items() if name != HELD_OUT]
+    batch, steps = config.learner.groups_per_batch, config.learner.max_steps
+    in_batch = f", {batch / len(train):,.2f} times in a batch" if batch > len(train) else ""
     return [
         f"# rows: {len(train):,} to train on, {len(held_out):,} held out",
-        *(
-            f"#   suite {name}: {len(suite.prompts):,} prompts"
-            for name, suite in loaded.suites.items()
-            if name != HELD_OUT
-        ),
-        *_repeats(config, len(train)),
+        *(f"#   suite {name}: {len(suite.prompts):,} prompts" for name, suite in suites),
+        f"# each prompt comes {steps * batch / len(train):,.2f} times (epochs){in_batch}",
         f"# the first prompt, {train[0].where}, as the policy reads it ({len(ids):,} tokens):",
         *_comments(loaded.tokenizer, [("", ids)]),
-        *(f"# reward {printable(each)}" for each in loaded.rewards),
-        *([] if loaded.unseen is None else [f"# {printable(loaded.unseen)}"]),
+        *(f"# reward {shortened(each, _WIDTH)}" for each in loaded.rewards),
+        *([] if loaded.unseen is None else [f"# {shortened(loaded.unseen, _WIDTH)}"]),
     ]
-
-
-def _repeats(config: Config, rows: int) -> Iterable[str]:
-    """How often a prompt comes."""
-    batch, steps = config.learner.groups_per_batch, config.learner.max_steps
-    epochs = steps * batch / rows
-    how = f"each comes {_times(epochs)}" if epochs >= 1 else f"{steps * batch:,} of them come once"
-    yield f"# prompts of a step: {batch:,}; in {steps:,} steps {how} ({epochs:,.2f} epochs)"
-    if batch > rows:
-        yield (
-            f"#   there are not so many: each comes {_times(batch / rows)} in every batch "
-            "(learner.groups_per_batch)"
-        )
-
-
-def _times(number: float) -> str:
-    whole = f"{number:,.1f}".removesuffix(".0")
-    return "once" if whole == "1" else f"{whole} times"
 
 
 def sft_dry_run(config: Config) -> None:

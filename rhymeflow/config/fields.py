@@ -133,25 +133,19 @@ def only_path(name: str, where: str) -> str:
     return homes[0]
 
 
-USUAL = {
-    "lr": "learning_rate", "lr_scheduler": "lr_scheduler_type", "warmup": "warmup_steps",
-    "bs": "groups_per_batch", "batch_size": "groups_per_batch",
-    "train_batch_size": "groups_per_batch", "per_device_train_batch_size": "groups_per_batch",
-    "epochs": "max_steps", "num_epochs": "max_steps", "num_train_epochs": "max_steps",
-    "steps": "max_steps", "num_steps": "max_steps", "total_steps": "max_steps",
-    "max_tokens": "max_completion_length", "max_new_tokens": "max_completion_length",
-    "max_length": "max_completion_length", "max_response_length": "max_completion_length",
-    "group_size": "num_generations", "num_samples": "num_generations", "temp": "temperature",
-    "kl": "beta", "kl_coef": "beta", "kl_loss_coef": "beta", "clip_range": "epsilon",
-    "clip_ratio": "epsilon", "wd": "weight_decay", "grad_clip": "max_grad_norm",
-    "optimizer_steps": "num_minibatches", "num_gpus": "num_ranks", "gpus": "num_ranks",
-    "dataset": "data.source", "dataset_name": "data.source", "train_file": "data.source",
-    "model_name": "model.name", "model_path": "model.name", "model_name_or_path": "model.name",
-    "reward_funcs": "reward.functions", "reward_fn": "reward.functions",
-    "output": "output_dir", "out": "output_dir", "save_dir": "output_dir",
-    "logger": "report_to", "wandb": "report_to", "save_freq": "save_steps",
-    "eval_freq": "eval_steps", "async_level": "max_staleness", "staleness": "max_staleness",
+_OTHERS = {
+    "learning_rate": "lr", "lr_scheduler_type": "lr_scheduler", "warmup_steps": "warmup",
+    "groups_per_batch": "bs batch_size train_batch_size per_device_train_batch_size",
+    "max_steps": "epochs num_epochs num_train_epochs steps num_steps total_steps",
+    "max_completion_length": "max_tokens max_new_tokens max_length max_response_length",
+    "num_generations": "group_size num_samples", "temperature": "temp", "weight_decay": "wd",
+    "beta": "kl kl_coef kl_loss_coef", "epsilon": "clip_range clip_ratio",
+    "max_grad_norm": "grad_clip", "num_ranks": "num_gpus gpus", "max_staleness": "async_level",
+    "data.source": "dataset dataset_name train_file", "model.name": "model_path model_name_or_path",
+    "reward.functions": "reward_funcs reward_fn", "output_dir": "output out save_dir",
+    "report_to": "logger wandb", "save_steps": "save_freq", "eval_steps": "eval_freq",
 }  # fmt: skip
+USUAL = {other: name for name, others in _OTHERS.items() for other in others.split()}
 """What other trainers, and people, call a field: suggested, and never taken for it."""
 
 
