@@ -90,7 +90,7 @@ class ScheduleConfig(Section):
     extra_generations: NonNegative = 0
     """Trajectories generated for each group beyond `num_generations`; the slowest are aborted."""
     filter_zero_variance: bool = False
-    """Train on no group whose rewards are all equal, but on another prompt (DAPO's dynamic
+    """Train on no group whose rewards do not differ, but on another prompt (DAPO's dynamic
     sampling)."""
     max_filtered_batches: Positive = 4
     """How many batches' worth of groups may be filtered between two steps; then they pass."""

@@ -173,6 +173,8 @@ class TrajectoryRewarded:
 
     trajectory: TrajectoryId
     reward: float
+    components: dict[str, tuple[float, float]] | None = None
+    """What it is the sum of, weight and value by name, where these are compared one by one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,14 @@ of a member is the table in `protocol/group.py`. Plans nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rhymeflow.core import events
 from rhymeflow.core.commands import Command
 from rhymeflow.core.instance import Instance
 from rhymeflow.core.protocol.group import NOT_FINISHED, Group, Member, MemberState
+from rhymeflow.core.spread import is_flat, normalized_sum
 from rhymeflow.core.state import Prompt, State
 from rhymeflow.core.types import EvaluationId, FinishReason, TrajectoryId
 
@@ -180,7 +181,7 @@ def on_trajectory_rewarded(state: State, event: events.TrajectoryRewarded) -> Co
     member = _judged(state, event)
     if member is None:
         return
-    member.reward = event.reward
+    member.reward, member.components = event.reward, event.components
     group = state.groups[event.trajectory.group]
     if len(group.rewarded()) == state.plan.num_generations:
         yield from state.abort_members(group)
@@ -189,14 +190,25 @@ def on_trajectory_rewarded(state: State, event: events.TrajectoryRewarded) -> Co
 
 def _complete(state: State, group: Group) -> Commands:
     plan = state.plan
-    rewards = {group.members[index].reward for index in group.rewarded()}
-    if plan.filter_zero_variance and len(rewards) == 1 and state.num_filtered < plan.max_filtered:
+    may_filter = plan.filter_zero_variance and state.num_filtered < plan.max_filtered
+    if may_filter and not teaches([group.members[index] for index in group.rewarded()]):
         state.num_filtered += 1
-        yield from state.release(group.id, "filtered", "all its rewards are equal")
+        yield from state.release(group.id, "filtered", "its rewards do not differ")
         return
     group.complete = True
     state.num_inflight -= 1
     yield from state.drop_surplus(state.buffers.occupy(group.id))
+
+
+def teaches(members: Sequence[Member]) -> bool:
+    """Whether the rewards of members differ, as a sum or, where they are compared one by one, so
+    that advantages come of them."""
+    components = [each.components for each in members if each.components is not None]
+    if len(components) < len(members):
+        return not is_flat([each.reward for each in members if each.reward is not None])
+    weights = {name: weight for each in components for name, (weight, _) in each.items()}
+    values = [{name: value for name, (_, value) in each.items()} for each in components]
+    return any(normalized_sum(values, weights))
 
 
 def on_reward_failed(state: State, event: events.RewardFailed) -> Commands:

@@ -69,7 +69,7 @@ class Plan:
     extra_generations: int
     """Trajectories of a group beyond `num_generations`; surplus is aborted."""
     filter_zero_variance: bool
-    """Filter groups whose rewards are all equal."""
+    """Filter groups that teach nothing, since their rewards do not differ."""
     max_filtered: int
     """Groups filtered between two versions; after so many the rest is let through."""
     on_stuck: Literal["wait", "retry", "truncate"]

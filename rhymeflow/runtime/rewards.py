@@ -86,6 +86,8 @@ class Rewards:
         self._per_group = tuple(i for i in self._all if functions[i].per == "group")
         self._per_response = tuple(i for i in self._all if functions[i].per == "response")
         self._sum = WeightedSum(functions, config.environment.classes)
+        aggregation = config.learner.multi_objective_aggregation
+        self._compares_components = aggregation == "normalize_then_sum"
         self._judge_episode: Callable[[TrajectoryId | AnswerKey], None]
         self._judges_episodes = bool(config.environment.classes)
         self._has_turns = config.environment.is_used
@@ -240,7 +242,13 @@ class Rewards:
                 assert reward is not None
                 ordered = self._sum.ordered(each)
                 self._store.put_reward(trajectory, reward=reward, components=ordered)
-                yield TrajectoryRewarded(trajectory, reward)
+                yield TrajectoryRewarded(trajectory, reward, self._compared(ordered))
+
+    def _compared(self, components: dict[str, float]) -> dict[str, tuple[float, float]] | None:
+        """Weight and value of each, if they are compared one by one in their group."""
+        if not self._compares_components:
+            return None
+        return {name: (self._sum.weights[name], value) for name, value in components.items()}
 
     def _failed(self, trajectory: TrajectoryId, error: str) -> RewardFailed:
         if self._on_failure == "stop":

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rhymeflow.core.commands import Accumulate, Drop, Train
+from rhymeflow.core.spread import is_flat
 from rhymeflow.core.types import GroupId, TrajectoryId, Version
 from rhymeflow.sim.response import Response
 from rhymeflow.sim.workload import Prompt
@@ -176,7 +177,7 @@ class Audit:
         return sum(
             _tokens(response)
             for group in groups
-            if len({self._rewards[response.id] for response in group}) == 1
+            if is_flat([self._rewards[response.id] for response in group])
             for response in group
         )
 

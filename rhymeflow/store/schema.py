@@ -24,18 +24,18 @@ from rhymeflow.utils.source_version import source_version
 EVENTS = "events.db"
 """The file, in its run directory."""
 
-SCHEMA_VERSION = 15
+SCHEMA_VERSION = 16
 """Of the tables and of what events and commands hold: a log that cannot be read is refused by its
 number."""
 
-READABLE = {8, 9, 10, 11, 12, 13, 14, SCHEMA_VERSION}
+READABLE = {8, 9, 10, 11, 12, 13, 14, 15, SCHEMA_VERSION}
 """8 has no snapshots, and up to 9 nothing was pruned and changes were not noted; they get the
 tables when they are written to (`bring_up_to_date`). Up to 10 there are no events of turns,
 and 11 has them without their figures. Up to 12 there is one suite, and one answer to a prompt.
 Up to 13 no snapshot of an instance has seconds of prefill. Up to 14 the gradient of a batch is
-begun when it is complete."""
+begun when it is complete. Up to 15 no reward says what it is the sum of."""
 
-SAME_ROWS = {10, 11, 12, 13, 14, SCHEMA_VERSION}
+SAME_ROWS = {10, 11, 12, 13, 14, 15, SCHEMA_VERSION}
 """Whose rows can be put into these tables, by `row_of_now`."""
 
 _LAST_WRITERS = {5: "01adc8d", 6: "a3fa83b", 7: "8fce5f6"}

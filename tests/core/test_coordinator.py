@@ -311,9 +311,32 @@ def test_groups_without_variance_are_filtered_up_to_a_limit():
     tell(coordinator)
     tell(coordinator, GroupCreated(0, 0, 0, 5))
     commands = tell(coordinator, *done(0, 0), *done(0, 1))
-    assert Drop(0, "filtered", "all its rewards are equal") in commands
+    assert Drop(0, "filtered", "its rewards do not differ") in commands
     tell(coordinator, GroupCreated(1, 1, 0, 5))
     assert Train(0, (1,), ((0, 1),)) in tell(coordinator, *done(1, 0), *done(1, 1))
+
+
+@pytest.mark.parametrize(
+    ("components", "is_filtered"),
+    [
+        (None, True),  # the sum alone is compared
+        (({"a": (1.0, 1.0), "b": (1.0, 0.0)}, {"a": (1.0, 0.0), "b": (1.0, 1.0)}), True),
+        (({"a": (1.0, 1.0), "b": (0.1, 0.0)}, {"a": (1.0, 0.0), "b": (0.1, 10.0)}), False),
+        (({"a": (1.0, 1.0)}, {"a": (1.0, 1.0)}), True),
+    ],
+)
+def test_a_group_whose_rewards_teach_each_by_itself_is_not_filtered(components, is_filtered):
+    """Rewards that are compared one by one: equal sums of them may teach."""
+    plan = a_plan(groups_per_batch=1, filter_zero_variance=True, max_filtered=1)
+    coordinator = a_coordinator(plan)
+    tell(coordinator)
+    tell(coordinator, GroupCreated(0, 0, 0, 5))
+    for member in range(2):
+        finished, rewarded = done(0, member)
+        if components is not None:
+            rewarded = replace(rewarded, components=components[member])
+        commands = tell(coordinator, finished, rewarded)
+    assert (Drop(0, "filtered", "its rewards do not differ") in commands) is is_filtered
 
 
 def stuck_mind(**changes):

@@ -7,9 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trl.trainer.utils import nanstd
 
+from rhymeflow.core.handlers import teaches
+from rhymeflow.core.protocol.group import Member
 from rhymeflow.learner.algorithms.advantages import decoupled_advantages, group_advantages
 
-REWARDS = st.floats(-5, 5, allow_nan=False, width=32)
+REWARDS = st.floats(-5, 5, allow_nan=False, width=32).map(lambda number: round(number, 6))
 
 
 @settings(deadline=None)
@@ -97,3 +99,29 @@ def test_a_group_of_one_has_no_advantage():
     found = group_advantages([3.0, 1.0, 2.0], [0, 1, 1], "group")
     assert found.values[0] == 0.0
     assert found.values[1] != 0.0
+
+
+@given(
+    rewards=st.lists(
+        st.tuples(*[st.sampled_from([0.0, 0.1, 0.2, 0.30000000000000004, 1.0])] * 2),
+        min_size=2, max_size=4,
+    ),
+    weights=st.tuples(*[st.sampled_from([0.0, 1.0, 0.5, -1.0])] * 2),
+)  # fmt: skip
+def test_a_group_is_filtered_where_its_advantages_are_nothing(rewards, weights):
+    """The coordinator's answer and the learner's are the same, whichever way rewards become one."""
+    named = dict(zip("ab", weights, strict=True))
+    components = [dict(zip("ab", each, strict=True)) for each in rewards]
+    totals = [sum(w * x for w, x in zip(weights, each, strict=True)) for each in rewards]
+    groups = [0] * len(rewards)
+
+    summed = group_advantages(totals, groups, "group")
+    one_by_one = decoupled_advantages(components, named, groups)
+    for found, told in (
+        (summed, None),
+        (one_by_one, [{n: (named[n], x) for n, x in each.items()} for each in components]),
+    ):
+        members = [
+            Member(reward=total, components=told and told[i]) for i, total in enumerate(totals)
+        ]
+        assert teaches(members) == bool(found.values.any()) == (found.frac_zero_std == 0.0)

@@ -34,7 +34,7 @@ class Letters:
 class Run:
     """The controller's part of a run with groups of three."""
 
-    def __init__(self, tmp_path, *functions, on_failure="drop", suites=()):
+    def __init__(self, tmp_path, *functions, on_failure="drop", suites=(), learner=None):
         self.path = tmp_path / "events.db"
         self.store = SqliteTrajectoryStore(self.path)
         stream = PromptStream(SOURCE, seed=0, shuffle=False)
@@ -43,7 +43,7 @@ class Run:
         config = Config.model_validate(
             {
                 "rollout": {"num_generations": 3},
-                "learner": {"max_steps": 9},
+                "learner": {"max_steps": 9} | (learner or {}),
                 "reward": {"functions": list(functions), "on_failure": on_failure},
                 "eval": {"suites": list(suites)},
             }
@@ -112,6 +112,14 @@ def start(tmp_path):
 
 def rewarded(*pairs):
     return [events.TrajectoryRewarded(TrajectoryId(0, m), reward) for m, reward in pairs]
+
+
+def test_rewards_that_are_compared_one_by_one_are_reported_with_what_they_are_of(start):
+    run = start(ALONE, learner={"multi_objective_aggregation": "normalize_then_sum"})
+    run.finish(2)
+    run.asked()
+    [event] = run.answer(run.last[0], {"exact_match": 0.5})
+    assert event == events.TrajectoryRewarded(TrajectoryId(0, 2), 5.0, {"exact_match": (10.0, 0.5)})
 
 
 def test_a_function_per_response_is_called_as_each_ends(start):

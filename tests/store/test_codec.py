@@ -25,6 +25,8 @@ BY_TYPE = {
     str: st.text(),
     float: st.floats(allow_nan=False, allow_infinity=False),
     int | None: st.none() | NUMBERS,
+    dict[str, tuple[float, float]] | None: st.none()
+    | st.dictionaries(st.text(), st.tuples(*[st.floats(-1e300, 1e300)] * 2)),
     FinishReason: st.sampled_from(["stop", "length", "finished_early"]),
     TrajectoryId: st.builds(TrajectoryId, NUMBERS, NUMBERS),
     Ending: st.sampled_from(["filtered", "aborted"]),
@@ -67,7 +69,7 @@ def test_what_events_hold_belongs_to_the_version_of_the_store():
     """A log of other events is to be refused by its version, not by an error in the middle."""
     shape = {name: [(f.name, str(f.type)) for f in fields(k)] for name, k in KINDS.items()}
     found = zlib.crc32(repr(sorted(shape.items())).encode())
-    assert (SCHEMA_VERSION, found) == (15, 513045561), (
+    assert (SCHEMA_VERSION, found) == (16, 3302716164), (
         "raise SCHEMA_VERSION, and write down the new sum"
     )
 
@@ -75,7 +77,7 @@ def test_what_events_hold_belongs_to_the_version_of_the_store():
 def test_body_names_its_fields():
     kind, body = codec.encode(TrajectoryRewarded(TrajectoryId(12, 3), 0.5))
     assert kind == "TrajectoryRewarded"
-    assert json.loads(body) == {"trajectory": [12, 3], "reward": 0.5}
+    assert json.loads(body) == {"trajectory": [12, 3], "reward": 0.5, "components": None}
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

@@ -500,7 +500,7 @@ def set_meta(path: Path, **values: object) -> None:
 def test_another_schema_version_is_refused(path, opened, schema, writer, advice):
     SqliteTrajectoryStore(path).close()
     set_meta(path, schema_version=schema, written_by=writer)
-    read = r"reads 8, 9, 10, 11, 12, 13, 14 and 15"
+    read = r"reads 8, 9, 10, 11, 12, 13, 14, 15 and 16"
     said = rf"has schema version {schema}, and this .* \(0\.1\.0.*\) {read}; {advice}"
     with pytest.raises(UserError, match=said) as refused:
         opened(path)
@@ -541,7 +541,7 @@ def test_schema_8_is_read_and_gets_what_it_lacks_when_it_is_written_to(path):
     assert reader.snapshots() == []
     store.commit()
     assert reader.snapshots() == [(1, b"state")]
-    assert reader.query("SELECT value FROM meta WHERE key = 'schema_version'") == [(15,)]
+    assert reader.query("SELECT value FROM meta WHERE key = 'schema_version'") == [(16,)]
     assert reader.written_by.startswith("Rhymeflow 0.1.0")
     reader.close()
     reader = TrajectoryReader(path)

@@ -101,6 +101,8 @@ class Member:
     judged: events.TrajectoryRewarded | events.RewardFailed | None = None
     """What came early; see above."""
     reward: float | None = None
+    components: dict[str, tuple[float, float]] | None = None
+    """Weights and values of what the reward is the sum of, where these are compared one by one."""
 
     @property
     def sampled(self) -> int:

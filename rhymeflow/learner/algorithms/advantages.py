@@ -1,7 +1,8 @@
 """Rewards into advantages: how much better a response did than the others of its group.
 
 Holds true: the advantages of a group sum to 0 (up to rounding) whatever the scaling; a group whose
-rewards are all equal has advantages of exactly 0. Knows nothing of tokens, torch or the policy.
+rewards do not differ (`core/spread.py`) has advantages of exactly 0. Knows nothing of tokens, torch
+or the policy.
 
 Source: GRPO (arXiv 2402.03300, section 4.1.1); `batch` is the scaling of arXiv 2508.08221, section
 4.1, `none` that of Dr. GRPO (arXiv 2503.20783, section 3.2), `decoupled_advantages` GDPO (arXiv
@@ -17,11 +18,7 @@ from typing import Literal
 
 import numpy as np
 
-STD_EPSILON = 1e-4
-"""Added to the standard deviation before dividing, as in TRL."""
-
-ZERO_STD = 1e-8
-"""A standard deviation up to this counts as zero (the absolute tolerance of `torch.isclose`)."""
+from rhymeflow.core.spread import STD_EPSILON, is_flat, normalized_sum
 
 
 @dataclass(frozen=True)
@@ -49,14 +46,14 @@ def group_advantages(
     std_N = np.empty_like(reward_N)
     for members in _members(groups):
         group = reward_N[members]
-        equal = bool((group == group[0]).all())
+        equal = is_flat(group.tolist())
         # The mean of equal numbers can be off by a rounding; their advantage is 0 all the same.
         centred_N[members] = 0.0 if equal else group - group.mean()
         std_N[members] = 0.0 if equal else group.std(ddof=1)
     if scale_rewards == "batch":
-        std_N[:] = reward_N.std(ddof=1) if len(reward_N) > 1 else 0.0
+        std_N[:] = 0.0 if is_flat(reward_N.tolist()) else reward_N.std(ddof=1)
     values_N = centred_N if scale_rewards == "none" else centred_N / (std_N + STD_EPSILON)
-    return Advantages(values_N, float((std_N <= ZERO_STD).mean()))
+    return Advantages(values_N, float((std_N == 0.0).mean()))
 
 
 def decoupled_advantages(
@@ -70,19 +67,12 @@ def decoupled_advantages(
     nothing, and is not compared with.
     """
     sum_N = np.zeros(len(components))
-    for name, weight in weights.items():
-        value_N = np.array([each.get(name, np.nan) for each in components])
-        for members in _members(groups):
-            applied = members[~np.isnan(value_N[members])]
-            group = value_N[applied]
-            if len(group) > 1 and not bool((group == group[0]).all()):
-                sum_N[applied] += (
-                    weight * (group - group.mean()) / (group.std(ddof=1) + STD_EPSILON)
-                )
+    for members in _members(groups):
+        sum_N[members] = normalized_sum([components[i] for i in members], weights)
     std = sum_N.std(ddof=1) if len(sum_N) > 1 else 0.0
     moves_N = sum_N != 0.0  # others stay at 0 exactly: the mean is 0 but for rounding
     values_N = np.where(moves_N, sum_N - sum_N.mean(), 0.0) / (std + STD_EPSILON)
-    return Advantages(values_N, float(std <= ZERO_STD))
+    return Advantages(values_N, float(is_flat(sum_N.tolist())))
 
 
 def _members(groups: Sequence[int]) -> list[np.ndarray]:

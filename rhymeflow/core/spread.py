@@ -1,0 +1,52 @@
+"""Whether the rewards of a group differ: what the filter, the metric and the advantages go by.
+
+Holds true: numbers that are equal but for rounding do not differ; a group that teaches nothing has
+no spread, whichever way its rewards become one, and no other has none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+STD_EPSILON = 1e-4
+"""Added to a standard deviation before dividing, as in TRL."""
+
+_ZERO, _ROUNDING = 1e-8, 1e-12
+"""A deviation that is none: as in TRL (the tolerance of `torch.isclose`), and of the size."""
+
+
+def is_flat(values: Sequence[float]) -> bool:
+    """Whether all are equal, but for rounding."""
+    return _deviation(values) <= max(_ZERO, _ROUNDING * max(map(abs, values), default=0.0))
+
+
+def _deviation(values: Sequence[float]) -> float:
+    """Standard deviation with Bessel's correction; 0 of less than two."""
+    if len(values) < 2:
+        return 0.0
+    mean = math.fsum(values) / len(values)
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
+
+
+def normalized_sum(
+    components: Sequence[Mapping[str, float]], weights: Mapping[str, float]
+) -> list[float]:
+    """The weighted sum of each reward of a group brought to mean 0 and standard deviation 1 (GDPO,
+    arXiv 2601.05242); all 0 if these cancel out.
+
+    `components[i]` has the rewards that applied to member i, by name; one that did not apply adds
+    nothing, and is not compared with.
+    """
+    total, largest = [0.0] * len(components), 0.0
+    for name, weight in weights.items():
+        at = [i for i, each in enumerate(components) if name in each]
+        values = [components[i][name] for i in at]
+        if is_flat(values):
+            continue
+        mean, scale = math.fsum(values) / len(values), weight / (_deviation(values) + STD_EPSILON)
+        for i, value in zip(at, values, strict=True):
+            total[i] += scale * (value - mean)
+            largest = max(largest, abs(scale * (value - mean)))
+    cancels = max(map(abs, total), default=0.0) <= _ROUNDING * largest
+    return [0.0] * len(total) if cancels else total
