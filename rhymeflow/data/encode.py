@@ -192,6 +192,12 @@ def _check_told(where: str, text: str, messages: list[Message], tools: list[Sche
                 f"{where}: the model's chat template leaves the {message['role']} message out of "
                 f"the prompt ({message['content'][:30]!r})"
             )
+        for call in message.get("tool_calls", ()):
+            if (name := call.get("function", call)["name"]) not in text:
+                raise UserError(
+                    f"{where}: the model's chat template leaves the call of {name!r} out of the "
+                    "prompt"
+                )
     for tool in tools:
         name = tool.get("function", tool).get("name")
         if name and not re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text):

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from rhymeflow.data.prompts import Message
+from rhymeflow.data.token_ids import special_tokens
 from rhymeflow.environments.rendering import ChatRenderer, Unrenderable
 from rhymeflow.store.reader import StoredSegment
 
@@ -43,7 +44,7 @@ class TurnReader:
     """Makes text and messages of turns; `tokenizer` is the policy's."""
 
     def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
+        self._tokenizer, self._special = tokenizer, special_tokens(tokenizer)
         self._renderer: ChatRenderer | None = None
 
     def shown(self, turns: Sequence[Turn]) -> list[dict[str, Any]]:
@@ -80,7 +81,7 @@ class TurnReader:
 
     def _said(self, tokens: list[int]) -> str:
         """A turn of the policy's without the token that ends it."""
-        ends = tokens[-1] in self._tokenizer.all_special_ids
+        ends = self._text(tokens[-1:]) in self._special
         return self._text(tokens[:-1] if ends else tokens)
 
     def _text(self, tokens: list[int]) -> str:

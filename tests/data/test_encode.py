@@ -243,6 +243,18 @@ def test_a_message_that_the_template_leaves_out_is_refused() -> None:
     )
 
 
+def test_a_call_that_the_template_leaves_out_is_refused() -> None:
+    call = [{"name": "add", "arguments": {}}]
+    asked = [{"role": "user", "content": "hi"}] * 2
+    asked.insert(1, {"role": "assistant", "content": "so", "tool_calls": call})  # type: ignore[dict-item]
+    assert refused(CHAT, asked) == (
+        "a.jsonl:4: the model's chat template leaves the call of 'add' out of the prompt"
+    )
+    named = "{% if m.tool_calls %}{{ m.tool_calls[0].name }}{% endif %}"
+    writes = tokenizer(TEMPLATE.replace("m.content }}", "m.content }}" + named))
+    assert text(writes, asked) == "^[user]hi;[assistant]soadd;[user]hi;[assistant]"
+
+
 def test_the_policys_turn_is_begun() -> None:
     tok = tokenizer(TEMPLATE.partition("{% if add_gen")[0])
     assert 'data.assistant_prefix: "[assistant]"' in refused(tok, "hi")
