@@ -32,7 +32,7 @@ from rhymeflow.engine.native.engine import Engine
 from rhymeflow.learner.algorithms.advantages import group_advantages
 from rhymeflow.learner.algorithms.losses import MOST_LOG_RATIO
 from rhymeflow.learner.logprobs import TokenScorer
-from rhymeflow.learner.optimizer import Optimizer, Skips, learning_rate
+from rhymeflow.learner.optimizer import Optimizer, learning_rate
 from rhymeflow.learner.packing import PackedRow, pack
 from rhymeflow.learner.sample import Sample
 from rhymeflow.models.load import (
@@ -44,6 +44,7 @@ from rhymeflow.models.load import (
 )
 from rhymeflow.reward.functions import Judge
 from rhymeflow.reward.messages import RewardRequest, TrainerState
+from rhymeflow.utils.consecutive_failures import ConsecutiveFailures
 
 
 class Step(NamedTuple):
@@ -67,7 +68,8 @@ def train(config: Config) -> Iterator[Step]:
     tokenizer = load_tokenizer(config.model)
     # The optimizer keeps float32 master weights and brings the model to the compute precision.
     optimizer = Optimizer(model, learner, resolve_dtype(config.model, device))
-    skips = Skips(learner.max_skipped_steps)
+    limit = "learner.max_skipped_steps"
+    skips = ConsecutiveFailures(learner.max_skipped_steps, limit, "steps")
     scorer = TokenScorer(model, rollout, learner.logits_chunk_size)
     engine, sampling = rollout_engine(model, stop_token_ids(model, tokenizer), config)
     prompts = PromptStream(load_prompts(config.data, seed)[0], seed, config.data.shuffle)
@@ -106,7 +108,7 @@ def train(config: Config) -> Iterator[Step]:
             logprob_R, _ = scorer.backward(row, loss_of)
             loss += loss_of(logprob_R, slice(None)).item()
         grad_norm = optimizer.step(learning_rate(step, learner))
-        skips.after(optimizer.skipped)  # a gradient that is not finite changed nothing
+        skips.count(optimizer.skipped or None)  # a gradient that is not finite changed nothing
 
         # 5. The engine samples from the new weights.
         engine.set_version(step + 1, keep_cache=False)

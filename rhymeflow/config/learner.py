@@ -32,9 +32,9 @@ class LearnerConfig(Section):
     """AdamW's decoupled weight decay."""
     max_grad_norm: PositiveFloat | None = 1.0
     """Clip the gradient to this norm; `None` does not clip."""
-    max_skipped_steps: NonNegative = 3
-    """Steps in a row that may be skipped because a gradient is not finite; one more ends the run. A
-    skipped step consumes its batch and makes a version, of the weights that were there."""
+    max_skipped_steps: Positive = 4
+    """After so many steps in a row whose gradient is not finite the run ends. Until then they are
+    skipped: such a step consumes its batch and makes a version, of the weights that were there."""
     num_iterations: Positive = 1
     """Optimizer passes over each batch (GRPO's mu)."""
     num_minibatches: Positive = 1

@@ -22,11 +22,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rhymeflow.config import LearnerConfig, RolloutConfig
 from rhymeflow.learner import sharded_checkpoint
-from rhymeflow.learner.frozen import freeze
 from rhymeflow.learner.gathering import Gathering
 from rhymeflow.learner.logprobs import TokenScorer
 from rhymeflow.learner.metrics import Totals
 from rhymeflow.learner.minibatch import MicroBatch, split
+from rhymeflow.learner.optimizer import freeze
 from rhymeflow.learner.ranks import Ranks
 from rhymeflow.learner.recomputation import recompute_layers
 from rhymeflow.learner.sample import Sample

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
@@ -20,7 +21,6 @@ from torch import Tensor, nn
 
 from rhymeflow.config import LearnerConfig
 from rhymeflow.errors import UserError
-from rhymeflow.learner.frozen import freeze
 
 
 def learning_rate(step: int, config: LearnerConfig) -> float:
@@ -62,63 +62,56 @@ def decayed_first(masters: Mapping[str, Tensor]) -> list[str]:
     return sorted(masters, key=lambda name: masters[name].ndim < 2)
 
 
-def reconfigure(optimizer: torch.optim.AdamW, config: LearnerConfig) -> None:
-    """Have `adamw` step by another configuration from now on; the moments stay."""
-    for group in optimizer.param_groups:
-        group["betas"] = (config.adam_beta1, config.adam_beta2)
-        group["eps"] = config.adam_epsilon
-        is_matrices = bool(group["params"]) and group["params"][0].ndim >= 2
-        group["weight_decay"] = config.weight_decay if is_matrices else 0.0
+def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
+    """Stop the parameters that a pattern matches from being trained, by any of their names.
+
+    Raises:
+        UserError: a pattern matches none, or no parameter is left.
+    """
+    named = list(model.named_parameters(remove_duplicate=False))
+    for pattern in patterns:
+        found = [parameter for name, parameter in named if fnmatchcase(name, pattern)]
+        if not found:
+            raise UserError(
+                f"learner.frozen_parameters: {pattern!r} matches no parameter of the model, whose "
+                f"names are as {named[0][0]!r} and {named[-1][0]!r}"
+            )
+        for parameter in found:
+            parameter.requires_grad_(False)
+    if patterns and not any(parameter.requires_grad for _, parameter in named):
+        raise UserError("learner.frozen_parameters: every parameter is frozen, none is trained")
 
 
-class Optimizer:
-    """Owns the masters, their gradients and AdamW's moments for the parameters of `model`.
+class AnyOptimizer:
+    """AdamW over float32 `masters`, which may be the rows of a rank.
 
-    The model's parameters are brought to `compute_dtype` in place; those that the configuration
-    freezes stay as they are otherwise. Weight decay applies to matrices only, not to norms and
-    biases.
+    Weight decay applies to matrices only, not to norms and biases.
     """
 
-    def __init__(self, model: nn.Module, config: LearnerConfig, compute_dtype: torch.dtype):
-        freeze(model, config.frozen_parameters)
-        named = dict(model.named_parameters())
-        self._parameters = {name: each for name, each in named.items() if each.requires_grad}
-        for name in named.keys() - self._parameters.keys():
-            named[name].data = named[name].data.to(compute_dtype)
-        self._masters = {
-            name: _master(parameter, compute_dtype) for name, parameter in self._parameters.items()
-        }
-        self._max_grad_norm = config.max_grad_norm
-        self._adamw = adamw(self._masters, config)
+    def __init__(self, masters: Mapping[str, Tensor], config: LearnerConfig) -> None:
+        self._masters, self._max_grad_norm = masters, config.max_grad_norm
+        self._adamw = adamw(masters, config)
         self.skipped = ""
         """Why the last step was not taken; empty: it was."""
 
+    @torch.no_grad()
     def step(self, rate: float, scale: float = 1.0) -> float:
         """Apply the gradients times `scale` at learning rate `rate`, clear them, return their norm
         unclipped.
 
         If it is not finite they are not applied, and `skipped` says so.
         """
-        self.skipped = ""
-        masters = list(self._masters.values())
-        for master in masters:
+        for master in self._masters.values():
             if master.grad is None:  # nothing in the batch moves the policy; its momentum does
                 master.grad = torch.zeros_like(master)
-        norm = scale * float(nn.utils.get_total_norm([master.grad for master in masters]))
-        if not math.isfinite(norm):
-            broken = [n for n, m in self._masters.items() if not m.grad.isfinite().all()]
-            self.skipped = not_finite(norm, broken, len(self._masters))
-            self.clear()
-            return norm
-        # AdamW divides by it as it reads the gradients.
-        excess = 1.0 if self._max_grad_norm is None else (norm + 1e-6) / self._max_grad_norm
-        divisor = max(excess, 1.0) / scale
-        self._adamw.grad_scale = None if divisor == 1.0 else masters[0].new_tensor(divisor)
-        for group in self._adamw.param_groups:
-            group["lr"] = rate
-        self._adamw.step()
-        self._adamw.zero_grad()
-        self._refresh()
+        norm = scale * self._norm()
+        self.skipped = "" if math.isfinite(norm) else self._not_finite(norm)
+        if not self.skipped:
+            excess = 1.0 if self._max_grad_norm is None else (norm + 1e-6) / self._max_grad_norm
+            for group in self._adamw.param_groups:
+                group["lr"] = rate
+            self._apply(max(excess, 1.0) / scale)
+        self.clear()
         return norm
 
     def clear(self) -> None:
@@ -128,7 +121,57 @@ class Optimizer:
     def reconfigure(self, config: LearnerConfig) -> None:
         """Step by another configuration from now on; the moments stay."""
         self._max_grad_norm = config.max_grad_norm
-        reconfigure(self._adamw, config)
+        for group in self._adamw.param_groups:
+            group["betas"] = (config.adam_beta1, config.adam_beta2)
+            group["eps"] = config.adam_epsilon
+            is_matrices = bool(group["params"]) and group["params"][0].ndim >= 2
+            group["weight_decay"] = config.weight_decay if is_matrices else 0.0
+
+    def _not_finite(self, norm: float) -> str:
+        broken = self._broken()
+        return (
+            f"the gradient is not finite (norm {norm}) in {len(broken)} of {len(self._masters)} "
+            f"parameters, first in {broken[0] if broken else 'none: the norm overflowed'}; a lower "
+            "learner.learning_rate or learner.max_grad_norm, or model.dtype: float32, may help"
+        )
+
+    def _norm(self) -> float:
+        """Of all gradients."""
+        raise NotImplementedError
+
+    def _broken(self) -> list[str]:
+        """Names of parameters whose gradient is not finite."""
+        raise NotImplementedError
+
+    def _apply(self, divisor: float) -> None:
+        """Step by the gradients over `divisor`."""
+        raise NotImplementedError
+
+
+class Optimizer(AnyOptimizer):
+    """Owns the masters, their gradients and AdamW's moments for the parameters of `model`, which
+    are brought to `compute_dtype` in place. Those that are frozen stay as they are otherwise."""
+
+    def __init__(self, model: nn.Module, config: LearnerConfig, compute_dtype: torch.dtype):
+        freeze(model, config.frozen_parameters)
+        self._parameters = {n: each for n, each in model.named_parameters() if each.requires_grad}
+        masters = {name: _master(each, compute_dtype) for name, each in self._parameters.items()}
+        for parameter in model.parameters():
+            parameter.data = parameter.data.to(compute_dtype)
+        super().__init__(masters, config)
+
+    def _norm(self) -> float:
+        return float(nn.utils.get_total_norm([master.grad for master in self._masters.values()]))
+
+    def _broken(self) -> list[str]:
+        return [name for name, each in self._masters.items() if not each.grad.isfinite().all()]
+
+    def _apply(self, divisor: float) -> None:
+        # AdamW divides by it as it reads the gradients.
+        some = next(iter(self._masters.values()))
+        self._adamw.grad_scale = None if divisor == 1.0 else some.new_tensor(divisor)
+        self._adamw.step()
+        self._refresh()
 
     def state_dict(self) -> dict[str, Any]:
         """Masters and moments, exact."""
@@ -160,42 +203,12 @@ class Optimizer:
                 torch._foreach_copy_([p for p, _ in rounded], [m for _, m in rounded])
 
 
-def not_finite(norm: float, broken: Sequence[str], num_parameters: int) -> str:
-    """Says that a gradient is not finite in the parameters `broken`."""
-    return (
-        f"the gradient is not finite (norm {norm}) in {len(broken)} of {num_parameters} "
-        f"parameters, first in {broken[0] if broken else 'none: the norm overflowed'}"
-    )
-
-
-class Skips:
-    """Training steps in a row, `count` so far, of which an optimizer step was skipped."""
-
-    def __init__(self, limit: int, count: int = 0) -> None:
-        self._limit, self._count = limit, count
-
-    def after(self, skipped: str) -> None:
-        """A training step is over; `skipped`: why an optimizer step of it was, if one was.
-
-        Raises:
-            UserError: too many in a row were.
-        """
-        self._count = self._count + 1 if skipped else 0
-        if self._count > self._limit:
-            raise UserError(
-                f"{skipped}, {self._count} steps in a row (learner.max_skipped_steps = "
-                f"{self._limit}); the weights are unchanged. A lower learner.learning_rate or "
-                "learner.max_grad_norm, or model.dtype: float32, usually helps"
-            )
-
-
 def _master(parameter: nn.Parameter, compute_dtype: torch.dtype) -> Tensor:
     """The float32 master of `parameter`, whose gradient its gradients add to."""
     if compute_dtype == torch.float32:
         parameter.data = parameter.data.float()
         return parameter
     master = parameter.detach().float().clone()
-    parameter.data = parameter.data.to(compute_dtype)
     parameter.register_post_accumulate_grad_hook(partial(_drain, master))
     return master
 
@@ -210,12 +223,4 @@ def _drain(master: Tensor, parameter: nn.Parameter) -> None:
     parameter.grad = None
 
 
-__all__ = [
-    "Optimizer",
-    "Skips",
-    "adamw",
-    "decayed_first",
-    "learning_rate",
-    "not_finite",
-    "reconfigure",
-]
+__all__ = ["AnyOptimizer", "Optimizer", "adamw", "decayed_first", "freeze", "learning_rate"]

@@ -14,58 +14,20 @@ import torch
 from torch import Tensor
 
 from rhymeflow.config import LearnerConfig
-from rhymeflow.learner.optimizer import adamw, not_finite, reconfigure
+from rhymeflow.learner.optimizer import AnyOptimizer
 from rhymeflow.learner.sharded_model import ShardedModel
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """AdamW's, by torch's names."""
 
 
-class ShardedOptimizer:
-    """Owns AdamW's moments for the parameters of `sharded`."""
+class ShardedOptimizer(AnyOptimizer):
+    """Owns AdamW's moments for the parameters of `sharded`. Every rank steps or skips with all."""
 
     def __init__(self, sharded: ShardedModel, config: LearnerConfig) -> None:
         self._ranks = sharded.ranks
-        self._masters = {n: each for n, each in sharded.parameters.items() if each.requires_grad}
-        self._max_grad_norm = config.max_grad_norm
-        self._adamw = adamw(self._masters, config)
-        self.skipped = ""
-        """As `optimizer.Optimizer`'s, and the same on every rank."""
-
-    @torch.no_grad()
-    def step(self, rate: float, scale: float = 1.0) -> float:
-        """Apply the gradients times `scale` at learning rate `rate`, clear them, return their norm
-        unclipped.
-
-        If it is not finite no rank applies any, and `skipped` says so.
-        """
-        self.skipped = ""
-        for master in self._masters.values():
-            if master.grad is None:  # nothing in the batch moves the policy; its momentum does
-                master.grad = torch.zeros_like(master)
-        gradients = [g for m in self._masters.values() if (g := m.grad.to_local()).numel()]
-        norm = scale * self._norm(gradients)
-        if not math.isfinite(norm):
-            self.skipped = not_finite(norm, self._broken(), len(self._masters))
-            self.clear()
-            return norm
-        if self._max_grad_norm is not None:
-            scale *= min(1.0, self._max_grad_norm / (norm + 1e-6))
-        torch._foreach_mul_(gradients, scale)
-        for group in self._adamw.param_groups:
-            group["lr"] = rate
-        self._adamw.step()
-        self._adamw.zero_grad()
-        return norm
-
-    def clear(self) -> None:
-        """Forget the gradients."""
-        self._adamw.zero_grad()
-
-    def reconfigure(self, config: LearnerConfig) -> None:
-        """Step by another configuration from now on; the moments stay."""
-        self._max_grad_norm = config.max_grad_norm
-        reconfigure(self._adamw, config)
+        trained = {n: each for n, each in sharded.parameters.items() if each.requires_grad}
+        super().__init__(trained, config)
 
     @property
     def num_steps(self) -> int:
@@ -94,11 +56,22 @@ class ShardedOptimizer:
                 state[kind] = torch.zeros_like(master)
                 state[kind].to_local().copy_(read(kind, name))
 
-    def _norm(self, gradients: list[Tensor]) -> float:
+    def _gradients(self) -> list[Tensor]:
+        """This rank's rows."""
+        return [g for m in self._masters.values() if (g := m.grad.to_local()).numel()]
+
+    def _norm(self) -> float:
         """Over all ranks."""
-        squares = [norm.double().square() for norm in torch._foreach_norm(gradients)]
+        gradients = self._gradients()
+        norms = torch._foreach_norm(gradients) if gradients else []
+        squares = [norm.double().square() for norm in norms]
         total = torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64)
         return math.sqrt(float(self._ranks.summed(total.cpu())))
+
+    def _apply(self, divisor: float) -> None:
+        if gradients := self._gradients():
+            torch._foreach_div_(gradients, divisor)
+        self._adamw.step()
 
     def _broken(self) -> list[str]:
         """Names of parameters whose gradient is not finite on any rank."""

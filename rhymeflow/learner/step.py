@@ -150,19 +150,18 @@ class LearnerStep:
         minibatches = self._split(batch, advantages.values[len(early.samples) :])
         self._score_fixed_policies(minibatches)
         scales, rate = step_scales(whole, config, self._rollout), learning_rate(step, config)
-        self.skipped, number = {}, 0
-        for iteration in range(config.num_iterations):
-            for minibatch, scale in zip(minibatches, scales, strict=True):
-                for micro in minibatch:
-                    self._accumulate(micro, totals, details, is_first_pass=iteration == 0)
-                if number in skip:
-                    self._optimizer.clear()
-                else:
-                    totals.add_step(self._optimizer.step(rate, scale), scale)
-                    progress.advance()
-                    if self._optimizer.skipped:
-                        self.skipped[number] = self._optimizer.skipped
-                number += 1
+        self.skipped = {}
+        steps = [*zip(minibatches, scales, strict=True)] * config.num_iterations
+        for number, (minibatch, scale) in enumerate(steps):
+            for micro in minibatch:
+                self._accumulate(micro, totals, details, is_first_pass=number < len(scales))
+            if number in skip:
+                self._optimizer.clear()
+                continue
+            totals.add_step(self._optimizer.step(rate, scale), scale)
+            progress.advance()
+            if self._optimizer.skipped:
+                self.skipped[number] = self._optimizer.skipped
         self.version = step + 1
         self.num_tokens += sum(len(s.prompt_ids) + len(s.completion_ids) for s in whole)
         return {

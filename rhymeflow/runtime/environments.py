@@ -20,7 +20,6 @@ from rhymeflow.core.events import EnvironmentFailed, EpisodeEnded, Event, Observ
 from rhymeflow.core.types import InstanceId, TrajectoryId, Version
 from rhymeflow.data.prompts import Prompt
 from rhymeflow.errors import UserError
-from rhymeflow.runtime.consecutive_failures import ConsecutiveFailures
 from rhymeflow.runtime.evaluation import AnswerKey, Evaluations
 from rhymeflow.runtime.in_flight import InFlight
 from rhymeflow.runtime.openings import HeldOutRow, Opened, Openings
@@ -28,6 +27,7 @@ from rhymeflow.runtime.rewards import Rewards
 from rhymeflow.runtime.throughput import Throughput
 from rhymeflow.store.base import TrajectoryStore
 from rhymeflow.suites.sections import RUN, uses_environments
+from rhymeflow.utils.consecutive_failures import ConsecutiveFailures
 from rhymeflow.workers import messages
 from rhymeflow.workers.noise import EVALUATION_EPOCH
 

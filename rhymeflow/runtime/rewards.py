@@ -35,10 +35,10 @@ from rhymeflow.errors import UserError
 from rhymeflow.reward.components import WeightedSum
 from rhymeflow.reward.messages import TrainerState
 from rhymeflow.runtime.answer_rewards import AnswerRewards, AnswersKey
-from rhymeflow.runtime.consecutive_failures import ConsecutiveFailures
 from rhymeflow.runtime.evaluation import AnswerKey, Evaluations
 from rhymeflow.runtime.in_flight import InFlight
 from rhymeflow.store.base import TrajectoryStore
+from rhymeflow.utils.consecutive_failures import ConsecutiveFailures
 from rhymeflow.workers import messages
 
 Answer = messages.RewardComputed | messages.RewardFailed

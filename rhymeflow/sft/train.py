@@ -24,7 +24,6 @@ from rhymeflow.data.load import GENERATED_COLUMN, load_rows
 from rhymeflow.data.stream import order
 from rhymeflow.errors import UserError
 from rhymeflow.learner import checkpoint
-from rhymeflow.learner.optimizer import Skips
 from rhymeflow.learner.sample import Sample
 from rhymeflow.models.files import check_files
 from rhymeflow.models.load import (
@@ -39,6 +38,7 @@ from rhymeflow.models.rope import settled
 from rhymeflow.models.tokenizer import max_length
 from rhymeflow.sft.learner import SupervisedLearner
 from rhymeflow.sft.rows import RowEncoder
+from rhymeflow.utils.consecutive_failures import ConsecutiveFailures
 from rhymeflow.utils.directories import check_writable, make, remove_if_empty
 
 MADE = "warm_start.json"
@@ -201,12 +201,13 @@ def _fit(
     sft, shuffle = config.sft, config.data.shuffle
     stream = batches(samples, sft.tokens_per_batch, config.run.seed, shuffle=shuffle)
     losses: list[float] = []
-    skips = Skips(config.learner.max_skipped_steps)
+    skips = ConsecutiveFailures(
+        config.learner.max_skipped_steps, "learner.max_skipped_steps", "steps"
+    )
     began, tokens = time.perf_counter(), 0.0
     for step in range(sft.max_steps):
         metrics = learner.fit(next(stream), step)
-        reason = learner.skipped.get(0, "")
-        skips.after(reason)
+        skips.count(reason := learner.skipped.get(0))
         if reason:
             say(f"step {step + 1:,} is skipped: {reason}")
         losses.append(metrics["loss"])

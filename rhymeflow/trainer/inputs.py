@@ -141,19 +141,10 @@ class Inputs:
 
 
 def frozen_in(model: Any) -> list[str]:
-    """Names of the parameters of a model object that are not to be trained.
-
-    Raises:
-        UserError: all of them are.
-    """
+    """Names of the parameters of a model object that are not to be trained."""
     if isinstance(model, str | os.PathLike):
         return []
-    named = dict(model.named_parameters())
-    frozen = [name for name, parameter in named.items() if not parameter.requires_grad]
-    if len(frozen) == len(named):
-        raise UserError("Trainer: every parameter of model has requires_grad false: nothing would "
-                        "be trained")  # fmt: skip
-    return frozen
+    return [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
 
 
 def _tokenizer_of(model: Any, what: str) -> Any:

@@ -6,32 +6,12 @@ work, too. So a number that stands still is a process that hangs, or one whose n
 long. Knows nothing of who looks at it.
 """
 
-from __future__ import annotations
-
-_pieces = 0
-_has_started = False
+pieces = 0
+has_started = False
+"""Whether work comes in pieces yet; until then the process loads and compiles, in one."""
 
 
 def advance() -> None:
     """A piece of work is done."""
-    global _pieces
-    _pieces += 1
-
-
-def so_far() -> int:
-    """The number."""
-    return _pieces
-
-
-def start() -> None:
-    """From now on work comes in pieces; until then it loads and compiles, in one."""
-    global _has_started
-    _has_started = True
-
-
-def has_started() -> bool:
-    """Whether `start` was called."""
-    return _has_started
-
-
-__all__ = ["advance", "has_started", "so_far", "start"]
+    global pieces
+    pieces += 1

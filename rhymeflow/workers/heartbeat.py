@@ -31,9 +31,9 @@ def beating(connection: Connection) -> Iterator[None]:
     def beat() -> None:
         with suppress(OSError):  # the controller is gone
             while not over.is_set():
-                if not progress.has_started() and time.monotonic() - began < START_SECONDS:
+                if not progress.has_started and time.monotonic() - began < START_SECONDS:
                     progress.advance()
-                send(connection, Alive(progress.so_far()))
+                send(connection, Alive(progress.pieces))
                 over.wait(BEAT_SECONDS)
 
     threading.Thread(target=beat, daemon=True, name="heartbeat").start()
@@ -41,6 +41,3 @@ def beating(connection: Connection) -> Iterator[None]:
         yield
     finally:
         over.set()
-
-
-__all__ = ["beating"]

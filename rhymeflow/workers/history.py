@@ -91,7 +91,7 @@ class History:
     def serve(self) -> None:
         """Write what is new, until `Shutdown`."""
         wait = 0.0
-        progress.start()
+        progress.has_started = True
         while not self.connection.poll(wait):
             count = self._writers[0].write()
             if count < SEGMENTS_AT_ONCE and len(self._writers) > 1:

@@ -21,8 +21,6 @@ from rhymeflow.core.types import TrajectoryId, Version
 from rhymeflow.errors import UserError
 from rhymeflow.learner.base import Batch
 from rhymeflow.learner.checkpoint_dirs import CHECKPOINTS
-from rhymeflow.learner.frozen import num_trained
-from rhymeflow.learner.optimizer import Skips
 from rhymeflow.learner.sample import Sample
 from rhymeflow.learner.saver import Saver
 from rhymeflow.learner.single import Learner
@@ -33,6 +31,7 @@ from rhymeflow.store.handle import store_in
 from rhymeflow.store.reader import TrajectoryRecord
 from rhymeflow.utils import progress
 from rhymeflow.utils.allocator import keep_freed_memory
+from rhymeflow.utils.consecutive_failures import ConsecutiveFailures
 from rhymeflow.weights.base import WeightStore
 from rhymeflow.weights.manifest import manifest_of
 from rhymeflow.weights.proof import as_text, checksum_of
@@ -112,7 +111,12 @@ class LearnerProcess:
                 self._say(Retraining(step, last))
         retrain_seconds = 0.0 if began is None else time.perf_counter() - began
         self.version: Version = self.learner.version
-        self._skips = Skips(config.learner.max_skipped_steps, in_a_row(self._reader))
+        self._skips = ConsecutiveFailures(
+            config.learner.max_skipped_steps,
+            "learner.max_skipped_steps",
+            "steps",
+            in_a_row(self._reader),
+        )
         self._begin_batch()
         self.weights = self._make_weights(run_dir)
         checksum = self._publish_weights()
@@ -126,7 +130,7 @@ class LearnerProcess:
             self.learner.num_parameters * (dtype.itemsize + STATE_BYTES),
             retrain_seconds,
             self.learner.num_parameters,
-            num_trained(self.learner.model),
+            sum(each.numel() for each in self.learner.model.parameters() if each.requires_grad),
             [tuple(each) for each in damaged],
         )
         self._say(ready)
@@ -166,7 +170,7 @@ class LearnerProcess:
 
     def serve(self) -> None:
         """Carry out what is asked for, until `Shutdown`."""
-        progress.start()
+        progress.has_started = True
         while not self._ending:
             self.turn()
 
@@ -217,9 +221,9 @@ class LearnerProcess:
         seconds = time.perf_counter() - started
         self._begin_batch()
         skipped = self.learner.skipped
-        reason = next(iter(skipped.values()), "")
-        self._skips.after(reason)
-        self._say(BatchTrained(message.version, metrics, seconds, tuple(skipped), reason))
+        reason = next(iter(skipped.values()), None)
+        self._skips.count(reason)
+        self._say(BatchTrained(message.version, metrics, seconds, tuple(skipped), reason or ""))
 
     def _begin_batch(self) -> None:
         self._early: list[Batch] = []

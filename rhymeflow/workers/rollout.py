@@ -144,7 +144,7 @@ class Instance:
 
     def serve(self) -> None:
         """Carry out commands and iterate, until `Shutdown`."""
-        progress.start()
+        progress.has_started = True
         while not self._ending:
             self.turn()
             progress.advance()

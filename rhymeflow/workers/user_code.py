@@ -39,7 +39,7 @@ class UserCodeWorker(Generic[OutcomeT]):
 
     def serve(self) -> None:
         """Receive messages, send answers, until one of them ends it."""
-        progress.start()
+        progress.has_started = True
         while not self._ending:
             self._wait()
             self.turn()

@@ -6,8 +6,7 @@ import torch
 from torch import nn
 from transformers import get_scheduler
 
-from rhymeflow.errors import UserError
-from rhymeflow.learner.optimizer import Optimizer, Skips, learning_rate
+from rhymeflow.learner.optimizer import Optimizer, learning_rate
 from tests.learner.builders import learner_config
 
 
@@ -105,14 +104,6 @@ def test_a_gradient_that_is_not_finite_changes_nothing(dtype, value):
     _feed(module, 1).backward()
     assert math.isfinite(optimizer.step(1e-3))
     assert not optimizer.skipped
-
-
-def test_too_many_skipped_steps_in_a_row_end_it():
-    skips = Skips(1)
-    for skipped in ("why", "", "why"):
-        skips.after(skipped)
-    with pytest.raises(UserError, match="why, 2 steps in a row"):
-        skips.after("why")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

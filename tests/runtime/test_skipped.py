@@ -107,10 +107,10 @@ def test_a_step_whose_gradient_was_begun_early_is_skipped(tmp_path, monkeypatch)
 
 @pytest.mark.slow
 def test_too_many_in_a_row_end_the_run_in_one_line(tmp_path):
-    learner = {"max_skipped_steps": 1}
+    learner = {"max_skipped_steps": 2}
     console = Console(file=io.StringIO(), width=300)
-    with pytest.raises(UserError, match=r"2 steps in a row \(learner.max_skipped_steps = 1\)"):
+    with pytest.raises(UserError, match=r"2 steps in a row failed \(learner.max_skipped_steps\)"):
         train(a_run(tmp_path, always_too_large, learner=learner, **SYNCHRONOUS), console)
     assert "step 1 is skipped: the gradient is not finite" in console.file.getvalue()
     with pytest.raises(UserError, match="3 steps in a row"):  # counted anew, from step 1 on
-        resume(tmp_path / "run", learner__max_skipped_steps="2")
+        resume(tmp_path / "run", learner__max_skipped_steps="3")

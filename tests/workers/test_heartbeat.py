@@ -20,7 +20,7 @@ from tests.learner.builders import made_up_batch, tiny_learner
 def often(monkeypatch):
     monkeypatch.setattr(heartbeat, "BEAT_SECONDS", 0.01)
     monkeypatch.setattr(messages, "WAIT_SECONDS", 0.01)
-    monkeypatch.setattr(progress, "_has_started", False)
+    monkeypatch.setattr(progress, "has_started", False)
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_it_beats_while_the_main_thread_is_stuck_and_the_number_stands_still(end
 
     def main() -> None:
         with beating(theirs):
-            progress.start()
+            progress.has_started = True
             progress.advance()
             stuck.wait()
 
@@ -70,17 +70,17 @@ def test_before_it_serves_a_sign_of_life_is_progress_for_a_while(ends, monkeypat
 
 def test_waiting_for_a_message_is_progress(ends):
     ours, theirs = ends
-    before = progress.so_far()
+    before = progress.pieces
     threading.Timer(0.1, send, (theirs, Alive(7))).start()
     assert receive(ours) == Alive(7)
-    assert progress.so_far() > before
+    assert progress.pieces > before
 
 
 def test_a_micro_batch_is_progress():
     learner = tiny_learner(max_tokens_per_microbatch=33, num_minibatches=2)
-    before = progress.so_far()
+    before = progress.pieces
     learner.train(made_up_batch(), 0)
-    assert progress.so_far() - before > 4
+    assert progress.pieces - before > 4
 
 
 def test_two_threads_send_whole_messages(ends):
