@@ -117,8 +117,7 @@ def verdict(rollout: float, learner: float, *, is_at_bound: bool, busy: float = 
 
 
 def of_rows(rows: Iterable[Mapping[str, Any]], config: str) -> Limit | None:
-    """What limits a run of these metrics by step and this configuration (JSON); None where no step
-    says."""
+    """What limits a run of these metrics by step and this configuration; None: no step says."""
     schedule = json.loads(config).get("schedule", {})
     limits = Limits(bound_of(schedule.get("name", ""), schedule.get("max_staleness")))
     names = ("step_time", "idle/rollout", "idle/learner")

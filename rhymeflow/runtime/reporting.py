@@ -57,7 +57,7 @@ class Reporter:
         self._metrics, self._progress, self._clock = metrics, progress, clock
         self._started = clock() - seconds
         has_drafts = config.drafting.window != "off"
-        self.throughput = Throughput(since=seconds, has_drafts=has_drafts)
+        self.throughput = Throughput(has_drafts=has_drafts)
         self.endings = {"consumed": 0, "filtered": 0, "aborted": 0}
         """Groups that ended, so far."""
         self._state = ProgressState(

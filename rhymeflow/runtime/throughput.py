@@ -69,8 +69,6 @@ class Turns:
 class Throughput:
     """How fast the run goes."""
 
-    since: float
-    """When the first step's account began, as far as is known before `begin`."""
     trained_tokens_per_s: float | None = None
     """Prompts and responses, in the last steps."""
     has_drafts: bool = False
@@ -85,9 +83,6 @@ class Throughput:
     _left: list[InstanceStatus] = field(default_factory=list)
     _generated: Generated = field(default_factory=Generated)
     _turns: Turns = field(default_factory=Turns)
-
-    def __post_init__(self) -> None:
-        self._ends.append(_Totals(self.since))
 
     @property
     def running(self) -> int:
@@ -119,9 +114,7 @@ class Throughput:
         turns.calls += figures.calls
         turns.failed_calls += figures.failed_calls
 
-    def begin(
-        self, now: float, coordination_seconds: dict[str, float], trained: float = 0.0
-    ) -> None:
+    def begin(self, now: float, coordination_seconds: dict[str, float], trained: float) -> None:
         """Open the first account, `trained` tokens into the run; what was before is in none."""
         self._coordination = coordination_seconds
         self._ends = deque([_Totals(now, trained=trained)])

@@ -18,6 +18,12 @@ def part(count, steps, drafted):
     return Part((0, 1), 0, 0, steps, drafted, [7] * count, [0.0] * count)
 
 
+def begun(now=0.0, *, cpu=0.0, trained=0.0, has_drafts=False):
+    throughput = Throughput(has_drafts=has_drafts)
+    throughput.begin(now, {"cpu": cpu}, trained)
+    return throughput
+
+
 def end(throughput, now, trained=0.0, **spent):
     return throughput.end_step(
         now,
@@ -28,8 +34,7 @@ def end(throughput, now, trained=0.0, **spent):
 
 
 def test_coordination_is_counted_by_step():
-    throughput = Throughput(since=0.0)
-    throughput.begin(10.0, {"cpu": 5.0})
+    throughput = begun(10.0, cpu=5.0)
     row = end(throughput, 14.0, coordinator=0.1, store=0.3, cpu=6.0)
     assert row["coordination/coordinator_s"] == pytest.approx(0.1)
     assert row["coordination/store_s"] == pytest.approx(0.3)
@@ -42,7 +47,7 @@ def test_coordination_is_counted_by_step():
 
 
 def test_what_an_instance_did_counts_when_it_is_gone():
-    throughput = Throughput(since=0.0)
+    throughput = begun()
     throughput.statuses["a"], throughput.statuses["b"] = status(100, 1.0), status(50, 1.0)
     assert (throughput.running, throughput.waiting) == (4, 2)
     assert end(throughput, 2.0)["rollout/tokens_per_s"] == 75.0
@@ -59,8 +64,7 @@ def test_what_an_instance_did_counts_when_it_is_gone():
 @pytest.mark.parametrize("step", [0.1, 0.35, 1.0])
 def test_an_instance_that_reports_late_is_as_busy_over_several_steps_as_it_was(step):
     busy_share, every = 0.9, 0.25
-    throughput = Throughput(since=0.0)
-    throughput.begin(0.0, {"cpu": 0.0})
+    throughput = begun()
     shares = []
     for number in range(1, 101):
         reported = (number * step) // every * every  # the last status before the step ended
@@ -73,8 +77,7 @@ def test_an_instance_that_reports_late_is_as_busy_over_several_steps_as_it_was(s
 @pytest.mark.parametrize("step", [0.05, 0.3, 2.0])
 def test_rates_of_short_steps_are_of_the_last_second(step):
     """An instance that makes 1,000 tokens a second and saves a tenth of its time, by reports."""
-    throughput = Throughput(since=0.0, has_drafts=True)
-    throughput.begin(5.0, {"cpu": 0.0}, trained=500.0)
+    throughput = begun(5.0, has_drafts=True, trained=500.0)
     rows = []
     for number in range(1, 101):
         reported = (number * step) // 0.25 * 0.25
@@ -92,7 +95,7 @@ def test_rates_of_short_steps_are_of_the_last_second(step):
 
 
 def test_drafts_are_counted_by_step_and_by_what_they_are_shares_of():
-    throughput = Throughput(since=0.0, has_drafts=True)
+    throughput = begun(has_drafts=True)
     throughput.statuses["a"], throughput.statuses["b"] = status(10, 1.0, 0.5), status(10, 2.0, 0.5)
     for generated in (part(6, 2, 8), part(4, 3, 2)):
         throughput.add(generated)
@@ -112,6 +115,6 @@ def test_drafts_are_counted_by_step_and_by_what_they_are_shares_of():
 
 
 def test_a_run_without_drafts_says_nothing_of_them():
-    throughput = Throughput(since=0.0)
+    throughput = begun()
     throughput.add(part(3, 3, 0))
     assert not any(name.startswith("draft/") for name in end(throughput, 1.0))
