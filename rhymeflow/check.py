@@ -147,8 +147,9 @@ def prove(config: Config, *, has_engine: bool) -> None:
     from rhymeflow.engine.native.engine import Engine
     from rhymeflow.learner.single import proved
     from rhymeflow.models.load import resolve_device, small_model
+    from rhymeflow.models.rope import settled
 
-    model = small_model(config.model, device=resolve_device(config.model))
+    model = settled(small_model(config.model, device=resolve_device(config.model)), config)
     if has_engine:
         Engine(
             model, seed=0, max_num_seqs=4, max_prefill_tokens=64, instance="check", version=0

@@ -98,6 +98,13 @@ def test_the_greatest_length_of_the_run_decides():
     assert not is_long(config_of(8, engine="vllm", vllm_max_model_length=ORIGINAL))
 
 
+def test_vllm_scales_attention_by_the_lengths_alone():
+    other = model_of({**LONG, "factor": 2.0})  # where 128 is 4 times 32
+    settled(other, config_of())
+    with pytest.raises(UserError, match=r"scale attention by 1.0954 .* vLLM would by 1.18"):
+        settled(other, config_of(engine="vllm"))
+
+
 def test_dynamic_rope_does_not_leave_the_length_it_was_made_for():
     engine = Engine(
         model_of(DYNAMIC, context=24),
