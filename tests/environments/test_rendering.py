@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 
@@ -220,11 +221,9 @@ def test_a_template_is_refused_for_what_a_run_needs_only() -> None:
     ],
 )
 def test_templates_of_known_models(name: str, with_tools: bool, with_users: bool) -> None:
-    spec = importlib.util.find_spec("trl")
-    assert spec is not None
-    assert spec.submodule_search_locations is not None
-    folder = Path(spec.submodule_search_locations[0]) / "chat_templates"
-    tok = tokenizer((folder / f"{name}.jinja").read_text(encoding="utf-8"))
+    # By its distribution: among these tests there is a directory `trl` too.
+    file = distribution("trl").locate_file(f"trl/chat_templates/{name}.jinja")
+    tok = tokenizer(Path(str(file)).read_text(encoding="utf-8"))
     called = [{"role": "tool", "name": "multiply", "content": "5"}] * 2
     for tools, answer, does in ((TOOLS, called, with_tools), ([], "hm", with_users)):
         if does:
