@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from itertools import islice
 
@@ -123,3 +124,15 @@ def test_batches_have_every_row_once_an_epoch_and_the_tokens_asked_for() -> None
         assert sum(sizes) >= 40 > sum(sizes[:-1])
     straight = next(batches(samples, 40, 3, shuffle=False))
     assert [number[id(sample)] for sample in straight] == list(range(len(straight)))
+
+
+def test_a_step_whose_gradient_is_not_finite_is_skipped(monkeypatch) -> None:
+    ours = learner()
+    before = {name: each.clone() for name, each in ours.weights().items()}
+    monkeypatch.setattr(ours._optimizer, "_norm", lambda: math.nan)
+    ours.fit(made_up(3), 0)
+    assert "the gradient is not finite" in ours.skipped[0]
+    assert all(torch.equal(before[name], each) for name, each in ours.weights().items())
+    monkeypatch.undo()
+    ours.fit(made_up(3), 1)
+    assert not ours.skipped
