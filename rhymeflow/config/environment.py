@@ -64,7 +64,8 @@ class EnvironmentConfig(Section):
     turn by what was answered before, which must come out the same."""
     on_failure: Literal["stop", "drop"] = "stop"
     """After the last try: stop the run and show the error, or drop the group, counted under
-    `endings/aborted`. A failure never becomes a reward."""
+    `endings/aborted`, or the held-out answer, counted under `eval/SUITE/failed`. A failure never
+    becomes a reward."""
 
     max_consecutive_failures: Positive = 10
     """Environments in a row that may fail where `on_failure` is `drop`; then the run stops, since

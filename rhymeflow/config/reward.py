@@ -58,7 +58,8 @@ class RewardConfig(Section):
     """Further tries after a call that raised, hung, or returned something that is no reward."""
     on_failure: Literal["stop", "drop"] = "stop"
     """After the last try: stop the run and show the error, or drop the group, counted under
-    `endings/aborted`. A failure never becomes a reward."""
+    `endings/aborted`, or the held-out answer, counted under `eval/SUITE/failed`. A failure never
+    becomes a reward."""
     max_consecutive_failures: Positive = 10
     """Calls in a row that may fail where `on_failure` is `drop`; then the run stops, since nothing
     would be left to train on. A call and its retries are one."""

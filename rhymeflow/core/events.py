@@ -216,12 +216,13 @@ class VersionPublished:
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """A suite's prompts were answered and rewarded: `reward` is the mean over all answers."""
+    """A suite's prompts were answered and rewarded: `reward` is the mean over all answers that
+    could be judged, None if there is none."""
 
     instance: InstanceId
     version: Version
     """As in `Evaluate`."""
-    reward: float
+    reward: float | None
     suite: SuiteName = HELD_OUT
     held: Version | None = None
     """What they were answered under: `version`, or a later one by which the instance's pull of it

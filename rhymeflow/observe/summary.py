@@ -215,7 +215,8 @@ def _fold(reader: TrajectoryReader) -> tuple[Version, float, dict[Version, float
             steps = max(steps, event.version)
         elif isinstance(event, Evaluated) and event.suite == HELD_OUT:
             version = event.version if event.held is None else event.held
-            evaluations[version] = event.reward
+            if event.reward is not None:
+                evaluations[version] = event.reward
     ((seconds,),) = reader.query(_SECONDS)
     return steps, seconds, dict(sorted(evaluations.items()))
 

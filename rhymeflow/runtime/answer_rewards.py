@@ -5,8 +5,8 @@ called per group all answers to a prompt at once. A prompt with one answer is a 
 all functions get it together.
 
 Holds true: an answer is stored with its reward before its evaluation is reported; a reward that
-cannot be had ends the run (law 6): a mean over the rest would be another figure; what became of an
-answer whose instance is gone is passed over. Knows nothing of instances or environments.
+cannot be had ends the run or, where the suite's `on_failure` is `drop`, is counted and said, and
+never becomes a number (law 6); what became of an answer whose instance is gone is passed over.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 
 from rhymeflow.config import Config
 from rhymeflow.core.events import Evaluated
-from rhymeflow.core.types import HELD_OUT, SuiteName, Version
+from rhymeflow.core.types import HELD_OUT, SuiteName
 from rhymeflow.data.prompts import Message
 from rhymeflow.errors import UserError
 from rhymeflow.reward.components import WeightedSum
-from rhymeflow.runtime.evaluation import AnswerKey, Evaluations
+from rhymeflow.runtime.evaluation import AnswerKey, Evaluation, Evaluations
 from rhymeflow.store.base import TrajectoryStore
 from rhymeflow.suites.sections import functions_of
 from rhymeflow.workers import messages
@@ -61,7 +61,7 @@ class AnswerRewards:
     """Has answers judged.
 
     `ask` reaches the reward worker. `evaluated` is called with the version, suite and figures of
-    each evaluation that is complete.
+    each evaluation that is complete and, if answers could not be judged, why.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class AnswerRewards:
         store: TrajectoryStore,
         evaluations: Evaluations,
         config: Config,
-        evaluated: Callable[[Version, SuiteName, dict[str, float]], None],
+        evaluated: Callable[..., None],
     ) -> None:
         self._ask, self._store, self._evaluations = ask, store, evaluations
         self._evaluated = evaluated
@@ -97,12 +97,16 @@ class AnswerRewards:
         Raises:
             UserError: a reward cannot be had.
         """
-        if isinstance(message, messages.RewardFailed):
-            raise UserError(message.error)
         first = key.first if isinstance(key, AnswersKey) else key
         if self._evaluations.of(first) is None:
             return
-        if isinstance(key, AnswersKey):
+        if isinstance(message, messages.RewardFailed):
+            self._may_fail(first, message.error)
+            if isinstance(key, AnswersKey):
+                yield from self._fail(self._siblings(first), message.error)
+            else:
+                yield from self.fail([key], message.error)
+        elif isinstance(key, AnswersKey):
             keys = self._siblings(first)
             pairs = zip(key.components, message.components, strict=True)
             yield from self._judged(keys, [a | b for a, b in pairs], message)
@@ -114,8 +118,31 @@ class AnswerRewards:
     def _collect(self, key: AnswerKey, components: dict[str, float]) -> None:
         """All that an answer is judged by alone is known of it; with its siblings' go on."""
         self._evaluations[key].components = components
+        self._judge_together(key)
+
+    def fail(self, keys: Sequence[AnswerKey], error: str) -> Iterator[Evaluated]:
+        """These answers to a prompt cannot be had, or not be judged alone: the others go on."""
+        yield from self._fail(keys, error)
+        for key in keys[-1:]:
+            if self._judging[key.answer.suite].together:
+                self._judge_together(key)
+
+    def _fail(self, keys: Sequence[AnswerKey], error: str) -> Iterator[Evaluated]:
+        for key in keys:
+            if self._evaluations.of(key) is not None:
+                yield from self._report(key, self._evaluations.fail(key, error))
+
+    def _may_fail(self, key: AnswerKey, error: str) -> None:
+        """Raise `UserError` where a reward that cannot be had ends the run."""
+        config = self._evaluations.suites[key.answer.suite].suite.config
+        if config.reward.on_failure == "stop":
+            raise UserError(error)
+
+    def _judge_together(self, key: AnswerKey) -> None:
+        """Have answers to a prompt judged together, if the rest of each is known."""
         evaluation, keys = self._evaluations.of(key), self._siblings(key)
-        assert evaluation is not None
+        if evaluation is None or not keys:
+            return
         known = [evaluation.answers.get((key.answer.row, each.answer.sample)) for each in keys]
         found = [each.components for each in known if each is not None]
         if len(found) == len(keys) and None not in found:
@@ -124,10 +151,11 @@ class AnswerRewards:
             self._ask_about(together, name, keys, self._judging[key.answer.suite].together)
 
     def _siblings(self, key: AnswerKey) -> list[AnswerKey]:
-        """All answers to its prompt, in their order."""
+        """All answers to its prompt that have not failed, in their order."""
         instance, answer = key
         n = self._evaluations.suites[answer.suite].suite.n
-        return [AnswerKey(instance, answer._replace(sample=sample)) for sample in range(n)]
+        keys = [AnswerKey(instance, answer._replace(sample=sample)) for sample in range(n)]
+        return [each for each in keys if not self._evaluations.has_failed(each)]
 
     def _judged(
         self,
@@ -141,7 +169,9 @@ class AnswerRewards:
             reward = total(each)
             problem = total.problem(message.key, [reward])
             if problem is not None:
-                raise UserError(problem)
+                self._may_fail(key, problem)
+                yield from self._fail([key], problem)
+                continue
             assert reward is not None
             evaluation = self._evaluations.judge(key, reward, last)
             assert evaluation.version is not None
@@ -154,11 +184,17 @@ class AnswerRewards:
                 text=text,
                 reward=reward,
             )
-            if evaluation.is_complete:
-                suite, found = key.answer.suite, evaluation.figures()
-                self._evaluated(evaluation.version, suite, found)
-                mean = found[f"avg@{evaluation.suite.suite.n}"]
-                yield Evaluated(key.instance, key.answer.asked, mean, suite, evaluation.version)
+            yield from self._report(key, evaluation)
+
+    def _report(self, key: AnswerKey, evaluation: Evaluation) -> Iterator[Evaluated]:
+        """Report the evaluation that an answer was part of, if that makes it complete."""
+        if evaluation.is_complete:
+            _, suite, *_ = key.answer
+            found = evaluation.figures()
+            version = key.answer.asked if evaluation.version is None else evaluation.version
+            self._evaluated(version, suite, found, *filter(None, [evaluation.error]))
+            mean = found.get(f"avg@{evaluation.suite.suite.n}")
+            yield Evaluated(key.instance, key.answer.asked, mean, suite, version)
 
     def _ask_about(
         self,

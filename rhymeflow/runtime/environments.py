@@ -17,11 +17,11 @@ from typing import Any
 
 from rhymeflow.config import Config, EnvironmentConfig
 from rhymeflow.core.events import EnvironmentFailed, EpisodeEnded, Event, Observed, RewardFailed
-from rhymeflow.core.types import InstanceId, TrajectoryId, Version
+from rhymeflow.core.types import InstanceId, SuiteName, TrajectoryId, Version
 from rhymeflow.data.prompts import Prompt
 from rhymeflow.errors import UserError
 from rhymeflow.runtime.evaluation import AnswerKey, Evaluations
-from rhymeflow.runtime.in_flight import InFlight
+from rhymeflow.runtime.in_flight import Drawn, InFlight
 from rhymeflow.runtime.openings import HeldOutRow, Opened, Openings
 from rhymeflow.runtime.rewards import Rewards
 from rhymeflow.runtime.throughput import Throughput
@@ -198,10 +198,20 @@ class Environments:
     def _failed(
         self, subject: Subject | Opened, message: messages.EnvironmentFailed, *, is_judged: bool
     ) -> Iterator[Event]:
+        suite = RUN if isinstance(subject, TrajectoryId | Drawn) else _suite(subject)
+        section = self._config
+        if suite != RUN:
+            section = self._evaluations.suites[suite].suite.config.environment
         # Without its opening a prompt cannot even become a group that is dropped.
-        if self._config.on_failure == "stop" or not isinstance(subject, TrajectoryId):
+        if section.on_failure == "stop" or isinstance(subject, Drawn):
             raise UserError(message.error)
-        if is_judged:
+        if isinstance(subject, AnswerKey):
+            self._close([message.key])
+            yield from self._rewards.answers_failed([subject], message.error)
+        elif isinstance(subject, HeldOutRow):
+            keys = self.openings.failed(subject)
+            yield from self._rewards.answers_failed(keys, message.error)
+        elif is_judged:
             yield RewardFailed(subject, message.error)
         else:
             yield EnvironmentFailed(subject, message.turn, message.error)
@@ -263,6 +273,10 @@ class Environments:
 
     def _section_of(self, key: AnswerKey) -> EnvironmentConfig:
         return self._evaluations.suites[key.answer.suite].suite.config.environment
+
+
+def _suite(subject: AnswerKey | HeldOutRow) -> SuiteName:
+    return subject.answer.suite if isinstance(subject, AnswerKey) else subject.suite
 
 
 def _key(subject: Subject) -> str:

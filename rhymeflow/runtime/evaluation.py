@@ -1,7 +1,8 @@
 """Evaluations of versions on suites: which answers are still to come, and how they were judged.
 
-Holds true: the figures are over every answer to every prompt of a suite; an answer counts once, and
-all of an evaluation are of one version; what comes late from an instance that is gone counts
+Holds true: the figures are over every answer to every prompt of a suite that could be judged; an
+answer counts once, and all of an evaluation are of one version; what comes late from an instance
+that is gone counts
 nothing. Knows nothing of how answers and rewards come about.
 """
 
@@ -56,11 +57,14 @@ class Evaluation:
     """What they are answered under: what was asked for, or a later one if that was overtaken."""
     answers: dict[tuple[int, int], Answer] = field(default_factory=dict)
     """By row and sample."""
-    judged: dict[tuple[int, int], Judged] = field(default_factory=dict)
+    judged: dict[tuple[int, int], Judged | None] = field(default_factory=dict)
+    """None: that cannot be had."""
+    error: str | None = None
+    """Why not, of the last of these."""
 
     @property
     def is_complete(self) -> bool:
-        """Whether every answer is judged."""
+        """Whether every answer is judged, or never will be."""
         return len(self.judged) == len(self.suite.prompts) * self.suite.suite.n
 
     def figures(self) -> dict[str, float]:
@@ -165,9 +169,25 @@ class Evaluations:
             answer.reason == "length",
             said(last_turn, evaluation.suite.suite.suite.answer_pattern),
         )
+        self._end_if_complete(key, evaluation)
+        return evaluation
+
+    def fail(self, key: AnswerKey, error: str) -> Evaluation:
+        """An answer in progress cannot be had or judged; otherwise like `judge`."""
+        evaluation = self.of(key)
+        assert evaluation is not None
+        evaluation.judged[_place(key)], evaluation.error = None, error
+        self._end_if_complete(key, evaluation)
+        return evaluation
+
+    def has_failed(self, key: AnswerKey) -> bool:
+        """Whether it did that."""
+        evaluation, nothing = self.of(key), object()
+        return evaluation is not None and evaluation.judged.get(_place(key), nothing) is None
+
+    def _end_if_complete(self, key: AnswerKey, evaluation: Evaluation) -> None:
         if evaluation.is_complete:
             del self._in_progress[key.instance, key.answer.suite, key.answer.asked]
-        return evaluation
 
     def leave(self, instance: InstanceId) -> None:
         """An instance is gone, and with it what it was to answer."""

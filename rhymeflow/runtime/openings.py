@@ -16,11 +16,12 @@ from typing import NamedTuple
 from rhymeflow.core.events import GroupCreated
 from rhymeflow.core.types import HELD_OUT, GroupId, InstanceId, SuiteName, Version
 from rhymeflow.data.prompts import Prompt
-from rhymeflow.runtime.evaluation import Evaluations
+from rhymeflow.runtime.evaluation import AnswerKey, Evaluations
 from rhymeflow.runtime.in_flight import Drawn, InFlight
 from rhymeflow.store.base import TrajectoryStore
 from rhymeflow.suites.sections import RUN
 from rhymeflow.workers import messages
+from rhymeflow.workers.messages import AnswerId
 from rhymeflow.workers.noise import EVALUATION_EPOCH
 
 
@@ -109,6 +110,15 @@ class Openings:
                 return
             del self._pending[group]
             yield self._in_flight.add(pending.drawn, pending.opening)
+
+    def failed(self, row: HeldOutRow) -> list[AnswerKey]:
+        """It cannot be opened; return the answers that there will not be."""
+        samples = range(self._evaluations.suites[row.suite].suite.n)
+        return [
+            AnswerKey(instance, AnswerId(version, *row, sample))
+            for instance, version in self._to_answer.pop(row)
+            for sample in samples
+        ]
 
     def _put_held_out(self, row: HeldOutRow) -> None:
         prompt = self._evaluations.whole_prompt(*row)

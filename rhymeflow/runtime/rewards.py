@@ -26,7 +26,6 @@ from rhymeflow.core.types import (
     FinishReason,
     GroupId,
     InstanceId,
-    SuiteName,
     TrajectoryId,
     Version,
 )
@@ -69,7 +68,7 @@ class Rewards:
         config: Config,
         *,
         published_version: Callable[[], Version],
-        evaluated: Callable[[Version, SuiteName, dict[str, float]], None],
+        evaluated: Callable[..., None],
         log: Callable[[messages.RewardComputed, str], None],
     ) -> None:
         self._send, self._store = send, store
@@ -142,6 +141,10 @@ class Rewards:
     def answered(self, instance: InstanceId, message: messages.Answered) -> None:
         """Have an answer to a suite's prompt rewarded."""
         self.answer_complete(self._evaluations.answered(instance, message))
+
+    def answers_failed(self, keys: Sequence[AnswerKey], error: str) -> Iterator[Event]:
+        """Environments of these answers failed."""
+        yield from self._answers.fail(keys, error)
 
     def answer_complete(self, key: AnswerKey) -> None:
         """The same of one whose last turn an environment had the last word on."""

@@ -80,8 +80,13 @@ class Training:
         if version and version not in self.checkpoints:
             self._save(version)
 
-    def evaluated(self, version: Version, suite: SuiteName, figures: dict[str, float]) -> None:
-        """A suite's prompts were answered under `version`."""
+    def evaluated(
+        self, version: Version, suite: SuiteName, figures: dict[str, float], error: str = ""
+    ) -> None:
+        """A suite's prompts were answered under `version`; `error`: why some are not judged."""
+        if error:
+            count = f"{figures['failed']:.0f} answers to suite {suite} under version {version}"
+            self._reporter.warn(f"{count} are not judged: {error}")
         found = metrics_of(suite, figures)
         self.checkpoints.evaluated(version, found)
         self._reporter.evaluated(version, found)

@@ -49,20 +49,32 @@ def majority(answers: Sequence[Judged]) -> float:
     return sum(won) / len(won)
 
 
-def figures(prompts: Sequence[Sequence[Judged]], pass_threshold: float) -> dict[str, float]:
+def figures(prompts: Sequence[Sequence[Judged | None]], pass_threshold: float) -> dict[str, float]:
     """Return the figures by name, of the answers to each prompt, as many to each.
 
-    pass@k is there for k = 1, 2, 4, ... and for all answers; maj@k where there are several.
+    pass@k is there for k = 1, 2, 4, ... and for all answers; maj@k where there are several. Answers
+    that could not be judged are None: `failed` counts them where there are any, and the figures are
+    of the others, if there are any; pass@k of prompts with at least k.
     """
     n = len(prompts[0])
     assert all(len(answers) == n for answers in prompts)
-    every = [answer for answers in prompts for answer in answers]
-    passed = [sum(each.reward >= pass_threshold for each in answers) for answers in prompts]
-    found = {f"avg@{n}": _mean([each.reward for each in every])}
+    there = [[each for each in answers if each is not None] for answers in prompts]
+    there = [answers for answers in there if answers]
+    every = [answer for answers in there for answer in answers]
+    failed = {"failed": float(lost)} if (lost := n * len(prompts) - len(every)) else {}
+    if not every:
+        return failed
+    found = failed | {f"avg@{n}": _mean([each.reward for each in every])}
     for k in counted(n):
-        found[f"pass@{k}"] = _mean([pass_at_k(n, each, k) for each in passed])
+        chances = [
+            pass_at_k(len(answers), sum(each.reward >= pass_threshold for each in answers), k)
+            for answers in there
+            if len(answers) >= k
+        ]
+        if chances:
+            found[f"pass@{k}"] = _mean(chances)
     if n > 1:
-        found[f"maj@{n}"] = _mean([majority(answers) for answers in prompts])
+        found[f"maj@{n}"] = _mean([majority(answers) for answers in there])
     found["mean_length"] = _mean([each.length for each in every])
     found["clipped_ratio"] = _mean([each.is_cut for each in every])
     return found

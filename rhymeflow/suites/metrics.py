@@ -21,7 +21,8 @@ REWARD = "eval/reward"
 
 def metrics_of(suite: SuiteName, figures: Mapping[str, float]) -> dict[str, float]:
     """Return a suite's figures by their names among a run's metrics."""
-    reward = {REWARD: figures["avg@1"]} if suite == HELD_OUT else {}
+    has_reward = suite == HELD_OUT and "avg@1" in figures  # else no answer could be judged
+    reward = {REWARD: figures["avg@1"]} if has_reward else {}
     return reward | {f"eval/{suite}/{name}": value for name, value in figures.items()}
 
 
@@ -49,7 +50,8 @@ def headlines(metrics: Mapping[str, Any]) -> dict[str, float]:
     for suite, figures in figures_of(metrics).items():
         n = next(filter(_is_mean, figures)).removeprefix("avg@")
         for name in (f"avg@{n}", *([f"pass@{n}"] if n != "1" else [])):
-            shown[f"{suite} {name}"] = figures[name]
+            if name in figures:
+                shown[f"{suite} {name}"] = figures[name]
     return shown
 
 

@@ -253,7 +253,7 @@ def test_a_new_reward_worker_gets_what_is_unanswered_and_nothing_else(start):
 
 
 def test_a_held_out_answer_is_a_group_by_itself(start):
-    run = start(RANK, ALONE)
+    run = start(RANK, ALONE, on_failure="stop")
     run.evaluations.begin("r", "held_out", 4)
     for row in (0, 1):
         run.rewards.answered("r", Answered(AnswerId(4, "held_out", row, 0), 4, [7], "stop"))
@@ -316,8 +316,49 @@ def test_several_answers_are_judged_by_the_suites_own_functions_as_a_group_is(st
     ]  # fmt: skip
 
 
+def test_held_out_answers_that_cannot_be_judged_are_counted_and_the_figures_are_of_the_others(
+    start,
+):
+    run = start(ALONE)
+    for row, prompt in enumerate(SOURCE):
+        run.store.put_held_out("held_out", row, prompt=prompt.prompt, prompt_tokens=[1])
+    for version, num_judged in ((4, 1), (5, 0)):
+        run.evaluations.begin("r", "held_out", version)
+        for row in (0, 1):
+            key = AnswerId(version, "held_out", row, 0)
+            run.rewards.answered("r", Answered(key, version, [7], "stop"))
+        one, other = run.sent[-2:]
+        assert run.fail(one) == []
+        mean = 20.0 if num_judged else None
+        done = run.answer(other, {"exact_match": 2.0}) if num_judged else run.fail(other)
+        assert done == [events.Evaluated("r", version, mean, held=version)]
+        *_, figures, error = run.evaluated[-1]
+        assert (figures["failed"], figures.get("avg@1"), error) == (2.0 - num_judged, mean, "boom")
+    assert list(run.evaluations.begun("r")) == []
+
+
+def test_of_several_answers_those_that_are_left_are_judged_together(start):
+    run = start(RANK, suites=[OWN])
+    run.evaluations.begin("r", "math", 4)
+    ids = [AnswerId(4, "math", row, sample) for row in (0, 1) for sample in (0, 1)]
+    for number, key in enumerate(ids):
+        run.store.put_held_out("math", key.row, prompt="p", prompt_tokens=[1])
+        run.rewards.answered("r", Answered(key, 4, [number], "stop"))
+    calls = run.sent[-4:]
+    run.answer(calls[0], {"exact_match": 1.0})
+    assert run.fail(calls[1]) == []
+    left = run.sent[-1]
+    assert left.responses == [[0]], "without the one that failed"
+    assert run.answer(left, {"rank": 2.0}) == []
+    assert run.fail(calls[2]) == []
+    [done] = run.fail(calls[3])
+    assert (done.reward, run.evaluated[-1][2]["failed"]) == (11.0, 3.0)
+    assert run.evaluated[-1][2]["pass@1"] == 1.0
+    assert "pass@2" not in run.evaluated[-1][2], "no prompt has two answers"
+
+
 def test_what_an_instance_answered_that_is_gone_counts_nothing(start):
-    run = start(ALONE, suites=[OWN])
+    run = start(ALONE, suites=[OWN], on_failure="stop")
     for name in ("r", "s"):
         run.evaluations.begin(name, "math", 4)
         run.rewards.answered(name, Answered(AnswerId(4, "math", 0, 0), 4, [7], "stop"))
