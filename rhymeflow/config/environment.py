@@ -48,7 +48,8 @@ class EnvironmentConfig(Section):
     """After an exception inside a tool: the policy reads it as the tool's answer, or the response
     fails. What else raises, hangs or dies is always a failure."""
     max_turns: Positive = 10
-    """Turns of the policy; a response that would have more ends there, with reason `max_turns`."""
+    """Turns of the policy; a response that would have more ends there, with reason `max_turns`, and
+    does not count as truncated."""
     max_observation_chars: Positive = 10_000
     """Characters of an answer; of a longer one so many are kept, and the policy is told."""
     num_workers: Positive = 1

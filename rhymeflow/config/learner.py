@@ -70,7 +70,9 @@ class LearnerConfig(Section):
     importance_sampling_cap: PositiveFloat = 2.0
     """Cap of u. StaleFlow is paired with truncation at 2."""
     mask_truncated_completions: bool = False
-    """Leave responses that hit the length limit out of the loss (DAPO's overlong filtering)."""
+    """Leave responses that were cut, at `rollout.max_completion_length` or by `schedule.on_stuck:
+    truncate`, out of the loss (DAPO's overlong filtering). One that had `environment.max_turns`
+    turns was not."""
     frozen_parameters: tuple[str, ...] = ()
     """Parameters that are not trained, by the model's names for them or patterns with `*`, such as
     `model.embed_tokens.weight` or `model.layers.0.*`. `Trainer` adds those of a model object that

@@ -28,6 +28,10 @@ FinishReason = Literal["stop", "length", "max_turns", "finished_early"]
 `max_completion_length`; `max_turns`: it had so many turns (`environment.max_turns`);
 `finished_early`: it was ended so that its batch need not wait (`on_stuck: truncate`)."""
 
+CUT = ("length", "finished_early")
+"""The reasons of a response that is truncated: the policy did not end it. Of one with `max_turns`
+it ended the last turn, as in TRL, where such a response has its end-of-sequence token."""
+
 Ending = Literal["filtered", "aborted"]
 """What became of a group that was not consumed. Filtered: complete, but nothing to learn from."""
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rhymeflow.config import Config
+from rhymeflow.core.types import CUT
 from rhymeflow.errors import UserError
 from rhymeflow.evaluation.answer import Answer
 from rhymeflow.evaluation.answering import answer_suite
@@ -62,7 +63,7 @@ def _judged(policy: Policy, suite: Suite, answer: Answer) -> Judged:
     assert isinstance(text, str)
     assert answer.reward is not None
     vote = said(text, suite.suite.answer_pattern)
-    return Judged(answer.reward, answer.num_sampled, answer.reason == "length", vote)
+    return Judged(answer.reward, answer.num_sampled, answer.reason in CUT, vote)
 
 
 # -- what is shown ---------------------------------------------------------------------------------

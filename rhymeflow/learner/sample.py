@@ -33,7 +33,7 @@ class Sample:
     reward: float
     """The weighted sum of the reward functions."""
     truncated: bool
-    """The policy did not end the response: it was cut, at `max_completion_length` or before."""
+    """The policy did not end the response: it was cut (`core.types.CUT`)."""
     components: dict[str, float] = field(default_factory=dict)
     """What each reward function, or environment, that applied gave, by its name."""
     weights: Mapping[str, float] = field(default_factory=dict)

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean
 from typing import Any
 
+from rhymeflow.core.types import CUT
 from rhymeflow.store import codec
 from rhymeflow.store.reader import TrajectoryReader
 
@@ -110,7 +111,7 @@ def _group(row: tuple[Any, ...], members: list[dict[str, Any]]) -> dict[str, Any
         "step": group["ending_version"] + 1 if is_consumed else None,
         "responses": len(members),
         "rewarded": len(rewards),
-        "cut": _count(each["reason"] in ("length", "finished_early") for each in members),
+        "cut": _count(each["reason"] in CUT for each in members),
         "reward": fmean(rewards) if rewards else None,
         "reward_min": min(rewards, default=None),
         "reward_max": max(rewards, default=None),

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from rhymeflow.core.types import HELD_OUT, FinishReason, InstanceId, SuiteName, Version
+from rhymeflow.core.types import CUT, HELD_OUT, FinishReason, InstanceId, SuiteName, Version
 from rhymeflow.data.prompts import Message, Prompt, opened
 from rhymeflow.suites.figures import Judged, figures, said
 from rhymeflow.suites.prompts import SuitePrompts
@@ -166,7 +166,7 @@ class Evaluations:
         evaluation.judged[_place(key)] = Judged(
             reward,
             len(answer.tokens) - observed,
-            answer.reason == "length",
+            answer.reason in CUT,
             said(last_turn, evaluation.suite.suite.suite.answer_pattern),
         )
         self._end_if_complete(key, evaluation)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rhymeflow.config import Config
-from rhymeflow.core.types import Version
+from rhymeflow.core.types import CUT, Version
 from rhymeflow.errors import UserError
 from rhymeflow.learner.base import Batch
 from rhymeflow.learner.checkpoint_dirs import checkpoints_up_to
@@ -149,7 +149,7 @@ def _sample(record: TrajectoryRecord, weights: Mapping[str, float]) -> Sample:
         logprobs=record.logprobs,
         versions=record.versions,
         reward=record.reward,
-        truncated=record.reason != "stop",
+        truncated=record.reason in CUT,
         components=record.components,
         weights=weights,
         observed=record.observed if any(record.observed) else [],

@@ -202,3 +202,6 @@ def test_max_turns_ends_a_response(tmp_path):
     check_run(config, train(config))
     turns = {e.turn: e.reason for e, _ in replay(config) if isinstance(e, EpisodeEnded)}
     assert turns == {2: "max_turns"}
+    lines = [json.loads(each) for each in (tmp_path / "run" / "metrics.jsonl").open()]
+    cut = [line["completions/clipped_ratio"] for line in lines if "loss" in line]
+    assert cut == [0.0] * STEPS  # the policy ended its turns
