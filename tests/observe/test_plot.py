@@ -160,7 +160,7 @@ def test_a_drawing_of_one_metric(tmp_path: Path, figures: list[Figure]) -> None:
         (["run", "--output", "curves.gif"], "should end in .png or .svg"),
         (["run", "--output", "no/curves.png"], "--output no/curves.png: cannot be written"),
         (["run", "--smooth", "0"], "given '0', should be a number from 1 on"),
-        (["run", "nowhere"], "nowhere: is not a run directory"),
+        (["run", "nowhere"], "nowhere: no such directory"),
         (["bare"], "there are no metrics yet"),
     ],
 )

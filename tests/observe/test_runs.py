@@ -143,7 +143,7 @@ def test_names_are_as_short_as_they_tell_apart() -> None:
         ([], "runs: no such directory"),
         (["."], "holds no run"),
         (["--compare", "."], "--compare: should name two"),
-        (["--compare", "a", "b"], "a: is not a run directory"),
+        (["--compare", "a", "b"], "a: no such directory"),
         (["a", "--compare", "b"], "give runs to compare after --compare"),
     ],
 )
