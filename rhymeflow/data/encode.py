@@ -27,6 +27,9 @@ class Tokenizer(Protocol):
     def __call__(self, text: str, /, *, add_special_tokens: bool) -> Any:
         """Return a mapping with `input_ids`."""
 
+    def decode(self, ids: list[int], /, *, skip_special_tokens: bool) -> Any:
+        """Return the text."""
+
     def apply_chat_template(self, conversation: Any, /, **options: Any) -> Any:
         """Return the conversation as one text."""
 

@@ -1,4 +1,4 @@
-"""Calls of tools in what the policy wrote: Hermes' JSON and Qwen3-Coder's XML.
+"""Calls of tools in what the policy wrote: Hermes' JSON, Qwen3-Coder's XML, a tokenizer's own form.
 
     <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>
     <tool_call><function=add><parameter=a>1</parameter></function></tool_call>
@@ -57,6 +57,22 @@ def call_of(value: Any) -> Call:
     if not isinstance(arguments, dict):
         raise ValueError('"arguments" is no JSON object')
     return Call(name, json.dumps(arguments))
+
+
+def own_calls(tokenizer: Any, text: str, opening: str, tools: list[Any]) -> list[Call]:
+    """The calls as the tokenizer's own response template reads them."""
+    try:
+        message = tokenizer.parse_response(text, prefix=opening, tools=tools)
+        functions = [each["function"] for each in message.get("tool_calls") or []]
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        return [Call("", error=" ".join(str(error).split()))]
+    calls = []
+    for function in functions:
+        try:
+            calls.append(call_of(json.loads(json.dumps(function))))
+        except (ValueError, TypeError) as error:
+            calls.append(Call("", error=str(error)))
+    return calls
 
 
 def _read_json(text: str, begin: int) -> tuple[Call, int]:

@@ -11,15 +11,15 @@ does. Knows nothing of processes; the tokenizer is handed in.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
+from rhymeflow.data.encode import Tokenizer
 from rhymeflow.data.template import NOTHING, TemplateError, rendered
 from rhymeflow.data.token_ids import TokenIds, Unwritable, special_tokens
 from rhymeflow.environments.messages import Answer, Call, Said
-from rhymeflow.environments.parsing import CLOSE, OPEN, call_of, parse_calls
+from rhymeflow.environments.parsing import CLOSE, OPEN, own_calls, parse_calls
 from rhymeflow.environments.tools import CallRefused, Schema, arguments_of, example
 from rhymeflow.errors import UserError
 
@@ -37,21 +37,6 @@ _WAY_OUT = (
 
 class Unrenderable(ValueError):  # noqa: N818 - it is what is wrong with an answer
     """The chat template cannot write what the environment answered; the text says why."""
-
-
-class Tokenizer(Protocol):
-    """What is asked of a Hugging Face tokenizer."""
-
-    chat_template: Any
-
-    def __call__(self, text: str, /, *, add_special_tokens: bool) -> Any:
-        """Return a mapping with `input_ids`."""
-
-    def decode(self, ids: list[int], /, *, skip_special_tokens: bool) -> Any:
-        """Return the text."""
-
-    def apply_chat_template(self, conversation: Any, /, **options: Any) -> Any:
-        """Return the conversation as one text."""
 
 
 class TextRenderer:
@@ -190,7 +175,7 @@ class ChatRenderer(TextRenderer):
         if getattr(self._tokenizer, "response_template", None) is None:
             return super()._calls(tokens)
         text = self._tokenizer.decode(tokens, skip_special_tokens=False)
-        return _own_calls(self._tokenizer, text, self._opening, self._tools)
+        return own_calls(self._tokenizer, text, self._opening, self._tools)
 
 
 def check_appends(
@@ -305,22 +290,6 @@ def _difference(text: str, begin: str) -> str:
         (n for n, (a, b) in enumerate(zip(text, begin, strict=False)) if a != b), len(text)
     )
     return f"{text[place : place + 30]!r} where it was {begin[place : place + 30]!r}"
-
-
-def _own_calls(tokenizer: Any, text: str, opening: str, tools: list[Schema]) -> list[Call]:
-    """The calls as the tokenizer's own response template reads them."""
-    try:
-        message = tokenizer.parse_response(text, prefix=opening, tools=tools)
-        functions = [each["function"] for each in message.get("tool_calls") or []]
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        return [Call("", error=" ".join(str(error).split()))]
-    calls = []
-    for function in functions:
-        try:
-            calls.append(call_of(json.loads(json.dumps(function))))
-        except (ValueError, TypeError) as error:
-            calls.append(Call("", error=str(error)))
-    return calls
 
 
 def encoded(renderer: TextRenderer, answer: Answer, turn: list[int]) -> list[int] | None:
