@@ -87,7 +87,7 @@ def test_events_come_in_the_order_of_transformers() -> None:
     assert recorder.heard == [
         ("train_begin", 0), ("epoch_begin", 0), ("step_begin", 0), ("log", 0), ("evaluate", 0),
         ("step_end", 2), ("step_begin", 2), ("save", 2), ("step_end", 4), ("log", 4),
-        ("epoch_end", 4), ("epoch_begin", 4), ("log", 4), ("train_end", 4),
+        ("epoch_end", 4), ("log", 4), ("train_end", 4),
     ]  # fmt: skip
     assert [each["step"] for each in state.log_history] == [0, 4]
 

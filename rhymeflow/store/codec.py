@@ -20,7 +20,7 @@ KINDS: dict[str, type] = {kind.__name__: kind for kind in get_args(Event)}
 COMMANDS: dict[str, type] = {kind.__name__: kind for kind in get_args(Command)}
 
 _FLOATS = {
-    kind: tuple(field.name for field in fields(kind) if field.type == "float")
+    kind: tuple(field.name for field in fields(kind) if field.type in ("float", "float | None"))
     for kind in get_args(Event)
 }
 
@@ -33,7 +33,8 @@ _decoders: dict[str, msgspec.json.Decoder[Any]] = {
 def encode(event: Event) -> tuple[str, str]:
     """Return (kind, body). Numbers are finite: JSON has no others, and no reward is one."""
     for name in _FLOATS[type(event)]:
-        assert math.isfinite(getattr(event, name)), f"{name} of {event} is not finite"
+        value = getattr(event, name)
+        assert value is None or math.isfinite(value), f"{name} of {event} is not finite"
     return type(event).__name__, _encoder.encode(event).decode()
 
 

@@ -92,6 +92,7 @@ KINDS = {
     "controller signalled",
     "controller stopped",
     "disk full",
+    "gradient not finite",
     "learner killed",
     "learner stopped",
     "log damaged",

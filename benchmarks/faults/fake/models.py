@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import struct
 import zlib
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +82,9 @@ class Model:
         self.state = 0
         self._num_tokens = 0
         self._early: list[Sequence[Sample]] = []
+        self.skipped: dict[int, str] = {}
+        self.breaks: Callable[[], bool] = lambda: False
+        """Whether the gradient of a step is not finite, on this device."""
 
     def accumulate(self, samples: Sequence[Sample], details: Any = None) -> None:
         """Take a part of the next batch."""
@@ -91,7 +94,14 @@ class Model:
         """There was no such part."""
         self._early = []
 
-    def train(self, rest: Sequence[Sample], step: Version, details: Any = None) -> dict:
+    def train(
+        self,
+        rest: Sequence[Sample],
+        step: Version,
+        details: Any = None,
+        *,
+        skip: Collection[int] = (),
+    ) -> dict:
         """Become what training on the parts and the rest makes."""
         assert step == self.version, (step, self.version)
         parts, self._early = [*self._early, rest], []
@@ -103,7 +113,9 @@ class Model:
             ]
             for part in parts
         ]
-        self.state = xxhash.xxh3_64_intdigest(repr((self.state, known)).encode())
+        self.skipped = {0: "the gradient is not finite"} if self.breaks() else {}
+        if not skip and not self.skipped:
+            self.state = xxhash.xxh3_64_intdigest(repr((self.state, known)).encode())
         self.version = step + 1
         self._num_tokens += sum(len(sample.completion_ids) for sample in samples)
         mean = sum(sample.reward for sample in samples) / len(samples)

@@ -109,7 +109,11 @@ def configuration(draw: random.Random, schedule: str) -> Config:
                 "max_consecutive_failures": 10**6,
             },
             "eval": {"suites": suites(choose)},
-            "learner": {"max_steps": choose([2, 4, 6]), "groups_per_batch": choose([1, 2, 3])},
+            "learner": {
+                "max_steps": choose([2, 4, 6]),
+                "groups_per_batch": choose([1, 2, 3]),
+                "max_skipped_steps": 10**6,
+            },
             "schedule": {
                 "name": schedule,
                 "max_staleness": bound,

@@ -134,6 +134,11 @@ class FakeWorker:
         self._sends_left: int | None = None
         """Messages until it dies; `None`: it is to live."""
 
+    @property
+    def node(self) -> str:
+        """All are on one."""
+        return "here"
+
     def send(self, message: Message) -> None:
         """Send a message; see `base.WorkerHandle`."""
         self._ours.send_bytes(encode(message))

@@ -25,6 +25,7 @@ from rhymeflow.reward.executor import Outcome, RewardDone, RewardError
 from rhymeflow.reward.messages import RewardRequest
 from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.suites.sections import reward_sections
+from rhymeflow.utils.consecutive_failures import ConsecutiveFailures
 from rhymeflow.weights.handle import SharedMemoryWeightHandle
 from rhymeflow.weights.proof import as_text
 from rhymeflow.workers.channel import Channel
@@ -35,6 +36,8 @@ from rhymeflow.workers.reward import RewardWorker
 from rhymeflow.workers.rollout import Instance
 
 MAX_LENGTH = 64
+BROKEN = 0.05
+"""Probability that the gradient of a step is not finite."""
 LONG_AGO = -1e9
 """When a sign of life was given last: one is due."""
 
@@ -51,7 +54,7 @@ class FakeLearner(LearnerProcess):
         shared: dict[str, models.Weights],
         world: World,
     ) -> None:
-        self.connection, self.config = connection, config
+        self.connection, self.config, self._world = connection, config, world
         self.learner = models.Model()
         self._saver = FakeSaver(run_dir / CHECKPOINTS, world)
         self._ending = False
@@ -60,6 +63,9 @@ class FakeLearner(LearnerProcess):
         for step, last in restore(self.learner, self._reader, run_dir / CHECKPOINTS, config):
             send(connection, Retraining(step, last))
         self.version = self.learner.version
+        limit = config.learner.max_skipped_steps
+        self._skips = ConsecutiveFailures(limit, "learner.max_skipped_steps")
+        self.learner.breaks = self._breaks
         self.weights = shared[name] = models.Weights()
         checksum = as_text(self.weights.publish(self.version, self.learner.weights()))
         handle = SharedMemoryWeightHandle(name, ())
@@ -67,6 +73,12 @@ class FakeLearner(LearnerProcess):
             connection,
             LearnerReady(self.version, handle, checksum, "cpu", "float32", MAX_LENGTH, 1),
         )
+
+    def _breaks(self) -> bool:
+        is_broken = self._world.num_left > 0 and self._world.chance(BROKEN)
+        if is_broken:
+            self._world.count("gradient not finite")
+        return is_broken
 
     def close(self) -> None:
         """It has died."""
