@@ -84,6 +84,11 @@ def test_a_game_with_turns_is_what_a_plain_loop_plays(capsys: Capture) -> None:
         assert found["pass@2"] == sum(map(any, zip(rewards[::2], rewards[1::2], strict=True))) / 4
 
 
+def test_used_up_turns_do_not_truncate(capsys: Capture) -> None:
+    arguments = ("recipe:guess", "--size", 2, "--environment.max_turns", 1)
+    assert evaluated(capsys, *arguments)["held_out"]["clipped_ratio"] == 0.0
+
+
 def played(oracle: Oracle, prompt: Any, sample: int) -> tuple[float, int]:
     """The reward of a game, and how many tokens were sampled in it."""
     game, tokens, messages, length = guess.Environment(), [], [], 0

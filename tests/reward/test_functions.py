@@ -18,6 +18,7 @@ from rhymeflow.reward.components import component_names
 from rhymeflow.reward.functions import Judge, NoReward
 from rhymeflow.reward.messages import RewardRequest, TrainerState
 from rhymeflow.suites.sections import RUN
+from rhymeflow.utils.user_modules import name_of_file
 
 
 def score(function: str, completion: str, columns: dict[str, Any], **options: Any) -> Any:
@@ -246,5 +247,5 @@ def test_a_replaced_column_is_told_before_a_run(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^a\.jsonl:7: reward function .*: the data has a column"):
         check_arguments(config, {RUN: rows})
     check_arguments(config, {RUN: [Prompt(0, "p", {"log": 1})]})
-    assert "mine" not in " ".join(sys.modules)
+    assert name_of_file(tmp_path / "mine.py") not in sys.modules
     check_arguments(Config(), {RUN: rows})
