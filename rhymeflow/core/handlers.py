@@ -193,7 +193,7 @@ def _complete(state: State, group: Group) -> Commands:
     may_filter = plan.filter_zero_variance and state.num_filtered < plan.max_filtered
     if may_filter and not teaches([group.members[index] for index in group.rewarded()]):
         state.num_filtered += 1
-        yield from state.release(group.id, "filtered", "its rewards do not differ")
+        yield from state.release(group.id, "filtered", "all its rewards are equal")
         return
     group.complete = True
     state.num_inflight -= 1

@@ -311,7 +311,7 @@ def test_groups_without_variance_are_filtered_up_to_a_limit():
     tell(coordinator)
     tell(coordinator, GroupCreated(0, 0, 0, 5))
     commands = tell(coordinator, *done(0, 0), *done(0, 1))
-    assert Drop(0, "filtered", "its rewards do not differ") in commands
+    assert Drop(0, "filtered", "all its rewards are equal") in commands
     tell(coordinator, GroupCreated(1, 1, 0, 5))
     assert Train(0, (1,), ((0, 1),)) in tell(coordinator, *done(1, 0), *done(1, 1))
 
@@ -336,7 +336,7 @@ def test_a_group_whose_rewards_teach_each_by_itself_is_not_filtered(components, 
         if components is not None:
             rewarded = replace(rewarded, components=components[member])
         commands = tell(coordinator, finished, rewarded)
-    assert (Drop(0, "filtered", "its rewards do not differ") in commands) is is_filtered
+    assert (Drop(0, "filtered", "all its rewards are equal") in commands) is is_filtered
 
 
 def stuck_mind(**changes):
