@@ -16,6 +16,7 @@ does, over those of the demo alone; pairs of runs, in turn.
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import random
 import statistics
@@ -36,6 +37,7 @@ from benchmarks.training.train import IN_TURNS, published
 from rhymeflow.core.events import VersionPublished
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.dashboard.side_index import FILE
+from rhymeflow.observe import metrics
 from rhymeflow.store.schema import EVENTS
 from rhymeflow.store.writer import SqliteTrajectoryStore
 
@@ -196,6 +198,9 @@ def _follow(board: Dashboard, folder: Path) -> float:
         store.record(now["seconds"] + 1, [VersionPublished(step + 1)])
         store.commit()
         began = time.perf_counter()
+        row = {"step": step + 1, "time": now["seconds"] + 1, "step_time": 1.0}
+        with (folder / metrics.FILE).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
         while board.ask()["steps"] == step:
             time.sleep(0.1)
         return time.perf_counter() - began

@@ -206,9 +206,11 @@ def test_runs_side_by_side(seen: Seen, address: str) -> None:
     page.wait_for_url("**with=two**")
     page.wait_for_selector("text=What differs between their configurations")
     table = page.locator("details table").inner_text()
-    for field in ("schedule.max_staleness", "learner.max_steps"):
+    # The last follows from the bound.
+    fields = "learner.max_steps", "schedule.max_staleness", "schedule.max_slowdown"
+    for field in fields:
         assert field in table
-    assert page.locator("details tbody tr").count() == 2
+    assert page.locator("details tbody tr").count() == len(fields)
     page.wait_for_selector(".u-legend >> text=two")
     page.get_by_label("smooth over").fill("3")
     page.keyboard.press("Enter")

@@ -37,7 +37,7 @@ def test_drafts_have_room_beside_prompts():
 
 def test_drafts_of_the_second_runner_load_no_model():
     rollout = {"vllm_model_runner": "v2"}
-    pytest.importorskip("vllm")  # whose logits processors are made a class of
+    pytest.importorskip("vllm.v1")  # whose logits processors are made a class of
     found = engine_args(config(rollout=rollout, drafting={"max_draft": 4}))
     assert found["speculative_config"] == speculator.METHOD | {"num_speculative_tokens": 4}
 
