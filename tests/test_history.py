@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -46,6 +47,14 @@ def test_rows_read_afterwards_give_the_same_entries(
     every_or_never = [v for v in range(1, len(evaluated) + 1) if every and v % every == 0]
     first = [1] if has_first and every and evaluated and 1 not in every_or_never else []
     assert trained == first + every_or_never
+
+
+def test_what_is_not_finite_is_null_as_in_the_file() -> None:
+    history = History(Rhythm(every=2, steps_per_version=1, versions_per_epoch=4.0))
+    history.trained(1, {"loss": math.nan, "grad_norm": math.inf})
+    made = history.trained(2, {"loss": 2.0, "grad_norm": math.inf})
+    assert made is not None
+    assert (made["loss"], made["grad_norm"]) == (2.0, None)
 
 
 def test_a_null_is_left_out_of_the_mean() -> None:

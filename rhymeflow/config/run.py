@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from rhymeflow.config.section import (
     NonNegative,
@@ -24,7 +24,7 @@ class RunConfig(Section):
 
     seed: NonNegative = 0
     """Seeds data order, sampling noise and generators."""
-    output_dir: str | None = None
+    output_dir: Annotated[str, Field(min_length=1)] | None = None
     """The run directory; `None` makes `runs/NAME-DATE-TIME`."""
     eval_steps: NonNegative = 10
     """Evaluate on held-out prompts every so many versions, and at the start and the end; 0: only

@@ -20,8 +20,7 @@ SuiteName = str
 """Name of prompts that versions are evaluated on, and of how."""
 
 HELD_OUT: SuiteName = "held_out"
-"""The suite of the run's held-out prompts, each answered once. There was no other up to schema
-version 12 of the log."""
+"""The suite of the run's held-out prompts, each answered once."""
 
 FinishReason = Literal["stop", "length", "max_turns", "finished_early"]
 """`stop`: the policy ended the response, or its environment asked for no more; `length`: it reached

@@ -116,10 +116,10 @@ class _Restoring:
         """All objects that can be read, of the newest lineage that has a whole one."""
         while known:
             head = lineages.newest(known, self._remote.url)
-            if known[head].schema not in schema.SAME_ROWS:
+            if known[head].schema != schema.SCHEMA_VERSION:
                 raise UserError(
                     f"{self._remote.url}: is of schema version {known[head].schema}, and this "
-                    f"Rhymeflow reads {' and '.join(map(str, sorted(schema.SAME_ROWS)))}"
+                    f"Rhymeflow reads {schema.SCHEMA_VERSION}"
                 )
             said, self._said = self._said, []
             found = list(self._readable(lineages.chain(known, head)))

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from rhymeflow.mirror.objects import LogObject, Position, TokensObject
-from rhymeflow.store.schema import NOTED, row_of_now
+from rhymeflow.store.schema import NOTED
 
 ROWS_AT_ONCE = 50_000
 BYTES_AT_ONCE = 64 * 2**20
@@ -147,9 +147,8 @@ def apply(
         connection.execute(f"DELETE FROM {what} WHERE {where}", key)
     for table, rows in log.rows.items():
         if table != "segments" and rows:
-            found = [row_of_now(table, row) for row in rows]
-            marks = ", ".join("?" * len(found[0]))
-            connection.executemany(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", found)
+            marks = ", ".join("?" * len(rows[0]))
+            connection.executemany(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", rows)
     if tokens is None:
         return
     blobs = {row: rest for row, *rest in tokens.segments}

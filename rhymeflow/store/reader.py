@@ -246,8 +246,6 @@ class TrajectoryReader:
 
     def snapshots(self) -> list[tuple[int, bytes]]:
         """States of the coordinator, each with the number of the last event it had been told of."""
-        if not schema.has_snapshots(self._connection):
-            return []
         return self.query("SELECT event, state FROM snapshots ORDER BY event")
 
     def _rows(self, columns: str, table: str, first: int) -> Iterator[tuple[Any, ...]]:

@@ -1,9 +1,7 @@
 """The tables of `events.db`, their version, and how the file is opened.
 
-Holds true: a file that opens has a schema of `READABLE`, and what is written to it has this one;
-one writer at a time has it open for writing
-(the operating system's lock ends with the process that holds it); a reader never writes. Knows
-nothing of what the tables mean to the coordinator.
+Holds true: a file that opens has this schema; one writer at a time has it open for writing (the
+operating system's lock ends with the process that holds it); a reader never writes.
 """
 
 from __future__ import annotations
@@ -12,12 +10,10 @@ import fcntl
 import os
 import socket
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
-from rhymeflow.core.types import HELD_OUT
 from rhymeflow.errors import UserError, to_resume
 from rhymeflow.utils.source_version import source_version
 
@@ -27,19 +23,6 @@ EVENTS = "events.db"
 SCHEMA_VERSION = 16
 """Of the tables and of what events and commands hold: a log that cannot be read is refused by its
 number."""
-
-READABLE = {8, 9, 10, 11, 12, 13, 14, 15, SCHEMA_VERSION}
-"""8 has no snapshots, and up to 9 nothing was pruned and changes were not noted; they get the
-tables when they are written to (`bring_up_to_date`). Up to 10 there are no events of turns,
-and 11 has them without their figures. Up to 12 there is one suite, and one answer to a prompt.
-Up to 13 no snapshot of an instance has seconds of prefill. Up to 14 the gradient of a batch is
-begun when it is complete. Up to 15 no reward says what it is the sum of."""
-
-SAME_ROWS = {10, 11, 12, 13, 14, 15, SCHEMA_VERSION}
-"""Whose rows can be put into these tables, by `row_of_now`."""
-
-_LAST_WRITERS = {5: "01adc8d", 6: "a3fa83b", 7: "8fce5f6"}
-"""The last commit of Rhymeflow that read and wrote an older schema. None of them was released."""
 
 LOCK = "writer.lock"
 """Is locked while a controller carries the run on, and names it. The lock ends with the process."""
@@ -59,7 +42,6 @@ LOCK = "writer.lock"
 # together, but for what environments answered, which took no `steps`.
 # `changes` names each row, outside the tables that only grow, that was put, changed or taken out:
 # what copies the store (`rhymeflow/mirror`) reads from there on. An `a` and `b` of 0 may mean none.
-_SNAPSHOTS = "CREATE TABLE snapshots (event INTEGER PRIMARY KEY, state BLOB NOT NULL);"
 _PRUNED = """
 CREATE TABLE pruned (group_id INTEGER NOT NULL, member INTEGER NOT NULL, start INTEGER NOT NULL,
     length INTEGER NOT NULL, version INTEGER NOT NULL, instance TEXT NOT NULL,
@@ -67,18 +49,12 @@ CREATE TABLE pruned (group_id INTEGER NOT NULL, member INTEGER NOT NULL, start I
 CREATE TABLE changes (seq INTEGER PRIMARY KEY, what TEXT NOT NULL, a INTEGER NOT NULL,
     b INTEGER NOT NULL);
 """
-_SPANS = """CREATE {temp} VIEW spans AS
+_VIEWS = """
+CREATE VIEW spans AS
     SELECT group_id, member, start, LENGTH(tokens) / 4 AS length, version, instance, steps, drafted
     FROM segments WHERE steps > 0 UNION ALL
     SELECT group_id, member, start, length, version, instance, steps, drafted FROM pruned
-    WHERE steps > 0;"""
-_NOTHING_PRUNED = f"""
-CREATE TEMP VIEW pruned AS SELECT group_id, member, start, LENGTH(tokens) / 4 AS length, version,
-    instance, steps, drafted FROM segments WHERE FALSE;
-{_SPANS.format(temp="TEMP")}
-"""
-_VIEWS = f"""
-{_SPANS.format(temp="")}
+    WHERE steps > 0;
 CREATE VIEW responses AS
     SELECT group_id, member, s.length, s.first_version, t.reason, t.reward, t.trained,
         CASE WHEN t.trained IS NOT NULL THEN 'consumed' WHEN g.ending = 'consumed' THEN 'aborted'
@@ -94,23 +70,6 @@ CREATE TABLE held_out (suite TEXT NOT NULL, row INTEGER NOT NULL, prompt TEXT NO
 CREATE TABLE evaluations (version INTEGER NOT NULL, suite TEXT NOT NULL, row INTEGER NOT NULL,
     sample INTEGER NOT NULL, tokens BLOB NOT NULL, text TEXT NOT NULL, reward REAL NOT NULL,
     PRIMARY KEY (version, suite, row, sample));
-"""
-_OLD_HELD_OUT = f"SELECT '{HELD_OUT}' AS suite, row, prompt, prompt_tokens FROM {{}}"
-_OLD_EVALUATIONS = f"""SELECT rowid AS rowid, version, '{HELD_OUT}' AS suite, row, 0 AS sample,
-    tokens, text, reward FROM {{}}"""
-_ONE_SUITE = f"""
-CREATE TEMP VIEW held_out AS {_OLD_HELD_OUT.format("main.held_out")};
-CREATE TEMP VIEW evaluations AS {_OLD_EVALUATIONS.format("main.evaluations")};
-"""
-_TO_SUITES = f"""
-ALTER TABLE held_out RENAME TO old_held_out;
-ALTER TABLE evaluations RENAME TO old_evaluations;
-{_SUITES}
-INSERT INTO held_out {_OLD_HELD_OUT.format("old_held_out")};
-INSERT INTO evaluations (rowid, version, suite, row, sample, tokens, text, reward)
-    {_OLD_EVALUATIONS.format("old_evaluations")};
-DROP TABLE old_held_out;
-DROP TABLE old_evaluations;
 """
 NOTED: Mapping[str, tuple[str, ...]] = {
     "attempts": ("attempt",),
@@ -131,7 +90,7 @@ CREATE TABLE events (seq INTEGER PRIMARY KEY, time REAL NOT NULL, kind TEXT NOT 
     body TEXT NOT NULL);
 CREATE TABLE commands (seq INTEGER PRIMARY KEY, event INTEGER NOT NULL, kind TEXT NOT NULL,
     body TEXT NOT NULL);
-{_SNAPSHOTS}
+CREATE TABLE snapshots (event INTEGER PRIMARY KEY, state BLOB NOT NULL);
 CREATE TABLE groups (group_id INTEGER PRIMARY KEY, row INTEGER NOT NULL, epoch INTEGER NOT NULL,
     prompt TEXT NOT NULL, prompt_tokens BLOB NOT NULL, columns TEXT NOT NULL,
     ending TEXT, ending_version INTEGER, ending_reason TEXT);
@@ -264,10 +223,6 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(uri, uri=True, isolation_level=None)
     try:
         check_version(connection, path)
-        if not has_pruned(connection):
-            connection.executescript(_NOTHING_PRUNED)
-        if not has_suites(connection):
-            connection.executescript(_ONE_SUITE)
     except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
         connection.close()
         raise UserError(f"{path}: cannot be opened as an event store: {error}") from error
@@ -283,11 +238,11 @@ def check_version(connection: sqlite3.Connection, path: Path) -> None:
     if "meta" not in tables or "events" not in tables:
         raise UserError(f"{path}: is a database, but not an event store of Rhymeflow")
     found = _meta(connection, "schema_version")
-    if found not in READABLE:
+    if found != SCHEMA_VERSION:
         raise UserError(
             f"{path}: has schema version {found}, and this Rhymeflow ({source_version()}) reads "
-            f"{', '.join(map(str, sorted(READABLE)[:-1]))} and {SCHEMA_VERSION}; "
-            f"{_what_reads(found, connection)}"
+            f"{SCHEMA_VERSION}; {written_by(connection)} wrote it: install that version (SQL reads "
+            "it in any case)"
         )
 
 
@@ -296,58 +251,10 @@ def written_by(connection: sqlite3.Connection) -> str:
     return str(_meta(connection, "written_by") or "an earlier Rhymeflow")
 
 
-def has_snapshots(connection: sqlite3.Connection) -> bool:
-    """Whether the store has the table, which schema version 8 has not."""
-    return bool(_meta(connection, "schema_version") != 8)
-
-
-def has_pruned(connection: sqlite3.Connection) -> bool:
-    """Whether the store has the tables that came with schema version 10."""
-    return _meta(connection, "schema_version") not in (8, 9)
-
-
-def has_suites(connection: sqlite3.Connection) -> bool:
-    """Whether the store has the tables that came with schema version 13."""
-    return _meta(connection, "schema_version") not in range(8, 13)
-
-
-def row_of_now(table: str, row: Sequence[Any]) -> Sequence[Any]:
-    """Return a row of a store of `SAME_ROWS` as it is in these tables."""
-    match table, list(row):
-        case "held_out", [number, prompt, tokens]:
-            return HELD_OUT, number, prompt, tokens
-        case "evaluations", [version, number, tokens, text, reward]:
-            return version, HELD_OUT, number, 0, tokens, text, reward
-    return row
-
-
-def bring_up_to_date(connection: sqlite3.Connection) -> None:
-    """Within a transaction: what an older schema lacks, and who writes from now on."""
-    if not has_snapshots(connection):
-        connection.execute(_SNAPSHOTS)
-    if not has_pruned(connection):
-        for statement in f"{_PRUNED}DROP VIEW responses;{_VIEWS}".split(";"):
-            connection.execute(statement)  # a script would end the transaction
-        for table, columns in NOTED.items():
-            a, b = (*columns, "0")[:2]
-            note = f"INSERT INTO changes (what, a, b) SELECT ?, {a}, {b} FROM {table}"
-            connection.execute(note, (table,))
-    if not has_suites(connection):
-        for statement in _TO_SUITES.split(";"):
-            connection.execute(statement)
-    values = ("schema_version", SCHEMA_VERSION), ("written_by", f"Rhymeflow {source_version()}")
-    connection.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", values)
-
-
-def _what_reads(schema: object, connection: sqlite3.Connection) -> str:
-    """What to do about a schema that this version does not read."""
-    if schema in _LAST_WRITERS:
-        commit = _LAST_WRITERS[schema]  # type: ignore[index]
-        return (
-            f"commit {commit} does: `git worktree add ../rhymeflow-{commit} {commit}` in a clone, "
-            "`pip install -e` there (SQL reads it in any case)"
-        )
-    return f"{written_by(connection)} wrote it: install that version (SQL reads it in any case)"
+def note_writer(connection: sqlite3.Connection) -> None:
+    """Within a transaction: who writes from now on."""
+    written_by = f"Rhymeflow {source_version()}"
+    connection.execute("INSERT OR REPLACE INTO meta VALUES ('written_by', ?)", (written_by,))
 
 
 def _meta(connection: sqlite3.Connection, key: str) -> object:

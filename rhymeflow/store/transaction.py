@@ -55,12 +55,6 @@ class Transaction:
             self._begin()
             yield
 
-    def bring_up_to_date(self) -> None:
-        """See `schema.bring_up_to_date`."""
-        with self._faults():
-            self._begin()
-            schema.bring_up_to_date(self.connection)
-
     def commit(self, *, durable_seq: int | None = None) -> None:
         """End the transaction. `durable_seq`, the last event: also against the loss of power.
 

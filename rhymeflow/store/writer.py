@@ -83,8 +83,7 @@ class SqliteTrajectoryStore:
         self._last_seq = self._last("events")
         self._last_command = self._last("commands")
         self._attempt = self._last("attempts", "attempt")
-        has_snapshots = schema.has_snapshots(self._connection)
-        self._last_snapshot = self._last("snapshots", "event") if has_snapshots else 0
+        self._last_snapshot = self._last("snapshots", "event")
 
     @_counted
     def begin_attempt(self, config: str, *, now: float, started: str) -> int:
@@ -93,7 +92,8 @@ class SqliteTrajectoryStore:
         `started` is the date and time, and `config` its configuration as JSON text.
         """
         self._attempt += 1
-        self._transaction.bring_up_to_date()
+        with self._transaction.writing():
+            schema.note_writer(self._connection)
         self._put(sql.ATTEMPT, self._attempt, self._last_seq + 1, now, started, config)
         self._note("attempts", self._attempt)
         return self._attempt

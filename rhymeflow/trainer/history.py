@@ -7,6 +7,7 @@ same entries, while the run goes on and after it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -86,7 +87,9 @@ def eval_name(name: str) -> str:
 def _joined(rows: list[Mapping[str, Any]]) -> dict[str, Any]:
     joined = {}
     for name in dict.fromkeys(name for row in rows for name in row):
-        values = [row[name] for row in rows if row.get(name) is not None]
+        # What is not finite, as the loss of a skipped step, is null where the rows are read later.
+        given = [row[name] for row in rows if row.get(name) is not None]
+        values = [each for each in given if not isinstance(each, float) or math.isfinite(each)]
         if values and name.startswith(_LATEST):
             joined[name] = values[-1]
         elif is_of_time(name):

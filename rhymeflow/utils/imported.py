@@ -41,7 +41,7 @@ def imported(spec: str, where: str) -> Callable[..., Any]:
         module = _file_module(Path(path), where)
     else:
         path, _, name = spec.rpartition(".")
-        if not path:
+        if not path or "/" in spec:
             raise UserError(f"{where}: give path/to/file.py:function, or a dotted name")
         module = _named_module(path, where)
     return function_of(module, name, where)

@@ -78,6 +78,7 @@ def test_a_file_that_failed_is_tried_again(tmp_path: Path, monkeypatch) -> None:
         ("os.path.jion", "there is no 'jion' in it; did you mean join?"),
         ("os.sep", "is a str, not a function"),
         ("name", "give path/to/file.py:function, or a dotted name"),
+        ("folder/rewards.function", "give path/to/file.py:function, or a dotted name"),
     ],
 )
 def test_what_is_not_there(spec: str, said: str) -> None:
