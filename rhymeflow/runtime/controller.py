@@ -292,7 +292,7 @@ class Controller:
 
         An attempt that goes on acts on it.
         """
-        self.store.record(self.reporter.now, self._events)
+        self.log.record(self._events, self.reporter.now)
         self._events = []
 
     def _carry_out(self, command: commands.Command) -> None:

@@ -15,7 +15,7 @@ last event that the coordinator was told of. Carries nothing out.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rhymeflow.core.commands import Command
 from rhymeflow.core.events import Event, GroupCreated, LearnerReady, Tick, VersionPublished
@@ -57,12 +57,18 @@ class EventLog:
         self.coordinator_seconds = 0.0
         """That the coordinator took, in all."""
 
-    def act_on(self, events: list[Event], now: float) -> Iterator[Command]:
-        """Record a round of events, and a `Tick`; give each command once it is recorded."""
-        events = [*events, Tick()]
+    def record(self, events: Sequence[Event], now: float) -> int:
+        """Record a round of events; return the number of the first. A version is committed at once:
+        a learner that takes the place of another reads what was published."""
         first = self._store.record(now, events)
         if any(isinstance(event, VersionPublished | LearnerReady) for event in events):
             self.commit(now, durable=True)
+        return first
+
+    def act_on(self, events: list[Event], now: float) -> Iterator[Command]:
+        """Record a round of events, and a `Tick`; give each command once it is recorded."""
+        events = [*events, Tick()]
+        first = self.record(events, now)
         for number, event in enumerate(events, start=first):
             self._num_drawn += isinstance(event, GroupCreated) and event.repeats is None
             self._last_handled = number

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -282,6 +283,15 @@ def test_what_stops_a_run_asks_it_to_end_and_then_ends_it(number):
     assert signal.getsignal(number) == before
 
 
+@pytest.fixture
+def not_in_background() -> Iterator[None]:
+    """Shells start what is to run in the background with SIGINT ignored, and it stays so."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("not_in_background")
 @pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_what_stops_a_run_before_it_trains_is_as_ctrl_c(number):
     before = signal.getsignal(number)
@@ -291,6 +301,7 @@ def test_what_stops_a_run_before_it_trains_is_as_ctrl_c(number):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("not_in_background")
 @pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_a_run_that_is_stopped_while_it_loads_says_so_and_leaves_no_worker(tmp_path, number):
     config_file = tmp_path / "config.yaml"

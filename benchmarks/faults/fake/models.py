@@ -83,8 +83,9 @@ class Model:
         self._num_tokens = 0
         self._early: list[Sequence[Sample]] = []
         self.skipped: dict[int, str] = {}
-        self.breaks: Callable[[], bool] = lambda: False
-        """Whether the gradient of a step is not finite, on this device."""
+        self.breaks: Callable[[int], bool] = lambda digest: False
+        """Whether the gradient of a step, from which a state of this digest would follow, is not
+        finite. A learner that is restored does not ask: the log knows."""
 
     def accumulate(self, samples: Sequence[Sample], details: Any = None) -> None:
         """Take a part of the next batch."""
@@ -113,9 +114,10 @@ class Model:
             ]
             for part in parts
         ]
-        self.skipped = {0: "the gradient is not finite"} if self.breaks() else {}
+        digest = xxhash.xxh3_64_intdigest(repr((self.state, known)).encode())
+        self.skipped = {0: "the gradient is not finite"} if self.breaks(digest) else {}
         if not skip and not self.skipped:
-            self.state = xxhash.xxh3_64_intdigest(repr((self.state, known)).encode())
+            self.state = digest
         self.version = step + 1
         self._num_tokens += sum(len(sample.completion_ids) for sample in samples)
         mean = sum(sample.reward for sample in samples) / len(samples)
