@@ -41,12 +41,11 @@ demo-ray: .venv/.installed-ray
 	$(BIN)/python scripts/demo_ray.py
 
 # One vLLM engine to a process, so each file has its own. The other files are of `make test`.
-# Its numba is another one, and would throw away what is compiled beside the source.
 VLLM_BIN := .venv-vllm/bin
 
 test-vllm: .venv-vllm/.installed
 	@files=$$(grep -l "mark\.vllm" tests/vllm/test_*.py) || exit 1; for file in $$files; do \
-		echo "$$file"; NUMBA_CACHE_DIR=$(CURDIR)/.venv-vllm/numba $(VLLM_BIN)/python -m pytest -m vllm "$$file" || exit 1; \
+		echo "$$file"; $(VLLM_BIN)/python -m pytest -m vllm "$$file" || exit 1; \
 	done
 
 # Nothing is installed or fetched: GPU_PYTHON has torch for the GPU, and Rhymeflow with its tests.

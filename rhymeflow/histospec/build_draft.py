@@ -7,7 +7,6 @@ share of the votes is a part: so what is proposed follows what proved right. Its
 the product along its path. Nodes are taken best first, so they stand in order of falling path
 probability, parents before children.
 
-Compiled, and complete in this file: numba's cache notices changes only where a function stands.
 Knows nothing of where candidates come from.
 """
 

@@ -16,11 +16,6 @@ Holds true, whatever a writer in another process does meanwhile:
   fall strictly;
 - what is read from shared memory is a position only after it was compared with the counters, which
   a reader reads once.
-
-All compiled code that knows the layout stands in this file because numba's cache notices a change
-in the file of a function only, not in those of the functions it calls.
-That cache also names the modules of arguments' types (`storage.Arrays`, `build_draft.Texts`): if
-one of them moves, lines have to move here too, or what was compiled before cannot be loaded.
 """
 
 from __future__ import annotations

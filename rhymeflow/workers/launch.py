@@ -6,9 +6,8 @@ Where a worker's libraries differ from the controller's (another environment, or
 be there before the interpreter starts), it cannot be forked from the server of `processes`. It is
 started as a program then. FD is its end of the pipe; its first message is what `entry.enter` needs.
 
-Holds true: with `openmp`, Intel's OpenMP is loaded before anything else if this environment has it;
-code that numba compiles is kept apart from that of environments with another numba. Loads nothing
-that is heavy before its environment is as it has to be.
+With `openmp`, Intel's OpenMP is loaded before anything else if this environment has it, so nothing
+heavy is imported before that.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from importlib import metadata
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -34,7 +32,6 @@ def main() -> None:
         os.environ.setdefault("KMP_BLOCKTIME", "5")
         os.environ["LD_PRELOAD"] = f"{library}:{before}" if before else str(library)
         os.execv(sys.executable, sys.orig_argv)  # the same program, with the library
-    keep_compiled_code_apart()
     from rhymeflow.workers import entry
 
     if hasattr(os, "pidfd_open"):  # elsewhere it ends when it next listens
@@ -59,16 +56,6 @@ def missing_openmp(prefix: Path, environment: os._Environ[str] | dict[str, str])
     library = prefix / "lib" / OPENMP
     is_there = OPENMP in environment.get("LD_PRELOAD", "")
     return library if library.is_file() and not is_there else None
-
-
-def keep_compiled_code_apart() -> None:
-    """Name numba a directory by its version.
-
-    What stands beside the source is another version's, and each would throw away the other's.
-    """
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = home / "rhymeflow" / f"numba-{metadata.version('numba')}"
-    os.environ.setdefault("NUMBA_CACHE_DIR", str(folder))
 
 
 if __name__ == "__main__":

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import subprocess
-import sys
 import time
 
 import numpy as np
 import pytest
 
 from rhymeflow.errors import UserError
-from rhymeflow.histospec import acceptance, kernels, storage
+from rhymeflow.histospec import acceptance, kernels
 from rhymeflow.histospec.index import Index, IndexHandle, prompt_key
 from rhymeflow.histospec.search import Search
 from rhymeflow.utils import shared_memory
@@ -210,27 +208,3 @@ def test_garbage_in_the_arrays_is_survived():
             assert 0 <= proposals.counts[0] <= 8
             made = random.integers(0, 3, 3).astype(np.int32)
             search.extend(np.array([handle]), made, np.array([0, 3]))
-
-
-def test_a_package_that_cannot_be_written_is_compiled_into_the_users_cache(tmp_path):
-    """The package is copied without its cache, and write-protected where that binds this user."""
-    source = os.path.dirname(os.path.dirname(storage.__file__))
-    package = tmp_path / "site" / "rhymeflow"
-    for name in ("__init__.py", "errors.py", "utils", "histospec"):
-        (package).mkdir(parents=True, exist_ok=True)
-        subprocess.run(["cp", "-r", f"{source}/{name}", package], check=True)
-    cache = package / "histospec" / "__pycache__"
-    subprocess.run(["rm", "-rf", cache], check=True)
-    cache.write_text("a file where numba wants a directory")
-    script = (
-        "from rhymeflow.histospec.index import Index\n"
-        "index = Index(max_tokens=100, max_responses=4)\n"
-        "index.finish(99, None)\n"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site"), "HOME": str(tmp_path)}
-    environment.pop("NUMBA_CACHE_DIR", None)
-    environment["XDG_CACHE_HOME"] = str(tmp_path / "cache")
-    subprocess.run(
-        [sys.executable, "-c", script], env=environment, check=True, cwd=tmp_path / "site"
-    )
-    assert list((tmp_path / "cache").rglob("*.nbi"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
@@ -67,15 +66,6 @@ def test_openmp_is_loaded_where_it_is_and_once(tmp_path: Path) -> None:
     library.touch()
     assert launch.missing_openmp(tmp_path, {}) == library
     assert launch.missing_openmp(tmp_path, {"LD_PRELOAD": f"a.so:{library}"}) is None
-
-
-def test_compiled_code_of_another_numba_is_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
-    launch.keep_compiled_code_apart()
-    assert Path(os.environ["NUMBA_CACHE_DIR"]).name.startswith("numba-")
-    monkeypatch.setenv("NUMBA_CACHE_DIR", "/mine")
-    launch.keep_compiled_code_apart()
-    assert os.environ["NUMBA_CACHE_DIR"] == "/mine"
 
 
 def test_a_python_that_is_not_there_is_refused() -> None:
