@@ -1,8 +1,7 @@
 """transformers' `TrainerCallback`s, called as a run goes on, in the controller's process.
 
-Holds true: each has the state of its own step; what comes of a step later (its evaluation, its
-checkpoint) is told then. What `control` asks for is done where the run can (stop, save), and else
-said. A callback holds up the controller. There is no model here, so `model` is None.
+Each call has the state of its own step, also where an evaluation or a checkpoint comes later. What
+`control` asks for is done where the run can (stop, save), and else said. `model` is None.
 """
 
 from __future__ import annotations

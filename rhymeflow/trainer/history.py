@@ -1,8 +1,7 @@
 """`state.log_history` as transformers has it: entries made of a run's rows of metrics.
 
-Holds true: an entry for training has the mean of the rows since the entry before (over their time,
-of what is a share of that), and the last value of what is counted or set; the same rows give the
-same entries, while the run goes on and after it.
+An entry for training has the mean of the rows since the entry before (over their time, of what is a
+share of that), and the last value of what is counted or set.
 """
 
 from __future__ import annotations

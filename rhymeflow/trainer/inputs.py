@@ -7,23 +7,29 @@ it, and the run can be repeated.
     train.jsonl       rows
     objects.pickle    functions and classes that no module has
 
-Holds true: nothing is written before `write`, which is for a run directory that belongs to this
-run. What a run that is gone on with was begun with stays.
+Nothing is written before `write`. What a resumed run began with stays.
 """
 
 from __future__ import annotations
 
+import inspect
+import json
 import os
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from copy import copy
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from rhymeflow.data.files import extra
+from rhymeflow.data.prompts import plain
 from rhymeflow.errors import UserError
-from rhymeflow.trainer import rows
-from rhymeflow.trainer.importable import name_of, title_of
-from rhymeflow.utils import pickled
+from rhymeflow.utils import main_module, pickled
+
+Rows = str | os.PathLike[str] | Iterable[Mapping[str, Any]]
+"""What a dataset may be."""
 
 
 class Inputs:
@@ -82,8 +88,8 @@ class Inputs:
             is_file = Path(given).exists() or ":" in given or Path(given).suffix
             if is_file or given.count("/") != 1:
                 return given, None
-            dataset = rows.from_hub(given, f"{name}_dataset")
-        lines = rows.lines_of(dataset, f"{name}_dataset", most)
+            dataset = from_hub(given, f"{name}_dataset")
+        lines = lines_of(dataset, f"{name}_dataset", most)
         file = f"{quote(name, safe=' ()')}.jsonl"  # a name may have slashes
         self._texts[file] = "".join(f"{line}\n" for line in lines)
         return str(self.folder / file), len(lines)
@@ -173,5 +179,70 @@ def _check_same(path: Path, text: str) -> None:
         )
 
 
-Rows = str | os.PathLike[str] | Iterable[Mapping[str, Any]]
-"""What a dataset may be."""
+def lines_of(dataset: Iterable[Any], name: str, most: int | None = None) -> list[str]:
+    """Write the first `most` rows; all of them if that is None.
+
+    Raises:
+        UserError: there are none, or one cannot be written.
+    """
+    lines = [_line(row, f"{name}, row {i}") for i, row in enumerate(islice(dataset, most))]
+    if not lines:
+        raise UserError(f"Trainer: {name} is empty")
+    return lines
+
+
+def is_stream(dataset: Any) -> bool:
+    """Whether it is a dataset of `datasets` that streams, perhaps without end."""
+    datasets = sys.modules.get("datasets")
+    return datasets is not None and isinstance(dataset, datasets.IterableDataset)
+
+
+def from_hub(name: str, what: str) -> Any:
+    """The split `train` of a dataset of the Hugging Face hub.
+
+    Raises:
+        UserError: `datasets` is not installed, or cannot have it.
+    """
+    datasets = extra("datasets", f"Trainer: {what} = {name!r}: a dataset of the hub", "data")
+    try:
+        return datasets.load_dataset(name, split="train")
+    except (OSError, ValueError, RuntimeError) as error:
+        text = " ".join(str(error).split())
+        raise UserError(f"Trainer: {what} = {name!r}: no file, and the hub: {text}") from None
+
+
+def _line(row: Any, where: str) -> str:
+    if not isinstance(row, Mapping):
+        raise UserError(f"Trainer: {where}: is a {type(row).__name__}, should be a mapping")
+    where = f"Trainer: {where}"
+    plain(dict.fromkeys(row), where)  # names of columns are text
+    values = {name: plain(each, f"{where}: column {name!r}") for name, each in row.items()}
+    return json.dumps(values, ensure_ascii=False)
+
+
+def name_of(given: Callable[..., Any]) -> str | None:
+    """Name a function or a class, `module.name` or `path/to/file.py:name`; None: it has to go by
+    value, since it is a lambda, a closure, a method, an object, or typed into a prompt."""
+    name = getattr(given, "__qualname__", "")
+    is_named = inspect.isroutine(given) or inspect.isclass(given)
+    if not is_named or not name.isidentifier():
+        return None
+    module = sys.modules.get(getattr(given, "__module__", None) or "")
+    if module is None or getattr(module, name, None) is not given:
+        return None
+    if module.__name__ == "__main__":
+        file = main_module.guarded_file()
+        return None if file is None else f"{file}:{name}"
+    path = getattr(module, "__file__", None)
+    in_package = "." in module.__name__ or (path is not None and Path(path).stem == "__init__")
+    if in_package or path is None or Path(path).suffix != ".py":  # it may import its neighbours
+        return f"{module.__name__}.{name}"
+    return f"{Path(path).resolve()}:{name}"
+
+
+def title_of(given: Any) -> str:
+    """What to call it in metrics: its name, that of its class, or `lambda`."""
+    while hasattr(given, "func") and not hasattr(given, "__name__"):  # of a functools.partial
+        given = given.func
+    name = getattr(given, "__name__", type(given).__name__)
+    return str(name).strip("<>").replace(".", "_").replace(":", "_")

@@ -1,7 +1,5 @@
-"""What a trainer has beside `train`: its state, and what came of it.
-
-Holds true: all of it is read from the run directory; of a trainer that did not train, from what it
-was given. Loads torch and transformers when it is asked.
+"""What a trainer has beside `train`: its state and what came of it, from the run directory, or from
+what it was given if it did not train. Loads torch and transformers when it is asked.
 """
 
 from __future__ import annotations
@@ -34,6 +32,8 @@ class Outcome:
     rhythm = Rhythm()
     takes_best = False
     """Whether the model is the best checkpoint by held-out reward, and not the newest."""
+    hub: Mapping[str, Any] = {}
+    """What `push_to_hub` is to take if it is not given it, by the names of its arguments."""
 
     def __init__(
         self,
@@ -65,16 +65,14 @@ class Outcome:
         self._callbacks.append(callback() if isinstance(callback, type) else callback)
 
     def pop_callback(self, callback: Any) -> Any:
-        """Take away a callback, or the first of a class, and return it; None if there is none."""
+        """Remove a callback, or the first of a class, and return it; None if there is none."""
         for each in self._callbacks:
             if each is callback or (isinstance(callback, type) and isinstance(each, callback)):
                 self._callbacks.remove(each)
                 return each
         return None
 
-    def remove_callback(self, callback: Any) -> None:
-        """Take away a callback, or the first of a class."""
-        self.pop_callback(callback)
+    remove_callback = pop_callback
 
     def _callback_observer(self) -> Any:
         from rhymeflow.trainer.callbacks import Callbacks
@@ -92,15 +90,12 @@ class Outcome:
     def _new_state(self) -> Any:
         from transformers.trainer_callback import TrainerState
 
-        rhythm, run = self.rhythm, self.config.run
+        rhythm = self.rhythm
         max_steps = self.config.learner.max_steps * rhythm.steps_per_version
         return TrainerState(
             max_steps=max_steps,
             num_train_epochs=max(1, round(rhythm.epoch(self.config.learner.max_steps))),
             epoch=0.0,
-            logging_steps=max(1, rhythm.every * rhythm.steps_per_version),
-            eval_steps=max(1, run.eval_steps * rhythm.steps_per_version),
-            save_steps=max(1, run.save_steps * rhythm.steps_per_version),
         )
 
     # -- afterwards ------------------------------------------------------------------------------
@@ -251,19 +246,20 @@ class Outcome:
 
         `repo_id` is by default the run directory's name, in the account that the token is of.
         """
-        import tempfile
-
         from huggingface_hub import HfApi
 
-        api = HfApi(token=token)
-        made = api.create_repo(repo_id or self.run_dir.name, private=private, exist_ok=True)
-        with tempfile.TemporaryDirectory() as folder:
+        hub = self.hub
+        api = HfApi(token=token or hub.get("token"))
+        name = repo_id or hub.get("repo_id") or self.run_dir.name
+        private = hub.get("private") if private is None else private
+        made = api.create_repo(name, private=private, exist_ok=True)
+        with TemporaryDirectory() as folder:
             self.save_model(folder)
             return api.upload_folder(
                 repo_id=made.repo_id,
                 folder_path=folder,
                 commit_message=commit_message,
-                revision=revision,
+                revision=revision or hub.get("revision"),
             )
 
     # -- its parts -------------------------------------------------------------------------------

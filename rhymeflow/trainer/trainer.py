@@ -1,9 +1,7 @@
 """`Trainer`: the same run from Python objects, for a user of TRL's `GRPOTrainer`.
 
-Holds true: a trainer is a `Config` plus files; what is handed in as objects (a model, a dataset, a
-reward function) is written down or named so that other processes can load it, and the run can be
-repeated from its run directory. Knows nothing of how a run is carried out.
-
+A trainer is a `Config` plus files: what is handed in as objects is written down or named, so that
+other processes can load it and the run can be repeated from its run directory.
 Reward functions, environments and tools run in processes of their own: those that a module has are
 imported there, all others (lambdas, closures, methods, what was typed into a notebook) are carried
 over by value. So what they change is changed in those processes, and not in this one.
@@ -21,8 +19,7 @@ from rhymeflow.config import Config, RewardFunction
 from rhymeflow.config.load import build_config
 from rhymeflow.errors import UserError
 from rhymeflow.runtime import run_dir
-from rhymeflow.trainer import rows
-from rhymeflow.trainer.inputs import Inputs, Rows, frozen_in
+from rhymeflow.trainer.inputs import Inputs, Rows, frozen_in, is_stream, title_of
 from rhymeflow.trainer.outcome import Outcome
 
 if TYPE_CHECKING:
@@ -88,9 +85,9 @@ class Trainer(Outcome):
                 fields["model.tokenizer"] = inputs.tokenizer(processing_class)
         if environment_factory is not None and reward_funcs is None:
             fields["reward.functions"] = []
-        fields |= Judges(
+        fields |= _judges(
             inputs, reward_funcs, reward_weights, reward_processing_classes, environment_factory
-        ).fields
+        )
         if tools is not None:
             fields["environment.tools"] = [inputs.name(each, "the tool") for each in tools]
         if train_dataset is not None:
@@ -148,8 +145,11 @@ class Trainer(Outcome):
                     f"Trainer: resume_from_checkpoint = {resume_from_checkpoint!r}: is not of the "
                     f"run in {self.run_dir}"
                 )
-        change = partial(_changed, with_values, self.config)
-        return self._watched(partial(resume, self.run_dir, change, begin=self._go_on))
+        return self._watched(
+            partial(
+                resume, self.run_dir, lambda old: with_values(old, self.config), begin=self._go_on
+            )
+        )
 
     def _watched(self, run: Callable[..., Summary]) -> Summary:
         """Run with callbacks, if there are any."""
@@ -165,71 +165,62 @@ class Trainer(Outcome):
         return summary
 
 
-def _changed(with_values: Callable[..., Config], given: Config, config: Config) -> Config:
-    return with_values(config, given)
-
-
-class Judges:
+def _judges(
+    inputs: Inputs,
+    reward_funcs: Any,
+    weights: Sequence[float] | None,
+    tokenizers: Any,
+    environments: Environments | None,
+) -> dict[str, Any]:
     """From reward functions and environments to the sections `reward` and `environment`."""
+    several = reward_funcs if isinstance(reward_funcs, list | tuple) else [reward_funcs]
+    several = [each for each in several if each is not None]
+    if weights is not None and len(weights) != len(several):
+        raise UserError(
+            f"Trainer: {len(weights)} reward_weights are given for {len(several)} reward_funcs"
+        )
+    given_weights: Sequence[float | None] = weights or [None] * len(several)
+    tokenizers = tokenizers if isinstance(tokenizers, list) else [tokenizers] * len(several)
+    if len(tokenizers) != len(several):
+        raise UserError(
+            f"Trainer: {len(tokenizers)} reward_processing_classes are given for "
+            f"{len(several)} reward_funcs"
+        )
+    apart: list[tuple[Any, float]] = []
+    functions = []
+    for given, weight, tokenizer in zip(several, given_weights, tokenizers, strict=True):
+        if environments is not None and _judges_inside(given):
+            apart.append((given, weight or 1.0))
+        else:
+            functions.append(reward_function(given, inputs, weight, tokenizer))
+    fields: dict[str, Any] = {}
+    if several:
+        fields["reward.functions"] = [each.model_dump(mode="json") for each in functions]
+    if environments is not None:
+        fields["environment.classes"] = _environments(inputs, environments, apart)
+    return fields
 
-    def __init__(
-        self,
-        inputs: Inputs,
-        reward_funcs: Any,
-        weights: Sequence[float] | None,
-        tokenizers: Any,
-        environments: Environments | None,
-    ) -> None:
-        self._inputs = inputs
-        self.fields: dict[str, Any] = {}
-        several = reward_funcs if isinstance(reward_funcs, list | tuple) else [reward_funcs]
-        several = [each for each in several if each is not None]
-        if weights is not None and len(weights) != len(several):
-            raise UserError(
-                f"Trainer: {len(weights)} reward_weights are given for {len(several)} reward_funcs"
-            )
-        given_weights: Sequence[float | None] = weights or [None] * len(several)
-        weighted = list(zip(several, given_weights, strict=True))
-        apart = [each for each in weighted if environments is not None and _judges_inside(each[0])]
-        tokenizers = tokenizers if isinstance(tokenizers, list) else [tokenizers] * len(several)
-        if len(tokenizers) != len(several):
-            raise UserError(
-                f"Trainer: {len(tokenizers)} reward_processing_classes are given for "
-                f"{len(several)} reward_funcs"
-            )
-        functions = [
-            reward_function(given, inputs, weight, tokenizer)
-            for (given, weight), tokenizer in zip(weighted, tokenizers, strict=True)
-            if (given, weight) not in apart
-        ]
-        if several:
-            self.fields["reward.functions"] = [each.model_dump(mode="json") for each in functions]
-        if environments is not None:
-            self.fields["environment.classes"] = self._classes(environments, apart)
 
-    def _classes(
-        self, given: Environments, judged_inside: list[tuple[Any, float | None]]
-    ) -> list[dict[str, Any]]:
-        from rhymeflow.environments.judged import judged_by
-        from rhymeflow.trainer.importable import title_of
+def _environments(
+    inputs: Inputs, given: Environments, judged_inside: list[tuple[Any, float]]
+) -> list[dict[str, Any]]:
+    from rhymeflow.environments.judged import judged_by
 
-        named = list(given.items()) if isinstance(given, Mapping) else [(None, given)]
-        found = []
-        for name, each in named:
-            made = each
-            if judged_inside and isinstance(each, str):
+    found = []
+    for name, each in given.items() if isinstance(given, Mapping) else [(None, given)]:
+        made = each
+        if judged_inside:
+            if isinstance(each, str):
                 raise UserError(
                     f"Trainer: environment_factory {each!r} is a name; give the class itself "
                     "where a reward function takes `environments`"
                 )
-            if judged_inside and not isinstance(each, str):
-                functions = [(function, weight or 1.0) for function, weight in judged_inside]
-                made = judged_by(each, functions)
-                if len(functions) == 1 and name is None:
-                    name = title_of(functions[0][0])
-            spec = self._inputs.name(made, "environment_factory")
-            found.append({"environment": spec} | ({} if name is None else {"name": name}))
-        return found
+            made = judged_by(each, judged_inside)
+            if len(judged_inside) == 1 and name is None:
+                name = title_of(judged_inside[0][0])
+        spec = inputs.name(made, "environment_factory")
+        found.append({"environment": spec} | ({} if name is None else {"name": name}))
+    return found
 
 
 def _judges_inside(given: Any) -> bool:
@@ -270,7 +261,7 @@ def _is_json(value: Any) -> bool:
 def _train_fields(inputs: Inputs, dataset: Rows, config: Config) -> dict[str, Any]:
     """Of a dataset that streams, as many rows are taken as the run trains on."""
     needed = config.learner.max_steps * config.learner.groups_per_batch
-    source, _ = inputs.rows(dataset, "train", needed if rows.is_stream(dataset) else None)
+    source, _ = inputs.rows(dataset, "train", needed if is_stream(dataset) else None)
     return {"data.source": source, "data.options": {}, "data.eval_size": 0}
 
 

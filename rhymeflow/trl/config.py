@@ -1,86 +1,59 @@
-"""`GRPOConfig`: the fields of TRL's, with its names, order, types and defaults.
-
-Holds true: it is a dataclass, so parsers that are made of one (`HfArgumentParser`, `TrlParser`)
-take it; a name that is no field is a `UserError` that says what to do. It may be changed until a
-trainer is made of it, which is when it is looked at as a whole. Knows nothing of what becomes of a
-field.
-"""
+"""`GRPOConfig`: TRL's own, with one field more."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Iterator
+import os
 from typing import Any
 
+import torch
+import trl
+
 from rhymeflow.errors import UserError, suggestion
-from rhymeflow.trl.fields import FIELDS
-from rhymeflow.trl.removed_fields import REMOVED
 
-EXTRA = "rhymeflow"
-"""The field that TRL does not have: a mapping of fields of ours."""
-
-
-class _Arguments:
-    """Makes the dataclass from what it is given, and has what scripts ask a configuration for."""
-
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        names = [each.name for each in dataclasses.fields(self)]  # type: ignore[arg-type]
-        if len(arguments) > len(names):
-            raise UserError(f"GRPOConfig: has {len(names)} fields, given {len(arguments)}")
-        given = dict(zip(names, arguments, strict=False))
-        for name in named:
-            if name in given:
-                raise UserError(f"GRPOConfig: {name} is given twice, by place and by name")
-            if name not in names:
-                raise UserError(f"GRPOConfig: {unknown(name)}")
-        for name in names:
-            setattr(self, name, {**given, **named}.get(name, _DEFAULTS[name]))
-
-    def to_dict(self) -> dict[str, Any]:
-        """The fields by name."""
-        return {name: getattr(self, name) for name in _DEFAULTS}
-
-    @contextlib.contextmanager
-    def main_process_first(self, local: bool = True, desc: str = "work") -> Iterator[None]:
-        """There is one process."""
-        yield
-
-    world_size = 1
-    process_index = 0
-    local_process_index = 0
+REMOVED = {
+    "max_prompt_length": "give rhymeflow={'data.max_prompt_length': N}; a longer prompt is refused "
+    "with its row, not cut",
+    "warmup_ratio": "warmup_steps takes a share below 1, too",
+}
+"""Fields that scripts for earlier versions of TRL give, and what to do."""
 
 
-def unknown(name: str) -> str:
-    """What is to be said of a name that is no field."""
-    if name in REMOVED:
-        return f"{name}: TRL has no such field any more; {REMOVED[name]}"
-    return f"there is no field {name!r}{suggestion(name, FIELDS)}"
-
-
-_DEFAULTS = {each.name: each.default for each in FIELDS.values()} | {EXTRA: None}
-
-
-def _field(default: Any) -> Any:
-    if isinstance(default, list):
-        return dataclasses.field(default_factory=list)
-    return dataclasses.field(default=default)
-
-
-GRPOConfig = dataclasses.make_dataclass(
-    "GRPOConfig",
-    [
-        *((each.name, each.type, _field(each.default)) for each in FIELDS.values()),
-        (EXTRA, dict[str, Any] | str | None, _field(None)),
-    ],
-    bases=(_Arguments,),
-    init=False,
-    namespace={
-        "__doc__": """TRL's `GRPOConfig`: 191 fields, of which docs/from-trl.md says what becomes.
+@dataclasses.dataclass(init=False)
+class GRPOConfig(trl.GRPOConfig):
+    """TRL's `GRPOConfig`; docs/from-trl.md says what becomes of its fields.
 
     `rhymeflow` is the one field more, a mapping of fields of ours, which win:
     `{"schedule.name": "synchronous"}`.
-    """,
-        "__module__": __name__,
-    },
-)
+
+    Raises `UserError` for a name that is no field, and for what TRL refuses.
+    """
+
+    rhymeflow: dict[str, Any] | str | None = None
+
+    def __init__(self, *arguments: Any, rhymeflow: Any = None, **named: Any) -> None:
+        check_one_process()
+        known = [each.name for each in dataclasses.fields(self)]
+        for name in named:
+            if name in REMOVED:
+                gone = f"{name}: TRL has no such field any more; {REMOVED[name]}"
+                raise UserError(f"GRPOConfig: {gone}")
+            if name not in known:
+                raise UserError(f"GRPOConfig: there is no field {name!r}{suggestion(name, known)}")
+        self.rhymeflow = rhymeflow
+        if not torch.cuda.is_available():  # TRL refuses such a machine unless it is told
+            named.setdefault("use_cpu", True)
+        try:
+            super().__init__(*arguments, **named)
+        except ValueError as error:
+            raise UserError(f"GRPOConfig: {' '.join(str(error).split())}") from None
+
+
+def check_one_process() -> None:
+    """Raise `UserError` in a script that `torchrun` or `accelerate launch` started."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UserError(
+            "GRPOTrainer: the script was started as several processes (WORLD_SIZE is "
+            f"{os.environ['WORLD_SIZE']}); start it once, by python: a run starts its own, "
+            "rhymeflow={'learner.num_ranks': N, 'rollout.num_instances': M}"
+        )

@@ -1,32 +1,208 @@
-"""Every field of TRL's `GRPOConfig` and its fate: the one table that all of this package reads.
+"""What becomes of every field of TRL's `GRPOConfig`: the table that docs/from-trl.md shows.
 
-docs/from-trl.md shows it; `markdown` is what stands there.
+A field that is in none of its three parts is refused unless it has TRL's default.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import enum
+import json
 from collections.abc import Mapping
+from typing import Any
 
-from rhymeflow.trl.field import Field
-from rhymeflow.trl.grpo_fields import GRPO_FIELDS
-from rhymeflow.trl.training_fields import TRAINING_FIELDS
+import trl
 
-FIELDS: Mapping[str, Field] = {each.name: each for each in (*TRAINING_FIELDS, *GRPO_FIELDS)}
-"""By name, in the order of `GRPOConfig`'s positional arguments."""
+from rhymeflow.errors import UserError
+
+SAME: Mapping[str, str] = {
+    "learner": "learning_rate weight_decay adam_beta1 adam_beta2 adam_epsilon beta epsilon "
+        "epsilon_high loss_type scale_rewards multi_objective_aggregation "
+        "mask_truncated_completions",
+    "rollout": "num_generations max_completion_length temperature top_p top_k",
+    "run": "seed",
+}  # fmt: skip
+"""Fields that are called the same in this section of ours, and take the same values."""
+
+MAPPED: Mapping[str, str] = {
+    "run.output_dir": "output_dir",
+    "name": "run_name",
+    "learner.groups_per_batch, learner.num_minibatches, learner.num_iterations":
+        "per_device_train_batch_size gradient_accumulation_steps generation_batch_size "
+        "steps_per_generation num_iterations",
+    "learner.max_steps": "num_train_epochs max_steps",
+    "learner.lr_scheduler_type, learner.warmup_steps": "lr_scheduler_type warmup_steps",
+    "AdamW, fused": "optim",
+    "learner.max_grad_norm": "max_grad_norm",
+    "learner.gradient_checkpointing": "activation_checkpointing gradient_checkpointing",
+    "model.dtype": "bf16 model_init_kwargs",
+    "model.device": "use_cpu",
+    "data.shuffle": "shuffle_dataset",
+    "data.chat_template_kwargs": "chat_template_kwargs",
+    "run.seed, if it is the same": "data_seed",
+    "rollout.engine, rollout.vllm_gpu_memory_utilization, rollout.vllm_max_model_length, "
+    "rollout.vllm_tensor_parallel_size; instances are the run's own, in both modes of TRL":
+        "use_vllm vllm_mode vllm_gpu_memory_utilization vllm_max_model_length "
+        "vllm_tensor_parallel_size",
+    "weight of reward.functions": "reward_weights",
+    "environment.max_turns": "max_tool_calling_iterations",
+    "run.eval_steps, data.eval_size": "eval_strategy eval_steps",
+    "run.save_steps, run.save_total_limit": "save_strategy save_steps save_total_limit",
+    "run.best_metric; the best checkpoint is the model after train()":
+        "load_best_model_at_end metric_for_best_model greater_is_better",
+    "run.report_to": "report_to",
+    "when callbacks' on_log is called": "logging_strategy logging_steps logging_first_step",
+    "the model is pushed when train() is over":
+        "push_to_hub hub_token hub_private_repo hub_model_id hub_revision",
+}  # fmt: skip
+"""Fields by what they set: other fields of ours, or what a trainer does."""
+
+PASSED_OVER: Mapping[str, str] = {
+    "a run places and starts its processes itself, without torch.distributed":
+        "average_tokens_across_devices log_on_each_node log_level_replica "
+        "eval_use_gather_object save_on_each_node accelerator_config ddp_find_unused_parameters "
+        "ddp_bucket_cap_mb ddp_broadcast_buffers ddp_static_graph ddp_backend ddp_timeout "
+        "local_rank vllm_server_base_url vllm_server_host vllm_server_port vllm_server_timeout "
+        "vllm_group_port vllm_enable_sleep_mode ds3_gather_for_generation",
+    "how it is computed is the run's own, what is computed is the same":
+        "bf16_full_eval fp16_full_eval tf32 activation_checkpointing_kwargs "
+        "gradient_checkpointing_kwargs torch_compile torch_compile_backend torch_compile_mode "
+        "use_liger_kernel liger_kernel_config use_cache cache_implementation "
+        "torch_empty_cache_steps cast_lm_head_to_fp32 pad_to_multiple_of vllm_model_impl "
+        "use_transformers_continuous_batching transformers_continuous_batching_config "
+        "use_transformers_paged",
+    "no DataLoader is used; prompts are read once and kept, with all columns":
+        "dataloader_drop_last dataloader_num_workers dataloader_pin_memory "
+        "dataloader_persistent_workers dataloader_prefetch_factor "
+        "dataloader_multiprocessing_context dataloader_in_order remove_unused_columns "
+        "label_names length_column_name",
+    "what is printed is the run's display; all metrics and completions are in the run directory "
+    "(`rhymeflow inspect`)":
+        "include_num_input_tokens_seen log_level disable_tqdm debug skip_memory_metrics "
+        "log_completions num_completions_to_print log_unique_prompts log_completions_hub_repo "
+        "log_multimodal",
+    "a tracker's data are on this machine, in the project rhymeflow":
+        "project trackio_space_id trackio_bucket_id trackio_static_space_id",
+    "held-out prompts are answered once each, every eval_steps, at the start and at the end, and "
+    "their rewards are what is measured":
+        "eval_delay eval_on_start per_device_eval_batch_size prediction_loss_only "
+        "eval_do_concat_batches eval_accumulation_steps include_for_metrics batch_eval_metrics "
+        "num_generations_eval",
+    "a checkpoint has all that resuming needs, and SIGTERM saves one":
+        "save_only_model enable_jit_checkpoint restore_callback_states_from_checkpoint",
+    "the model is pushed once, when train() is over": "hub_strategy hub_always_push",
+    "scripts read it; the trainer does not, in TRL either":
+        "do_train do_eval do_predict resume_from_checkpoint",
+    "there is no dropout while training": "disable_dropout",
+    "a step whose gradient is not finite is skipped": "logging_nan_inf_filter",
+    "which response ends first depends on time; rhymeflow={'schedule.name': 'synchronous'} does "
+    "not wait on that": "full_determinism",
+    "learner.off_policy_correction (tis) corrects every token, whatever engine sampled it":
+        "vllm_importance_sampling_correction vllm_importance_sampling_mode "
+        "vllm_importance_sampling_clip_max vllm_importance_sampling_clip_min "
+        "vllm_importance_sampling_cap",
+    "it belongs to fsdp, sync_ref_model, use_adaptive_entropy or another loss_type, which are not "
+    "there": "fsdp_config ref_model_mixup_alpha ref_model_sync_steps entropy_coef_min "
+        "entropy_coef_max entropy_coef_delta entropy_target sapo_temperature_neg "
+        "sapo_temperature_pos vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg",
+}  # fmt: skip
+"""Fields that change nothing in what is learned, by why: said where one is given."""
+
+REFUSED: Mapping[str, str] = {
+    "leave it out: the three schedules have none": "lr_scheduler_kwargs",
+    "the optimizer is AdamW, of all weights; its arguments are adam_*":
+        "optim_args optim_target_modules",
+    "leave it out, as TRL's GRPO does; memory is bounded by learner.max_tokens_per_microbatch":
+        "auto_find_batch_size label_smoothing_factor",
+    "use bf16: compute precision is bf16 or float32 (model.dtype), master weights are float32":
+        "fp16",
+    "leave it out: embeddings get no noise": "neftune_noise_alpha",
+    "leave it out: a resumed run goes on with the next prompt": "ignore_data_skip",
+    "shuffle_dataset=False keeps the dataset's order": "train_sampling_strategy",
+    "a learner on many devices is learner.num_ranks (FSDP2); start the script once, by python":
+        "parallelism_config fsdp deepspeed",
+    "models and tokenizers are those that transformers has": "trust_remote_code",
+    "leave it out: responses are samples of the policy; temperature, top_p and top_k can be set":
+        "min_p generation_kwargs repetition_penalty",
+    "reward the format instead": "vllm_structured_outputs_regex",
+    "leave it out: the loss has every token, weighted by its own ratio, which is clipped from one "
+    "side": "delta importance_sampling_level top_entropy_quantile use_bias_correction_kl",
+    "leave it out: the loss has no such term": "entropy_coef use_adaptive_entropy "
+        "router_aux_loss_coef",
+    "the reference is the policy the run started from (beta), or give beta=0": "sync_ref_model",
+    "schedule.max_staleness bounds how old responses are": "off_policy_mask_threshold",
+}  # fmt: skip
+"""Fields with which a run would be another than what was asked for, by what to do instead."""
+
+_SAME: Mapping[str, tuple[Any, ...]] = {
+    "disable_dropout": (True,), "disable_tqdm": (False,), "log_completions": (True,),
+    "trackio_space_id": ("trackio",), "hub_strategy": ("end",), "local_rank": (0,),
+    "do_train": (True,), "do_eval": (True,), "do_predict": (True,),
+    "lr_scheduler_kwargs": ({},), "optim_args": ("",), "fsdp": ("", []), "min_p": (0.0,),
+    "router_aux_loss_coef": (0.0,), "generation_kwargs": ({},),
+}  # fmt: skip
+"""Further values that mean what TRL's default means."""
 
 
-def markdown() -> str:
-    """The fields as tables, one for each fate."""
-    parts = []
-    for fate, head, column in (
-        ("mapped", "Mapped", "sets"),
-        ("passed over", "Passed over, which is printed if it is given", "because"),
-        ("refused", "Refused with any value but TRL's default", "instead"),
-    ):
-        lines = [
-            f"| `{each.name}` | {each.what} |" for each in FIELDS.values() if each.fate == fate
-        ]
-        parts.append(
-            "\n".join([f"### {head}", "", f"| field | {column} |", "| --- | --- |", *lines])
+def values_of(args: Any) -> tuple[dict[str, Any], list[str]]:
+    """The fields of a `GRPOConfig` by name, in plain types, and what is to be said of those that
+    have no effect.
+
+    Raises:
+        UserError: it is no such configuration, or asks for something that there is not.
+    """
+    if not isinstance(args, trl.GRPOConfig):
+        raise UserError(
+            f"GRPOTrainer: args is a {type(args).__name__}, should be a GRPOConfig of "
+            "rhymeflow.trl or of TRL"
         )
-    return "\n\n".join(parts) + "\n"
+    why, instead, mapped = map(by_name, (PASSED_OVER, REFUSED, {**SAME, **MAPPED}))
+    # TRL fills some fields in, by what the machine is like.
+    given = ("use_cpu", "bf16", "activation_checkpointing")
+    filled_in = trl.GRPOConfig(**{name: getattr(args, name) for name in given})
+    values, notices = {}, []
+    for field in dataclasses.fields(args):
+        name, value = field.name, plain(getattr(args, field.name))
+        values[name] = value
+        made = plain(getattr(filled_in, name, field.default))
+        same = (plain(field.default), made, *_SAME.get(name, ()))
+        is_default = any(
+            value == each and isinstance(value, bool) == isinstance(each, bool) for each in same
+        )
+        if is_default or name in mapped or name == "rhymeflow":
+            continue
+        if name in why:
+            notices.append(f"{name} = {value!r} has no effect: {why[name]}")
+            continue
+        unknown = "is not known to this version of Rhymeflow, which knows the fields of TRL 1.16"
+        text = f"is not there: {instead[name]}" if name in instead else unknown
+        raise UserError(f"GRPOConfig: {name} = {value!r} {text}")
+    return values, notices
+
+
+def ours(args: Any) -> dict[str, Any]:
+    """Fields of ours that the configuration gives; text, from a command line, is JSON."""
+    given = getattr(args, "rhymeflow", None)
+    if isinstance(given, str):
+        try:
+            given = json.loads(given)
+        except ValueError as error:
+            raise UserError(f"GRPOConfig: rhymeflow = {given!r} is no JSON: {error}") from None
+    if not isinstance(given, dict | None):
+        raise UserError(
+            f"GRPOConfig: rhymeflow is a {type(given).__name__}, should be a mapping of fields "
+            "of ours, such as {'schedule.name': 'synchronous'}"
+        )
+    return given or {}
+
+
+def plain(value: Any) -> Any:
+    """Enumerations as their values, at any depth of lists."""
+    if isinstance(value, enum.Enum):
+        return value.value
+    return [plain(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def by_name(table: Mapping[str, str]) -> dict[str, str]:
+    """A part of the table with a field in each entry."""
+    return {name: text for text, names in table.items() for name in names.split()}

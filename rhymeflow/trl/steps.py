@@ -1,13 +1,9 @@
 """TRL's batches and steps in ours: pure arithmetic, for a run of one process.
 
-TRL generates for `generation_batch_size` responses at a time, `steps_per_generation` times
-`per_device_train_batch_size`, and takes from them, `num_iterations` times over, micro-batches of
-which `gradient_accumulation_steps` make an optimizer step. Here a batch makes a version: it is
-split into `num_minibatches` and passed over `num_iterations` times, with an optimizer step for
-each.
-
-Holds true: an optimizer step has as many prompts and responses as in TRL, and a version as many
-optimizer steps as TRL takes between two generations.
+TRL generates for `steps_per_generation` micro-batches at a time and passes over them
+`num_iterations` times, `gradient_accumulation_steps` of them to an optimizer step. Here a batch
+makes a version: `num_minibatches` parts, passed over `num_iterations` times, with an optimizer step
+for each. So an optimizer step has as many responses as in TRL, and a version as many steps.
 """
 
 from __future__ import annotations
@@ -41,27 +37,20 @@ def steps_of(
     batch_size: int,
     accumulation: int,
     num_generations: int,
-    *,
-    steps_per_generation: int | None = None,
-    generation_batch_size: int | None = None,
+    per_generation: int,
     num_iterations: int = 1,
 ) -> Steps:
-    """Bring TRL's five numbers to ours.
+    """Bring TRL's five numbers to ours; `per_generation` is `steps_per_generation`.
 
     Raises:
-        UserError: TRL refuses them too, or a step would end within a group or a generation batch.
+        UserError: a step would end within a group or a generation batch.
     """
-    per_generation = _steps_per_generation(
-        batch_size, accumulation, steps_per_generation, generation_batch_size
-    )
     generated = batch_size * per_generation
-    if num_generations < 2:
-        raise UserError(f"GRPOConfig: num_generations = {num_generations}, should be 2 at least")
-    if generated % num_generations:
+    if num_generations < 2 or generated % num_generations:  # set after TRL looked at it
         raise UserError(
-            f"GRPOConfig: num_generations = {num_generations} does not divide the {generated} "
-            "responses that are generated at a time (per_device_train_batch_size times "
-            f"{per_generation})"
+            f"GRPOConfig: num_generations = {num_generations}, should be 2 at least, and divide "
+            f"the {generated} responses that are generated at a time "
+            f"(per_device_train_batch_size times {per_generation})"
         )
     if per_generation <= accumulation:  # one optimizer step takes all that was generated, or more
         if accumulation % per_generation or (per_generation < accumulation and num_iterations > 1):
@@ -96,24 +85,6 @@ def steps_per_epoch(steps: Steps, num_rows: int) -> int:
             "steps_per_generation over num_generations)"
         )
     return batches * steps.per_version
-
-
-def _steps_per_generation(
-    batch_size: int, accumulation: int, steps: int | None, generation_batch_size: int | None
-) -> int:
-    if generation_batch_size is None:
-        return steps or accumulation
-    if steps is not None and steps * batch_size != generation_batch_size:
-        raise UserError(
-            "GRPOConfig: generation_batch_size and steps_per_generation are two names of one "
-            "thing; give one"
-        )
-    if generation_batch_size % batch_size:
-        raise UserError(
-            f"GRPOConfig: per_device_train_batch_size = {batch_size} does not divide "
-            f"generation_batch_size = {generation_batch_size}"
-        )
-    return generation_batch_size // batch_size
 
 
 def _uneven(per_generation: int, accumulation: int, num_iterations: int) -> str:

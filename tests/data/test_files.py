@@ -18,7 +18,7 @@ from rhymeflow.config import DataConfig
 from rhymeflow.data import load_prompts
 from rhymeflow.data.prompts import PromptSource
 from rhymeflow.errors import UserError
-from rhymeflow.trainer.rows import lines_of
+from rhymeflow.trainer.inputs import lines_of
 
 ROWS = [{"prompt": f"{n} + 1 =", "answer": str(n + 1), "level": n % 3} for n in range(10)]
 

@@ -1,161 +1,146 @@
-"""The table of TRL's fields: complete, and what each fate does."""
+"""The table of TRL's fields: complete, and what becomes of a field of each part."""
 
 from __future__ import annotations
 
 import dataclasses
-import enum
+import subprocess
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trl
 
-from rhymeflow import Trainer
 from rhymeflow.config.fields import field_paths
 from rhymeflow.errors import UserError
-from rhymeflow.trl.config import GRPOConfig
-from rhymeflow.trl.fields import FIELDS, markdown
-from rhymeflow.trl.given import Given
-from rhymeflow.trl.removed_fields import REMOVED
-from rhymeflow.trl.translate import run_fields, steps_in
+from rhymeflow.trl import GRPOConfig
+from rhymeflow.trl.fields import MAPPED, PASSED_OVER, REFUSED, SAME, by_name, ours, values_of
 
-DOCS = Path(__file__).parents[2] / "docs"
-
-NUM_FIELDS = 191
-"""Of TRL 1.16 with transformers 5.23."""
+PAGE = Path(__file__).parents[2] / "docs" / "from-trl.md"
 
 
-def test_every_field_has_one_fate_and_a_sentence() -> None:
-    assert len(FIELDS) == NUM_FIELDS
-    assert all(each.what for each in FIELDS.values())
-    assert not set(REMOVED) & set(FIELDS)
+def rows(table: Mapping[str, str]) -> str:
+    """As the page has them: fields, and the text that they share."""
+    names = {
+        text: ", ".join(f"`{each}`" for each in given.split()) for text, given in table.items()
+    }
+    return "\n".join(f"| {fields} | {text} |" for text, fields in names.items())
 
 
-@pytest.mark.slow
-def test_names_order_and_defaults_are_those_of_trl() -> None:
-    trl = pytest.importorskip("trl")
-    theirs = dataclasses.fields(trl.GRPOConfig)
-    assert [each.name for each in theirs] == list(FIELDS)
-    for each in theirs:
-        default = each.default if each.default is not dataclasses.MISSING else []
-        default = default.value if isinstance(default, enum.Enum) else default
-        assert default == FIELDS[each.name].default, each.name
-
-
-@pytest.mark.slow
-def test_an_object_of_trls_own_class_says_the_same(tmp_path: Path) -> None:
-    trl = pytest.importorskip("trl")
-    given = {"output_dir": str(tmp_path), "max_steps": 3, "steps_per_generation": 4, "top_k": 7}
-    theirs = Given(trl.GRPOConfig(**given, use_cpu=True, report_to="none"))
-    ours = Given(GRPOConfig(**given, use_cpu=True))
-    assert theirs.notices == ours.notices == []
-    made_by_trl = {name for name in FIELDS if theirs[name] != ours[name]}
-    assert made_by_trl <= {
-        "bf16", "pad_to_multiple_of", "report_to", "disable_tqdm", "activation_checkpointing",
-        "accelerator_config", "dataloader_pin_memory", "debug",
-    }  # fmt: skip
-    steps = steps_in(ours)
-    assert steps_in(theirs) == steps
-    fields = [run_fields(each, steps, 3, 40) for each in (theirs, ours)]
-    assert fields[0] == fields[1]
-    with pytest.raises(UserError, match="loss_type"):
-        Trainer(
-            config=run_fields(Given(trl.GRPOConfig(loss_type="sapo", use_cpu=True)), steps, 3, 40)
-        )
-
-
-def test_what_fields_set_is_there() -> None:
-    paths = set(field_paths())
-    for field in FIELDS.values():
-        named = field.what.split(", ") if field.fate == "mapped" else []
-        for path in named:
-            section = path.partition(".")[0]
-            if section in ("learner", "run", "rollout", "data", "model") and " " not in path:
-                assert path in paths, field.name
+def test_every_field_of_trl_has_one_place_in_the_table() -> None:
+    known = [each for part in (SAME, MAPPED, PASSED_OVER, REFUSED) for each in by_name(part)]
+    assert len(known) == len(set(known))
+    assert set(known) == {each.name for each in dataclasses.fields(trl.GRPOConfig)}
 
 
 def test_the_page_shows_the_table() -> None:
-    assert markdown() in (DOCS / "from-trl.md").read_text(encoding="utf-8")
+    page = PAGE.read_text(encoding="utf-8")
+    for part in (SAME, MAPPED, PASSED_OVER, REFUSED):
+        assert rows(part) in page
 
 
-def test_it_is_a_dataclass_that_parsers_take() -> None:
+def test_what_fields_set_is_there() -> None:
+    named = [f"{section}.{name}" for name, section in by_name(SAME).items()]
+    named += [path for text in MAPPED for path in text.replace(";", ",").split(", ")]
+    sections = ("learner.", "run.", "rollout.", "data.", "model.")
+    paths = [each for each in named if each.startswith(sections) and " " not in each]
+    assert len(paths) > 30
+    assert set(paths) <= set(field_paths())
+
+
+def test_without_trl_the_extra_is_named() -> None:
+    code = "import sys; sys.modules['trl'] = None\nimport rhymeflow.trl"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "rhymeflow.trl needs the package trl: pip install 'rhymeflow[trl]'" in done.stderr
+
+
+def test_it_is_trls_own_and_parsers_take_it() -> None:
     from transformers import HfArgumentParser
 
-    parser = HfArgumentParser(GRPOConfig)
     line = [
-        "--output_dir", "out", "--num_generations", "4", "--bf16", "true",
+        "--output_dir", "out", "--num_generations", "4", "--bf16", "true", "--use_cpu", "true",
         "--learning_rate", "1e-5",
         "--model_init_kwargs", '{"dtype": "float32"}', "--report_to", "wandb",
         "--rhymeflow", '{"schedule.name": "synchronous"}',
     ]  # fmt: skip
-    (args,) = parser.parse_args_into_dataclasses(line)
-    given = Given(args)
-    assert (given["num_generations"], given["bf16"], given["learning_rate"]) == (4, True, 1e-5)
-    assert given["model_init_kwargs"] == {"dtype": "float32"}
-    assert given.extra == {"schedule.name": "synchronous"}
-    assert isinstance(args, GRPOConfig)
+    (args,) = HfArgumentParser(GRPOConfig).parse_args_into_dataclasses(line)
+    assert isinstance(args, trl.GRPOConfig)
+    values, notices = values_of(args)
+    assert (values["num_generations"], values["bf16"], values["learning_rate"]) == (4, True, 1e-5)
+    assert values["model_init_kwargs"] == {"dtype": "float32"}
+    assert ours(args) == {"schedule.name": "synchronous"}
+    assert notices == []
 
 
 def test_arguments_may_be_positional_and_changed_later() -> None:
-    args = GRPOConfig("out", 4, 1.0, 7)
+    args = GRPOConfig("out", 8, 1.0, 7)
     args.chat_template_kwargs = {"enable_thinking": False}
-    given = Given(args)
-    assert (given["output_dir"], given["max_steps"]) == ("out", 7)
-    assert given["chat_template_kwargs"] == {"enable_thinking": False}
-    assert args.to_dict()["per_device_train_batch_size"] == 4
+    values, _ = values_of(args)
+    assert (values["output_dir"], values["max_steps"]) == ("out", 7)
+    assert values["chat_template_kwargs"] == {"enable_thinking": False}
 
 
 @pytest.mark.parametrize(
     ("given", "part"),
     [
-        ({"learning_rte": 1}, "no field 'learning_rte'; did you mean learning_rate"),
+        ({"learning_rte": 1}, "there is no field 'learning_rte'; did you mean learning_rate"),
         ({"max_prompt_length": 9}, "max_prompt_length: TRL has no such field any more; give"),
         ({"warmup_ratio": 0.1}, "warmup_steps takes a share below 1"),
         ({"zzz": 1}, "no field 'zzz'$"),
+        ({"num_generations": 3}, "must be divisible by num_generations"),
+        ({"eval_strategy": "best"}, "best is not a valid IntervalStrategy"),
+        ({"steps_per_generation": 2, "generation_batch_size": 8}, "can not be both configured"),
     ],
 )
-def test_a_name_that_is_no_field_is_said(given: dict[str, Any], part: str) -> None:
-    with pytest.raises(UserError, match=part):
+def test_what_is_no_field_and_what_trl_refuses_is_one_line(
+    given: dict[str, Any], part: str
+) -> None:
+    with pytest.raises(UserError, match=f"^GRPOConfig: .*{part}") as error:
         GRPOConfig(**given)
+    assert "\n" not in str(error.value)
 
 
-def test_a_field_given_twice_is_said() -> None:
-    with pytest.raises(UserError, match="output_dir is given twice"):
-        GRPOConfig("out", output_dir="out")
+def changed(name: str, value: Any) -> trl.GRPOConfig:
+    args = trl.GRPOConfig("out", use_cpu=True)
+    setattr(args, name, value)
+    return args
 
 
-@pytest.mark.parametrize("name", [each.name for each in FIELDS.values() if each.fate == "refused"])
+@pytest.mark.parametrize("name", by_name(REFUSED))
 def test_what_is_refused_says_what_to_do(name: str) -> None:
-    value = object() if not isinstance(FIELDS[name].default, str) else "other"
     with pytest.raises(UserError) as error:
-        Given(GRPOConfig(**{name: value}))
-    assert str(error.value).startswith(f"GRPOConfig: {name} = ")
-    assert str(error.value).endswith(FIELDS[name].what)
-
-
-def test_what_means_the_default_is_not_refused() -> None:
-    Given(GRPOConfig(min_p=0.0, fsdp="", greater_is_better=True, train_sampling_strategy="random"))
-    with pytest.raises(UserError, match=r"min_p = 0\.05"):
-        Given(GRPOConfig(min_p=0.05))
-    with pytest.raises(UserError, match="entropy_coef = True"):  # a flag is no number
-        Given(GRPOConfig(entropy_coef=True))
-
-
-def test_what_is_passed_over_is_said_where_it_is_given() -> None:
-    assert Given(GRPOConfig(tf32=None, log_completions=True)).notices == []
-    (notice,) = Given(GRPOConfig(torch_compile=True)).notices
-    assert notice.startswith("torch_compile = True has no effect: ")
-
-
-def test_a_field_of_a_later_trl_is_refused_by_name() -> None:
-    made = dataclasses.make_dataclass(
-        "GRPOConfig", [("per_device_train_batch_size", int, 8), ("new_trick", bool, False)]
+        values_of(changed(name, "other"))
+    assert (
+        str(error.value) == f"GRPOConfig: {name} = 'other' is not there: {by_name(REFUSED)[name]}"
     )
-    assert Given(made()).values["num_generations"] == 8
-    with pytest.raises(UserError, match="new_trick = True: this version of Rhymeflow"):
-        Given(made(new_trick=True))
+
+
+@pytest.mark.parametrize("name", by_name(PASSED_OVER))
+def test_what_is_passed_over_is_said_where_it_is_given(name: str) -> None:
+    _, notices = values_of(changed(name, "other"))
+    assert notices == [f"{name} = 'other' has no effect: {by_name(PASSED_OVER)[name]}"]
+
+
+def test_what_means_the_default_needs_no_word() -> None:
+    same = {"min_p": 0.0, "fsdp": "", "train_sampling_strategy": "random", "tf32": None}
+    args = GRPOConfig("out", log_completions=True, **same)
+    assert values_of(args)[1] == []
+    args.entropy_coef = True  # a flag is no number
+    with pytest.raises(UserError, match="entropy_coef = True"):
+        values_of(args)
+
+
+def test_a_field_that_the_table_does_not_have_is_refused_by_name() -> None:
+    later = dataclasses.make_dataclass(
+        "GRPOConfig", [("new_trick", bool, False)], bases=(trl.GRPOConfig,)
+    )
+    assert values_of(later("out", use_cpu=True))[0]["num_generations"] == 8
+    with pytest.raises(UserError, match="new_trick = True is not known to this version"):
+        values_of(later("out", use_cpu=True, new_trick=True))
 
 
 @pytest.mark.parametrize("args", [{"max_steps": 1}, 3, object()])
 def test_what_is_no_configuration_is_said(args: Any) -> None:
     with pytest.raises(UserError, match="should be a GRPOConfig"):
-        Given(args)
+        values_of(args)

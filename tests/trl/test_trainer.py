@@ -87,6 +87,7 @@ def test_steps_are_trls_and_versions_ours(tmp_path: Path, capsys: Any) -> None:
         ({"use_vllm": True}, "rollout.vllm_gpu_memory_utilization", 0.3),
         ({"activation_checkpointing": False}, "learner.gradient_checkpointing", False),
         ({"gradient_checkpointing": False}, "learner.gradient_checkpointing", False),
+        ({"rhymeflow": '{"beta": 0.5}'}, "learner.beta", 0.5),
         ({"loss_type": "grpo"}, "learner.loss_type", "grpo"),
         ({"beta": 0.04}, "learner.beta", 0.04),
         ({"top_k": 5}, "rollout.top_k", 5),
@@ -112,11 +113,11 @@ def test_fields_become_ours(tmp_path: Path, field: dict[str, Any], path: str, va
         ({"model_init_kwargs": {"dtype": "float16"}}, r"'float16', should be bfloat16"),
         ({"data_seed": 3}, "data_seed is not there"),
         ({"metric_for_best_model": "loss"}, "metric_for_best_model = 'loss'"),
-        ({"model_init_kwargs": "{"}, "model_init_kwargs = '{' is no JSON"),
+        ({"metric_for_best_model": "eval_reward", "greater_is_better": False}, "greater_is_better"),
+        ({"rhymeflow": "{"}, "rhymeflow = '{' is no JSON"),
         ({"rhymeflow": ["x"]}, "rhymeflow is a list"),
         ({"rhymeflow": {"learner.beat": 1}}, "did you mean learner.beta"),
         ({"per_device_train_batch_size": 512}, "40 rows, fewer than the 64 prompts"),
-        ({"eval_strategy": "best"}, "eval_strategy = 'best'"),
     ],
 )
 def test_what_would_be_another_run_is_refused(
