@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
-import yaml
 from pydantic import ValidationError
+from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
 
 from rhymeflow.config import Config, Section
 from rhymeflow.errors import UserError, closest, suggestion
@@ -26,7 +26,7 @@ class Source:
     """Where values came from: a text's nodes, and the fields the command line gave."""
 
     name: str
-    node: yaml.Node | None
+    node: Node | None
     overridden: frozenset[str]
 
     def place(self, path: str) -> str:
@@ -45,12 +45,12 @@ class Source:
     def _line(self, path: str) -> int | None:
         node, line = self.node, None
         for part in path.split("."):
-            if isinstance(node, yaml.MappingNode):
+            if isinstance(node, MappingNode):
                 found = next(((k, v) for k, v in node.value if k.value == part), None)
                 if found is None:
                     return line
                 line, node = found[0].start_mark.line + 1, found[1]
-            elif isinstance(node, yaml.SequenceNode) and part.isdigit():
+            elif isinstance(node, SequenceNode) and part.isdigit():
                 node = node.value[int(part)]
                 line = node.start_mark.line + 1
             else:

@@ -1,20 +1,16 @@
 """What `--help` says of the configuration: its sections and fields, with meaning and default.
 
-Holds true: the meaning is the text below the field in its section's source, so it is written once;
-lines are at most 80 characters wide. Knows nothing of what commands do.
+The meaning is the text below the field in its section. Lines are at most 80 characters wide.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
-import inspect
 import os
 import re
 import sys
 import textwrap
 from collections.abc import Iterator
-from functools import cache
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
@@ -104,8 +100,8 @@ def common(whole: str | None = None) -> str:
         if name in SHOWN_ALONE and name != whole:
             continue
         entries = [
-            _entry(path, field, _in_short(field, text))
-            for path, field, text in _fields(name, section)
+            _entry(path, field, _in_short(field))
+            for path, field in _fields(name, section)
             if path in COMMON or name == whole
         ]
         parts.append("\n".join([_heading(name, section), *entries]))
@@ -123,9 +119,7 @@ def all_fields(only: str | None = None) -> str:
     for name, section in _sections():
         whole = only in (None, name)
         entries = [
-            _entry(path, field, text)
-            for path, field, text in _fields(name, section)
-            if whole or path == only
+            _entry(path, field) for path, field in _fields(name, section) if whole or path == only
         ]
         if entries:
             parts.append("\n".join([_heading(name, section), *entries]))
@@ -147,37 +141,21 @@ def _sections() -> Iterator[tuple[str, type[Section]]]:
             yield name, section
 
 
-def _outside() -> Iterator[tuple[str, FieldInfo, str]]:
+def _outside() -> Iterator[tuple[str, FieldInfo]]:
     """The fields outside all sections."""
-    texts = _meanings(Config)
     for name, field in Config.model_fields.items():
         if section_of(field.annotation) is None:
-            yield name, field, texts[name]
+            yield name, field
 
 
-def _fields(prefix: str, section: type[Section]) -> Iterator[tuple[str, FieldInfo, str]]:
-    """Path, definition and meaning of each field, those of sections within it too."""
-    texts = _meanings(section)
+def _fields(prefix: str, section: type[Section]) -> Iterator[tuple[str, FieldInfo]]:
+    """Path and definition of each field, those of sections within it too."""
     for name, field in section.model_fields.items():
         inner = section_of(field.annotation)
         if inner is not None:
             yield from _fields(f"{prefix}.{name}", inner)
         else:
-            yield f"{prefix}.{name}", field, texts[name]
-
-
-@cache
-def _meanings(section: type[Section]) -> dict[str, str]:
-    """The text below each field. It is no docstring to Python, so it is read from the source."""
-    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(section))).body
-    assert isinstance(tree, ast.ClassDef)
-    found = {}
-    for field, text in zip(tree.body, tree.body[1:], strict=False):
-        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
-            assert isinstance(field.target, ast.Name)
-            assert isinstance(text.value, ast.Constant)
-            found[field.target.id] = " ".join(str(text.value.value).split())
-    return found
+            yield f"{prefix}.{name}", field
 
 
 def _heading(name: str, section: type[Section]) -> str:
@@ -185,11 +163,17 @@ def _heading(name: str, section: type[Section]) -> str:
     return textwrap.fill(f"{name}: {' '.join(what.split())}", WIDTH)
 
 
-def _entry(path: str, field: FieldInfo, text: str) -> str:
+def _entry(path: str, field: FieldInfo, text: str = "") -> str:
+    """A field, with this text or all that is said of it."""
     head, indent = f"  --{path} [{_shown(field.default)}]", " " * 6
+    text = text or _meaning(field)
     return f"{head}\n" + textwrap.fill(
         text, WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
     )
+
+
+def _meaning(field: FieldInfo) -> str:
+    return " ".join((field.description or "").split())
 
 
 def _shown(default: Any) -> str:
@@ -204,9 +188,9 @@ def _shown(default: Any) -> str:
     return default if isinstance(default, str) else brief(default)
 
 
-def _in_short(field: FieldInfo, text: str) -> str:
+def _in_short(field: FieldInfo) -> str:
     """What there is to choose from, and the first sentence, unless that is of one choice."""
-    names = _choices(field.annotation)
+    names, text = _choices(field.annotation), _meaning(field)
     # A sentence ends where a blank and a capital or a choice follow.
     found = re.match(r"(.+?)[.;:](?= [A-Z`]|$)", text)
     sentence = f"{found[1]}." if found else text

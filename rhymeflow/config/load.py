@@ -86,12 +86,8 @@ def parse_config(text: str, overrides: Overrides | None = None, *, where: str = 
     return fields.validate(values, source)
 
 
-_BEFORE = {"schedule": {"batch_order": "finished", "accumulate_early": False}}
-"""What was done before there was a field for it, where that is not its default."""
-
-
 def config_from_json(text: str, *, where: str) -> Config:
-    """Read what `Config.model_dump_json` wrote, perhaps in another version; `where` names it.
+    """Read what `Config.model_dump_json` wrote; `where` names it.
 
     Raises `UserError`.
     """
@@ -99,9 +95,6 @@ def config_from_json(text: str, *, where: str) -> Config:
         values = json.loads(text)
     except ValueError as error:
         raise UserError(f"{where}: is not JSON: {error}") from None
-    for section, before in _BEFORE.items():
-        if isinstance(values, dict) and isinstance(values.get(section), dict):
-            values[section] = before | values[section]
     return fields.validate(values, fields.Source(where, None, frozenset()))
 
 

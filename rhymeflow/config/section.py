@@ -46,4 +46,5 @@ class Section(BaseModel):
         validate_default=True,
         allow_inf_nan=False,
         ser_json_inf_nan="constants",  # in `options`, which may hold anything
+        use_attribute_docstrings=True,
     )

