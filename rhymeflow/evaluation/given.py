@@ -14,7 +14,7 @@ from typing import Any
 from rhymeflow.config import Config, EvalConfig, EvalSuite
 from rhymeflow.config.load import list_recipes, parse_config, read_config
 from rhymeflow.errors import UserError, nearest
-from rhymeflow.learner.checkpoint_dirs import CHECKPOINTS, checkpoints_up_to
+from rhymeflow.store.checkpoint_dirs import CHECKPOINTS, checkpoints_up_to
 from rhymeflow.store.schema import EVENTS
 
 

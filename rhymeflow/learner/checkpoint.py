@@ -23,8 +23,8 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from rhymeflow.errors import UserError
-from rhymeflow.learner.checkpoint_dirs import UNFINISHED
 from rhymeflow.models.load import stop_token_ids
+from rhymeflow.store.checkpoint_dirs import UNFINISHED
 from rhymeflow.utils.disk import flush
 
 STATE_FILE = "learner.pt"

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import xxhash
 
-from rhymeflow.learner.checkpoint_dirs import CHECKPOINTS, checkpoints_up_to
 from rhymeflow.mirror.objects import Tree
 from rhymeflow.mirror.remote import Remote, Unreachable
+from rhymeflow.store.checkpoint_dirs import CHECKPOINTS, checkpoints_up_to
 
 HELD = "mirror-upload"
 """In the run directory: what is being copied."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from rhymeflow.errors import UserError
-from rhymeflow.learner.checkpoint_dirs import CHECKPOINTS, checkpoints_up_to
+from rhymeflow.store.checkpoint_dirs import CHECKPOINTS, checkpoints_up_to
 from rhymeflow.store.schema import EVENTS
 
 

@@ -14,9 +14,9 @@ from contextlib import closing
 from pathlib import Path
 
 from rhymeflow.errors import UserError
-from rhymeflow.learner.checkpoint_dirs import CHECKPOINTS, checkpoints_up_to
 from rhymeflow.observe import metrics
 from rhymeflow.store import mirrored, schema
+from rhymeflow.store.checkpoint_dirs import CHECKPOINTS, checkpoints_up_to
 from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.store.schema import EVENTS
 

@@ -26,13 +26,6 @@ from rhymeflow.data.encode import Tokenizer
 from rhymeflow.data.run_prompts import LOOKED_AT, RunPrompts
 from rhymeflow.environments import check_calls, check_rows, tool_schemas_apart
 from rhymeflow.errors import StorageError, UserError, to_resume
-from rhymeflow.learner.checkpoint_dirs import (
-    CHECKPOINTS,
-    DAMAGED,
-    checkpoints_up_to,
-    rename,
-    set_aside,
-)
 from rhymeflow.mirror.mirror import Mirror
 from rhymeflow.observe import metrics, summary
 from rhymeflow.observe.metrics import MetricsWriter
@@ -59,6 +52,13 @@ from rhymeflow.runtime.start import check_start
 from rhymeflow.runtime.supervisor import Supervisor, WorkerDied
 from rhymeflow.store import previous_run
 from rhymeflow.store.base import TrajectoryStore
+from rhymeflow.store.checkpoint_dirs import (
+    CHECKPOINTS,
+    DAMAGED,
+    checkpoints_up_to,
+    rename,
+    set_aside,
+)
 from rhymeflow.store.damage import explained
 from rhymeflow.store.schema import EVENTS
 from rhymeflow.store.writer import SqliteTrajectoryStore

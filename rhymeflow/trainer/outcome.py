@@ -15,8 +15,8 @@ from typing import Any
 
 from rhymeflow.config import Config, EvalSuite
 from rhymeflow.errors import UserError
-from rhymeflow.learner.checkpoint_dirs import CHECKPOINTS, checkpoints_up_to
 from rhymeflow.observe import metrics
+from rhymeflow.store.checkpoint_dirs import CHECKPOINTS, checkpoints_up_to
 from rhymeflow.store.schema import EVENTS
 from rhymeflow.trainer.history import History, Rhythm, eval_name
 from rhymeflow.trainer.inputs import Inputs

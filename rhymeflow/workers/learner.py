@@ -20,13 +20,13 @@ from rhymeflow.config import Config
 from rhymeflow.core.types import TrajectoryId, Version
 from rhymeflow.errors import UserError
 from rhymeflow.learner.base import Batch
-from rhymeflow.learner.checkpoint_dirs import CHECKPOINTS
 from rhymeflow.learner.sample import Sample
 from rhymeflow.learner.saver import Saver
 from rhymeflow.learner.single import Learner
 from rhymeflow.learner.token_details import TokenDetails
 from rhymeflow.models.load import load_model, load_tokenizer, resolve_device, resolve_dtype
 from rhymeflow.models.rope import settled
+from rhymeflow.store.checkpoint_dirs import CHECKPOINTS
 from rhymeflow.store.handle import store_in
 from rhymeflow.store.reader import TrajectoryRecord
 from rhymeflow.utils import progress

@@ -23,10 +23,10 @@ from rhymeflow.config import Config
 from rhymeflow.core.types import CUT, Version
 from rhymeflow.errors import UserError
 from rhymeflow.learner.base import Batch
-from rhymeflow.learner.checkpoint_dirs import checkpoints_up_to
 from rhymeflow.learner.sample import Sample
 from rhymeflow.learner.single import Learner
 from rhymeflow.reward.components import WeightedSum
+from rhymeflow.store.checkpoint_dirs import checkpoints_up_to
 from rhymeflow.store.handle import Reader
 from rhymeflow.store.previous_run import config_of
 from rhymeflow.store.reader import TrajectoryRecord

@@ -11,11 +11,11 @@ from benchmarks.faults import wal
 from rhymeflow.config import Config
 from rhymeflow.core.coordinator import Coordinator
 from rhymeflow.core.events import LearnerReady, Tick
-from rhymeflow.learner.checkpoint_dirs import checkpoints_up_to, set_aside
 from rhymeflow.runtime import run_dir, snapshot
 from rhymeflow.runtime.replay import beginning, recall, replay
 from rhymeflow.runtime.snapshot import Snapshot
 from rhymeflow.runtime.supervisor import Supervisor
+from rhymeflow.store.checkpoint_dirs import checkpoints_up_to, set_aside
 from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.store.writer import SqliteTrajectoryStore
 

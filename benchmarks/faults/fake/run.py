@@ -30,11 +30,11 @@ from rhymeflow.core.coordinator import Coordinator
 from rhymeflow.core.events import Event
 from rhymeflow.core.strategies.schedules import SCHEDULES
 from rhymeflow.errors import StorageError, UserError
-from rhymeflow.learner.checkpoint_dirs import CHECKPOINTS
 from rhymeflow.runtime import event_log, in_force, run_dir
 from rhymeflow.runtime.damage import check_log
 from rhymeflow.runtime.replay import beginning, recall
 from rhymeflow.runtime.train import Machine, attempt
+from rhymeflow.store.checkpoint_dirs import CHECKPOINTS
 
 WORKER_TIMEOUT = 5.0
 """Virtual seconds."""

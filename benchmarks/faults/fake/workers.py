@@ -18,11 +18,11 @@ from rhymeflow.config import Config
 from rhymeflow.core.types import Version
 from rhymeflow.engine.base import Limits
 from rhymeflow.learner.checkpoint import remove_others
-from rhymeflow.learner.checkpoint_dirs import CHECKPOINTS, UNFINISHED
 from rhymeflow.learner.saver import Saved
 from rhymeflow.reward.components import component_names
 from rhymeflow.reward.executor import Outcome, RewardDone, RewardError
 from rhymeflow.reward.messages import RewardRequest
+from rhymeflow.store.checkpoint_dirs import CHECKPOINTS, UNFINISHED
 from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.suites.sections import reward_sections
 from rhymeflow.utils.consecutive_failures import ConsecutiveFailures
