@@ -1,0 +1,171 @@
+"""The coordinator gives the commands of recorded runs for their events, one by one.
+
+The streams are of real, fake and simulated runs (`record_stream.py`). `KINDS`, `FIELDS`, `SINCE`,
+`VALUES` translate names of the time of recording into today's. Lengths are predicted as they were
+then, too, and so a change of the predictor alone touches only the comparison with today's own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import json
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from rhymeflow.core import commands, events
+from rhymeflow.core.coordinator import Coordinator
+from rhymeflow.core.cost import CostModel
+from rhymeflow.core.histopipe.pipeline import Pipeline
+from rhymeflow.core.plan import Plan, Schedule
+from rhymeflow.core.strategies.base import NoLayout, Settings
+from rhymeflow.core.strategies.schedules import MIGRATION, ROUTING, SCHEDULES, SYNC
+from tests.core import invariants
+
+STREAMS = sorted((Path(__file__).parent / "streams").glob("*.jsonl.gz"))
+
+KINDS: dict[str, type] = {}
+"""Recorded kinds of events and commands whose class has another name today."""
+FIELDS: dict[str, dict[str, str | None]] = {}
+"""By recorded kind, or `plan`, `schedule`, `settings`, `cost`: today's names; None: it is gone."""
+SINCE: dict[str, dict[str, Any]] = {}
+"""By the same: fields that came later, by today's name, with their value in these runs."""
+VALUES: dict[str, str] = {}
+"""Values that are called otherwise today: rules, reasons."""
+
+Row = list[Any]
+
+
+def translated(kind: str, recorded: dict[str, Any]) -> dict[str, Any]:
+    """Fields by today's names."""
+    names = FIELDS.get(kind, {})
+    today = {
+        names.get(name, name): VALUES.get(x, x) if isinstance(x, str) else x
+        for name, x in recorded.items()
+    }
+    today.pop(None, None)
+    return today | SINCE.get(kind, {})
+
+
+class Stream:
+    """A recorded run."""
+
+    def __init__(self, path: Path) -> None:
+        with gzip.open(path, "rt") as file:
+            self.head, *self.lines = map(json.loads, file)
+
+    def item(self, table: str, module: Any, row: Row) -> Any:
+        """An event or a command."""
+        kind, *values = row
+        fields = translated(kind, dict(zip(self.head[table][kind], values, strict=True)))
+        return msgspec.convert(fields, KINDS.get(kind) or getattr(module, kind))
+
+
+def plan(recorded: dict[str, Any]) -> Plan:
+    return Plan(**translated("plan", recorded))
+
+
+def schedule(recorded: dict[str, Any]) -> Schedule:
+    values = translated("schedule", recorded)
+    settings = translated("settings", values["settings"])
+    cost = CostModel(**translated("cost", settings["cost"]))
+    rules = {"routing": ROUTING, "sync": SYNC, "migration": MIGRATION}
+    layout = values["layout"]
+    return Schedule(
+        **values
+        | {name: known[values[name]] for name, known in rules.items()}
+        | {"settings": Settings(**settings | {"cost": cost})}
+        | {"layout": NoLayout if layout is None else partial(Pipeline, **layout)}
+    )
+
+
+class Predictions:
+    """Answers as recorded, whatever was learned; `upon` is told the answers of an event."""
+
+    def __init__(self, lengths: Any) -> None:
+        self._lengths, self._answers = lengths, dict[str, float]()
+
+    def upon(self, answers: dict[str, float]) -> None:
+        self._answers = answers
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._lengths, name)
+
+    def _answer(self, *question: Any) -> float:
+        return self._answers[json.dumps(question)]
+
+    @property
+    def explained_variance(self) -> float:
+        return self._answer("explained_variance")
+
+    def expected(self, group: int) -> float:
+        return self._answer("expected", group)
+
+    def remaining(self, trajectory: Any) -> float:
+        return self._answer("remaining", trajectory)
+
+    def quantile(self, group: int, q: float) -> float:
+        return self._answer("quantile", group, q)
+
+
+def differences(stream: Stream, *, predicts: bool) -> Iterator[str]:
+    """Where today's commands differ. `predicts`: by the coordinator's own predictions of lengths,
+    otherwise by those recorded."""
+    coordinator: Any = None
+    for number, line in enumerate(stream.lines, start=1):
+        if isinstance(line, dict):
+            rules = plan(line["plan"]), schedule(line["schedule"])
+            if coordinator is None:
+                coordinator = Coordinator(*rules)
+                if not predicts:
+                    coordinator.state.lengths = Predictions(coordinator.state.lengths)
+            else:
+                coordinator.reconfigure(*rules)
+            continue
+        if not predicts:
+            coordinator.state.lengths.upon(line[2])
+        event = stream.item("events", events, line[0])
+        then = [stream.item("commands", commands, row) for row in line[1]]
+        now = coordinator.handle(event)
+        if number % 50 == 0:
+            invariants.check(coordinator.state)
+        if now != then:
+            yield f"line {number}, {event}: {then} then, {now} now"
+
+
+@pytest.mark.parametrize("path", STREAMS, ids=lambda path: path.name.partition(".")[0])
+def test_the_events_of_recorded_runs_give_their_commands(path: Path) -> None:
+    stream = Stream(path)
+
+    assert next(differences(stream, predicts=False), None) is None
+    if stream.head["has_predictions"]:  # and where routing depends on them, also with today's own
+        assert next(differences(stream, predicts=True), None) is None
+
+
+def test_the_streams_have_every_rule_event_and_command() -> None:
+    rules, kinds = set[str](), set[str]()
+    for path in STREAMS:
+        for line in Stream(path).lines:
+            if isinstance(line, dict):
+                names = ("name", "routing", "sync", "migration")
+                rules |= {line["schedule"][name] for name in names}
+            else:
+                kinds |= {row[0] for row in (line[0], *line[1])}
+
+    assert rules == {*SCHEDULES, *ROUTING, *SYNC, *MIGRATION}
+    assert kinds == {*Stream(STREAMS[0]).head["events"], *Stream(STREAMS[0]).head["commands"]}
+
+
+def test_a_stream_names_all_fields_there_were() -> None:
+    head = Stream(STREAMS[0]).head
+    for table, module in (("events", events), ("commands", commands)):
+        for kind, fields in head[table].items():
+            today = {
+                field.name for field in dataclasses.fields(KINDS.get(kind) or getattr(module, kind))
+            }
+            assert today == set(translated(kind, dict.fromkeys(fields)))
