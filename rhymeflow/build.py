@@ -10,21 +10,27 @@ import inspect
 import math
 import sys
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from rhymeflow import profiles
 from rhymeflow.config import Config, ScheduleConfig
 from rhymeflow.config.fields import brief
-from rhymeflow.core.plan import Admission, Plan, Schedule
-from rhymeflow.core.strategies.base import MAX_ASSIGNMENTS, Layout, NoLayout, Settings
+from rhymeflow.core.plan import Plan, Schedule
+from rhymeflow.core.strategies.base import MAX_ASSIGNMENTS, NoLayout, Settings
 from rhymeflow.core.strategies.schedules import MIGRATION, ROUTING, SCHEDULES, SYNC
 from rhymeflow.core.types import HELD_OUT, SuiteName
 from rhymeflow.errors import UserError, suggestion
 from rhymeflow.utils.imported import imported
 
 Rule = TypeVar("Rule", bound=Callable[..., Any])
+
+FILTERED_BATCHES = 4
+"""Batches' worth of groups that may be filtered between two steps; then they pass."""
+STUCK_GROUPS = 1
+"""Groups that may be missing for a batch to count as stuck."""
+RETRIES = 2
+"""Times a prompt is retried because of `schedule.on_stuck`; then it is waited for."""
 
 
 def plan(config: Config) -> Plan:
@@ -44,10 +50,10 @@ def plan(config: Config) -> Plan:
         extra_groups=rules.extra_groups,
         extra_generations=rules.extra_generations,
         filter_zero_variance=rules.filter_zero_variance,
-        max_filtered=rules.max_filtered_batches * groups_per_batch,
+        max_filtered=FILTERED_BATCHES * groups_per_batch,
         on_stuck=rules.on_stuck,
-        stuck_threshold=rules.stuck_threshold,
-        max_retries=rules.max_retries,
+        stuck_threshold=STUCK_GROUPS,
+        max_retries=RETRIES,
     )
 
 
@@ -69,11 +75,11 @@ def schedule(config: Config) -> Schedule:
             "rollout.temperature = 0: the responses of a group would all be the same, and every "
             "advantage 0; greedy is for evaluation (run.eval_temperature, eval, generate)"
         )
-    chosen = rules_in_force(config)
+    chosen, bundle = rules_in_force(config), SCHEDULES[config.schedule.name]
     assert chosen.on_pull is not None
     return Schedule(
         name=chosen.name,
-        admission=_admission(chosen),
+        admission=bundle.admission,
         routing=_piece("routing", chosen.routing, ROUTING, "view"),
         sync=_piece("sync", chosen.sync, SYNC, "instance, view"),
         on_pull=chosen.on_pull,
@@ -82,7 +88,7 @@ def schedule(config: Config) -> Schedule:
         settings=_settings(chosen, config.rollout.num_generations),
         max_interrupts=MAX_ASSIGNMENTS,
         pulls_to_evaluate=True,
-        layout=_layout(chosen),
+        layout=bundle.layout or NoLayout,
     )
 
 
@@ -124,8 +130,6 @@ def rules_in_force(config: Config) -> ScheduleConfig:
         "max_inflight_batches": float(bundle.max_inflight_batches or chosen.bound + 1),
         "batch_order": bundle.batch_order,
         "accumulate_early": bundle.accumulate_early and not needs_whole_batch,
-        "throughput_ratio": bundle.throughput_ratio,
-        "max_slowdown": 1 + (chosen.bound + 1) / 8,
     }
     missing = {name: value for name, value in own.items() if getattr(chosen, name) is None}
     return chosen.model_copy(update=missing)
@@ -135,22 +139,6 @@ def _name(rule: Callable[..., Any], known: Mapping[str, Rule]) -> str:
     return next(name for name, each in known.items() if each is rule)
 
 
-def _layout(chosen: ScheduleConfig) -> Callable[[], Layout]:
-    layout = SCHEDULES[chosen.name].layout
-    if layout is None:
-        return NoLayout
-    return partial(
-        layout, alternate_order=chosen.alternate_order, balance_instances=chosen.balance_instances
-    )
-
-
-def _admission(chosen: ScheduleConfig) -> Admission:
-    """A step that is laid out in the same order as the one before waits for it."""
-    bundle = SCHEDULES[chosen.name]
-    waits = bundle.layout is not None and not chosen.alternate_order
-    return "lockstep" if waits else bundle.admission
-
-
 def _max_inflight_groups(chosen: ScheduleConfig, groups_per_batch: int) -> int:
     """Groups in flight at a time: so many batches' worth."""
     assert chosen.max_inflight_batches is not None
@@ -158,18 +146,12 @@ def _max_inflight_groups(chosen: ScheduleConfig, groups_per_batch: int) -> int:
 
 
 def _settings(chosen: ScheduleConfig, num_generations: int) -> Settings:
-    assert chosen.throughput_ratio is not None
-    assert chosen.max_slowdown is not None
     return Settings(
         # Strategies weigh decoding only, which is the same however many devices train.
         cost=profiles.load(chosen.cost_model).cost(train_devices=1),
-        routing_gain=chosen.routing_gain,
-        kv_headroom=chosen.kv_headroom,
-        max_waiting=chosen.max_waiting,
-        throughput_ratio=chosen.throughput_ratio,
-        max_slowdown=chosen.max_slowdown,
-        outlier_ratio=chosen.outlier_ratio,
         group_size=num_generations + chosen.extra_generations,
+        throughput_ratio=SCHEDULES[chosen.name].throughput_ratio,
+        max_slowdown=1 + (chosen.bound + 1) / 8,
     )
 
 

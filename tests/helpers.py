@@ -10,7 +10,6 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from rhymeflow.core.commands import (
     Abort,
@@ -51,7 +50,6 @@ from rhymeflow.core.events import (
     TurnEnded,
     VersionPublished,
 )
-from rhymeflow.core.histopipe.pipeline import Pipeline
 from rhymeflow.core.plan import Plan, Schedule
 from rhymeflow.core.strategies.base import NoLayout
 from rhymeflow.core.strategies.schedules import SCHEDULES
@@ -59,7 +57,6 @@ from rhymeflow.core.types import EvaluationId, TrajectoryId
 from tests.core import invariants
 from tests.core.strategies.fleets import SETTINGS
 
-TIERS = {"alternate_order": True, "balance_instances": True}
 LONGEST = 6
 """Tokens of the longest response, less one."""
 
@@ -99,7 +96,7 @@ def a_schedule(name: str = "staleflow", **changes: object) -> Schedule:
         name, bundle.admission, bundle.routing, bundle.sync, bundle.on_pull, bundle.migration,
         max_inflight_groups=1000, settings=replace(SETTINGS, cost=COST), max_interrupts=512,
         pulls_to_evaluate=True,
-        layout=partial(Pipeline, **TIERS) if bundle.layout is not None else NoLayout,
+        layout=bundle.layout or NoLayout,
     )  # fmt: skip
     return replace(made, **changes)  # type: ignore[arg-type]
 

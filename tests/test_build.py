@@ -47,7 +47,7 @@ def test_every_number_arrives() -> None:
         schedule=ScheduleConfig(
             max_staleness=3, batch_order="requested", extra_groups=2, extra_generations=1,
             filter_zero_variance=True,
-            max_filtered_batches=9, on_stuck="retry", stuck_threshold=8, max_retries=4,
+            on_stuck="retry",
         ),
     )  # fmt: skip
     made = build.plan(config)
@@ -63,10 +63,10 @@ def test_every_number_arrives() -> None:
         "extra_groups": 2,
         "extra_generations": 1,
         "filter_zero_variance": True,
-        "max_filtered": 54,
+        "max_filtered": 24,
         "on_stuck": "retry",
-        "stuck_threshold": 8,
-        "max_retries": 4,
+        "stuck_threshold": 1,
+        "max_retries": 2,
     }
 
 
@@ -134,27 +134,16 @@ def test_the_rules_in_force_are_all_named_and_make_the_same_schedule(name: str) 
     assert build.rules_in_force(given.model_copy(update={"schedule": named})) == named
 
 
-def test_what_a_schedule_leaves_open_is_as_given() -> None:
-    made = build.schedule(rules(name="rhymeflow", throughput_ratio=7.0, max_slowdown=2.0))
-    assert (made.settings.throughput_ratio, made.settings.max_slowdown) == (7.0, 2.0)
+def test_stragglers_may_be_slower_the_further_the_bound() -> None:
     for bound, max_slowdown in ((0, 1.125), (1, 1.25), (3, 1.5)):
         made = build.schedule(rules(name="rhymeflow", max_staleness=bound))
         assert made.settings.max_slowdown == max_slowdown
 
 
-def test_steps_are_laid_out_as_configured_and_in_one_order_wait_for_one_another() -> None:
-    def made(**changes: Any) -> tuple[bool, bool, str]:
-        schedule = build.schedule(rules(name="histopipe", **changes))
-        layout = schedule.layout()
-        assert isinstance(layout, Pipeline)
-        assert layout is not schedule.layout(), "each run has its own"
-        return layout.alternate_order, layout.balance_instances, schedule.admission
-
-    assert made() == (True, True, "protocol")
-    assert made(balance_instances=False) == (True, False, "protocol")
-    assert made(alternate_order=False) == (False, True, "lockstep")
-    other = build.schedule(rules(name="staleflow", alternate_order=False))
-    assert (other.layout, other.admission) == (NoLayout, "protocol")
+def test_each_run_has_a_layout_of_its_own() -> None:
+    schedule = build.schedule(rules(name="histopipe"))
+    assert isinstance(schedule.layout(), Pipeline)
+    assert schedule.layout() is not schedule.layout()
 
 
 def test_pieces_by_name() -> None:
@@ -167,13 +156,9 @@ def test_pieces_by_name() -> None:
     assert (made.routing, made.sync, made.on_pull) == (waterfall, when_idle, "keep")
 
 
-def test_weights() -> None:
-    chosen = rules(
-        cost_model="qwen2.5-14b-h20", routing_gain=0.5, max_waiting=7, throughput_ratio=2.5
-    )
-    made = build.schedule(chosen).settings
+def test_strategies_weigh_with_the_cost_model() -> None:
+    made = build.schedule(rules(cost_model="qwen2.5-14b-h20")).settings
     assert made.cost == profiles.load("qwen2.5-14b-h20").cost(1)
-    assert (made.routing_gain, made.max_waiting, made.throughput_ratio) == (0.5, 7, 2.5)
 
 
 def first_come(view, key=None):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
-from rhymeflow.config.section import NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section
+from rhymeflow.config.section import NonNegative, PositiveFloat, Section
 from rhymeflow.utils.bounds import FIXED_BOUNDS, bound_of
 
 
@@ -62,46 +62,17 @@ class ScheduleConfig(Section):
     for `rhymeflow`, as many as the bound allows for the others."""
     cost_model: str = "demo-cpu"
     """What routing weighs with: a profile's name, or a file that `rhymeflow calibrate` wrote."""
-    routing_gain: NonNegativeFloat = 0.0
-    """StaleFlow's mu: an instance is taken if it gains at least this share of what an empty one
-    would. Its authors take 0.2 to 0.3, which leaves caches half empty for fresher versions; in our
-    measurements 0 trains more (docs/lab-log.md)."""
-    kv_headroom: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    """Share of an instance's KV cache that `waterfall` leaves free, so that what runs can grow."""
-    max_waiting: NonNegative = 3
-    """With more than this many waiting on an instance, they are sent back to be routed anew."""
-    throughput_ratio: Annotated[float, Field(gt=1)] | None = None
-    """An instance gives work away to one that has this many times less of it. `None` as the
-    schedule has it: 3 for `rhymeflow`, 5 (StaleFlow's) for the others."""
-    max_slowdown: Annotated[float, Field(gt=1)] | None = None
-    """Sync rule `gather_stragglers`: how many times slower than alone a response may be decoded
-    among those that the last instances of an old version take over. `None`: 1 + (bound + 1) / 8."""
-    alternate_order: bool = True
-    """`histopipe`: a step's layout runs against the one before it, and an instance begins the next
-    step while others are at this one. `False`: every step waits for the one before."""
-    balance_instances: bool = True
-    """`histopipe`: long responses get more instances, by search over completion times. `False`:
-    every instance gets as many prompts."""
-    outlier_ratio: Annotated[float, Field(gt=1)] = 1.5
-    """`histopipe`: a response among the last of its instance is moved elsewhere, or put off to the
-    next step, when it has this many times the tokens that its prompt's history predicted."""
     extra_groups: NonNegative = 0
     """Groups generated for each batch beyond `groups_per_batch`; the slowest are aborted."""
     extra_generations: NonNegative = 0
     """Trajectories generated for each group beyond `num_generations`; the slowest are aborted."""
     filter_zero_variance: bool = False
     """Train on no group whose rewards do not differ, but on another prompt (DAPO's dynamic
-    sampling)."""
-    max_filtered_batches: Positive = 4
-    """How many batches' worth of groups may be filtered between two steps; then they pass."""
+    sampling). Of four batches' worth of groups between two steps; then they pass."""
     on_stuck: Literal["wait", "retry", "truncate"] = "wait"
-    """What is done when an idle learner waits for the last `stuck_threshold` groups of a batch:
-    `retry` aborts them and requests their prompts again, `truncate` finishes them early and
-    trains on what there is."""
-    stuck_threshold: Positive = 1
-    """Groups that may be missing for a batch to count as stuck."""
-    max_retries: NonNegative = 2
-    """Times a prompt is retried because of `on_stuck`; then it is waited for."""
+    """What is done when an idle learner waits for the last group of a batch: `retry` aborts it and
+    requests its prompt again, twice at most; `truncate` finishes it early and trains on what there
+    is."""
 
     @property
     def bound(self) -> int:

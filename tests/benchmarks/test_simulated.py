@@ -36,8 +36,6 @@ def simulated(monkeypatch):
         told = dict(one.settings)
         name = told["schedule.name"]
         rate = {"synchronous": 100.0, "staleflow": 250.0, "histopipe": 200.0}.get(name, 300.0)
-        if told.get("schedule.balance_instances") == "false":
-            rate = 150.0
         if told["drafting.window"] != "off":
             rate *= 1.5
         return {
@@ -213,11 +211,10 @@ def test_histopipe_reports_each_stage_and_the_published_place_is_the_target(simu
     assert {r["stage"]: r["over synchronous"] for r in there} == {
         "synchronous": 1.0,
         "synchronous, drafts": 1.5,
-        "pipeline": 1.5,
         "+ two tiers": 2.0,
         "+ drafts": 3.0,
     }
-    assert [t["met"] for t in result["targets"]] == [True] * 5
+    assert [t["met"] for t in result["targets"]] == [True] * 4
     assert "14b, 16K, 128 devices" in result["targets"][0]["name"]
     assert result["targets"][-1]["value"] == pytest.approx(0.04)
 
@@ -229,7 +226,7 @@ def test_histopipe_elsewhere_has_targets_too(simulated):
 
 
 def test_the_lengths_are_as_skewed_as_the_docstring_says():
-    cell = histopipe.Cell("14b", 16384, 128, "pipeline")
+    cell = histopipe.Cell("14b", 16384, 128, "+ two tiers")
     config = splits.configure(histopipe.case(cell), 64)
     lengths = workload(config, None)._lengths
     spread = math.log(lengths.at(1.5) / lengths.at(0)) / 1.5  # below the cut-off
@@ -283,12 +280,12 @@ def test_rows_can_be_asked_for():
 
 
 @pytest.mark.parametrize("module", [staleflow, histopipe])
-@pytest.mark.parametrize("name", ["synchronous", "pipeline", "partial"])
+@pytest.mark.parametrize("name", ["synchronous", "+ two tiers", "partial"])
 def test_targets_of_rows_that_were_not_asked_for_are_left_out(simulated, module, name):
     column = "stage" if module is histopipe else "schedule"
     if name in (histopipe.STAGES if module is histopipe else staleflow.SCHEDULES):
         result = module.run(arguments(module, "--only", f"{column}={name}"))
-        assert len(result["targets"]) == (name == "pipeline")
+        assert len(result["targets"]) == (name == "+ two tiers")
 
 
 def test_the_last_steps_can_be_left_uncounted():

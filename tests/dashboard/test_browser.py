@@ -206,8 +206,7 @@ def test_runs_side_by_side(seen: Seen, address: str) -> None:
     page.wait_for_url("**with=two**")
     page.wait_for_selector("text=What differs between their configurations")
     table = page.locator("details table").inner_text()
-    # The last follows from the bound.
-    fields = "learner.max_steps", "schedule.max_staleness", "schedule.max_slowdown"
+    fields = "learner.max_steps", "schedule.max_staleness"
     for field in fields:
         assert field in table
     assert page.locator("details tbody tr").count() == len(fields)

@@ -4,14 +4,11 @@ Groups are ranked by the length their responses are expected to have, and the ra
 ranking groups of as many groups each. A ranking group gets some instances of its own, over which
 the members of its groups are dealt out. In even steps instances are given to ranking groups from
 short to long, in odd steps from long to short (tier 1, `pipeline.py`), so that an instance that had
-long responses has short ones next, and begins them while others are still at this step. How many
-instances a ranking group gets is tier 2:
-
-- off: each as many;
-- on: as many as make completion times, by the cost model, grow linearly from the shortest ranking
-  group to the longest, `slope * high` to `high`. For each of some slopes the least `high` for which
-  there are enough instances is found by bisection. Two steps in a row take an instance about
-  `slope * high + high`, which is what the choice of the slope minimises.
+long responses has short ones next, and begins them while others are still at this step. A ranking
+group gets as many instances as make completion times, by the cost model, grow linearly from the
+shortest ranking group to the longest, `slope * high` to `high` (tier 2). For each of some slopes
+the least `high` for which there are enough instances is found by bisection. Two steps in a row take
+an instance about `slope * high + high`, which is what the choice of the slope minimises.
 
 **Completion times** are those of responses of known lengths that an instance begins together. By
 the cost model (`core/cost.py`), summed: while n decode, an iteration costs max(k2, k3 n + c) + k4,
@@ -63,18 +60,16 @@ class Share(NamedTuple):
 
 
 def lay_out(
-    groups: Sequence[Ranked], num_instances: int, cost: CostModel, places: int, *, balance: bool
+    groups: Sequence[Ranked], num_instances: int, cost: CostModel, places: int
 ) -> list[Share]:
     """Cut the groups into ranking groups, the shortest first, and give each its instances.
 
-    `places`: trajectories that an instance decodes at a time. `balance`: tier 2.
+    `places`: trajectories that an instance decodes at a time.
     """
     count = min(RANKING_GROUPS, num_instances, len(groups))
     ranked = iter(sorted(groups, key=lambda g: (g.mean, g.group)))
     parts = [list(islice(ranked, size)) for size in _even(count, len(groups))]
-    numbers = _even(count, num_instances)
-    if balance:
-        numbers = _balanced(parts, num_instances, cost, places)
+    numbers = _balanced(parts, num_instances, cost, places)
     return [
         Share(tuple(each.group for each in part), number)
         for part, number in zip(parts, numbers, strict=True)

@@ -29,15 +29,9 @@ class Place(NamedTuple):
 
 
 class Pipeline:
-    """The layouts computed so far, as far as their groups have not ended.
+    """The layouts computed so far, as far as their groups have not ended."""
 
-    Args:
-        alternate_order: tier 1, every other step in the opposite order.
-        balance_instances: tier 2, completion times that grow linearly.
-    """
-
-    def __init__(self, *, alternate_order: bool, balance_instances: bool) -> None:
-        self.alternate_order, self.balance_instances = alternate_order, balance_instances
+    def __init__(self) -> None:
         self.num_steps = 0
         """Steps laid out."""
         self._groups: dict[GroupId, tuple[int, tuple[InstanceId, ...]]] = {}
@@ -90,7 +84,6 @@ class Pipeline:
                 len(state.instances),
                 state.schedule.settings.cost,
                 min(instance.capacity for instance in state.instances.values()),
-                balance=self.balance_instances,
             )
             self.add_step(shares, list(state.instances))
 
@@ -101,7 +94,7 @@ class Pipeline:
 
     def add_step(self, shares: Sequence[Share], instances: Sequence[InstanceId]) -> None:
         """One more step: shares from short to long, or, every other time, from long to short."""
-        order = instances[::-1] if self.alternate_order and self.num_steps % 2 else instances
+        order = instances[::-1] if self.num_steps % 2 else instances
         start = 0
         for groups, number in shares:
             names = tuple(order[start : start + number])

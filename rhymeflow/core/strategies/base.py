@@ -54,17 +54,28 @@ class InstanceView(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The numbers that strategies weigh with; see the fields of the same names in the config."""
+    """The numbers that strategies weigh with."""
 
     cost: CostModel
-    routing_gain: float
-    kv_headroom: float
-    max_waiting: int
-    throughput_ratio: float
-    max_slowdown: float
-    outlier_ratio: float
     group_size: int
     """Trajectories of a group."""
+    throughput_ratio: float
+    """An instance gives work away to one that has this many times less of it: 3 for `rhymeflow`, 5
+    (StaleFlow's) for the others."""
+    max_slowdown: float
+    """How many times slower than alone a response may be decoded among those that the last
+    instances of an old version take over."""
+    routing_gain: float = 0.0
+    """StaleFlow's mu: an instance is taken if it gains at least this share of what an empty one
+    would. Its authors take 0.2 to 0.3, which leaves caches half empty for fresher versions; in our
+    measurements 0 trains more (docs/lab-log.md)."""
+    kv_headroom: float = 0.1
+    """Share of an instance's KV cache that `waterfall` leaves free, so that what runs can grow."""
+    max_waiting: int = 3
+    """With more than this many waiting on an instance, they are sent back to be routed anew."""
+    outlier_ratio: float = 1.5
+    """A response among the last of its instance is moved elsewhere, or put off to the next step,
+    when it has this many times the tokens that its prompt's history predicted (HistoPipe)."""
 
 
 class LengthPrediction(Protocol):

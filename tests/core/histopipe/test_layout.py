@@ -13,6 +13,7 @@ from rhymeflow.core.histopipe.layout import (
     RANKING_GROUPS,
     Ranked,
     Share,
+    _even,
     completion_time,
     duration,
     lay_out,
@@ -48,33 +49,25 @@ groups_of = st.lists(
 )
 
 
-@given(lengths=groups_of, num_instances=st.integers(1, 30), balance=st.booleans())
+@given(lengths=groups_of, num_instances=st.integers(1, 30))
 def test_every_group_and_every_instance_once(
-    lengths: list[list[float]], num_instances: int, balance: bool
+    lengths: list[list[float]], num_instances: int
 ) -> None:
     groups = [ranked(i, *each) for i, each in enumerate(lengths)]
-    shares = lay_out(groups, num_instances, COST_14B, 8, balance=balance)
+    shares = lay_out(groups, num_instances, COST_14B, 8)
     assert sorted(g for share in shares for g in share.groups) == list(range(len(groups)))
     assert sum(share.num_instances for share in shares) == num_instances
     assert all(share.groups and share.num_instances >= 1 for share in shares)
     assert len(shares) == min(RANKING_GROUPS, num_instances, len(groups))
     means = [max(groups[g].mean for g in share.groups) for share in shares]
     assert means == sorted(means), "the shortest first"
-    assert shares == lay_out(groups[::-1], num_instances, COST_14B, 8, balance=balance)
-
-
-def test_evenly_all_get_as_much() -> None:
-    shares = lay_out(skewed(128), 24, COST_14B, 64, balance=False)
-    assert {len(share.groups) for share in shares} == {16}
-    assert {share.num_instances for share in shares} == {3}
-    shares = lay_out(skewed(8), 11, COST_14B, 8, balance=False)
-    assert [share.num_instances for share in shares] == [1, 2, 1, 2, 1, 1, 2, 1]
+    assert shares == lay_out(groups[::-1], num_instances, COST_14B, 8)
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_balanced_completion_times_grow_linearly(seed: int) -> None:
     groups = skewed(1024, seed)
-    shares = lay_out(groups, 256, COST_14B, 64, balance=True)
+    shares = lay_out(groups, 256, COST_14B, 64)
     found = times(shares, groups)
     low, high = found[0], found[-1]
     assert low < high == max(found)
@@ -88,17 +81,17 @@ def test_balanced_completion_times_grow_linearly(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_two_steps_in_a_row_take_no_longer_than_evenly(seed: int, num_instances: int) -> None:
     groups = skewed(128, seed)
-    even, balanced = (
-        times(lay_out(groups, num_instances, COST_14B, 64, balance=balance), groups)
-        for balance in (False, True)
-    )
+    shares = lay_out(groups, num_instances, COST_14B, 64)
+    numbers = _even(len(shares), num_instances)
+    evenly = [share._replace(num_instances=n) for share, n in zip(shares, numbers, strict=True)]
+    even, balanced = times(evenly, groups), times(shares, groups)
     assert balanced[0] + balanced[-1] <= 1.001 * (even[0] + even[-1])
     assert max(balanced) <= max(even)
 
 
 def test_alike_groups_get_alike_instances() -> None:
     groups = [ranked(i, 1000, 1000) for i in range(64)]
-    shares = lay_out(groups, 16, COST_14B, 64, balance=True)
+    shares = lay_out(groups, 16, COST_14B, 64)
     assert {share.num_instances for share in shares} == {2}
 
 

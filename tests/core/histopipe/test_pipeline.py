@@ -13,9 +13,9 @@ from rhymeflow.core.types import TrajectoryId
 ABC = ("a", "b", "c")
 
 
-def planned(*, alternate: bool = True, steps: int = 1) -> Pipeline:
+def planned(*, steps: int = 1) -> Pipeline:
     """Groups 0 and 1 for one instance, 2 and 3 for two; the next step has groups 10 to 13, ..."""
-    made = Pipeline(alternate_order=alternate, balance_instances=True)
+    made = Pipeline()
     for step in range(steps):
         first = 10 * step
         shares = [Share((first, first + 1), 1), Share((first + 2, first + 3), 2)]
@@ -53,8 +53,6 @@ def test_every_other_step_runs_the_other_way() -> None:
     assert [names(made, group) for group in (0, 10, 20)] == [{"a"}, {"c"}, {"a"}]
     assert [names(made, group) for group in (2, 12, 22)] == [{"b", "c"}, {"a", "b"}, {"b", "c"}]
     assert [place.step for place in where(made, 22) if place] == [2] * 4
-    same = planned(steps=2, alternate=False)
-    assert (names(same, 0), names(same, 10)) == ({"a"}, {"a"})
 
 
 def test_the_step_of_an_instance_is_its_earliest() -> None:
@@ -97,7 +95,7 @@ def test_a_retried_group_joins_the_last_step() -> None:
     made = planned(steps=2)
     made.join(40, {"b", "a"})
     assert where(made, 40) == [Place(1, "a"), Place(1, "b")] * 2
-    empty = Pipeline(alternate_order=True, balance_instances=True)
+    empty = Pipeline()
     empty.join(0, ["a"])
     assert empty.place(TrajectoryId(0, 0)) == Place(0, "a")
 

@@ -46,7 +46,7 @@ class Placed(Pipeline):
         shares: dict[str, float] | None = None,
         moved: Collection[TrajectoryId] = (),
     ) -> None:
-        super().__init__(alternate_order=True, balance_instances=True)
+        super().__init__()
         self.places, self.shares, self.moved = places, shares or {}, moved
         self.num_steps = 1 + max((step for step, _ in places.values()), default=-1)
 

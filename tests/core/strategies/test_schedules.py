@@ -10,7 +10,6 @@ import pytest
 
 from rhymeflow.config import ScheduleConfig
 from rhymeflow.core.commands import Interrupt
-from rhymeflow.core.histopipe.pipeline import Pipeline
 from rhymeflow.core.lengths import LengthPredictor
 from rhymeflow.core.plan import Admission, OnPull
 from rhymeflow.core.strategies.migration import rebalance
@@ -64,13 +63,9 @@ PLANS: dict[str, dict[str, Any]] = {
 }
 
 
-def laid_out_run(plan: str, seed: int, *, alternate: bool, balance: bool) -> FakeRuntime:
-    """A run of `histopipe`; without tier 1 steps wait for one another, as in `planning`."""
-    rules = a_schedule(
-        "histopipe",
-        layout=lambda: Pipeline(alternate_order=alternate, balance_instances=balance),
-        admission="protocol" if alternate else "lockstep",
-    )
+def laid_out_run(plan: str, seed: int) -> FakeRuntime:
+    """A run of `histopipe`."""
+    rules = a_schedule("histopipe")
     # Of so large groups all that runs anywhere is the last tenth.
     rules = replace(rules, settings=replace(rules.settings, outlier_ratio=1.01, group_size=100))
     pick = random.Random(seed).randrange
@@ -80,13 +75,11 @@ def laid_out_run(plan: str, seed: int, *, alternate: bool, balance: bool) -> Fak
     ).run()  # fmt: skip
 
 
-@pytest.mark.parametrize("balance", [False, True])
-@pytest.mark.parametrize("alternate", [False, True])
 @pytest.mark.parametrize("plan", PLANS)
-def test_laid_out_runs_come_to_their_end(plan: str, alternate: bool, balance: bool) -> None:
+def test_laid_out_runs_come_to_their_end(plan: str) -> None:
     """In any order, with crashes; the fake runtime and the invariants check the laws on the way."""
     for seed in range(12):
-        runtime = laid_out_run(plan, seed, alternate=alternate, balance=balance)
+        runtime = laid_out_run(plan, seed)
         assert len(runtime.batches) == 6
         assert max(runtime.staleness) <= 1
         known = runtime.coordinator.state.layout
@@ -105,7 +98,7 @@ def test_outliers_move_in_whole_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     number = 0
     for seed in range(12):
-        runtime = laid_out_run("all", seed, alternate=True, balance=True)
+        runtime = laid_out_run("all", seed)
         taken = [t for c in runtime.commands if isinstance(c, Interrupt) for t in c.trajectories]
         assert len(set(taken)) == len(taken), "once each"
         number += len(taken)
