@@ -1,8 +1,9 @@
 """The setting RhymeRL was measured in, simulated: two tiers, then drafts.
 
 Published (arXiv 2508.18588; 128 Hopper GPUs, responses of up to 8K and 16K tokens): over a
-synchronous system 1.56x with two tiers, 2.34x with drafts (14B, mathematics), 2.6x at most; 2 to 6% of the responses are migrated or postponed. Batch and lengths
-are not published. Assumed, and fixed before schedules were compared:
+synchronous system 1.56x with two tiers, 2.34x with drafts (14B, mathematics),
+2.6x at most; 2 to 6% of the responses are migrated or postponed. Batch and lengths are not
+published. Assumed, and fixed before schedules were compared:
 
 - batch of 128 groups of 16; prompts of 1,024 tokens;
 - lengths are lognormal with a mean of a quarter of the longest and sigma 0.95, with which, before
