@@ -38,7 +38,7 @@ from benchmarks.simulated.schedules import EPOCH
 from benchmarks.staleflow import setting
 from rhymeflow.config import Config
 from rhymeflow.config.load import read_config
-from rhymeflow.sim.faults import HOUR, Devices, Failure, Victim, failures
+from rhymeflow.sim.faults import DETECTION, HOUR, Devices, Failure, Victim, failures
 from rhymeflow.sim.result import Result
 from rhymeflow.sim.simulate import run as simulate
 from rhymeflow.sim.workload import uniform, workload
@@ -174,8 +174,8 @@ def configure(cell: Cell) -> Config:
             "learner.groups_per_batch": str(cell.devices // 2),
             "run.save_steps": "1",  # a step takes minutes
             "simulation.skip_steps": str(SKIPPED),
-            "simulation.num_devices": str(cell.devices),
-            "simulation.rollout_devices": str(cell.rollout) if cell.rollout else "null",
+            "rollout.num_instances": str(cell.rollout or cell.devices),
+            "learner.num_ranks": str(cell.devices - cell.rollout),
             "simulation.colocated": "false" if cell.rollout else "true",
             "simulation.workload.num_prompts": str(cell.devices // 2 * EPOCH),
             # Work grows with plans and snapshots; steps last minutes.
@@ -213,7 +213,7 @@ def restarting(cell: Cell, quiet: Result, save_steps: int) -> dict[str, Any]:
     """The baseline: the same steps, many times over."""
     steps = list(quiet.step_seconds[SKIPPED : STEPS - UNCOUNTED])
     faults = configure(cell).simulation.faults
-    away = faults.detection_seconds + max(faults.instance_seconds, faults.learner_seconds)
+    away = DETECTION + max(faults.instance_seconds, faults.learner_seconds)
     columns: dict[str, Any] = {"recovery": f"restart, checkpoint every {save_steps}"}
     for rate in RATES:
         mtbf = MTBF_HOURS / rate

@@ -121,8 +121,7 @@ def as_it_ran(config: Config, profile: Path, run_dir: Path) -> Config:
         "skip_steps": SKIPPED,
         "tick_seconds": ROUND_SECONDS,
         "snapshot_seconds": STATUS_SECONDS,
-        "command_seconds": MESSAGE_SECONDS,
-        "event_seconds": MESSAGE_SECONDS,
+        "message_seconds": MESSAGE_SECONDS,
         "reward_seconds": seconds,
     }
     values = config.model_dump()

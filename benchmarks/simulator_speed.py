@@ -54,8 +54,8 @@ def seconds(instances: int) -> float:
             "schedule.name": "staleflow",
             "learner.max_steps": "10",
             "learner.groups_per_batch": str(SIZES[instances][0]),
-            "simulation.num_devices": str(2 * instances),
-            "simulation.rollout_devices": str(instances),
+            "rollout.num_instances": str(instances),
+            "learner.num_ranks": str(instances),
             "simulation.workload.mean_length": "4000",
         },
     )

@@ -41,7 +41,7 @@ def main() -> None:
     from rhymeflow.sim.workload import workload
 
     _, overrides = split_overrides(sys.argv[1:])
-    fields = {"schedule.name": "staleflow", "simulation.rollout_devices": "12"}
+    fields = {"schedule.name": "staleflow", "rollout.num_instances": "12"}
     for routing in ("fewest_requests", "waterfall", f"{__file__}:route"):
         fields["schedule.routing"] = routing
         config = read_config("cluster", fields | {"learner.max_steps": "6"} | overrides)

@@ -399,7 +399,7 @@ def test_all_of_help_has_every_field_with_its_meaning(capsys: pytest.CaptureFixt
 
 
 def test_help_of_simulate_has_its_section(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "--simulation.workload.kind" in shown(["simulate", "--help"], capsys)
+    assert "--simulation.workload.sigma" in shown(["simulate", "--help"], capsys)
     assert "simulation" not in shown(["train", "--help"], capsys)
 
 

@@ -166,11 +166,12 @@ def measure(one: Case, rollout_devices: int | None) -> Figures:
 
 def configure(one: Case, rollout_devices: int | None) -> Config:
     """Recipe `cluster` with the case's settings, on this split."""
+    each = profiles.load(dict(one.settings)["schedule.cost_model"]).devices_per_instance
     return read_config(
         "cluster",
         {
-            "simulation.num_devices": str(one.devices),
-            "simulation.rollout_devices": str(rollout_devices) if rollout_devices else "null",
+            "rollout.num_instances": str((rollout_devices or one.devices) // each),
+            "learner.num_ranks": str(one.devices - (rollout_devices or 0)),
             "simulation.colocated": "false" if rollout_devices else "true",
             **dict(one.settings),
         },

@@ -94,8 +94,7 @@ def _head(config: Config, policy: Policy) -> Iterator[str]:
     )
     yield (
         f"{cluster.nodes} x {cluster.gpus_per_node} GPUs of {cluster.gpu_memory_gb:g} GB, "
-        f"{cluster.memory_gb:g} GB and {cluster.cores_per_node} cores a node; runtime "
-        f"{config.runtime}"
+        f"{cluster.memory_gb:g} GB a node; runtime {config.runtime}"
     )
 
 

@@ -19,5 +19,3 @@ class ClusterConfig(Section):
     """GB of each GPU."""
     memory_gb: PositiveFloat = 1000.0
     """GB of main memory of each."""
-    cores_per_node: Positive = 96
-    """Cores of each."""

@@ -9,7 +9,7 @@ from rhymeflow.config.section import NonNegative, Positive, PositiveFloat, Secti
 
 class SftConfig(Section):
     """Supervised fine-tuning by `rhymeflow sft`. What is not here is as in RL: the model, the
-    files of `data`, and of `learner` AdamW's constants, clipping, packing and attention."""
+    files of `data`, and of `learner` AdamW's constants, clipping, packing, attention, threads."""
 
     source: str | None = None
     """Rows to learn from: a file as in `data.source`, or `warm_start:NAME` (the rows that a
@@ -24,9 +24,7 @@ class SftConfig(Section):
     messages of which the assistant's are learnt."""
     messages_column: str = "messages"
     """Column that holds a whole conversation, in rows that have no prompt: all turns of the
-    assistant are learnt."""
-    tools_column: str = "tools"
-    """Column that holds the tools of a row's conversation: a list of JSON schemas, or JSON text of
+    assistant are learnt. Column `tools` holds their tools: a list of JSON schemas, or JSON text of
     one. The chat template tells of them, as it does in training with `environment.tools`."""
     init: Literal["weights", "config"] = "weights"
     """What is trained: the model's weights, or random ones, by `run.seed`, of the model that its
@@ -47,5 +45,3 @@ class SftConfig(Section):
     """Precision of the saved weights: that which is computed in, or half the size of float32."""
     output_dir: str | None = None
     """Where the checkpoint goes, a directory that is not there yet; `None`: `runs/NAME-sft`."""
-    num_threads: Positive | None = None
-    """Threads that compute; `None` takes the machine's cores."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from rhymeflow.config.section import NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section
 
@@ -12,24 +12,15 @@ from rhymeflow.config.section import NonNegative, NonNegativeFloat, Positive, Po
 class WorkloadConfig(Section):
     """How long the responses of a simulated run are. `--workload RUN_DIR` takes them from a run.
 
-    Lengths follow `kind`, cut off at `rollout.max_completion_length`; each prompt has its own
+    Lengths are lognormal, cut off at `rollout.max_completion_length`; each prompt has its own
     level, so that what it did before says something about what it will do.
     """
 
-    kind: Literal["lognormal", "bimodal", "power_law"] = "lognormal"
-    """`bimodal`: short responses and long ones, both lognormal; `power_law`: many short, and a tail
-    that falls as a power of the length."""
     mean_length: PositiveFloat | None = None
     """Mean tokens of a response, after the cut-off; `None`: a quarter of
     `rollout.max_completion_length`."""
     sigma: PositiveFloat = 0.8
-    """Standard deviation of the logarithm, of each mode where there are two."""
-    long_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    """`bimodal`: share of responses in the long mode."""
-    long_ratio: Annotated[float, Field(gt=1)] = 6.0
-    """`bimodal`: how many times the short mode's median the long mode's is."""
-    tail_exponent: PositiveFloat = 1.5
-    """`power_law`: a response is longer than x with probability x to the power of minus this."""
+    """Standard deviation of the logarithm."""
     prompt_tokens: Positive = 128
     """Tokens of each prompt."""
     num_prompts: Positive = 10_000
@@ -39,8 +30,6 @@ class WorkloadConfig(Section):
     RhymeRL's authors report."""
     epoch_correlation: Annotated[float, Field(ge=0, le=1)] = 0.98
     """Correlation of a prompt's level between one epoch and the next; below 1 it drifts."""
-    decided_share: Annotated[float, Field(ge=0, le=1)] = 0.2
-    """Share of prompts whose responses all get the same reward."""
     mean_turns: Annotated[float, Field(ge=1, le=10_000)] = 1.0
     """Turns of the policy in a response, geometrically distributed, at most eight times as many;
     they share its length. 1: there is no environment."""
@@ -48,8 +37,6 @@ class WorkloadConfig(Section):
     """Tokens that the environment answers between two turns."""
     environment_seconds: NonNegativeFloat = 0.5
     """Mean seconds that an answer takes; lognormal."""
-    environment_sigma: NonNegativeFloat = 1.0
-    """Standard deviation of their logarithm."""
 
 
 class FaultsConfig(Section):
@@ -67,79 +54,39 @@ class FaultsConfig(Section):
     controller_mtbf_hours: PositiveFloat | None = None
     """The same of the controller's machine, whose failure ends all processes of the run, which is
     then resumed; `None`: it does not fail."""
-    failure_seed: NonNegative = 0
-    """Seeds the failures, and nothing else."""
-    detection_seconds: NonNegativeFloat = 10.0
-    """From a death to when it is noticed."""
     instance_seconds: NonNegativeFloat = 120.0
-    """From then until another instance has loaded, and joins. It takes over the responses of the
-    lost one by recomputing what was stored of them."""
+    """From when a death is noticed, ten seconds later, until another instance has loaded, and
+    joins. It takes over the responses of the lost one by recomputing what was stored of them."""
     learner_seconds: NonNegativeFloat = 180.0
-    """From then until another learner has loaded a checkpoint; training the batches since once more
-    comes on top."""
-    controller_seconds: NonNegativeFloat = 180.0
-    """From then until the controller is where it was. Learner and instances load meanwhile."""
-    store_seconds: PositiveFloat | None = 1.0
-    """How often the tokens in flight are stored, as in real runs; `None`: only when a response is
-    interrupted or complete, and at pulls."""
-    checkpoint_copy_seconds: NonNegativeFloat = 1.0
-    """How long the learner waits for a copy, at each checkpoint."""
-    checkpoint_write_seconds: NonNegativeFloat = 60.0
-    """How long it is written then, in the background, before it counts."""
+    """From then until another learner has loaded a checkpoint, or the controller is where it was.
+    Training the batches since the checkpoint once more comes on top."""
 
 
 class SimulationConfig(Section):
-    """The cluster that `rhymeflow simulate` runs a configuration on, in virtual time."""
+    """The cluster that `rhymeflow simulate` runs a configuration on, in virtual time:
+    `rollout.num_instances` instances and a learner of `learner.num_ranks` devices."""
 
     profile: str | None = None
     """How fast the cluster is: a profile's name or file; `None`: that of `schedule.cost_model`,
     so that routing weighs with the truth. Where neither is given, a shipped one of the same model
     and GPUs."""
-    num_devices: Positive | None = None
-    """Devices in all. `None`: `rollout.num_instances` instances, and `learner.num_ranks` devices
-    to train on."""
-    rollout_devices: Positive | None = None
-    """Those of them that instances run on, the rest trains; `None` takes half."""
     colocated: bool = False
-    """All devices generate, then all of them train, in turn. Only where the schedule's bound is 0:
-    else the two would go on at the same time on the same devices."""
+    """The devices of the instances generate, then all of them train, in turn. Only where the
+    schedule's bound is 0: else the two would go on at the same time on the same devices."""
     workload: WorkloadConfig = WorkloadConfig()
     faults: FaultsConfig = FaultsConfig()
     skip_steps: NonNegative = 1
     """Steps at the beginning that throughput and idle shares leave out."""
     acceptance: Annotated[float, Field(ge=0, lt=1)] = 0.7
     """Probability that a drafted token is accepted, given that those before it were, for a prompt
-    that was answered in an earlier epoch. RhymeRL's authors report 65% to 79% of drafted tokens.
-    Drafts follow `drafting.window` (`off`: none, else as many as pay) and `drafting.max_draft`."""
-    first_acceptance: Annotated[float, Field(ge=0, lt=1)] = 0.3
-    """The same for a prompt that was not answered before: drafts come from siblings only."""
-    share_prompts: bool = True
-    """Of running members of a group one computes the prompt and the others copy it, as the engine
-    does; `False` charges each of them."""
-    kv_watermark: Annotated[float, Field(ge=0, lt=1)] = 0.01
-    """Share of the KV cache that an admission leaves free, so that what runs can grow."""
+    that was answered in an earlier epoch; 0.3 for others, whose drafts come from siblings only.
+    RhymeRL's authors report 65% to 79% of drafted tokens. Drafts follow `drafting.window` (`off`:
+    none, else as many as pay) and `drafting.max_draft`."""
     tick_seconds: PositiveFloat = 0.01
     """The coordinator plans at most this often, and only when something has happened."""
     snapshot_seconds: PositiveFloat = 0.25
     """How often a busy instance says how it is, besides after commands."""
-    command_seconds: NonNegativeFloat = 0.001
-    """From the coordinator to an instance or the learner."""
-    event_seconds: NonNegativeFloat = 0.001
-    """From an instance or the learner to the coordinator."""
+    message_seconds: NonNegativeFloat = 0.001
+    """From the coordinator to an instance or the learner, and back."""
     reward_seconds: NonNegativeFloat = 0.01
     """For the reward of a response; any number are computed at a time."""
-    timeline_rows: Positive = 64
-    """Instances that the timeline shows; of more, evenly chosen ones."""
-
-    @model_validator(mode="after")
-    def _devices_fit(self) -> SimulationConfig:
-        if self.colocated and (self.num_devices is None or self.rollout_devices is not None):
-            raise ValueError("colocated takes num_devices, all of them, and no rollout_devices")
-        if self.rollout_devices is not None and (
-            self.num_devices is None or self.rollout_devices >= self.num_devices
-        ):
-            raise ValueError(
-                f"rollout_devices = {self.rollout_devices} leaves nothing to train on of "
-                f"num_devices = {self.num_devices}"
-            )
-        return self

@@ -57,7 +57,6 @@ class RowEncoder:
         self._prompt_column = data.prompt_column
         self._completion_column = sft.completion_column
         self._messages_column = sft.messages_column
-        self._tools_column = sft.tools_column
         self._template_kwargs = data.chat_template_kwargs
 
     def encode(self, row: Row) -> Sample:
@@ -154,8 +153,8 @@ class RowEncoder:
         return Prompt(0, conversation[:first], {}, row.where), conversation[first:]
 
     def _tools(self, row: Row) -> list[Schema] | None:
-        value = row.values.get(self._tools_column)
-        where = f"{row.where}: column {self._tools_column!r}"
+        value = row.values.get("tools")
+        where = f"{row.where}: column 'tools'"
         if isinstance(value, str):
             try:
                 value = msgspec.json.decode(value)

@@ -69,8 +69,8 @@ def train(config: Config, say: Callable[[str], None]) -> Path:
 
 
 def _train(config: Config, say: Callable[[str], None], directory: Path) -> None:
-    if config.sft.num_threads is not None:
-        torch.set_num_threads(config.sft.num_threads)
+    if config.learner.num_threads is not None:
+        torch.set_num_threads(config.learner.num_threads)
     tokenizer = load_tokenizer(config.model)
     rows = load(config, tokenizer)
     learner = _learner(config, tokenizer)

@@ -159,7 +159,6 @@ def _configured(config: Config, changes: Mapping[str, int], profile: Path) -> Co
     for path, value in changes.items():
         section, field = path.split(".")
         values[section][field] = value
-    instances, ranks = values["rollout"]["num_instances"], values["learner"]["num_ranks"]
     bound = values["schedule"]["max_staleness"]
     steps = SKIPPED + STEPS + (config.schedule.bound if bound is None else bound) + 1
     values["learner"]["max_steps"] = steps
@@ -168,8 +167,6 @@ def _configured(config: Config, changes: Mapping[str, int], profile: Path) -> Co
     values["simulation"] |= {
         "profile": str(profile),
         "skip_steps": SKIPPED,
-        "num_devices": instances + ranks,
-        "rollout_devices": instances,
         "colocated": False,
     }
     return Config.model_validate(values)

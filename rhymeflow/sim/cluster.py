@@ -185,8 +185,8 @@ class Cluster:
         heappush(self._heap, (time, kind, self._num_queued, action, argument))
 
     def report(self, events: list[Event], seconds: float | None = None) -> None:
-        """The coordinator hears of these, `event_seconds` from now."""
-        delay = self.latencies.event_seconds if seconds is None else seconds
+        """The coordinator hears of these, `message_seconds` from now."""
+        delay = self.latencies.message_seconds if seconds is None else seconds
         self._at(self.now + delay, _EVENT, self._hear, events)
 
     # -- the coordinator ---------------------------------------------------------------------
@@ -243,7 +243,7 @@ class Cluster:
                     self._score([trajectory], self.latencies.reward_seconds)
                 case Accumulate() | Train():
                     self._at(
-                        self.now + self.latencies.command_seconds, _COMMAND, self._learn, command
+                        self.now + self.latencies.message_seconds, _COMMAND, self._learn, command
                     )
                 case Drop():
                     self.audit.drop(command)
@@ -254,7 +254,7 @@ class Cluster:
                 # CloseEnvironments: what they answer is not waited for.
         if to_instances:
             self._at(
-                self.now + self.latencies.command_seconds, _COMMAND, self._deliver, to_instances
+                self.now + self.latencies.message_seconds, _COMMAND, self._deliver, to_instances
             )
 
     # -- prompts and rewards -----------------------------------------------------------------
@@ -320,7 +320,7 @@ class Cluster:
         if done:
             for trajectory in done:
                 self.audit.complete(trajectory)
-            self._score(done, self.latencies.event_seconds + self.latencies.reward_seconds)
+            self._score(done, self.latencies.message_seconds + self.latencies.reward_seconds)
 
     def _answer(self, ended: TurnEnded) -> None:
         """An environment says what it has to, if anybody still waits for it."""

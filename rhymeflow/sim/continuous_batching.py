@@ -9,7 +9,7 @@
   that completes this makes its next token. Such iterations are decode spans of their own.
 - Between them n is constant, and all iterations up to the next end are one `DecodeSpan`; with
   drafts those up to the next end for which the choice of drafts is the same.
-- With `share_prompts`, of running members of a group one computes the prompt and the others copy
+- Of running members of a group one computes the prompt and the others copy
   it once it is there, for nothing (as the engine does); each holds it in the cache for itself.
 - In order of arrival what waits is admitted, up to `capacity`, while the cache has room for its
   tokens and `watermark` beyond. When the next iteration would not fit, the newest gives up its
@@ -345,7 +345,7 @@ class ContinuousBatch:
     def _plan_chunks(self) -> int:
         """Say what the next iteration prefills; return how many tokens."""
         budget = self.hardware.max_prefill_tokens
-        held = self._share() if self.hardware.share_prompts else frozenset()
+        held = self._share()
         self.chunks = []
         for place in self._prefilling:
             if not budget:

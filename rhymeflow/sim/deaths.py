@@ -55,7 +55,7 @@ class Deaths:
         self._check_hope()
         self.counts["instance" if isinstance(victim, int) else victim] += 1
         if victim == "controller":
-            self.silent_until = self._cluster.now + recovery.detection + recovery.controller
+            self.silent_until = self._cluster.now + recovery.detection + recovery.learner
         if isinstance(victim, int):
             self._lose_instance(victim, recovery)
         else:
@@ -81,7 +81,7 @@ class Deaths:
         if lost is not None:
             name, responses = lost
             stored = [TrajectoryInterrupted(r.id, name, 0, r.stored) for r in responses]
-            noticed = recovery.detection + cluster.latencies.event_seconds
+            noticed = recovery.detection + cluster.latencies.message_seconds
             cluster.report([*stored, InstanceLeft(name, "failure")], noticed)
         up = max(cluster.now + recovery.detection + recovery.instance, self.silent_until)
         cluster.at(up, cluster.join, (place, cluster.instances.losses(place)))

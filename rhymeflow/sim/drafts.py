@@ -59,7 +59,7 @@ class Drafts:
     Args:
         cost: of an iteration.
         acceptance: probability of a drafted token whose prompt was answered in an earlier epoch.
-        first_acceptance: the same for other prompts.
+        first_acceptance: the same for other prompts, whose drafts come from siblings.
         max_draft: most tokens drafted for one trajectory.
         kv_capacity: tokens that a cache holds.
     """
@@ -69,7 +69,7 @@ class Drafts:
         cost: CostModel,
         *,
         acceptance: float,
-        first_acceptance: float,
+        first_acceptance: float = 0.3,
         max_draft: int,
         kv_capacity: int,
     ) -> None:

@@ -22,6 +22,8 @@ from rhymeflow.core.types import Version
 from rhymeflow.sim.workload import uniform
 
 HOUR = 3600.0
+DETECTION = 10.0
+"""Seconds from a death to when it is noticed."""
 Victim = int | Literal["learner", "devices", "controller"]
 """What dies: the instance at this place; the learner; all instances and the learner; these and the
 controller."""
@@ -36,22 +38,23 @@ class Failure(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """What is lost by a death, and how long it takes to go on; times in seconds.
+    """What is lost by a death, and how long it takes to go on; times in seconds."""
 
-    The fields are those of `FaultsConfig`, `save_seconds` and `save_steps` those of `RunConfig`.
-    """
-
-    detection: float
     instance: float
     learner: float
-    controller: float
-    store: float | None
-    checkpoint_copy: float
-    checkpoint_write: float
+    """Of the learner, and of the controller: see `FaultsConfig`."""
     save_seconds: float
     save_steps: int
     evaluates: Callable[[Version], bool]
     """Whether held-out prompts are answered under a version."""
+    detection: float = DETECTION
+    store: float | None = 1.0
+    """How often the tokens in flight are stored, as in real runs; None: only when a response is
+    interrupted or complete, and at pulls."""
+    checkpoint_copy: float = 1.0
+    """How long the learner waits for a copy, at each checkpoint."""
+    checkpoint_write: float = 60.0
+    """How long it is written then, in the background, before it counts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,6 @@ class Hardware:
     """Tokens that one iteration prefills."""
     max_length: int
     """A response of this length ends for reason `length`, a shorter one for `stop`."""
-    share_prompts: bool
     keep_cache: bool
     drafts: Drafts | None = None
     """Chooses drafts; None: there are none."""
@@ -35,8 +34,8 @@ class Latencies:
 
     tick_seconds: float
     snapshot_seconds: float
-    command_seconds: float
-    event_seconds: float
+    message_seconds: float
+    """From the coordinator to an instance or the learner, and back."""
     reward_seconds: float
 
 

@@ -38,8 +38,7 @@ class Lengths:
 
     def __init__(self, config: WorkloadConfig, longest: int) -> None:
         mean = longest / 4 if config.mean_length is None else config.mean_length
-        shape = np.array([SHAPES[config.kind](config, score) for score in _SCORES])
-        table = _scaled(shape, mean, longest)
+        table = _scaled(config.sigma * _SCORES, mean, longest)
         self.rho = _rho(table, config.prompt_variance_share)
         self._table: list[float] = table.tolist()
 
@@ -49,40 +48,6 @@ class Lengths:
         index = min(int(position), len(self._table) - 2)
         low, high = self._table[index], self._table[index + 1]
         return max(1, round(low + (position - index) * (high - low)))
-
-
-# -- shapes: the logarithm of the length at a score, up to a constant ------------------------------
-
-
-def _lognormal(config: WorkloadConfig, score: float) -> float:
-    return config.sigma * score
-
-
-def _bimodal(config: WorkloadConfig, score: float) -> float:
-    """The mixture's distribution function is known; its inverse is searched for."""
-    share, apart, sigma = config.long_share, log(config.long_ratio), config.sigma
-
-    def above(x: float) -> bool:
-        # Compared by the nearer tail, where nothing is rounded away.
-        if score > 0:
-            tail = (1 - share) * _NORMAL.cdf(-x / sigma) + share * _NORMAL.cdf((apart - x) / sigma)
-            return tail <= _NORMAL.cdf(-score)
-        tail = (1 - share) * _NORMAL.cdf(x / sigma) + share * _NORMAL.cdf((x - apart) / sigma)
-        return tail >= _NORMAL.cdf(score)
-
-    reach = (_REACH + 2) * sigma
-    return _bisect(above, -reach, apart + reach)
-
-
-def _power_law(config: WorkloadConfig, score: float) -> float:
-    return -log(_NORMAL.cdf(-score)) / config.tail_exponent
-
-
-SHAPES: dict[str, Callable[[WorkloadConfig, float], float]] = {
-    "lognormal": _lognormal,
-    "bimodal": _bimodal,
-    "power_law": _power_law,
-}
 
 
 # -- fitting the table -----------------------------------------------------------------------------

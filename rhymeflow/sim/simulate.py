@@ -30,6 +30,13 @@ from rhymeflow.sim.timeline import Timeline
 from rhymeflow.sim.workload import Workload
 from rhymeflow.sim.workload import workload as a_workload
 
+_ROWS = 64
+"""Instances that the timeline shows; of more, evenly chosen ones."""
+_WATERMARK = 0.01
+"""Share of the KV cache that an admission leaves free, so that what runs can grow."""
+_FAILURE_SEED = 0
+"""Not the run's: failures are the same for all lengths."""
+
 
 def simulate(
     config: Config,
@@ -57,8 +64,8 @@ def simulate(
         with closing(Record(directory, config, on_step)) as record:
             found = run(config, lengths, timeline=timeline, log=record)
         (directory / "result.json").write_text(found.json() + "\n")
-        trace.write(directory / "trace.json", timeline, config.simulation.timeline_rows)
-        plot.draw(directory / "timeline.png", timeline, found, config.simulation.timeline_rows)
+        trace.write(directory / "trace.json", timeline, _ROWS)
+        plot.draw(directory / "timeline.png", timeline, found, _ROWS)
     except OSError as error:
         raise UserError(f"{directory}: cannot be written to: {error.strerror}") from None
     return found
@@ -104,8 +111,7 @@ def run(
         Latencies(
             tick_seconds=simulation.tick_seconds,
             snapshot_seconds=simulation.snapshot_seconds,
-            command_seconds=simulation.command_seconds,
-            event_seconds=simulation.event_seconds,
+            message_seconds=simulation.message_seconds,
             reward_seconds=simulation.reward_seconds,
         ),
         num_instances=num_instances,
@@ -128,20 +134,10 @@ def run(
 
 def _devices(config: Config, profile: Profile) -> tuple[int, int]:
     """How many instances there are, and how many devices train."""
-    simulation, each = config.simulation, profile.devices_per_instance
-    if simulation.num_devices is None:
-        return config.rollout.num_instances, config.learner.num_ranks
-    if simulation.colocated:
-        return simulation.num_devices // each, simulation.num_devices
-    num_rollout = simulation.rollout_devices
-    if num_rollout is None:
-        num_rollout = simulation.num_devices // 2 // each * each
-    if num_rollout % each or not num_rollout:
-        raise UserError(
-            f"simulation.rollout_devices: {num_rollout} is no multiple of the {each} devices "
-            f"that an instance of {profile.name} takes"
-        )
-    return num_rollout // each, simulation.num_devices - num_rollout
+    instances = config.rollout.num_instances
+    if config.simulation.colocated:
+        return instances, instances * profile.devices_per_instance
+    return instances, config.learner.num_ranks
 
 
 def _failures(
@@ -155,7 +151,7 @@ def _failures(
         num_instances, profile.devices_per_instance, train_devices, simulation.colocated
     )
     return failures(
-        faults.failure_seed,
+        _FAILURE_SEED,
         devices,
         device_mtbf_hours=faults.device_mtbf_hours,
         controller_mtbf_hours=faults.controller_mtbf_hours,
@@ -165,13 +161,8 @@ def _failures(
 def _recovery(config: Config, plan: Plan) -> Recovery:
     faults = config.simulation.faults
     return Recovery(
-        detection=faults.detection_seconds,
         instance=faults.instance_seconds,
         learner=faults.learner_seconds,
-        controller=faults.controller_seconds,
-        store=faults.store_seconds,
-        checkpoint_copy=faults.checkpoint_copy_seconds,
-        checkpoint_write=faults.checkpoint_write_seconds,
         save_seconds=config.run.save_seconds,
         save_steps=config.run.save_steps,
         evaluates=partial(plan.evaluates, config.run.best_suite),
@@ -179,7 +170,7 @@ def _recovery(config: Config, plan: Plan) -> Recovery:
 
 
 def _hardware(config: Config, profile: Profile, train_devices: int, workload: Workload) -> Hardware:
-    rollout, simulation = config.rollout, config.simulation
+    rollout = config.rollout
     kv_capacity = rollout.max_kv_tokens or profile.kv_capacity
     prompt, observed = workload.longest_prompt, workload.most_observed
     if prompt + rollout.max_completion_length + observed > kv_capacity:
@@ -196,10 +187,9 @@ def _hardware(config: Config, profile: Profile, train_devices: int, workload: Wo
         cost=cost,
         capacity=rollout.max_num_seqs,
         kv_capacity=kv_capacity,
-        watermark=int(simulation.kv_watermark * kv_capacity),
+        watermark=int(_WATERMARK * kv_capacity),
         max_prefill_tokens=rollout.max_prefill_tokens,
         max_length=rollout.max_completion_length,
-        share_prompts=simulation.share_prompts,
         keep_cache=rollout.kv_cache_on_pull == "keep",
         drafts=_drafts(config, cost, kv_capacity),
     )
@@ -211,7 +201,6 @@ def _drafts(config: Config, cost: CostModel, kv_capacity: int) -> Drafts | None:
     return Drafts(
         cost,
         acceptance=config.simulation.acceptance,
-        first_acceptance=config.simulation.first_acceptance,
         max_draft=config.drafting.max_draft,
         kv_capacity=kv_capacity,
     )

@@ -28,6 +28,12 @@ _INVERSE = NormalDist().inv_cdf
 COMPUTED = "packing/computed_share"
 """The metric of a run; see `learner/packing.py`."""
 
+DECIDED = 0.2
+"""Share of prompts whose responses all get the same reward."""
+
+SIGMA = 1.0
+"""Standard deviation of the logarithm of an environment's seconds."""
+
 MOST_TURNS = 8
 """Of a response, in times the mean: one of a thousand would have more."""
 
@@ -73,7 +79,7 @@ class Synthetic:
     """Lengths of a configured distribution, with a level of each prompt.
 
     A prompt's level is a normal number that drifts from epoch to epoch (autoregressive, so that its
-    distribution stays). Rewards are 0 or 1: for `decided_share` of the prompts the same for all
+    distribution stays). Rewards are 0 or 1: for `DECIDED` of the prompts the same for all
     responses, else 1 with a probability of the prompt's own.
     """
 
@@ -116,8 +122,8 @@ class Synthetic:
 
     def reward(self, row: int, epoch: int, member: int) -> float:
         """0 or 1."""
-        decided, chance = self.config.decided_share, uniform(self._seed, b"chance", row)
-        if uniform(self._seed, b"decided", row) < decided:
+        chance = uniform(self._seed, b"chance", row)
+        if uniform(self._seed, b"decided", row) < DECIDED:
             return float(chance < 0.5)
         return float(uniform(self._seed, b"reward", row, epoch, member) < chance)
 
@@ -129,13 +135,11 @@ class Synthetic:
         draw = uniform(self._seed, b"turns", *where)
         num_turns = 1 + int(log(draw) / log1p(-1 / config.mean_turns))
         num_turns = min(num_turns, length, self._most_turns)
-        sigma = config.environment_sigma
         return [
             Answer(
                 length * turn // num_turns,
                 config.observation_tokens,
-                # One exponent, for each of the two alone may be too large for a float.
-                config.environment_seconds * exp(sigma * score - sigma * sigma / 2),
+                config.environment_seconds * exp(SIGMA * score - SIGMA * SIGMA / 2),
             )
             for turn in range(1, num_turns)
             for score in (_INVERSE(uniform(self._seed, b"answer", *where, turn)),)

@@ -86,15 +86,6 @@ def test_the_cache_is_that_of_the_cost_model(recipe: str) -> None:
         assert config.rollout.max_kv_tokens <= memory.kv_tokens(config, policy_of(recipe))
 
 
-@pytest.mark.parametrize("recipe", [name for name in RECIPES if name != "qwen3_1gpu"])
-def test_the_simulated_cluster_is_the_planned_one(recipe: str) -> None:
-    config = read_config(recipe)
-    simulation, rollout = config.simulation, config.rollout
-    assert simulation.num_devices == RECIPES[recipe]
-    assert simulation.rollout_devices == rollout.num_instances * rollout.vllm_tensor_parallel_size
-    assert simulation.num_devices - simulation.rollout_devices == config.learner.num_ranks
-
-
 def test_the_simulator_comes_near_what_the_plan_promises_and_not_beyond() -> None:
     """With fewer places than a batch has responses, so that instances are full."""
     small = {"rollout.max_num_seqs": "64", "rollout.num_generations": "8", "learner.max_steps": "5"}

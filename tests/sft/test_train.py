@@ -47,7 +47,7 @@ def test_a_model_from_nothing_and_further_from_its_weights(
         *({"prompt": f"{each}?", "completion": each * 3} for each in "abcabcabcabc"),
     )
     first, second = tmp_path / "first", tmp_path / "second"
-    common = ["--data", data, "--sft.tokens_per_batch", 40, "--sft.num_threads", 1]
+    common = ["--data", data, "--sft.tokens_per_batch", 40, "--learner.num_threads", 1]
     common += ["--sft.learning_rate", 0.01, "--data.eval_size", 2, "--sft.max_steps", 30]
     assert sft("--model", tiny, "--sft.output_dir", first, "--sft.init", "config", *common) == 0
     out = capsys.readouterr().out

@@ -138,7 +138,7 @@ class SlowInstance:
             self.running.append(self.waiting.pop(0))
         if not self.running:
             return
-        held = self.share() if hardware.share_prompts else []
+        held = self.share()
         budget = hardware.max_prefill_tokens
         work = []
         decoding = [s for s in self.running if not s.entering]

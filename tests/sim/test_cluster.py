@@ -36,7 +36,7 @@ COST = CostModel(
 )  # fmt: skip
 
 
-BEFORE = "5c4cc9125eb4d8810dd5239f472fd4fc59b25a2cfc5f9256a62d7a748465396b"
+BEFORE = "c2ac5c0df23ba6bfe0de7d1365119489094a132aaa5ba81a70dc7313e1c54e41"
 
 
 class Lengths:
@@ -68,7 +68,6 @@ def a_recovery(rng: random.Random) -> Recovery:
         detection=rng.choice([0.0, 0.05]),
         instance=rng.choice([0.0, 0.01, 0.5]),
         learner=rng.choice([0.0, 0.1, 0.5]),
-        controller=rng.choice([0.0, 0.3]),
         store=rng.choice([None, 0.02, 0.2]),
         checkpoint_copy=rng.choice([0.0, 0.05]),
         checkpoint_write=rng.choice([0.0, 0.3]),
@@ -116,15 +115,13 @@ def a_cluster(
         watermark=rng.choice([0, 5]),
         max_prefill_tokens=rng.choice([7, 64]),
         max_length=60,
-        share_prompts=rng.random() < 0.5,
         keep_cache=rng.random() < 0.5,
     )
     latencies = [0.0, 1e-3, 0.2]
     latencies = Latencies(
         tick_seconds=rng.choice([1e-4, 0.03]),
         snapshot_seconds=rng.choice([0.01, 0.3]),
-        command_seconds=rng.choice(latencies),
-        event_seconds=rng.choice(latencies),
+        message_seconds=rng.choice(latencies),
         reward_seconds=rng.choice(latencies),
     )
     num_instances = rng.randint(1, 4)
@@ -367,5 +364,5 @@ def a_cluster_of_partial(tick_seconds: float = 1e-3) -> Cluster:
     plan = a_plan(num_batches=6, max_staleness=3)
     return Cluster(
         plan, a_schedule("partial"), replace(cluster.hardware, kv_capacity=1000), Lengths(0),
-        Latencies(tick_seconds, 0.1, 1e-3, 1e-3, 1e-3), num_instances=2,
+        Latencies(tick_seconds, 0.1, 1e-3, 1e-3), num_instances=2,
     )  # fmt: skip

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from itertools import islice, pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rhymeflow.config import Config
-from rhymeflow.config.load import build_config
 from rhymeflow.errors import UserError
-from rhymeflow.sim import plot
-from rhymeflow.sim.faults import HOUR, Devices, Failure, failures
+from rhymeflow.sim import plot, simulate
+from rhymeflow.sim.faults import HOUR, Devices, Failure, Recovery, failures
 from rhymeflow.sim.result import Result
 from rhymeflow.sim.simulate import run
 from rhymeflow.sim.timeline import Timeline
@@ -33,19 +35,27 @@ STEP = rollout_seconds() + train_seconds() + PROFILE.push + PROFILE.pull
 """Seconds, from the second step on."""
 FIRST = STEP - PROFILE.pull
 FAULTS = {
-    "simulation__faults__detection_seconds": 0.25,
     "simulation__faults__instance_seconds": 1.0,
     "simulation__faults__learner_seconds": 2.0,
-    "simulation__faults__controller_seconds": 4.0,
-    "simulation__faults__checkpoint_copy_seconds": 0.0,
-    "simulation__faults__checkpoint_write_seconds": 0.0,
     "run__save_seconds": 0.0,
 }
+QUICK = {"detection": 0.25, "checkpoint_copy": 0.0, "checkpoint_write": 0.0}
 
 
-def died(path: Path, dying: Iterable[Failure], **changes: object) -> Result:
+@contextmanager
+def recovering(**seconds: float | None) -> Iterator[None]:
+    """Assumed times are these."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(simulate, "Recovery", partial(Recovery, **{**QUICK, **seconds}))
+        yield
+
+
+def died(
+    path: Path, dying: Iterable[Failure], seconds: dict[str, Any] | None = None, **changes: object
+) -> Result:
     """Responses are all equally long; two instances, a learner, `synchronous`."""
-    return run(a_config(path, **{**FAULTS, **changes}), Constant(), dying=dying)
+    with recovering(**(seconds or {})):
+        return run(a_config(path, **{**FAULTS, **changes}), Constant(), dying=dying)
 
 
 @pytest.fixture(scope="module")
@@ -69,13 +79,14 @@ def test_a_learner_trains_again_what_no_checkpoint_has(tmp_path: Path, quiet: Re
 
 def test_a_checkpoint_is_where_training_again_begins(tmp_path: Path, quiet: Result) -> None:
     at = FIRST + STEP + PROFILE.pull + rollout_seconds() + 0.1
-    changes = {"run__save_steps": 2, "simulation__faults__checkpoint_copy_seconds": 0.1}
-    found = died(tmp_path, [Failure(at, "learner")], **changes)
+    copy = {"checkpoint_copy": 0.1}
+    found = died(tmp_path, [Failure(at, "learner")], copy, run__save_steps=2)
     # The copy is made while rollout goes on, which is longer.
     assert found.seconds == pytest.approx(quiet.seconds + 0.1 + 0.25 + 2.0)
     assert found.batches_retrained == 0
-    late = {**changes, "simulation__faults__checkpoint_write_seconds": 1000.0}
-    assert died(tmp_path, [Failure(at, "learner")], **late).batches_retrained == 2
+    late = {**copy, "checkpoint_write": 1000.0}
+    found = died(tmp_path, [Failure(at, "learner")], late, run__save_steps=2)
+    assert found.batches_retrained == 2
 
 
 def test_checkpoints_are_due_as_in_real_runs(tmp_path: Path) -> None:
@@ -114,9 +125,9 @@ def test_what_was_stored_of_a_lost_instance_goes_on_elsewhere(tmp_path: Path) ->
     found = died(tmp_path, [Failure(at, 1)])
     assert found.deaths == {"instance": 1}
     assert found.tokens_lost == found.tokens_wasted
-    often = died(tmp_path, [Failure(at, 1)], simulation__faults__store_seconds=0.005)
+    often = died(tmp_path, [Failure(at, 1)], {"store": 0.005})
     assert 0 <= often.tokens_lost <= 2 * RESPONSES // 2, "of each response two iterations at most"
-    never = died(tmp_path, [Failure(at, 1)], simulation__faults__store_seconds=None)
+    never = died(tmp_path, [Failure(at, 1)], {"store": None})
     assert never.tokens_lost > 5 * max(1, often.tokens_lost)
     assert often.step_seconds[0] < never.step_seconds[0]
     assert often.tokens_recomputed > never.tokens_recomputed == 0
@@ -125,8 +136,7 @@ def test_what_was_stored_of_a_lost_instance_goes_on_elsewhere(tmp_path: Path) ->
 def test_an_instance_that_is_missed_late_holds_what_it_had_so_long(tmp_path: Path) -> None:
     at = rollout_seconds() / 2
     soon, late = (
-        died(tmp_path, [Failure(at, 1)], simulation__faults__detection_seconds=seconds).seconds
-        for seconds in (0.0, 0.5)
+        died(tmp_path, [Failure(at, 1)], {"detection": seconds}).seconds for seconds in (0.0, 0.5)
     )
     assert late > soon
 
@@ -134,7 +144,8 @@ def test_an_instance_that_is_missed_late_holds_what_it_had_so_long(tmp_path: Pat
 def test_another_joins_only_when_there_is_a_learner(tmp_path: Path) -> None:
     timeline = Timeline()
     config = a_config(tmp_path, **FAULTS)
-    run(config, Constant(), timeline=timeline, dying=[Failure(0.1, "learner"), Failure(0.2, 0)])
+    with recovering():
+        run(config, Constant(), timeline=timeline, dying=[Failure(0.1, "learner"), Failure(0.2, 0)])
     rows = {row.name: row for row in timeline.instances}
     assert rows["rollout-0"].left == 0.2
     assert rows["rollout-0.1"].joined == pytest.approx(0.1 + 0.25 + 2.0)
@@ -148,7 +159,7 @@ def test_a_controller_takes_everything_with_it(tmp_path: Path, quiet: Result) ->
     """While the second batch is trained on; nothing is in flight, one batch is trained again."""
     at = FIRST + PROFILE.pull + rollout_seconds() + 0.1
     found = died(tmp_path, [Failure(at, "controller")])
-    away = 0.1 + 0.25 + 4.0 + train_seconds()
+    away = 0.1 + 0.25 + 2.0 + train_seconds()
     # The instances that join hold the newest version by then, and don't pull it before it is there.
     assert found.seconds == pytest.approx(quiet.seconds + away)
     assert found.deaths == {"controller": 1}
@@ -156,11 +167,10 @@ def test_a_controller_takes_everything_with_it(tmp_path: Path, quiet: Result) ->
 
 
 def test_colocated_devices_die_together(tmp_path: Path) -> None:
-    changes = {"simulation__colocated": True, "simulation__rollout_devices": None}
+    changes = {"simulation__colocated": True, "rollout__num_instances": 4}
     without = run(a_config(tmp_path, **changes), Constant())
     at = 0.1
-    changes["simulation__faults__store_seconds"] = 0.001
-    found = died(tmp_path, [Failure(at, "devices")], **changes)
+    found = died(tmp_path, [Failure(at, "devices")], {"store": 0.001}, **changes)
     assert found.seconds == pytest.approx(without.seconds + 0.25 + 2.0, abs=0.05)
     assert found.tokens_recomputed > 0
 
@@ -208,11 +218,10 @@ def test_rates_of_a_configuration(tmp_path: Path) -> None:
     hours = 12 / HOUR  # of 8 devices one fails every 1.5 s
     rates = {**FAULTS, "simulation__faults__device_mtbf_hours": hours}
     config = with_rates(tmp_path, **rates)
-    found = run(config, Constant())
+    with recovering():
+        found, again = run(config, Constant()), run(config, Constant())
     assert sum(found.deaths.values()) >= 3
-    assert found == run(config, Constant()), "the same twice"
-    seed = build_config({"simulation.faults.failure_seed": 1}, over=config, where="test")
-    assert run(seed, Constant()).step_seconds != found.step_seconds
+    assert found == again, "the same twice"
     rates["simulation__faults__device_mtbf_hours"] = 1e12
     rare = run(with_rates(tmp_path, **rates), Constant())
     assert rare == run(with_rates(tmp_path), Constant()), "as without faults"
@@ -222,7 +231,8 @@ def test_rates_of_a_configuration(tmp_path: Path) -> None:
 def test_a_picture_of_it(tmp_path: Path) -> None:
     timeline = Timeline()
     config = a_config(tmp_path, **FAULTS)
-    found = run(config, Constant(), timeline=timeline, dying=[Failure(1.0, "controller")])
+    with recovering():
+        found = run(config, Constant(), timeline=timeline, dying=[Failure(1.0, "controller")])
     plot.draw(tmp_path / "timeline.png", timeline, found, 64)
     spans = timeline.learner.spans
     assert all(a.end <= b.start for a, b in pairwise(spans))

@@ -27,7 +27,7 @@ COST = CostModel(
 )  # fmt: skip
 HARDWARE = Hardware(
     cost=COST, capacity=4, kv_capacity=200, watermark=2, max_prefill_tokens=16, max_length=60,
-    share_prompts=True, keep_cache=False,
+    keep_cache=False,
 )  # fmt: skip
 
 
@@ -67,7 +67,6 @@ def scenario(seed: int):
         kv_capacity=rng.choice([120, 200, 100_000]),
         watermark=rng.choice([0, 5]),
         max_prefill_tokens=rng.choice([5, 16, 10_000]),
-        share_prompts=rng.random() < 0.5,
         keep_cache=rng.random() < 0.5,
         cost=replace(COST, k1=rng.choice([0.0, 1e-5, 1e-4])),
     )
@@ -195,15 +194,14 @@ def test_work_grows_with_trajectories_not_with_tokens() -> None:
     assert reported[0][0] == pytest.approx(seconds, rel=1e-5)
 
 
-def test_a_group_s_prompt_is_computed_once_where_it_is_shared() -> None:
+def test_a_group_s_prompt_is_computed_once() -> None:
     members = [TrajectoryId(0, m) for m in range(4)]
-    for share, expected in ((True, 20 + 3), (False, 4 * 20)):
-        responses = {t: Response(t, 20, 30) for t in members}
-        for response in responses.values():
-            response.routed_version = 0
-        hardware = replace(HARDWARE, kv_capacity=1000, share_prompts=share)
-        instance, _, _ = run_fast(hardware, routes(*members), responses)
-        assert instance.tally.prompt_tokens == expected
+    responses = {t: Response(t, 20, 30) for t in members}
+    for response in responses.values():
+        response.routed_version = 0
+    hardware = replace(HARDWARE, kv_capacity=1000)
+    instance, _, _ = run_fast(hardware, routes(*members), responses)
+    assert instance.tally.prompt_tokens == 20 + 3
 
 
 def test_a_response_that_the_cache_cannot_hold_is_a_defect_of_the_caller() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,8 +12,8 @@ import numpy as np
 import pytest
 
 from rhymeflow.config.load import build_config
-from rhymeflow.sim import plot, trace
-from rhymeflow.sim.faults import Failure
+from rhymeflow.sim import plot, simulate, trace
+from rhymeflow.sim.faults import Failure, Recovery
 from rhymeflow.sim.result import Result
 from rhymeflow.sim.simulate import run
 from rhymeflow.sim.timeline import Span, Timeline
@@ -28,13 +29,14 @@ def watched() -> tuple[Timeline, Result]:
             "rollout.max_completion_length": 100,
             "learner.max_steps": 4,
             "learner.groups_per_batch": 8,
-            "simulation.faults.detection_seconds": 0.0,
             "simulation.faults.instance_seconds": 0.3,
         },
         where="test",
     )
     timeline = Timeline()
-    found = run(config, workload(config, None), timeline=timeline, dying=[Failure(0.5, 1)])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(simulate, "Recovery", partial(Recovery, detection=0.0))
+        found = run(config, workload(config, None), timeline=timeline, dying=[Failure(0.5, 1)])
     return timeline, found
 
 

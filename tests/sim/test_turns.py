@@ -102,7 +102,6 @@ def test_every_schedule_keeps_the_laws_with_turns_and_deaths(name: str, tmp_path
             "simulation.faults.device_mtbf_hours": 0.02,
             "simulation.faults.instance_seconds": 2.0,
             "simulation.faults.learner_seconds": 2.0,
-            "simulation.faults.detection_seconds": 0.5,
         },
     )
     found = run(config, workload(config, None))
@@ -122,13 +121,6 @@ def test_turns_are_as_many_as_is_said_and_share_the_length(tmp_path: Path) -> No
     assert all(each == sorted(set(each)) for each in ends)
     assert [made.answers(row, 0, 0, 60) for row in range(4000)] == every
     assert [made.answers(row, 1, 0, 60) for row in range(4000)] != every
-
-
-def test_latencies_of_any_spread_are_numbers(tmp_path: Path) -> None:
-    config = a_config(tmp_path, **TURNS, **{"simulation.workload.environment_sigma": 500.0})
-    made = Synthetic(config)
-    seconds = [a.seconds for row in range(200) for a in made.answers(row, 0, 0, 60)]
-    assert all(0 <= each < 1e9 for each in seconds)
 
 
 def test_answers_that_do_not_fit_the_cache_are_refused(tmp_path: Path) -> None:

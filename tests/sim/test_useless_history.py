@@ -23,8 +23,8 @@ def simulated(schedule: str, bound: int, history: str) -> Result:
         {
             "schedule.name": schedule,
             "schedule.max_staleness": str(bound),
-            "simulation.num_devices": "24",
-            "simulation.rollout_devices": "4",
+            "rollout.num_instances": "4",
+            "learner.num_ranks": "20",
             "simulation.workload.num_prompts": "64",
             "simulation.workload.prompt_tokens": "256",
             "simulation.workload.mean_length": "2000",
