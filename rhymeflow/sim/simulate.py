@@ -19,7 +19,7 @@ from rhymeflow.core.cost import CostModel
 from rhymeflow.core.plan import Plan
 from rhymeflow.errors import UserError
 from rhymeflow.profiles import Profile
-from rhymeflow.sim import plot, trace
+from rhymeflow.sim import plot
 from rhymeflow.sim.cluster import Cluster, Log
 from rhymeflow.sim.drafts import Drafts
 from rhymeflow.sim.faults import Devices, Failure, Recovery, failures
@@ -49,7 +49,7 @@ def simulate(
 
     Args:
         config: of the run; `simulation` is the cluster.
-        output: directory for `trace.json`, `timeline.png`, `result.json` and what a run
+        output: directory for `timeline.png`, `result.json` and what a run
             directory has, but for tokens; None: `simulations/NAME`.
         workload: run directory whose lengths are taken; None: `simulation.workload`.
         on_step: is told the number of each step that has ended.
@@ -64,7 +64,6 @@ def simulate(
         with closing(Record(directory, config, on_step)) as record:
             found = run(config, lengths, timeline=timeline, log=record)
         (directory / "result.json").write_text(found.json() + "\n")
-        trace.write(directory / "trace.json", timeline, _ROWS)
         plot.draw(directory / "timeline.png", timeline, found, _ROWS)
     except OSError as error:
         raise UserError(f"{directory}: cannot be written to: {error.strerror}") from None

@@ -1,7 +1,7 @@
 """What a simulated cluster did, when: spans of instances and learner, and their load.
 
 Holds true: spans of a row follow one another; one that goes on as the last one did lengthens it;
-between them the row was idle. Knows nothing of how it will be looked at (`trace.py`, `plot.py`).
+between them the row was idle. Knows nothing of how it will be looked at (`plot.py`).
 """
 
 from __future__ import annotations

@@ -210,7 +210,7 @@ def test_twice_the_same_to_the_byte(tmp_path: Path) -> None:
     config = a_config(tmp_path, schedule__name="staleflow", schedule__max_staleness=2)
     for name in "ab":
         simulate(config, output=tmp_path / name)
-    for file in ("result.json", "trace.json", "timeline.png"):
+    for file in ("result.json", "timeline.png"):
         assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
     other = build_config({"run.seed": 1}, over=config, where="test")
     assert simulate(other, output=tmp_path / "c").json() != (tmp_path / "a/result.json").read_text()
@@ -341,7 +341,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main([*arguments, "--learner.groups_per_batch", "8"]) == 0
     assert "trained" in capsys.readouterr().out
     assert sorted(p.name for p in tmp_path.iterdir()) == [
-        "events.db", "metrics.jsonl", "result.json", "timeline.png", "trace.json", "writer.lock",
+        "events.db", "metrics.jsonl", "result.json", "timeline.png", "writer.lock",
     ]  # fmt: skip
 
 

@@ -1,8 +1,7 @@
-"""What is drawn is what happened: tracks without gaps, counters, colours, a picture that opens."""
+"""What is drawn is what happened: rows without gaps, loads, colours, a picture that opens."""
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 
 from rhymeflow.config.load import build_config
-from rhymeflow.sim import plot, simulate, trace
+from rhymeflow.sim import plot, simulate
 from rhymeflow.sim.faults import Failure, Recovery
 from rhymeflow.sim.result import Result
 from rhymeflow.sim.simulate import run
@@ -40,30 +39,19 @@ def watched() -> tuple[Timeline, Result]:
     return timeline, found
 
 
-def events(path: Path, timeline: Timeline, num_rows: int = 64) -> list[dict]:
-    trace.write(path / "trace.json", timeline, num_rows)
-    return json.loads((path / "trace.json").read_text())["traceEvents"]
-
-
-def test_a_track_for_each_row_without_gaps(tmp_path: Path, watched) -> None:
-    written = events(tmp_path, watched[0])
-    names = {(e["pid"], e["tid"]): e["args"]["name"] for e in written if e["name"] == "thread_name"}
-    assert sorted(names.values()) == [
-        "learner", "rollout-0", "rollout-1", "rollout-1.1", "rollout-2",
-    ]  # fmt: skip
-    spans: dict[str, list[dict]] = {name: [] for name in names.values()}
-    for event in written:
-        if event["ph"] == "X":
-            spans[names[event["pid"], event["tid"]]].append(event)
-    for track in spans.values():
-        for a, b in pairwise(track):
-            assert a["ts"] + a["dur"] == pytest.approx(b["ts"], abs=0.01)
-    assert {e["cat"] for e in spans["learner"]} == {"train", "push", "idle"}
-    assert {e["cat"] for e in spans["rollout-0"]} == {"decode", "prefill", "pull", "idle"}
-    assert spans["rollout-0"][0]["ts"] == 0
-    gone = spans["rollout-1"][-1]
-    assert gone["ts"] + gone["dur"] == pytest.approx(0.5e6)
-    assert spans["rollout-1.1"][0]["ts"] == pytest.approx(0.8e6)
+def test_a_row_for_each_instance_without_gaps(watched) -> None:
+    timeline = watched[0]
+    rows = {row.name: list(row.with_idle(timeline.end)) for row in timeline.instances}
+    assert sorted(rows) == ["rollout-0", "rollout-1", "rollout-1.1", "rollout-2"]
+    rows["learner"] = list(timeline.learner.with_idle(timeline.end))
+    for spans in rows.values():
+        for a, b in pairwise(spans):
+            assert a.end == pytest.approx(b.start, abs=1e-8)
+    assert {span.kind for span in rows["learner"]} == {"train", "push", "idle"}
+    assert {span.kind for span in rows["rollout-0"]} == {"decode", "prefill", "pull", "idle"}
+    assert rows["rollout-0"][0].start == 0
+    assert rows["rollout-1"][-1].end == pytest.approx(0.5)
+    assert rows["rollout-1.1"][0].start == pytest.approx(0.8)
 
 
 def test_time_in_the_timeline_is_time_in_the_figures(watched) -> None:
@@ -85,22 +73,18 @@ def test_versions_of_a_row_rise_by_pulls_only(watched) -> None:
             assert b.version == a.version or (b.kind == "pull" and b.version > a.version)
 
 
-def test_counters(tmp_path: Path, watched) -> None:
-    written = [e for e in events(tmp_path, watched[0]) if e["ph"] == "C"]
-    running = [e["args"]["running"] for e in written if e["name"] == "rollout-0 running"]
+def test_loads_of_a_row(watched) -> None:
+    running = [running for _, running, _ in watched[0].instances[0].loads]
     assert max(running) > 10
     assert min(running) == 0
-    assert len(running) <= 502
 
 
-def test_of_many_rows_evenly_chosen_ones_are_shown(tmp_path: Path) -> None:
+def test_of_many_rows_evenly_chosen_ones_are_shown() -> None:
     timeline = Timeline()
     for i in range(1000):
         timeline.span(timeline.join(f"rollout-{i}", 0.0), "decode", 0.0, 1.0, 0)
     chosen = [row.name for row in timeline.sample(10)]
     assert chosen == [f"rollout-{i}" for i in range(0, 1000, 100)]
-    written = events(tmp_path, timeline, 10)
-    assert sum(e["name"] == "thread_name" for e in written) == 11
 
 
 def test_the_picture(tmp_path: Path, watched) -> None:
