@@ -27,8 +27,8 @@ from benchmarks import harness
 from rhymeflow.config.load import read_config
 from rhymeflow.engine.base import NoiseKey, Request, Sampling
 from rhymeflow.histospec.index import Index, prompt_key
+from rhymeflow.learner.learner import Learner
 from rhymeflow.learner.sample import Sample
-from rhymeflow.learner.single import Learner
 from rhymeflow.models.load import load_model, resolve_device
 from rhymeflow.weights.manifest import manifest_of
 from rhymeflow.weights.shared_memory import SharedMemoryWeightStore

@@ -154,7 +154,7 @@ def _rank(pipe: Connection, rank: int, num_ranks: int, args: dict[str, Any], out
 def _single(config: ModelConfig, dtype: Any) -> tuple[Any, Any]:
     import torch
 
-    from rhymeflow.learner.single import Learner
+    from rhymeflow.learner.learner import Learner
     from rhymeflow.models.load import load_model
     from rhymeflow.weights.manifest import manifest_of
     from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
@@ -175,10 +175,9 @@ def _sharded(
 ) -> tuple[Any, Any]:
     import torch
 
-    from rhymeflow.learner.fsdp2 import ShardedLearner
+    from rhymeflow.learner.learner import Learner
     from rhymeflow.learner.ranks import Ranks, Rendezvous
     from rhymeflow.models.rows import WeightRows
-    from rhymeflow.weights.manifest import plan
     from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
 
     cpu = torch.device("cpu")
@@ -189,19 +188,16 @@ def _sharded(
     else:
         ranks = Ranks.join(pipe.recv(), rank, count, cpu, 600.0)
     rows = WeightRows(config)
-    learner = ShardedLearner(
-        rows.skeleton, None, _learner_config(count), RolloutConfig(), dtype, ranks, read=rows.read
+    learner = Learner(
+        rows.skeleton(), None, _learner_config(count), RolloutConfig(), dtype, ranks, read=rows.read
     )
 
     def publish() -> None:
-        gathering = learner.gathering()
         if rank:
-            gathering.serve()
+            learner.weights().give()
             return
-        shapes = {name: (shape, dtype) for name, shape in gathering.shapes.items()}
-        store = SharedMemoryWeightStore.create(plan(shapes))
-        with gathering.on_demand() as tensors:
-            store.publish(1, tensors)
+        store = SharedMemoryWeightStore.create(learner.manifest())
+        store.publish(1, learner.weights())
         store.close()
 
     return learner, publish

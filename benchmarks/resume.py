@@ -145,18 +145,19 @@ def assemble(
     """The controller, with workers that only take messages."""
     sent: list[Any] = []
     worker = SimpleNamespace(name="rollout-0.9", send=sent.append)
-    learner = SimpleNamespace(
-        train=lambda *batch: None, publish=lambda version: None, save=lambda keep: None
-    )
     supervisor: Any = SimpleNamespace(
-        instances={worker.name: worker}, rewards=worker, role=lambda name: name, sent=sent
+        instances={worker.name: worker},
+        rewards=worker,
+        role=lambda name: name,
+        sent=sent,
+        learner=worker,
+        other_ranks=(),
     )
     store.begin_attempt(config.model_dump_json(), now=past.seconds, started="again")
     controller = Controller(
         config,
         supervisor=supervisor,
         store=store,
-        learner=learner,
         history=HistoryIndex(None, supervisor, print),
         prompts=prompts(config),
         suites={},

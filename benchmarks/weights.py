@@ -26,8 +26,8 @@ from benchmarks.rollouts.policy import Policy, drain
 from rhymeflow.config import Config
 from rhymeflow.config.load import read_config
 from rhymeflow.engine.base import Request
+from rhymeflow.learner.learner import Learner
 from rhymeflow.learner.sample import Sample
-from rhymeflow.learner.single import Learner
 from rhymeflow.models.load import load_model
 from rhymeflow.weights.base import WeightHandle
 from rhymeflow.weights.delta import DeltaWeightStore

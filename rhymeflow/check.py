@@ -145,7 +145,7 @@ def _tried(
 def prove(config: Config, *, has_engine: bool) -> None:
     """Try the learner, and the engine, on a small model of this kind, with random weights."""
     from rhymeflow.engine.native.engine import Engine
-    from rhymeflow.learner.single import proved
+    from rhymeflow.learner.policy import Policy
     from rhymeflow.models.load import resolve_device, small_model
     from rhymeflow.models.rope import settled
 
@@ -154,7 +154,7 @@ def prove(config: Config, *, has_engine: bool) -> None:
         Engine(
             model, seed=0, max_num_seqs=4, max_prefill_tokens=64, instance="check", version=0
         ).prove()
-    proved(model, config.rollout, config.learner)
+    Policy(model, config.rollout, config.learner)
 
 
 def _check_ray(config: Config) -> None:

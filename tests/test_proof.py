@@ -8,7 +8,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from rhymeflow.config import LearnerConfig, RolloutConfig
 from rhymeflow.engine.native.engine import Engine
 from rhymeflow.errors import UserError
-from rhymeflow.learner.single import proved
+from rhymeflow.learner.policy import Policy
 from rhymeflow.models import attention, lm_head
 
 SIZES = {
@@ -74,7 +74,7 @@ def engine_of(model):
 
 
 def prove_learner(model):
-    proved(model, RolloutConfig(temperature=0.5), LearnerConfig(max_steps=1))
+    Policy(model, RolloutConfig(temperature=0.5), LearnerConfig(max_steps=1))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

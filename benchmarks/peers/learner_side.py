@@ -27,8 +27,8 @@ def main() -> None:
     import rhymeflow
     from benchmarks.ranks import Memory
     from rhymeflow.config.load import read_config
+    from rhymeflow.learner.learner import Learner
     from rhymeflow.learner.sample import Sample
-    from rhymeflow.learner.single import Learner
     from rhymeflow.models.load import load_model, resolve_dtype
 
     assert Path(rhymeflow.__file__).is_relative_to(checkout), rhymeflow.__file__

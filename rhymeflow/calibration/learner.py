@@ -18,8 +18,8 @@ from rhymeflow.calibration import clock
 from rhymeflow.config import Config
 from rhymeflow.data.encode import PromptEncoder
 from rhymeflow.data.load import load_prompts
+from rhymeflow.learner.learner import Learner
 from rhymeflow.learner.sample import Sample
-from rhymeflow.learner.single import Learner
 from rhymeflow.models.load import load_model, load_tokenizer, resolve_device, resolve_dtype
 from rhymeflow.weights.manifest import manifest_of
 from rhymeflow.weights.shared_memory import SharedMemoryWeightStore

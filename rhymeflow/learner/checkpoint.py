@@ -1,66 +1,177 @@
 """A checkpoint directory: a plain Hugging Face model, its tokenizer, and the learner's state.
 
-    config.json, generation_config.json, model.safetensors, tokenizer files
-    learner.pt      master weights, AdamW's moments, version, token count
-    learner/        the same, where many ranks wrote it: `sharded_checkpoint.py`
+    config.json, generation_config.json, model.safetensors (many ranks: a file a block), tokenizer
+    learner/                 masters and AdamW's moments, by `torch.distributed.checkpoint`
+    learner/progress.json    version, token count, optimizer steps
 
-Holds true: a directory of the final name is complete, also after a loss of power; plain
-transformers loads it, without Rhymeflow; a `Snapshot` is a copy, so training may go on while it is
-written. Knows nothing of what the state means, or of when a checkpoint is due.
+Each rank writes its rows of the state; any number of ranks reads them. Plain transformers loads the
+rest. A directory of the final name is complete, also after a loss of power.
 """
 
 from __future__ import annotations
 
 import copy
+import json
 import pickle
 import shutil
-from collections.abc import Collection
+import warnings
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed.checkpoint as dcp
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.tensor import DTensor, Shard
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.core_model_loading import revert_weight_conversion
 
+from rhymeflow.core.types import Version
 from rhymeflow.errors import UserError
+from rhymeflow.learner.gathering import Gathering
+from rhymeflow.learner.optimizer import MOMENTS, Optimizer
+from rhymeflow.learner.ranks import Ranks
 from rhymeflow.models.load import stop_token_ids
 from rhymeflow.store.checkpoint_dirs import UNFINISHED
 from rhymeflow.utils.disk import flush
 
-STATE_FILE = "learner.pt"
+LEARNER, PROGRESS = "learner", "progress.json"
+KINDS = ("master", *MOMENTS)
 
-SHARDS = "learner"
-"""The directory that many ranks write in place of `STATE_FILE`."""
+# That a learner of one rank is one process is meant.
+warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or")
 
 
 class Snapshot(NamedTuple):
-    """All that a checkpoint holds, at one version."""
+    """One rank's rows of all that a checkpoint holds, in main memory, at one version."""
 
     model: PreTrainedModel
     """For its class and configuration; its parameters may have changed since."""
-    weights: dict[str, Tensor]
     tokenizer: PreTrainedTokenizerBase | None
-    state: dict[str, Any] | None
-    """What training continues from; `None`: it ends here, and only the model is written."""
+    progress: dict[str, int]
+    state: dict[str, Tensor]
+    """By kind and name."""
+    weights: Gathering
+    """In compute precision."""
+    buffers: dict[str, Tensor]
+    ranks: Ranks
 
     def write(self, directory: Path) -> None:
-        """Write everything beside `directory` and put it in place with one rename."""
-        unfinished = begin(directory)
-        try:
-            self.fill(unfinished)
-            finish(unfinished, directory)
-        except BaseException:  # on a full disk what there is of it would only be in the way
-            shutil.rmtree(unfinished, ignore_errors=True)
-            raise
+        """Write everything beside `directory` and put it in place with one rename.
 
-    def fill(self, unfinished: Path) -> None:
-        """Write everything into a directory that `begin` made."""
-        self.model.generation_config = generation_config(self.model, self.tokenizer)
-        self.model.save_pretrained(unfinished, state_dict=self.weights)
-        if self.tokenizer is not None:
-            self.tokenizer.save_pretrained(unfinished)
-        if self.state is not None:
-            torch.save(self.state, unfinished / STATE_FILE)
+        Every rank has to call this; it returns when the directory is there.
+
+        Raises:
+            OSError: on every rank: one of them could not write; nothing is left of it.
+            RuntimeError: a rank is gone.
+        """
+        unfinished = directory.with_name(directory.name + UNFINISHED)
+        problem = self._on_lead(lambda: begin(directory))
+        problem = problem or self._write_state(unfinished / LEARNER)
+        problem = problem or self._export(unfinished)
+        problem = problem or self._on_lead(lambda: finish(unfinished, directory))
+        if problem is not None:
+            if self.ranks.is_lead:  # on a full disk what there is of it would only be in the way
+                shutil.rmtree(unfinished, ignore_errors=True)
+            raise OSError(problem)
+
+    def _write_state(self, directory: Path) -> str | None:
+        """What went wrong, on every rank."""
+        ranks = self.ranks
+        try:
+            dcp.save(
+                self.state,
+                checkpoint_id=directory,
+                process_group=ranks.saving,
+                no_dist=ranks.count == 1,
+            )
+        except CheckpointException as error:  # it is the same on all ranks
+            rank, (reason, _) = min(error.failures.items())
+            return str(reason) if ranks.count == 1 else f"rank {rank}: {reason}"
+        progress = json.dumps(self.progress)
+        return self._on_lead(lambda: (directory / PROGRESS).write_text(progress))
+
+    def _export(self, directory: Path) -> str | None:
+        """Write the Hugging Face model, gathered one block at a time by rank 0."""
+        export = Export(directory, self.model, self.buffers)
+        problem = self._on_lead(lambda: export.begin(self.tokenizer, self.weights.dtype))
+        if problem is None:
+            for block in self.weights.blocks():
+                if self.ranks.is_lead and problem is None:  # else gathered for the others' sake
+                    problem = _problem(lambda block=block: export.write(block))
+            problem = self.ranks.told(problem)
+        return problem or self._on_lead(export.end)
+
+    def _on_lead(self, work: Callable[[], Any]) -> str | None:
+        """Have rank 0 do something; what went wrong, on every rank."""
+        return self.ranks.told(_problem(work) if self.ranks.is_lead else None)
+
+
+class Export:
+    """A Hugging Face model directory, written block by block."""
+
+    def __init__(
+        self, directory: Path, model: PreTrainedModel, buffers: Mapping[str, Tensor]
+    ) -> None:
+        self._directory, self._model, self._buffers = directory, model, buffers
+        self._files: list[list[str]] = []
+        self._num_bytes = 0
+
+    def begin(self, tokenizer: PreTrainedTokenizerBase | None, dtype: torch.dtype) -> None:
+        """Everything but the weights."""
+        config = copy.deepcopy(self._model.config)
+        config.dtype = str(dtype).removeprefix("torch.")
+        config.architectures = [type(self._model).__name__]
+        config.save_pretrained(self._directory)
+        generation_config(self._model, tokenizer).save_pretrained(self._directory)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(self._directory)
+
+    def write(self, block: Mapping[str, Tensor]) -> None:
+        """Some of the weights, under the names that the model's family has in files."""
+        whole, self._buffers = {**self._buffers, **block}, {}  # buffers are in the first file
+        tensors = {name: each.detach().contiguous() for name, each in whole.items()}
+        tensors = revert_weight_conversion(self._model, tensors)
+        self._files.append(list(tensors))
+        path = self._directory / f"block-{len(self._files):05}"
+        save_file(tensors, path, metadata={"format": "pt"})
+        self._num_bytes += sum(each.nbytes for each in tensors.values())
+
+    def end(self) -> None:
+        """Give the files their names, which say how many there are."""
+        count, weight_map = len(self._files), dict[str, str]()
+        for number, names in enumerate(self._files, start=1):
+            final = f"model-{number:05}-of-{count:05}" if count > 1 else "model"
+            weight_map |= dict.fromkeys(names, f"{final}.safetensors")
+            block = self._directory / f"block-{number:05}"
+            block.rename(self._directory / f"{final}.safetensors")
+        if count > 1:
+            index = {"metadata": {"total_size": self._num_bytes}, "weight_map": weight_map}
+            (self._directory / "model.safetensors.index.json").write_text(
+                json.dumps(index, indent=2)
+            )
+
+
+def export(
+    directory: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None
+) -> None:
+    """Write a model that is whole, in the precision that it has."""
+    one = Export(directory, model, buffers_of(model))
+    one.begin(tokenizer, model.dtype)
+    one.write(dict(model.named_parameters()))
+    one.end()
+
+
+def buffers_of(model: PreTrainedModel) -> dict[str, Tensor]:
+    """What a checkpoint of it has besides parameters."""
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    return {name: each for name, each in model.state_dict().items() if name not in parameters}
 
 
 def generation_config(
@@ -108,46 +219,148 @@ def finish(unfinished: Path, directory: Path) -> None:
 def snapshot(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase | None,
-    state: dict[str, Any] | None,
+    optimizer: Optimizer,
+    so_far: Mapping[str, int],
+    blocks: Sequence[Sequence[str]],
+    compute_dtype: torch.dtype,
+    ranks: Ranks,
 ) -> Snapshot:
-    """Copy what a checkpoint is to hold into main memory; tensors that share memory stay tied."""
-    copies: dict[Any, Tensor] = {}
-    weights = {name: _copy(tensor, copies) for name, tensor in model.state_dict().items()}
-    return Snapshot(model, weights, tokenizer, _copy(state, copies))
+    """Copy this rank's rows into main memory; training may go on while they are written."""
+    copies = {(kind, name): each.to("cpu", copy=True) for kind, name, each in optimizer.state()}
+    parameters = dict(model.named_parameters())
+    frozen = {
+        name: ranks.local(each).to("cpu", copy=True)
+        for name, each in parameters.items()
+        if ("master", name) not in copies
+    }
+    weights = Gathering(
+        {name: each.shape for name, each in parameters.items()},
+        blocks,
+        lambda name: frozen[name] if name in frozen else copies["master", name],
+        compute_dtype,
+        ranks,
+        ranks.saving,
+    )
+    state = {
+        f"{kind}.{name}": _distributed(rows, parameters[name], ranks)
+        for (kind, name), rows in copies.items()
+    }
+    buffers = {name: each.to("cpu", copy=True) for name, each in buffers_of(model).items()}
+    progress = {**so_far, "optimizer_steps": optimizer.num_steps}
+    return Snapshot(model, tokenizer, progress, state, weights, buffers, ranks)
 
 
-def load(directory: Path, device: torch.device, *, mmap: bool = False) -> dict[str, Any]:
-    """The state of the checkpoint in `directory`.
-
-    With `mmap`, what is not looked at is not read.
+def load(directory: Path, optimizer: Optimizer, ranks: Ranks) -> dict[str, int]:
+    """Bring this rank's rows to the checkpoint in `directory`; return how far it had come.
 
     Raises:
-        UserError: there is none, or it cannot be read.
+        UserError: there is none, or it cannot be read; nothing has changed.
     """
-    path = directory / STATE_FILE
-    if is_sharded(directory):
-        from rhymeflow.learner import sharded_checkpoint  # loads torch.distributed
+    shards = directory / LEARNER
+    if not (shards / PROGRESS).is_file():
+        missing = f"{LEARNER}/{PROGRESS} is missing"
+        raise UserError(f"{directory}: no checkpoint to resume from ({missing})")
+    state = {
+        f"{kind}.{name}": _distributed(torch.empty(rows.shape), parameter, ranks)
+        for name, (parameter, rows) in optimizer.trained().items()
+        for kind in KINDS
+    }
+    with _readable(directory):
+        progress: dict[str, int] = json.loads((shards / PROGRESS).read_text())
+        is_alone = ranks.count == 1
+        dcp.load(state, checkpoint_id=shards, process_group=ranks.saving, no_dist=is_alone)
+    optimizer.load(
+        progress["optimizer_steps"], lambda kind, name: ranks.local(state[f"{kind}.{name}"])
+    )
+    return progress
 
-        return sharded_checkpoint.load_whole(directory)
-    if not path.is_file():
-        raise UserError(f"{directory}: no checkpoint to resume from ({STATE_FILE} is missing)")
+
+@contextmanager
+def _readable(directory: Path) -> Iterator[None]:
+    """Raise `UserError`, on every rank, if files are damaged."""
     try:
-        return torch.load(path, map_location=device, weights_only=True, mmap=mmap)
-    except torch.OutOfMemoryError:
-        raise
-    except (RuntimeError, EOFError, pickle.UnpicklingError, OSError) as error:  # torch's, of a file
-        raise unreadable(path, error) from error
+        yield
+    except CheckpointException as error:  # it is the same on all ranks
+        _, (reason, _) = min(error.failures.items())
+        raise _unreadable(directory, reason) from error
+    except (OSError, EOFError, ValueError, pickle.UnpicklingError) as error:
+        raise _unreadable(directory, error) from error
 
 
-def unreadable(path: Path, error: BaseException) -> UserError:
-    """What is said of a checkpoint that is damaged."""
+def _unreadable(path: Path, error: BaseException) -> UserError:
     reason = str(error).strip() or type(error).__name__
     return UserError(f"{path}: cannot be read: {reason.splitlines()[0]}")
 
 
-def is_sharded(directory: Path) -> bool:
-    """Whether many ranks wrote it."""
-    return (directory / SHARDS).is_dir()
+def _distributed(rows: Tensor, like: Tensor, ranks: Ranks) -> Tensor:
+    """A rank's rows as part of a tensor as `like`; alone they are the tensor."""
+    if ranks.count == 1:
+        return rows
+    return DTensor.from_local(
+        rows, ranks.cpu_mesh, [Shard(0)], run_check=False, shape=like.shape, stride=like.stride()
+    )
+
+
+def _problem(work: Callable[[], Any]) -> str | None:
+    """Do it; what went wrong with the disk, if anything did."""
+    try:
+        work()
+    except (OSError, SafetensorError) as error:
+        return str(error)
+    return None
+
+
+# -- Written in the background, one after the other ------------------------------------------------
+
+
+class Saved(NamedTuple):
+    """A checkpoint lies in `path`, or could not be written because of `error`."""
+
+    version: Version
+    path: Path
+    error: str | None
+
+
+class Saver:
+    """Writes `directory/step-N` in a thread, so that the learner waits for a copy only.
+
+    Each is complete or absent; rank 0 deletes older ones after a newer one is complete. `ended`
+    raises `RuntimeError` if another rank is gone: nothing is known of the checkpoint then.
+    """
+
+    def __init__(self, directory: Path, *, is_lead: bool = True) -> None:
+        self._directory, self._is_lead = directory, is_lead
+        self._thread = ThreadPoolExecutor(1, "checkpoints")
+        self._pending: deque[Future[Saved]] = deque()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether there is a checkpoint whose end was not told yet."""
+        return bool(self._pending)
+
+    def begin(self, version: Version, snapshot: Snapshot, keep: Collection[Version]) -> None:
+        """Write `snapshot`; then delete all checkpoints but it and those of versions `keep`."""
+        self._pending.append(self._thread.submit(self._write, version, snapshot, keep))
+
+    def ended(self) -> list[Saved]:
+        """What became of checkpoints since this was last asked. Does not wait."""
+        found = []
+        while self._pending and self._pending[0].done():
+            found.append(self._pending.popleft().result())
+        return found
+
+    def _write(self, version: Version, snapshot: Snapshot, keep: Collection[Version]) -> Saved:
+        path = self._path(version)
+        try:
+            snapshot.write(path)
+            if self._is_lead:
+                remove_others(self._directory, {path, *map(self._path, keep)})
+        except OSError as error:
+            return Saved(version, path, str(error).splitlines()[0])
+        return Saved(version, path, None)
+
+    def _path(self, version: Version) -> Path:
+        return self._directory / f"step-{version}"
 
 
 def remove_others(directory: Path, keep: Collection[Path]) -> None:
@@ -161,31 +374,3 @@ def remove_others(directory: Path, keep: Collection[Path]) -> None:
         if not path.name.endswith(UNFINISHED):
             path = path.rename(path.with_name(path.name + UNFINISHED))
         shutil.rmtree(path)
-
-
-def _copy(value: Any, copies: dict[Any, Tensor]) -> Any:
-    """The value with each tensor in it copied once."""
-    match value:
-        case Tensor():
-            place = (value.device, value.data_ptr(), value.shape, value.dtype)
-            if value.numel() == 0 or place not in copies:
-                copies[place] = value.detach().to("cpu", copy=True)
-            return copies[place]
-        case dict():
-            return {key: _copy(item, copies) for key, item in value.items()}
-        case list() | tuple():
-            return type(value)(_copy(item, copies) for item in value)
-        case _:
-            return value
-
-
-__all__ = [
-    "Snapshot",
-    "begin",
-    "finish",
-    "generation_config",
-    "is_sharded",
-    "load",
-    "remove_others",
-    "snapshot",
-]

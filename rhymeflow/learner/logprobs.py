@@ -1,40 +1,35 @@
 """Log-probabilities of response tokens under a model, without ever holding [tokens, vocabulary].
 
-The body of the model runs over the packed row; the head runs over `chunk_size` of the predicting
-rows at a time. Where a gradient is wanted, the loss of a chunk is taken and differentiated before
-the next chunk is begun, so one chunk's softmax is all that exists of the vocabulary's dimension,
-and nothing is computed twice (a recomputed head would multiply by the vocabulary a fourth time).
-That is possible because every loss here is a sum over tokens. Where parameters are there only
-during one forward and one backward pass (`sharded_model.py`), `loss` does the same in the forward
-pass and keeps the gradients for the backward pass.
-
-Logits are float32 whatever the model's dtype, by the engine's own head (`models.lm_head`): in
-bfloat16 they would be rounded on this side only. Their gradient is rounded to the model's dtype
-before it is multiplied on. That is an error of 1 in 512 in single terms of long sums, without bias,
-where a product in float32 takes four times as long.
-
-Holds true: policy, old and reference log-probabilities come from this one path; the distribution is
-that of `models.logits`, the engine's; entropy carries no gradient.
+The body of the model runs over the packed row, the head over `chunk_size` of the predicting rows at
+a time. Every loss is a sum over tokens, so that of a chunk is differentiated before the next chunk
+is begun: one chunk's softmax is all there is, and nothing is computed twice.
+Logits are float32, by the engine's own head (`models.lm_head`) and shaping (`models.logits`); their
+gradient is rounded to the model's dtype, an error of 1 in 512 in single terms of long sums.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rhymeflow.config import LearnerConfig, RolloutConfig
 from rhymeflow.learner import log_softmax
 from rhymeflow.learner.attention import PackedAttention
 from rhymeflow.learner.choice import AttentionKind, attention_kind
 from rhymeflow.learner.packing import PackedRow, pack
-from rhymeflow.learner.recomputation import attending_recomputably
 from rhymeflow.learner.sample import Sample
 from rhymeflow.models import proof
+from rhymeflow.models.attention import Attention, attending
 from rhymeflow.models.lm_head import LMHead
 from rhymeflow.models.logits import shaped
 
@@ -113,7 +108,7 @@ class TokenScorer:
     def _hidden(self, row: PackedRow) -> Tensor:
         """The body's output where a response token is predicted, [R, D]."""
         attention = self.attention(row.sequences, len(row.tokens_T), self.model.device)
-        with attending_recomputably(attention):
+        with _attending_recomputably(attention):
             hidden_1TD = self.model.base_model(
                 input_ids=self._tensor(row.tokens_T)[None],
                 position_ids=self._tensor(row.positions_T)[None],
@@ -252,4 +247,37 @@ def _cat(scores: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     return torch.cat(logprobs), torch.cat(entropies)
 
 
-__all__ = ["LossOf", "TokenScorer"]
+# -- Gradient checkpointing ------------------------------------------------------------------------
+# A layer that is recomputed in the backward pass runs when the block `attending(...)` of its
+# forward pass is over, on CUDA even in another thread; so its call remembers the attention.
+
+_attention: ContextVar[Attention] = ContextVar("recomputed_attention")
+
+
+@contextmanager
+def _attending_recomputably(attention: Attention) -> Iterator[None]:
+    """As `attending`, and layers called in the block are recomputed with the same `attention`."""
+    token = _attention.set(attention)
+    try:
+        with attending(attention):
+            yield
+    finally:
+        _attention.reset(token)
+
+
+def recompute_layers(model: PreTrainedModel) -> None:
+    """Keep only each layer's input for the backward pass; everything else stays in eval mode."""
+    for module in model.modules():
+        if isinstance(module, GradientCheckpointingLayer):
+            module.gradient_checkpointing = True
+            module._gradient_checkpointing_func = partial(
+                checkpoint, use_reentrant=False, context_fn=_contexts
+            )
+            # transformers checkpoints in training mode only; the flag is the layer's alone, so
+            # dropout inside stays off and log-probabilities stay the engine's.
+            module.training = True
+
+
+def _contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """Contexts of a layer's forward pass and of its recomputation."""
+    return nullcontext(), attending(_attention.get())

@@ -1,8 +1,8 @@
-"""A consumed batch, split into optimizer steps and packed into micro-batches.
+"""A consumed batch, split into optimizer steps and packed into each rank's micro-batches.
 
-Holds true: whole groups go to one optimizer step, in the order of the batch; every sample whose
-tokens are in the loss is in exactly one micro-batch of its step; a sample that cannot move the
-policy is never differentiated. Knows nothing of the model.
+Whole groups go to one optimizer step, in the order of the batch. Every sample whose tokens are in
+the loss is in exactly one micro-batch of its step, on one rank; a sample that cannot move the
+policy is never differentiated. A pure function of the batch: ranks need not talk about it.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from torch import Tensor
 
 from rhymeflow.config import LearnerConfig, RolloutConfig
 from rhymeflow.learner.algorithms.losses import TokenInputs, step_scale, token_weight
-from rhymeflow.learner.packing import PackedRow
+from rhymeflow.learner.packing import PackedRow, added, empty_row, pack
 from rhymeflow.learner.sample import Sample
-from rhymeflow.learner.share import share
 
 
 @dataclass
@@ -122,4 +121,33 @@ def _inputs(
     )
 
 
-__all__ = ["MicroBatch", "split", "step_scales"]
+def share(
+    samples: Sequence[Sample], members: Sequence[int], max_tokens: int, rank: int, num_ranks: int
+) -> list[PackedRow]:
+    """Rows of at most `max_tokens` tokens for `rank`, of `samples[i]` for `i` in `members`.
+
+    All ranks have the same number of rows, for their collectives are part of each pass: who has
+    fewer gets empty ones.
+    """
+    if num_ranks == 1:
+        return pack(samples, members, max_tokens)
+    rows = [pack(samples, part, max_tokens) for part in cut(samples, members, num_ranks)]
+    mine = rows[rank]
+    return mine + [empty_row()] * (max(map(len, rows)) - len(mine))
+
+
+def cut(samples: Sequence[Sample], members: Sequence[int], num_ranks: int) -> list[list[int]]:
+    """Members by rank, in order, so groups stay together but for those at a cut.
+
+    A sample goes to the rank in whose share of the tokens its middle lies: no share is further
+    from the mean than one sample is long, and than what the samples after a cut have in common with
+    those before it.
+    """
+    tokens_N = np.array(added(samples, members), dtype=np.int64)
+    end_N = tokens_N.cumsum()
+    total = int(end_N[-1]) if len(members) else 1
+    rank_N = ((end_N - tokens_N / 2) * num_ranks / max(total, 1)).astype(int)
+    parts: list[list[int]] = [[] for _ in range(num_ranks)]
+    for member, rank in zip(members, rank_N, strict=True):
+        parts[min(int(rank), num_ranks - 1)].append(member)
+    return parts

@@ -2,25 +2,26 @@
 
 With a bfloat16 model every gradient is added to a float32 sum as soon as autograd has it, AdamW
 changes the float32 masters, and the model's parameters are refreshed from them: an update of 1e-6
-is lost in bfloat16's 8 bits otherwise. With a float32 model the parameters are the masters.
-
-Holds true: after `step` the model's parameters are the rounded masters and gradients are gone; a
-gradient that is not finite changes no weight and no moment. Knows nothing of losses.
+is lost in bfloat16's 8 bits otherwise. With a float32 model the parameters are the masters, and on
+many ranks each rank's rows of them (`policy.Shards`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from rhymeflow.config import LearnerConfig
 from rhymeflow.errors import UserError
+from rhymeflow.learner.ranks import ALONE, Ranks
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+"""AdamW's, by torch's names."""
 
 
 def learning_rate(step: int, config: LearnerConfig) -> float:
@@ -39,27 +40,6 @@ def learning_rate(step: int, config: LearnerConfig) -> float:
         "cosine": 0.5 * (1.0 + math.cos(math.pi * progress)),
     }
     return config.learning_rate * shape[config.lr_scheduler_type]
-
-
-def adamw(masters: Mapping[str, Tensor], config: LearnerConfig) -> torch.optim.AdamW:
-    """AdamW over `masters`; weight decay applies to matrices only, not to norms and biases."""
-    matrices = [master for master in masters.values() if master.ndim >= 2]
-    others = [master for master in masters.values() if master.ndim < 2]
-    return torch.optim.AdamW(
-        [
-            {"params": matrices, "weight_decay": config.weight_decay},
-            {"params": others, "weight_decay": 0.0},
-        ],
-        lr=config.learning_rate,
-        betas=(config.adam_beta1, config.adam_beta2),
-        eps=config.adam_epsilon,
-        fused=True,
-    )
-
-
-def decayed_first(masters: Mapping[str, Tensor]) -> list[str]:
-    """Names in the order in which `adamw` numbers its parameters."""
-    return sorted(masters, key=lambda name: masters[name].ndim < 2)
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
@@ -82,17 +62,44 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
         raise UserError("learner.frozen_parameters: every parameter is frozen, none is trained")
 
 
-class AnyOptimizer:
-    """AdamW over float32 `masters`, which may be the rows of a rank.
+class Optimizer:
+    """Steps the parameters of `model` that are not frozen.
 
-    Weight decay applies to matrices only, not to norms and biases.
+    All are brought to `compute_dtype` in place; on many ranks `model` is spread, and computes in it
+    by itself. There every rank has to make the same calls, and all of them step or none.
     """
 
-    def __init__(self, masters: Mapping[str, Tensor], config: LearnerConfig) -> None:
-        self._masters, self._max_grad_norm = masters, config.max_grad_norm
-        self._adamw = adamw(masters, config)
+    def __init__(
+        self,
+        model: nn.Module,
+        config: LearnerConfig,
+        compute_dtype: torch.dtype,
+        ranks: Ranks = ALONE,
+    ) -> None:
+        self._ranks, self._max_grad_norm = ranks, config.max_grad_norm
+        self._parameters = {n: each for n, each in model.named_parameters() if each.requires_grad}
+        if ranks.count > 1:
+            self._masters = {name: ranks.local(each) for name, each in self._parameters.items()}
+        else:
+            trained = self._parameters.items()
+            self._masters = {name: _master(each, compute_dtype) for name, each in trained}
+            for parameter in model.parameters():
+                parameter.data = parameter.data.to(compute_dtype)
+        # Weight decay applies to matrices only, not to norms and biases.
+        matrices = [master for master in self._masters.values() if master.ndim >= 2]
+        others = [master for master in self._masters.values() if master.ndim < 2]
+        groups = [{"params": matrices}, {"params": others}]
+        self._adamw = torch.optim.AdamW(groups, lr=config.learning_rate, fused=True)
+        self.reconfigure(config)
         self.skipped = ""
         """Why the last step was not taken; empty: it was."""
+
+    def reconfigure(self, config: LearnerConfig) -> None:
+        """Step by another configuration from now on; the moments stay."""
+        self._max_grad_norm = config.max_grad_norm
+        for group, decay in zip(self._adamw.param_groups, (config.weight_decay, 0.0), strict=True):
+            group["betas"] = (config.adam_beta1, config.adam_beta2)
+            group["eps"], group["weight_decay"] = config.adam_epsilon, decay
 
     @torch.no_grad()
     def step(self, rate: float, scale: float = 1.0) -> float:
@@ -101,103 +108,87 @@ class AnyOptimizer:
 
         If it is not finite they are not applied, and `skipped` says so.
         """
-        for master in self._masters.values():
+        for name, master in self._masters.items():
+            if self._ranks.count > 1:
+                self._take_gradient(master, self._parameters[name])
             if master.grad is None:  # nothing in the batch moves the policy; its momentum does
                 master.grad = torch.zeros_like(master)
         norm = scale * self._norm()
         self.skipped = "" if math.isfinite(norm) else self._not_finite(norm)
         if not self.skipped:
             excess = 1.0 if self._max_grad_norm is None else (norm + 1e-6) / self._max_grad_norm
+            divisor = max(excess, 1.0) / scale
+            some = next(iter(self._masters.values()))
+            # AdamW divides by it as it reads the gradients.
+            self._adamw.grad_scale = None if divisor == 1.0 else some.new_tensor(divisor)
             for group in self._adamw.param_groups:
                 group["lr"] = rate
-            self._apply(max(excess, 1.0) / scale)
+            self._adamw.step()
+            self._refresh()
         self.clear()
         return norm
 
     def clear(self) -> None:
         """Forget the gradients."""
-        self._adamw.zero_grad()
+        for each in (*self._masters.values(), *self._parameters.values()):
+            each.grad = None
 
-    def reconfigure(self, config: LearnerConfig) -> None:
-        """Step by another configuration from now on; the moments stay."""
-        self._max_grad_norm = config.max_grad_norm
-        for group in self._adamw.param_groups:
-            group["betas"] = (config.adam_beta1, config.adam_beta2)
-            group["eps"] = config.adam_epsilon
-            is_matrices = bool(group["params"]) and group["params"][0].ndim >= 2
-            group["weight_decay"] = config.weight_decay if is_matrices else 0.0
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps taken."""
+        state = next(iter(self._adamw.state.values()), None)
+        return 0 if state is None else int(state["step"])
+
+    def trained(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """Each parameter that is trained, and this rank's rows of its master."""
+        return {name: (each, self._masters[name]) for name, each in self._parameters.items()}
+
+    def state(self) -> Iterator[tuple[str, str, Tensor]]:
+        """What is saved: kind (`master` or a moment), parameter's name, and this rank's rows."""
+        for name, master in self._masters.items():
+            yield "master", name, master.detach()
+            for kind in MOMENTS:
+                moment = self._adamw.state.get(master, {}).get(kind)
+                yield kind, name, torch.zeros_like(master) if moment is None else moment
+
+    @torch.no_grad()
+    def load(self, num_steps: int, read: Callable[[str, str], Tensor]) -> None:
+        """Take over what was saved: `read(kind, name)` returns this rank's rows."""
+        for name, master in self._masters.items():
+            master.copy_(read("master", name))
+            state = self._adamw.state[master]
+            state["step"] = torch.tensor(float(num_steps), device=master.device)
+            for kind in MOMENTS:
+                state[kind] = torch.zeros_like(master).copy_(read(kind, name))
+        self._refresh()
+
+    def _take_gradient(self, master: Tensor, parameter: Tensor) -> None:
+        """Give this rank's rows of a parameter the gradient that FSDP has for them."""
+        local = self._ranks.local(parameter)
+        assert local.data_ptr() == master.data_ptr(), "FSDP has moved a rank's rows"
+        master.grad = None if parameter.grad is None else self._ranks.local(parameter.grad)
+
+    def _norm(self) -> float:
+        """Of all gradients, on all ranks."""
+        own = nn.utils.get_total_norm([master.grad for master in self._masters.values()])
+        # In float64 the square and its root are exact.
+        return math.sqrt(float(self._ranks.summed(own.double().square().cpu())))
 
     def _not_finite(self, norm: float) -> str:
-        broken = self._broken()
+        masters = self._masters.values()
+        counts = torch.tensor([int((~master.grad.isfinite()).any()) for master in masters])
+        counts = self._ranks.summed(counts).tolist()
+        broken = [name for name, count in zip(self._masters, counts, strict=True) if count]
         return (
             f"the gradient is not finite (norm {norm}) in {len(broken)} of {len(self._masters)} "
             f"parameters, first in {broken[0] if broken else 'none: the norm overflowed'}; a lower "
             "learner.learning_rate or learner.max_grad_norm, or model.dtype: float32, may help"
         )
 
-    def _norm(self) -> float:
-        """Of all gradients."""
-        raise NotImplementedError
-
-    def _broken(self) -> list[str]:
-        """Names of parameters whose gradient is not finite."""
-        raise NotImplementedError
-
-    def _apply(self, divisor: float) -> None:
-        """Step by the gradients over `divisor`."""
-        raise NotImplementedError
-
-
-class Optimizer(AnyOptimizer):
-    """Owns the masters, their gradients and AdamW's moments for the parameters of `model`, which
-    are brought to `compute_dtype` in place. Those that are frozen stay as they are otherwise."""
-
-    def __init__(self, model: nn.Module, config: LearnerConfig, compute_dtype: torch.dtype):
-        freeze(model, config.frozen_parameters)
-        self._parameters = {n: each for n, each in model.named_parameters() if each.requires_grad}
-        masters = {name: _master(each, compute_dtype) for name, each in self._parameters.items()}
-        for parameter in model.parameters():
-            parameter.data = parameter.data.to(compute_dtype)
-        super().__init__(masters, config)
-
-    def _norm(self) -> float:
-        return float(nn.utils.get_total_norm([master.grad for master in self._masters.values()]))
-
-    def _broken(self) -> list[str]:
-        return [name for name, each in self._masters.items() if not each.grad.isfinite().all()]
-
-    def _apply(self, divisor: float) -> None:
-        # AdamW divides by it as it reads the gradients.
-        some = next(iter(self._masters.values()))
-        self._adamw.grad_scale = None if divisor == 1.0 else some.new_tensor(divisor)
-        self._adamw.step()
-        self._refresh()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Masters and moments, exact."""
-        masters = {name: master.detach() for name, master in self._masters.items()}
-        return {"masters": masters, "adamw": self._adamw.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` gave; the model's parameters are refreshed.
-
-        AdamW's moments may also come by the parameters' names, as ranks save them (`moments`).
-        """
-        with torch.no_grad():
-            for name, master in self._masters.items():
-                master.copy_(state["masters"][name])
-        if "moments" in state:
-            moments = enumerate(map(state["moments"].get, decayed_first(self._masters)))
-            groups = self._adamw.state_dict()["param_groups"]
-            self._adamw.load_state_dict({"state": dict(moments), "param_groups": groups})
-        else:
-            self._adamw.load_state_dict(state["adamw"])
-        self._refresh()
-
     def _refresh(self) -> None:
-        """Round the masters into the model's parameters."""
+        """Round the masters into the model's parameters, where they are others."""
         pairs = [(p, self._masters[name]) for name, p in self._parameters.items()]
-        rounded = [(p, master) for p, master in pairs if p is not master]
+        rounded = [(p, master) for p, master in pairs if p.dtype != master.dtype]
         if rounded:
             with torch.no_grad():
                 torch._foreach_copy_([p for p, _ in rounded], [m for _, m in rounded])
@@ -221,6 +212,3 @@ def _drain(master: Tensor, parameter: nn.Parameter) -> None:
     else:
         master.grad.add_(parameter.grad)
     parameter.grad = None
-
-
-__all__ = ["AnyOptimizer", "Optimizer", "adamw", "decayed_first", "freeze", "learning_rate"]

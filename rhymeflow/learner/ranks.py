@@ -1,12 +1,9 @@
-"""The ranks of a learner as torch sees them: how they meet, and the groups that they talk in.
+"""The ranks of a learner: how they meet, and the collectives that they use.
 
-Rank 0 opens a store on a free port and says where (`Rendezvous`); the others come to it. Tensors on
-CPUs travel by gloo, on GPUs by NCCL. A second group, of gloo, is for the thread that writes
-checkpoints: collectives of two threads must not mix.
-
-Holds true: when `Ranks` exists, all ranks have met. A rank that dies has the collectives of the
-others raise `RuntimeError` at once; one that hangs, after `timeout` seconds. Knows nothing of
-models.
+A learner of one rank has `ALONE`: no process group, and every collective returns what it is given.
+Tensors on CPUs travel by gloo, on GPUs by NCCL. A second group, of gloo, is for the thread that
+writes checkpoints: collectives of two threads must not mix. A rank that dies has the collectives of
+the others raise `RuntimeError` at once; one that hangs, after `timeout` seconds.
 """
 
 from __future__ import annotations
@@ -22,7 +19,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
 
 from rhymeflow.errors import UserError
 
@@ -33,7 +32,7 @@ _ADDRESS_OF_INTERFACE = 0x8915
 
 
 class Rendezvous:
-    """Where ranks meet; made by rank 0, which must keep it until all have come."""
+    """Where ranks meet: rank 0 makes it on a free port and keeps it until all have come."""
 
     def __init__(self, num_ranks: int, *, host: str = LOOPBACK) -> None:
         self.store = dist.TCPStore(
@@ -43,33 +42,21 @@ class Rendezvous:
 
 
 class Ranks:
-    """This process as rank `rank` of `count`."""
+    """This process as rank `rank` of `count`. Use `ALONE`, `lead` or `join`."""
 
-    def __init__(
-        self, rank: int, count: int, store: dist.Store, device: torch.device, timeout: float
-    ) -> None:
-        """Wait until all ranks have come. The device is this rank's."""
+    def __init__(self, rank: int, count: int, device: torch.device | None = None) -> None:
         self.rank, self.count, self.device = rank, count, device
-        is_cuda = device.type == "cuda"
-        dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if is_cuda else "gloo",
-            store=store,
-            rank=rank,
-            world_size=count,
-            timeout=timedelta(seconds=timeout),
-            device_id=device if is_cuda else None,
-        )
-        self.cpu_mesh: DeviceMesh = init_device_mesh("cpu", (count,))
-        self.mesh = init_device_mesh("cuda", (count,)) if is_cuda else self.cpu_mesh
-        self.saving = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
+        self.mesh: DeviceMesh | None = None
+        self.cpu_mesh: DeviceMesh | None = None
+        self.saving: dist.ProcessGroup | None = None
 
     @classmethod
     def lead(
         cls, rendezvous: Rendezvous, count: int, device: torch.device, timeout: float
     ) -> Ranks:
-        """Be rank 0."""
+        """Be rank 0, once the others have come. The device is this rank's."""
         _talk_through(interface_towards(rendezvous.address))
-        return cls(0, count, rendezvous.store, device, timeout)
+        return cls(0, count, device)._met(rendezvous.store, timeout)
 
     @classmethod
     def join(
@@ -79,11 +66,28 @@ class Ranks:
         _talk_through(interface_towards(address))
         host, _, port = address.rpartition(":")
         store = dist.TCPStore(host, int(port), count, timeout=timedelta(seconds=timeout))
-        return cls(rank, count, store, device, timeout)
+        return cls(rank, count, device)._met(store, timeout)
+
+    def _met(self, store: dist.Store, timeout: float) -> Ranks:
+        assert self.device is not None
+        is_cuda, limit = self.device.type == "cuda", timedelta(seconds=timeout)
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if is_cuda else "gloo",
+            store=store,
+            rank=self.rank,
+            world_size=self.count,
+            timeout=limit,
+            device_id=self.device if is_cuda else None,
+        )
+        self.cpu_mesh = init_device_mesh("cpu", (self.count,))
+        self.mesh = init_device_mesh("cuda", (self.count,)) if is_cuda else self.cpu_mesh
+        self.saving = dist.new_group(backend="gloo", timeout=limit)
+        return self
 
     def leave(self) -> None:
         """Give back what the groups have; the others need not be there any more."""
-        dist.destroy_process_group()
+        if self.count > 1:
+            dist.destroy_process_group()
 
     @property
     def is_lead(self) -> bool:
@@ -96,16 +100,35 @@ class Ranks:
         start = min(self.rank * size, length)
         return slice(start, min(start + size, length))
 
+    def local(self, tensor: Tensor) -> Tensor:
+        """This rank's rows of a parameter or of its gradient, without gradient."""
+        tensor = tensor.detach()
+        return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
     def gathered(self, value: Any) -> list[Any]:
         """Every rank's (small) value, on rank 0; elsewhere nothing."""
+        if self.count == 1:
+            return [value]
         values: list[Any] | None = [None] * self.count if self.is_lead else None
         dist.gather_object(value, values)
         return values or []
 
-    def summed(self, values: torch.Tensor) -> torch.Tensor:
+    def summed(self, values: Tensor) -> Tensor:
         """The sum of every rank's values, in place; on the CPU."""
-        dist.all_reduce(values)
+        if self.count > 1:
+            dist.all_reduce(values)
         return values
+
+    def told(self, value: Any) -> Any:
+        """Rank 0's (small) value, on every rank; for the thread that writes checkpoints."""
+        said = [value]
+        if self.count > 1:
+            dist.broadcast_object_list(said, 0, group=self.saving)
+        return said[0]
+
+
+ALONE = Ranks(0, 1)
+"""The one rank of a learner of one."""
 
 
 def device_of(rank: int, count: int, device: torch.device) -> torch.device:
@@ -157,6 +180,3 @@ def _talk_through(interface: str | None) -> None:
     """Gloo would look this host's name up, which may lead nowhere or outside."""
     if interface is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-
-
-__all__ = ["Ranks", "Rendezvous", "device_of", "interface_towards"]

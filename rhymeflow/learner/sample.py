@@ -1,22 +1,27 @@
-"""One finished trajectory as the learner sees it.
+"""What the learner trains on: one finished trajectory, and the names of a batch of them.
 
-Holds true: `completion_ids`, `logprobs` and `versions` are equally long, and at least one token was
-sampled; the others, which an environment answered, are read by the policy and are in no loss and no
-statistics. Knows nothing of stores, engines or the staleness protocol; imports no torch.
+Loads no torch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
+
+from rhymeflow.core.types import GroupId
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A prompt, the response to it, and what the response earned."""
+    """A prompt, the response to it, and what the response earned.
+
+    `completion_ids`, `logprobs` and `versions` are equally long; at least one token was sampled.
+    Others, which an environment answered, the policy reads; they are in no loss and no statistics.
+    """
 
     group: int
     """Number of the group: samples with the same number are compared with each other."""
@@ -67,4 +72,18 @@ class Sample:
         return chosen[~np.asarray(self.observed)] if self.observed else chosen
 
 
-__all__ = ["Sample"]
+class Batch(NamedTuple):
+    """Names what is trained on; every rank reads its share of it from the trajectory store."""
+
+    groups: tuple[GroupId, ...]
+    members: tuple[tuple[int, ...], ...]
+    """For each group, the members to train on, in ascending order."""
+    parts: tuple[int, ...] = ()
+    """How many of the first groups each earlier `Accumulate` had."""
+
+    def cut(self) -> list[Batch]:
+        """Its parts, the last of which is the rest and may be empty."""
+        ends = [*accumulate(self.parts, initial=0), len(self.groups)]
+        return [
+            Batch(self.groups[start:end], self.members[start:end]) for start, end in pairwise(ends)
+        ]

@@ -22,7 +22,6 @@ from rhymeflow.core import commands
 from rhymeflow.core.events import Event
 from rhymeflow.core.types import InstanceId, SuiteName, TrajectoryId
 from rhymeflow.data.run_prompts import RunPrompts
-from rhymeflow.learner.base import LearnerGroup
 from rhymeflow.runtime.base import News, Received, WorkerLost
 from rhymeflow.runtime.checkpoints import Checkpoints
 from rhymeflow.runtime.commands import message_for
@@ -79,7 +78,6 @@ class Controller:
         *,
         supervisor: Supervisor,
         store: TrajectoryStore,
-        learner: LearnerGroup,
         history: Histories,
         prompts: RunPrompts,
         suites: Mapping[SuiteName, SuitePrompts],
@@ -91,7 +89,7 @@ class Controller:
         self.config, self.supervisor, self.store = config, supervisor, store
         self.history, self.reporter, self.coordinator = history, reporter, past.coordinator
         self.training = Training(
-            learner,
+            lambda: (supervisor.learner, *supervisor.other_ranks),
             checkpoints,
             store,
             reporter,

@@ -44,7 +44,6 @@ from rhymeflow.runtime.histories import histories, history_index
 from rhymeflow.runtime.machines import runtime_of
 from rhymeflow.runtime.observer import Observer
 from rhymeflow.runtime.past import Past
-from rhymeflow.runtime.ranked_learner import learner_group
 from rhymeflow.runtime.replay import beginning, recall
 from rhymeflow.runtime.reporting import Reporter
 from rhymeflow.runtime.rescue import save_checkpoint
@@ -284,7 +283,6 @@ def assembled(
                 config,
                 supervisor=supervisor,
                 store=store,
-                learner=learner_group(supervisor, config.learner.num_ranks),
                 history=histories(config, index, supervisor, reporter.warn),
                 prompts=loaded.prompts,
                 suites=loaded.suites,

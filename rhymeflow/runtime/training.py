@@ -6,13 +6,13 @@ told to do what that one had not reported. Knows nothing of instances or process
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from rhymeflow.core.commands import Accumulate, Train
 from rhymeflow.core.events import Accumulated, Event, LearnerReady, VersionPublished
 from rhymeflow.core.types import SuiteName, Version
-from rhymeflow.learner.base import Batch, LearnerGroup
+from rhymeflow.runtime.base import WorkerHandle
 from rhymeflow.runtime.checkpoints import Checkpoints
 from rhymeflow.runtime.reporting import Reporter
 from rhymeflow.store.base import TrajectoryStore
@@ -23,12 +23,15 @@ from rhymeflow.workers import messages
 class Training:
     """The learner, as the controller sees it; `published` is the version that it will hold.
 
-    `on_model` is called with what a learner says once it has loaded the model.
+    `ranks` are its workers, rank 0 first. Each is told the same in the same order, so that their
+    collectives match; rank 0 answers. Training and publishing are two messages, because a resumed
+    run trains stored batches again without publishing each version in between. `on_model` is called
+    with what a learner says once it has loaded the model.
     """
 
     def __init__(
         self,
-        learner: LearnerGroup,
+        ranks: Callable[[], Sequence[WorkerHandle]],
         checkpoints: Checkpoints,
         store: TrajectoryStore,
         reporter: Reporter,
@@ -37,7 +40,7 @@ class Training:
         on_model: Callable[[messages.LearnerReady], None],
     ) -> None:
         self.checkpoints, self.published = checkpoints, published
-        self._learner, self._store, self._reporter = learner, store, reporter
+        self._ranks, self._store, self._reporter = ranks, store, reporter
         self._on_model = on_model
         self.weights: messages.ConnectWeights | None = None
         """Where they are, once there is a version to pull."""
@@ -52,15 +55,15 @@ class Training:
     def accumulate(self, command: Accumulate) -> None:
         """Begin the gradient of the next batch with these groups, if there is a learner."""
         if self.weights is not None:
-            self._learner.accumulate(command.version, Batch(command.groups, command.members))
+            self._tell(messages.Accumulate(command.version, command.groups, command.members))
 
     def begin(self, command: Train) -> None:
         """Train on a batch, which is in the store, and publish the version that it makes."""
         self.batch = command
         self._begin_training()
         reached = command.version + 1
-        self._learner.train(command.version, Batch(command.groups, command.members, command.parts))
-        self._learner.publish(reached)
+        self._tell(messages.Train(command.version, command.groups, command.members, command.parts))
+        self._tell(messages.Publish(reached))
         if self.checkpoints.is_due(reached):
             self._save(reached)
 
@@ -152,4 +155,8 @@ class Training:
             self._save(self.published)
 
     def _save(self, version: Version) -> None:
-        self._learner.save(self.checkpoints.begin(version))
+        self._tell(messages.SaveCheckpoint(self.checkpoints.begin(version)))
+
+    def _tell(self, message: messages.Message) -> None:
+        for worker in self._ranks():
+            worker.send(message)

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from rhymeflow.learner.learner import Learner
 from rhymeflow.learner.optimizer import learning_rate
 from rhymeflow.learner.packing import PackedRow, pack
 from rhymeflow.learner.sample import Sample
-from rhymeflow.learner.single import Learner
 
 
 class SupervisedLearner(Learner):

@@ -231,7 +231,7 @@ def _save(
     if config.sft.save_dtype == "bfloat16":
         model.to(torch.bfloat16)
     unfinished = checkpoint.begin(directory)
-    checkpoint.snapshot(model, tokenizer, None).fill(unfinished)
+    checkpoint.export(unfinished, model, tokenizer)
     made = {
         "seed": config.run.seed,
         "steps": config.sft.max_steps,

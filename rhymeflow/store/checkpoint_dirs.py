@@ -1,6 +1,6 @@
 """Where a run's checkpoints are: `RUN_DIR/checkpoints/step-N` for each version N that was saved.
 
-Holds true: a directory without the ending `UNFINISHED` is a complete checkpoint. Loads no torch.
+A directory without the ending `UNFINISHED` is a complete checkpoint. Loads no torch.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 CHECKPOINTS = "checkpoints"
-"""The folder of a run directory that holds `step-N` for each version N that was saved."""
+"""The folder of a run directory that holds them."""
 
 UNFINISHED = ".unfinished"
 """Ends the name of a directory that is being written, or was when its writer ended."""

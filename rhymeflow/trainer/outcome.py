@@ -22,8 +22,6 @@ from rhymeflow.trainer.history import History, Rhythm, eval_name
 from rhymeflow.trainer.inputs import Inputs
 
 _NEWEST = 2**62
-_OF_THE_LEARNER = ("learner.pt", "learner")
-"""What a checkpoint has for resuming only."""
 
 
 class Outcome:
@@ -228,7 +226,7 @@ class Outcome:
             return
         target.mkdir(parents=True, exist_ok=True)
         for each in self.checkpoint.iterdir():
-            if each.is_file() and each.name not in _OF_THE_LEARNER:
+            if each.is_file():  # `learner/` is for resuming only
                 shutil.copy2(each, target / each.name)
 
     def push_to_hub(

@@ -1,17 +1,18 @@
-"""The learner in a process of its own: reads a batch, trains, publishes the new version.
+"""A rank of the learner in a process of its own: reads a batch, trains, publishes the new version.
 
-Holds true: a batch that breaks the staleness bound is refused before it is trained on (law 1, seen
-from the data itself: every token carries its version); a version can be pulled before it is
-reported; the weights' memory is given back when the process ends. Knows nothing of instances,
-routing or rewards.
+The controller tells every rank the same, and every rank reads the same batch; rank 0 (role
+`learner`) alone answers and owns the memory of the weights. A batch that breaks the staleness bound
+is refused before it is trained on (law 1, seen from the data itself: every token carries its
+version); a version can be pulled before it is reported.
 """
 
 from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -19,22 +20,22 @@ import torch
 from rhymeflow.config import Config
 from rhymeflow.core.types import TrajectoryId, Version
 from rhymeflow.errors import UserError
-from rhymeflow.learner.base import Batch
-from rhymeflow.learner.sample import Sample
-from rhymeflow.learner.saver import Saver
-from rhymeflow.learner.single import Learner
+from rhymeflow.learner.checkpoint import Saver
+from rhymeflow.learner.learner import Learner
+from rhymeflow.learner.ranks import ALONE, LOOPBACK, Ranks, Rendezvous, device_of
+from rhymeflow.learner.sample import Batch, Sample
 from rhymeflow.learner.token_details import TokenDetails
 from rhymeflow.models.load import load_model, load_tokenizer, resolve_device, resolve_dtype
 from rhymeflow.models.rope import settled
+from rhymeflow.models.rows import WeightRows
 from rhymeflow.store.checkpoint_dirs import CHECKPOINTS
 from rhymeflow.store.handle import store_in
 from rhymeflow.store.reader import TrajectoryRecord
-from rhymeflow.utils import progress
+from rhymeflow.utils import objects, progress
 from rhymeflow.utils.allocator import keep_freed_memory
 from rhymeflow.utils.consecutive_failures import ConsecutiveFailures
 from rhymeflow.weights.base import WeightStore
-from rhymeflow.weights.manifest import manifest_of
-from rhymeflow.weights.proof import as_text, checksum_of
+from rhymeflow.weights.proof import as_text
 from rhymeflow.weights.stores import make_store
 from rhymeflow.workers import messages
 from rhymeflow.workers.channel import Connection
@@ -46,7 +47,9 @@ from rhymeflow.workers.messages import (
     CheckpointFailed,
     CheckpointSaved,
     LearnerReady,
+    Message,
     Publish,
+    RanksMeet,
     ResponseDetails,
     Retraining,
     SaveCheckpoint,
@@ -58,6 +61,9 @@ from rhymeflow.workers.messages import (
 )
 from rhymeflow.workers.restore import Damaged, in_a_row, restore, samples
 
+PATIENCE = 10.0
+"""Seconds that a rank waits to be replaced when a collective has failed."""
+
 SAVING_SECONDS = 0.05
 """How often an idle learner looks whether a checkpoint is written: a run ends only then."""
 
@@ -67,35 +73,84 @@ STATE_BYTES = 12
 
 def main(connection: Connection, name: str, config: Config, run_dir: Path) -> None:
     """Join the run and serve it until `Shutdown`, alone or as the first of many ranks."""
-    keep_freed_memory()
-    if config.learner.num_ranks > 1:
-        from rhymeflow.workers import learner_rank  # loads torch.distributed
-
-        learner_rank.lead(connection, config, run_dir)
+    count = config.learner.num_ranks
+    if count == 1:
+        serve(connection, config, run_dir, 0, lambda *_: ALONE)
         return
-    learner = LearnerProcess(connection, config, run_dir)
+    host = LOOPBACK if config.runtime == "local" else objects.here().address
+    rendezvous = Rendezvous(count, host=host)
+    send(connection, RanksMeet(rendezvous.address))
+    serve(connection, config, run_dir, 0, partial(Ranks.lead, rendezvous))
+
+
+def serve(
+    connection: Connection,
+    config: Config,
+    run_dir: Path,
+    rank: int,
+    meet: Callable[[int, torch.device, float], Ranks],
+    early: Sequence[Message] = (),
+) -> None:
+    """Be a rank that `meet` lets meet the others, until `Shutdown`; `early` came before that.
+
+    A rank that fails because another is gone waits to be replaced instead of reporting a defect.
+    """
+    keep_freed_memory()
+    count, device = config.learner.num_ranks, resolve_device(config.model)
+    if count > 1:  # of a cluster's node a rank sees its own GPU alone
+        device = device_of(*((rank, count) if config.runtime == "local" else (0, 1)), device)
+    learner = None
     try:
+        # Who is silent for longer is replaced before the others' collectives give up.
+        ranks = meet(count, device, 2 * config.run.worker_timeout)
+        learner = LearnerProcess(connection, config, run_dir, ranks, early)
         learner.serve()
+        ranks.leave()
+    except RuntimeError:
+        if count > 1:
+            _wait_to_be_replaced(connection)
+        raise
     finally:
-        learner.weights.close()
+        if learner is not None and learner.weights is not None:
+            learner.weights.close()
+
+
+def _wait_to_be_replaced(connection: Connection) -> None:
+    """Whoever is the cause is reported first, and this process ended. Or it was this one."""
+    deadline = time.monotonic() + PATIENCE
+    while (rest := deadline - time.monotonic()) > 0:
+        if connection.poll(rest):
+            receive(connection)
 
 
 class LearnerProcess:
     """The learner, the store that it reads batches from, and the weights it publishes."""
 
-    def __init__(self, connection: Connection, config: Config, run_dir: Path) -> None:
-        self.connection, self.config = connection, config
+    ranks = ALONE
+    _waiting: Sequence[Message] = ()
+    """What came before this process could act on it."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        config: Config,
+        run_dir: Path,
+        ranks: Ranks = ALONE,
+        early: Sequence[Message] = (),
+    ) -> None:
+        self.connection, self.config, self.ranks = connection, config, ranks
+        self._waiting = early
         if not run_dir.is_dir():
             raise UserError(
                 f"run.output_dir: there is no {run_dir} on {socket.gethostname()}: the learner "
                 "writes checkpoints there, so its nodes have to share it with the controller's"
             )
-        device = resolve_device(config.model)
+        device = ranks.device or resolve_device(config.model)
         dtype = resolve_dtype(config.model, device)
-        self.learner = self._make_learner(device, dtype)
+        self.learner = self._load(device, dtype)
         store = store_in(config, run_dir)
         self._reader = store.open()
-        self._saver = self._make_saver(run_dir / CHECKPOINTS)
+        self._saver = Saver(run_dir / CHECKPOINTS, is_lead=ranks.is_lead)
         began = None  # to train again
         damaged: list[Damaged] = []
         with store.explained():
@@ -104,7 +159,7 @@ class LearnerProcess:
                 self._reader,
                 run_dir / CHECKPOINTS,
                 config,
-                checksum=self._checksum(),
+                checksum=lambda: as_text(self.learner.checksum()),
                 damaged=damaged,
             ):
                 began = began or time.perf_counter()
@@ -118,55 +173,55 @@ class LearnerProcess:
             in_a_row(self._reader),
         )
         self._begin_batch()
-        self.weights = self._make_weights(run_dir)
+        self._ending = False
+        self.weights: WeightStore | None = None
+        """Rank 0's."""
+        if ranks.is_lead:
+            self.weights = make_store(config, self.learner.manifest(), run_dir)
         checksum = self._publish_weights()
+        if self.weights is None:
+            return
+        model, count = self.learner.model, self.learner.num_parameters
         ready = LearnerReady(
             self.version,
             self.weights.handle,
             as_text(checksum),
             device.type,
             str(dtype).removeprefix("torch."),
-            self.learner.model.config.get_text_config().max_position_embeddings,
-            self.learner.num_parameters * (dtype.itemsize + STATE_BYTES),
+            model.config.get_text_config().max_position_embeddings,
+            count * (dtype.itemsize + STATE_BYTES),
             retrain_seconds,
-            self.learner.num_parameters,
-            sum(each.numel() for each in self.learner.model.parameters() if each.requires_grad),
+            count,
+            sum(each.numel() for each in model.parameters() if each.requires_grad),
             [tuple(each) for each in damaged],
         )
         self._say(ready)
-        self._ending = False
 
-    # What ranks do otherwise: see `learner_rank.py`.
-
-    def _make_learner(self, device: torch.device, dtype: torch.dtype) -> Learner:
-        return Learner(
+    def _load(self, device: torch.device, dtype: torch.dtype) -> Learner:
+        """The learner of the configured model, whole, or this rank's rows of it."""
+        config, ranks = self.config, self.ranks
+        given = (load_tokenizer(config.model), config.learner, config.rollout, dtype, ranks)
+        if ranks.count == 1:
             # In float32, so that the master weights are exact; the learner computes in `dtype`.
-            settled(load_model(self.config.model, dtype=torch.float32, device=device), self.config),
-            load_tokenizer(self.config.model),
-            self.config.learner,
-            self.config.rollout,
-            dtype,
+            model = load_model(config.model, dtype=torch.float32, device=device)
+            return Learner(settled(model, config), *given)
+        rows = WeightRows(config.model)
+        reference = settled(rows.skeleton(), config) if config.learner.beta > 0.0 else None
+        return Learner(
+            settled(rows.skeleton(), config), *given, read=rows.read, reference=reference
         )
 
-    def _make_saver(self, directory: Path) -> Saver:
-        return Saver(directory)
-
-    def _make_weights(self, run_dir: Path) -> WeightStore:
-        return make_store(self.config, manifest_of(self.learner.weights()), run_dir)
-
     def _publish_weights(self) -> int:
-        return self.weights.publish(self.version, self.learner.weights())
-
-    def _checksum(self) -> Callable[[], str] | None:
-        """What proves restored weights."""
+        """On rank 0 the checksum."""
         weights = self.learner.weights()
-        return lambda: as_text(checksum_of(manifest_of(weights), weights))
+        if self.weights is not None:
+            return self.weights.publish(self.version, weights)
+        weights.give()
+        return 0
 
-    def _whole(self, details: TokenDetails) -> TokenDetails:
-        return details
-
-    def _say(self, message: messages.Message) -> None:
-        send(self.connection, message)
+    def _say(self, message: Message) -> None:
+        if self.ranks.is_lead:
+            send(self.connection, message)
 
     def serve(self) -> None:
         """Carry out what is asked for, until `Shutdown`."""
@@ -177,15 +232,20 @@ class LearnerProcess:
     def turn(self) -> None:
         """Carry out the next thing that is asked for."""
         progress.advance()
-        is_saving = self._saver.is_busy
-        if not self.connection.poll(SAVING_SECONDS if is_saving else WAIT_SECONDS):
+        if self._waiting:
+            first, *self._waiting = self._waiting
+            self._carry_out(first)
+        elif self.connection.poll(SAVING_SECONDS if self._saver.is_busy else WAIT_SECONDS):
+            self._carry_out(receive(self.connection))
+        else:
             self._report_saved()
-            return
-        match receive(self.connection):
-            case Accumulate() as message:
+
+    def _carry_out(self, message: Message) -> None:
+        match message:
+            case Accumulate():
                 self._accumulate(message.version, Batch(message.groups, message.members))
                 self._say(Accumulated(message.version, len(self._early)))
-            case Train() as message:
+            case Train():
                 self._train(message)
             case Publish(version=version):
                 self._publish(version)
@@ -193,7 +253,7 @@ class LearnerProcess:
                 self._saver.begin(self.version, self.learner.snapshot(), keep)
             case Shutdown():
                 self._ending = True
-            case message:
+            case _:
                 raise AssertionError(f"unexpected message {message}")
 
     def _accumulate(self, version: Version, part: Batch) -> None:
@@ -243,7 +303,7 @@ class LearnerProcess:
         )
         yield batch, details
         if details is not None:
-            self._report(self._whole(details), records)
+            self._report(self.learner.whole_details(details), records)
 
     def _report(self, details: TokenDetails, records: list[TrajectoryRecord]) -> None:
         found = [
@@ -257,7 +317,8 @@ class LearnerProcess:
         started = time.perf_counter()
         checksum = as_text(self._publish_weights())
         seconds = time.perf_counter() - started
-        self._say(VersionPublished(version, checksum, seconds, dict(self.weights.metrics)))
+        metrics = {} if self.weights is None else dict(self.weights.metrics)
+        self._say(VersionPublished(version, checksum, seconds, metrics))
 
     def _report_saved(self) -> None:
         for version, path, error in self._saver.ended():

@@ -22,9 +22,8 @@ from typing import NamedTuple
 from rhymeflow.config import Config
 from rhymeflow.core.types import CUT, Version
 from rhymeflow.errors import UserError
-from rhymeflow.learner.base import Batch
-from rhymeflow.learner.sample import Sample
-from rhymeflow.learner.single import Learner
+from rhymeflow.learner.learner import Learner
+from rhymeflow.learner.sample import Batch, Sample
 from rhymeflow.reward.components import WeightedSum
 from rhymeflow.store.checkpoint_dirs import checkpoints_up_to
 from rhymeflow.store.handle import Reader

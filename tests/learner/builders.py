@@ -22,8 +22,8 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2ForCausalLM
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeForCausalLM
 
 from rhymeflow.config import LearnerConfig, RolloutConfig
+from rhymeflow.learner.learner import Learner
 from rhymeflow.learner.sample import Sample
-from rhymeflow.learner.single import Learner
 from rhymeflow.models import attention
 
 VOCAB = 23

@@ -1,4 +1,4 @@
-"""What ranks are asked to do in `test_fsdp2.py`."""
+"""What ranks are asked to do in `test_ranks.py`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch.distributed.checkpoint import FileSystemWriter
 
 from rhymeflow.config import ModelConfig
-from rhymeflow.learner.fsdp2 import ShardedLearner
+from rhymeflow.learner.learner import Learner
 from rhymeflow.learner.ranks import Ranks
 from rhymeflow.models.rows import WeightRows
 from tests.learner.builders import learner_config, made_up_batch, rollout_config, tiny_model
@@ -17,20 +17,16 @@ from tests.learner.builders import learner_config, made_up_batch, rollout_config
 
 def sharded_learner(
     ranks: Ranks, *, dtype: torch.dtype = torch.float32, kind: str = "llama", tied=True, **changes
-) -> ShardedLearner:
-    return ShardedLearner(
-        lambda: tiny_model(kind, tied=tied),
-        None,
-        learner_config(**changes),
-        rollout_config(),
-        dtype,
-        ranks,
+) -> Learner:
+    model, reference = (tiny_model(kind, tied=tied) for _ in "12")
+    return Learner(
+        model, None, learner_config(**changes), rollout_config(), dtype, ranks, reference=reference
     )
 
 
-def whole_weights(learner: ShardedLearner) -> dict[str, torch.Tensor]:
+def whole_weights(learner: Learner) -> dict[str, torch.Tensor]:
     gathered = {}
-    for block in learner.gathering():
+    for block in learner.weights().blocks():
         gathered |= {name: each.clone() for name, each in block.items()}
     return gathered
 
@@ -84,7 +80,7 @@ def break_a_gradient(ranks: Ranks) -> tuple[str, bool]:
     learner = sharded_learner(ranks)
     before = whole_weights(learner)
     if ranks.rank == 1:  # only one of them sees it
-        parameter = next(reversed(learner._sharded.parameters.values()))
+        parameter = list(learner.model.parameters())[-1]
         step = learner._optimizer.step
 
         def spoiled(rate: float, scale: float) -> float:
@@ -98,24 +94,22 @@ def break_a_gradient(ranks: Ranks) -> tuple[str, bool]:
 
 
 def publish_by_demand(ranks: Ranks) -> tuple[dict, list[int]]:
-    """The parameters, looked up in any order; and how much rank 0 held at a time."""
-    learner = sharded_learner(ranks, dtype=torch.bfloat16)
-    gathering = learner.gathering()
+    """The parameters, and how much rank 0 held at a time."""
+    weights = sharded_learner(ranks, dtype=torch.bfloat16).weights()
     if not ranks.is_lead:
-        gathering.serve()
+        weights.give()
         return {}, []
     found, held = {}, []
-    with gathering.on_demand() as tensors:
-        for name in (*tensors, *reversed(list(tensors))):
-            found[name] = tensors[name].clone()
-            held.append(sum(each.numel() for each in tensors._block.values()))
+    for name, tensor in weights.items():
+        found[name] = tensor.clone()
+        held.append(sum(each.numel() for each in weights._block.values()))
     return found, held
 
 
 def fill_from_files(ranks: Ranks, model: Path) -> tuple[dict, bool]:
     rows = WeightRows(ModelConfig(name=str(model)))
-    learner = ShardedLearner(
-        rows.skeleton, None, learner_config(), rollout_config(), torch.float32, ranks,
+    learner = Learner(
+        rows.skeleton(), None, learner_config(), rollout_config(), torch.float32, ranks,
         read=rows.read,
     )  # fmt: skip
     return whole_weights(learner), rows._whole is None

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rhymeflow.learner.minibatch import cut, share
 from rhymeflow.learner.packing import pack
-from rhymeflow.learner.share import cut, share
 from tests.learner.builders import made_up_batch
 
 batches = st.builds(

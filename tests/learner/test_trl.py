@@ -18,9 +18,9 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import add_fused_lm_head
 
 from rhymeflow.learner.algorithms.advantages import group_advantages
+from rhymeflow.learner.learner import Learner
 from rhymeflow.learner.packing import pack
 from rhymeflow.learner.sample import Sample
-from rhymeflow.learner.single import Learner
 from rhymeflow.models import attention
 from tests.learner.builders import (
     VOCAB,

@@ -12,7 +12,7 @@ import torch
 
 from rhymeflow.core.commands import Accumulate, Train
 from rhymeflow.core.events import LearnerReady, VersionPublished
-from rhymeflow.learner.base import Batch
+from rhymeflow.learner.sample import Batch
 from rhymeflow.runtime.controller import Controller
 from rhymeflow.workers import messages
 from rhymeflow.workers.learner import LearnerProcess

@@ -16,8 +16,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
 from rich.console import Console
+from safetensors.torch import load_file
 
 from rhymeflow import Trainer
 from rhymeflow.core.events import TrajectoryInterrupted
@@ -284,14 +284,13 @@ def test_the_trainer_resumes_what_its_run_directory_holds(tmp_path, monkeypatch,
 
 
 def cut_short(checkpoint: Path) -> None:
-    path = checkpoint / "learner.pt"
+    (path,) = (checkpoint / "learner").glob("*.distcp")
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
 def changed(checkpoint: Path) -> None:
-    path = checkpoint / "learner.pt"
-    state = torch.load(path, weights_only=True)
-    weights = next(iter(state["optimizer"]["masters"].values()))
+    (path,) = (checkpoint / "learner").glob("*.distcp")
+    weights = next(iter(load_file(checkpoint / "model.safetensors").values()))
     place = path.read_bytes().index(weights.numpy().tobytes())
     with path.open("r+b") as file:
         file.seek(place)
@@ -312,7 +311,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_said(tmp_path, straight, damage
     there = {each.name for each in (run_dir / "checkpoints").iterdir()}
     for version, damage in damages.items():
         assert f"damaged-step-{version}" in there
-        said = "/learner.pt: cannot be read" if damage is cut_short else ": its weights have not"
+        said = ": cannot be read" if damage is cut_short else ": its weights have not"
         assert f"step-{version}{said}" in out.getvalue()
     with closing(sqlite3.connect(run_dir / "events.db")) as log:
         query = """SELECT COUNT(*), COUNT(DISTINCT json_extract(body, '$.checksum')) FROM events

@@ -75,7 +75,7 @@ class Weights:
 
 
 class Model:
-    """Stands for `learner.single.Learner`."""
+    """Stands for `learner.learner.Learner`."""
 
     def __init__(self) -> None:
         self.version: Version = 0

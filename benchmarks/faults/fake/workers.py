@@ -17,8 +17,7 @@ from benchmarks.faults.fake.world import World
 from rhymeflow.config import Config
 from rhymeflow.core.types import Version
 from rhymeflow.engine.base import Limits
-from rhymeflow.learner.checkpoint import remove_others
-from rhymeflow.learner.saver import Saved
+from rhymeflow.learner.checkpoint import Saved, remove_others
 from rhymeflow.reward.components import component_names
 from rhymeflow.reward.executor import Outcome, RewardDone, RewardError
 from rhymeflow.reward.messages import RewardRequest
@@ -85,7 +84,7 @@ class FakeLearner(LearnerProcess):
 
 
 class FakeSaver:
-    """Stands for `learner.saver.Saver`: a checkpoint is complete some turns after it was begun."""
+    """Stands for `learner.checkpoint.Saver`: a checkpoint is complete some turns later."""
 
     COMPLETED = 0.5
     """Probability that one is complete when it is asked for."""

@@ -1,26 +1,27 @@
-"""One training step: a batch of trajectories in, the next version of the policy out.
+"""The learner: a batch of trajectories in, the next version of the policy out, on 1 to N ranks.
 
-The same for a learner that is one process and for each rank of one that is many: whoever holds the
-weights brings the scorers of the policies and the optimizer.
-
-Holds true: `train` consumes one batch and makes one version, whatever `num_iterations` and
-`num_minibatches` are; the loss is that of the whole optimizer step however it is cut into
-micro-batches, over ranks, and into groups whose gradient is computed early. Knows nothing of how
-the model is held, saved or published.
+`train` consumes one batch and makes one version, whatever `num_iterations` and `num_minibatches`
+are; the loss is that of the whole optimizer step however it is cut into micro-batches, over ranks,
+and into groups whose gradient is computed early. On many ranks each holds its rows of the model and
+computes its share of the batch; every rank reads the same batch and makes the same calls.
 """
 
 from __future__ import annotations
 
+import copy
+import math
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rhymeflow.config import LearnerConfig, RolloutConfig
+from rhymeflow.learner import checkpoint
 from rhymeflow.learner.algorithms.advantages import (
     Advantages,
     decoupled_advantages,
@@ -33,39 +34,18 @@ from rhymeflow.learner.algorithms.losses import (
     mismatch,
     token_losses,
 )
-from rhymeflow.learner.logprobs import LossOf
+from rhymeflow.learner.gathering import Gathering
+from rhymeflow.learner.logprobs import recompute_layers
 from rhymeflow.learner.metrics import Totals, batch_metrics
 from rhymeflow.learner.minibatch import MicroBatch, split, step_scales
-from rhymeflow.learner.optimizer import learning_rate
-from rhymeflow.learner.packing import PackedRow
+from rhymeflow.learner.optimizer import Optimizer, freeze, learning_rate
+from rhymeflow.learner.policy import Policy, Shards, blocks_of
+from rhymeflow.learner.ranks import ALONE, Ranks
 from rhymeflow.learner.sample import Sample
 from rhymeflow.learner.token_details import TokenDetails
 from rhymeflow.utils import progress
-
-
-class Scorer(Protocol):
-    """Scores response tokens under a policy; `logprobs.TokenScorer` says what is returned."""
-
-    def score(self, row: PackedRow) -> tuple[Tensor, Tensor]:
-        """Log-probability and entropy of each response token."""
-
-    def backward(self, row: PackedRow, loss_of: LossOf) -> tuple[Tensor, Tensor]:
-        """The same, and add the gradient of the row's loss to the policy's parameters."""
-
-
-class StepOptimizer(Protocol):
-    """Applies the gradients; `optimizer.Optimizer` says how."""
-
-    skipped: str
-
-    def step(self, rate: float, scale: float = 1.0) -> float:
-        """Apply them times `scale` and clear them; return their norm unclipped."""
-
-    def clear(self) -> None:
-        """Forget them."""
-
-    def reconfigure(self, config: LearnerConfig) -> None:
-        """Step by another configuration from now on."""
+from rhymeflow.weights.manifest import Manifest, plan
+from rhymeflow.weights.proof import bytes_of, combine, digest
 
 
 @dataclass
@@ -78,21 +58,125 @@ class _Early:
     """That it took."""
 
 
-class LearnerStep:
-    """What a learner does with a batch. Its constructor sets the attributes below."""
+class Learner:
+    """Trains `model` by `learner`'s objective on responses sampled as `rollout` says.
 
-    version: int
-    num_tokens: int
-    skipped: dict[int, str]
-    """Optimizer steps of the last batch that were skipped, by number from 0, and why each was."""
-    _config: LearnerConfig
-    _rollout: RolloutConfig
-    _device: torch.device
-    _policy: Scorer
-    _reference: Scorer | None
-    _optimizer: StepOptimizer
-    _early: _Early | None = None
-    """What is known of the next batch's groups whose gradient is there."""
+    `model` attends through `models.attention`; give it in float32, so that the masters are exact.
+    It is taken over: its parameters are brought to `compute_dtype` and change with every step.
+    `tokenizer`, if given, goes into checkpoints. With many `ranks` all methods are collectives, and
+    `read` returns rows of a parameter by its name, if `model` has none yet. `reference` is what
+    `learner.beta` draws the policy to: a copy, or with many ranks another `model`.
+
+    A response longer than one rank has memory for cannot be trained on: no rank has a part of one.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase | None,
+        learner: LearnerConfig,
+        rollout: RolloutConfig,
+        compute_dtype: torch.dtype,
+        ranks: Ranks = ALONE,
+        *,
+        read: Callable[[str, slice], Tensor] | None = None,
+        reference: PreTrainedModel | None = None,
+    ) -> None:
+        self.model = model
+        self.version = 0
+        self.num_tokens = 0
+        self.skipped: dict[int, str] = {}
+        """Optimizer steps of the last batch that were skipped, by number from 0, and why."""
+        self._early: _Early | None = None
+        self._config, self._rollout, self._tokenizer = learner, rollout, tokenizer
+        self._ranks, self._dtype = ranks, compute_dtype
+        self._device = ranks.device or model.device
+
+        def shards(model: PreTrainedModel) -> Shards | None:
+            if ranks.count == 1:
+                return None
+            return Shards(model, ranks, compute_dtype, offload=learner.offload_optimizer, read=read)
+
+        freeze(model, learner.frozen_parameters)
+        spread = shards(model)
+        self._optimizer = Optimizer(model, learner, compute_dtype, ranks)
+        self._policy = Policy(model, rollout, learner, spread)
+        self._reference: Policy | None = None
+        if learner.beta > 0.0:
+            frozen = (reference or copy.deepcopy(model)).requires_grad_(False)
+            self._reference = Policy(frozen, rollout, learner, shards(frozen))
+        if learner.gradient_checkpointing:
+            recompute_layers(model)
+
+    @property
+    def num_parameters(self) -> int:
+        """Of the whole model, tied ones once."""
+        return sum(each.numel() for each in self.model.parameters())
+
+    def manifest(self) -> Manifest:
+        """What `weights` has."""
+        named = self.model.named_parameters()
+        return plan({name: (each.shape, self._dtype) for name, each in named})
+
+    def weights(self) -> Gathering:
+        """The policy's parameters in compute precision by name, tied ones once; see `Gathering`.
+
+        They are the live tensors, or gathered from them: for use before the next `train`.
+        """
+        parameters = dict(self.model.named_parameters())
+        return Gathering(
+            {name: each.shape for name, each in parameters.items()},
+            self._blocks(),
+            lambda name: self._ranks.local(parameters[name]),
+            self._dtype,
+            self._ranks,
+        )
+
+    def _blocks(self) -> list[list[str]]:
+        """What is gathered at a time."""
+        if self._ranks.count > 1:
+            return blocks_of(self.model)
+        return [[name for name, _ in self.model.named_parameters()]]
+
+    def checksum(self) -> int:
+        """Of `weights`, on every rank: digests of ranks' rows add up to those of the tensors."""
+        digests = []
+        for _, each in self.model.named_parameters():
+            rows = bytes_of(self._ranks.local(each).to(self._dtype))
+            start = 0
+            if self._ranks.count > 1:
+                start = self._ranks.rows(each.shape[0]).start * math.prod(each.shape[1:])
+            digests.append(digest(rows, start * self._dtype.itemsize))
+        sums = torch.from_numpy(np.array(digests, np.uint64).view(np.int64))
+        found = self._ranks.summed(sums).numpy().view(np.uint64).tolist()
+        return combine(self.manifest(), found)
+
+    def snapshot(self) -> checkpoint.Snapshot:
+        """A copy of all that a checkpoint holds, of this rank's rows."""
+        so_far = {"version": self.version, "num_tokens": self.num_tokens}
+        return checkpoint.snapshot(
+            self.model, self._tokenizer, self._optimizer, so_far, self._blocks(), self._dtype,
+            self._ranks,
+        )  # fmt: skip
+
+    def save(self, directory: Path) -> None:
+        """Write a checkpoint.
+
+        The directory appears in one rename, complete; one that is there is replaced.
+        """
+        self.snapshot().write(directory)
+
+    def restore(self, directory: Path) -> int:
+        """Continue from what any number of ranks saved; return the version.
+
+        The reference model, if there is one, stays what the learner was made with.
+
+        Raises:
+            UserError: it cannot be read; nothing has changed.
+        """
+        so_far = checkpoint.load(directory, self._optimizer, self._ranks)
+        self.version, self.num_tokens = so_far["version"], so_far["num_tokens"]
+        return self.version
 
     def reconfigure(self, learner: LearnerConfig) -> None:
         """Train by another configuration from now on.
@@ -179,11 +263,20 @@ class LearnerStep:
 
     def _split(self, batch: Sequence[Sample], advantage_N: np.ndarray) -> list[list[MicroBatch]]:
         """The micro-batches of each optimizer step that are computed here."""
-        return split(batch, advantage_N, self._config, self._device)
+        ranks = self._ranks
+        return split(
+            batch, advantage_N, self._config, self._device, rank=ranks.rank, num_ranks=ranks.count
+        )
 
     def _whole(self, totals: Totals) -> Totals:
-        """The totals of the whole batch, given those of what was computed here."""
-        return totals
+        """On rank 0 the totals of the whole batch; elsewhere what was given."""
+        parts = self._ranks.gathered(totals.collapsed())
+        return Totals.merged(parts) if parts else totals
+
+    def whole_details(self, details: TokenDetails) -> TokenDetails:
+        """On rank 0, what all ranks found; elsewhere what was given."""
+        parts = self._ranks.gathered(details)
+        return TokenDetails.merged(parts) if parts else details
 
     def _score_fixed_policies(self, minibatches: list[list[MicroBatch]]) -> None:
         """Log-probabilities of the proximal policy, where it is not the policy itself, and of the
@@ -242,6 +335,3 @@ def _advantages(batch: Sequence[Sample], config: LearnerConfig) -> Advantages:
     if config.multi_objective_aggregation == "normalize_then_sum":
         return decoupled_advantages([s.components for s in batch], batch[0].weights, groups)
     return group_advantages([sample.reward for sample in batch], groups, config.scale_rewards)
-
-
-__all__ = ["LearnerStep", "Scorer", "StepOptimizer"]

@@ -93,7 +93,7 @@ def test_a_gradient_that_is_not_finite_on_one_rank_is_skipped_by_all():
         assert is_unchanged
 
 
-def test_rank_0_holds_a_block_at_a_time_and_looks_up_what_it_likes():
+def test_rank_0_holds_a_block_at_a_time():
     (found, held), _, _ = on_ranks(3, rank_jobs.publish_by_demand)
     expected = dict(tiny_model().named_parameters())
     assert found.keys() == expected.keys()
