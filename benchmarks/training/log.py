@@ -101,7 +101,8 @@ def phases_allow(run: Run) -> float:
 
 def _spans(reader: TrajectoryReader) -> list[Span]:
     fold = Fold()
-    fold.take((time, kind, msgspec.json.decode(body)) for time, kind, body in reader.query(_LINES))
+    for time, kind, body in reader.query(_LINES):
+        fold.take(time, kind, msgspec.json.decode(body))
     return fold.ended + fold.open()
 
 

@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rhymeflow.core.types import HELD_OUT
-from rhymeflow.dashboard import side_groups, side_log
 from rhymeflow.dashboard.run import Run
 from rhymeflow.observe.metrics import is_of_time
 from rhymeflow.store.reader import TrajectoryReader
@@ -33,17 +32,21 @@ _EVALUATIONS = """SELECT version, COUNT(*), SUM(mean), SUM(mean * mean) FROM
     (SELECT version, AVG(reward) AS mean FROM evaluations WHERE suite = ? GROUP BY version, row)
     GROUP BY version"""
 
+_LAST_EVENT = """SELECT COALESCE(MAX(seq), 0),
+    COALESCE((SELECT time FROM events ORDER BY seq DESC LIMIT 1), 0.0) FROM events"""
+_ENDINGS = "SELECT COALESCE(ending, 'open'), COUNT(*) FROM groups GROUP BY 1"
+
 
 def overview(run: Run) -> dict[str, Any]:
     """What the run is, how far it has come, and the names of its metrics."""
     with run.reader() as reader:
         attempts = reader.attempts()
-        events, seconds = side_log.last_event(reader)
-        endings = side_groups.endings(reader)
+        ((events, seconds),) = reader.query(_LAST_EVENT)
+        endings = dict(reader.query(_ENDINGS))
         last = reader.query("SELECT kind FROM commands ORDER BY seq DESC LIMIT 1")
     config = msgspec.json.decode(attempts[-1].config) if attempts else {}
     schedule, max_steps = config.get("schedule", {}), config.get("learner", {}).get("max_steps")
-    rows = zip(*run.columns(["step", "step_time"]).values(), strict=True)
+    rows = zip(*run.columns.read(["step", "step_time"]).values(), strict=True)
     times = {step: seconds for step, seconds in rows if seconds}
     steps = int(max(times, default=0))
     return {
@@ -60,8 +63,7 @@ def overview(run: Run) -> dict[str, Any]:
         "groups": sum(endings.values()),
         "endings": endings,
         "ended": last == [("Finish",)],
-        "share_indexed": run.side.share_done,
-        "metrics": run.metric_names(),
+        "metrics": run.columns.names(),
     }
 
 
@@ -69,7 +71,7 @@ def metrics(run: Run, names: Sequence[str]) -> dict[str, Any]:
     """Points of each metric: `step`, `time`, `value`, and `low` and `high` where it is a mean."""
     from rhymeflow.suites.metrics import REWARD
 
-    columns = run.columns(["step", "time", "step_time", *names])
+    columns = run.columns.read(["step", "time", "step_time", *names])
     steps, times = (np.array(columns[name], float) for name in ("step", "time"))
     seconds = np.nan_to_num(np.array(columns["step_time"], float))
     found: dict[str, Any] = {

@@ -1,6 +1,6 @@
 """The view of drafts: what came of them by epoch, by position in a response, by prompt.
 
-Holds true: an iteration makes one token without any draft, so what is more was accepted; what an
+An iteration makes one token without any draft, so what is more was accepted; what an
 environment answered does not count. Tokens count where they stand in the response, their iterations
 where the token made without a draft does (`run.token_details`), or else as if the stretch of one
 instance and version had been as quick all along; of the newest groups alone.
@@ -13,37 +13,38 @@ from itertools import pairwise
 from typing import Any
 
 from rhymeflow.dashboard.run import Run
+from rhymeflow.observe.query import SHOWN_PROMPT
 
 NEWEST = 500
 """Groups that positions are taken from."""
 PROMPTS = 20
 """Prompts that are listed of the best, and of the worst."""
 
-_BY_EPOCH = """SELECT epoch, sampled, steps, drafted FROM side.drafts_by_epoch WHERE steps > 0
-    ORDER BY epoch"""
+_BY_EPOCH = """SELECT epoch, SUM(sampled), SUM(steps), SUM(drafted) FROM temp.summaries
+    WHERE steps > 0 GROUP BY epoch ORDER BY epoch"""
 EDGES = (0, 16, 64, 256, 1024, 4096, 16384)
 """Positions from which on tokens are put together."""
 _STRETCHES = """SELECT start, LENGTH(tokens) / 4, steps, drafted, accepted FROM segments
         WHERE group_id > ?1 AND steps > 0
     UNION ALL SELECT start, length, steps, drafted, NULL FROM pruned
         WHERE group_id > ?1 AND steps > 0"""
-_THESE = "FROM side.groups g WHERE g.row = d.row AND g.steps > 0 AND g.epoch > 0"
-_BY_PROMPT = f"""SELECT d.row, sampled, steps, drafted,
-    (SELECT SUBSTR(p.text, 1, 200) FROM side.prompts p WHERE p.row = d.row ORDER BY id LIMIT 1),
-    (SELECT MAX(epoch) {_THESE}), (SELECT MAX(group_id) {_THESE})
-    FROM (SELECT * FROM side.drafts_by_row WHERE steps > 0
-        ORDER BY 1.0 * sampled / steps {{0}}, row LIMIT {PROMPTS}) d
+_BY_PROMPT = f"""SELECT d.*,
+    (SELECT SUBSTR(prompt, 1, {SHOWN_PROMPT}) FROM main.groups g WHERE g.row = d.row
+        ORDER BY group_id LIMIT 1)
+    FROM (SELECT row, MAX(epoch), MAX(group_id), SUM(sampled) AS sampled, SUM(steps) AS steps,
+        SUM(drafted) FROM temp.summaries WHERE steps > 0 AND epoch > 0 GROUP BY row
+        ORDER BY 1.0 * SUM(sampled) / SUM(steps) {{0}}, row LIMIT {PROMPTS}) d
     ORDER BY 1.0 * sampled / steps {{0}}, d.row"""
 
 
 def found(run: Run) -> dict[str, Any]:
     """Figures of drafts, each with `acceptance_length` (tokens for an iteration) and
     `acceptance_rate` (of drafted tokens; `None` where there were none)."""
-    with run.reader() as reader:
-        epochs = reader.query(_BY_EPOCH)
-        ((last,),) = reader.query("SELECT COALESCE(MAX(group_id), 0) FROM side.groups")
-        positions = _by_position(reader.query(_STRETCHES, last - NEWEST))
-        best, worst = (reader.query(_BY_PROMPT.format(order)) for order in ("DESC", "ASC"))
+    with run.summaries() as summaries:
+        epochs = summaries.query(_BY_EPOCH)
+        ((last,),) = summaries.query("SELECT COALESCE(MAX(group_id), 0) FROM temp.summaries")
+        positions = _by_position(summaries.query(_STRETCHES, last - NEWEST))
+        best, worst = (summaries.query(_BY_PROMPT.format(order)) for order in ("DESC", "ASC"))
     return {
         "epochs": [{"epoch": epoch, **_figures(*sums)} for epoch, *sums in epochs],
         "positions": [{"from": start, **_figures(*sums)} for start, *sums in positions],
@@ -68,7 +69,7 @@ def _by_position(stretches: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
 
 
 def _prompt(
-    row: int, sampled: int, steps: int, drafted: int, prompt: str, epoch: int, group: int
+    row: int, epoch: int, group: int, sampled: int, steps: int, drafted: int, prompt: str
 ) -> dict[str, Any]:
     known = {"row": row, "prompt": prompt, "epoch": epoch, "group": group}
     return {**known, **_figures(sampled, steps, drafted)}

@@ -1,9 +1,9 @@
 """The view of the log: events, and the commands that were given upon each, found by kind, group,
 instance, time or text.
 
-Holds true: rows are in the order in which things happened, a command after its event; an answer has
-at most `PAGE` rows, looks at no more than `LOOKED_AT`, and says from where to go on; the SQL that
-comes with it finds the same rows in the store alone, slowly.
+Rows are in the order in which things happened, a command after its event. An answer has at most
+`PAGE` rows, looks at `LOOKED_AT` lines, and says from where to go on; the SQL that comes with it
+finds the same rows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from rhymeflow.errors import UserError, nearest
 from rhymeflow.store.reader import TrajectoryReader
 
 PAGE = 100
-LOOKED_AT = 20_000
+LOOKED_AT = 200_000
+
+Place = tuple[int, int, int]
+"""Event, whether it is a command, number."""
 
 
 class Asked(NamedTuple):
@@ -32,7 +35,7 @@ class Asked(NamedTuple):
     time: float | None = None
     """Seconds of the run: from there on."""
     after: Place | None = None
-    """Where another answer ended: event, whether it is a command, number."""
+    """Where another answer ended."""
 
 
 def listed(run: Run, asked: Asked) -> dict[str, Any]:
@@ -41,36 +44,47 @@ def listed(run: Run, asked: Asked) -> dict[str, Any]:
     Raises:
         UserError: there is no such kind or instance.
     """
-    with run.reader() as reader:
-        kinds, instances = _names(reader, "kind"), _names(reader, "instance")
-        begin = _begin(reader, asked)
-        filters = [("log_by_group", asked.group)] if asked.group is not None else []
-        named = [("kind", asked.kind, kinds), ("instance", asked.instance, instances)]
-        wanted = [(_known(name, known, what), what) for what, name, known in named if name]
-        # The one with the fewest lines first: only of these is looked at what else is wanted.
-        filters += [(f"log_by_{what}", id_) for (_, id_), what in sorted(wanted)]
-        look = _chosen if filters else _all
-        with reader.one_state():
-            lines, end = look(reader, begin, asked.text, filters)
-        rows = [_row(line) for line in lines[:PAGE]]
-        after = lines[PAGE - 1].place if len(lines) >= PAGE else end
-        ((events, commands),) = reader.query(
-            "SELECT (SELECT COALESCE(MAX(seq), 0) FROM events),"
-            " (SELECT COALESCE(MAX(seq), 0) FROM commands)"
-        )
+    with run.log_names.current() as names:
+        names.follow()
+        known = {"kind": sorted(names.kinds), "instance": sorted(names.instances)}
+    for what, name in (("kind", asked.kind), ("instance", asked.instance)):
+        if name and name not in known[what]:
+            raise UserError(f"the log has no {what} {name!r}{nearest(name, known[what])}")
+    with run.reader() as reader, reader.one_state():
+        rows, end = _found(reader, asked)
+        ((events, commands),) = reader.query(_COUNTS)
     return {
         "events": events,
         "commands": commands,
-        "kinds": sorted(kinds),
-        "instances": sorted(instances),
-        "rows": rows,
-        "after": after,
+        "kinds": known["kind"],
+        "instances": known["instance"],
+        "rows": [_row(*row) for row in rows],
+        "after": rows[-1][:3] if len(rows) == PAGE else end,
         "sql": sql(asked),
     }
 
 
+_COUNTS = """SELECT (SELECT COALESCE(MAX(seq), 0) FROM events),
+    (SELECT COALESCE(MAX(seq), 0) FROM commands)"""
+
+
 def sql(asked: Asked) -> str:
-    """The same question to `events.db` alone."""
+    """The question as SQL to `events.db`."""
+    conditions = _conditions(asked)
+    if asked.time is not None:
+        conditions.append(f"time >= {asked.time:g}")
+    where = f"\nWHERE {' AND '.join(conditions)}" if conditions else ""
+    return (
+        "SELECT seq, is_command, number, time, kind, body FROM (\n"
+        "  SELECT seq, 0 AS is_command, seq AS number, time, kind, body FROM events UNION ALL\n"
+        "  SELECT c.event, 1, c.seq, e.time, c.kind, c.body FROM commands c"
+        " JOIN events e ON e.seq = c.event)"
+        f"{where}\nORDER BY seq, is_command, number;"
+    )
+
+
+def _conditions(asked: Asked) -> list[str]:
+    """What `kind` and `body` of a line must be. Values stand in them: they are shown too."""
     where = []
     if asked.kind:
         where.append(f"kind = {_quoted(asked.kind)}")
@@ -86,97 +100,32 @@ def sql(asked: Asked) -> str:
         )
     if asked.text:
         where.append(f"INSTR(LOWER(body), LOWER({_quoted(asked.text)}))")
-    if asked.time is not None:
-        where.append(f"time >= {asked.time:g}")
-    condition = f"\nWHERE {' AND '.join(where)}" if where else ""
-    return (
-        "SELECT seq, is_command, number, time, kind, body FROM (\n"
-        "  SELECT seq, 0 AS is_command, seq AS number, time, kind, body FROM events UNION ALL\n"
-        "  SELECT c.event, 1, c.seq, e.time, c.kind, c.body FROM commands c"
-        " JOIN events e ON e.seq = c.event)"
-        f"{condition}\nORDER BY seq, is_command, number;"
-    )
+    return where
 
 
-Place = tuple[int, int, int]
-"""Event, whether it is a command, number."""
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''").replace("\0", "' || CHAR(0) || '") + "'"
 
 
-class Line(NamedTuple):
-    """A row of the log."""
-
-    place: Place
-    time: float
-    kind: str
-    body: str
-
-
-Found = tuple[list[Line], Place | None]
-"""Lines in order, at least the first `PAGE` that there are, and the place up to which was looked;
-None: to the end of the log."""
-
-
-def _has_text(body: str, text: str) -> tuple[str, list[str]]:
-    """A condition on lines, and its values."""
-    return (f" AND INSTR(LOWER({body}), LOWER(?))", [text]) if text else ("", [])
-
-
-def _row(line: Line) -> dict[str, Any]:
-    event, is_command, number = line.place
+def _row(event: int, is_command: int, number: int, time: float, kind: str, body: str) -> Any:
     return {
         "event": event,
         "command": bool(is_command),
         "number": number,
-        "time": line.time,
-        "kind": line.kind,
-        "body": msgspec.json.decode(line.body),
+        "time": time,
+        "kind": kind,
+        "body": msgspec.json.decode(body),
     }
 
 
-def _chosen(
-    reader: TrajectoryReader, begin: Place, text: str, filters: list[tuple[str, int]]
-) -> Found:
-    """Lines after `begin` that all of these tables have for their values. Of the first table no
-    more than `LOOKED_AT` places are looked at."""
-    (first, value), *others = filters
-    part = f"FROM side.{first} f WHERE value = ? AND (event, is_command, number) > (?, ?, ?)"
-    ends = reader.query(
-        f"SELECT event, is_command, number {part} ORDER BY event, is_command, number"
-        " LIMIT 1 OFFSET ?",
-        *(value, *begin, LOOKED_AT - 1),
-    )
-    also = "".join(
-        f" AND EXISTS (SELECT 1 FROM side.{table} o WHERE o.value = ?"
-        " AND (o.event, o.is_command, o.number) = (f.event, f.is_command, f.number))"
-        for table, _ in others
-    )
-    has_text, texts = _has_text("COALESCE(c.body, e.body)", text)
-    rows = reader.query(
-        "SELECT f.event, f.is_command, f.number, e.time,"
-        " COALESCE(c.kind, e.kind), COALESCE(c.body, e.body)"
-        f" FROM (SELECT event, is_command, number {part}"
-        " AND (event, is_command, number) <= (?, ?, ?)) f"
-        " CROSS JOIN events e ON e.seq = f.event"
-        " LEFT JOIN commands c ON f.is_command AND c.seq = f.number"
-        f" WHERE 1{also}{has_text} ORDER BY f.event, f.is_command, f.number LIMIT {PAGE}",
-        *(value, *begin, *(ends[0] if ends else _BEYOND)),
-        *(each for _, each in others),
-        *texts,
-    )
-    return [Line(row[:3], *row[3:]) for row in rows], ends[0] if ends else None
-
-
-_BEYOND = (sys.maxsize,) * 3
-"""A place after all others."""
-
-
-def _all(reader: TrajectoryReader, begin: Place, text: str, _: object) -> Found:
-    """Lines after `begin`, of no more than `LOOKED_AT`: half of them events, half commands."""
-    event, is_command, number = begin
+def _found(reader: TrajectoryReader, asked: Asked) -> tuple[list[tuple[Any, ...]], Place | None]:
+    """The first lines from where is asked, and the place up to which was looked; None: to the end
+    of the log. Of the `LOOKED_AT` lines half are events, half commands."""
+    event, is_command, number = _begin(reader, asked)
     first = event + (is_command or number >= event)
     done = number if is_command else reader.last_command_upto(event - 1)
     last, upto = first + LOOKED_AT // 2 - 1, done + LOOKED_AT // 2
-    ((newest,),) = reader.query("SELECT COALESCE(MAX(seq), 0) FROM events")
+    ((newest, _),) = reader.query(_COUNTS)
     its_event = reader.query("SELECT event FROM commands WHERE seq = ?", upto)
     end: Place | None
     if its_event and its_event[0][0] <= last:  # the commands end first, and the events with them
@@ -187,18 +136,20 @@ def _all(reader: TrajectoryReader, begin: Place, text: str, _: object) -> Found:
         end = last, 0, last
     else:
         upto, end = sys.maxsize, None
-    has_text, texts = _has_text("body", text)
-    events = reader.query(
+    # Reading JSON takes long: lines that have not even the digits are left out first.
+    digits = [f"INSTR(body, '{asked.group}')"] if asked.group is not None else []
+    condition = "".join(f" AND {each}" for each in digits + _conditions(asked))
+    rows = reader.query(
         "SELECT seq, 0, seq, time, kind, body FROM events WHERE seq BETWEEN ? AND ?"
-        f"{has_text} ORDER BY seq LIMIT {PAGE}",
-        *(first, last, *texts),
+        f"{condition} ORDER BY seq LIMIT {PAGE}",
+        *(first, last),
     )
-    commands = reader.query(
+    rows += reader.query(
         "SELECT event, 1, seq, (SELECT time FROM events e WHERE e.seq = event), kind, body"
-        f" FROM commands WHERE seq > ? AND seq <= ?{has_text} ORDER BY seq LIMIT {PAGE}",
-        *(done, upto, *texts),
+        f" FROM commands WHERE seq > ? AND seq <= ?{condition} ORDER BY seq LIMIT {PAGE}",
+        *(done, upto),
     )
-    return sorted(Line(row[:3], *row[3:]) for row in events + commands), end
+    return sorted(rows)[:PAGE], end
 
 
 def _begin(reader: TrajectoryReader, asked: Asked) -> Place:
@@ -207,29 +158,13 @@ def _begin(reader: TrajectoryReader, asked: Asked) -> Place:
         return asked.after
     if asked.time is None:
         return 0, 0, 0
-    ((last,),) = reader.query("SELECT COALESCE(MAX(seq), 0) FROM events")
-    low, high = 1, last + 1
+    ((events, _),) = reader.query(_COUNTS)
+    low, high = 1, events + 1
     while low < high:  # times rise with numbers
         middle = (low + high) // 2
         ((time,),) = reader.query("SELECT time FROM events WHERE seq = ?", middle)
         low, high = (middle + 1, high) if time < asked.time else (low, middle)
     return low, 0, 0
-
-
-def _names(reader: TrajectoryReader, what: str) -> dict[str, tuple[int, int]]:
-    """By name, how many lines it has, and its number."""
-    rows = reader.query("SELECT name, lines, id FROM side.log_names WHERE what = ?", what)
-    return {name: (lines, id_) for name, lines, id_ in rows}
-
-
-def _known(name: str, known: dict[str, tuple[int, int]], what: str) -> tuple[int, int]:
-    if name not in known:
-        raise UserError(f"the log has no {what} {name!r}{nearest(name, known)}")
-    return known[name]
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
 
 
 __all__ = ["PAGE", "Asked", "listed", "sql"]

@@ -1,6 +1,6 @@
 """The web server of the dashboard: who may ask, and what is answered.
 
-Holds true: it answers `GET` alone and changes nothing but side indexes; without the token of this
+Holds true: it answers `GET` alone and changes nothing; without the token of this
 start nothing is answered but "no", nor to a page of another origin, nor under a name of another
 host (which a hostile page could have pointed at this machine); no answer may load or send anything
 elsewhere. What is wrong with a run or a question is one line of JSON and no traceback.

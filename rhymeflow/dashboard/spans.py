@@ -4,12 +4,9 @@ An instance is there from `InstanceJoined` to `InstanceLeft`. It generates while
 waits while it has none but the environment of one that took its last turn there is asked, pulls
 from the command to `Pulled` and evaluates from the command to `Evaluated`. The learner trains from
 `Train` to `VersionPublished`, and before that from `Accumulate` to `Accumulated` or to `Train`.
-Environments answer while any is asked. How long an instance
-prefilled is known from one report of it to the next, a quarter of a second later: the span is as
-long as that, and begins with the earlier report.
-
-Holds true: spans of one lane and kind do not overlap and come in order; the state between two parts
-of the log can be written down and read again. Knows nothing of files.
+Environments answer while any is asked. How long an instance prefilled is known from one report of
+it to the next, a quarter of a second later: the span is as long as that, and begins with the
+earlier report. Spans of one lane and kind do not overlap and come in order.
 """
 
 from __future__ import annotations
@@ -57,38 +54,17 @@ class Span(NamedTuple):
 class Fold:
     """Takes in the log line by line; `ended` has the spans that are complete."""
 
-    def __init__(self, state: dict[str, Any] | None = None) -> None:
-        """Begin, or go on from `state`."""
-        state = state or {"open": [], "responses": {}, "asked": [], "prefilled": {}, "time": 0.0}
+    def __init__(self) -> None:
         self.ended: list[Span] = []
-        self.time: float = state["time"]
+        self.time = 0.0
         """Of the last event."""
-        self._open: dict[tuple[str, str], tuple[float, int | None]] = {
-            (lane, kind): (start, version) for lane, kind, start, version in state["open"]
-        }
-        self._responses: dict[str, set[tuple[int, int]]] = {
-            name: {(group, member) for group, member in found}
-            for name, found in state["responses"].items()
-        }
-        self._asked: dict[tuple[int, int], str] = {
-            (group, member): name for group, member, name in state["asked"]
-        }
+        self._open: dict[tuple[str, str], tuple[float, int | None]] = {}
+        self._responses: dict[str, set[tuple[int, int]]] = {}
+        self._asked: dict[tuple[int, int], str] = {}
         """Responses whose environments are asked, with the instance of their last turn."""
-        self._num_asked = Counter(self._asked.values())
-        self._prefilled: dict[str, tuple[float, float]] = {
-            name: (since, seconds) for name, (since, seconds) in state["prefilled"].items()
-        }
+        self._num_asked: Counter[str] = Counter()
+        self._prefilled: dict[str, tuple[float, float]] = {}
         """When each instance reported last, and how long it had prefilled."""
-
-    def state(self) -> dict[str, Any]:
-        """What `__init__` takes, made of JSON's types."""
-        return {
-            "time": self.time,
-            "open": [[*key, *value] for key, value in self._open.items()],
-            "responses": {name: sorted(found) for name, found in self._responses.items()},
-            "asked": [[*response, name] for response, name in self._asked.items()],
-            "prefilled": self._prefilled,
-        }
 
     def open(self) -> list[Span]:
         """What goes on, as if it ended with the last event."""
@@ -97,13 +73,9 @@ class Fold:
             for (lane, kind), (start, version) in self._open.items()
         ]
 
-    def take(self, lines: Iterable[tuple[float, str, dict[str, Any]]]) -> None:
-        """The time, kind and fields of events and commands, in order."""
-        for time, kind, body in lines:
-            self.time = time
-            self._take(kind, body)
-
-    def _take(self, kind: str, body: dict[str, Any]) -> None:
+    def take(self, time: float, kind: str, body: dict[str, Any]) -> None:
+        """The time, kind and fields of an event or a command; they come in order."""
+        self.time = time
         instance = body.get("instance", LEARNER)
         if kind in _BEGINS:
             self._begin(instance, _BEGINS[kind], body["version"] + (instance == LEARNER))

@@ -1,133 +1,123 @@
 """The view of time: lanes of the learner and of each instance, how the batches filled, and what
 limits the run.
 
-Holds true: a lane has at most `PARTS` parts; where more went on, a part is a stretch of time with
-the share of it that each kind took. The five shares of what limits a run add up to 1. Of the
-batches at most the `BATCHES` newest that were filled in the time are said.
+A lane has at most `PARTS` parts; where more went on, a part is a stretch of time with the share of
+it that each kind took.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rhymeflow.dashboard import side_log, side_spans
-from rhymeflow.dashboard.filling import counts
 from rhymeflow.dashboard.run import Run
-from rhymeflow.dashboard.spans import ENVIRONMENTS, LEARNER, Interval, Span, joined
+from rhymeflow.dashboard.spans import ENVIRONMENTS, LEARNER, Interval, joined
+from rhymeflow.dashboard.timeline import Filling, Lane, Timeline
 from rhymeflow.errors import UserError
 from rhymeflow.observe.limits import of_rows
-from rhymeflow.store.reader import TrajectoryReader
 
 PARTS = 400
 """Of a lane, in one answer."""
 BATCHES = 8
+"""The newest that were filled in the time that is asked for."""
 POINTS = 100
 """In time, at which the filling of a batch is told."""
+READING_SECONDS = 0.25
+"""Of the log, within one answer; the page asks again for what is left."""
 _ROWS = 1_000
 """Of metrics, the last ones, from which what limits the run is found."""
 _OF_STEPS = ("time", "step_time", "idle/rollout", "idle/learner", "staleness/max")
 
+Window: TypeAlias = Mapping[tuple[str, str], Lane]
+"""By lane and kind, spans that reach into some time."""
+
 
 def found(run: Run, start: float | None = None, end: float | None = None) -> dict[str, Any]:
-    """Lanes from `start` to `end`, seconds of the run; None: its beginning and its end.
+    """Lanes from `start` to `end`, seconds of the run; None: its beginning and its end. `read` is
+    the share of the log that was read so far, which the answer is of.
 
     Raises:
         UserError: the end is not after the start.
     """
-    with run.reader() as reader:
-        _, last = side_log.last_event(reader)
+    with run.timeline.current() as timeline:
+        read = timeline.follow(READING_SECONDS)
+        times = timeline.reader.query("SELECT time FROM events ORDER BY seq DESC LIMIT 1")
+        last = times[0][0] if times else 0.0
         begin, stop = start or 0.0, last if end is None else min(end, last)
         if stop <= begin and last:
             raise UserError(f"nothing lies between {begin:g} and {stop:g} seconds of this run")
-        spans, many = side_spans.bounded(reader, begin, stop, PARTS)
-        going_on = side_log.fold(reader).open()
-        latest = _latest(run, reader, going_on)
-        batches = _batches(reader, begin, stop)
-    spans += [each for each in going_on if each.start <= stop and each.end >= begin]
-    return {
-        "start": begin,
-        "end": stop,
-        "last": last,
-        "lanes": lanes(spans, begin, stop, many),
-        "batches": batches,
-        "limits": latest,
-    }
+        return {
+            "start": begin,
+            "end": stop,
+            "last": last,
+            "read": read,
+            "lanes": lanes(timeline.within(begin, stop), begin, stop),
+            "batches": batches(timeline.filling, begin, stop),
+            "limits": _latest(run, timeline),
+        }
 
 
-def _batches(reader: TrajectoryReader, start: float, end: float) -> list[dict[str, Any]]:
+def batches(filling: Filling, start: float, end: float) -> list[dict[str, Any]]:
     """Of each batch, the oldest first and last what is in none yet: how many of its groups had
     begun and how many were complete, at `POINTS` times of the window until it was trained on."""
     edges = np.linspace(start, end, POINTS)
-    versions = reader.query(
-        "SELECT version, MIN(trained) FROM side.filling WHERE trained >= ? GROUP BY version"
-        " HAVING MIN(began) <= ? ORDER BY version DESC LIMIT ?",
-        start,
-        end,
-        BATCHES,
-    )
-    found = []
-    for version, trained in reversed(versions):
-        groups = reader.query("SELECT began, complete FROM side.filling WHERE version = ?", version)
-        until = edges[edges < trained]
-        began, complete = zip(*groups, strict=True)
+    found: list[dict[str, Any]] = []
+    for batch in reversed(filling.batches):
+        if batch.trained < start or len(found) == BATCHES:
+            break
+        began, complete = zip(*batch.groups, strict=True)
+        if min(began) > end:
+            continue
+        until = edges[edges < batch.trained]
         found.append(
             {
-                "version": version,
-                "size": len(groups),
-                "trained": trained,
-                "begun": counts(began, until),
-                "complete": counts(complete, until),
+                "version": batch.version,
+                "size": len(batch.groups),
+                "trained": batch.trained,
+                "begun": _counts(began, until),
+                "complete": _counts(complete, until),
             }
         )
-    waiting = side_log.groups(reader).open()
-    if waiting:
-        found.append({"version": None, "begun": counts(waiting, edges)})
+    found.reverse()
+    if waiting := filling.open():
+        found.append({"version": None, "begun": _counts(waiting, edges)})
     return found
 
 
-def lanes(
-    spans: Sequence[Span], start: float, end: float, many: side_spans.Shares | None = None
-) -> list[dict[str, Any]]:
-    """By lane, the learner first: its spans, or of too many the shares of `PARTS` parts. `many`:
-    shares of lanes whose spans are not given, but for those that go on."""
-    many = many or {}
-    by_lane: dict[str, list[Span]] = {name: [] for name in many}
-    for span in spans:
-        by_lane.setdefault(span.lane, []).append(span)
+def _counts(times: Sequence[float], edges: NDArray[np.float64]) -> list[int]:
+    """How many of these times are not after each edge."""
+    return np.searchsorted(np.sort(times), edges, "right").tolist()
+
+
+def lanes(window: Window, start: float, end: float) -> list[dict[str, Any]]:
+    """By lane, the learner first: its spans, or of too many the shares of `PARTS` parts."""
+    by_name: dict[str, dict[str, Lane]] = {}
+    for (name, kind), lane in window.items():
+        by_name.setdefault(name, {})[kind] = lane
     names = sorted(
-        by_lane, key=lambda name: (name != LEARNER, name == ENVIRONMENTS, _natural(name))
+        by_name, key=lambda name: (name != LEARNER, name == ENVIRONMENTS, _natural(name))
     )
-    return [
-        {
-            "name": name,
-            **_lane(sorted(by_lane[name], key=lambda s: s.start), start, end, many.get(name)),
-        }
-        for name in names
+    return [{"name": name, **_lane(by_name[name], start, end)} for name in names]
+
+
+def _lane(kinds: Mapping[str, Lane], start: float, end: float) -> dict[str, Any]:
+    if sum(map(len, kinds.values())) > PARTS:
+        edges = np.linspace(start, end, PARTS + 1)
+        return {"shares": {kind: shares(kinds[kind], edges).round(4).tolist() for kind in kinds}}
+    spans = [
+        [kind, begin, until, None if version < 0 else version]
+        for kind, lane in kinds.items()
+        for begin, until, version in zip(lane.starts, lane.ends, lane.versions, strict=True)
     ]
+    return {"spans": sorted(spans, key=lambda span: span[1])}
 
 
-def _lane(
-    spans: list[Span], start: float, end: float, known: dict[str, NDArray[np.float64]] | None
-) -> dict[str, Any]:
-    if known is None and len(spans) <= PARTS:
-        return {"spans": [[each.kind, each.start, each.end, each.version] for each in spans]}
-    edges = np.linspace(start, end, PARTS + 1)
-    found = dict(known or {})
-    for kind in dict.fromkeys(span.kind for span in spans):
-        these = shares([span for span in spans if span.kind == kind], edges)
-        found[kind] = found.get(kind, 0.0) + these
-    return {"shares": {kind: parts.round(4).tolist() for kind, parts in found.items()}}
-
-
-def shares(spans: Sequence[Span], edges: NDArray[np.float64]) -> NDArray[np.float64]:
-    """[parts], the share of each part between two `edges` that is covered by spans, at least one;
-    they are in order and do not overlap."""
-    starts = np.array([span.start for span in spans])
-    ends = np.array([span.end for span in spans])
+def shares(lane: Lane, edges: NDArray[np.float64]) -> NDArray[np.float64]:
+    """[parts], the share of each part between two `edges` that the lane's spans cover."""
+    starts, ends = np.array(lane.starts), np.array(lane.ends)
     # Time covered until each edge: all of the spans that have ended, and of the one that has not
     # what has passed.
     lengths = np.concatenate([[0.0], np.cumsum(ends - starts)])
@@ -138,40 +128,39 @@ def shares(spans: Sequence[Span], edges: NDArray[np.float64]) -> NDArray[np.floa
     return parts
 
 
-def _latest(run: Run, reader: TrajectoryReader, going_on: list[Span]) -> dict[str, Any] | None:
+def _latest(run: Run, timeline: Timeline) -> dict[str, Any] | None:
     """What limits the run, in the terminal's words, and the shares of those steps' time; None
     before the first."""
-    columns = run.columns(_OF_STEPS).values()
+    columns = run.columns.read(_OF_STEPS).values()
     rows = [dict(zip(_OF_STEPS, each, strict=True)) for each in zip(*columns, strict=True)]
     rows = [row for row in rows[-_ROWS:] if row["step_time"]]
-    attempts = reader.attempts()
+    attempts = timeline.reader.attempts()
     limit = of_rows(rows, attempts[-1].config) if attempts else None
     if limit is None:
         return None
-    end = rows[-1]["time"]
-    start = end - sum(row["step_time"] for row in rows[-limit.steps :])
-    spans = side_spans.within(reader, start, end)
-    spans += [each for each in going_on if each.start <= end]
-    return {"line": limit.line, "steps": limit.steps, **limits(spans, start, end)}
+    end: Any = rows[-1]["time"]
+    start = end - sum(row["step_time"] or 0.0 for row in rows[-limit.steps :])
+    window = timeline.within(start, end)
+    return {"line": limit.line, "steps": limit.steps, **limits(window, start, end)}
 
 
-def limits(spans: Sequence[Span], start: float, end: float) -> dict[str, float]:
+def limits(window: Window, start: float, end: float) -> dict[str, float]:
     """Shares of the time from `start` to `end` in which there are instances, a mean over them:
     `both` work, the `learner` alone (the instance has nothing to generate that the bound allows, or
     pulls), the `instances` alone (the learner waits for them), no one because the instance waits
     for `environments`, `neither` for another reason."""
-    training = _clipped(spans, LEARNER, ("training",), start, end)
+    training = _clipped(window, LEARNER, ("training",), start, end)
     total = both = learner = instances = environments = 0.0
-    for lane in {span.lane for span in spans if span.lane != LEARNER}:
-        there = _clipped(spans, lane, ("there",), start, end)
-        busy = _clipped(spans, lane, ("generating", "evaluation"), start, end)
+    for lane in sorted({name for name, _ in window if name != LEARNER}):
+        there = _clipped(window, lane, ("there",), start, end)
+        busy = _clipped(window, lane, ("generating", "evaluation"), start, end)
         trains, works = _intersection(training, there), _intersection(busy, there)
         together = _length(_intersection(trains, works))
         total += _length(there)
         both += together
         learner += _length(trains) - together
         instances += _length(works) - together
-        waits = _clipped(spans, lane, ("waiting",), start, end)
+        waits = _clipped(window, lane, ("waiting",), start, end)
         either = joined([*trains, *works])
         environments += _length(waits) - _length(_intersection(waits, either))
     scale = total or 1.0
@@ -186,11 +175,15 @@ def limits(spans: Sequence[Span], start: float, end: float) -> dict[str, float]:
 
 
 def _clipped(
-    spans: Sequence[Span], lane: str, kinds: Sequence[str], start: float, end: float
+    window: Window, name: str, kinds: Iterable[str], start: float, end: float
 ) -> list[Interval]:
     """The time that these take, within the limits and joined where they overlap."""
-    wanted = (span for span in spans if span.lane == lane and span.kind in kinds)
-    return joined((max(span.start, start), min(span.end, end)) for span in wanted)
+    wanted = [window[name, kind] for kind in kinds if (name, kind) in window]
+    return joined(
+        (max(begin, start), min(until, end))
+        for lane in wanted
+        for begin, until in zip(lane.starts, lane.ends, strict=True)
+    )
 
 
 def _intersection(first: list[Interval], second: list[Interval]) -> list[Interval]:
@@ -215,4 +208,4 @@ def _natural(name: str) -> tuple[object, ...]:
     return tuple(int(each) if each.isdecimal() else 0 for each in name.replace(".", "-").split("-"))
 
 
-__all__ = ["PARTS", "found", "lanes", "limits", "shares"]
+__all__ = ["PARTS", "batches", "found", "lanes", "limits", "shares"]

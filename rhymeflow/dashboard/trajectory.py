@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rhymeflow.config import Config
 
 _BATCH = """SELECT group_id, member, reward, components FROM trajectories
-    WHERE group_id IN (SELECT group_id FROM side.groups WHERE step = ?) AND trained IS NOT NULL
+    WHERE trained = ?1 AND group_id IN (SELECT group_id FROM groups WHERE ending_version = ?1)
     ORDER BY group_id, member"""
 
 
@@ -39,24 +39,12 @@ def whole(run: Run, trajectory: TrajectoryId, texts: TokenTexts) -> dict[str, An
     """
     with run.reader() as reader:
         config = config_in_force(reader)
-        found = tokens.told(
+        found = tokens.whole(
             run.directory, reader, trajectory, lambda ids: texts.of(run.name, config, ids)
-        )
-        siblings = reader.query(
-            "SELECT member FROM side.responses WHERE group_id = ? ORDER BY member",
-            trajectory.group,
-        )
-        earlier = reader.query(
-            "SELECT group_id, epoch FROM side.groups WHERE row = ? AND epoch < ?"
-            f" ORDER BY epoch DESC, group_id DESC LIMIT {tokens.MAX_EARLIER}",
-            found["row"],
-            found["epoch"],
         )
         advantage = _advantage(reader, trajectory, found["step"], config)
     return {
         **found,
-        "siblings": [member for (member,) in siblings],
-        "earlier": [{"group": group, "epoch": epoch} for group, epoch in earlier],
         "advantage": advantage,
         "generate": command(run.directory, config, found["prompt"]),
     }
@@ -86,9 +74,7 @@ def _advantage(
     trained on."""
     if step is None:
         return None
-    batch = reader.query(_BATCH, step)
-    if (trajectory.group, trajectory.member) not in [each[:2] for each in batch]:
-        return None  # the side index does not have the step yet
+    batch = reader.query(_BATCH, step - 1)
     place = [each[:2] for each in batch].index((trajectory.group, trajectory.member))
     groups = [group for group, *_ in batch]
     if config.learner.multi_objective_aggregation == "normalize_then_sum":

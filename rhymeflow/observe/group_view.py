@@ -7,7 +7,6 @@ Holds true: no line is wider than the console; nothing of the texts acts on the 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -16,11 +15,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from rhymeflow.errors import UserError
-from rhymeflow.observe import stored_groups
 from rhymeflow.observe.printable import conversation, printable, shortened
 from rhymeflow.observe.trajectory import number
-from rhymeflow.store.reader import TrajectoryReader
 
 _PANEL_WIDTH = 38
 """At least, where the console has as much."""
@@ -30,22 +26,8 @@ _FRAME = 4
 _PROMPT_LINES = 12
 
 
-def found(run_dir: Path, reader: TrajectoryReader, group: int) -> dict[str, Any]:
-    """The group.
-
-    Raises:
-        UserError: there is none.
-    """
-    whole = stored_groups.whole(reader, group)
-    if whole is None:
-        ((last,),) = reader.query("SELECT MAX(group_id) FROM groups")
-        how_far = "there are none yet" if last is None else f"they go to {last}"
-        raise UserError(f"{run_dir}: has no group {group}; {how_far}")
-    return whole
-
-
 def show(group: dict[str, Any], console: Console) -> None:
-    """Print what `found` found."""
+    """Print what `query.group` found."""
     console.print(Text(f"Group {group['group']}: {_summary(group)}", style="bold"))
     prompt = _within(_prompt(group["prompt"]), (console.width - _FRAME) * _PROMPT_LINES)
     console.print(Panel(Text(prompt), title="prompt", title_align="left"))
@@ -140,4 +122,4 @@ def _epochs(group: dict[str, Any]) -> Table:
     return table
 
 
-__all__ = ["found", "show"]
+__all__ = ["show"]

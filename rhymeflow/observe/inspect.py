@@ -16,7 +16,7 @@ import msgspec
 from rich.console import Console
 
 from rhymeflow.errors import UserError
-from rhymeflow.observe import colouring, group_view, overview, step_view, tokens
+from rhymeflow.observe import colouring, group_view, overview, query, step_view, tokens
 from rhymeflow.observe.learned import Kind, best_and_worst, show_best_and_worst
 from rhymeflow.observe.trajectory import parse, show_trajectory
 from rhymeflow.store.damage import open_undamaged
@@ -103,7 +103,7 @@ def show(run_dir: Path, asked: Asked, console: Console, *, shortly: bool = False
         if asked.trajectory is not None:
             show_trajectory(run_dir, reader, asked.trajectory, console, asked.colour)
         elif asked.group is not None:
-            group_view.show(group_view.found(run_dir, reader, asked.group), console)
+            group_view.show(query.group(reader, asked.group), console)
         elif asked.numbers:
             show_best_and_worst(reader, asked.numbers, asked.step, console)
         elif asked.step is not None:
@@ -130,9 +130,9 @@ def as_json(run_dir: Path, asked: Asked) -> str:
 
 def _found(run_dir: Path, reader: TrajectoryReader, asked: Asked) -> dict[str, Any]:
     if asked.trajectory is not None:
-        return tokens.whole(run_dir, reader, parse(asked.trajectory))
+        return tokens.whole(run_dir, reader, parse(asked.trajectory), tokens.texts_of(reader))
     if asked.group is not None:
-        return group_view.found(run_dir, reader, asked.group)
+        return query.group(reader, asked.group)
     if asked.numbers:
         return best_and_worst(reader, asked.numbers, asked.step)
     if asked.step is not None:

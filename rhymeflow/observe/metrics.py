@@ -13,6 +13,7 @@ import importlib
 import importlib.util
 import json
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -265,10 +266,63 @@ def rows(run_dir: Path) -> Iterator[dict[str, Any]]:
 def _rows(path: Path) -> Iterator[dict[str, Any]]:
     *lines, _ = path.read_bytes().split(b"\n")
     for number, line in enumerate(lines, start=1):
+        yield _row(line, path, number)
+
+
+def _row(line: bytes, path: Path, number: int) -> dict[str, Any]:
+    try:
+        row = msgspec.json.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}, line {number}: is not JSON: {error}") from error
+    if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+        raise UserError(f"{path}, line {number}: is no object with a step")
+    return row
+
+
+class Columns:
+    """`metrics.jsonl` by columns, for many questions to a run that goes on: what was read once is
+    not read again. Threads may share it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._lock = path, threading.Lock()
+        self._clear()
+
+    def _clear(self) -> None:
+        self._columns: dict[str, list[float | None]] = {}
+        self._rows, self._read, self._identity = 0, 0, (0, b"")
+
+    def names(self) -> list[str]:
+        """All names, in the order they were met."""
+        with self._lock:
+            self._refresh()
+            return list(self._columns)
+
+    def read(self, names: Sequence[str]) -> dict[str, list[float | None]]:
+        """The columns of these names, an entry for each row; `None` where it has no number."""
+        with self._lock:
+            self._refresh()
+            found = {name: self._columns.get(name, []) for name in names}
+            return {name: each + [None] * (self._rows - len(each)) for name, each in found.items()}
+
+    def _refresh(self) -> None:
+        """Read what was added; all of it anew where a resumed run took rows out."""
         try:
-            row = msgspec.json.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise UserError(f"{path}, line {number}: is not JSON: {error}") from error
-        if not isinstance(row, dict) or not isinstance(row.get("step"), int):
-            raise UserError(f"{path}, line {number}: is no object with a step")
-        yield row
+            file = self._path.open("rb")
+        except FileNotFoundError:
+            return
+        with file:
+            status = self._path.stat()
+            begin = file.read(min(self._read, 256))
+            if status.st_size < self._read or (status.st_ino, begin) != self._identity:
+                self._clear()
+            file.seek(self._read)
+            *lines, _ = file.read().split(b"\n")
+            for line in lines:
+                for name, value in _row(line, self._path, self._rows + 1).items():
+                    column = self._columns.setdefault(name, [])
+                    column += [None] * (self._rows - len(column))
+                    column.append(value)
+                self._rows += 1
+                self._read += len(line) + 1
+            file.seek(0)
+            self._identity = status.st_ino, file.read(min(self._read, 256))

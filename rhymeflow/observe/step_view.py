@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rhymeflow.errors import UserError
-from rhymeflow.observe import metrics, stored_groups
+from rhymeflow.observe import metrics, query
 from rhymeflow.observe.printable import conversation, printable, shortened
 from rhymeflow.observe.progress import clock, sparkline
 from rhymeflow.observe.trajectory import number
@@ -60,7 +60,7 @@ def found(run_dir: Path, reader: TrajectoryReader, step: int) -> dict[str, Any]:
         UserError: the run has not come to it.
     """
     steps = metrics.read(run_dir)
-    groups = stored_groups.of_step(reader, step) if step > 0 else []
+    groups = query.groups_of_step(reader, step) if step > 0 else []
     if step not in steps and not groups:
         last = max(steps, default=None)
         how_far = "no step is complete" if last is None else f"the last one is {last}"

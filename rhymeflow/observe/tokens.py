@@ -1,7 +1,5 @@
 """One response token by token, from the store alone: what is known of each, and its text.
 
-The dashboard says the same, and finds the response's relatives by its side index.
-
 Holds true: per token there is one entry in each list, or the list is `None`: tokens were deleted
 (`run.keep_tokens`), or the run kept no details (`run.token_details`).
 """
@@ -63,42 +61,19 @@ def whole(
     run_dir: Path,
     reader: TrajectoryReader,
     trajectory: TrajectoryId,
-    load: Load | None = None,
-) -> dict[str, Any]:
-    """What is stored of a response, and the texts of its tokens; they are `None` without the run's
-    tokenizer (`load`, by default from where the configuration says).
-
-    Raises:
-        UserError: there is no such response.
-    """
-
-    def texts(tokens: list[int]) -> list[str] | None:
-        return _texts(reader, tokens, load or load_texts)
-
-    with reader.one_state():
-        found = told(run_dir, reader, trajectory, texts)
-        siblings = reader.query(_SIBLINGS, trajectory.group)
-        earlier = reader.query(_EARLIER, found["row"], found["epoch"])
-    return {
-        **found,
-        "siblings": [member for (member,) in siblings],
-        "earlier": [{"group": group, "epoch": epoch} for group, epoch in earlier],
-    }
-
-
-def told(
-    run_dir: Path,
-    reader: TrajectoryReader,
-    trajectory: TrajectoryId,
     texts: Callable[[list[int]], list[str] | None],
 ) -> dict[str, Any]:
-    """What is stored of the response itself. `texts` makes a text of each token; `None`: it cannot.
+    """What is stored of a response. `texts` makes a text of each token; `None`: it cannot.
 
     Raises:
         UserError: there is no such response.
     """
-    details = details_of(run_dir, reader, trajectory)
-    learner, flags = _learner(reader, trajectory)
+    with reader.one_state():
+        details = details_of(run_dir, reader, trajectory)
+        learner, flags = _learner(reader, trajectory)
+        accepted = _accepted(reader, trajectory)
+        siblings = reader.query(_SIBLINGS, trajectory.group)
+        earlier = reader.query(_EARLIER, details.row, details.epoch)
     tokens = [token for each in details.segments for token in each.tokens]
     logprobs = [value for each in details.segments for value in each.logprobs]
     return {
@@ -123,7 +98,9 @@ def told(
         "logprobs": logprobs or None,
         "learner_logprobs": learner,
         "flags": flags,
-        "accepted": _accepted(reader, trajectory),
+        "accepted": accepted,
+        "siblings": [member for (member,) in siblings],
+        "earlier": [{"group": group, "epoch": epoch} for group, epoch in earlier],
     }
 
 
@@ -178,11 +155,18 @@ def load_texts(config: Config) -> Callable[[list[int]], list[str]]:
     return lambda tokens: [tokenizer.decode([token], skip_special_tokens=False) for token in tokens]
 
 
-def _texts(reader: TrajectoryReader, tokens: list[int], load: Load) -> list[str] | None:
-    try:
-        return load(config_in_force(reader))(tokens)
-    except UserError:  # who shows them says that there are numbers only
-        return None
+def texts_of(
+    reader: TrajectoryReader, load: Load | None = None
+) -> Callable[[list[int]], list[str] | None]:
+    """What makes texts with the run's tokenizer, by default from where the configuration says."""
+
+    def texts(tokens: list[int]) -> list[str] | None:
+        try:
+            return (load or load_texts)(config_in_force(reader))(tokens)
+        except UserError:  # who shows them says that there are numbers only
+            return None
+
+    return texts
 
 
 def _segments(details: TrajectoryDetails) -> list[dict[str, Any]]:
@@ -221,4 +205,4 @@ def _accepted(reader: TrajectoryReader, trajectory: TrajectoryId) -> list[int] |
     return found or None
 
 
-__all__ = ["Load", "Token", "details_of", "load_texts", "tokens_of", "told", "whole"]
+__all__ = ["Load", "Token", "details_of", "load_texts", "texts_of", "tokens_of", "whole"]

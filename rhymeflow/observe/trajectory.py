@@ -19,7 +19,7 @@ from rhymeflow.core.types import TrajectoryId
 from rhymeflow.errors import UserError
 from rhymeflow.observe.colouring import check, coloured
 from rhymeflow.observe.printable import conversation, printable
-from rhymeflow.observe.tokens import Load, details_of, tokens_of, whole
+from rhymeflow.observe.tokens import Load, details_of, texts_of, tokens_of, whole
 from rhymeflow.store.reader import TrajectoryDetails, TrajectoryReader
 
 
@@ -54,7 +54,9 @@ def show_trajectory(
     details = details_of(run_dir, reader, trajectory)
     response = None
     if colour is not None:
-        response = _coloured(whole(run_dir, reader, trajectory, load), colour, console)
+        response = _coloured(
+            whole(run_dir, reader, trajectory, texts_of(reader, load)), colour, console
+        )
     console.print(_overview(details))
     console.print(_panel("prompt", conversation(details.prompt)))
     if response is not None:

@@ -21,7 +21,7 @@ from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.store.schema import EVENTS
 
 _OWN = {
-    *("config.yaml", "inputs", "logs", "tensorboard", "wandb", "dashboard.db", "dashboard.lock"),
+    *("config.yaml", "inputs", "logs", "tensorboard", "wandb"),
     *(metrics.FILE, metrics.EXTRA, metrics.RUNS, "summary.json", mirrored.FILE),
     *(schema.LOCK, CHECKPOINTS),
 }

@@ -20,7 +20,7 @@ from rhymeflow.utils.source_version import source_version
 EVENTS = "events.db"
 """The file, in its run directory."""
 
-SCHEMA_VERSION = 16
+SCHEMA_VERSION = 17
 """Of the tables and of what events and commands hold: a log that cannot be read is refused by its
 number."""
 
@@ -94,6 +94,8 @@ CREATE TABLE snapshots (event INTEGER PRIMARY KEY, state BLOB NOT NULL);
 CREATE TABLE groups (group_id INTEGER PRIMARY KEY, row INTEGER NOT NULL, epoch INTEGER NOT NULL,
     prompt TEXT NOT NULL, prompt_tokens BLOB NOT NULL, columns TEXT NOT NULL,
     ending TEXT, ending_version INTEGER, ending_reason TEXT);
+CREATE INDEX groups_by_step ON groups (ending_version, ending);
+CREATE INDEX groups_by_row ON groups (row);
 CREATE TABLE segments (group_id INTEGER NOT NULL, member INTEGER NOT NULL, start INTEGER NOT NULL,
     version INTEGER NOT NULL, instance TEXT NOT NULL, steps INTEGER NOT NULL,
     drafted INTEGER NOT NULL, tokens BLOB NOT NULL, logprobs BLOB NOT NULL, accepted BLOB,
@@ -220,7 +222,8 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
     # (an archived run) there is no writer either, and SQLite may read without locks.
     if not os.access(path.parent, os.W_OK) and not Path(f"{path}-wal").exists():
         uri += "&immutable=1"
-    connection = sqlite3.connect(uri, uri=True, isolation_level=None)
+    # A reader may be handed from thread to thread; one at a time has it.
+    connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
     try:
         check_version(connection, path)
     except (sqlite3.DatabaseError, UnicodeDecodeError) as error:

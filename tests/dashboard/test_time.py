@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Iterable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rhymeflow.config.load import read_config
 from rhymeflow.core.commands import Accumulate, Route, Train
 from rhymeflow.core.events import (
     Accumulated,
@@ -23,11 +25,15 @@ from rhymeflow.core.events import (
     VersionPublished,
 )
 from rhymeflow.core.types import TrajectoryId
+from rhymeflow.dashboard import timeline
 from rhymeflow.dashboard.run import Run
 from rhymeflow.dashboard.spans import ENVIRONMENTS, LEARNER, Fold, Span, joined
-from rhymeflow.dashboard.time_view import PARTS, lanes, limits, shares
+from rhymeflow.dashboard.time_view import PARTS, POINTS, found, lanes, limits, shares
+from rhymeflow.dashboard.timeline import Lane
 from rhymeflow.observe.inspect import Asked, as_json
 from rhymeflow.observe.metrics import MetricsWriter
+from rhymeflow.sim.simulate import simulate
+from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.store.writer import SqliteTrajectoryStore
 from tests.dashboard.conftest import Client, serving
 
@@ -79,20 +85,21 @@ SPANS = {
 }
 
 
-@pytest.mark.parametrize("cut", range(len(LOG) + 1))
-def test_what_went_on_when(cut: int) -> None:
-    """Wherever the fold is written down and read again."""
-    first = Fold()
-    first.take(LOG[:cut])
-    then = Fold(msgspec.json.decode(msgspec.json.encode(first.state())))
-    then.take(LOG[cut:])
-    assert {*first.ended, *then.ended} == SPANS
-    assert then.open() == [Span(f"{A}.1", "there", 14, 19, 1)]
+def folded(lines: Iterable[tuple[float, str, dict[str, Any]]]) -> Fold:
+    fold = Fold()
+    for each in lines:
+        fold.take(*each)
+    return fold
+
+
+def test_what_went_on_when() -> None:
+    fold = folded(LOG)
+    assert set(fold.ended) == SPANS
+    assert fold.open() == [Span(f"{A}.1", "there", 14, 19, 1)]
 
 
 def test_an_instance_waits_only_while_it_has_nothing_else() -> None:
-    fold = Fold()
-    fold.take(
+    fold = folded(
         [
             line(0, "InstanceJoined", instance=A, version=0),
             line(0, "InstanceJoined", instance=B, version=0),
@@ -120,8 +127,7 @@ def test_an_instance_waits_only_while_it_has_nothing_else() -> None:
 
 
 def test_how_long_an_instance_prefilled_is_known_between_two_reports() -> None:
-    fold = Fold()
-    fold.take(
+    fold = folded(
         [
             line(1, "InstanceJoined", instance=A, version=0),
             line(2, "Snapshot", instance=A, prefill_seconds=0.25),
@@ -150,6 +156,13 @@ def spans_of(drawn: list[tuple[int, int]], lane: str, kind: str) -> list[Span]:
     return found
 
 
+def window(spans: Iterable[Span]) -> dict[tuple[str, str], Lane]:
+    found: dict[tuple[str, str], Lane] = {}
+    for span in spans:
+        found.setdefault((span.lane, span.kind), Lane()).put(span)
+    return found
+
+
 def covered(spans: list[Span], start: float, end: float) -> float:
     return sum(max(min(each.end, end) - max(each.start, start), 0) for each in spans)
 
@@ -164,7 +177,13 @@ def test_shares_of_parts(drawn: list[tuple[int, int]], start: int, width: int, p
     spans = spans_of(drawn, A, "pull")
     edges = np.linspace(start, start + width, parts + 1)
     expected = [covered(spans, low, high) / (high - low) for low, high in itertools.pairwise(edges)]
-    assert shares(spans, edges) == pytest.approx(expected)
+    lane = window(spans)[A, "pull"]
+    assert shares(lane, edges) == pytest.approx(expected)
+    inside = [s for s in spans if s.end >= start and s.start <= start + width]
+    part = lane.between(start, start + width)
+    assert list(zip(part.starts, part.ends, strict=True)) == [(s.start, s.end) for s in inside]
+    if inside:
+        assert shares(part, edges) == pytest.approx(expected)
 
 
 def test_what_is_in_at_least_one_interval() -> None:
@@ -176,7 +195,7 @@ def test_what_is_in_at_least_one_interval() -> None:
 def test_a_lane_of_many_spans_is_given_by_shares() -> None:
     many = [Span(A, "pull", i, i + 0.5, i) for i in range(PARTS + 1)]
     few = [Span(LEARNER, "training", 0, 100, 1), Span("rollout-10", "pull", 0, 1, 1)]
-    found = lanes([*many, *few, Span("rollout-2", "pull", 0, 1, 1)], 0, PARTS + 1)
+    found = lanes(window([*many, *few, Span("rollout-2", "pull", 0, 1, 1)]), 0, PARTS + 1)
     assert [each["name"] for each in found] == [LEARNER, A, "rollout-2", "rollout-10"]
     assert found[0]["spans"] == [["training", 0, 100, 1]]
     assert len(found[1]["shares"]["pull"]) == PARTS
@@ -214,7 +233,7 @@ def test_what_limits_a_run(
             name = {(1, 1): "both", (1, 0): "learner", (0, 1): "instances", (0, 0): "neither"}
             is_asked = works(lane, second, ("waiting",)) and not (learner or instance)
             counts["environments" if is_asked else name[learner, instance]] += 1
-    found = limits(spans, start, start + width)
+    found = limits(window(spans), start, start + width)
     assert sum(found.values()) == pytest.approx(1)
     assert found == pytest.approx({k: v / sum(counts.values()) for k, v in counts.items()})
 
@@ -262,3 +281,57 @@ def test_what_limits_a_run_is_what_the_terminal_says(tmp_path: Path) -> None:
     assert shares == pytest.approx(
         {"both": 0.5, "learner": 0.3, "instances": 0.0, "neither": 0.2}
     ), "of two steps, not of so many pieces"
+
+
+# -- how batches filled ----------------------------------------------------------------------------
+
+FIELDS = {
+    "learner.max_steps": "12",
+    "learner.groups_per_batch": "4",
+    "rollout.num_instances": "2",
+    "schedule.max_staleness": "2",
+    "schedule.extra_groups": "1",
+    "schedule.extra_generations": "2",
+    "simulation.skip_steps": "1",
+}
+# Of each group: when it was first routed, when its eighth reward came, when it was trained on.
+DIRECT = """
+SELECT g.ending_version,
+    (SELECT time FROM first_routes r WHERE r.group_id = g.group_id ORDER BY seq LIMIT 1),
+    (SELECT time FROM events WHERE kind = 'TrajectoryRewarded'
+        AND json_extract(body, '$.trajectory[0]') = g.group_id ORDER BY seq LIMIT 1 OFFSET 7),
+    (SELECT e.time FROM commands c JOIN events e ON e.seq = c.event
+        WHERE c.kind = 'Train' AND json_extract(c.body, '$.version') = g.ending_version)
+FROM groups g WHERE ending = 'consumed' ORDER BY 1, 2, 3"""
+
+
+@pytest.mark.parametrize("part", [20_000, 7])
+def test_how_batches_filled(tmp_path: Path, part: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With all of the log at once, and in many small parts, of which each answer reads one more."""
+    monkeypatch.setattr(timeline, "EVENTS_AT_ONCE", part)
+    monkeypatch.setattr("rhymeflow.dashboard.time_view.READING_SECONDS", 0.0)
+    simulate(read_config("demo", FIELDS), output=tmp_path / "run")
+    run = Run(tmp_path / "run", "run")
+    reads = [found(run)["read"]]
+    while reads[-1] < 1:
+        reads.append(found(run)["read"])
+    assert reads == sorted(reads)
+    assert (len(reads) > 10) == (part == 7)
+    with closing(TrajectoryReader(run.store)) as reader:
+        expected = reader.query(DIRECT)
+    with run.timeline.current() as whole:
+        batches = whole.filling.batches
+        assert whole.filling.open() == [], "every group has ended"
+    filled = [(b.version, g.began, g.complete, b.trained) for b in batches for g in b.groups]
+    assert sorted(filled) == expected
+    assert [each["version"] for each in found(run)["batches"]] == list(range(4, 12)), "the newest"
+    second = batches[1]
+    start, end = min(each.began for each in second.groups), second.trained + 0.01
+    shown = {each["version"]: each for each in found(run, start, end)["batches"]}
+    assert 11 not in shown
+    batch = shown[1]
+    assert (batch["size"], batch["trained"]) == (4, second.trained)
+    assert (batch["begun"][-1], batch["complete"][-1]) == (4, 4)
+    middle = len(batch["begun"]) // 2
+    time = start + (end - start) * middle / (POINTS - 1)
+    assert batch["complete"][middle] == sum(each.complete <= time for each in second.groups)

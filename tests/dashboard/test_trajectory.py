@@ -122,7 +122,6 @@ def test_the_advantage_is_that_of_its_batch(tmp_path: Path, scale: str, expected
     made.response(2, 0, "ab", 1.0)
     made.store.commit()
     run = Run(made.run_dir, "a")
-    run.side.refresh()
     texts = TokenTexts(load_texts)
     which = [TrajectoryId(0, 0), TrajectoryId(0, 1), TrajectoryId(1, 0)]
     found = [trajectory.whole(run, each, texts)["advantage"] for each in which]

@@ -79,7 +79,7 @@ def looked_at(run_dir: Path) -> None:
     inspect.as_json(run_dir, inspect.Asked())
     inspect.as_json(run_dir, inspect.Asked(best=3))
     with open_undamaged(run_dir / "events.db") as reader:
-        found = tokens.whole(run_dir, reader, TrajectoryId(1, 0), lambda config: list)
+        found = tokens.whole(run_dir, reader, TrajectoryId(1, 0), lambda ids: [str(i) for i in ids])
         tokens.tokens_of(found)
 
 

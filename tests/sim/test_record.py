@@ -106,7 +106,6 @@ def test_what_is_recorded_changes_nothing(tmp_path: Path) -> None:
 def test_everything_that_looks_at_runs_can_look_at_it(tmp_path: Path) -> None:
     result = recorded(tmp_path / "run", **TURNS)
     seen = Run(tmp_path / "run", "run")
-    seen.side.refresh()
     overview = curves.overview(seen)
     assert (overview["steps"], overview["ended"], overview["bound"]) == (6, True, 2)
     assert overview["endings"]["consumed"] == 24

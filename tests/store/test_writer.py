@@ -23,6 +23,7 @@ from rhymeflow.core.types import TrajectoryId
 from rhymeflow.errors import UserError
 from rhymeflow.store import reader as reading
 from rhymeflow.store.reader import IncompleteBatch, TrajectoryReader
+from rhymeflow.store.schema import SCHEMA_VERSION
 from rhymeflow.store.writer import SqliteTrajectoryStore
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -499,7 +500,9 @@ def set_meta(path: Path, **values: object) -> None:
 def test_another_schema_version_is_refused(path, opened, schema, writer, advice):
     SqliteTrajectoryStore(path).close()
     set_meta(path, schema_version=schema, written_by=writer)
-    said = rf"has schema version {schema}, and this .* \(0\.1\.0.*\) reads 16; {advice}"
+    said = (
+        rf"has schema version {schema}, and this .* \(0\.1\.0.*\) reads {SCHEMA_VERSION}; {advice}"
+    )
     with pytest.raises(UserError, match=said) as refused:
         opened(path)
     assert len(str(refused.value).splitlines()) == 1

@@ -41,7 +41,7 @@ export async function show(main, now) {
       points[name] = metrics.length ? await ask(`runs/${name}/metrics`, { name: metrics }) : {};
     }
     drawn.show(points);
-    return run.ended && run.share_indexed === 1;
+    return run.ended;
   }
 
   const ended = await refresh();
@@ -84,6 +84,5 @@ function described(run, name) {
     ["groups", Object.entries(run.endings).map(([ending, count]) => `${number(count)} ${ending}`).join(", ")],
     ["events", number(run.events)],
   ];
-  if (run.share_indexed < 1) rows.push(["being indexed", `${Math.round(100 * run.share_indexed)} %`]);
   return [h("h1", {}, name), h("dl", {}, rows.map(([key, value]) => [h("dt", {}, key), h("dd", {}, value)]))];
 }

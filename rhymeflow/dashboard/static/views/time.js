@@ -29,8 +29,13 @@ export async function show(main, now) {
 
   async function refresh() {
     found = await ask(`runs/${now.run}/time`, query);
-    fill(limits, sentence(found.limits));
+    const read = found.read < 1 ? h("p", { class: "note" }, `${Math.floor(100 * found.read)} % of the log is read`) : null;
+    fill(limits, sentence(found.limits), read);
     draw(canvas, found);
+  }
+  // A long log is read in parts, each as long as an answer may take.
+  async function readOn() {
+    while (found.read < 1) await refresh();
   }
 
   function zoom(by, at = 0.5) {
@@ -56,6 +61,7 @@ export async function show(main, now) {
   const resized = () => draw(canvas, found);
   window.addEventListener("resize", resized);
   await refresh();
+  readOn().catch(() => {}); // who leaves the view asks no more
   return {
     refresh: from || to ? null : refresh,
     close: () => window.removeEventListener("resize", resized),

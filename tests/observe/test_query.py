@@ -1,4 +1,4 @@
-"""Groups and tokens from the store alone: the same answers as by the dashboard's side index."""
+"""What is answered about a run: groups, steps and responses, for the terminal and the pages."""
 
 from __future__ import annotations
 
@@ -11,11 +11,8 @@ import pytest
 from rhymeflow.config import Config
 from rhymeflow.config.load import build_config
 from rhymeflow.core.types import TrajectoryId
-from rhymeflow.dashboard import groups as dashboard_groups
-from rhymeflow.dashboard import trajectory as dashboard_trajectory
-from rhymeflow.dashboard.run import Run
 from rhymeflow.errors import UserError
-from rhymeflow.observe import stored_groups, tokens
+from rhymeflow.observe import query, tokens
 from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.store.writer import SqliteTrajectoryStore
 from tests.observe.runs import make_run
@@ -73,67 +70,54 @@ def reader(tmp_path: Path) -> TrajectoryReader:
     return TrajectoryReader(tmp_path / "events.db")
 
 
-def is_same(mine: Any, theirs: Any) -> bool:
-    """Each key of mine is theirs, with the same value."""
-    if isinstance(mine, dict):
-        return all(name in theirs and is_same(mine[name], theirs[name]) for name in mine)
-    if isinstance(mine, list):
-        pairs = zip(mine, theirs, strict=True)
-        return len(mine) == len(theirs) and all(is_same(*pair) for pair in pairs)
-    return bool(mine == pytest.approx(theirs) if isinstance(mine, float) else mine == theirs)
-
-
-@pytest.mark.parametrize("group", [0, 4, 7, 8, 9, 10, 11])
-def test_a_group_is_what_the_dashboard_says_of_it(reader: TrajectoryReader, group: int) -> None:
-    run = Run(reader.path.parent, "a")
-    mine, theirs = stored_groups.whole(reader, group), dashboard_groups.whole(run, group)
-    assert mine is not None
-    assert is_same(mine, theirs), (mine, theirs)
-
-
-def test_the_groups_of_a_step_are_what_the_dashboard_says_of_them(reader: TrajectoryReader) -> None:
-    run = Run(reader.path.parent, "a")
-    for step in (1, 3, 4):
-        asked = dashboard_groups.Asked(step=step, sort="spread", descending=True)
-        theirs = dashboard_groups.listed(run, asked)["groups"]
-        mine = [
-            each for each in stored_groups.of_step(reader, step) if each["ending"] == "consumed"
-        ]
-        spreads = [each["reward_max"] - each["reward_min"] for each in mine]
-        assert spreads == sorted(spreads, reverse=True)  # of equal ones the order is free
-        mine.sort(key=lambda each: each["group"])
-        assert is_same(mine, sorted(theirs, key=lambda each: each["group"]))
+def test_a_group(reader: TrajectoryReader) -> None:
+    found = query.group(reader, 10)
+    first, second = found.pop("members")
+    epochs = [
+        {"group": 4, "epoch": 0, "step": 3, "reward": 0.5, "length": 59.0},
+        {"group": 10, "epoch": 1, "step": 4, "reward": 0.5, "length": 3.0},
+        {"group": 11, "epoch": 2, "step": None, "reward": None, "length": None},
+    ]
+    assert found == {
+        "group": 10, "row": 4, "epoch": 1, "prompt": [{"role": "user", "content": "again"}],
+        "columns": {}, "ending": "consumed", "ending_version": 3, "ending_reason": None, "step": 4,
+        "responses": 2, "rewarded": 1, "cut": 1, "reward": 0.5, "reward_min": 0.5,
+        "reward_max": 0.5, "length": 3.0, "length_max": 5, "staleness_max": 2, "epochs": epochs,
+    }  # fmt: skip
+    assert first == {
+        "member": 0, "length": 5, "observed": 2, "first_version": 1, "last_version": 2, "steps": 2,
+        "drafted": 3, "reason": "finished_early", "reward": 0.5, "step": 4, "text": "said",
+        "components": {"exact": 0.5},
+    }  # fmt: skip
+    assert (second["length"], second["reason"], second["text"], second["components"]) == (
+        1, None, None, None,
+    )  # fmt: skip
+    assert query.group(reader, 11)["members"] == []
+    with pytest.raises(UserError, match="has no group 99; they go to 11"):
+        query.group(reader, 99)
 
 
 def test_a_step_has_its_batch_and_what_was_left_out_meanwhile(reader: TrajectoryReader) -> None:
     def those(step: int) -> list[tuple[int, str]]:
-        found = stored_groups.of_step(reader, step)
+        found = query.groups_of_step(reader, step)
         return [(group["group"], group["ending"]) for group in found]
 
     assert those(2) == [(2, "consumed"), (3, "consumed"), (8, "aborted")]
     # Of group 10 one response has a reward: no spread. Groups 6 and 7 have the rewards 1 and 0.
     assert those(4) == [(6, "consumed"), (7, "consumed"), (10, "consumed")]
     assert those(9) == []
-    assert stored_groups.whole(reader, 99) is None
-
-
-@pytest.mark.parametrize("which", [(4, 0), (8, 1), (9, 0), (10, 0), (10, 1)])
-def test_a_response_is_what_the_dashboard_says_of_it(
-    reader: TrajectoryReader, which: tuple[int, int]
-) -> None:
-    run_dir, trajectory = reader.path.parent, TrajectoryId(*which)
-    texts = dashboard_trajectory.TokenTexts(load)
-    theirs = dashboard_trajectory.whole(Run(run_dir, "a"), trajectory, texts)
-    mine = tokens.whole(run_dir, reader, trajectory, load)
-    assert is_same(mine, theirs), (mine, theirs)
 
 
 def test_tokens_with_what_is_known_of_each(reader: TrajectoryReader) -> None:
-    found = tokens.tokens_of(tokens.whole(reader.path.parent, reader, TrajectoryId(10, 0), load))
+    found = tokens.tokens_of(
+        tokens.whole(reader.path.parent, reader, TrajectoryId(10, 0), tokens.texts_of(reader, load))
+    )
     assert found[1] == tokens.Token(1, "t6", 1, False, -1.0, -1.5, True, 1)
     assert found[2] == tokens.Token(2, "t7", 1, True, None, None, None, 4)
     assert found[4] == tokens.Token(4, "t9", 2, False, -0.25, -0.25, False, 0)
-    whole = tokens.whole(reader.path.parent, reader, TrajectoryId(10, 1), unloadable)
+    whole = tokens.whole(
+        reader.path.parent, reader, TrajectoryId(10, 1), tokens.texts_of(reader, unloadable)
+    )
     assert whole["texts"] is None
     assert tokens.tokens_of(whole) == [tokens.Token(0, "⟨5⟩", 3, False, -0.5, None, None, None)]
 
@@ -144,9 +128,11 @@ def test_of_deleted_tokens_there_are_none(reader: TrajectoryReader) -> None:
         store.prune(before=99, history_tokens=0)
         store.commit()
     store.close()
-    found = tokens.whole(reader.path.parent, reader, TrajectoryId(0, 0), load)
+    found = tokens.whole(
+        reader.path.parent, reader, TrajectoryId(0, 0), tokens.texts_of(reader, load)
+    )
     assert found["tokens"] is found["texts"] is found["logprobs"] is None
     assert tokens.tokens_of(found) == []
-    assert [member["length"] for member in stored_groups.of_step(reader, 1)[0]["members"]] == [
+    assert [member["length"] for member in query.groups_of_step(reader, 1)[0]["members"]] == [
         10, 100,
     ]  # fmt: skip

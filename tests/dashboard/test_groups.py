@@ -1,0 +1,206 @@
+"""Groups are summed up, chosen and sorted as by hand from the store alone, however they came
+about."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rhymeflow.core.types import TrajectoryId
+from rhymeflow.dashboard import groups, summaries
+from rhymeflow.dashboard.groups import Asked
+from rhymeflow.dashboard.run import Run
+from rhymeflow.dashboard.summaries import FILTERS, ORDERS
+from rhymeflow.store.writer import SqliteTrajectoryStore
+from tests.observe.runs import make_run
+
+BY_HAND = """SELECT g.group_id, g.row, g.epoch, g.ending,
+    CASE WHEN g.ending = 'consumed' THEN g.ending_version + 1 END,
+    (SELECT COUNT(*) FROM responses r WHERE r.group_id = g.group_id),
+    (SELECT COUNT(reward) FROM responses r WHERE r.group_id = g.group_id),
+    (SELECT AVG(reward) FROM responses r WHERE r.group_id = g.group_id),
+    (SELECT MAX(length) FROM responses r WHERE r.group_id = g.group_id),
+    (SELECT MAX(trained - first_version) FROM responses r WHERE r.group_id = g.group_id),
+    (SELECT SUM(length) FROM spans s WHERE s.group_id = g.group_id),
+    (SELECT SUM(steps) FROM spans s WHERE s.group_id = g.group_id),
+    (SELECT SUM(drafted) FROM spans s WHERE s.group_id = g.group_id)
+    FROM main.groups g ORDER BY 1"""
+SUMMED_UP = """SELECT group_id, row, epoch, ending, step, responses, rewarded, reward, length_max,
+    staleness_max, sampled, steps, drafted FROM temp.summaries ORDER BY 1"""
+COMPONENTS = """SELECT key, group_id, MIN(value), MAX(value)
+    FROM trajectories, json_each(components) WHERE components LIKE '%,%' GROUP BY 1, 2"""
+
+
+def assert_right(run: Run) -> None:
+    with run.summaries() as found:
+        assert found.query(SUMMED_UP) == found.query(BY_HAND)
+        kept = found.query("SELECT * FROM temp.components ORDER BY name, group_id")
+        assert kept == found.query(COMPONENTS)
+
+
+def segment(store: SqliteTrajectoryStore, one: TrajectoryId, start: int, version: int) -> None:
+    store.put_segment(
+        one, start=start, version=version, instance="rollout-1", steps=2, drafted=1,
+        tokens=[5] * 3, logprobs=[-1.0] * 3,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("part", [1, 3, 2_000])
+@settings(max_examples=10, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 11), st.integers(0, 2), st.integers(0, 4)), max_size=12))
+def test_they_follow_what_a_run_does(
+    tmp_path_factory: pytest.TempPathFactory, part: int, changes: list[tuple[int, int, int]]
+) -> None:
+    run = Run(make_run(tmp_path_factory.mktemp("run")), "a")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(summaries, "GROUPS_AT_ONCE", part)
+        assert_right(run)
+        store = SqliteTrajectoryStore(run.store)
+        lengths: dict[TrajectoryId, int] = {}
+        finished: set[TrajectoryId] = set()
+        consumed: set[int] = set()
+        for group, member, what in changes:
+            one = TrajectoryId(20 + group, member)
+            store.put_group(
+                one.group, row=group, epoch=1, prompt="p", prompt_tokens=[1], columns={}
+            )
+            if what < 2:
+                segment(store, one, lengths.get(one, 0), what)
+                lengths[one] = lengths.get(one, 0) + 3
+            elif what == 2 and one in lengths:
+                finished.add(one)
+                store.put_finished(one, length=lengths[one], reason="stop")
+                store.put_reward(one, reward=0.5, components={"exact": 0.5, "short": member})
+            elif what == 3:
+                store.put_ending(one.group, "aborted", version=1, reason="boom")
+            elif one in finished and one.group not in consumed:
+                consumed.add(one.group)
+                store.put_consumed(one.group, version=3, members=(member,))
+            store.commit()
+            assert_right(run)
+        for _ in range(3):
+            store.prune(before=3, history_tokens=0)
+            store.commit()
+            assert_right(run)
+        store.close()
+        assert_right(Run(run.directory, "anew"))
+
+
+def test_another_run_in_the_same_place(tmp_path: Path) -> None:
+    run = Run(make_run(tmp_path), "a")
+    assert_right(run)
+    run.store.unlink()
+    make_run(tmp_path, num_steps=2)
+    assert_right(run)
+
+
+def test_the_store_is_left_as_it_is(tmp_path: Path) -> None:
+    run = Run(make_run(tmp_path), "a")
+    before = run.store.read_bytes()
+    assert_right(run)
+    assert run.store.read_bytes() == before
+    assert {path.name for path in tmp_path.iterdir()} <= {
+        "events.db", "events.db-wal", "events.db-shm", "writer.lock", "metrics.jsonl",
+    }  # fmt: skip
+
+
+# -- listed ----------------------------------------------------------------------------------------
+
+TEXTS = ("aAbB éx", "ÉABx%_", "ab\\\"' ß", "İx aBa", "", "bb", "a b a b aAb%x")
+LETTERS = st.text(st.sampled_from("aAbBéÉ%_\\\"' ßİx"), max_size=8)
+
+
+@pytest.fixture(scope="module")
+def listed_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """60 groups of 7 prompts, with rewards and lengths that are often equal, or not there."""
+    run_dir = tmp_path_factory.mktemp("run")
+    store = SqliteTrajectoryStore(run_dir / "events.db")
+    for group in range(60):
+        store.put_group(
+            group, row=group % 7, epoch=group // 7, prompt=TEXTS[group % 7], prompt_tokens=[1],
+            columns={},
+        )  # fmt: skip
+        for member in range(group % 3):
+            one = TrajectoryId(group, member)
+            length = 1 + group * 7 % 5
+            store.put_segment(
+                one, start=0, version=group % 4, instance="rollout-0", steps=1, drafted=0,
+                tokens=[1] * length, logprobs=[-1.0] * length,
+            )  # fmt: skip
+            store.put_finished(one, length=length, reason="length" if group % 5 else "stop")
+            store.put_reward(one, reward=float((group + member) % 3), components={})
+        if group % 4 == 1:
+            store.put_consumed(group, version=5 + group // 10, members=tuple(range(group % 3)))
+        elif group % 4 == 2:
+            store.put_ending(group, "filtered", version=5, reason="all equal")
+    store.commit()
+    store.close()
+    return Run(run_dir, "a")
+
+
+@pytest.fixture(scope="module")
+def known(listed_run: Run) -> list[dict[str, Any]]:
+    return [groups.whole(listed_run, number) for number in range(60)]
+
+
+def fits(group: dict[str, Any], name: str) -> bool:
+    rewards = [each["reward"] for each in group["members"] if each["reward"] is not None]
+    is_whole = bool(rewards) and len(rewards) == len(group["members"])
+    return {
+        "right": is_whole and min(rewards) == max(rewards) and rewards[0] >= 1,
+        "wrong": is_whole and max(rewards) <= 0,
+        "mixed": len(set(rewards)) > 1,
+        "cut": any(each["reason"] == "length" for each in group["members"]),
+        "errors": group["ending_reason"] is not None,
+        "open": group["ending"] is None,
+    }.get(name, group["ending"] == name)
+
+
+def figure(group: dict[str, Any], order: str) -> float | None:
+    rewards = [each["reward"] for each in group["members"] if each["reward"] is not None]
+    ages = [e["step"] - 1 - e["first_version"] for e in group["members"] if e["step"] is not None]
+    return {
+        "order": group["group"],
+        "spread": max(rewards) - min(rewards) if rewards else None,
+        "reward": sum(rewards) / len(rewards) if rewards else None,
+        "length": max((each["length"] for each in group["members"]), default=None),
+        "staleness": max(ages, default=None),
+    }[order]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.none() | st.integers(6, 12),
+    st.none() | st.integers(0, 7),
+    st.lists(st.sampled_from(list(FILTERS)), max_size=2).map(tuple),
+    LETTERS | st.sampled_from(["", "aab", "ABX", "éx"]),
+    st.sampled_from(list(ORDERS)),
+    st.booleans(),
+    st.integers(0, 70),
+)
+def test_groups_are_listed_as_by_hand(
+    listed_run: Run, known: list[dict[str, Any]], step: int | None, row: int | None,
+    filters: tuple[str, ...], text: str, sort: str, descending: bool, offset: int,
+) -> None:  # fmt: skip
+    asked = Asked(step, row, filters, text, sort=sort, descending=descending, offset=offset)
+    found = groups.listed(listed_run, asked)
+    lower = str.maketrans({chr(i): chr(i + 32) for i in range(65, 91)})  # as LIKE: ASCII alone
+    chosen = [
+        each
+        for each in known
+        if step in (None, each["step"])
+        and row in (None, each["row"])
+        and all(fits(each, name) for name in filters)
+        and text.translate(lower) in each["prompt"].translate(lower)
+    ]
+    some = [each for each in chosen if figure(each, sort) is not None]
+    rest = [each for each in chosen if figure(each, sort) is None]
+    for part in (some, rest):
+        part.sort(key=lambda e: (figure(e, sort) or 0.0, e["group"]), reverse=descending)
+    expected = [each["group"] for each in some + rest]
+    assert found["count"] == len(expected)
+    assert [each["group"] for each in found["groups"]] == expected[offset : offset + groups.PAGE]
