@@ -39,6 +39,8 @@ EVENTS = {"GroupDrawn": "GroupCreated"}
 COMMANDS = {"Draw": "RequestPrompts", "Redraw": "RetryPrompt", "Conclude": "FinishEarly"}
 ROLLOUT = {"max_running": "max_num_seqs"}
 SINCE = {"Route": "version", "Evaluate": "suite", "Train": "parts"}
+THEN = {"batch_order": "finished", "accumulate_early": False}
+"""What there was no choice of."""
 LATER = {"CloseEnvironments", "Accumulate"}
 """No run had turns then, nor a learner that begins before its batch is complete."""
 
@@ -62,7 +64,7 @@ def config_of(head: dict[str, Any]) -> Config:
     values = {
         **sections,
         "rollout": renamed(head["rollout"], ROLLOUT),
-        "schedule": renamed(head["schedule"], {}),
+        "schedule": renamed(head["schedule"], {}) | THEN,
     }
     return config_from_json(json.dumps(values), where="the log")
 

@@ -31,8 +31,11 @@ STREAMS = sorted((Path(__file__).parent / "streams").glob("*.jsonl.gz"))
 
 KINDS: dict[str, type] = {}
 """Recorded kinds of events and commands whose class has another name today."""
-FIELDS: dict[str, dict[str, str | None]] = {}
-"""By recorded kind, or `plan`, `schedule`, `settings`, `cost`: today's names; None: it is gone."""
+FIELDS: dict[str, dict[str, str | None]] = {
+    "layout": {"alternate_order": None, "balance_instances": None},  # always done
+}
+"""By recorded kind, or `plan`, `schedule`, `settings`, `cost`, `layout`: today's names; None: it is
+gone."""
 SINCE: dict[str, dict[str, Any]] = {}
 """By the same: fields that came later, by today's name, with their value in these runs."""
 VALUES: dict[str, str] = {}
@@ -75,7 +78,7 @@ def schedule(recorded: dict[str, Any]) -> Schedule:
     settings = translated("settings", values["settings"])
     cost = CostModel(**translated("cost", settings["cost"]))
     rules = {"routing": ROUTING, "sync": SYNC, "migration": MIGRATION}
-    layout = values["layout"]
+    layout = values["layout"] and translated("layout", values["layout"])
     return Schedule(
         **values
         | {name: known[values[name]] for name, known in rules.items()}

@@ -101,7 +101,7 @@ def test_from_a_curve_to_a_response(seen: Seen, address: str) -> None:
     page.keyboard.press("j")
     page.keyboard.press("Enter")
     page.wait_for_url("**/#/one/group/*")
-    seen.shown()
+    page.wait_for_selector("article")
     assert page.locator("article").count() == 8
     page.locator("article a").first.click()
     page.wait_for_url("**/#/one/trajectory/**")
