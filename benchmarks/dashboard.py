@@ -31,7 +31,6 @@ from typing import Any
 from benchmarks import harness
 from benchmarks.asking.questions import CURVES, kinds, look
 from benchmarks.asking.server import Dashboard, Question, dashboard
-from benchmarks.durability import FIRST
 from benchmarks.logs.large import Size, build
 from benchmarks.training.train import IN_TURNS, published
 from rhymeflow.core.events import VersionPublished
@@ -49,6 +48,8 @@ LOG_READ, LOG_READ_LARGE, FIRST_OF_ALL = 2.5, 12.0, 3.0
 SIZE = 200_000
 POLL_SECONDS = 1.0
 NEW_STEPS = 20
+FIRST = 4
+"""The step that is counted first: what comes before waits for code to be compiled or loaded."""
 PARTS = ("pages", "live")
 
 
