@@ -82,7 +82,7 @@ def test_a_record_says_which_command_made_it_and_the_command_works(
     result, text = json.loads(path.read_text()), path.with_suffix(".md").read_text()
     assert result["machine"]["cores"]
     assert f"    {result['command']}\n" in text
-    if "Archived: the command works at commit `9692e4f`" in text:
+    if "Archived: the command works at commit `" in text:
         return
     now = re.search(r"^Now: `([^`]*)`", text, re.MULTILINE)
     program, bench, name, *options = shlex.split(now[1] if now else result["command"])
