@@ -1,11 +1,11 @@
 """Fake runs with the real controller, store and resuming, under faults by the hundred thousand.
 
 Each run is a small one under one of the schedules in turn, in virtual time and in one process
-(`benchmarks/faults/fake`). Its workers die or stand still at any moment, its controller dies with
+(`tests/fake_run`). Its workers die or stand still at any moment, its controller dies with
 all it has flushed, without what it had not, or with the end of the log cut off, its disk gets full,
 messages come twice and late, rewards fail. After each death of a controller it is resumed as
 `rhymeflow resume` does it. In the end the audit that users have must find nothing wrong, nor must
-what more is known of a fake run (`benchmarks/faults/fake/check.py`).
+what more is known of a fake run (`tests/fake_run/check.py`).
 
 `--record` adds a line for each thousand faults or so to results/chaos-fake-runs.jsonl and counts
 all that are in it.
@@ -27,9 +27,9 @@ from typing import Any
 import msgspec
 
 from benchmarks import harness
-from benchmarks.faults.fake.run import SCHEDULE_NAMES, run_with_faults
 from rhymeflow.core.coordinator import Coordinator
 from tests.core import invariants
+from tests.fake_run.run import SCHEDULE_NAMES, run_with_faults
 
 RUNS = "chaos-fake-runs.jsonl"
 FAULTS = 100_000

@@ -15,21 +15,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks import chaos_fake
-from benchmarks.faults.fake import check, disk, runtime, workers
-from benchmarks.faults.fake.run import (
-    SCHEDULE_NAMES,
-    FakeRun,
-    configuration,
-    run_with_faults,
-)
-from benchmarks.faults.fake.runtime import Rates
-from benchmarks.faults.fake.world import World
 from benchmarks.faults.transport import MEMORY, Transport
 from rhymeflow.runtime import resume
 from rhymeflow.runtime.in_flight import InFlight
 from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.store.writer import SqliteTrajectoryStore
 from rhymeflow.workers.channel import Channel
+from tests.fake_run import check, disk, runtime, workers
+from tests.fake_run.run import (
+    SCHEDULE_NAMES,
+    FakeRun,
+    configuration,
+    run_with_faults,
+)
+from tests.fake_run.runtime import Rates
+from tests.fake_run.world import World
 
 SEEDS = range(3)
 
@@ -194,7 +194,7 @@ def loses_what_it_committed(monkeypatch):
                 self._rows.clear()
             super().commit(durable=durable)
 
-    monkeypatch.setattr("benchmarks.faults.fake.run.MortalStore", Loses)
+    monkeypatch.setattr("tests.fake_run.run.MortalStore", Loses)
 
 
 def stores_tokens_in_the_wrong_order(monkeypatch):

@@ -29,8 +29,6 @@ from typing import Any, get_args
 
 import msgspec
 
-from benchmarks.faults.fake import run
-from benchmarks.faults.fake.world import World
 from rhymeflow import build
 from rhymeflow.config import Config
 from rhymeflow.core.commands import Command
@@ -41,6 +39,8 @@ from rhymeflow.core.plan import Schedule
 from rhymeflow.store.previous_run import config_of
 from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.store.schema import EVENTS
+from tests.fake_run import run
+from tests.fake_run.world import World
 
 
 class Asked:

@@ -12,8 +12,6 @@ from collections.abc import Collection, Hashable, Sequence
 from itertools import chain
 from pathlib import Path
 
-from benchmarks.faults.fake import models
-from benchmarks.faults.fake.world import World
 from rhymeflow.config import Config
 from rhymeflow.core.types import Version
 from rhymeflow.engine.base import Limits
@@ -33,6 +31,8 @@ from rhymeflow.workers.messages import ConnectWeights, LearnerReady, Retraining,
 from rhymeflow.workers.restore import restore
 from rhymeflow.workers.reward import RewardWorker
 from rhymeflow.workers.rollout import Instance
+from tests.fake_run import models
+from tests.fake_run.world import World
 
 MAX_LENGTH = 64
 BROKEN = 20

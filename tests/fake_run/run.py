@@ -19,11 +19,6 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.faults.fake import check
-from benchmarks.faults.fake.disk import MortalStore, damaged
-from benchmarks.faults.fake.prompts import HELD_OUT, load
-from benchmarks.faults.fake.runtime import FakeProcesses, Rates
-from benchmarks.faults.fake.world import Killed, World
 from rhymeflow.config import Config
 from rhymeflow.core.commands import Command
 from rhymeflow.core.coordinator import Coordinator
@@ -35,6 +30,11 @@ from rhymeflow.runtime.damage import check_log
 from rhymeflow.runtime.replay import beginning, recall
 from rhymeflow.runtime.train import Machine, attempt
 from rhymeflow.store.checkpoint_dirs import CHECKPOINTS
+from tests.fake_run import check
+from tests.fake_run.disk import MortalStore, damaged
+from tests.fake_run.prompts import HELD_OUT, load
+from tests.fake_run.runtime import FakeProcesses, Rates
+from tests.fake_run.world import Killed, World
 
 WORKER_TIMEOUT = 5.0
 """Virtual seconds."""

@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from benchmarks.faults.fake import models
-from benchmarks.faults.fake.world import World
 from rhymeflow.config import Config
 from rhymeflow.engine.base import NoiseKey
 from rhymeflow.workers.channel import Channel
@@ -33,6 +31,8 @@ from rhymeflow.workers.messages import (
     receive,
     send,
 )
+from tests.fake_run import models
+from tests.fake_run.world import World
 
 NAME = "Fake"
 ANSWERED = 0.4

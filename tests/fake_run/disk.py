@@ -13,10 +13,10 @@ import sqlite3
 from pathlib import Path
 
 from benchmarks.faults import wal
-from benchmarks.faults.fake.world import Killed, World
 from rhymeflow.observe.metrics import FILE as METRICS
 from rhymeflow.store.schema import EVENTS
 from rhymeflow.store.writer import SqliteTrajectoryStore
+from tests.fake_run.world import Killed, World
 
 DEATH_SHARE, FULL_SHARE = 0.4, 0.8
 """How often a step of the controller is its last, and a commit meets a full disk, against how often

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from benchmarks.faults.fake.world import World
 from benchmarks.faults.transport import Transport
+from tests.fake_run.world import World
 
 DELAY_SECONDS = (0.1, 1.0)
 """Mean and most; long against a turn, short against what counts as a hang."""

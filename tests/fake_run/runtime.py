@@ -14,16 +14,16 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from benchmarks.faults.fake.environments import FakeEnvironments
-from benchmarks.faults.fake.models import Weights
-from benchmarks.faults.fake.wires import End, Wire
-from benchmarks.faults.fake.workers import FakeInstance, FakeLearner, FakeRewards
-from benchmarks.faults.fake.world import World
 from rhymeflow.config import Config
 from rhymeflow.runtime.base import News, Received, Resources, Role, WorkerLost
 from rhymeflow.utils.stopping import STOP_SIGNALS
 from rhymeflow.workers.channel import Channel
 from rhymeflow.workers.messages import Message, decode, encode
+from tests.fake_run.environments import FakeEnvironments
+from tests.fake_run.models import Weights
+from tests.fake_run.wires import End, Wire
+from tests.fake_run.workers import FakeInstance, FakeLearner, FakeRewards
+from tests.fake_run.world import World
 
 MOST_TURNS_AT_ONCE = 10
 TURNS_A_SECOND = 10

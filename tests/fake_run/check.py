@@ -21,9 +21,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from benchmarks.faults.fake import environments, models
-from benchmarks.faults.fake.prompts import HELD_OUT, SOURCE
-from benchmarks.faults.fake.world import World
 from benchmarks.training.train import ROOT
 from rhymeflow.config import Config
 from rhymeflow.core.events import GroupCreated, LearnerReady, VersionPublished
@@ -36,6 +33,9 @@ from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.store.schema import EVENTS
 from rhymeflow.suites.suite import of_run
 from rhymeflow.workers.noise import EVALUATION_EPOCH, epoch_of_noise
+from tests.fake_run import environments, models
+from tests.fake_run.prompts import HELD_OUT, SOURCE
+from tests.fake_run.world import World
 
 COMPARE_SHARE = 0.2
 """Of resumed attempts, those before which the log is replayed from its beginning, too."""
