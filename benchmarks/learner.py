@@ -7,7 +7,7 @@ over these pairs. Tokens are those of prompts and responses, every response with
 `num_tokens` counts them.
 
 *Memory.* The anonymous memory of a learner's process over what it had before it loaded the model,
-at its peak in a step on one micro-batch, and what `rhymeflow.sizes` says of it.
+at its peak in a step on one micro-batch, and what `rhymeflow.memory` says of it.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def memory(args: argparse.Namespace) -> harness.Found:
         few, many = (found[n]["peak MB"] for n in TOKENS[recipe])
         more = TOKENS[recipe][1] - TOKENS[recipe][0]
         for tokens, each in found.items():
-            said = said_by_sizes(config, tokens)
+            said = said_by_dry_run(config, tokens)
             rows.append(
                 {
                     "part": "memory",
@@ -93,13 +93,13 @@ def memory(args: argparse.Namespace) -> harness.Found:
                     "tokens": tokens,
                     "million parameters": each["parameters"] / 1e6,
                     "peak MB": each["peak MB"],
-                    "sizes says MB": said,
+                    "dry run says MB": said,
                     "said over peak": said / each["peak MB"],
                     "MB for 1000 tokens": (many - few) / more * 1000,
                 }
             )
     worst = max((abs(row["said over peak"] - 1) for row in rows), default=0.0)
-    return rows, [harness.Target("learner/sizes are off by", worst, 0.2, at_most=True)]
+    return rows, [harness.Target("learner/dry run is off by", worst, 0.2, at_most=True)]
 
 
 PARTS = {"speed": speed, "memory": memory}
@@ -110,15 +110,15 @@ NOTES = (
 )
 
 
-def said_by_sizes(config: Config, tokens: int) -> float:
+def said_by_dry_run(config: Config, tokens: int) -> float:
     """MB that a learner takes whose micro-batches have so many tokens."""
-    from rhymeflow import sizes
+    from rhymeflow import memory
 
-    model = sizes.shape(config)
-    rows = sizes.estimate(config, model, 1)
-    others = [row for row in rows if row.process == "learner" and "activations" not in row.what]
-    token = sizes.activation_bytes(model, gradient_checkpointing=False)
-    return (sum(row.num_bytes for row in others) + sizes.ALLOCATOR * tokens * token) / 1e6
+    model = memory.model_here(config)
+    parts = [*memory.of_optimizer(config, model), *memory.of_rank(config, model, 1)]
+    others = memory.total(part for part in parts if "activations" not in part.what)
+    token = memory.activation_bytes(model, gradient_checkpointing=False)
+    return (others + memory.ALLOCATOR * tokens * token) / 1e6
 
 
 def measure(recipe: str, args: argparse.Namespace) -> dict[str, list[float]]:
@@ -156,10 +156,6 @@ def serving(
 
 def _speed(peer: Peer, batch: int) -> float:
     return float(peer.ask({"batch": batch})["tokens/s"])
-
-    import sys
-
-    return sys.executable
 
 
 def batches(config: Config, count: int) -> list[list[dict[str, Any]]]:

@@ -1,14 +1,14 @@
 """What can be wrong with a configuration, found out before a run begins.
 
-Holds true: `before_start` takes milliseconds, runs no code of a reward function, reads no weights
-and loads no torch; what passes `everything` has its data, tokenizer, reward functions, cost model
-and strategies, and weights that can be opened. Nothing is written. Knows nothing of how a run is
-carried out.
+`before_start` takes milliseconds, runs no code of a reward function, reads no weights and loads no
+torch; what passes `everything` has its data, tokenizer, reward functions, cost model and
+strategies, and weights that can be opened. Nothing is written.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from functools import partial
 from itertools import chain
@@ -25,7 +25,6 @@ from rhymeflow.data.prompts import PromptSource
 from rhymeflow.data.run_prompts import RunPrompts
 from rhymeflow.engine.vllm.installed import check_installed
 from rhymeflow.errors import UserError
-from rhymeflow.machine import check_machine
 from rhymeflow.models.files import check_files
 from rhymeflow.reward.functions import BUILT_IN, Judge
 from rhymeflow.reward.trial import tried
@@ -33,7 +32,15 @@ from rhymeflow.store import previous_run
 from rhymeflow.suites.metrics import check_best_metric
 from rhymeflow.suites.prompts import SuitePrompts, load_suites
 from rhymeflow.suites.sections import RUN, environment_sections, reward_sections
+from rhymeflow.utils.cores import can_stay_on
 from rhymeflow.utils.imported import check_file, names_file
+
+LEAST_PROCESS = 200_000_000
+"""Bytes of its own that an instance or a rank takes at least, for Python and torch alone."""
+LEAST_SEQUENCE = 1_000
+"""Bytes that an instance sets aside at least for each response it may decode at a time."""
+LEAST_HISTORY = 58
+"""Bytes that the index of history takes at least for each token."""
 
 
 class Loaded(NamedTuple):
@@ -162,6 +169,34 @@ def _check_ray(config: Config) -> None:
         raise UserError(
             "rollout.python: with runtime = 'ray' an instance runs under the Python of its node"
         )
+
+
+def check_machine(config: Config) -> None:
+    """Compare cores, processes, what they decode at a time, and history with this machine.
+
+    Refuses only what cannot work here; what is merely more than enough is for a dry run to show.
+
+    Raises:
+        UserError: there is no such core, or not the memory.
+    """
+    rollout, ranks = config.rollout, config.learner.num_ranks
+    if config.learner.cpus is not None:
+        can_stay_on(config.learner.cpus, "learner.cpus")
+    for number, cpus in enumerate(rollout.cpus or ()):
+        can_stay_on(cpus, f"rollout.cpus.{number}")
+    tokens = config.drafting.history_tokens if config.drafting.window != "off" else 0
+    for field, count, what, each in (
+        ("learner.num_ranks", ranks, "so many processes take", LEAST_PROCESS),
+        ("rollout.num_instances", rollout.num_instances, "so many processes take", LEAST_PROCESS),
+        ("rollout.max_num_seqs", rollout.max_num_seqs, "so many responses take", LEAST_SEQUENCE),
+        ("drafting.history_tokens", tokens, "their index takes", LEAST_HISTORY),
+    ):
+        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        if count * each > there:
+            raise UserError(
+                f"{field} = {count:,}: {what} at least {count * each / 1e9:,.0f} GB, and this "
+                f"machine has {there / 1e9:,.0f} GB of memory"
+            )
 
 
 def _check_name(function: RewardFunction) -> None:

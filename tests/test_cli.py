@@ -15,10 +15,9 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
-from rhymeflow import cli, doctor, sizes
+from rhymeflow import cli, doctor
 from rhymeflow.cli import bench
-from rhymeflow.config import Config
-from rhymeflow.config.load import build_config, list_recipes, parse_config, read_config
+from rhymeflow.config.load import list_recipes, parse_config, read_config
 from rhymeflow.errors import UserError
 from rhymeflow.runtime import disk_space
 from rhymeflow.runtime.ray import library
@@ -294,88 +293,6 @@ def test_a_short_demo_and_a_look_at_it(tmp_path: Path) -> None:
     again = command("train", "demo", *options, "--run.output_dir", "run", cwd=tmp_path)
     assert again.returncode == 2
     assert again.stderr.splitlines()[-1].startswith("rhymeflow: run.output_dir: run holds a run")
-
-
-# -- sizes ----------------------------------------------------------------------------------------
-
-
-def test_sizes_are_counted_process_by_process() -> None:
-    model = sizes.Model(
-        num_parameters=1000, num_layers=2, num_kv_heads=3, head_size=5, vocab_size=7,
-        max_positions=100, bytes_per_value=2, name_of_dtype="bfloat16", device="cpu",
-        hidden_size=10, num_heads=6, intermediate_size=9,
-    )  # fmt: skip
-    config = build_config(
-        {
-            "max_num_seqs": 4, "max_completion_length": 20, "groups_per_batch": 2,
-            "num_instances": 2, "beta": 0.1, "logits_chunk_size": 11, "window": "off",
-        },
-        where="test",
-    )  # fmt: skip
-    found = {(row.process, row.what.split(",")[0].split(" (")[0]): row.num_bytes
-             for row in sizes.estimate(config, model, 10)}  # fmt: skip
-    assert found == {
-        ("weight store", "weights"): 2 * 2000,
-        ("2 x rollout", "weights"): 2 * 2000,
-        ("2 x rollout", "KV cache"): 2 * 4 * 30 * (2 * 2 * 3 * 5) * 2,
-        ("learner", "master weights"): 4000,
-        ("learner", "weights"): 2000,
-        ("learner", "gradients"): 4000,
-        ("learner", "AdamW moments"): 8000,
-        ("learner", "logits"): 11 * 7 * 4,
-        # 2 prompts of 10 tokens, 8 responses of 20 to each: norms, attention, MLP of 2 layers,
-        # and what one is differentiated with.
-        ("learner", "activations of 340 tokens"): round(
-            1.25 * 340 * (2 * (2 * 8 * 10 + 2 * 2 * 9 * 5 + 2 * 4 * 9) + 2 * (40 + 27))
-        ),
-        ("learner", "reference model"): 2000,
-    }
-
-
-def test_ranks_share_the_learners_memory_and_each_gathers_some() -> None:
-    model = sizes.Model(1000, 2, 3, 5, 7, 100, 4, "float32", "cpu", num_outside=200)
-
-    def rows_of(num_ranks: int) -> dict[str, int]:
-        config = build_config({"num_ranks": num_ranks, "window": "off"}, where="test")
-        rows = sizes.estimate(config, model, 10)
-        return {row.what.split(" (")[0]: row.num_bytes for row in rows if "learner" in row.process}
-
-    one, four = rows_of(1), rows_of(4)
-    assert one["master weights"] == four["master weights"] == 4000
-    assert four["gathered: embeddings, head and two layers"] == 4 * 2 * (200 + 800) * 4
-    config = build_config({"num_ranks": 2, "learner.cpus": [0, 1, 2]}, where="test")
-    places = dict(sizes.placement(config, "cpu"))
-    assert places["learner"].endswith("pinned to cores 0")
-    assert places["learner rank 1"].endswith("pinned to cores 1, 2")
-
-
-def test_what_drafts_come_from_is_counted_where_there_are_drafts() -> None:
-    model = sizes.Model(1, 1, 1, 1, 1, 100, 4, "float32", "cpu")
-
-    def rows_of(**given: Any) -> dict[tuple[str, str], int]:
-        config = build_config(given, where="test")
-        return {(row.process, row.what): row.num_bytes for row in sizes.estimate(config, model, 10)}
-
-    without = rows_of(window="off")
-    small, large = rows_of(history_tokens=10_000), rows_of(history_tokens=1_000_000)
-    history = {what for process, what in large if process == "history"}
-    assert history == {"index of 1,000,000 tokens in shared memory"}
-    assert len(small) == len(large) == len(without) + 2
-    per_token = (sum(large.values()) - sum(small.values())) / 990_000
-    assert 20 < per_token < 200, "bytes"
-
-
-def test_changes_are_counted_where_weights_travel_as_such() -> None:
-    model = sizes.Model(1000, 1, 1, 1, 1, 100, 2, "bfloat16", "cpu")
-    config = build_config({"transport": "delta", "max_staleness": 3}, where="test")
-    [row] = [row for row in sizes.estimate(config, model, 10) if "changes" in row.what]
-    assert (row.what, row.num_bytes) == ("changes to 5 versions, at most", 5 * 2000 // 4)
-
-
-def test_no_sequence_is_longer_than_the_models_context() -> None:
-    model = sizes.Model(1, 1, 1, 1, 1, 100, 4, "float32", "cpu")
-    rows = sizes.estimate(Config(), model, 10)
-    assert any("64 x 100 tokens" in row.what for row in rows)
 
 
 @pytest.mark.parametrize("more", [[], ["--dry-run"]])

@@ -1,7 +1,7 @@
 """What a dry run shows: what would be trained on, what it needs, and the configuration.
 
-Holds true: all but the configuration are comments, so what is printed is a file that loads back
-equal; text of data and templates does not act on the terminal.
+All but the configuration are comments, so what is printed is a file that loads back equal; text of
+data and templates does not act on the terminal.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from rhymeflow.config import Config
 from rhymeflow.config.load import dump_config
 from rhymeflow.core.types import HELD_OUT
 from rhymeflow.errors import UserError
+from rhymeflow.utils.cores import cores_of_ranks, usable_cores
 
 if TYPE_CHECKING:
     from rhymeflow.check import Loaded
@@ -44,32 +45,86 @@ def dry_run(config: Config, *, is_full: bool) -> None:
 
         needs = plan.describe(config)
     else:
-        from rhymeflow import sizes  # loads torch; mistakes are said without waiting for it
-
-        needs = sizes.describe(config, longest)
+        needs = _needs(config, longest)
         if is_full and config.runtime == "local":
             _check_room(config, choose_run_dir(config).absolute())
     print("\n".join([*lines, needs.strip("\n"), dump_config(config)]), end="")
 
 
+def _needs(config: Config, longest_prompt: int | None) -> str:
+    """Sizes, memory and placement; `longest_prompt` in tokens, if the data was read."""
+    from rhymeflow import memory  # loads torch; mistakes are said without waiting for it
+
+    model = memory.model_here(config)
+    length = longest_prompt or config.data.max_prompt_length or memory.ASSUMED_PROMPT
+    origin = "by data.max_prompt_length"
+    if longest_prompt is not None:
+        origin = "as the data has them"
+    elif config.data.max_prompt_length is None:
+        origin = "an assumption (data.max_prompt_length says otherwise)"
+    parts = memory.here(config, model, length)
+    groups, members = config.learner.groups_per_batch, config.rollout.num_generations
+    lines = [
+        f"{config.model.name}: {model.num_parameters:,} parameters, computed in "
+        f"{model.name_of_dtype} on {model.device}",
+        f"{config.learner.max_steps} steps of {groups * members} trajectories "
+        f"({groups} prompts x {members})",
+        f"prompts of up to {length:,} tokens, {origin}",
+        "workers:",
+        *(f"  {name:<18} {place}" for name, place in placement(config, model.device)),
+        "memory:",
+        *(
+            f"  {process:<18} {part.what:<44} {memory.size_text(part.num_bytes):>9}"
+            for process, part in parts
+        ),
+        f"  {'total':<63} {memory.size_text(memory.total(part for _, part in parts)):>9}",
+        "  besides: about 0.5 GB for Python and torch in each process",
+    ]
+    return "\n".join(f"# {line}" for line in lines)
+
+
+def placement(config: Config, device: str) -> list[tuple[str, str]]:
+    """Each process that computes, with its device, threads and cores."""
+    rollout, learner = config.rollout, config.learner
+    share = max(1, usable_cores() // (learner.num_ranks + rollout.num_instances))
+    cores = rollout.cpus or (None,) * rollout.num_instances
+    ranks = cores_of_ranks(learner.cpus, learner.num_ranks)
+    names = ["learner", *(f"learner rank {rank}" for rank in range(1, learner.num_ranks))]
+    workers = [(n, learner.num_threads, own) for n, own in zip(names, ranks, strict=True)]
+    workers += [(f"rollout-{n}", rollout.num_threads, each) for n, each in enumerate(cores)]
+    found = []
+    for name, threads, cpus in workers:
+        count = threads or (len(cpus) if cpus else share)
+        pinned = f", pinned to cores {', '.join(map(str, cpus))}" if cpus else ""
+        found.append((name, f"{device}, {counted(count, 'thread')}{pinned}"))
+    found.append(("reward functions", f"cpu, {counted(config.reward.num_workers, 'process')}"))
+    if config.drafting.window != "off":
+        found.append(("history", "cpu, 1 thread"))
+    return found
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 thread`, `2 processes`."""
+    return f"{number} {noun}{'' if number == 1 else 'es' if noun.endswith('s') else 's'}"
+
+
 def _check_room(config: Config, run_dir: Path) -> None:
     """Refuse what a run refuses once the model's size is known."""
-    from rhymeflow import sizes
+    from rhymeflow import memory
     from rhymeflow.runtime import disk_space
     from rhymeflow.utils import shared_memory
     from rhymeflow.workers.learner import STATE_BYTES
 
-    model = sizes.shape(config)
+    model = memory.model_here(config)
     checkpoint = model.num_parameters * (model.bytes_per_value + STATE_BYTES)
     there = next(each for each in (run_dir, *run_dir.parents) if each.exists())
     disk_space.DiskSpace(there, checkpoint).check(config.run.save_total_limit, 0)
-    rows = sizes.estimate(config, model, sizes.ASSUMED_PROMPT)
-    shared = sum(row.num_bytes for row in rows if "shared memory" in row.what)
-    memory = shared_memory.DIRECTORY
-    if memory.is_dir() and disk_space.free_bytes(memory) < shared:
+    shared, directory = memory.shared(config, model), shared_memory.DIRECTORY
+    if directory.is_dir() and disk_space.free_bytes(directory) < shared:
         raise UserError(
-            f"{memory} has {sizes.size_text(disk_space.free_bytes(memory))} free, and weights and "
-            f"the index of history (drafting.history_tokens) take {sizes.size_text(shared)} there"
+            f"{directory} has {memory.size_text(disk_space.free_bytes(directory))} free, and "
+            "weights and the index of history (drafting.history_tokens) take "
+            f"{memory.size_text(shared)} there"
         )
 
 
@@ -94,14 +149,14 @@ def _what_is_trained_on(config: Config, loaded: Loaded) -> list[str]:
 
 def sft_dry_run(config: Config) -> None:
     """Print what `sft` would learn, and how; raise what it would raise before its first step."""
-    from rhymeflow import sizes  # loads torch
+    from rhymeflow import memory  # loads torch
     from rhymeflow.check import prove
     from rhymeflow.models.tokenizer import load_tokenizer
     from rhymeflow.sft.train import check, load
 
     check(config)
     prove(config, has_engine=False)
-    model = sizes.shape(config)
+    model = memory.model_here(config)
     tokenizer = load_tokenizer(config.model)
     rows = load(config, tokenizer)
     tokens = sum(len(each.prompt_ids) + len(each.completion_ids) for each in rows.train)
@@ -115,7 +170,7 @@ def sft_dry_run(config: Config) -> None:
         *_comments(tokenizer, _parts(rows.train[0])),
         f"# {config.model.name}: {model.num_parameters:,} parameters, computed in "
         f"{model.name_of_dtype} on {model.device}; weights, gradients and AdamW's moments take "
-        f"{sizes.size_text(4 * sizes.MASTER * model.num_parameters)}, besides activations",
+        f"{memory.size_text(4 * memory.MASTER * model.num_parameters)}, besides activations",
     ]
     print("\n".join([*lines, dump_config(config)]), end="")
 
@@ -142,6 +197,3 @@ def _comments(tokenizer: Any, parts: Iterable[tuple[str, Sequence[int]]]) -> lis
     if (left_out := len(found) - _LINES) > 0:
         found[_LINES // 2 : -_LINES // 2] = [f"#   ({left_out:,} more lines)"]
     return found
-
-
-__all__ = ["dry_run", "sft_dry_run"]

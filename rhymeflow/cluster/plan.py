@@ -1,23 +1,26 @@
 """A run on the machines of the section `cluster`: refused in one line, or described node by node.
 
-Holds true: what is described has its GPUs, and its memory by `memory.py`, on every node. Starts
-nothing.
+Starts nothing. What is described has its GPUs, and its memory by `memory.py`, on every node.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
+from typing import NamedTuple
 
-from rhymeflow import build
-from rhymeflow.cluster import memory
-from rhymeflow.cluster.memory import GB, Part, total
+from rhymeflow import build, memory, profiles
 from rhymeflow.cluster.placement import Node, place, shares_gpu
-from rhymeflow.cluster.policy import Policy, policy_of
-from rhymeflow.cluster.rates import Rates, rates
 from rhymeflow.config import Config
 from rhymeflow.errors import UserError
-from rhymeflow.sizes import size_text
+from rhymeflow.memory import GB, Model, Part, size_text, total
+
+STORED_TOKEN = 10
+"""Bytes of the store for each generated token: eight of the token and its log-probability
+(docs/run-directory.md), the rest for events, estimated for responses of some thousand tokens."""
+STORED_DETAILS = 6
+"""More with `run.token_details`."""
+_DAY = 86_400
 
 
 def describe(config: Config) -> str:
@@ -26,45 +29,88 @@ def describe(config: Config) -> str:
     Raises:
         UserError: it cannot run as configured, or does not fit.
     """
-    policy = policy_of(config)
+    model = model_of(config)
     nodes = place(config)
-    rank, instance = memory.of_rank(config, policy), memory.of_instance(config, policy)
-    _check_gpus(config, policy, rank, instance)
+    rank, instance = of_rank(config, model), memory.of_instance(config, model, prompt_of(config))
+    _check_gpus(config, model, rank, instance)
     for node in nodes:
-        _check_node(config, policy, node)
-    lines = [*_head(config, policy), *_nodes(config, policy, nodes)]
+        _check_node(config, model, node)
+    lines = [*_head(config, model), *_nodes(config, model, nodes)]
     where = "the learner" if config.learner.num_ranks == 1 else "each rank"
     lines += _table(f"GPU memory of {where}", rank)
-    lines += _table("GPU memory of the instance" if shares_gpu(config) else
-                    "GPU memory of each instance, on each of its GPUs", instance)  # fmt: skip
+    where = "the instance" if shares_gpu(config) else "each instance, on each of its GPUs"
+    lines += _table(f"GPU memory of {where}", instance)
     try:
         config = build.with_cost_model(config)
     except UserError as unknown:
         lines.append(f"at most so many tokens a second is not known: {unknown}")
     else:
-        lines += _rates(config, rates(config, policy))
+        lines += _rates(config, rates(config, model))
     return "\n".join(f"# {line}".rstrip() for line in lines)
 
 
+def model_of(config: Config) -> Model:
+    """The model. Raises `UserError` if it cannot be spread over the GPUs of an instance."""
+    model, parts = memory.model_on_gpus(config), config.rollout.vllm_tensor_parallel_size
+    if model.num_heads % parts or model.num_kv_heads % parts:
+        raise UserError(
+            f"rollout.vllm_tensor_parallel_size = {parts} does not divide the "
+            f"{model.num_heads} attention heads and {model.num_kv_heads} KV heads of "
+            f"{config.model.name}"
+        )
+    return model
+
+
+def prompt_of(config: Config) -> int:
+    """Tokens of the longest prompt that is planned for."""
+    return config.data.max_prompt_length or config.simulation.workload.prompt_tokens
+
+
+# -- memory ----------------------------------------------------------------------------------------
+
+
+def of_rank(config: Config, model: Model) -> list[Part]:
+    """What one rank takes of its GPU."""
+    optimizer = [] if config.learner.offload_optimizer else memory.of_optimizer(config, model)
+    return [*optimizer, *memory.of_rank(config, model, prompt_of(config))]
+
+
+def of_node(config: Config, model: Model, node: Node) -> list[Part]:
+    """What the workers of a node take of its main memory."""
+    workers = len(node.ranks) + sum(map(len, node.instances.values()))
+    if not workers:
+        return []
+    parts = [
+        Part(f"{workers} processes (estimate)", workers * memory.PROCESS),
+        Part("weights staged, two versions", 2 * model.weights),
+        *memory.of_changes(config, model),
+    ]
+    if config.learner.offload_optimizer and node.ranks:
+        taken = len(node.ranks) * total(memory.of_optimizer(config, model))
+        parts.append(Part("master weights, gradients, AdamW moments", taken))
+    return parts + (memory.of_history(config.drafting) if node.instances else [])
+
+
 def _check_gpus(
-    config: Config, policy: Policy, rank: Sequence[Part], instance: Sequence[Part]
+    config: Config, model: Model, rank: Sequence[Part], instance: Sequence[Part]
 ) -> None:
     rollout, there = config.rollout, config.cluster.gpu_memory_gb
-    least, tokens = memory.longest(config, policy), memory.kv_tokens(config, policy)
+    least = memory.longest(config, model, prompt_of(config))
+    tokens = memory.kv_tokens(config, model, prompt_of(config))
     if tokens < least:
         raise UserError(
             f"rollout.vllm_gpu_memory_utilization = {rollout.vllm_gpu_memory_utilization:g} of "
             f"cluster.gpu_memory_gb = {there:g} on {rollout.vllm_tensor_parallel_size} GPUs: "
-            f"beside weights of {size_text(policy.weights)} the KV cache would hold "
+            f"beside weights of {size_text(model.weights)} the KV cache would hold "
             f"{max(0, tokens):,} tokens, and one prompt and response may have {least:,}"
         )
-    taken, who = total(list(rank)), "a rank takes"
+    taken, who = total(rank), "a rank takes"
     if shares_gpu(config):
-        taken, who = taken + total(list(instance)), "learner and engine take"
-    elif rollout.engine == "native" and total(list(instance)) > there * GB:
+        taken, who = taken + total(instance), "learner and engine take"
+    elif rollout.engine == "native" and total(instance) > there * GB:
         raise UserError(
             f"rollout.max_num_seqs = {rollout.max_num_seqs}: an instance takes "
-            f"{size_text(total(list(instance)))}, and cluster.gpu_memory_gb = {there:g}"
+            f"{size_text(total(instance))}, and cluster.gpu_memory_gb = {there:g}"
         )
     if taken > there * GB:
         most = max(rank, key=lambda part: part.num_bytes)
@@ -74,8 +120,8 @@ def _check_gpus(
         )
 
 
-def _check_node(config: Config, policy: Policy, node: Node) -> None:
-    parts = memory.of_node(config, policy, node)
+def _check_node(config: Config, model: Model, node: Node) -> None:
+    parts = of_node(config, model, node)
     if total(parts) > config.cluster.memory_gb * GB:
         most = max(parts, key=lambda part: part.num_bytes)
         raise UserError(
@@ -84,10 +130,58 @@ def _check_node(config: Config, policy: Policy, node: Node) -> None:
         )
 
 
-def _head(config: Config, policy: Policy) -> Iterator[str]:
-    cluster, model = config.cluster, policy.model
-    assert cluster.nodes is not None
-    experts = f", {policy.num_experts} experts" if policy.num_experts else ""
+# -- rates -----------------------------------------------------------------------------------------
+
+
+class Rates(NamedTuple):
+    """Response tokens a second of all instances, and of the learner; bytes of the store a day."""
+
+    profile: str
+    rollout: float
+    learner: float
+    both: float
+    """What is generated and trained on: the slower of the two, or in turns if they share a GPU."""
+    store_day: float
+    mean_length: float
+
+
+def rates(config: Config, model: Model) -> Rates:
+    """What the cluster would do with every instance full and the learner never waiting, by the cost
+    model: bounds. `rhymeflow simulate` says what lengths, pulls and the staleness bound leave of
+    it.
+
+    Raises:
+        UserError: the cost model is of instances with another number of GPUs.
+    """
+    rollout, workload = config.rollout, config.simulation.workload
+    profile = profiles.load(config.simulation.profile or config.schedule.cost_model)
+    if profile.devices_per_instance != rollout.vllm_tensor_parallel_size:
+        raise UserError(
+            f"schedule.cost_model = {profile.name!r} is of instances of "
+            f"{profile.devices_per_instance} GPUs, and rollout.vllm_tensor_parallel_size = "
+            f"{rollout.vllm_tensor_parallel_size}"
+        )
+    cost = profile.cost(config.learner.num_ranks)
+    mean = workload.mean_length or rollout.max_completion_length / 4
+    there = workload.prompt_tokens + mean / 2  # while it runs, on average
+    held = memory.kv_tokens(config, model, prompt_of(config))
+    running = min(rollout.max_num_seqs, held / there)
+    generated = rollout.num_instances * cost.throughput(running, running * there)
+    prompt = workload.prompt_tokens / rollout.num_generations  # a group's is computed once
+    trained = mean / (mean + prompt) / cost.train_token
+    each = STORED_TOKEN + STORED_DETAILS * config.run.token_details
+    both = min(generated, trained)
+    if shares_gpu(config):  # what one computes, the other does not
+        both = generated * trained / (generated + trained)
+    return Rates(profile.name, generated, trained, both, both * each * _DAY, mean)
+
+
+# -- for people ------------------------------------------------------------------------------------
+
+
+def _head(config: Config, model: Model) -> Iterator[str]:
+    cluster = config.cluster
+    experts = f", {model.num_experts} experts" if model.num_experts else ""
     yield (
         f"{config.model.name}: {model.num_parameters:,} parameters{experts}, computed in "
         f"{model.name_of_dtype}"
@@ -98,21 +192,15 @@ def _head(config: Config, policy: Policy) -> Iterator[str]:
     )
 
 
-def _nodes(config: Config, policy: Policy, nodes: Sequence[Node]) -> Iterator[str]:
+def _nodes(config: Config, model: Model, nodes: Sequence[Node]) -> Iterator[str]:
     """Nodes with the same numbers of workers in one entry."""
     yield "nodes:"
-
-    def kind(node: Node) -> tuple[int, int]:
-        return len(node.ranks), len(node.instances)
-
-    for _, alike in groupby(nodes, kind):
+    for _, alike in groupby(nodes, lambda node: (len(node.ranks), len(node.instances))):
         same = list(alike)
-        first = same[0]
+        parts = of_node(config, model, same[0])
         numbers = _span("node", [node.number for node in same])
         yield f"  {numbers}: {_workers(config, same)}"
-        for part in memory.of_node(config, policy, first):
-            yield f"    {part.what:<55} {size_text(part.num_bytes):>9}"
-        yield f"    {'main memory of a node':<55} {_sum(memory.of_node(config, policy, first))}"
+        yield from map(_line, [*parts, Part("main memory of a node", total(parts))])
 
 
 def _workers(config: Config, nodes: Sequence[Node]) -> str:
@@ -125,9 +213,8 @@ def _workers(config: Config, nodes: Sequence[Node]) -> str:
     if ranks:
         found.append(_span("learner rank", ranks))
     if instances:
-        found.append(
-            _span("rollout", instances, "-") + (f" on {each} GPUs each" if each > 1 else "")
-        )
+        on = f" on {each} GPUs each" if each > 1 else ""
+        found.append(_span("rollout", instances, "-") + on)
     if shares_gpu(config):
         found.append("learner and rollout on GPU 0 together")
     free = sum(node.num_free for node in nodes)
@@ -144,20 +231,21 @@ def _span(what: str, numbers: Sequence[int], join: str = " ") -> str:
 
 def _table(title: str, parts: Sequence[Part]) -> Iterator[str]:
     yield f"{title}:"
-    for part in parts:
-        yield f"    {part.what:<55} {size_text(part.num_bytes):>9}"
-    yield f"    {'in all':<55} {_sum(parts)}"
+    yield from map(_line, [*parts, Part("in all", total(parts))])
 
 
-def _sum(parts: Sequence[Part]) -> str:
-    return f"{size_text(total(list(parts))):>9}"
+def _line(part: Part) -> str:
+    return f"    {part.what:<55} {size_text(part.num_bytes):>9}"
 
 
 def _rates(config: Config, found: Rates) -> Iterator[str]:
     length = f"{found.mean_length:,.0f}"
     yield f"at most, by the cost model {found.profile}, responses of {length} tokens:"
-    yield f"    {'rollout':<55} {found.rollout:>9,.0f} tokens/s"
-    yield f"    {'learner':<55} {found.learner:>9,.0f} tokens/s"
     both = "in turns" if shares_gpu(config) else "the slower of the two"
-    yield f"    {'both, ' + both:<55} {found.both:>9,.0f} tokens/s"
-    yield f"    {'store, a day':<55} {size_text(found.store_day):>9}"
+    for what, rate in (
+        ("rollout", found.rollout),
+        ("learner", found.learner),
+        (f"both, {both}", found.both),
+    ):
+        yield f"    {what:<55} {rate:>9,.0f} tokens/s"
+    yield _line(Part("store, a day", found.store_day))

@@ -8,9 +8,8 @@ from functools import cache
 
 import pytest
 
-from rhymeflow import cli, profiles
-from rhymeflow.cluster import memory, placement, plan, policy
-from rhymeflow.cluster.rates import rates
+from rhymeflow import cli, memory, profiles
+from rhymeflow.cluster import placement, plan
 from rhymeflow.config.load import parse_config, read_config
 from rhymeflow.errors import UserError
 from rhymeflow.models import load
@@ -38,8 +37,8 @@ def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @cache
-def policy_of(recipe: str) -> policy.Policy:
-    return policy.policy_of(read_config(recipe))
+def model_of(recipe: str) -> memory.Model:
+    return plan.model_of(read_config(recipe))
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -79,11 +78,13 @@ def test_the_cache_is_that_of_the_cost_model(recipe: str) -> None:
     whole = config.model_copy(
         update={"rollout": config.rollout.model_copy(update={"vllm_gpu_memory_utilization": 0.9})}
     )
-    found = memory.kv_tokens(whole, policy_of(recipe))
+    found = memory.kv_tokens(whole, model_of(recipe), plan.prompt_of(whole))
     assert found == pytest.approx(profile.kv_capacity, rel=1e-3)
     assert profile.devices_per_instance == config.rollout.vllm_tensor_parallel_size
     if config.rollout.max_kv_tokens is not None:  # what the simulator takes instead
-        assert config.rollout.max_kv_tokens <= memory.kv_tokens(config, policy_of(recipe))
+        assert config.rollout.max_kv_tokens <= memory.kv_tokens(
+            config, model_of(recipe), plan.prompt_of(config)
+        )
 
 
 def test_the_simulator_comes_near_what_the_plan_promises_and_not_beyond() -> None:
@@ -91,7 +92,7 @@ def test_the_simulator_comes_near_what_the_plan_promises_and_not_beyond() -> Non
     small = {"rollout.max_num_seqs": "64", "rollout.num_generations": "8", "learner.max_steps": "5"}
     config = read_config("qwen3_8gpus", {**small, "drafting.window": "off"})
     found = simulate.run(config, workload(config, None))
-    promised = rates(config, policy_of("qwen3_8gpus"))
+    promised = plan.rates(config, model_of("qwen3_8gpus"))
     assert promised.both == promised.rollout < promised.learner
     assert 0.55 * promised.both < found.response_throughput < promised.both
 
@@ -145,7 +146,7 @@ REFUSED = {
     "both on one GPU that is too small": (
         "qwen3_1gpu",
         {"cluster.gpu_memory_gb": "40"},
-        "learner and engine take 49.[0-9]+ GB",
+        "learner and engine take 50.[0-9]+ GB",
     ),
     "heads that cannot be divided": (
         "qwen3_8gpus",
@@ -181,7 +182,7 @@ def test_shipped_architectures_have_the_published_sizes(name: str) -> None:
 
 def test_a_plan_without_ranks_to_spread_over_is_of_one_rank() -> None:
     config = read_config("qwen3_8gpus", {"learner.num_ranks": "1", "rollout.num_instances": "7"})
-    parts = {part.what: part.num_bytes for part in memory.of_rank(config, policy_of("qwen3_8gpus"))}
+    parts = {part.what: part.num_bytes for part in plan.of_rank(config, model_of("qwen3_8gpus"))}
     assert parts["weights (bfloat16)"] == 2 * 8_190_735_360
     assert parts["AdamW moments (2 x float32)"] == 8 * 8_190_735_360
     with pytest.raises(UserError, match="a rank takes"):

@@ -1,0 +1,333 @@
+"""How much memory a configuration will take, worked out from shapes; no weights are read.
+
+Each part is a product of numbers that the configuration and the model's own config give. Left out,
+for they depend on libraries: Python and torch (about 0.5 GB a process), CUDA, NCCL and allocators
+(about 2 GB of a GPU), on CPUs copies of weights that are laid out for its instructions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from transformers import PreTrainedConfig
+
+from rhymeflow.config import Config, DraftingConfig
+from rhymeflow.errors import UserError
+from rhymeflow.histospec.drafter import Drafter
+from rhymeflow.histospec.index import Index
+from rhymeflow.models.load import (
+    architecture,
+    count_parameters,
+    load_config,
+    resolve_device,
+    resolve_dtype,
+)
+from rhymeflow.weights.changes import MOST
+from rhymeflow.weights.stores import SPARE_VERSIONS
+
+GB = 1e9
+MASTER = 4
+"""Bytes of a float32: the learner's weights, gradients and AdamW moments."""
+ASSUMED_PROMPT = 512
+"""Tokens of the longest prompt, if neither the data nor `data.max_prompt_length` is asked."""
+ALLOCATOR = 1.25
+"""What a process takes from the system over what is in use: arrays of other sizes fit badly into
+those that were freed. 1.2 to 1.3 in the learner's steps on a CPU (`rhymeflow bench learner`)."""
+PROCESS = 3_000_000_000
+"""Main memory of a process that computes on a GPU: Python, torch, CUDA's libraries; estimated."""
+
+
+class Part(NamedTuple):
+    """What takes memory, and how much of it, in bytes."""
+
+    what: str
+    num_bytes: float
+
+
+@dataclass(frozen=True)
+class Model:
+    """What of a model decides about memory."""
+
+    num_parameters: int
+    num_outside: int
+    """Parameters outside the layers: embeddings and head."""
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    hidden_size: int
+    intermediate_size: int
+    """Of the MLP; of experts, all that a token goes to."""
+    num_experts: int
+    """Of each layer; 0: it is dense."""
+    normalises_heads: bool
+    """Whether queries and keys have norms of their own."""
+    vocab_size: int
+    max_positions: int
+    dtype: torch.dtype
+    """The compute precision."""
+    device: str
+
+    @property
+    def bytes_per_value(self) -> int:
+        """Of the compute precision."""
+        return self.dtype.itemsize
+
+    @property
+    def name_of_dtype(self) -> str:
+        """As it is written in a configuration."""
+        return str(self.dtype).removeprefix("torch.")
+
+    @property
+    def weights(self) -> int:
+        """Bytes of all weights, as they are computed with."""
+        return self.num_parameters * self.bytes_per_value
+
+    @property
+    def kv_token(self) -> int:
+        """Bytes of one token in the KV cache."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_size * self.bytes_per_value
+
+
+def model_here(config: Config) -> Model:
+    """The model as this machine computes it. Raises `UserError` if there is no such model."""
+    device = resolve_device(config.model)
+    return model_of(load_config(config.model), resolve_dtype(config.model, device), str(device))
+
+
+def model_on_gpus(config: Config) -> Model:
+    """The model on GPUs, where `model.dtype: auto` is bfloat16; no network is asked for what
+    recipes name. Raises `UserError` if there is no such model."""
+    dtype = torch.float32 if config.model.dtype == "float32" else torch.bfloat16
+    return model_of(architecture(config.model), dtype, "cuda")
+
+
+def model_of(hf_config: PreTrainedConfig, dtype: torch.dtype, device: str) -> Model:
+    """A model of this kind, computed in this precision there."""
+    text = hf_config.get_text_config()
+    heads = text.num_attention_heads
+    tied = hf_config.tie_word_embeddings
+    return Model(
+        num_parameters=count_parameters(hf_config),
+        num_outside=text.vocab_size * text.hidden_size * (1 if tied else 2),
+        num_layers=text.num_hidden_layers,
+        num_heads=heads,
+        num_kv_heads=getattr(text, "num_key_value_heads", None) or heads,
+        head_size=getattr(text, "head_dim", None) or text.hidden_size // heads,
+        hidden_size=text.hidden_size,
+        intermediate_size=_intermediate_size(text),
+        num_experts=getattr(text, "num_experts", None)
+        or getattr(text, "num_local_experts", None)
+        or 0,
+        normalises_heads=text.model_type.startswith("qwen3"),
+        vocab_size=text.vocab_size,
+        max_positions=text.max_position_embeddings,
+        dtype=dtype,
+        device=device,
+    )
+
+
+def _intermediate_size(text: PreTrainedConfig) -> int:
+    experts = getattr(text, "num_experts_per_tok", None)
+    of_expert = getattr(text, "moe_intermediate_size", None)
+    if experts and of_expert:
+        return int(experts * of_expert)
+    return int(getattr(text, "intermediate_size", None) or 4 * text.hidden_size)
+
+
+# -- activations -----------------------------------------------------------------------------------
+
+
+def layer_bytes(model: Model) -> int:
+    """What one layer keeps of one token for its backward pass.
+
+    A norm keeps its input in float32, that normalised, and its output; each linear layer its input;
+    the gated MLP what it multiplies; attention its queries, keys, values and output. On GPUs it
+    also keeps keys and values repeated for each query's head, and rotary positions in float32.
+    Measured on GPUs' layers in bfloat16: 62 bytes a unit of the hidden size (Qwen3-8B), 73
+    (Qwen2.5-7B), 90 (Qwen3-32B); see `tests/test_memory.py`.
+    """
+    size, queries = model.bytes_per_value, model.num_heads * model.head_size
+    keys = model.num_kv_heads * model.head_size
+    is_fused = size == MASTER and model.device == "cpu"
+    norms = 2 * model.hidden_size * ((0 if is_fused else MASTER) + 2 * size)
+    if model.normalises_heads:
+        norms += (queries + keys) * (MASTER + size)
+    heads = 2 * (queries + keys) if model.device == "cpu" else 7 * queries + keys
+    mlp = (3 if is_fused else 4) * model.intermediate_size
+    return norms + size * (heads + mlp)
+
+
+def activation_bytes(model: Model, *, gradient_checkpointing: bool) -> int:
+    """What a pass over all layers keeps of one token, and computes with in the last of them."""
+    size, layer = model.bytes_per_value, layer_bytes(model)
+    in_backward = size * (4 * model.hidden_size + 3 * model.intermediate_size)
+    if gradient_checkpointing:
+        return model.num_layers * size * model.hidden_size + layer + in_backward
+    return model.num_layers * layer + in_backward
+
+
+def _activations(config: Config, model: Model, prompt: int, length: int) -> Part:
+    """Of a micro-batch, in which a group's prompt is there once."""
+    learner = config.learner
+    groups = -(-learner.groups_per_batch // (learner.num_minibatches * learner.num_ranks))
+    most = groups * (prompt + config.rollout.num_generations * (length - prompt))
+    tokens = max(length, min(most, learner.max_tokens_per_microbatch))
+    each = activation_bytes(model, gradient_checkpointing=learner.gradient_checkpointing)
+    in_use = ALLOCATOR if model.device == "cpu" else 1
+    return Part(f"activations of {tokens:,} tokens, at most", in_use * tokens * each)
+
+
+# -- what each process takes -----------------------------------------------------------------------
+
+
+def longest(config: Config, model: Model, prompt: int) -> int:
+    """Tokens of the longest prompt and response."""
+    rollout = config.rollout
+    own = rollout.vllm_max_model_length if rollout.engine == "vllm" else None
+    return min(own or model.max_positions, prompt + rollout.max_completion_length)
+
+
+def of_optimizer(config: Config, model: Model) -> list[Part]:
+    """What a rank keeps in float32, of which each has its share."""
+    count = config.learner.num_ranks
+    masters, share = model.num_parameters * MASTER / count, "" if count == 1 else f", 1/{count}"
+    return [
+        Part(f"master weights (float32){share}", masters),
+        Part(f"gradients (float32){share}", masters),
+        Part(f"AdamW moments (2 x float32){share}", 2 * masters),
+    ]
+
+
+def of_rank(config: Config, model: Model, prompt: int) -> list[Part]:
+    """What a rank takes besides, for prompts of at most so many tokens."""
+    learner, parts = config.learner, []
+    if learner.num_ranks > 1:
+        # Two layers, for the next is gathered while one computes; each with its gradient.
+        layers = 2 * (model.num_parameters - model.num_outside) / model.num_layers
+        gathered = 2 * (model.num_outside + layers) * model.bytes_per_value
+        parts.append(Part("gathered: embeddings, head and two layers", gathered))
+    elif model.bytes_per_value != MASTER:
+        parts.append(Part(f"weights ({model.name_of_dtype})", model.weights))
+    if learner.beta > 0:
+        spread = model.num_parameters * MASTER / learner.num_ranks
+        parts.append(Part("reference model", spread if learner.num_ranks > 1 else model.weights))
+    rows = f"logits, {learner.logits_chunk_size:,} rows x {model.vocab_size:,}"
+    logits = learner.logits_chunk_size * model.vocab_size * MASTER
+    if model.device == "cpu":
+        parts.append(Part(f"{rows} at a time", logits))
+    else:
+        parts.append(Part(f"{rows}, and their gradient", 2 * logits))
+    length = longest(config, model, prompt)
+    return [*parts, _activations(config, model, min(prompt, length), length)]
+
+
+def kv_tokens(config: Config, model: Model, prompt: int) -> int:
+    """Tokens that the KV cache of an instance holds; below 0: its weights alone are too large.
+
+    vLLM takes `vllm_gpu_memory_utilization` of each of its GPUs, and what weights leave of that is
+    KV cache: the capacity that the simulator's profiles have.
+    """
+    rollout = config.rollout
+    if rollout.engine == "native" or model.device == "cpu":  # grows as it has to
+        return rollout.max_num_seqs * longest(config, model, prompt)
+    gpus = config.cluster.gpu_memory_gb * GB * rollout.vllm_tensor_parallel_size
+    return int((rollout.vllm_gpu_memory_utilization * gpus - model.weights) // model.kv_token)
+
+
+def of_instance(config: Config, model: Model, prompt: int) -> list[Part]:
+    """What an instance takes of each of its GPUs; on CPUs, each of its processes of main memory."""
+    rollout, each = config.rollout, config.rollout.vllm_tensor_parallel_size
+    share = "" if each == 1 else f", 1/{each}"
+    tokens = max(0, kv_tokens(config, model, prompt))
+    cache = Part(f"KV cache, at most {tokens:,} tokens", tokens * model.kv_token / each)
+    if rollout.engine == "vllm" and model.device == "cpu":
+        cache = Part("KV cache (vllm_kv_cache_gb)", rollout.vllm_kv_cache_gb * GB / each)
+    return [Part(f"weights{share}", model.weights / each), cache]
+
+
+def of_changes(config: Config, model: Model) -> list[Part]:
+    """What `weights.transport = delta` keeps; a listed change takes twice the bytes it is of."""
+    if config.weights.transport != "delta":
+        return []
+    versions = config.schedule.bound + SPARE_VERSIONS
+    return [Part(f"changes to {versions} versions, at most", versions * 2 * MOST * model.weights)]
+
+
+def of_history(drafting: DraftingConfig) -> list[Part]:
+    """The index of history; making one to ask takes no memory until it is written.
+
+    Raises:
+        UserError: no machine could hold it.
+    """
+    if drafting.window == "off":
+        return []
+    tokens = drafting.history_tokens
+    try:
+        index = Index(max_tokens=tokens, max_responses=drafting.history_responses)
+    except (MemoryError, ValueError) as error:  # NumPy raises either, by the size
+        raise UserError(
+            f"drafting.history_tokens = {tokens:,}: no memory for the index of history: {error}"
+        ) from None
+    return [Part(f"history index of {tokens:,} tokens", index.num_bytes)]
+
+
+def of_drafter(config: Config, model: Model) -> list[Part]:
+    """An instance's index of what runs. Raises `UserError` if no machine could hold it."""
+    drafting, sequences = config.drafting, config.rollout.max_num_seqs
+    if drafting.window == "off":
+        return []
+    try:
+        drafter = Drafter(
+            None,
+            window=drafting.window,
+            max_draft=drafting.max_draft,
+            shape=drafting.shape,
+            ranking=drafting.ranking,
+            max_sequences=sequences,
+            max_length=model.max_positions,
+        )
+    except (MemoryError, ValueError) as error:
+        raise UserError(
+            f"rollout.max_num_seqs = {sequences:,}: no memory for the index of what runs: {error}"
+        ) from None
+    return [Part("index of what runs", drafter.num_bytes)]
+
+
+def here(config: Config, model: Model, prompt: int) -> list[tuple[str, Part]]:
+    """What a run takes of this machine, process by process, all of a kind together."""
+    instances, ranks = config.rollout.num_instances, config.learner.num_ranks
+    processes = instances * config.rollout.vllm_tensor_parallel_size
+    kinds = [
+        ("weight store", 1, [Part("weights, two slots in shared memory", 2 * model.weights)]),
+        ("rollout", processes, of_instance(config, model, prompt)),
+        ("learner", ranks, [*of_optimizer(config, model), *of_rank(config, model, prompt)]),
+        ("weight store", 1, of_changes(config, model)),
+        ("history", 1, of_history(config.drafting)),
+        ("rollout", instances, of_drafter(config, model)),
+    ]
+    return [
+        (name if count == 1 else f"{count} x {name}", Part(part.what, count * part.num_bytes))
+        for name, count, parts in kinds
+        for part in parts
+    ]
+
+
+def shared(config: Config, model: Model) -> float:
+    """Bytes of shared memory that a run takes of this machine: weights, and history."""
+    return 2 * model.weights + total(of_history(config.drafting))
+
+
+def total(parts: Iterable[Part]) -> float:
+    """Bytes of all of them."""
+    return sum(part.num_bytes for part in parts)
+
+
+def size_text(num_bytes: float) -> str:
+    """As people read it."""
+    if num_bytes < GB:
+        return f"{num_bytes / 1e6:.1f} MB"
+    return f"{num_bytes / GB:.2f} GB"

@@ -1,0 +1,173 @@
+"""The one estimate of memory: by hand, against recorded measurements, and refused in one line."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import Qwen2Config, Qwen3Config
+
+from rhymeflow import check, cli, memory
+from rhymeflow.cli.dry_run import placement
+from rhymeflow.config import Config
+from rhymeflow.config.load import build_config, parse_config, read_config
+from rhymeflow.errors import UserError
+
+TINY = memory.Model(
+    num_parameters=1000, num_outside=200, num_layers=2, num_heads=6, num_kv_heads=3, head_size=5,
+    hidden_size=10, intermediate_size=9, num_experts=0, normalises_heads=False, vocab_size=7,
+    max_positions=100, dtype=torch.bfloat16, device="cpu",
+)  # fmt: skip
+FLOAT32 = replace(TINY, dtype=torch.float32)
+
+
+def parts(model: memory.Model, **given: object) -> dict[tuple[str, str], float]:
+    config = build_config(given, where="test")
+    found = memory.here(config, model, 10)
+    return {(who, part.what.split(",")[0].split(" (")[0]): part.num_bytes for who, part in found}
+
+
+def test_parts_are_counted_process_by_process() -> None:
+    found = parts(
+        TINY, max_num_seqs=4, max_completion_length=20, groups_per_batch=2, num_instances=2,
+        beta=0.1, logits_chunk_size=11, window="off",
+    )  # fmt: skip
+    assert found == {
+        ("weight store", "weights"): 2 * 2000,
+        ("2 x rollout", "weights"): 2 * 2000,
+        ("2 x rollout", "KV cache"): 2 * 4 * 30 * (2 * 2 * 3 * 5) * 2,
+        ("learner", "master weights"): 4000,
+        ("learner", "weights"): 2000,
+        ("learner", "gradients"): 4000,
+        ("learner", "AdamW moments"): 8000,
+        ("learner", "logits"): 11 * 7 * 4,
+        # 2 prompts of 10 tokens, 8 responses of 20 to each: norms, attention, MLP of 2 layers,
+        # and what one is differentiated with.
+        ("learner", "activations of 340 tokens"): (
+            1.25 * 340 * (2 * (2 * 8 * 10 + 2 * 2 * 9 * 5 + 2 * 4 * 9) + 2 * (40 + 27))
+        ),
+        ("learner", "reference model"): 2000,
+    }
+
+
+def test_ranks_share_the_learners_memory_and_each_gathers_some() -> None:
+    one, four = (parts(FLOAT32, num_ranks=n, window="off") for n in (1, 4))
+    assert one["learner", "master weights"] == four["4 x learner", "master weights"] == 4000
+    gathered = four["4 x learner", "gathered: embeddings"]
+    assert gathered == 4 * 2 * (200 + 800) * 4
+    config = build_config({"num_ranks": 2, "learner.cpus": [0, 1, 2]}, where="test")
+    places = dict(placement(config, "cpu"))
+    assert places["learner"].endswith("pinned to cores 0")
+    assert places["learner rank 1"].endswith("pinned to cores 1, 2")
+
+
+def test_what_drafts_come_from_is_counted_where_there_are_drafts() -> None:
+    without = parts(FLOAT32, window="off")
+    few, many = (parts(FLOAT32, history_tokens=n) for n in (10_000, 1_000_000))
+    assert len(few) == len(many) == len(without) + 2
+    assert check.LEAST_HISTORY < (sum(many.values()) - sum(few.values())) / 990_000 < 80, "bytes"
+
+
+def test_changes_and_contexts() -> None:
+    config = build_config({"transport": "delta", "max_staleness": 3}, where="test")
+    [part] = memory.of_changes(config, TINY)
+    assert part == ("changes to 5 versions, at most", 5 * 2000 / 4)
+    assert memory.longest(Config(), TINY, 10) == 100, "the model's context"
+
+
+# -- measured --------------------------------------------------------------------------------------
+
+LAYERS = {
+    # bytes kept for the backward pass of a token, layer and unit of the hidden size: transformers'
+    # own modules in bfloat16 on (fake) CUDA, as the learner runs them
+    "Qwen2.5-7B": (72.8, Qwen2Config, (3584, 18944, 28, 4)),
+    "Qwen3-8B": (62.0, Qwen3Config, (4096, 12288, 32, 8)),
+    "Qwen3-32B": (90.1, Qwen3Config, (5120, 25600, 64, 8)),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_on_gpus_take_what_was_measured(name: str) -> None:
+    measured, kind, (hidden, intermediate, heads, kv_heads) = LAYERS[name]
+    more = {} if kind is Qwen2Config else {"head_dim": 128}
+    text = kind(
+        hidden_size=hidden, intermediate_size=intermediate, num_attention_heads=heads,
+        num_key_value_heads=kv_heads, num_hidden_layers=1, vocab_size=100, **more,
+    )  # fmt: skip
+    model = memory.model_of(text, torch.bfloat16, "cuda")
+    assert memory.layer_bytes(model) / hidden == pytest.approx(measured, rel=0.05)
+
+
+def test_the_learners_peaks_are_within_a_fifth() -> None:
+    """Of the record: `rhymeflow bench learner` measures again, and has the machine."""
+    path = Path(__file__).parents[1] / "benchmarks" / "results" / "learner.json"
+    rows = [row for row in json.loads(path.read_text())["rows"] if row["part"] == "memory"]
+    assert len(rows) == 4
+    for row in rows:
+        config = read_config(row["recipe"], {"model.dtype": "float32", "model.device": "cpu"})
+        if row["recipe"] == "demo":
+            model = memory.model_here(config)
+        else:
+            shapes = dict(num_parameters=134_515_008, num_outside=49152 * 576, num_layers=30)
+            model = replace(
+                FLOAT32, **shapes, num_heads=9, num_kv_heads=3, head_size=64, hidden_size=576,
+                intermediate_size=1536, vocab_size=49152, max_positions=8192,
+            )  # fmt: skip
+        taken = [*memory.of_optimizer(config, model), *memory.of_rank(config, model, 1)]
+        said = memory.total(part for part in taken if "activations" not in part.what)
+        each = memory.activation_bytes(model, gradient_checkpointing=False)
+        said += memory.ALLOCATOR * row["tokens"] * each
+        assert said / 1e6 == pytest.approx(row["peak MB"], rel=0.2)
+
+
+# -- refused ---------------------------------------------------------------------------------------
+
+TOO_MUCH = [
+    # field, value, what the message must hold
+    ("learner.cpus", "[99999]", "learner.cpus: there is no core 99999; cores are 0 to "),
+    ("learner.cpus", "[]", "learner.cpus: names no core; null pins nothing"),
+    ("learner.num_ranks", "1000000", "learner.num_ranks = 1,000,000: so many processes take"),
+    ("rollout.cpus", "[[99999]]", "rollout.cpus.0: there is no core 99999"),
+    ("rollout.num_instances", "100000", "rollout.num_instances = 100,000: so many processes take"),
+    ("rollout.max_num_seqs", f"{10**12}", "rollout.max_num_seqs = 1,000,000,000,000: "),
+    ("drafting.history_tokens", f"{10**15}", "their index takes at least 58,000,000 GB"),
+]
+
+
+@pytest.mark.parametrize(("field", "value", "said"), TOO_MUCH)
+def test_more_than_there_is(
+    field: str, value: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["train", "demo", "--dry-run", f"--{field}", value]) == 2
+    out, err = capsys.readouterr()
+    assert said in err
+    assert (err.count("\n"), out) == (1, "")
+
+
+@pytest.mark.parametrize("field", ["rollout.max_num_seqs", "drafting.history_tokens"])
+@pytest.mark.parametrize("value", [10**15, 2**62])
+def test_a_plan_may_be_for_another_machine_but_not_for_none(
+    field: str, value: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["train", "demo", "--dry-run=plan"]
+    assert cli.main([*arguments, "--learner.cpus", "[99999]"]) == 0
+    capsys.readouterr()
+    assert cli.main([*arguments, f"--{field}", str(value)]) == 2
+    out, err = capsys.readouterr()
+    assert f"{field} = {value:,}" in err
+    assert (err.count("\n"), out) == (1, "")
+
+
+def test_what_there_is_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    check.check_machine(parse_config("", {"learner.cpus": str(cores)}))
+    history = {"drafting.history_tokens": f"{10**15}", "drafting.window": "off"}
+    check.check_machine(parse_config("", history))
+    monkeypatch.delattr(os, "sched_setaffinity")
+    check.check_machine(Config())
+    with pytest.raises(UserError, match=r"rollout\.cpus\.0: this system cannot keep"):
+        check.check_machine(parse_config("", {"rollout.cpus": "[[0]]"}))
