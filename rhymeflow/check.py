@@ -128,11 +128,8 @@ def _check_turns(
 ) -> None:
     """Look whether the chat template does for turns and calls, as a run's workers do."""
     from rhymeflow.environments.episodes import Episodes
-    from rhymeflow.environments.kinds import load_kinds
 
-    for section in environment_sections(config).values():
-        kinds = load_kinds(section)
-        Episodes(config, kinds, [kind.schemas() for kind in kinds], tokenizer)
+    Episodes(config, environment_sections(config), tokenizer)
     for name, source in prompts.items():
         environments.check_calls(config, tokenizer, source, tools[name])
 

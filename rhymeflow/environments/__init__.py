@@ -1,11 +1,8 @@
 """Environments: what answers the policy between its turns, run without trusting it.
 
 `Environment` is what a user writes; classes with tools for methods, as in TRL, and plain functions
-do as well. `tool_schemas` says what the policy is told of tools.
-
-A process in this package runs the user's code (`worker.py`); the executor that starts them is part
-of the run's environment worker (`workers/environment.py`). Knows nothing of groups, versions or
-which tokens are trained on. Importing it loads no torch.
+do as well. `tool_schemas` says what the policy is told of tools. Importing this
+loads no torch.
 """
 
 from __future__ import annotations

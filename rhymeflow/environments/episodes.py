@@ -1,31 +1,40 @@
-"""Episodes in tokens: what an executor is asked about one, and what its answers are in tokens.
+"""Episodes in tokens: what environments are asked about one, and what their answers are in tokens.
 
-Shared by the environment worker of a run and by `rhymeflow eval`, so that an episode is the same in
-both.
-
-Holds true: sampled tokens are decoded and never encoded again; an answer is encoded once; one that
-was observed before is compared in tokens when it is given again. Knows nothing of processes,
-messages, or who asks.
+Sampled tokens are decoded and never encoded again; an answer is encoded once, and compared in
+tokens when an environment that was made anew gives it again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal
 
-from rhymeflow.config import Config
+from rhymeflow.config import Config, EnvironmentConfig
 from rhymeflow.core.types import SuiteName
 from rhymeflow.data.encode import PromptEncoder
 from rhymeflow.data.generators import derived_seed
 from rhymeflow.environments.episode import Episode
-from rhymeflow.environments.kinds import Kind, kind_of
-from rhymeflow.environments.messages import Answer, Opening, Said
+from rhymeflow.environments.kinds import kind_of, load_kinds
+from rhymeflow.environments.live import imported
+from rhymeflow.environments.messages import (
+    Answer,
+    Answered,
+    Judge,
+    Open,
+    Opened,
+    Opening,
+    Reply,
+    Step,
+)
 from rhymeflow.environments.rendering import ChatRenderer, TextRenderer, Unrenderable, encoded
-from rhymeflow.environments.requests import Request
 from rhymeflow.environments.tools import Schema
+from rhymeflow.pool import Message, Pool, Refused, Task
 from rhymeflow.suites.sections import RUN
+from rhymeflow.utils.reward_number import shown
 
 NOT_REPRODUCIBLE = (
     "it is not reproducible: after `reset` and the same turns it answered turn {turn} otherwise "
@@ -36,11 +45,116 @@ End = Literal["stop", "length", "max_turns"]
 """Why an episode asks for no more: it is over, what was answered does not fit, or a further turn
 would be one too many."""
 
+Wanted = Literal["opening", "answer", "reward"]
+"""What an environment puts after the prompt, answers to the last turn, or gives in the end."""
+
+
+class EpisodeTask(Task):
+    """Brings an environment to where an episode is and asks for what is wanted; the result is
+    `Opened`, `Answered` or `Rewarded`. What it answers on the way must be what it answered before.
+    """
+
+    def __init__(
+        self,
+        episode: Episode,
+        wants: Wanted,
+        opening: Opening,
+        renderer: TextRenderer,
+        environment: str,
+        room: int,
+        max_turns: int,
+    ) -> None:
+        super().__init__(episode.key)
+        self.episode, self.environment = episode, environment
+        self._wants, self._opening, self._renderer = wants, opening, renderer
+        self._room, self._max_turns = room, max_turns
+        self.stays = wants != "reward"
+        self._stepped, self._doing = 0, "reset"
+
+    def begin(self) -> Message:
+        """Have it made."""
+        self._stepped, self._doing = 0, "reset"
+        return Open(self.id, self._opening)
+
+    def continues(self, earlier: EpisodeTask) -> bool:
+        """Whether it is at the turn before, or where only its reward is missing."""
+        missing = len(self.episode.turns) - earlier._stepped
+        return missing == 1 or (missing == 0 and self._wants == "reward")
+
+    def go_on(self, earlier: EpisodeTask) -> Message:
+        """Ask for the rest."""
+        self._stepped = earlier._stepped
+        return self._next()
+
+    def _next(self) -> Message:
+        turns = self.episode.turns
+        if self._stepped == len(turns):
+            self._doing = "reward"
+            return Judge(self.id)
+        self._doing = f"turn {self._stepped + 1}"
+        return Step(self.id, self._renderer.said(turns[self._stepped]))
+
+    def take(self, reply: Reply) -> Message | None:
+        """Look at the reply, and ask the next thing or be done."""
+        match reply:
+            case Opened(text=text) if self._wants != "opening":
+                self._check_opening(text)
+                return self._next()
+            case Answered(answer=answer):
+                self._stepped += 1
+                if self._wants != "answer" or self._stepped < len(self.episode.turns):
+                    self._check_answer(answer)
+                    return self._next()
+        self.result = reply
+        return None
+
+    def _check_opening(self, text: str) -> None:
+        if text == self._opening.text:
+            return
+        if self._opening.text:
+            raise Refused("is not reproducible: it returned other text the first time")
+        raise Refused(f"returned {shown(text)}, which is not in the prompt")
+
+    def _check_answer(self, answer: Answer) -> None:
+        turn = self._stepped
+        if turn > len(self.episode.observed):
+            return
+        try:
+            tokens = encoded(self._renderer, answer, self.episode.turns[turn - 1])
+        except Unrenderable as error:
+            raise Refused(str(error)) from None
+        if tokens != self.episode.observed[turn - 1]:
+            raise Refused(NOT_REPRODUCIBLE.format(turn=turn))
+
+    def where(self) -> str:
+        """Name the episode and what it is asked."""
+        return f"environment of {self.key}, {self._doing}"
+
+    def observed(self) -> list[int] | End:
+        """Return the tokens of what is answered to the last turn, or why there is no further one.
+
+        Raises:
+            Unrenderable: the answer cannot be written; the text names episode and turn.
+        """
+        turn = len(self.episode.turns)
+        try:
+            tokens = encoded(self._renderer, self.result.answer, self.episode.turns[-1])
+        except Unrenderable as error:
+            what = f"environment of {self.key}, turn {turn}: {error}"
+            raise Unrenderable(what) from None
+        if tokens is None:
+            return "stop"
+        if turn >= self._max_turns:
+            return "max_turns"
+        return "length" if len(tokens) > self._room else tokens
+
 
 @dataclass
-class Renderers:
-    """How the episodes of one kind become text and tokens."""
+class _Kind:
+    """How the episodes of one kind of environment, number `number`, become text and tokens."""
 
+    name: str
+    number: int
     tokenizer: Any
     schemas: list[Schema]
     has_step: bool
@@ -54,137 +168,58 @@ class Renderers:
 
     @cached_property
     def chat(self) -> ChatRenderer:
-        """For prompts that went through the chat template; `UserError` if that does not do."""
+        """For prompts that went through the chat template."""
         return ChatRenderer(
             self.tokenizer, self.schemas, reads_users=self.has_step, variables=self.variables
         )
 
 
-class _Turns(Sequence[Said]):
-    """What the policy said in each turn, made of its tokens when it is looked at: of an environment
-    that is there only the last turn is asked."""
-
-    def __init__(self, tokens: list[list[int]], renderer: TextRenderer) -> None:
-        self._tokens, self._renderer = tokens, renderer
-
-    def __len__(self) -> int:
-        return len(self._tokens)
-
-    def __getitem__(self, turn: Any) -> Any:
-        return self._renderer.said(self._tokens[turn])
-
-
 class Episodes:
-    """Makes requests of episodes, and tokens of answers.
-
-    `kinds` and the `schemas` of their tools are those of a section `environment`; to the executor
-    they are its kinds from number `first` on.
+    """Makes tasks of episodes. Each of `sections` answers those of its suite, and that of `RUN`
+    those of all other suites.
 
     Raises:
-        UserError: the tokenizer's chat template does not do for conversations.
+        UserError: a class or tool cannot be imported, or the chat template does not do for
+            conversations.
     """
 
     def __init__(
-        self,
-        config: Config,
-        kinds: list[Kind],
-        schemas: list[list[Schema]],
-        tokenizer: Any,
-        first: int = 0,
+        self, config: Config, sections: Mapping[SuiteName, EnvironmentConfig], tokenizer: Any
     ) -> None:
-        self._first = first
+        self._sections = list(sections.values())
         self._max_turns, self._seed = config.environment.max_turns, config.run.seed
         self._encoder = PromptEncoder(tokenizer, config.data)
-        self._names = [kind.name for kind in kinds]
-        self._renderers = [
-            Renderers(tokenizer, each, kind.methods is None, config.data.chat_template_kwargs)
-            for kind, each in zip(kinds, schemas, strict=True)
-        ]
-        if self._encoder.wraps("text"):
-            for each in self._renderers:
-                _ = each.chat  # so that what has such a template ends before it begins
+        self._schemas: list[list[Schema]] = []
+        self._kinds: dict[SuiteName, list[_Kind]] = {}
+        variables = config.data.chat_template_kwargs
+        for suite, section in sections.items():
+            self._kinds[suite] = []
+            for kind in load_kinds(section):
+                number, schemas = len(self._schemas), kind.schemas()
+                has_step = kind.methods is None
+                made = _Kind(kind.name, number, tokenizer, schemas, has_step, variables)
+                if self._encoder.wraps("text"):
+                    _ = made.chat  # so that what has such a template ends before it begins
+                self._kinds[suite].append(made)
+                self._schemas.append(schemas)
 
-    def name(self, episode: Episode) -> str:
-        """Return the name of the environment that answers it, which is that of its reward."""
-        return self._names[self._kind(episode)]
+    def pool(self, log: Path | None = None) -> Pool:
+        """Processes that run the environments; what these print is appended to `log`."""
+        names = [each.environment for section in self._sections for each in section.classes]
+        named = f"environments {', '.join([*names, *self._sections[0].tools])}"
+        sections = json.dumps([each.model_dump(mode="json") for each in self._sections])
+        arguments = sections, json.dumps(self._schemas)
+        config = self._sections[0]
+        return Pool(config, named, imported, arguments, Reply, log, config.max_concurrent)
 
-    def request(self, episode: Episode, *, judges: bool = False, opens: bool = False) -> Request:
-        """Return what an executor is asked: to answer the last turn; or to judge, or to open."""
-        renderer = self._renderer(episode)
+    def task(self, episode: Episode, wants: Wanted, room: int = 0) -> EpisodeTask:
+        """Return what a pool is asked; an answer may have `room` tokens."""
+        kinds = self._kinds.get(episode.suite, self._kinds[RUN])
+        names = [kind.name for kind in kinds]
+        kind = kinds[kind_of(names, episode.columns, f"environment of {episode.key}")]
         seed = derived_seed(self._seed, episode.row, episode.epoch)
-        kind = self._kind(episode)
         opening = Opening(
-            self._first + kind, seed, episode.prompt, episode.columns, episode.opening
-        )
-        turns = _Turns(episode.turns, renderer)
-        return Request(episode.key, opening, turns, judges, _same_answers(episode, renderer), opens)
-
-    def observed(self, episode: Episode, answer: Answer, room: int) -> list[int] | End:
-        """Return the tokens of what is answered to the last turn, or why there is no further one.
-
-        `room`: tokens that it may have.
-
-        Raises:
-            Unrenderable: the answer cannot be written; the text names episode and turn.
-        """
-        turn = len(episode.turns)
-        try:
-            tokens = encoded(self._renderer(episode), answer, episode.turns[-1])
-        except Unrenderable as error:
-            what = f"environment of {episode.key}, turn {turn}: {error}"
-            raise Unrenderable(what) from None
-        if tokens is None:
-            return "stop"
-        if turn >= self._max_turns:
-            return "max_turns"
-        return "length" if len(tokens) > room else tokens
-
-    def _kind(self, episode: Episode) -> int:
-        return kind_of(self._names, episode.columns, f"environment of {episode.key}")
-
-    def _renderer(self, episode: Episode) -> TextRenderer:
-        renderers = self._renderers[self._kind(episode)]
-        return renderers.chat if self._encoder.wraps(episode.prompt) else renderers.text
-
-
-class SuiteEpisodes:
-    """The same for a run and its suites: `by_suite` has those of the run, and of each suite that
-    has environments of its own (`suites.sections`)."""
-
-    def __init__(self, by_suite: Mapping[SuiteName, Episodes]) -> None:
-        self._by_suite = by_suite
-
-    def name(self, episode: Episode) -> str:
-        """See `Episodes`."""
-        return self._of(episode).name(episode)
-
-    def request(self, episode: Episode, *, judges: bool = False, opens: bool = False) -> Request:
-        """See `Episodes`."""
-        return self._of(episode).request(episode, judges=judges, opens=opens)
-
-    def observed(self, episode: Episode, answer: Answer, room: int) -> list[int] | End:
-        """See `Episodes`."""
-        return self._of(episode).observed(episode, answer, room)
-
-    def _of(self, episode: Episode) -> Episodes:
-        return self._by_suite.get(episode.suite, self._by_suite[RUN])
-
-
-def _same_answers(episode: Episode, renderer: TextRenderer) -> Callable[[int, Answer], str | None]:
-    """What looks at answers that were given before, when they are given again."""
-
-    def accepts(turn: int, answer: Answer) -> str | None:
-        if turn >= len(episode.observed):
-            return None  # it was not observed
-        try:
-            tokens = encoded(renderer, answer, episode.turns[turn])
-        except Unrenderable as error:
-            return str(error)
-        if tokens == episode.observed[turn]:
-            return None
-        return NOT_REPRODUCIBLE.format(turn=turn + 1)
-
-    return accepts
-
-
-__all__ = ["NOT_REPRODUCIBLE", "End", "Episodes", "Renderers", "SuiteEpisodes"]
+            kind.number, seed, episode.prompt, episode.columns, episode.opening
+        )  # fmt: skip
+        renderer = kind.chat if self._encoder.wraps(episode.prompt) else kind.text
+        return EpisodeTask(episode, wants, opening, renderer, kind.name, room, self._max_turns)

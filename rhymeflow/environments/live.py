@@ -1,10 +1,8 @@
-"""One environment, in the process that runs it: user code is called here and nowhere else.
+"""Environments in the process that runs them, in one event loop: user code is called here alone.
 
 `async def` methods are awaited; all others run in a thread of the environment's own, so that what
-waits holds up nobody, and what must stay in one thread does.
-
-Holds true: whatever user code does, `open`, `step` and `judge` return a reply's content, raise
-`Failed` with what it did, or are cancelled.
+waits holds up nobody, and what must stay in one thread does. A call that blocks the loop holds up
+all others: then the pool, which times calls, kills the process.
 """
 
 from __future__ import annotations
@@ -12,19 +10,50 @@ from __future__ import annotations
 import asyncio
 import copy
 import inspect
+import json
+import os
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from queue import SimpleQueue
+from multiprocessing.connection import Connection
 from typing import Any
+
+import msgspec
 
 from rhymeflow.config import EnvironmentConfig
 from rhymeflow.data.prompts import opened, plain
-from rhymeflow.environments.kinds import Kind
-from rhymeflow.environments.messages import Answer, Answered, Call, Opening, Said, encodable
+from rhymeflow.environments.episode import TurnFigures
+from rhymeflow.environments.kinds import Kind, load_kinds
+from rhymeflow.environments.messages import (
+    Answer,
+    Answered,
+    Call,
+    Judge,
+    Open,
+    Opened,
+    Opening,
+    Question,
+    Reply,
+    Rewarded,
+    Said,
+    Step,
+)
 from rhymeflow.environments.tools import CallRefused, Schema, arguments_of
 from rhymeflow.errors import UserError, nearest
+from rhymeflow.pool import (
+    GRACE_SECONDS,
+    Begun,
+    Cancel,
+    Close,
+    Failure,
+    Stuck,
+    clipped,
+    encodable,
+    encode,
+)
 from rhymeflow.utils.described import described
 from rhymeflow.utils.reward_number import reward_number, shown
 
@@ -44,71 +73,32 @@ def _raised(error: BaseException) -> Failed:
     return Failed(f"raised {described(error)}", f"{name}: {text}" if text else name)
 
 
-class OwnThread:
-    """Runs functions one after the other in one thread, which begins with the first."""
-
-    def __init__(self) -> None:
-        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._thread: threading.Thread | None = None
-        self.is_busy = False
-
-    async def run(self, function: Callable[[], Any]) -> Any:
-        """Call the function there; returns what it returns, raises what it raises."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._serve, daemon=True)
-            self._thread.start()
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Any] = loop.create_future()
-
-        def work() -> None:
-            try:
-                result, error = function(), None
-            except BaseException as what:  # noqa: BLE001 - user code; it is raised where it is awaited
-                result, error = None, what
-            loop.call_soon_threadsafe(self._done, future, result, error)
-
-        self.is_busy = True
-        self._work.put(work)
-        return await future
-
-    def end(self) -> None:
-        """End the thread when it has done what it was given."""
-        self._work.put(None)
-
-    def _done(self, future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
-        self.is_busy = False
-        if future.done():
-            return
-        if error is None:
-            future.set_result(result)
-        else:
-            future.set_exception(_raised(error))
-
-    def _serve(self) -> None:
-        while (work := self._work.get()) is not None:
-            work()
-
-
 class LiveEnvironment:
-    """An environment object and the conversation so far; it is called once at a time."""
+    """An environment object and the conversation so far; it is called once at a time.
 
-    def __init__(self, config: EnvironmentConfig, kind: Kind, schemas: dict[str, Schema]) -> None:
-        self._config, self._kind, self._schemas = config, kind, schemas
-        self._thread = OwnThread()
+    `open`, `step` and `judge` return a reply or raise `Failed` with what user code did, whatever
+    it does.
+    """
+
+    def __init__(
+        self, id: int, config: EnvironmentConfig, kind: Kind, schemas: list[Schema]
+    ) -> None:
+        self.id, self._config, self._kind = id, config, kind
+        self._schemas = {each["function"]["name"]: each for each in schemas}
+        self._thread = ThreadPoolExecutor(1)
         self._object: Any = None
         self._messages: list[dict[str, Any]] = []
         self._begun = ""
         """Of the policy's first turn, what the prompt ends in."""
+        self.call: asyncio.Task[None] | None = None
+        """In progress."""
+        self.is_in_thread = False
+        """Whether it runs in the thread, and so cannot be cancelled."""
         self.is_cancelled = False
-        """Whether the call in progress was told to end."""
+        """Whether it was told to end."""
 
-    @property
-    def is_in_thread(self) -> bool:
-        """Whether the call in progress runs in a thread, and so cannot be cancelled."""
-        return self._thread.is_busy
-
-    async def open(self, opening: Opening) -> str:
-        """Make the object and reset it; return what it opens with."""
+    async def open(self, opening: Opening) -> Opened:
+        """Make the object and reset it."""
         text = ""
         if self._kind.make is not None:
             self._object = await self._call(self._kind.make)
@@ -124,13 +114,13 @@ class LiveEnvironment:
             raise Failed(str(error)) from None
         if isinstance(prompt, str):
             self._messages = [{"role": "user", "content": prompt}]
-            return text
+            return Opened(self.id, text)
         self._messages = copy.deepcopy(prompt)
         if prompt and prompt[-1]["role"] == "assistant":
             self._begun = self._messages.pop()["content"]
-        return text
+        return Opened(self.id, text)
 
-    async def step(self, id: int, said: Said) -> Answered:
+    async def step(self, said: Said) -> Answered:
         """Answer a turn."""
         begin = time.perf_counter()
         turn = {"role": "assistant", "content": self._begun + said.text}
@@ -153,16 +143,17 @@ class LiveEnvironment:
         else:
             self._messages += copy.deepcopy(answer or [])
         calls = 0 if self._kind.methods is None else len(said.calls)
-        return Answered(id, answer, time.perf_counter() - begin, calls, failed)
+        figures = TurnFigures(time.perf_counter() - begin, calls, failed)
+        return Answered(self.id, answer, figures)
 
-    async def judge(self) -> float | None:
-        """Return the reward."""
+    async def judge(self) -> Rewarded:
+        """Give the reward."""
         name = "reward" if self._kind.methods is None else "get_reward"
         method = getattr(self._object, name, None)
         if method is None:
-            return None
+            return Rewarded(self.id, None)
         try:
-            return reward_number(await self._call(method))
+            return Rewarded(self.id, reward_number(await self._call(method)))
         except ValueError as error:
             raise Failed(f"{name} {error}") from None
 
@@ -172,7 +163,7 @@ class LiveEnvironment:
             if callable(method := getattr(self._object, "close", None)):
                 await self._call(method)
         finally:
-            self._thread.end()
+            self._thread.shutdown(wait=False)
 
     async def _use(self, call: Call) -> tuple[str, bool]:
         """Call a tool; return what the policy reads, and whether the call failed."""
@@ -195,16 +186,29 @@ class LiveEnvironment:
         """Call user code; raises `Failed` if it raises."""
         bound = partial(function, *arguments, **named)
         try:
-            if not inspect.iscoroutinefunction(function):
-                result = await self._thread.run(bound)
-                return await result if inspect.isawaitable(result) else result
-            return await bound()
+            if inspect.iscoroutinefunction(function):
+                return await bound()
+            result = await self._in_thread(bound)
+            return await result if inspect.isawaitable(result) else result
         except Failed:
             raise
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError) and self.is_cancelled:
                 raise
             raise _raised(error) from None
+
+    async def _in_thread(self, function: Callable[[], Any]) -> Any:
+        def caught() -> Any:
+            try:
+                return function()
+            except BaseException as error:  # noqa: BLE001 - not all can be raised in a loop
+                raise _raised(error) from None
+
+        self.is_in_thread = True
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, caught)
+        finally:
+            self.is_in_thread = False
 
 
 def _named(
@@ -266,3 +270,119 @@ def _shortened(text: str, limit: int) -> str:
     if len(text) > limit:
         text = f"{text[:limit]}\n[cut: {limit} of {len(text)} characters]"
     return encodable(text)
+
+
+def imported(sections_json: str, schemas_json: str) -> Callable[[Connection], None]:
+    """Import classes and tools, and return what serves a connection. `sections_json`: whose kinds
+    they are, and the first says how; `schemas_json`: of each kind's tools."""
+    sections = [EnvironmentConfig.model_validate(each) for each in json.loads(sections_json)]
+    kinds = [kind for section in sections for kind in load_kinds(section)]
+    schemas = json.loads(schemas_json)
+
+    def serve(connection: Connection) -> None:
+        asyncio.run(_Server(connection, sections[0], kinds, schemas).serve())
+
+    return serve
+
+
+class _Server:
+    """Answers questions about the environments of this process."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        config: EnvironmentConfig,
+        kinds: list[Kind],
+        schemas: list[list[Schema]],
+    ) -> None:
+        self._connection, self._config = connection, config
+        self._kinds, self._schemas = kinds, schemas
+        self._live: dict[int, LiveEnvironment] = {}
+        self._others: set[asyncio.Task[None]] = set()
+        """Closing, and looking whether what was cancelled ends."""
+
+    async def serve(self) -> None:
+        """Answer for as long as there is somebody to ask."""
+        loop = asyncio.get_running_loop()
+        decode = msgspec.msgpack.Decoder(Question).decode
+
+        def read() -> None:
+            try:
+                while True:
+                    question = decode(self._connection.recv_bytes())
+                    loop.call_soon_threadsafe(self._take, question)
+            except (EOFError, OSError):
+                os._exit(0)  # the parent wants no more, and threads may hang
+
+        threading.Thread(target=read, daemon=True, name="questions").start()
+        await loop.create_future()
+
+    def _take(self, question: Question) -> None:
+        id = question.id
+        match question:
+            case Open(opening=opening):
+                kind = self._kinds[opening.kind]
+                live = LiveEnvironment(id, self._config, kind, self._schemas[opening.kind])
+                self._live[id] = live
+                self._begin(live, live.open(opening))
+            case Step(said=said):
+                self._begin(self._live[id], self._live[id].step(said))
+            case Judge():
+                self._begin(self._live[id], self._live[id].judge())
+            case Cancel():
+                self._later(self._cancel(self._live[id]))
+            case Close():
+                self._later(self._close(self._live.pop(id)))
+
+    def _begin(self, live: LiveEnvironment, work: Coroutine[Any, Any, Reply]) -> None:
+        live.call = asyncio.create_task(self._run(live, work))
+
+    async def _run(self, live: LiveEnvironment, work: Coroutine[Any, Any, Reply]) -> None:
+        self._send(Begun(live.id))
+        reply: Reply | Failure
+        try:
+            reply = await work
+        except Failed as error:
+            reply = Failure(live.id, clipped(str(error)))
+        except asyncio.CancelledError:
+            reply = Failure(live.id, "was cancelled")
+        finally:
+            live.call = None
+        self._send(reply)
+
+    async def _cancel(self, live: LiveEnvironment) -> None:
+        """Cancel the call in progress, or say that it does not let itself be."""
+        if (call := live.call) is None:
+            return  # it has just ended
+        if not live.is_in_thread:
+            live.is_cancelled = True
+            call.cancel()
+            await asyncio.wait([call], timeout=GRACE_SECONDS / 2)
+        if not call.done():
+            self._send(Stuck(live.id))
+        elif call.cancelled():  # before it began
+            live.call = None
+            self._send(Failure(live.id, "was cancelled"))
+
+    async def _close(self, live: LiveEnvironment) -> None:
+        """Close the environment, after the call in progress, which is not waited for for ever. What
+        closing raises goes to the log and nowhere else."""
+        call, live.is_cancelled = live.call, True
+        if call is not None and not live.is_in_thread:
+            call.cancel()
+        try:
+            async with asyncio.timeout(self._config.timeout):
+                if call is not None:
+                    await asyncio.wait([call])
+                await live.close()
+        except (Failed, TimeoutError, asyncio.CancelledError) as error:
+            what = str(error) or "took too long"
+            print(f"closing an environment {what}", file=sys.stderr)
+
+    def _later(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._others.add(task)
+        task.add_done_callback(self._others.discard)
+
+    def _send(self, reply: Reply | Begun | Failure | Stuck) -> None:
+        self._connection.send_bytes(encode(reply))

@@ -1,11 +1,7 @@
-"""What passes between the executor and its processes: typed, msgpack, no pickle.
+"""What passes between a pool and the processes that run environments: typed, msgpack, no pickle.
 
-`id` names one environment object in one process, and is used once. Arguments of tools are JSON
-text, which keeps numbers of any size.
-
-Holds true: an environment is asked one thing at a time; every question but `Close` is answered by
-`Begun` and then one of `Opened`, `Answered`, `Rewarded` and `Failure`, if it is lived through and
-not closed; every text of an error is cut.
+`id` names one environment object in one process, which is asked one thing at a time. Every question
+but `Close` is answered by `Begun` and then `Opened`, `Answered`, `Rewarded` or `Failure`.
 """
 
 from __future__ import annotations
@@ -14,11 +10,8 @@ from typing import Any
 
 import msgspec
 
-LONGEST_TEXT = 1000
-"""Characters of an error that are passed on."""
-
-GRACE_SECONDS = 2.0
-"""For a process to say what became of a call that it was told to cancel."""
+from rhymeflow.environments.episode import TurnFigures
+from rhymeflow.pool import Cancel, Close, Message
 
 Answer = list[dict[str, Any]] | str | None
 """What `Environment.step` returns."""
@@ -29,7 +22,7 @@ class Call(msgspec.Struct, frozen=True):
 
     name: str
     arguments: str = "{}"
-    """JSON of an object."""
+    """JSON of an object, which keeps numbers of any size."""
     is_text: bool = False
     """Whether all arguments are text, of which the tool's schema says what is meant."""
     error: str = ""
@@ -53,106 +46,40 @@ class Opening(msgspec.Struct, frozen=True):
     """What it opened with before."""
 
 
-class Open(msgspec.Struct, frozen=True, tag=True):
+class Open(Message):
     """Make an environment and reset it."""
 
-    id: int
     opening: Opening
 
 
-class Step(msgspec.Struct, frozen=True, tag=True):
+class Step(Message):
     """Answer this turn."""
 
-    id: int
     said: Said
 
 
-class Judge(msgspec.Struct, frozen=True, tag=True):
+class Judge(Message):
     """Give the reward."""
 
-    id: int
 
-
-class Cancel(msgspec.Struct, frozen=True, tag=True):
-    """Stop the call in progress, which takes too long."""
-
-    id: int
-
-
-class Close(msgspec.Struct, frozen=True, tag=True):
-    """Nothing more is asked; not answered."""
-
-    id: int
-
-
-class Ready(msgspec.Struct, frozen=True, tag=True):
-    """All classes and tools are imported."""
-
-
-class Unusable(msgspec.Struct, frozen=True, tag=True):
-    """One cannot be had; the process ends."""
-
-    error: str
-
-
-class Begun(msgspec.Struct, frozen=True, tag=True):
-    """The next thing that is run is user code of this call."""
-
-    id: int
-
-
-class Opened(msgspec.Struct, frozen=True, tag=True):
+class Opened(Message):
     """It is reset, and opens with this text."""
 
-    id: int
     text: str
 
 
-class Answered(msgspec.Struct, frozen=True, tag=True):
+class Answered(Message):
     """What it answered to the turn."""
 
-    id: int
     answer: Answer
-    seconds: float
-    calls: int
-    """Of tools."""
-    failed_calls: int
+    figures: TurnFigures
 
 
-class Rewarded(msgspec.Struct, frozen=True, tag=True):
+class Rewarded(Message):
     """The reward, or None where it has none."""
 
-    id: int
     value: float | None
 
 
-class Failure(msgspec.Struct, frozen=True, tag=True):
-    """The call came to nothing: `error` says what it did."""
-
-    id: int
-    error: str
-
-
-class Stuck(msgspec.Struct, frozen=True, tag=True):
-    """The call cannot be cancelled, or does not let itself be; all else goes on."""
-
-    id: int
-
-
 Question = Open | Step | Judge | Cancel | Close
-Reply = Ready | Unusable | Begun | Opened | Answered | Rewarded | Failure | Stuck
-
-encode = msgspec.msgpack.Encoder().encode
-decode_question = msgspec.msgpack.Decoder(Question).decode
-decode_reply = msgspec.msgpack.Decoder(Reply).decode
-
-
-def encodable(text: str) -> str:
-    """Return the text with halves of surrogate pairs written out."""
-    return text.encode("utf-8", "backslashreplace").decode()
-
-
-def clipped(text: str) -> str:
-    """Return the text short enough, and encodable, for an error."""
-    text = encodable(text)
-    return text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 3] + "..."
+Reply = Opened | Answered | Rewarded

@@ -17,8 +17,8 @@ from rhymeflow.config import Config
 from rhymeflow.data.prompts import Message, Prompt, opened
 from rhymeflow.errors import UserError
 from rhymeflow.evaluation.answer import Answer
-from rhymeflow.reward.components import WeightedSum
-from rhymeflow.reward.executor import RewardDone, RewardExecutor
+from rhymeflow.reward.calls import RewardTask, reward_pool
+from rhymeflow.reward.components import WeightedSum, component_names
 from rhymeflow.reward.messages import RewardRequest, TrainerState
 
 
@@ -44,7 +44,8 @@ class Rewards:
         self._sum = WeightedSum(functions, config.environment.classes)
         self._state = TrainerState(0, config.learner.max_steps)
         self._has_turns, self._seen = config.environment.is_used, seen
-        self._executor = RewardExecutor(config.reward) if functions else None
+        self._names = component_names(functions)
+        self._executor = reward_pool(config.reward) if functions else None
         self._answers: dict[str, list[Answer]] = {}
         """Those that functions are being called with, by the key of the call."""
         self._groups: dict[int, list[Answer]] = {}
@@ -72,11 +73,11 @@ class Rewards:
             self._collect(answer)
 
     def connections(self) -> list[Connection]:
-        """As the executor's."""
+        """See `Pool`."""
         return [] if self._executor is None else self._executor.connections()
 
     def next_deadline(self) -> float | None:
-        """As the executor's."""
+        """See `Pool`."""
         return None if self._executor is None else self._executor.next_deadline()
 
     def poll(self, now: float) -> int:
@@ -87,11 +88,11 @@ class Rewards:
         """
         outcomes = [] if self._executor is None else self._executor.poll(now)
         for outcome in outcomes:
-            if not isinstance(outcome, RewardDone):
-                raise UserError(outcome.message)
+            if outcome.error is not None:
+                raise UserError(outcome.error)
             key = str(outcome.key)
             answers = self._answers.pop(key)
-            for answer, components in zip(answers, outcome.components, strict=True):
+            for answer, components in zip(answers, outcome.result.components, strict=True):
                 answer.components |= components
             if len(answers) == 1 and key == answers[0].key:
                 self._collect(answers[0])
@@ -133,7 +134,7 @@ class Rewards:
         turns = turns if self._has_turns else []
         seen = self._seen(whole)
         request = RewardRequest(whole, texts, tokens, prompt.columns, self._state, turns, seen)
-        self._executor.submit(key, request, functions)
+        self._executor.submit(RewardTask(key, request, functions, self._names))
 
 
 def _indices(config: Config, per: str) -> tuple[int, ...]:

@@ -10,32 +10,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple
+from typing import Any
 
 from rhymeflow.config import Config
 from rhymeflow.data.prompts import Prompt, PromptSource
 from rhymeflow.environments.episode import Episode
-from rhymeflow.environments.episodes import Episodes
-from rhymeflow.environments.executor import EnvironmentExecutor
-from rhymeflow.environments.kinds import load_kinds
+from rhymeflow.environments.episodes import Episodes, EpisodeTask, Wanted
+from rhymeflow.environments.messages import Answered, Rewarded
 from rhymeflow.environments.rendering import Unrenderable
-from rhymeflow.environments.requests import (
-    EpisodeAnswer,
-    EpisodeError,
-    EpisodeOpening,
-    EpisodeReward,
-    Outcome,
-)
 from rhymeflow.errors import UserError
 from rhymeflow.evaluation.answer import Answer
 from rhymeflow.evaluation.waiting import wait_for
 from rhymeflow.histospec.noise_sharing import EVALUATION_EPOCH
-
-
-class _Asked(NamedTuple):
-    answer: Answer
-    episode: Episode
-    room: int
+from rhymeflow.suites.sections import RUN
 
 
 class Turns:
@@ -55,16 +42,14 @@ class Turns:
         is_over: Callable[[Answer], None],
         is_judged: Callable[[Answer], None],
     ) -> None:
-        kinds = load_kinds(config.environment)
-        schemas = [kind.schemas() for kind in kinds]
         self.judges = bool(config.environment.classes)
         """Whether answers are judged, and prompts opened: tools do neither."""
-        self._executor = EnvironmentExecutor(config.environment, schemas)
-        self._episodes = Episodes(config, kinds, schemas, tokenizer)
+        self._episodes = Episodes(config, {RUN: config.environment}, tokenizer)
+        self._executor = self._episodes.pool()
         self._goes_on, self._is_over, self._is_judged = goes_on, is_over, is_judged
         self._prompts = prompts
         self._openings: dict[int, str] = {}
-        self._asked: dict[str, _Asked] = {}
+        self._asked: dict[str, Answer] = {}
 
     def start(self) -> None:
         """Start the processes; `UserError` if they cannot import what is configured."""
@@ -81,15 +66,15 @@ class Turns:
         asked = {f"the prompt of row {row}": row for row in rows}
         for key, row in asked.items():
             episode = self._episode(key, self._prompts[row], [], [])
-            self._executor.submit(self._episodes.request(episode, opens=True))
+            self._executor.submit(self._episodes.task(episode, "opening"))
         while len(self._openings) < len(asked):
             outcomes = self._executor.poll(time.monotonic())
             for outcome in outcomes:
-                if not isinstance(outcome, EpisodeOpening):
-                    raise UserError(_error(outcome))
-                self._openings[asked[outcome.key]] = outcome.text
+                if outcome.error is not None:
+                    raise UserError(outcome.error)
+                self._openings[asked[outcome.key]] = outcome.result.text
                 # Of the answers each has an object of its own.
-                self._executor.close_episodes([outcome.key])
+                self._executor.drop([outcome.key])
             if not outcomes:
                 wait_for([self])
         return self._openings
@@ -97,18 +82,18 @@ class Turns:
     def ask(self, answer: Answer, room: int) -> None:
         """Have the last turn answered, in `room` tokens at most."""
         answer.num_told = len(answer.sampled)
-        self._submit(answer, room, judges=False)
+        self._submit(answer, room, "answer")
 
     def judge(self, answer: Answer) -> None:
         """Have a complete answer judged."""
-        self._submit(answer, 0, judges=True)
+        self._submit(answer, 0, "reward")
 
     def connections(self) -> list[Connection]:
-        """As the executor's."""
+        """See `Pool`."""
         return self._executor.connections()
 
     def next_deadline(self) -> float | None:
-        """As the executor's."""
+        """See `Pool`."""
         return self._executor.next_deadline()
 
     def poll(self, now: float) -> int:
@@ -122,12 +107,12 @@ class Turns:
             self._take(outcome)
         return len(outcomes)
 
-    def _take(self, outcome: Outcome) -> None:
-        answer, episode, room = self._asked.pop(outcome.key)
-        match outcome:
-            case EpisodeAnswer(answered=answered):
+    def _take(self, task: EpisodeTask) -> None:
+        answer = self._asked.pop(str(task.key))
+        match task.result:
+            case Answered():
                 try:
-                    observed = self._episodes.observed(episode, answered.answer, room)
+                    observed = task.observed()
                 except Unrenderable as error:
                     raise UserError(str(error)) from None
                 if not isinstance(observed, str):
@@ -136,21 +121,21 @@ class Turns:
                     return
                 answer.reason = observed
                 if not self.judges:
-                    self._executor.close_episodes([outcome.key])
+                    self._executor.drop([task.key])
                 self._is_over(answer)
-            case EpisodeReward(value=value):
+            case Rewarded(value=value):
                 if value is not None:
-                    answer.components[self._episodes.name(episode)] = value
+                    answer.components[task.environment] = value
                 self._is_judged(answer)
             case _:
-                raise UserError(_error(outcome))
+                raise UserError(task.error or "")
 
-    def _submit(self, answer: Answer, room: int, *, judges: bool) -> None:
+    def _submit(self, answer: Answer, room: int, wants: Wanted) -> None:
         prompt, opening = self._prompts[answer.row], self._openings.get(answer.row, "")
         told = answer.sampled[: answer.num_told]
         episode = self._episode(answer.key, prompt, told, answer.observed, opening)
-        self._asked[answer.key] = _Asked(answer, episode, room)
-        self._executor.submit(self._episodes.request(episode, judges=judges))
+        self._asked[answer.key] = answer
+        self._executor.submit(self._episodes.task(episode, wants, room))
 
     @staticmethod
     def _episode(
@@ -164,8 +149,3 @@ class Turns:
         about = list(sampled), list(observed)
         columns, epoch = prompt.columns, EVALUATION_EPOCH
         return Episode(key, prompt.row, epoch, prompt.prompt, columns, *about, opening)
-
-
-def _error(outcome: Outcome) -> str:
-    assert isinstance(outcome, EpisodeError), outcome
-    return outcome.message

@@ -1,7 +1,5 @@
-"""Reward functions tried on a short response, before a run.
-
-Holds true: functions run as in a run, in a process of their own and no longer than
-`reward.timeout`; nothing asks a server or computes by a model.
+"""Reward functions tried on a short response, before a run: as in a run, in processes of their own
+and no longer than `reward.timeout`. Nothing asks a server or computes by a model.
 """
 
 from __future__ import annotations
@@ -16,8 +14,9 @@ from pathlib import Path
 from rhymeflow.config import Config, RewardFunction
 from rhymeflow.data.prompts import Prompt
 from rhymeflow.errors import UserError
+from rhymeflow.pool import Pool
+from rhymeflow.reward.calls import RewardTask, reward_pool
 from rhymeflow.reward.components import component_names
-from rhymeflow.reward.executor import Outcome, RewardDone, RewardExecutor
 from rhymeflow.reward.messages import RewardRequest, TrainerState
 
 RESPONSE = "0"
@@ -51,36 +50,30 @@ def tried(
     reward = config.reward.model_copy(update={"functions": called, "num_workers": 1, "retries": 0})
     key = f"on a response {RESPONSE!r} to {prompt.where}"
     with tempfile.NamedTemporaryFile("r", encoding="utf-8", errors="replace") as log:
-        executor = RewardExecutor(reward, Path(log.name), [names[index] for index in to_call])
+        pool, called_names = reward_pool(reward, Path(log.name)), [names[i] for i in to_call]
         try:
-            executor.start()
+            pool.start()
             for place, index in enumerate(to_call):
                 count = config.rollout.num_generations if called[place].per == "group" else 1
                 responses, ids = [RESPONSE] * count, [encode(RESPONSE)] * count
                 state = TrainerState(0, config.learner.max_steps)
                 request = RewardRequest(prompt.prompt, responses, ids, prompt.columns, state)
-                executor.submit(key, request, [place])
-                value = _value(_outcome(executor), names[index], config.reward.on_failure)
-                said[index] = f"{names[index]}: {value} {key}"
+                pool.submit(RewardTask(key, request, [place], called_names))
+                said[index] = f"{names[index]}: {_value(pool, config.reward.on_failure)} {key}"
         finally:
-            executor.close()
+            pool.close()
             say(log.read())
     return said
 
 
-def _outcome(executor: RewardExecutor) -> Outcome:
-    while not (outcomes := executor.poll(time.monotonic())):
-        deadline = executor.next_deadline()
-        if deadline != -math.inf:
-            patience = None if deadline is None else max(0.0, deadline - time.monotonic())
-            wait(executor.connections(), patience)
-    return outcomes[0]
-
-
-def _value(outcome: Outcome, name: str, on_failure: str) -> str:
-    if not isinstance(outcome, RewardDone):
+def _value(pool: Pool, on_failure: str) -> str:
+    while not (tasks := pool.poll(time.monotonic())):
+        deadline = pool.next_deadline() or math.inf
+        wait(pool.connections(), min(1.0, max(0.0, deadline - time.monotonic())))
+    [task] = tasks
+    if task.error is not None:
         if on_failure == "stop":
-            raise UserError(outcome.message)
-        return f"no reward ({outcome.message})"
-    value = outcome.components[0].get(name)
-    return "None (does not apply)" if value is None else f"{value:g}"
+            raise UserError(task.error)
+        return f"no reward ({task.error})"
+    values = list(task.result.components[0].values())
+    return f"{values[0]:g}" if values else "None (does not apply)"

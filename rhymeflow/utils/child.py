@@ -1,8 +1,7 @@
-"""A process that runs a user's code, and its end: detached, guarded, killed with all it started.
+"""A process that runs a user's code, and those that it starts, end together.
 
-Holds true: a killed child is gone, with every process it started, when `kill` returns; a child
-that called `detach` dies with its parent, even inside a call that never returns, and however it
-ends, its process group ends with it (Linux). Knows nothing of what is said to it.
+A child that called `detach` dies with its parent, even inside a call that never returns, and
+however it ends, its process group ends with it (Linux).
 """
 
 from __future__ import annotations
@@ -14,55 +13,9 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
-
-from rhymeflow.utils import main_module
 
 _PR_SET_PDEATHSIG = 1  # prctl(2)
-
-
-class Child:
-    """A spawned process that runs `target(connection, parent, *arguments)`.
-
-    `parent` is this process's id, for `detach`; the other end of the pipe is `connection`.
-    """
-
-    def __init__(self, target: Callable[..., None], arguments: tuple[Any, ...], name: str) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.connection, theirs = context.Pipe(duplex=True)
-        # Not a daemon: user code may start processes of its own.
-        self._process = context.Process(
-            target=target, args=(theirs, os.getpid(), *arguments), name=name, daemon=False
-        )
-        with main_module.left_out():
-            self._process.start()
-        theirs.close()  # so that the end of the child is the end of the pipe
-
-    @property
-    def pid(self) -> int:
-        """Process id, and id of the process group it leads."""
-        assert self._process.pid is not None
-        return self._process.pid
-
-    def how_it_ended(self) -> str:
-        """Say how a child that closed its pipe came to its end."""
-        self._process.join(timeout=5)  # the pipe closes a little before the process is gone
-        code = self._process.exitcode
-        if code is not None and code < 0:
-            return f"killed by {signal.Signals(-code).name}"
-        return f"exit code {code}"
-
-    def kill(self) -> None:
-        """End the process and those it started, also in sessions of their own, at once."""
-        for pid in descendants(self.pid):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        with contextlib.suppress(ProcessLookupError):  # nobody is left in its group, or none yet
-            os.killpg(self.pid, signal.SIGKILL)
-        self._process.kill()
-        self._process.join()
 
 
 def descendants(ancestor: int) -> list[int]:

@@ -36,8 +36,8 @@ IMPORTED = (
     *("rhymeflow.cli", "rhymeflow.runtime.train", "rhymeflow.workers.learner"),
     *("rhymeflow.engine.native.native_engine", "rhymeflow.workers.engines"),
     *("rhymeflow.workers.rollout", "rhymeflow.workers.reward", "rhymeflow.workers.history"),
-    *("rhymeflow.reward.worker", "transformers.models.llama.modeling_llama"),
-    *("rhymeflow.workers.environment", "rhymeflow.environments.worker"),
+    *("rhymeflow.reward.calls", "transformers.models.llama.modeling_llama"),
+    *("rhymeflow.workers.environment", "rhymeflow.environments.live"),
     *("torch.utils.tensorboard",),
 )
 

@@ -151,7 +151,7 @@ def test_no_torch_is_imported() -> None:
     code = (
         "import sys; from rhymeflow.config import DataConfig; from rhymeflow.data import *;"
         "load_prompts(DataConfig(source='reasoning_gym:chain_sum', size=2, eval_size=1), 0);"
-        "import rhymeflow.reward.executor;"
+        "import rhymeflow.reward.calls;"
         "assert not {'torch', 'transformers'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -15,7 +15,7 @@ from rhymeflow.environments.rendering import ChatRenderer
 from rhymeflow.errors import UserError
 from rhymeflow.models.tokenizer import load_tokenizer
 from rhymeflow.suites.sections import RUN
-from tests.environments.test_executor import FILE
+from tests.environments.worlds import FILE
 
 
 def config(*classes: Any, tools: tuple[str, ...] = ()) -> Config:

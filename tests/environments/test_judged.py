@@ -64,9 +64,9 @@ def test_functions_are_part_of_the_reward(tmp_path: Any, made: Any, reward: floa
     assert list(kind.methods or {}) == ["spend"]
 
     async def episode() -> float | None:
-        environment = LiveEnvironment(config, kind, {})
+        environment = LiveEnvironment(0, config, kind, [])
         await environment.open(Opening(0, 1, "p", {"extra": 2, "goal": 1}))
-        return await environment.judge()
+        return (await environment.judge()).value
 
     assert asyncio.run(episode()) == reward
 

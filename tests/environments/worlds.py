@@ -10,6 +10,8 @@ import sys
 import time
 from pathlib import Path
 
+FILE = Path(__file__)
+
 
 class Echo:
     """Answers what it was told; a word of the turn makes it do something else."""
@@ -58,6 +60,8 @@ class Echo:
                 return f"{self.random.random()}"
             case "chance":
                 return f"{random.random()}"
+            case "pid":
+                return f"{os.getpid()}"
             case "count":
                 return f"{len(messages)} {self.turns}"
         return f"{self.greeting}{said}"
@@ -90,6 +94,8 @@ class Async:
                         continue
             case ["block"]:
                 time.sleep(1000)
+            case ["pid"]:
+                return f"{os.getpid()}"
             case ["cancel"]:
                 raise asyncio.CancelledError
         return "done"

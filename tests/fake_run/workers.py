@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections import deque
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Hashable
 from itertools import chain
 from pathlib import Path
 
@@ -16,9 +16,8 @@ from rhymeflow.config import Config
 from rhymeflow.core.types import Version
 from rhymeflow.engine.base import Limits
 from rhymeflow.learner.checkpoint import Saved, remove_others
+from rhymeflow.reward.calls import Judged, RewardTask
 from rhymeflow.reward.components import component_names
-from rhymeflow.reward.executor import Outcome, RewardDone, RewardError
-from rhymeflow.reward.messages import RewardRequest
 from rhymeflow.store.checkpoint_dirs import CHECKPOINTS, UNFINISHED
 from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.suites.sections import reward_sections
@@ -155,15 +154,14 @@ class FakeInstance(Instance):
 
 
 class FakeRewards(RewardWorker):
-    """A reward worker with a `FakeExecutor`."""
+    """A reward worker with a `FakePool`."""
 
     def __init__(self, connection: Channel, config: Config, world: World, failures: float) -> None:
         self._world = world
-        super().__init__(
-            connection,
-            FakeExecutor(config, world, failures),
-            lambda tokens: " ".join(map(str, tokens)),
-        )
+        sections = reward_sections(config).values()
+        names = list(chain.from_iterable(map(component_names, sections)))
+        pool = FakePool(names, world, failures)
+        super().__init__(connection, pool, names, lambda tokens: " ".join(map(str, tokens)))
 
     def turn(self) -> None:
         """As every reward worker's."""
@@ -171,31 +169,31 @@ class FakeRewards(RewardWorker):
         super().turn()
 
 
-class FakeExecutor:
-    """Stands for `reward.executor.RewardExecutor`; so many of the calls fail."""
+class FakePool:
+    """Stands for `rhymeflow.pool.Pool`; so many of the calls fail."""
 
-    def __init__(self, config: Config, world: World, failures: float) -> None:
-        sections = reward_sections(config).values()
-        self._names = list(chain.from_iterable(map(component_names, sections)))
-        self._world, self._failures = world, failures
-        self._active: dict[Hashable, tuple[RewardRequest, Sequence[int]]] = {}
+    def __init__(self, names: list[str], world: World, failures: float) -> None:
+        self._names, self._world, self._failures = names, world, failures
+        self._active: dict[Hashable, RewardTask] = {}
 
-    def submit(self, key: Hashable, request: RewardRequest, functions: Sequence[int]) -> None:
-        """Take a request."""
-        assert key not in self._active, f"{key} is being judged already"
-        self._active[key] = request, functions
+    def submit(self, task: RewardTask) -> None:
+        """Take a task."""
+        assert task.key not in self._active, f"{task.key} is being judged already"
+        self._active[task.key] = task
 
-    def poll(self, now: float) -> list[Outcome]:
+    def poll(self, now: float) -> list[RewardTask]:
         """Some of the answers."""
         return [self._answer(key) for key in list(self._active) if self._world.chance(0.5)]
 
-    def _answer(self, key: Hashable) -> Outcome:
-        request, functions = self._active.pop(key)
+    def _answer(self, key: Hashable) -> RewardTask:
+        task = self._active.pop(key)
         if str(key).startswith(("trajectory", "group")) and self._world.chance(self._failures):
             self._world.counts["reward failed"] += 1
-            return RewardError(key, f"{key}: broken")
+            task.error = f"{key}: broken"
+            return task
         components = [
-            {self._names[i]: models.reward(tokens) for i in functions}
-            for tokens in request.completion_ids
+            {self._names[i]: models.reward(tokens) for i in task.functions}
+            for tokens in task.request.completion_ids
         ]
-        return RewardDone(key, tuple(components))
+        task.result = Judged(components)
+        return task

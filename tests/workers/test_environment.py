@@ -28,8 +28,8 @@ from rhymeflow.workers.messages import (
     receive,
     send,
 )
-from tests.environments.test_executor import FILE
 from tests.environments.test_rendering import CHATML, ids, tokenizer
+from tests.environments.worlds import FILE
 
 Worker = Callable[..., Any]
 

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from rhymeflow.config import RewardConfig
-from rhymeflow.reward.executor import RewardExecutor
+from rhymeflow.reward.calls import reward_pool
 from rhymeflow.reward.messages import TrainerState
 from rhymeflow.workers.messages import (
     ComputeReward,
@@ -46,15 +46,15 @@ def ours(tmp_path, monkeypatch):
     path = tmp_path / "rewards.py"
     path.write_text(BODY)
     functions = {"functions": [{"function": f"{path}:length"}], "retries": 0, "num_workers": 1}
-    executor = RewardExecutor(RewardConfig.model_validate(functions))
-    executor.start()
+    pool = reward_pool(RewardConfig.model_validate(functions))
+    pool.start()
     ours, theirs = multiprocessing.Pipe()
-    thread = threading.Thread(target=RewardWorker(theirs, executor, decode).serve)
+    thread = threading.Thread(target=RewardWorker(theirs, pool, ["length"], decode).serve)
     thread.start()
     yield ours
     send(ours, Shutdown())
     thread.join(timeout=10)
-    executor.close()
+    pool.close()
     assert not thread.is_alive()
 
 

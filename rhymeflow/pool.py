@@ -1,0 +1,592 @@
+"""A pool of processes that run a user's code: reward functions, environments and tools.
+
+Every task comes back once, with a result or the error why there is none. A call that raises, hangs
+or ends its process is tried again as configured and then named in the error; it is never charged
+with another's failure. `poll` never waits for user code, and time is its argument: the caller waits
+on `connections()` until `next_deadline()` at the latest, then polls.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import itertools
+import math
+import multiprocessing
+import os
+import signal
+import struct
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rhymeflow.config import EnvironmentConfig, RewardConfig
+from rhymeflow.errors import UserError
+from rhymeflow.utils import main_module, output
+from rhymeflow.utils.child import descendants, detach
+
+FAILED_STARTS = 3
+"""Processes in a row that end without having answered a call, before the run is given up."""
+
+GRACE_SECONDS = 2.0
+"""For a process to say what became of a call that it was told to cancel."""
+
+BATCH_SECONDS = 0.01
+"""Calls that are made one at a time are sent together as long as they should take no longer."""
+
+LARGEST_BATCH = 32
+"""Such calls sent together at most."""
+
+MEAN_WEIGHT = 0.1
+"""Weight of the latest call in the running mean of durations."""
+
+RESEND_SECONDS = 0.001
+"""Until a process that has not read all that it was sent is sent more."""
+
+LONGEST_TEXT = 1000
+"""Characters of an error that are passed on."""
+
+_LENGTH = struct.Struct("!i")
+"""Before each message, as `multiprocessing.connection` has it."""
+
+
+class Message(msgspec.Struct, frozen=True, tag=True):
+    """What pool and processes say to each other; `id` names a session, and is used once."""
+
+    id: int
+
+
+class Cancel(Message):
+    """Stop the call in progress, which takes too long."""
+
+
+class Close(Message):
+    """Nothing more is asked; not answered."""
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """The user's code is imported."""
+
+
+class Unusable(msgspec.Struct, frozen=True, tag=True):
+    """It cannot be imported; the process ends."""
+
+    error: str
+
+
+class Begun(Message):
+    """The next thing that is run is user code of this call."""
+
+
+class Failure(Message):
+    """The call came to nothing: `error` says what it did."""
+
+    error: str
+    seconds: float = 0.0
+
+
+class Stuck(Message):
+    """The call cannot be cancelled; other calls go on."""
+
+
+encode = msgspec.msgpack.Encoder().encode
+
+
+def encodable(text: str) -> str:
+    """Return the text with halves of surrogate pairs written out."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def clipped(text: str) -> str:
+    """Return the text short enough, and encodable, for an error."""
+    text = encodable(text)
+    return text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 3] + "..."
+
+
+class Refused(Exception):  # noqa: N818 - it is what happened
+    """An answer is not what it should be; the text says why."""
+
+
+class Task:
+    """A request, asked of one process question by question; at last it has `result` or `error`."""
+
+    def __init__(self, key: Hashable) -> None:
+        self.key = key
+        """Names it in errors; no two tasks of one key are in a pool at a time."""
+        self.result: Any = None
+        self.error: str | None = None
+        self.id = -1
+        """Of its session: the object in `process` that it talks to."""
+        self.process: _Process | None = None
+        self.stays = False
+        """Whether its session may serve the next task of this key."""
+        self.part = 0
+        """Which of its calls is being made, where tries are counted for each."""
+        self.size = 1
+        """Calls that its first question asks for."""
+        self.deadline = math.inf
+        self.is_begun = self.is_cancelled = self.is_suspect = False
+        self.failures: Counter[int] = Counter()
+
+    def begin(self) -> Message:
+        """Return the first question of a new session."""
+        raise NotImplementedError
+
+    def take(self, reply: Any) -> Message | None:
+        """Take a reply and return the next question; or set `result`; or wait for more replies.
+
+        Raises:
+            Refused: the reply is wrong, which counts as a failure.
+        """
+        raise NotImplementedError
+
+    def where(self) -> str:
+        """Say what is being done, for errors."""
+        raise NotImplementedError
+
+    def continues(self, earlier: Any) -> bool:
+        """Whether the session of an earlier task of this key can serve it."""
+        return False
+
+    def go_on(self, earlier: Any) -> Message:
+        """Return the first question in that session."""
+        raise NotImplementedError
+
+
+class Pool:
+    """Runs tasks in `config.num_workers` processes, which what their code prints add to `log`.
+
+    In each, `setup(*arguments)` imports the user's code and returns a function that serves a
+    connection; `replies` is the union of what it answers with. With `max_concurrent`, so many tasks
+    are served at once by a process that says what has begun and can cancel. Without it calls are
+    made one at a time, in order, and sessions end with their tasks.
+    """
+
+    def __init__(
+        self,
+        config: RewardConfig | EnvironmentConfig,
+        named: str,
+        setup: Callable[..., Callable[[Connection], None]],
+        arguments: tuple[str, ...],
+        replies: Any,
+        log: Path | None = None,
+        max_concurrent: int | None = None,
+    ) -> None:
+        self._config, self._named, self._max_concurrent = config, named, max_concurrent
+        self._section = "reward" if isinstance(config, RewardConfig) else "environment"
+        self._arguments = (str(log) if log else None, setup, *arguments)
+        every = Ready | Unusable | Begun | Failure | Stuck | replies
+        self._decode = msgspec.msgpack.Decoder(every).decode
+        self._processes: list[_Process] = []
+        self._queue: deque[Task] = deque()
+        self._suspects: deque[Task] = deque()
+        """Calls that were running when their process ended: each is tried alone, to find out which
+        one ends it."""
+        self._active: dict[Hashable, Task] = {}
+        self._live: dict[Hashable, Task] = {}
+        """The latest task of each session that is asked nothing at the moment."""
+        self._finished: list[Task] = []
+        self._has_new = False
+        self._polled = 0.0
+        self._ids = itertools.count()
+        self._failed_starts = 0
+        self._mean_seconds = BATCH_SECONDS  # of a call; until some are measured, send them singly
+
+    def start(self) -> None:
+        """Start the processes and wait until each has imported the user's code.
+
+        Raises:
+            UserError: it cannot be imported, or that takes longer than `start_timeout`.
+        """
+        assert not self._processes, "started twice"
+        atexit.register(self.close)
+        try:
+            for _ in range(self._config.num_workers):
+                self._processes.append(self._new_process(math.inf))
+            for process in self._processes:
+                while not process.is_ready:
+                    if not process.connection.poll(self._config.start_timeout):
+                        raise UserError(self._slow_start())
+                    for reply in process.replies():
+                        if reply is None:
+                            raise UserError(f"{self._named}: importing them ended the process "
+                                            f"({process.how_it_ended()})")  # fmt: skip
+                        self._take(process, self._decode(reply), 0.0)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End all processes at once; what was submitted is forgotten."""
+        atexit.unregister(self.close)
+        for process in self._processes:
+            process.kill()
+        for kept in (self._processes, self._queue, self._suspects, self._live, self._active):
+            kept.clear()
+
+    def __len__(self) -> int:
+        """Return the number of tasks submitted and not yet returned."""
+        return len(self._active)
+
+    def submit(self, task: Task) -> None:
+        """Queue a task; the next `poll` sends it."""
+        assert self._processes, "not started"
+        assert task.key not in self._active, f"{task.key} is being asked already"
+        self._active[task.key] = task
+        self._queue.append(task)
+        self._has_new = True
+
+    def drop(self, keys: Iterable[Hashable]) -> None:
+        """End the sessions of these keys; what was asked of them is not answered."""
+        for key in keys:
+            for task in filter(None, (self._live.pop(key, None), self._active.pop(key, None))):
+                if task.process is not None:
+                    self._release(task)
+                else:
+                    (self._suspects if task.is_suspect else self._queue).remove(task)
+        for process in self._processes:
+            process.flush()
+
+    def connections(self) -> list[Connection]:
+        """What to wait on (`multiprocessing.connection.wait`); changes when processes do."""
+        return [process.connection for process in self._processes]
+
+    def next_deadline(self) -> float | None:
+        """When to call `poll` at the latest; in the past if something was submitted."""
+        if self._has_new:
+            return -math.inf
+        deadlines = [process.deadline for process in self._processes]
+        deadlines += [each.deadline for p in self._processes for each in p.tasks.values()]
+        if any(process.unsent for process in self._processes):
+            deadlines.append(self._polled + RESEND_SECONDS)
+        first = min(deadlines, default=math.inf)
+        return None if first == math.inf else first
+
+    def poll(self, now: float) -> list[Any]:
+        """Receive answers, end calls that are overdue, send what is queued; return the tasks that
+        are over. Never waits.
+
+        Raises:
+            UserError: processes end again and again without answering a call.
+        """
+        self._polled, self._has_new = now, False
+        for process in list(self._processes):
+            for reply in process.replies():
+                if process not in self._processes:
+                    break  # it was replaced for what came before
+                if reply is None:
+                    end = f"ended its process ({process.how_it_ended()})"
+                    self._replace(process, end, now)
+                else:
+                    self._take(process, self._decode(reply), now)
+            if process in self._processes:
+                self._look_at_deadlines(process, now)
+        self._dispatch(now)
+        for process in self._processes:
+            if process.flush() and self._max_concurrent is None:
+                process.begin_first(now + self._config.timeout)
+        finished, self._finished = self._finished, []
+        return finished
+
+    # -- what a process says ----------------------------------------------------------------------
+
+    def _take(self, process: _Process, reply: Any, now: float) -> None:
+        if isinstance(reply, Unusable):
+            raise UserError(reply.error)
+        if isinstance(reply, Ready):
+            process.is_ready, process.deadline = True, math.inf
+            return
+        task = process.tasks.get(reply.id)
+        if task is None:
+            return  # dropped meanwhile
+        match reply:
+            case Begun():
+                task.is_begun = True
+            case Stuck():
+                self._replace(process, self._slow_call(), now, charged=task)
+            case Failure(error=error):
+                self._answered(reply)
+                self._failed(task, self._slow_call() if task.is_cancelled else error)
+            case _:
+                self._answered(reply)
+                self._go_on(task, reply, now)
+        if self._max_concurrent is None:
+            task.is_begun = False
+            process.begin_first(now + self._config.timeout)
+
+    def _answered(self, reply: Any) -> None:
+        self._failed_starts = 0
+        if self._max_concurrent is None:
+            self._mean_seconds += (reply.seconds - self._mean_seconds) * MEAN_WEIGHT
+
+    def _go_on(self, task: Task, reply: Any, now: float) -> None:
+        try:
+            question = task.take(reply)
+        except Refused as wrong:
+            self._failed(task, str(wrong))
+            return
+        if question is not None:
+            self._ask(task, question, now)
+        elif task.result is not None:
+            if task.stays:
+                assert task.process is not None
+                del task.process.tasks[task.id]
+                self._live[task.key] = task
+            else:
+                self._release(task)
+            self._report(task)
+
+    def _ask(self, task: Task, question: Message, now: float) -> None:
+        assert task.process is not None
+        task.is_begun = task.is_cancelled = False
+        is_next = self._max_concurrent is not None
+        task.deadline = now + self._config.timeout if is_next else math.inf
+        task.process.tasks[task.id] = task
+        task.process.send(question)
+
+    def _report(self, task: Task) -> None:
+        del self._active[task.key]
+        self._finished.append(task)
+
+    def _release(self, task: Task) -> None:
+        """Nothing more is asked in the session."""
+        assert task.process is not None
+        task.process.tasks.pop(task.id, None)
+        if self._max_concurrent is not None:
+            task.process.send(Close(task.id))
+        task.process = None
+
+    # -- what goes wrong --------------------------------------------------------------------------
+
+    def _failed(self, task: Task, error: str) -> None:
+        self._release(task)
+        self._charge(task, error)
+
+    def _charge(self, task: Task, error: str) -> None:
+        """One try is used up: the next, at once, or the end."""
+        task.failures[task.part] += 1
+        count = task.failures[task.part]
+        if count <= self._config.retries:
+            self._requeue(task)
+            return
+        tries = f" (tried {count} times)" if count > 1 else ""
+        task.error = f"{task.where()}: {error}{tries}"
+        self._report(task)
+
+    def _requeue(self, task: Task) -> None:
+        (self._suspects if task.is_suspect else self._queue).appendleft(task)
+
+    def _look_at_deadlines(self, process: _Process, now: float) -> None:
+        """A caller that is late is never taken for a call that hangs: a call is cancelled first,
+        and its process killed only if a later poll finds no word of it."""
+        if process.deadline <= now:
+            self._replace(process, self._slow_start(), now)
+            return
+        for task in process.tasks.values():
+            if task.deadline > now:
+                continue
+            if task.is_cancelled or self._max_concurrent is None:
+                self._replace(process, self._slow_call(), now)
+                return
+            task.is_cancelled, task.deadline = True, now + GRACE_SECONDS
+            process.send(Cancel(task.id))
+
+    def _replace(
+        self, process: _Process, end: str, now: float, charged: Task | None = None
+    ) -> None:
+        """Kill a process and start another; charge one call, or find out which one to charge."""
+        process.kill()
+        place = self._processes.index(process)
+        self._processes[place] = self._new_process(now + self._config.start_timeout)
+        self._live = {k: task for k, task in self._live.items() if task.process is not process}
+        begun = [task for task in process.tasks.values() if task.is_begun]
+        if not begun:
+            self._failed_starts += 1
+            if self._failed_starts == FAILED_STARTS:
+                raise UserError(f"{self._section} processes: {FAILED_STARTS} ended in a row; the "
+                                f"last one {end}")  # fmt: skip
+        if charged is None and len(begun) == 1:
+            [charged] = begun
+        for task in reversed(process.tasks.values()):
+            task.process = None
+            if task is not charged:
+                task.is_suspect = charged is None and task.is_begun
+                self._requeue(task)
+        if charged is not None:
+            self._charge(charged, end)
+
+    # -- what is sent -----------------------------------------------------------------------------
+
+    def _dispatch(self, now: float) -> None:
+        """Send what is queued to where it can be served."""
+        while self._suspects:
+            empty = next((p for p in self._processes if p.is_ready and not p.tasks), None)
+            if empty is None:
+                break
+            self._send(self._suspects.popleft(), empty, now)
+        room = {process: self._room(process) for process in self._processes}
+        if self._suspects:
+            room[self._processes[0]] = 0  # it is to become empty
+        waiting = []
+        while self._queue and max(room.values()) > 0:
+            task = self._queue.popleft()
+            live = self._live.get(task.key)
+            if live is not None and live.process is not None and task.continues(live):
+                process = live.process
+            else:
+                free = (each for each in self._processes if room[each] > 0)
+                process = min(free, key=lambda each: len(each.tasks))
+            if room[process] > 0:
+                self._send(task, process, now)
+                room[process] -= task.size
+            else:
+                waiting.append(task)
+        self._queue.extendleft(reversed(waiting))
+
+    def _room(self, process: _Process) -> int:
+        """Calls that a process can be sent."""
+        if not process.is_ready or any(task.is_suspect for task in process.tasks.values()):
+            return 0
+        if self._max_concurrent is not None:
+            return self._max_concurrent - len(process.tasks)
+        shortest = BATCH_SECONDS / LARGEST_BATCH
+        short = int(BATCH_SECONDS / max(self._mean_seconds, shortest))
+        return 0 if process.tasks else max(short, 1)
+
+    def _send(self, task: Task, process: _Process, now: float) -> None:
+        live = self._live.pop(task.key, None)
+        if live is not None and task.continues(live):
+            task.id = live.id
+            question = task.go_on(live)
+        else:
+            if live is not None:
+                self._release(live)
+            task.id = next(self._ids)
+            question = task.begin()
+        task.process = process
+        self._ask(task, question, now)
+
+    def _new_process(self, deadline: float) -> _Process:
+        return _Process(self._arguments, self._section, deadline)
+
+    def _slow_start(self) -> str:
+        return (
+            f"{self._named}: importing them took longer than {self._section}.start_timeout = "
+            f"{self._config.start_timeout:g} seconds"
+        )
+
+    def _slow_call(self) -> str:
+        return f"took longer than {self._section}.timeout = {self._config.timeout:g} seconds"
+
+
+class _Process:
+    """A spawned process that runs `_main`, and the tasks in it; only `kill` waits for it."""
+
+    def __init__(self, arguments: tuple[Any, ...], name: str, deadline: float) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.connection, theirs = context.Pipe()
+        # Not a daemon: user code may start processes of its own.
+        arguments = (theirs, os.getpid(), *arguments)
+        self._process = context.Process(target=_main, args=arguments, name=name, daemon=False)
+        with main_module.left_out():
+            self._process.start()
+        theirs.close()  # so that the end of the process is the end of the pipe
+        os.set_blocking(self.connection.fileno(), False)
+        self.unsent, self._received = bytearray(), bytearray()
+        self.deadline = deadline
+        """Of its start."""
+        self.is_ready = False
+        self.tasks: dict[int, Task] = {}
+        """What it was asked and has not answered, by session, in order."""
+
+    def begin_first(self, deadline: float) -> None:
+        """Where calls are made one at a time, the first is being made."""
+        first = next(iter(self.tasks.values()), None)
+        if first is not None and not first.is_begun:
+            first.is_begun, first.deadline = True, deadline
+
+    def send(self, question: Message) -> None:
+        """Hand over a question; `flush` sends it."""
+        message = encode(question)
+        self.unsent += _LENGTH.pack(len(message)) + message
+
+    def flush(self) -> bool:
+        """Send what the pipe has room for; False if the process is gone."""
+        try:
+            while self.unsent:
+                del self.unsent[: os.write(self.connection.fileno(), self.unsent)]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.unsent.clear()
+            return False
+        return True
+
+    def replies(self) -> Iterator[bytes | None]:
+        """Yield the replies that have arrived, then None if the process has ended."""
+        has_ended = False
+        try:
+            while data := os.read(self.connection.fileno(), 1 << 16):
+                self._received += data
+            has_ended = True
+        except BlockingIOError:
+            pass
+        except OSError:
+            has_ended = True
+        received, self._received, place = bytes(self._received), bytearray(), 0
+        while len(received) >= place + _LENGTH.size:
+            end = place + _LENGTH.size + _LENGTH.unpack_from(received, place)[0]
+            if end > len(received):
+                break
+            yield received[place + _LENGTH.size : end]
+            place = end
+        self._received += received[place:]
+        if has_ended:
+            yield None
+
+    def how_it_ended(self) -> str:
+        """Say how a process that closed its pipe came to its end."""
+        self._process.join(timeout=5)  # the pipe closes a little before the process is gone
+        code = self._process.exitcode
+        if code is not None and code < 0:
+            return f"killed by {signal.Signals(-code).name}"
+        return f"exit code {code}"
+
+    def kill(self) -> None:
+        """End the process and those it started, also in sessions of their own, at once."""
+        assert self._process.pid is not None
+        for pid in descendants(self._process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # nobody is left in its group, or none yet
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.kill()
+        self._process.join()
+        self.connection.close()
+
+
+def _main(
+    connection: Connection,
+    parent: int,
+    log: str | None,
+    setup: Callable[..., Callable[[Connection], None]],
+    *arguments: str,
+) -> None:
+    """Serve until the pool closes the pipe or its process dies."""
+    detach(parent)
+    if log is not None:
+        output.redirect(Path(log))
+    try:
+        try:
+            serve = setup(*arguments)
+        except UserError as error:
+            connection.send_bytes(encode(Unusable(clipped(str(error)))))
+            return
+        connection.send_bytes(encode(Ready()))
+        serve(connection)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return  # the parent is gone, or wants no more
