@@ -1,10 +1,10 @@
 """How well the simulator predicts a real run: steps per second and idle shares.
 
-Each round, for each schedule: `rhymeflow calibrate` measures the machine with the recipe, a real
-run follows, and the same configuration is simulated with that profile on the lengths and rewards
-that the run recorded. Nothing is fitted to the run. Workers are pinned to cores of their own, one
-thread each. Nothing is drafted in either. Counted in both are all steps after the first, the end of
-the run included, where there is nothing left to run ahead for.
+Each round, for each schedule: a real run, to whose log `rhymeflow calibrate` fits a profile;
+another run, with another seed; and a simulation with that profile on the lengths and rewards that
+the other run recorded. Nothing is fitted to that one. Workers are pinned to cores of their own, one
+thread each. Nothing is drafted. Counted in both are all steps after the first, the end of the run
+included, where there is nothing left to run ahead for.
 
 What the simulator cannot know is taken from the local runtime: how long events wait to be planned
 on and how often an instance reports its state are constants of `runtime`; a reward takes as long as
@@ -16,16 +16,16 @@ from __future__ import annotations
 import argparse
 import functools
 import statistics
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks import harness
-from benchmarks.training.train import QUIET, call, cores, pinned, repeated, train, training_rows
+from benchmarks.training.train import QUIET, cores, pinned, repeated, train, training_rows
+from rhymeflow.calibration import calibrate
 from rhymeflow.config import Config
-from rhymeflow.config.load import dump_config, read_config
+from rhymeflow.config.load import read_config
 from rhymeflow.core.events import TrajectoryFinished, TrajectoryRewarded
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.observe.metrics import mean
@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Calibrate, run and simulate in turn, and report."""
+    """Run, calibrate, run and simulate in turn, and report."""
     sides = {name: functools.partial(measure, name, args.steps) for name in SCHEDULES}
     seen = repeated(sides, args.repeats, lambda pair: pair[1].steps_per_s / pair[0].steps_per_s)
     rows = [row for name, found in seen.items() for row in compared(name, found)]
@@ -75,25 +75,24 @@ def notes(args: argparse.Namespace) -> str:
     learner, instances = cores(INSTANCES)
     return (
         f"demo, {INSTANCES} rollout instance, {args.steps} steps, medians of "
-        f"{args.repeats} rounds of calibration, run and simulation. Cores: learner {learner}, "
-        f"instances {instances}, one thread each. Errors of steps per second are relative "
-        "(simulated / real - 1), those of idle shares are in shares of the time (0.1 is ten "
-        "percentage points); the relative ones stand beside them."
+        f"{args.repeats} rounds of a run that is fitted to, a run and its simulation. Cores: "
+        f"learner {learner}, instances {instances}, one thread each. Errors of steps per second "
+        "are relative (simulated / real - 1), idle shares are in shares of the time (0.1 is "
+        "ten percentage points); the relative ones stand beside them."
     )
 
 
 def measure(name: str, steps: int, _: int, run_dir: Path) -> tuple[Figures, Figures]:
-    """Calibrate, run, simulate; return the real figures and the simulated ones."""
+    """Run, calibrate, run, simulate; return the real figures and the simulated ones."""
+    fitted_to, profile = (run_dir.with_name(f"calibrated{kind}") for kind in ("", ".json"))
+    calibrate(train(configure(name, steps, fitted_to, seed=1)), output=profile)
     config = configure(name, steps, run_dir)
-    path, profile = (run_dir.with_name(f"calibrated.{kind}") for kind in ("yaml", "json"))
-    path.write_text(dump_config(config), encoding="utf-8")
-    call([sys.executable, "-m", "rhymeflow", "calibrate", str(path), "--output", str(profile)])
     real = figures(training_rows(train(config)))
     result = simulate.run(as_it_ran(config, profile, run_dir), workload(config, run_dir))
     return real, Figures(result.steps_per_second, result.idle_rollout, result.idle_learner)
 
 
-def configure(name: str, steps: int, run_dir: Path) -> Config:
+def configure(name: str, steps: int, run_dir: Path, seed: int = 0) -> Config:
     """Recipe `demo` under one schedule."""
     return read_config(
         "demo",
@@ -105,6 +104,7 @@ def configure(name: str, steps: int, run_dir: Path) -> Config:
             "schedule.max_staleness": str(SCHEDULES[name]),
             "learner.max_steps": str(steps),
             "run.output_dir": str(run_dir),
+            "run.seed": str(seed),
         },
     )
 

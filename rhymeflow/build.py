@@ -113,7 +113,7 @@ def with_cost_model(config: Config) -> Config:
     raise UserError(
         f"schedule.cost_model = {given!r} is of the demo on a CPU, and no profile is of {name} on "
         f"GPUs of {memory}, {devices} to an instance: name one as simulation.profile "
-        f"({', '.join(profiles.names())}), or measure with `rhymeflow calibrate --output FILE.json`"
+        f"({', '.join(profiles.names())}), or fit one: `rhymeflow calibrate RUN_DIR`"
     )
 
 

@@ -21,7 +21,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 HISTORY = ("CHANGELOG.md", "lab-log.md")
 """They keep the commands of their time."""
 
-COMMAND = re.compile(r"(?<!\$ )\brhymeflow (train|simulate|calibrate|sft|bench) ([^`\n#>]*)")
+COMMAND = re.compile(r"(?<!\$ )\brhymeflow (train|simulate|sft|bench) ([^`\n#>]*)")
 
 
 def anchors(page: Path) -> set[str]:
@@ -59,7 +59,7 @@ def test_commands_can_be_typed_as_they_stand(page: Path, monkeypatch: pytest.Mon
         read_config(args.recipe, args.overrides)
         return 0
 
-    for name in ("train", "simulate", "calibrate", "sft"):
+    for name in ("train", "simulate", "sft"):
         monkeypatch.setattr(training, name, load)
     for command in commands(page):
         if command[0] == "bench":

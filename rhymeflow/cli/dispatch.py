@@ -85,7 +85,7 @@ def _add_all(add: Add, arguments: list[str]) -> tuple[list[str], dict[str, str]]
     return split_overrides(arguments)
 
 
-_TAKES_FIELDS = ("train", "simulate", "calibrate", "sft", "eval")
+_TAKES_FIELDS = ("train", "simulate", "sft", "eval")
 
 
 _HELP = {"--help": "--help=common", "-h": "--help=common"}

@@ -35,6 +35,8 @@ Fine-tunes a model on rows that say what is right (docs/sft.md), in one process:
 A row is {prompt, completion}, or {messages}. DIR is then a model to train on.
 """
 
+_CALIBRATE = "Routing weighs with it (--schedule.cost_model FILE.json), and `simulate` runs on it."
+
 
 def add_commands(add: Add) -> None:
     """Add the commands with their arguments."""
@@ -138,12 +140,10 @@ def _add_simulated(add: Add) -> None:
     sub.add_argument(
         "--workload", metavar="RUN_DIR", type=Path, help="lengths as a real run recorded them"
     )
-    sub = add_configured(
-        add,
-        "calibrate",
-        calibrate,
-        help="measure this machine's engine and learner, and fit the cost model",
-    )
+    what = "fit the cost model of this machine to the log of a run on it"
+    sub = add("calibrate", calibrate, help=what, epilog=_CALIBRATE)
+    what = "trained with --drafting.window off, 20 steps or more"
+    sub.add_argument("run_dir", metavar="RUN_DIR", type=Path, help=what)
     sub.add_argument("--output", metavar="FILE.json", type=Path, help="where the profile goes")
 
 
@@ -232,11 +232,10 @@ def simulate(args: argparse.Namespace) -> int:
 
 
 def calibrate(args: argparse.Namespace) -> int:
-    """Measure this machine and fit the cost model to it."""
-    from rhymeflow.calibration.calibrate import calibrate as run
+    """Fit the cost model to a run."""
+    from rhymeflow.calibration import calibrate as fit
 
-    config = read_config(args.recipe, args.overrides, needed=("model", "data"))
-    print(run(config, output=args.output).text())
+    print(fit(args.run_dir, output=args.output).text(args.output))
     return 0
 
 

@@ -1,0 +1,460 @@
+"""The cost model of a machine, fitted to the log of a run on it.
+
+Decoding is timed between two snapshots of an instance: iterations over the seconds that passed,
+with the responses that ran there. What is longer than that went to prefilling the tokens that were
+routed meanwhile. Training is timed by the steps of `metrics.jsonl`. Held-out timings, each fourth,
+are not fitted to.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations, groupby
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rhymeflow import profiles
+from rhymeflow.config import Config
+from rhymeflow.core.commands import Abort, Command, Route
+from rhymeflow.core.events import (
+    Event,
+    GroupCreated,
+    InstanceJoined,
+    Observed,
+    Pulled,
+    Snapshot,
+    TrajectoryFinished,
+    TrajectoryInterrupted,
+    TurnEnded,
+    VersionPublished,
+)
+from rhymeflow.core.types import GroupId, TrajectoryId
+from rhymeflow.errors import UserError
+from rhymeflow.observe import metrics
+from rhymeflow.profiles import Profile
+from rhymeflow.store.damage import open_undamaged
+from rhymeflow.store.previous_run import config_in_force, store_of
+from rhymeflow.store.reader import TrajectoryReader
+
+PUBLISHED_ERROR = 0.105
+"""Mean error of the cost model as StaleFlow's authors report it."""
+LEAST_SECONDS = 0.1
+"""Of a timing: snapshots are timed when the controller reads them, some hundredths late."""
+CALM = 0.8
+"""Of those that ran at most, so many ran at least in a calm stretch."""
+LEAST_TIMINGS = 8
+HELD_OUT = 4
+"""Each so manieth timing is held out."""
+COMPUTED = "packing/computed_share"
+_KINKS = 128
+"""Places of the kink that are tried, and again around the best of them."""
+
+
+# -- fits ------------------------------------------------------------------------------------------
+
+
+class Stretch(NamedTuple):
+    """A time in which an instance always had something to decode, and its weights stayed."""
+
+    seconds: float
+    iterations: float
+    n: float
+    """Trajectories that ran, on average."""
+    kv_tokens: float
+    is_calm: bool
+    """Whether nothing was prefilled, and about as many ran all the time."""
+
+
+class DecodeFit(NamedTuple):
+    """Coefficients of an iteration, `k1 K + max(k2, k3 n + c) + k4`; see `core.cost`."""
+
+    k1: float
+    k2: float
+    k3: float
+    c: float
+    k4: float
+
+    def seconds(self, of: Stretch) -> float:
+        """What it takes by this fit."""
+        each = self.k1 * of.kv_tokens + max(self.k2, self.k3 * of.n + self.c) + self.k4
+        return of.iterations * each
+
+
+class Errors(NamedTuple):
+    """Relative errors of a fit, as shares of what was measured."""
+
+    mean: float
+    worst: float
+
+
+def fit_decode(stretches: Sequence[Stretch]) -> DecodeFit:
+    """Fit what iterations cost.
+
+    With the kink at m the floor is k2 = k3 m + c, so the whole is linear in (k1, k3, c): k1 K + k3
+    max(n, m) + c. Kinks from 0 to the largest n are tried, then kinks between the neighbours of the
+    best, and the one that fits best is taken. k4 cannot be separated from k2 and c together, and is
+    0.
+    """
+    columns = (np.array(column, float) for column in zip(*stretches, strict=True))
+    seconds, iterations, n, kv_tokens, _ = columns
+    best, best_kink, best_loss = DecodeFit(0, 0, 0, 0, 0), 0.0, np.inf
+    low, high = 0.0, float(n.max())
+    for _ in range(2):
+        kinks, step = np.linspace(low, high, _KINKS, retstep=True)
+        for kink in map(float, kinks):
+            each = np.stack([kv_tokens, np.maximum(n, kink), np.ones_like(n)], axis=1)
+            (k1, k3, c), loss = nonnegative(iterations[:, None] * each, seconds)
+            if loss < best_loss * (1 - 1e-9):
+                best_kink, best_loss = kink, loss
+                best = DecodeFit(k1=k1, k2=k3 * kink + c, k3=k3, c=c, k4=0.0)
+        low, high = max(low, best_kink - float(step)), min(high, best_kink + float(step))
+    return best
+
+
+def nonnegative(columns: np.ndarray, seconds: np.ndarray) -> tuple[list[float], float]:
+    """Coefficients, none below 0, of the columns [P, C] for seconds [P], and the loss: the mean of
+    the squared relative errors, so that short timings count as much as long ones.
+
+    The best coefficients are the unbounded ones of those columns that they do not set to 0: with
+    at most a handful of columns all choices can be tried.
+    """
+    assert (seconds > 0).all(), "a timing of 0"
+    relative = columns / seconds[:, None]
+    scale = np.abs(relative).max(axis=0)
+    scale[scale == 0] = 1.0
+    relative = relative / scale
+    num_columns = columns.shape[1]
+    best, best_loss = [0.0] * num_columns, 1.0
+    for size in range(1, num_columns + 1):
+        for chosen in combinations(range(num_columns), size):
+            some = relative[:, chosen]
+            found = np.linalg.lstsq(some, np.ones(len(some)), rcond=None)[0]
+            loss = float(((some @ found - 1) ** 2).mean())
+            if (found >= 0).all() and loss < best_loss * (1 - 1e-9):
+                best_loss = loss
+                best = [0.0] * num_columns
+                for column, value in zip(chosen, found, strict=True):
+                    best[column] = float(value / scale[column])
+    return best, best_loss
+
+
+def errors(predicted: Iterable[float], measured: Iterable[float]) -> Errors:
+    """How far off predictions are."""
+    shares = [abs(p - m) / m for p, m in zip(predicted, measured, strict=True)]
+    return Errors(sum(shares) / len(shares), max(shares))
+
+
+# -- the log ---------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Instance:
+    """An instance by the log, at the time `now`."""
+
+    since: Snapshot | None = None
+    """The snapshot that the stretch under way began with."""
+    began: float = 0.0
+    now: float = 0.0
+    running: set[TrajectoryId] = field(default_factory=set)
+    waiting: int = 0
+    kv_tokens: int = 0
+    area: float = 0.0
+    """Trajectories that ran times seconds, since `began`."""
+    least: int = 0
+    most: int = 0
+    """Trajectories that ran, since `began`."""
+    prompts: set[GroupId] = field(default_factory=set)
+    """Groups whose prompts were prefilled under these weights."""
+
+    def at(self, now: float) -> None:
+        """The time passes."""
+        n = max(0, len(self.running) - self.waiting)
+        self.area += n * (now - self.now)
+        self.least, self.most, self.now = min(self.least, n), max(self.most, n), now
+        if not n:
+            self.since = None
+
+    def look(self, snapshot: Snapshot) -> Stretch | None:
+        """A snapshot ends a stretch that is long enough, and begins another."""
+        before, seconds, found = self.since, self.now - self.began, None
+        if before is not None:
+            if seconds < LEAST_SECONDS:
+                return None
+            prefill = snapshot.prefill_seconds - before.prefill_seconds
+            found = Stretch(
+                seconds - prefill,
+                snapshot.decoded_tokens - before.decoded_tokens,
+                self.area / seconds,
+                (before.kv_tokens + snapshot.kv_tokens) / 2,
+                is_calm=not prefill and self.least >= CALM * self.most,
+            )
+        self.waiting, self.kv_tokens = len(snapshot.waiting), snapshot.kv_tokens
+        self.since, self.began, self.area = snapshot, self.now, 0.0
+        self.least = self.most = len(self.running) - self.waiting
+        return found if found and found.iterations > 0 and found.seconds > 0 else None
+
+
+class Log:
+    """What instances did between the first and the last version that was published."""
+
+    def __init__(self, recomputes: bool) -> None:
+        self._recomputes = recomputes
+        """Whether what goes on under new weights is prefilled anew."""
+        self._instances: dict[str, _Instance] = defaultdict(_Instance)
+        self._prompts: dict[GroupId, int] = {}
+        self._lengths: dict[TrajectoryId, int] = defaultdict(int)
+        self._found: list[Stretch] = []
+        self._prefill_seconds: dict[str, float] = {}
+        self._prefilled = 0
+        """Tokens that came to instances, to be prefilled."""
+        self.kv_capacity = 0
+        self.stretches: list[Stretch] = []
+
+    @property
+    def prefill_token(self) -> float:
+        """Seconds of one."""
+        return sum(self._prefill_seconds.values()) / max(1, self._prefilled)
+
+    def hear(self, time: float, event: Event) -> None:
+        """Something was reported."""
+        match event:
+            case GroupCreated(group=group, prompt_tokens=tokens):
+                self._prompts[group] = tokens
+            case InstanceJoined(kv_capacity=capacity):
+                self.kv_capacity = capacity
+            case VersionPublished(version=version):
+                # At the beginning and the end held-out prompts are answered.
+                self.stretches += self._found if version > 1 else ()
+                self._found = []
+            case Pulled(instance=name):
+                self._pulled(self._at(name, time))
+            case Snapshot(instance=name):
+                self._prefill_seconds[name] = event.prefill_seconds
+                if stretch := self._at(name, time).look(event):
+                    self._found.append(stretch)
+            case TrajectoryFinished() | TrajectoryInterrupted() | TurnEnded():
+                self._lengths[event.trajectory] = event.length
+                self._at(event.instance, time).running.discard(event.trajectory)
+            case Observed(trajectory=trajectory, length=length):
+                self._lengths[trajectory] = length
+
+    def obey(self, time: float, command: Command) -> None:
+        """Something was commanded."""
+        match command:
+            case Route(instance=name, trajectory=trajectory):
+                instance = self._at(name, time)
+                instance.running.add(trajectory)
+                self._prefilled += self._lengths[trajectory]
+                if trajectory.group not in instance.prompts:
+                    self._prefilled += self._prompts.get(trajectory.group, 0)
+                    instance.prompts.add(trajectory.group)
+            case Abort(instance=name, trajectories=trajectories):
+                self._at(name, time).running.difference_update(trajectories)
+
+    def _at(self, name: str, time: float) -> _Instance:
+        instance = self._instances[name]
+        instance.at(time)
+        return instance
+
+    def _pulled(self, instance: _Instance) -> None:
+        """What goes on there is prefilled anew, a group's prompt once."""
+        instance.since = None
+        if not self._recomputes:
+            return
+        members = Counter(each.group for each in instance.running)
+        instance.prompts = set(members)
+        if members:
+            copies = sum((count - 1) * self._prompts[group] for group, count in members.items())
+            self._prefilled += max(0, instance.kv_tokens - copies)
+
+
+def read(reader: TrajectoryReader, config: Config) -> Log:
+    """The log of a run."""
+    log = Log(recomputes=config.rollout.kv_cache_on_pull == "recompute")
+    grouped = groupby(reader.commands(), attrgetter("event"))
+    upon, commands = next(grouped, (None, None))
+    for seq, time, event in reader.events():
+        log.hear(time, event)
+        if commands is not None and upon == seq:
+            for each in commands:
+                log.obey(time, each.command)
+            upon, commands = next(grouped, (None, None))
+    return log
+
+
+class TrainTiming(NamedTuple):
+    """A training step: tokens that were computed, of groups that move something and of others."""
+
+    moving: float
+    still: float
+    seconds: float
+
+
+def train_timings(
+    rows: Sequence[Mapping[str, Any]], reader: TrajectoryReader
+) -> Iterator[TrainTiming]:
+    """Of each step; a batch and the version it makes have numbers that follow one another."""
+    tokens: dict[int, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for batch, is_still, count in reader.query(
+        "SELECT trained, MIN(reward) = MAX(reward), SUM(length + LENGTH(prompt_tokens) / 4)"
+        " FROM trajectories JOIN groups USING (group_id) WHERE trained IS NOT NULL"
+        " GROUP BY trained, group_id"
+    ):
+        tokens[batch + 1][is_still] += count
+    for row in rows:
+        seconds = (1 - row["idle/learner"]) * row["step_time"] - row.get("params/push_s", 0.0)
+        moving, still = (row.get(COMPUTED, 1.0) * each for each in tokens[row["step"]])
+        if seconds > 0:
+            yield TrainTiming(moving, still, seconds)
+
+
+# -- the profile -----------------------------------------------------------------------------------
+
+
+class Row(NamedTuple):
+    """How well one quantity is fitted."""
+
+    quantity: str
+    num_points: int
+    fitted: Errors
+    held_out: Errors | None = None
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A profile, and how far off it is."""
+
+    profile: Profile
+    rows: tuple[Row, ...]
+
+    def text(self, output: Path | None) -> str:
+        """A table for people: errors, coefficients, where the profile went."""
+        profile, lines = self.profile, []
+        lines += [profile.description, "", f"{'':24}{'mean':>8}{'worst':>8}  of points fitted"]
+        for row in self.rows:
+            lines.append(f"{row.quantity:24}{row.fitted.mean:8.1%}{row.fitted.worst:8.1%}"
+                         f"  {row.num_points}")  # fmt: skip
+            if row.held_out is not None:
+                lines.append(f"{'  held out':24}{row.held_out.mean:8.1%}{row.held_out.worst:8.1%}")
+        saved = f"written to {output}: use it as --schedule.cost_model {output}"
+        if output is None:
+            saved = (
+                "the profile was not saved: --output FILE.json saves it, and "
+                "--schedule.cost_model FILE.json uses it"
+            )
+        lines += [
+            f"(published fits of decode iterations: mean {PUBLISHED_ERROR:.1%})",
+            "",
+            f"decode iteration  {profile.k1:.3g} K + max({profile.k2:.3g}, "
+            f"{profile.k3:.3g} n + {profile.c:.3g}) + {profile.k4:.3g} s",
+            f"prefill           {profile.prefill_token:.3g} s per token",
+            f"training          {profile.train_token:.3g} s per token "
+            f"({profile.measure_token:.3g} where rewards are equal) + {profile.train_step:.3g} s",
+            f"push, pull        {profile.push:.3g} s, {profile.pull:.3g} s",
+            f"KV cache          {profile.kv_capacity} tokens",
+            "",
+            saved,
+        ]
+        return "\n".join(lines)
+
+
+def calibrate(run_dir: Path, *, output: Path | None) -> Calibration:
+    """Fit a profile to a run; with `output`, write it there (`profiles.load` takes it).
+
+    Raises:
+        UserError: there is no run, it drafted or is too short, or the file cannot be written.
+    """
+    if output is not None:
+        profiles.check_writable(output)
+    with open_undamaged(store_of(run_dir)) as reader:
+        config = config_in_force(reader)
+        if config.drafting.window != "off":
+            raise UserError(
+                f"{run_dir}: drafting.window = {config.drafting.window!r}: iterations that verify "
+                "drafts are of many sizes; a run that is to be fitted has drafting.window = 'off'"
+            )
+        # In the first step all is loaded and compiled.
+        rows = [row for row in metrics.read(run_dir).values() if "step_time" in row][1:]
+        log = read(reader, config)
+        trained = list(train_timings(rows, reader))
+    if len(log.stretches) < LEAST_TIMINGS or len(trained) < 2:
+        raise UserError(
+            f"{run_dir}: has {len(log.stretches)} timings of decoding and {len(trained)} of "
+            f"training; a fit needs {LEAST_TIMINGS} and 2: let it train for more steps"
+        )
+    name = config.name if output is None else output.stem
+    found = fitted(config, name, log, trained, rows)
+    if output is not None:
+        profiles.save(found.profile, output)
+    return found
+
+
+def fitted(
+    config: Config,
+    name: str,
+    log: Log,
+    trained: Sequence[TrainTiming],
+    rows: Sequence[Mapping[str, Any]],
+) -> Calibration:
+    """Fit a profile to timings; `rows` are the steps' metrics."""
+    calm = [each for each in log.stretches if each.is_calm]
+    decoded = calm if len(calm) >= 2 * LEAST_TIMINGS else log.stretches
+    decode = fit_decode(_kept(decoded))
+    columns = np.array([[each.moving, each.still, 1.0] for each in _kept(trained)])
+    (moving, still, fixed), _ = nonnegative(columns, np.array([t.seconds for t in _kept(trained)]))
+
+    def decode_errors(some: Sequence[Stretch]) -> Errors:
+        return errors((decode.seconds(s) for s in some), (s.seconds for s in some))
+
+    def train_errors(some: Sequence[TrainTiming]) -> Errors:
+        said = (moving * t.moving + still * t.still + fixed for t in some)
+        return errors(said, (t.seconds for t in some))
+
+    found = [
+        Row("decode iterations", len(decoded), decode_errors(_kept(decoded)),
+            decode_errors(decoded[::HELD_OUT])),
+        Row("training steps", len(trained), train_errors(_kept(trained)),
+            train_errors(trained[::HELD_OUT])),
+    ]  # fmt: skip
+    times = {}
+    for what, metric in (("pulls", "params/pull_s"), ("pushes", "params/push_s")):
+        seconds = [row[metric] for row in rows if metric in row]
+        times[what] = statistics.median(seconds) if seconds else 0.0
+        if seconds:
+            found.append(Row(what, len(seconds), errors([times[what]] * len(seconds), seconds)))
+    ranks = config.learner.num_ranks
+    profile = Profile(
+        name=name,
+        description=f"{config.model.name}: {config.rollout.num_instances} instances, {ranks} ranks",
+        source=_source(found),
+        **decode._asdict(),
+        prefill_token=log.prefill_token,
+        train_token=moving * ranks,
+        measure_token=still * ranks,
+        train_step=fixed,
+        push=times["pushes"],
+        pull=times["pulls"],
+        devices_per_instance=config.rollout.vllm_tensor_parallel_size,
+        kv_capacity=log.kv_capacity,
+    )
+    return Calibration(profile, tuple(found))
+
+
+def _kept(timings: Sequence[Any]) -> list[Any]:
+    """Those that are fitted to."""
+    return [each for number, each in enumerate(timings) if number % HELD_OUT]
+
+
+def _source(rows: Sequence[Row]) -> str:
+    shares = ", ".join(
+        f"{row.quantity} {row.fitted.mean:.1%}"
+        + (f" (held out {row.held_out.mean:.1%})" if row.held_out is not None else "")
+        for row in rows
+    )
+    return f"fitted by `rhymeflow calibrate` to the log of a run; mean relative errors: {shares}"
