@@ -89,7 +89,7 @@ def engine_rows(args: argparse.Namespace, kind: str, runner: str | None) -> list
     device = resolve_device(config.model)
     model = load_model(config.model, dtype=torch.bfloat16, device=device)
     parameters = dict(model.named_parameters())
-    store = SharedMemoryWeightStore.create(manifest_of(parameters))
+    store = SharedMemoryWeightStore(manifest_of(parameters))
     index = Index(max_tokens=4_000_000, max_responses=40_000, shared=True)
     try:
         store.publish(0, parameters)

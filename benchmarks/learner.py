@@ -35,7 +35,8 @@ LEAST = 1.3
 """Times the tokens per second of the checkout it is compared with."""
 TOKENS = {"demo": (4_000, 8_000), "smollm2": (500, 2_000)}
 """Of the micro-batches whose memory is measured."""
-SIDE = Path(__file__).parent / "peers" / "learner_side.py"
+SIDE = Path("benchmarks/peers/learner_side.py")
+"""Of each checkout its own, which knows its modules by the names that they have there."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,8 +56,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     Raises:
         UserError: `--against` is not a checkout.
     """
-    if args.against and not (args.against / "rhymeflow" / "learner").is_dir():
-        raise UserError(f"--against {args.against}: not a checkout of Rhymeflow")
+    if args.against and not (args.against / SIDE).is_file():
+        raise UserError(f"--against {args.against}: no checkout of Rhymeflow, there is no {SIDE}")
     return harness.report_parts("learner", PARTS, args, NOTES)
 
 
@@ -148,7 +149,7 @@ def serving(
         path.write_text(json.dumps(batches(config, num_batches)), encoding="utf-8")
         peers = {}
         for side, checkout in sides.items():
-            given = [str(SIDE), str(checkout), config.name, args.dtype, str(path)]
+            given = [str(checkout / SIDE), str(checkout), config.name, args.dtype, str(path)]
             peer = Peer(sys.executable, [*given, str(args.threads)], args.threads)
             peers[side] = stack.enter_context(closing(peer))
         yield peers

@@ -161,7 +161,7 @@ def _single(config: ModelConfig, dtype: Any) -> tuple[Any, Any]:
 
     model = load_model(config, dtype=torch.float32, device=torch.device("cpu"))
     learner = Learner(model, None, _learner_config(1), RolloutConfig(), dtype)
-    store = SharedMemoryWeightStore.create(manifest_of(learner.weights()))
+    store = SharedMemoryWeightStore(manifest_of(learner.weights()))
 
     def publish() -> None:
         store.publish(1, learner.weights())
@@ -196,7 +196,7 @@ def _sharded(
         if rank:
             learner.weights().give()
             return
-        store = SharedMemoryWeightStore.create(learner.manifest())
+        store = SharedMemoryWeightStore(learner.manifest())
         store.publish(1, learner.weights())
         store.close()
 

@@ -30,7 +30,6 @@ from rhymeflow.learner.learner import Learner
 from rhymeflow.learner.sample import Sample
 from rhymeflow.models.load import load_model
 from rhymeflow.weights.base import WeightHandle
-from rhymeflow.weights.delta import DeltaWeightStore
 from rhymeflow.weights.install import Installation
 from rhymeflow.weights.manifest import Manifest, manifest_of
 from rhymeflow.weights.proof import bytes_of
@@ -93,8 +92,8 @@ def measure(config: Config, num_steps: int) -> dict[str, list[float]]:
     weights = learner.weights()
     manifest = manifest_of(weights)
     stores = {
-        "dense": SharedMemoryWeightStore.create(manifest),
-        "delta": DeltaWeightStore.make(manifest, keep=KEEP),
+        "dense": SharedMemoryWeightStore(manifest),
+        "delta": SharedMemoryWeightStore(manifest, keep=KEEP),
     }
     engine = policy.engine(config.rollout.max_num_seqs)
     into = {
@@ -177,7 +176,7 @@ def _copies(
     places = {name: bytes_of(tensor) for name, tensor in into.items()}
 
     def unproved() -> None:
-        for chunk in reader.pull(None, None):
+        for chunk in reader.pull(None):
             np.copyto(places[chunk.name], chunk.data)
 
     size = sum(len(place) for place in places.values())
@@ -229,8 +228,8 @@ def readers(args: argparse.Namespace) -> harness.Found:
     weights = {f"w{i}": torch.randn(width).bfloat16() for i in range(max(1, args.mib // 2))}
     manifest = manifest_of(weights)
     stores = [
-        SharedMemoryWeightStore.create(manifest),
-        DeltaWeightStore.make(manifest, keep=KEEP),
+        SharedMemoryWeightStore(manifest),
+        SharedMemoryWeightStore(manifest, keep=KEEP),
     ]
     pipes, processes = [], []
     fork = multiprocessing.get_context("fork")

@@ -1,6 +1,7 @@
 """The learner of a checkout, as a peer: `python learner_side.py CHECKOUT RECIPE DTYPE BATCHES N`.
 
-`CHECKOUT` goes before the installed package, whichever that is. For a request `{"batch": i}` it
+`CHECKOUT` is the one that this file is in, and goes before the installed package. Other checkouts
+call this file with the same arguments and requests, so both stay as they are: for `{"batch": i}` it
 trains on that batch of the file and answers with `tokens/s`; for `{"tokens": n}` on two groups of
 four random responses, n tokens in all and in one micro-batch, and answers with `peak MB` of memory
 over what the process had before it loaded the model, and `parameters`.
@@ -12,8 +13,6 @@ import json
 import random
 import sys
 import time
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +29,11 @@ def main() -> None:
     from rhymeflow.learner.learner import Learner
     from rhymeflow.learner.sample import Sample
     from rhymeflow.models.load import load_model, resolve_dtype
+    from rhymeflow.utils.allocator import keep_freed_memory
 
     assert Path(rhymeflow.__file__).is_relative_to(checkout), rhymeflow.__file__
     torch.set_num_threads(int(threads))
-    if find_spec("rhymeflow.utils.allocator"):  # as the worker does, in checkouts that have it
-        import_module("rhymeflow.utils.allocator").keep_freed_memory()
+    keep_freed_memory()  # as the worker does
     config = read_config(recipe, {"model.dtype": dtype, "model.device": "cpu"})
     device, memory = torch.device("cpu"), Memory()
     model = load_model(config.model, dtype=torch.float32, device=device)

@@ -24,7 +24,8 @@ from typing import Literal, NamedTuple, Protocol
 from rhymeflow.core.types import Version
 from rhymeflow.histospec.draft import DraftStats
 from rhymeflow.histospec.handle import IndexHandle
-from rhymeflow.weights.base import Pulled, WeightReader
+from rhymeflow.weights.base import WeightReader
+from rhymeflow.weights.proof import Pulled
 
 
 class NoiseKey(NamedTuple):

@@ -12,23 +12,21 @@ Words, digests and both tables are uint64. A tensor of which more than `MOST` of
 changed is not listed: it is taken whole. (Putting in so many changes takes longer than copying; and
 at four times that the list is as large as the tensor.)
 
-Holds true: a base and its changes make the version to the last bit, NaN payloads and the signs of
-zeros included, for only bits are compared and copied. The base is known by version and checksum, so
-changes are never put into anything else. The bytes mean the same in any process and on any machine
-of this byte order, so any transport can carry them. Knows nothing of memory or processes.
+A base and its changes make the version to the last bit, NaN payloads and the signs of zeros
+included. The base is known by version and checksum, so changes are never put into anything else.
+The bytes mean the same in any process and on any machine of this byte order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from rhymeflow.weights.base import Listed, Pulled
 from rhymeflow.weights.manifest import Manifest, TensorSpec
-from rhymeflow.weights.proof import units_of
+from rhymeflow.weights.proof import Pulled, units_of
 
 MOST = 1 / 8
 """Share of a tensor's units beyond which it is not listed."""
@@ -37,6 +35,17 @@ _MAGIC = 0x52484D44454C5431  # "RHMDELT1": the last digit is this arrangement's 
 _WORDS = 8
 _BLOCK = 1 << 16
 _UNIT = 2
+
+
+class Listed(NamedTuple):
+    """Changed 16-bit units of one tensor, in order, as `kernels.put_changes` takes them."""
+
+    counts: np.ndarray
+    """Of them, in each block of 65,536 units, [blocks] uint32."""
+    places: np.ndarray
+    """Of each, from the first unit of its block, [n] uint16."""
+    values: np.ndarray
+    """What each is now, [n] uint16."""
 
 
 class Found(NamedTuple):
@@ -143,8 +152,47 @@ class Changes:
         return found
 
 
+def copied(manifest: Manifest, buffers: Iterable[np.ndarray]) -> list[Changes]:
+    """These changes in memory of this process, ready to be put in."""
+    found = [Changes(manifest, buffer.copy()) for buffer in buffers]
+    for each in found:
+        each.listed  # noqa: B018 - is made now, not while the puller waits for it
+    return found
+
+
+def whole_in(steps: Iterable[Changes]) -> set[str]:
+    """The tensors that one of the steps takes whole."""
+    return set().union(*(step.whole for step in steps))
+
+
+class Link(NamedTuple):
+    """A publication, and what can be had of its changes."""
+
+    made: Pulled
+    base: Pulled | None
+    """None: none can be had."""
+    num_bytes: int
+    buffer: Any
+    """The changes, or what names them."""
+
+
+def chain(manifest: Manifest, newest_first: Iterable[Link], have: Pulled) -> list[Link] | None:
+    """What leads from `have` to the first of these, in order.
+
+    None if it is not there, or larger than the weights.
+    """
+    links: list[Link] = []
+    left = sum(spec.num_bytes for spec in manifest)
+    for link in newest_first:
+        if link.made == have:
+            return links[::-1]
+        if link.base is None or (left := left - link.num_bytes) < 0:
+            return None
+        links.append(link)
+        if link.base == have:
+            return links[::-1]
+    return None
+
+
 def _units(spec: TensorSpec) -> int:
     return -(-spec.num_bytes // _UNIT)
-
-
-__all__ = ["MOST", "Changes", "Finder", "Found", "pack", "shares"]

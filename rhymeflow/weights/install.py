@@ -1,13 +1,14 @@
 """Pulling weights into tensors, in place and proved.
 
-Holds true: what is proved is what stands in the tensors: of what a pull writes, as it stands there
-afterwards; of what it does not touch, as it was proved when it was written. After an error the
-tensors hold anything. Knows nothing of where the weights come from.
+What is proved is what stands in the tensors: of what a pull writes, as it stands there afterwards;
+of what it does not touch, as it was proved when it was written. After an error the tensors hold
+anything.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import numpy as np
 import torch
@@ -16,17 +17,10 @@ from torch import Tensor
 from rhymeflow.core.types import Version
 from rhymeflow.utils import progress
 from rhymeflow.weights import on_device
-from rhymeflow.weights.base import (
-    Overtaken,
-    Pulled,
-    TensorChunk,
-    Update,
-    VersionUnavailable,
-    WeightReader,
-)
+from rhymeflow.weights.base import Overtaken, TensorChunk, Update, VersionUnavailable, WeightReader
 from rhymeflow.weights.keys import INNER
 from rhymeflow.weights.manifest import require
-from rhymeflow.weights.proof import MASK, bytes_of, copy_and_digest
+from rhymeflow.weights.proof import MASK, Pulled, bytes_of, copy_and_digest
 
 _MAX_OVERTAKEN = 1000
 """A reader is overtaken once per two publications; more often means that they never pause."""
@@ -66,27 +60,17 @@ class Installation:
                 except Overtaken:
                     pass  # all anew
         require(reader.manifest, self._into)
-        for _ in range(_MAX_OVERTAKEN):
-            try:
-                self.holds = self._pull(reader, want)
-                return self.holds
-            except Overtaken:
-                continue
-        raise RuntimeError(f"overtaken by publications {_MAX_OVERTAKEN} times during one pull")
+        self.holds = until_whole(partial(self._pull, reader), want)
+        return self.holds
 
-    def pull_at_least(self, reader: WeightReader, want: Version) -> Pulled:
+    def pull_at_least(self, reader: WeightReader, want: Version | None) -> Pulled:
         """Bring `want` or, if it is there no longer, the newest weights; see `pull`."""
-        try:
-            return self.pull(reader, want)
-        except VersionUnavailable:
-            pulled = self.pull(reader)
-            assert pulled.version > want, "a version is published before it is pulled"
-            return pulled
+        return or_newer(partial(self.pull, reader), want)
 
     def _pull(self, reader: WeightReader, want: Version | None) -> Pulled:
         self.digests = {}
         parts = set()
-        for chunk in reader.pull(None, want):
+        for chunk in reader.pull(want):
             size = self._copy(chunk)
             if len(chunk.data) < size:
                 parts.add(chunk.name)
@@ -134,6 +118,28 @@ class Installation:
         return size
 
 
+def until_whole(pull: Callable[[Version | None], Pulled], want: Version | None) -> Pulled:
+    """`pull` this, again as often as publications overtake it."""
+    for _ in range(_MAX_OVERTAKEN):
+        try:
+            return pull(want)
+        except Overtaken:
+            continue
+    raise RuntimeError(f"overtaken by publications {_MAX_OVERTAKEN} times during one pull")
+
+
+def or_newer(pull: Callable[[Version | None], Pulled], want: Version | None) -> Pulled:
+    """`pull` this or, if it is there no longer, the newest weights."""
+    try:
+        return pull(want)
+    except VersionUnavailable:
+        if want is None:
+            raise
+        pulled = pull(None)
+        assert pulled.version > want, "a version is published before it is pulled"
+        return pulled
+
+
 def install(
     reader: WeightReader, into: Mapping[str, Tensor], want: Version | None = None
 ) -> Pulled:
@@ -149,6 +155,3 @@ def _copy_to_device(chunk: TensorChunk, target: Tensor) -> None:
     if len(staged):
         values = torch.from_numpy(staged.copy()).view(target.dtype).reshape(target.shape)
         target.detach().copy_(values)
-
-
-__all__ = ["Installation", "install"]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rhymeflow.weights import proof
-from rhymeflow.weights.base import Listed
+from rhymeflow.weights.changes import Listed
 from rhymeflow.weights.keys import HASH_BLOCK, INNER, outer
 from rhymeflow.weights.proof import MASK
 

@@ -1,22 +1,22 @@
 """What proves a copy of the weights: a hash of each tensor, and one checksum over all of them.
 
-Holds true: the checksum covers every byte of every tensor, their names, shapes and dtypes, and
-their order (law 5 rests on it). A tensor's hash is a sum over its bytes and their places
-(`keys.py` has the formula): so hashes of its shards add up to its own, and a change of some
-bytes changes it by a number that is known without the rest. Knows nothing of processes or memory.
+The checksum covers every byte of every tensor, their names, shapes and dtypes, and their order
+(law 5 rests on it). A tensor's hash is a sum over its bytes and their places (`keys.py` has the
+formula): so hashes of its shards add up to its own, and a change of some bytes changes it by a
+number that is known without the rest.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import xxhash
 
+from rhymeflow.core.types import Version
 from rhymeflow.weights import keys
-from rhymeflow.weights.base import ChecksumMismatch, Pulled
 from rhymeflow.weights.manifest import Manifest, require
 
 if TYPE_CHECKING:
@@ -30,6 +30,17 @@ _SMALL = 1 << 20
 
 MASK = (1 << 64) - 1
 """Hashes are numbers modulo 2**64."""
+
+
+class ChecksumMismatch(RuntimeError):  # noqa: N818 - it is what happened
+    """The weights that arrived are not the weights that were published."""
+
+
+class Pulled(NamedTuple):
+    """What a pull brought: proved weights of `version`."""
+
+    version: Version
+    checksum: int
 
 
 def bytes_of(tensor: Tensor) -> np.ndarray:

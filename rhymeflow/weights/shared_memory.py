@@ -1,208 +1,253 @@
-"""The weight store: the latest weights of one machine, in shared memory, by version.
+"""The weight store of one machine: the two newest versions, in shared memory.
 
-Holds true:
-- pulls run concurrently with each other and with a publication; a pull during one gets the version
-  published before, whole;
-- publications exclude each other, by a lock that the operating system drops when its holder dies;
-- readers hold nothing, so one that dies or hangs blocks no other process;
-- every pull is proved (law 5): the checksum is taken over the tensors that were written to, and is
-  the one that the publisher took over the tensors it published.
+    header   one cache line: magic, number of the last publication (0: none yet)
+    slot     begun, ended, version, checksum, one digest per tensor; then the tensors' bytes
+    slot
 
-Why a reader never returns a torn copy: it takes publication n from slot n % 2 if that slot says
-begun == ended == n. The next to write there, n + 2, sets `begun` before it touches a byte. So if
-`begun` is still n after the copy, no byte had changed before the copy was done; otherwise the
+Publication n lies in slot n % 2, so writing n + 1 leaves n untouched. A slot holds n whole if
+begun == ended == n: a writer sets `begun` before it touches a byte and `ended` after the last, and
+only then the header's number. Each word is one aligned 8-byte store, read old or new, never half.
+Nothing is locked: one process writes, and readers hold nothing.
+
+Why a reader never returns a torn copy: the next to write where n lies, n + 2, sets `begun` first.
+So if `begun` is still n after the copy, no byte had changed before the copy was done; otherwise the
 puller begins again (`base.Overtaken`).
+
+Beside the slots may lie the changes from each publication to the next (`changes.py`), each in
+memory of its own that is never written over; freed while somebody reads it, it stays until he is
+done. They are put only into the very weights that they were found against, which version and
+checksum name: a learner that is restarted publishes its version again, and where that came out
+different (on GPUs it may), instances pull it whole.
 """
 
 from __future__ import annotations
 
-import fcntl
-import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import NamedTuple
+import mmap
+from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 from torch import Tensor
 
 from rhymeflow.core.types import Version
-from rhymeflow.utils import progress, shared_memory
-from rhymeflow.weights import slots
+from rhymeflow.utils import shared_memory
 from rhymeflow.weights.base import (
+    Fetched,
     Overtaken,
-    Pulled,
-    TensorChunk,
-    Update,
+    SharedMemoryWeightHandle,
     VersionUnavailable,
+    WeightReader,
+    given,
 )
-from rhymeflow.weights.handle import SharedMemoryWeightHandle
-from rhymeflow.weights.manifest import Manifest, TensorSpec, require_names, require_spec
-from rhymeflow.weights.proof import bytes_of, combine, digest, require_equal
-from rhymeflow.weights.slots import Memory, Slot
+from rhymeflow.weights.changes import (
+    Changes,
+    Finder,
+    Found,
+    Link,
+    chain,
+    copied,
+    pack,
+    shares,
+    whole_in,
+)
+from rhymeflow.weights.manifest import Manifest, TensorSpec, require_names, slot_bytes
+from rhymeflow.weights.proof import Pulled, combine, digest
+
+_MAGIC = 0x52484D464C4F5731  # "RHMFLOW1": the last digit is this arrangement's version
+_WORD = 8
+_SLOT_WORDS = 4
+
+
+class Slot:
+    """One copy of all tensors, with the words about it."""
+
+    def __init__(self, words: np.ndarray, data: np.ndarray) -> None:
+        self._words = words
+        self._data = data
+
+    @property
+    def begun(self) -> int:
+        """Publication that was last begun here."""
+        return int(self._words[0])
+
+    def holds(self, publication: int) -> bool:
+        """Whether that is here, whole."""
+        return self.begun == int(self._words[1]) == publication
+
+    @property
+    def made(self) -> Pulled:
+        """The weights' version, and what proves a copy of all tensors."""
+        return Pulled(int(self._words[2]), int(self._words[3]))
+
+    @property
+    def digests(self) -> list[int]:
+        """Each tensor's, in the manifest's order."""
+        return [int(word) for word in self._words[_SLOT_WORDS:]]
+
+    def bytes_of(self, spec: TensorSpec) -> np.ndarray:
+        """The tensor's bytes, in place."""
+        return self._data[spec.offset : spec.offset + spec.num_bytes]
+
+    def begin(self, publication: int) -> None:
+        """Say that the slot is being written: what it held is gone."""
+        self._words[0] = publication
+
+    def end(self, made: Pulled, digests: Sequence[int]) -> None:
+        """Say that the slot is whole."""
+        self._words[2:_SLOT_WORDS] = np.array(made, np.uint64)
+        self._words[_SLOT_WORDS:] = np.array(digests, np.uint64)
+        self._words[1] = self._words[0]
+
+
+class _Memory:
+    """The mapped memory."""
+
+    def __init__(self, manifest: Manifest, buffer: mmap.mmap) -> None:
+        whole = np.frombuffer(buffer, np.uint8)
+        self.header = whole[: shared_memory.LINE].view(np.uint64)
+        num_bytes = (_SLOT_WORDS + len(manifest)) * _WORD
+        self._slots = []
+        for start, end in _slot_ranges(manifest):
+            words = whole[start : start + num_bytes].view(np.uint64)
+            data = whole[start + shared_memory.whole_lines(num_bytes) : end]
+            self._slots.append(Slot(words, data))
+
+    @property
+    def published(self) -> int:
+        """Number of the last publication, 0 before the first."""
+        return int(self.header[1])
+
+    def slot(self, publication: int) -> Slot:
+        """The slot in which this publication lies, if it lies anywhere."""
+        return self._slots[publication % 2]
 
 
 class SharedMemoryWeightStore:
-    """The writing side: `create` in the process that owns the memory, `attach` in others."""
+    """The writing side: a `base.WeightStore`, in the process that owns the memory."""
 
-    def __init__(self, mapped: Memory, *, is_owner: bool) -> None:
-        """Use `create` or `attach`."""
-        self._memory = mapped
-        self._is_owner = is_owner
+    def __init__(self, manifest: Manifest, *, keep: int = 0, prefix: str = "rhymeflow") -> None:
+        """Make shared memory for two copies of the weights, with nothing published.
 
-    @classmethod
-    def create(cls, manifest: Manifest, prefix: str = "rhymeflow") -> SharedMemoryWeightStore:
-        """Make shared memory for two copies of the layout, with nothing published.
-
-        `prefix`: of its name.
+        The changes to the last `keep` publications are kept; all names begin with `prefix`.
 
         Raises:
-            UserError: the machine has too little shared memory.
+            UserError: the machine has too little shared memory; `publish` may find that, too.
         """
-        return cls(slots.create(manifest, prefix), is_owner=True)
-
-    @classmethod
-    def attach(cls, handle: SharedMemoryWeightHandle) -> SharedMemoryWeightStore:
-        """Publish in memory that another process owns."""
-        return cls(slots.attach(handle, writable=True), is_owner=False)
-
-    @property
-    def handle(self) -> SharedMemoryWeightHandle:
-        """What `SharedMemoryWeightReader` and `attach` take, in any process of this machine."""
-        return self._memory.handle
+        self.handle = SharedMemoryWeightHandle(shared_memory.new_name(prefix), manifest, keep > 0)
+        size, what = _slot_ranges(manifest)[-1][1], "two copies of the weights"
+        advice = "for a container, --shm-size sets it"
+        buffer = shared_memory.create(self.handle.name, size, what=what, advice=advice)
+        self._memory = _Memory(manifest, buffer)
+        self._memory.header[0] = _MAGIC
+        self._keep = keep
+        self._kept: dict[int, str] = {}
+        """Names of the memory of changes, by publication."""
+        self._finder = Finder(manifest)
+        self.metrics: Mapping[str, float] = {}
+        """How much changed, and what that takes, each as a share of the weights."""
+        self._is_open = True
 
     def publish(self, version: Version, tensors: Mapping[str, Tensor]) -> int:
-        """Publish `tensors` as `version`; return their checksum.
+        """Publish `tensors` as `version`; see `base.WeightStore`.
 
-        The tensors may be on any device and must not change until this returns. Each is looked up
-        once, in the manifest's order, so that a mapping may make them one after the other.
-
-        Raises:
-            ManifestMismatch: they are not the manifest's tensors.
+        Digests are of what is given: what goes wrong in the copy is found by the reader.
         """
-        manifest = self._memory.handle.manifest
+        manifest, publication = self.handle.manifest, self._memory.published + 1
         require_names(manifest, tensors)
-        with self._publishing():
-            publication = self._memory.published + 1
-            slot = self._begin(publication)
-            digests = []
-            for spec in manifest:
-                tensor = tensors[spec.name]  # once: it may be gathered from many ranks for this
-                require_spec(spec, tensor)
-                digests.append(self._put(slot, spec, bytes_of(tensor)))
-                progress.advance()
-            made = Pulled(version, combine(manifest, digests))
-            slot.end(*made, digests)
-            self._complete(publication, made, digests)
-            self._memory.publish(publication)
+        slot, previous = self._memory.slot(publication), self._memory.slot(publication - 1)
+        compares = self._keep > 0 and publication > 1
+        digests, found = list[int](), list[Found]()
+        slot.begin(publication)
+        for spec, source in given(manifest, tensors):
+            if compares:
+                found.append(self._finder.find(source, previous.bytes_of(spec)))
+            np.copyto(slot.bytes_of(spec), source)
+            digests.append(digest(source))
+        made = Pulled(version, combine(manifest, digests))
+        slot.end(made, digests)
+        if compares:
+            size, parts = pack(previous.made, made, digests, found)
+            self._keep_changes(publication, size, parts)
+            self.metrics = shares(manifest, found, size)
+        self._memory.header[1] = publication
         return made.checksum
 
-    @property
-    def metrics(self) -> Mapping[str, float]:
-        """None; see `base.WeightStore`."""
-        return {}
-
-    def _begin(self, publication: int) -> Slot:
-        """The slot that it is written to; what that held is gone."""
-        slot = self._memory.slot(publication)
-        slot.begin(publication)
-        return slot
-
-    def _put(self, slot: Slot, spec: TensorSpec, source: np.ndarray) -> int:
-        """Write one tensor; return its digest.
-
-        The digest is of the source: what goes wrong in the copy is found by the reader.
-        """
-        np.copyto(slot.bytes_of(spec), source)
-        return digest(source)
-
-    def _complete(self, publication: int, made: Pulled, digests: list[int]) -> None:
-        """Whatever else is to be there before the publication can be pulled."""
-
     def close(self) -> None:
-        """Give the memory back, if this process created it; readers keep what they have mapped."""
-        if self._is_owner:
-            self._is_owner = False
-            shared_memory.free(self._memory.handle.name)
+        """Give the memory back; readers keep what they have mapped."""
+        for publication in list(self._kept):
+            shared_memory.free(self._kept.pop(publication))
+        if self._is_open:
+            self._is_open = False
+            shared_memory.free(self.handle.name)
 
-    @contextmanager
-    def _publishing(self) -> Iterator[None]:
-        descriptor = shared_memory.open_for_locking(self._memory.handle.name)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(descriptor)
+    def _keep_changes(self, publication: int, size: int, parts: Sequence[np.ndarray]) -> None:
+        name = _name_of_changes(self.handle.name, publication)
+        what, advice = "what changed in the weights", "weights.transport: shared_memory needs none"
+        buffer = np.frombuffer(shared_memory.create(name, size, what=what, advice=advice), np.uint8)
+        np.concatenate(parts, out=buffer)
+        self._kept[publication] = name
+        while len(self._kept) > self._keep:
+            shared_memory.free(self._kept.pop(min(self._kept)))
 
 
-class SharedMemoryWeightReader:
-    """The reading side, in any process of this machine; cannot write. A `base.WeightReader`."""
+class SharedMemoryWeightReader(WeightReader):
+    """The reading side, in any process of this machine; cannot write."""
 
     def __init__(self, handle: SharedMemoryWeightHandle) -> None:
         """Map the memory; `SharedMemoryWeightHandle.open` says what it raises."""
-        self._memory = slots.attach(handle, writable=False)
-        self._pulling: Pull | None = None
-
-    @property
-    def handle(self) -> SharedMemoryWeightHandle:
-        """What names the memory; see `base.WeightReader`."""
-        return self._memory.handle
-
-    @property
-    def manifest(self) -> Manifest:
-        """The tensors there are."""
-        return self._memory.handle.manifest
+        super().__init__(handle)
+        self._name, self._has_changes = handle.name, handle.has_changes
+        buffer = shared_memory.attach(handle.name, writable=False)
+        self._memory = _Memory(handle.manifest, buffer)
+        is_ours = int(self._memory.header[0]) == _MAGIC
+        assert is_ours, f"{handle.name} is no weight store of this Rhymeflow"
 
     @property
     def version(self) -> Version | None:
-        """The version a pull would bring now; None before the first is published."""
+        """See `base.WeightReader`."""
         while publication := self._memory.published:
             slot = self._memory.slot(publication)
-            version = slot.version
+            version = slot.made.version
             if slot.begun == publication:
                 return version
         return None
 
-    def pull(self, have: Version | None, want: Version | None) -> Iterator[TensorChunk]:
-        """Every tensor whole, in place; see `base.WeightReader`.
-
-        The version before the newest is there until the publication after begins.
-        """
-        publication = self._find(want)
-        slot = self._memory.slot(publication)
-        self._pulling = Pull(publication, Pulled(slot.version, slot.checksum), None)
-        for spec in self.manifest:
-            yield TensorChunk(spec.name, 0, slot.bytes_of(spec))
-
     def prepare(self, have: Pulled | None, want: Version) -> bool:
-        """Nothing needs to be fetched; see `base.WeightReader`."""
-        return True
+        """Copy the changes that are needed into this process; see `base.WeightReader`."""
+        return have is None or not self._has_changes or super().prepare(have, want)
 
-    def changes(self, have: Pulled, want: Version | None) -> Update | None:
-        """They are not known; see `base.WeightReader`."""
-        return None
+    def _fetch(self, have: Pulled | None, want: Version | None) -> Fetched:
+        """Slots are read in place; changes are copied."""
+        found = None if have is None else self._changes_since(have, want)
+        publication, steps = found or (self._find(want), None)
+        slot = self._memory.slot(publication)
+        in_slot = partial(self._digests, publication)
+        if steps is None:
+            return Fetched(slot.made, in_slot, slot.bytes_of, None)
+        if not steps:
+            assert have is not None
+            return Fetched(have, in_slot, slot.bytes_of, [])
+        last = steps[-1]
+        known = in_slot if whole_in(steps) else lambda: last.digests
+        return Fetched(last.made, known, slot.bytes_of, steps)
 
-    def prove(self, digests: Mapping[str, int]) -> Pulled:
-        """Compare with what the learner published; see `base.WeightReader`."""
-        assert self._pulling is not None, "nothing was pulled"
-        publication, made, published = self._pulling
-        if published is None:
-            slot = self._memory.slot(publication)
-            published = slot.digests()
-            if slot.begun != publication:
-                raise Overtaken(f"publication {publication} was being written over")
-        self._pulling = None
-        require_equal(self.manifest, made, published, digests)
-        return made
+    def _digests(self, publication: int) -> list[int]:
+        slot = self._memory.slot(publication)
+        found = slot.digests
+        if slot.begun != publication:
+            raise Overtaken(f"publication {publication} was being written over")
+        return found
 
     def _find(self, version: Version | None) -> int:
-        """The newest publication, or the one of `version`."""
+        """The newest publication, or the one of `version`; the one before the newest is there until
+        the publication after begins."""
         while True:
             newest = self._memory.published
             held = {}
             for publication in range(newest, max(newest - 2, 0), -1):
                 slot = self._memory.slot(publication)
-                if slot.begun == slot.ended == publication:
-                    held[publication] = slot.version
+                if slot.holds(publication):
+                    held[publication] = slot.made.version
             # If nothing was published meanwhile, nothing has touched the newest slot either.
             if self._memory.published == newest:
                 break
@@ -214,12 +259,44 @@ class SharedMemoryWeightReader:
             f"the weight store does not hold {wanted}; it holds {sorted(held.values())}"
         )
 
+    def _changes_since(
+        self, have: Pulled, want: Version | None
+    ) -> tuple[int, list[Changes]] | None:
+        """The publication of `want`, and copies of the changes that lead there from `have`."""
+        target, links = 0, list[Link]()
+        for publication in range(self._memory.published, 0, -1):
+            link = self._link(publication)
+            if link is None:
+                break
+            if links or want is None or link.made.version == want:
+                target = target or publication
+                links.append(link)
+        found = chain(self.manifest, links, have)
+        if found is None:
+            return None
+        steps = copied(self.manifest, [link.buffer for link in found])
+        if whole_in(steps) and not self._memory.slot(target).holds(target):
+            return None
+        return target, steps
 
-class Pull(NamedTuple):
-    """A pull that is not proved yet."""
+    def _link(self, publication: int) -> Link | None:
+        """The changes that made this publication, in place; None if they are gone."""
+        name = _name_of_changes(self._name, publication)
+        try:
+            mapped = shared_memory.attach(name, writable=False)
+        except FileNotFoundError:
+            return None
+        buffer = np.frombuffer(mapped, np.uint8)
+        changes = Changes(self.manifest, buffer)
+        return Link(changes.made, changes.base, buffer.nbytes, buffer)
 
-    publication: int
-    made: Pulled
-    """What it makes, if it is proved."""
-    digests: list[int] | None
-    """Of each tensor that was published; None: they stand in the slot, which was read from."""
+
+def _slot_ranges(manifest: Manifest) -> list[tuple[int, int]]:
+    """Start and end of each slot in bytes."""
+    size = shared_memory.whole_lines((_SLOT_WORDS + len(manifest)) * _WORD) + slot_bytes(manifest)
+    first = shared_memory.LINE
+    return [(first, first + size), (first + size, first + 2 * size)]
+
+
+def _name_of_changes(store: str, publication: int) -> str:
+    return f"{store}.{publication % 10_000}"

@@ -1,4 +1,4 @@
-"""Which weight store a configuration asks for. Knows nothing of how any of them works."""
+"""Which weight store a configuration asks for."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 from rhymeflow.config import Config
 from rhymeflow.utils import shared_memory
 from rhymeflow.weights.base import WeightStore
-from rhymeflow.weights.delta import DeltaWeightStore
 from rhymeflow.weights.manifest import Manifest
 from rhymeflow.weights.objects import ObjectWeightStore
 from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
@@ -31,6 +30,4 @@ def make_store(config: Config, manifest: Manifest, run_dir: Path) -> WeightStore
         return ObjectWeightStore(manifest, keep=keep)
     prefix = shared_memory.prefix_for(run_dir, "w")
     shared_memory.free_left(prefix)
-    if keep:
-        return DeltaWeightStore.make(manifest, keep=keep, prefix=prefix)
-    return SharedMemoryWeightStore.create(manifest, prefix)
+    return SharedMemoryWeightStore(manifest, keep=keep, prefix=prefix)

@@ -19,7 +19,7 @@ from rhymeflow.histospec.draft import DraftStats
 from rhymeflow.histospec.handle import IndexHandle
 from rhymeflow.reward.messages import TrainerState
 from rhymeflow.utils import progress
-from rhymeflow.weights.handle import AnyWeightHandle
+from rhymeflow.weights.base import WeightHandle
 
 if TYPE_CHECKING:
     from rhymeflow.workers.channel import Connection
@@ -111,7 +111,7 @@ class ContinueAnswer(Message):
 class ConnectWeights(Message):
     """Where the weights are. The instance takes them and joins."""
 
-    handle: AnyWeightHandle
+    handle: WeightHandle
 
 
 class UseDrafter(Message):
@@ -342,7 +342,7 @@ class LearnerReady(Message):
     """The model is loaded and its weights are published as `version`, to be had by `handle`."""
 
     version: Version
-    handle: AnyWeightHandle
+    handle: WeightHandle
     checksum: str
     device: str
     dtype: str

@@ -20,7 +20,8 @@ from rhymeflow.core.types import Version
 from rhymeflow.engine.base import Finished, Limits, Load, NoiseKey, Request
 from rhymeflow.histospec.draft import DraftStats
 from rhymeflow.learner.sample import Sample
-from rhymeflow.weights.base import Pulled, VersionUnavailable
+from rhymeflow.weights.base import VersionUnavailable
+from rhymeflow.weights.proof import Pulled
 
 STOP = 0
 STATE_FILE = "state.json"

@@ -22,7 +22,7 @@ from rhymeflow.store.checkpoint_dirs import CHECKPOINTS, UNFINISHED
 from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.suites.sections import reward_sections
 from rhymeflow.utils.consecutive_failures import ConsecutiveFailures
-from rhymeflow.weights.handle import SharedMemoryWeightHandle
+from rhymeflow.weights.base import SharedMemoryWeightHandle
 from rhymeflow.weights.proof import as_text
 from rhymeflow.workers.channel import Channel
 from rhymeflow.workers.learner import LearnerProcess

@@ -64,12 +64,7 @@ def test_samples_without_advantage_are_measured_but_not_differentiated():
         torch.device("cpu"),
     )
     assert [(m.needs_grad, len(m.row.members)) for m in micros] == [(True, 12), (False, 4)]
-    (micros,) = split(
-        batch,
-        torch.zeros(16).numpy(),
-        learner_config(beta=0.1),
-        torch.device("cpu"),
-    )
+    (micros,) = split(batch, torch.zeros(16).numpy(), learner_config(beta=0.1), torch.device("cpu"))
     assert [m.needs_grad for m in micros] == [True]
 
 

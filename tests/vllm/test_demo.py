@@ -290,7 +290,7 @@ def test_interrupting_what_is_not_here_passes_it_over(vllm):
 def test_a_head_that_is_left_on_old_weights_is_noticed(rig, vllm, monkeypatch):
     """What vLLM 0.32 does to a tied head; only a comparison with a fresh layer sees it."""
     from rhymeflow.engine.vllm.weights import InstalledWeights
-    from rhymeflow.weights.base import ChecksumMismatch
+    from rhymeflow.weights.proof import ChecksumMismatch
 
     worker = vllm._llm._engine.model_executor.driver_worker.worker
     weights = worker._rhymeflow_weights

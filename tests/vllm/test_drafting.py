@@ -3,7 +3,7 @@
 import pytest
 
 from rhymeflow.engine.base import NoiseKey, Request, Sampling
-from rhymeflow.engine.vllm.drafting import Drafting, Iteration
+from rhymeflow.engine.vllm.drafting import Drafting
 from rhymeflow.histospec.draft import NONE, Draft
 
 
@@ -66,7 +66,10 @@ def test_the_drafter_hears_what_came_of_it_and_what_else_was_run(drafting):
     drafting.propose([request(1), request(2)], other_rows=50, kv_tokens=40)
     drafting.observe(
         # r1 had two drafted tokens run, r2 was preempted, r3 ended its prefill of 30.
-        Iteration(33, {"r1": 2, "r3": 0}, {"r1": [1, 1, 8], "r3": [4]}, 0.5)
+        {"r1": 2, "r3": 0},
+        {"r1": [1, 1, 8], "r3": [4]},
+        rows=33,
+        seconds=0.5,
     )
     ((handles, generated, counts),) = drafting.recorder.observed
     assert (handles, generated) == ([0], [[1, 1, 8]])
@@ -75,7 +78,7 @@ def test_the_drafter_hears_what_came_of_it_and_what_else_was_run(drafting):
 
 def test_nothing_is_observed_where_nothing_decoded(drafting):
     assert drafting.propose([], other_rows=9, kv_tokens=0) == {}
-    drafting.observe(Iteration(9, {"r1": 0}, {"r1": [4]}, 0.5))
+    drafting.observe({"r1": 0}, {"r1": [4]}, rows=9, seconds=0.5)
     assert drafting.recorder.observed == []
 
 

@@ -1,7 +1,9 @@
-"""Our sampler on tensors, without vLLM: what stands is what decoding one by one would draw."""
+"""Our sampler, our logits processor and our drafts on tensors, without vLLM: what stands is what
+decoding one by one would draw."""
 
 from types import SimpleNamespace
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +11,17 @@ from hypothesis import strategies as st
 from rhymeflow.engine.base import Sampling
 from rhymeflow.engine.native.sampler import Draws, sample
 from rhymeflow.engine.vllm import sampler
-from rhymeflow.engine.vllm.sampler import PLACEHOLDER, CounterSampler, arguments, draws_of, verify
+from rhymeflow.engine.vllm.sampler import (
+    PLACEHOLDER,
+    CounterSampler,
+    Slots,
+    arguments,
+    decide,
+    draws_of,
+    verify,
+)
+from rhymeflow.engine.vllm.speculator import NoProposals, NoSpeculation, put_drafts
+from rhymeflow.engine.vllm.worker import WorkerExtension
 
 VOCABULARY = 130
 HOWS = st.builds(
@@ -20,6 +32,7 @@ HOWS = st.builds(
     max_new_tokens=st.just(9),
     stop_token_ids=st.just(frozenset()),
 )
+PLAIN = Sampling(1.0, 1.0, 0, 50, frozenset())
 REQUESTS = st.lists(
     st.tuples(HOWS, st.integers(0, 2**64 - 1), st.integers(1, 9), st.integers(0, 5)),
     min_size=1,
@@ -32,6 +45,11 @@ def logits_of(count, seed):
     return 3 * torch.randn(count, VOCABULARY, generator=generator)
 
 
+def alone(row, how, stream, position):
+    (token,), (logprob,) = sample(row[None], [Draws(how, stream, [position])])
+    return token, logprob
+
+
 @given(REQUESTS, st.integers(0, 99), st.randoms(use_true_random=False))
 def test_tokens_stand_up_to_the_first_wrong_draft(requests, seed, rng):
     logits = logits_of(sum(1 + size for *_, size in requests), seed)
@@ -40,61 +58,108 @@ def test_tokens_stand_up_to_the_first_wrong_draft(requests, seed, rng):
         rows = logits[first : first + size + 1]
         first += size + 1
         # One by one: each token from its own row, with its own position's noise.
-        alone = [
-            sample(row[None], [Draws(how, stream, [position + i])]) for i, row in enumerate(rows)
-        ]
-        tokens = [token for (token,), _ in alone]
+        due = [alone(row, how, stream, position + i) for i, row in enumerate(rows)]
+        tokens = [token for token, _ in due]
         right = rng.randrange(size + 1)
-        draft = tokens[:right] + [(token + 1) % VOCABULARY for token in tokens[right:size]]
-        drafts.append(draft)
+        drafts.append(tokens[:right] + [(token + 1) % VOCABULARY for token in tokens[right:size]])
         draws.append(draws_of(arguments(how, stream, 20), 20 + position, size + 1))
-        expected.append([(token, logprob) for (token,), (logprob,) in alone[: right + 1]])
-    drawn = verify(logits, draws, drafts)
+        expected.append(due[: right + 1])
+    tokens_NW, logprobs_NW = verify(logits, draws, drafts)
     for i, due in enumerate(expected):
         count = len(due)
-        assert drawn.tokens_NW[i].tolist()[:count] == [token for token, _ in due]
-        assert set(drawn.tokens_NW[i].tolist()[count:]) <= {PLACEHOLDER}
-        torch.testing.assert_close(
-            drawn.logprobs_NW[i, :count], torch.tensor([logprob for _, logprob in due])
-        )
+        assert tokens_NW[i].tolist()[:count] == [token for token, _ in due]
+        assert set(tokens_NW[i].tolist()[count:]) <= {PLACEHOLDER}
+        torch.testing.assert_close(logprobs_NW[i, :count], torch.tensor([x for _, x in due]))
 
 
 def test_a_prompt_that_is_being_prefilled_draws_something():
-    how = Sampling(1.0, 1.0, 0, 5, frozenset())
-    assert draws_of(arguments(how, 1, 20), 0, 1).positions == [0]
+    assert draws_of(arguments(PLAIN, 1, 20), 0, 1).positions == [0]
 
 
 def test_logits_of_lower_precision_are_drawn_from_in_float32():
-    how = Sampling(1.0, 1.0, 0, 5, frozenset())
     logits = logits_of(1, 0).bfloat16()
-    drawn = verify(logits, [Draws(how, 7, [3])], [[]])
-    token, logprob = sample(logits.float(), [Draws(how, 7, [3])])
-    assert drawn.tokens_NW.tolist() == [token]
-    assert drawn.logprobs_NW.tolist() == [logprob]
+    tokens, logprobs = verify(logits, [Draws(PLAIN, 7, [3])], [[]])
+    assert (tokens.item(), logprobs.item()) == alone(logits[0].float(), PLAIN, 7, 3)
 
 
 def test_it_reads_the_runner(monkeypatch):
     """Both ways in which vLLM calls it, with a runner that has what is read of it."""
-    monkeypatch.setattr(sampler, "output", lambda drawn, device: drawn)
-    how = Sampling(1.0, 1.0, 0, 50, frozenset())
-    extras = [arguments(how, stream, 10) for stream in (5, 6)]
+    monkeypatch.setattr(sampler, "output", lambda tokens, logprobs, device: tokens.tolist())
+    extras = {name: arguments(PLAIN, stream, 10) for name, stream in (("a", 5), ("b", 6))}
     runner = SimpleNamespace(
         requests={
             name: SimpleNamespace(sampling_params=SimpleNamespace(extra_args=extra))
-            for name, extra in zip("ab", extras, strict=True)
+            for name, extra in extras.items()
         },
         input_batch=SimpleNamespace(req_ids=["b", "a"], num_tokens_no_spec=[13, 30]),
     )
-    ours = CounterSampler(runner)
-    logits = logits_of(3, 1)
-    plain = ours(logits=logits[:2], sampling_metadata=None)
-    expected = [
-        sample(logits[:1], [Draws(how, 6, [3])])[0],
-        sample(logits[1:2], [Draws(how, 5, [20])])[0],
-    ]
-    assert plain.tokens_NW.tolist() == expected
-    metadata = SimpleNamespace(draft_token_ids=torch.tensor(expected[0]), num_draft_tokens=[1, 0])
+    ours, logits = CounterSampler(runner), logits_of(3, 1)
+    (b, _), (a, _) = alone(logits[0], PLAIN, 6, 3), alone(logits[1], PLAIN, 5, 20)
+    assert ours(logits=logits[:2], sampling_metadata=None) == [[b], [a]]
+    metadata = SimpleNamespace(draft_token_ids=torch.tensor([b]), num_draft_tokens=[1, 0])
+    second, _ = alone(logits[2], PLAIN, 6, 4)
     drafted = ours(metadata, None, logits[[0, 2, 1]], None)
-    second = sample(logits[2:3], [Draws(how, 6, [4])])[0]
-    assert drafted.tokens_NW.tolist() == [expected[0] + second, expected[1] + [PLACEHOLDER]]
+    assert drafted == [[b, second], [a, PLACEHOLDER]]
     assert ours.num_calls == 2
+
+
+# -- The second runner -----------------------------------------------------------------------------
+
+
+@given(REQUESTS, st.integers(0, 99))
+def test_the_processor_leaves_the_token_that_the_native_sampler_draws(requests, seed):
+    """Slots are taken by others than before, too."""
+    slots = Slots(9, torch.device("cpu"))
+    for slot, (how, stream, num_prompt, _) in enumerate(requests):
+        slots.set(slot, arguments(PLAIN, 3, 5))
+        slots.set(slot, arguments(how, stream, 20 + num_prompt))
+    rows = [(slot, place) for slot in range(len(requests)) for place in (0, 1, 7)]
+    logits = logits_of(len(rows), seed)
+    decided = decide(
+        logits.clone(),
+        slots,
+        torch.tensor([slot for slot, _ in rows]),
+        torch.tensor([20 + requests[slot][2] + place for slot, place in rows], dtype=torch.int32),
+        range(len(requests)),
+    )
+    for row, (slot, place) in enumerate(rows):
+        token, logprob = alone(logits[row], *requests[slot][:2], place)
+        assert int(decided[row].argmax()) == token
+        assert int(decided[row].isfinite().sum()) == 1
+        torch.testing.assert_close(float(decided[row, token]), logprob, atol=1e-5, rtol=0)
+
+
+NUM_SLOTS, NUM_TOKENS = 5, 4
+
+
+@pytest.mark.parametrize(
+    ("drafts", "expected"),
+    [
+        ({"b": [7, 8, 9], "a": [5]}, {0: [7, 8, 9], 3: [5]}),
+        ({"a": [1, 2, 3, 4]}, {3: [1, 2, 3, 4]}),
+        ({}, {}),
+    ],
+)
+def test_drafts_are_put_in_the_slots_of_their_requests(drafts, expected):
+    tokens = torch.full((NUM_SLOTS, NUM_TOKENS), 99)
+    states = SimpleNamespace(draft_tokens=tokens, req_id_to_index={"a": 3, "b": 0, "c": 1})
+    put_drafts(states, drafts)
+    for slot in range(NUM_SLOTS):
+        due = expected.get(slot, [])
+        assert tokens[slot, : len(due)].tolist() == due
+        assert due or (tokens[slot] == 99).all()
+
+
+def test_what_proposes_proposes_nothing():
+    assert NoProposals(None).propose([[1], [], [2, 3]], None, None) == [[], [], []]
+    tokens = torch.full((NUM_SLOTS, NUM_TOKENS), 99)
+    states = SimpleNamespace(draft_tokens=tokens, req_id_to_index={"a": 3})
+    worker = WorkerExtension()
+    worker.model_runner = SimpleNamespace(req_states=states, speculator=None)
+    worker.rhymeflow_speculate()
+    speculator = worker.model_runner.speculator
+    assert isinstance(speculator, NoSpeculation)
+    batch = SimpleNamespace(num_reqs=2)
+    assert speculator.propose(batch, None, num_speculative_tokens=2).shape == (2, NUM_TOKENS)
+    worker.rhymeflow_draft({"a": [6]})
+    assert tokens[3, 0].item() == 6

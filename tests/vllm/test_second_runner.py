@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.vllm.sameness import closing_rig, needs_vllm, same_as_native
+from tests.vllm.sameness import compare_with_native, needs_vllm
 
 IS_HERE = importlib.util.find_spec("triton") is not None
 pytestmark = [
@@ -36,14 +36,7 @@ def interpreter():
 
 
 def test_same_tokens_as_the_native_engine_with_and_without_drafts():
-    with closing_rig("demo", "float32", rollout__vllm_model_runner="v2") as rig:
-        vllm, requests = same_as_native(rig, NUM_TOKENS)
-        runner = vllm._llm._engine.model_executor.driver_worker.worker.model_runner
-        assert type(runner).__module__ == "vllm.v1.worker.cpu.model_runner"
-        saved = sum(len(request.tokens) - request.steps for request in requests)
-        assert saved > 20
-        assert sum(request.drafted for request in requests) > saved
-        rig.publish(1, 0.01)
-        pulled = vllm.install(rig.store.handle.open(), 1, keep_cache=False)
-        assert pulled == (1, rig.checksums[1])
-        vllm.close()
+    options = {"rollout__vllm_model_runner": "v2"}
+    vllm = compare_with_native("demo", options, NUM_TOKENS, 0.01)
+    runner = vllm._llm._engine.model_executor.driver_worker.worker.model_runner
+    assert type(runner).__module__ == "vllm.v1.worker.cpu.model_runner"

@@ -11,19 +11,19 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 
-import msgspec
 import pytest
 import torch
 from torch import Tensor
 
 from rhymeflow.errors import UserError
 from rhymeflow.utils import shared_memory
-from rhymeflow.weights import manifest, proof, slots
-from rhymeflow.weights.base import ChecksumMismatch, VersionUnavailable
-from rhymeflow.weights.handle import SharedMemoryWeightHandle
-from rhymeflow.weights.install import install
+from rhymeflow.weights import manifest, proof
+from rhymeflow.weights.base import SharedMemoryWeightHandle, VersionUnavailable
+from rhymeflow.weights.install import Installation, install
 from rhymeflow.weights.manifest import ManifestMismatch
-from rhymeflow.weights.shared_memory import SharedMemoryWeightReader, SharedMemoryWeightStore
+from rhymeflow.weights.proof import ChecksumMismatch
+from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
+from tests.weights.made_up import bits, weights
 
 SPAWN = multiprocessing.get_context("spawn")
 
@@ -55,11 +55,11 @@ class Spy(Mapping):
             self.touches_left -= 1
         return self.inner[name]
 
-    def __contains__(self, name: object) -> bool:
-        return name in self.inner
-
     def __iter__(self) -> Iterator[str]:
         return iter(self.inner)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.inner
 
     def __len__(self) -> int:
         return len(self.inner)
@@ -71,7 +71,14 @@ def values(held: Mapping[str, Tensor]) -> set[float]:
 
 @pytest.fixture
 def store():
-    store = SharedMemoryWeightStore.create(manifest.manifest_of(tensors(0)))
+    store = SharedMemoryWeightStore(manifest.manifest_of(tensors(0)))
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def delta():
+    store = SharedMemoryWeightStore(manifest.manifest_of(weights(0)), keep=3)
     yield store
     store.close()
 
@@ -79,7 +86,14 @@ def store():
 # -- one process ----------------------------------------------------------------------------------
 
 
-def test_pull_brings_what_was_pushed():
+NEEDS_GPU = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NEEDS_GPU)])
+def test_pull_brings_what_was_pushed(device):
     torch.manual_seed(0)
     pushed = {
         "a": torch.randn(33, 65),
@@ -88,32 +102,20 @@ def test_pull_brings_what_was_pushed():
         "scalar": torch.tensor(1.5),
         "empty": torch.empty(0, 4),
     }
-    store = SharedMemoryWeightStore.create(manifest.manifest_of(pushed))
-    reader = SharedMemoryWeightReader(store.handle)
+    pushed = {name: tensor.to(device) for name, tensor in pushed.items()}
+    store = SharedMemoryWeightStore(manifest.manifest_of(pushed))
     checksum = store.publish(3, pushed)
     into = {name: torch.zeros_like(tensor) for name, tensor in pushed.items()}
-    into["a"] = torch.zeros(65, 33).T  # not contiguous
+    into["a"] = torch.zeros(65, 33, device=device).T  # not contiguous
     into["b"] = torch.nn.Parameter(into["b"])
-    assert install(reader, into) == (3, checksum)
+    assert install(store.handle.open(), into) == (3, checksum)
     assert all(torch.equal(into[name], pushed[name]) for name in pushed)
     assert proof.checksum_of(store.handle.manifest, into) == checksum
     store.close()
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_push_and_pull_on_a_gpu():
-    pushed = {name: tensor.cuda() for name, tensor in tensors(1.5).items()}
-    store = SharedMemoryWeightStore.create(manifest.manifest_of(pushed))
-    checksum = store.publish(1, pushed)
-    into = {name: torch.zeros_like(tensor) for name, tensor in pushed.items()}
-    assert install(SharedMemoryWeightReader(store.handle), into) == (1, checksum)
-    assert values(into) == {1.5}
-    store.close()
-
-
 def test_two_versions_are_held_and_older_ones_are_not(store):
-    reader = SharedMemoryWeightReader(store.handle)
+    reader = store.handle.open()
     assert reader.version is None
     with pytest.raises(VersionUnavailable, match=r"does not hold any version; it holds \[\]"):
         install(reader, tensors(0))
@@ -121,46 +123,36 @@ def test_two_versions_are_held_and_older_ones_are_not(store):
         store.publish(version, tensors(version))
         assert reader.version == version
     into = tensors(-1)
-    assert install(reader, into, want=1).version == 1
-    assert values(into) == {1.0}
-    assert install(reader, into).version == 2
-    assert values(into) == {2.0}
-    with pytest.raises(VersionUnavailable, match=r"does not hold version 0; it holds \[1, 2\]"):
-        install(reader, into, want=0)
-    with pytest.raises(VersionUnavailable, match="does not hold version 3"):
-        install(reader, into, want=3)
+    for want, expected in ((1, 1), (None, 2)):
+        assert install(reader, into, want).version == expected
+        assert values(into) == {float(expected)}
+    for want in (0, 3):
+        message = rf"does not hold version {want}; it holds \[1, 2\]"
+        with pytest.raises(VersionUnavailable, match=message):
+            install(reader, into, want)
 
 
-def test_a_pull_during_a_push_gets_the_old_version_whole(store):
-    reader = SharedMemoryWeightReader(store.handle)
-    store.publish(1, tensors(1))
+@pytest.mark.parametrize(("before", "want"), [(1, None), (1, 1), (2, None), (2, 2)])
+def test_a_pull_during_a_push_gets_the_old_version_whole(store, before, want):
+    """The one before that is being written over, and is not given out."""
+    reader = store.handle.open()
+    for version in range(before + 1):
+        store.publish(version, tensors(version))
     during = []
 
     def pull() -> None:
         into = tensors(-1)
-        during.append((install(reader, into).version, values(into)))
-        during.append((install(reader, into, want=1).version, values(into)))
+        during.append((install(reader, into, want).version, values(into)))
+        with pytest.raises(VersionUnavailable, match=rf"{before - 1}; it holds \[{before}\]"):
+            install(reader, into, before - 1)
 
-    store.publish(2, Spy(tensors(2), pull, checks=0))
-    assert during == [(1, {1.0}), (1, {1.0})]
-
-
-def test_the_version_being_overwritten_is_not_given_out(store):
-    reader = SharedMemoryWeightReader(store.handle)
-    store.publish(1, tensors(1))
-    store.publish(2, tensors(2))
-
-    def pull() -> None:
-        with pytest.raises(VersionUnavailable, match=r"does not hold version 1; it holds \[2\]"):
-            install(reader, tensors(-1), want=1)
-
-    store.publish(3, Spy(tensors(3), pull, checks=0))
+    store.publish(before + 1, Spy(tensors(3), pull, checks=0))
+    assert during == [(before, {float(before)})]
 
 
 @pytest.mark.parametrize(("pushes", "expected"), [(1, 1), (2, 3), (3, 4)])
 def test_a_pull_overtaken_by_pushes_begins_again(store, pushes, expected):
     """One push writes the other slot, and the old version is still good; two overwrite it."""
-    reader = SharedMemoryWeightReader(store.handle)
     store.publish(1, tensors(1))
 
     def overtake() -> None:
@@ -168,12 +160,11 @@ def test_a_pull_overtaken_by_pushes_begins_again(store, pushes, expected):
             store.publish(version, tensors(version))
 
     into = tensors(-1)
-    assert install(reader, Spy(into, overtake)).version == expected
+    assert install(store.handle.open(), Spy(into, overtake)).version == expected
     assert values(into) == {float(expected)}
 
 
 def test_a_wrong_byte_is_found_and_its_tensor_named(store):
-    reader = SharedMemoryWeightReader(store.handle)
     store.publish(1, tensors(1))
     whole = shared_memory.path_of(store.handle.name).read_bytes()
     place = whole.index(torch.full((1000,), 1.0, dtype=torch.bfloat16).view(torch.uint8).numpy())
@@ -181,7 +172,7 @@ def test_a_wrong_byte_is_found_and_its_tensor_named(store):
         file.seek(place + 77)
         file.write(bytes([whole[place + 77] ^ 1]))
     with pytest.raises(ChecksumMismatch, match=r"version 1.* 1 of 3 .* first layer\.weight"):
-        install(reader, tensors(-1))
+        install(store.handle.open(), tensors(-1))
 
 
 @pytest.mark.parametrize(
@@ -205,7 +196,7 @@ def test_other_tensors_are_refused_by_name(store, change, message):
         store.publish(1, given)
     store.publish(1, tensors(1))
     with pytest.raises(ManifestMismatch, match=message):
-        install(SharedMemoryWeightReader(store.handle), given)
+        install(store.handle.open(), given)
 
 
 def test_tied_parameters_are_given_once():
@@ -214,18 +205,73 @@ def test_tied_parameters_are_given_once():
         manifest.manifest_of({"a": weight, "b": weight})
 
 
-def test_too_little_shared_memory_is_the_users_to_know():
+def test_too_little_shared_memory_is_the_users_to_know(delta, monkeypatch):
     huge = manifest.plan({"w": ((2**48,), torch.float32)})
+    before = set(shared_memory.path_of("").glob(f"rhymeflow-{os.getpid()}-*"))
     with pytest.raises(UserError, match="no room for two copies of the weights"):
-        SharedMemoryWeightStore.create(huge)
-    assert not list(shared_memory.path_of("").glob(f"rhymeflow-{os.getpid()}-*"))
+        SharedMemoryWeightStore(huge)
+    assert set(shared_memory.path_of("").glob(f"rhymeflow-{os.getpid()}-*")) == before
+    delta.publish(0, weights(0))
+
+    def refuse(descriptor, start, size):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.posix_fallocate", refuse)
+    with pytest.raises(UserError, match="no room for what changed in the weights"):
+        delta.publish(1, weights(1))
+    assert not {
+        p for p in set(shared_memory.DIRECTORY.iterdir()) - before if str(os.getpid()) in p.name
+    }
 
 
-def test_the_handle_goes_by_value(store):
-    handle = store.handle
-    assert pickle.loads(pickle.dumps(handle)) == handle
-    packed = msgspec.msgpack.encode(handle)
-    assert msgspec.msgpack.decode(packed, type=SharedMemoryWeightHandle) == handle
+# -- changes --------------------------------------------------------------------------------------
+
+
+def files_of_changes(store):
+    return list(shared_memory.path_of("").glob(f"{store.handle.name}.*"))
+
+
+def test_a_damaged_change_is_found_out(delta):
+    delta.publish(0, weights(0))
+    reader, installed = delta.handle.open(), Installation(weights(9))
+    installed.pull(reader)
+    delta.publish(1, weights(1))
+    [path] = files_of_changes(delta)
+    whole = bytearray(path.read_bytes())
+    whole[-1] ^= 4
+    path.write_bytes(whole)
+    with pytest.raises(ChecksumMismatch, match="version 1"):
+        installed.pull(reader, 1)
+
+
+def test_no_more_changes_are_kept_than_asked_for(delta):
+    for version in range(7):
+        delta.publish(version, weights(version))
+    assert len(files_of_changes(delta)) == 3
+    delta.close()
+    assert not files_of_changes(delta)
+
+
+def test_a_change_whose_whole_tensors_are_written_over_is_pulled_anew(delta):
+    """Overtaken between the listed tensors and those that are copied."""
+    delta.publish(0, weights(0))
+    reader, into = delta.handle.open(), weights(9)
+    installed = Installation(into)
+    installed.pull(reader)
+    delta.publish(1, {**weights(1), "norm": torch.full((33,), 2.0).bfloat16()})
+    plain = reader._chunks
+
+    def overtaken(fetched, names):
+        reader._chunks = plain
+        for version in (2, 3, 4):
+            delta.publish(version, weights(version))
+        return plain(fetched, names)
+
+    reader._chunks = overtaken
+    with pytest.raises(VersionUnavailable):
+        installed.pull(reader, 1)
+    assert installed.pull_at_least(reader, 1).version >= 4
+    assert bits(into) == bits(weights(installed.holds.version))
 
 
 # -- several processes ----------------------------------------------------------------------------
@@ -233,7 +279,7 @@ def test_the_handle_goes_by_value(store):
 
 def pull_until(handle: SharedMemoryWeightHandle, last: int, report) -> None:
     torch.set_num_threads(1)
-    reader = SharedMemoryWeightReader(handle)
+    reader = handle.open()
     into = tensors(-1, 20_000)
     seen = [install(reader, into).version]
     report.send("up")
@@ -245,11 +291,20 @@ def pull_until(handle: SharedMemoryWeightHandle, last: int, report) -> None:
     report.send(len(set(seen)))
 
 
-def push_range(handle: SharedMemoryWeightHandle, versions: list[int]) -> None:
+def follow(handle: SharedMemoryWeightHandle, last: int, report) -> None:
+    """The same by changes; reports how many pulls had some."""
     torch.set_num_threads(1)
-    store = SharedMemoryWeightStore.attach(handle)
-    for version in versions:
-        store.publish(version, tensors(version, 20_000))
+    reader, into = handle.open(), weights(0)
+    installed, updates = Installation(into), 1
+    installed.pull(reader)
+    report.send("up")
+    while installed.holds.version < last:
+        before = installed.holds
+        updates += reader.changes(before, None) is not None
+        after = installed.pull(reader)
+        assert after.version >= before.version
+        assert bits(into) == bits(weights(after.version)), after
+    report.send(updates)
 
 
 def start(target, *args):
@@ -259,19 +314,28 @@ def start(target, *args):
     process.start()
     theirs.close()
     assert ours.poll(60), "did not come up"
-    assert ours.recv() == "up"
-    return process, ours
+    said = ours.recv()
+    return process, ours, said
 
 
-def test_racing_pulls_are_never_torn():
-    store = SharedMemoryWeightStore.create(manifest.manifest_of(tensors(0, 20_000)))
-    store.publish(0, tensors(0, 20_000))
-    readers = [start(pull_until, store.handle, 60) for _ in range(2)]
+def kill(process) -> None:
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+
+
+@pytest.mark.parametrize(
+    ("keep", "made", "reading"),
+    [(0, lambda version: tensors(version, 20_000), pull_until), (3, weights, follow)],
+)
+def test_racing_pulls_are_never_torn(keep, made, reading):
+    store = SharedMemoryWeightStore(manifest.manifest_of(made(0)), keep=keep)
+    store.publish(0, made(0))
+    readers = [start(reading, store.handle, 60) for _ in range(2)]
     pace = [0.0, 0.0, 0.0, 0.004]  # bursts that overtake readers, then a breath
     for version in range(1, 61):
-        store.publish(version, tensors(version, 20_000))
+        store.publish(version, made(version))
         time.sleep(pace[version % 4])
-    for process, report in readers:
+    for process, report, _ in readers:
         assert report.poll(60), "a reader died"
         assert report.recv() > 1
         process.join()
@@ -279,74 +343,47 @@ def test_racing_pulls_are_never_torn():
     store.close()
 
 
-def test_pushers_exclude_each_other():
-    store = SharedMemoryWeightStore.create(manifest.manifest_of(tensors(0, 20_000)))
-    store.publish(0, tensors(0, 20_000))
-    pushers = [SPAWN.Process(target=push_range, args=(store.handle, [v] * 30)) for v in (1, 2)]
-    for pusher in pushers:
-        pusher.start()
-    reader, into = SharedMemoryWeightReader(store.handle), tensors(-1, 20_000)
-    while any(pusher.is_alive() for pusher in pushers):
-        version = install(reader, into).version
-        assert values(into) == {float(version)}
-    assert [pusher.exitcode for pusher in pushers] == [0, 0]
-    assert slots.attach(store.handle, writable=False).published == 61
-    store.close()
-
-
 def hang_in_pull(handle: SharedMemoryWeightHandle, report) -> None:
-    install(
-        SharedMemoryWeightReader(handle),
-        Spy(tensors(-1), lambda: (report.send("up"), time.sleep(600))),
-    )
+    install(handle.open(), Spy(tensors(-1), lambda: (report.send("up"), time.sleep(600))))
 
 
-def hang_in_push(handle: SharedMemoryWeightHandle, report) -> None:
-    SharedMemoryWeightStore.attach(handle).publish(
-        2, Spy(tensors(2), lambda: (report.send("up"), time.sleep(600)), checks=0)
-    )
+def hang_in_push(report) -> None:
+    store = SharedMemoryWeightStore(manifest.manifest_of(tensors(0)))
+    store.publish(1, tensors(1))
+    then = lambda: (report.send(store.handle), time.sleep(600))  # noqa: E731
+    store.publish(2, Spy(tensors(2), then, checks=0))
 
 
 def test_a_reader_killed_in_a_pull_blocks_nobody(store):
     store.publish(1, tensors(1))
-    process, _ = start(hang_in_pull, store.handle)
+    process, *_ = start(hang_in_pull, store.handle)
     store.publish(2, tensors(2))  # while it hangs
-    os.kill(process.pid, signal.SIGKILL)
-    process.join()
+    kill(process)
     for version in (3, 4):
         store.publish(version, tensors(version))
     into = tensors(-1)
-    assert install(SharedMemoryWeightReader(store.handle), into).version == 4
+    assert install(store.handle.open(), into).version == 4
     assert values(into) == {4.0}
 
 
-def test_a_writer_killed_in_a_push_leaves_the_old_version(store):
-    store.publish(1, tensors(1))
-    process, _ = start(hang_in_push, store.handle)
-    os.kill(process.pid, signal.SIGKILL)
-    process.join()
-    reader, into = SharedMemoryWeightReader(store.handle), tensors(-1)
+def test_a_writer_killed_in_a_push_leaves_the_old_version():
+    process, _, handle = start(hang_in_push)
+    reader, into = handle.open(), tensors(-1)
+    kill(process)
     assert reader.version == 1
     assert install(reader, into).version == 1
     assert values(into) == {1.0}
-    store.publish(3, tensors(3))  # the dead writer's lock is gone, its half slot is written over
-    assert install(reader, into).version == 3
-    assert values(into) == {3.0}
+    shared_memory.free(handle.name)
 
 
-ATTACH = """
-import sys, pickle
-from rhymeflow.weights.shared_memory import SharedMemoryWeightReader, SharedMemoryWeightStore
-handle = pickle.loads(bytes.fromhex(sys.argv[1]))
-SharedMemoryWeightReader(handle), SharedMemoryWeightStore.attach(handle)
-"""
+ATTACH = "import sys, pickle; pickle.loads(bytes.fromhex(sys.argv[1])).open()"
 
 CREATE = """
 import time, torch
 from rhymeflow.utils import shared_memory
-from rhymeflow.weights import manifest, proof, slots
+from rhymeflow.weights import manifest
 from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
-server = SharedMemoryWeightStore.create(manifest.plan({"w": ((1000,), torch.float32)}))
+server = SharedMemoryWeightStore(manifest.plan({"w": ((1000,), torch.float32)}))
 print(shared_memory.path_of(server.handle.name), flush=True)
 time.sleep(600)
 """
@@ -362,7 +399,7 @@ def test_a_process_that_attached_and_ended_frees_nothing(store):
     assert done.stderr == ""
     time.sleep(0.2)
     assert shared_memory.path_of(store.handle.name).exists()
-    assert install(SharedMemoryWeightReader(store.handle), tensors(-1)).version == 1
+    assert install(store.handle.open(), tensors(-1)).version == 1
 
 
 def test_memory_of_a_killed_owner_is_freed():
@@ -381,11 +418,11 @@ def test_memory_of_a_killed_owner_is_freed():
 
 
 def test_closing_frees_the_memory_and_readers_keep_theirs(store):
-    reader = SharedMemoryWeightReader(store.handle)
+    reader = store.handle.open()
     store.publish(1, tensors(1))
     store.close()
     store.close()  # again is nothing
     assert not shared_memory.path_of(store.handle.name).exists()
     assert install(reader, tensors(-1)).version == 1
     with pytest.raises(FileNotFoundError):
-        SharedMemoryWeightReader(store.handle)
+        store.handle.open()

@@ -21,7 +21,7 @@ event.register("numba:compile", Listener())
 import torch
 from rhymeflow.config import Config
 from rhymeflow.histospec.configured import rehearse
-from rhymeflow.weights.delta import DeltaWeightStore
+from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
 from rhymeflow.weights.install import Installation
 from rhymeflow.weights.manifest import manifest_of
 from tests.engine.models import make_engine, make_requests, run
@@ -32,7 +32,7 @@ for kind in ("llama", "qwen3"):
         engine = make_engine(model_of(kind, dtype))
         run(engine, make_requests([3, 9]))
 weights = {{"w": torch.zeros(2_000_000, dtype=torch.bfloat16)}}
-store = DeltaWeightStore.make(manifest_of(weights), keep=2)
+store = SharedMemoryWeightStore(manifest_of(weights), keep=2)
 store.publish(0, weights)
 installed, reader = Installation({{"w": torch.ones_like(weights["w"])}}), store.handle.open()
 installed.pull(reader)

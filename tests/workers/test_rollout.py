@@ -12,7 +12,6 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rhymeflow.core.types import TrajectoryId
-from rhymeflow.weights.delta import DeltaWeightStore
 from rhymeflow.weights.manifest import manifest_of
 from rhymeflow.weights.objects import ObjectWeightStore
 from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
@@ -53,7 +52,7 @@ def weights(config):
 
 @pytest.fixture
 def parameters(weights):
-    store = SharedMemoryWeightStore.create(manifest_of(weights))
+    store = SharedMemoryWeightStore(manifest_of(weights))
     store.publish(0, weights)
     yield store
     store.close()
@@ -233,7 +232,7 @@ def test_decoding_goes_on_while_a_pull_is_fetched_and_later_commands_wait(
     config, weights, monkeypatch
 ):
     """What comes after the pull is generated under the new weights, as the coordinator counts."""
-    store = DeltaWeightStore.make(manifest_of(weights), keep=2)
+    store = SharedMemoryWeightStore(manifest_of(weights), keep=2)
     store.publish(0, weights)
     side, heard = Side("rollout-0", config, store, monkeypatch, True), Store()
     side.produce(IDS[0])

@@ -28,8 +28,9 @@ from rhymeflow.models.load import (
     stop_token_ids,
 )
 from rhymeflow.models.rope import settled
-from rhymeflow.weights.base import Pulled, WeightReader
+from rhymeflow.weights.base import WeightReader
 from rhymeflow.weights.install import Installation
+from rhymeflow.weights.proof import Pulled
 
 
 def load_kernels(config: Config) -> None:

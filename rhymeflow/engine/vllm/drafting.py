@@ -1,47 +1,23 @@
 """Drafts from history for the requests that vLLM will decode next, and what comes of them.
 
-Holds true: a request has a handle of the drafter's from the first iteration in which it is ready to
-decode until it leaves, or another needs its place; the drafter knows which request it drafts for
-(prompt and member); what is handed on can be run: it is in the vocabulary, linear, and no longer
-than the response may become. Knows no vLLM.
+A request has a handle of the drafter's from the first iteration in which it is ready to decode
+until it leaves, or another needs its place. What is handed on can be run: it is in the vocabulary,
+linear, and no longer than the response may become.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Mapping
 
 from rhymeflow.engine.base import Request
 from rhymeflow.engine.drafter import Drafter, begin, runnable
 
 
-@dataclass(frozen=True, slots=True)
-class Iteration:
-    """What an iteration did."""
-
-    rows: int
-    """Tokens that it ran."""
-    drafted: Mapping[Hashable, int]
-    """By request, tokens of these that were a draft."""
-    generated: Mapping[Hashable, list[int]]
-    """By request, the tokens it has more."""
-    seconds: float
-
-
 class Drafting:
     """One engine's drafter and its handles. An iteration calls `propose`, then `observe`."""
 
-    def __init__(
-        self,
-        drafter: Drafter,
-        *,
-        vocabulary: int,
-        max_sequences: int,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
+    def __init__(self, drafter: Drafter, *, vocabulary: int, max_sequences: int) -> None:
         self._drafter, self._vocabulary, self._max_sequences = drafter, vocabulary, max_sequences
-        self._clock = clock
         self._handles: dict[Hashable, int] = {}
         self._asked: list[Hashable] = []
         self._kv_tokens = 0
@@ -63,19 +39,27 @@ class Drafting:
                 found[request.id] = runnable(draft, limit, self._vocabulary).tokens
         return {key: tokens for key, tokens in found.items() if tokens}
 
-    def observe(self, iteration: Iteration) -> None:
-        """Learn from what became of it."""
-        known = [key for key in self._asked if iteration.generated.get(key)]
+    def observe(
+        self,
+        drafted: Mapping[Hashable, int],
+        generated: Mapping[Hashable, list[int]],
+        *,
+        rows: int,
+        seconds: float,
+    ) -> None:
+        """Learn from an iteration of `rows` tokens: by request, its drafted tokens that were among
+        them, and the tokens that it has more."""
+        known = [key for key in self._asked if generated.get(key)]
         if not known:
             return
-        own_rows = sum(1 + iteration.drafted.get(key, 0) for key in known)
+        own_rows = sum(1 + drafted.get(key, 0) for key in known)
         self._drafter.observe(
             [self._handles[key] for key in known],
-            [iteration.generated[key] for key in known],
-            rows=iteration.rows,
+            [generated[key] for key in known],
+            rows=rows,
             kv_tokens=self._kv_tokens,
-            seconds=iteration.seconds,
-            other_rows=iteration.rows - own_rows,
+            seconds=seconds,
+            other_rows=rows - own_rows,
         )
 
     def end(self, ids: Iterable[Hashable]) -> None:

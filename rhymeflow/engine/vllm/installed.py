@@ -3,8 +3,7 @@
 vLLM's internals that the engine relies on have no promise of staying as they are, so one minor
 version is supported; `self_test.py` looks at each of them when an instance starts.
 
-Holds true: imports neither torch nor vLLM; what is missing is one `UserError` that says how to get
-it. Another interpreter is asked by running it.
+Imports neither torch nor vLLM; another interpreter is asked by running it.
 """
 
 from __future__ import annotations
@@ -86,6 +85,3 @@ def _versions(python: str, where: str) -> dict[str, Any]:
         raise UserError(f"{where} does not work as a Python: {' '.join(last)}")
     versions: dict[str, Any] = json.loads(done.stdout)
     return versions
-
-
-__all__ = ["INSTALL", "SUPPORTED", "check_installed"]

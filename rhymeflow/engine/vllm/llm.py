@@ -1,25 +1,23 @@
-"""vLLM's engine, stepped by hand in this process: the only module that touches its internals.
+"""vLLM's engine, stepped by hand in this process.
 
 With `VLLM_ENABLE_V1_MULTIPROCESSING=0` vLLM's scheduler is in this process, and its worker too if
 there is one: `step` is one iteration, and between two of them nothing is under way. With tensor
 parallelism the workers are processes of their own, and step together.
-
-Holds true: everything used here that vLLM does not promise to keep is named in this file, in
-`sampler.py`, `speculator.py` and `places.py`, and tried by `self_test.py`. Knows nothing of drafts'
-origin or of weights.
+What vLLM does not promise to keep is used here, in `sampler.py`, `speculator.py` and `places.py`
+alone, and tried by `self_test.py`.
 """
 
 from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from rhymeflow.config import Config
 from rhymeflow.engine.base import Request
-from rhymeflow.engine.vllm import processor, proposer, speculator, worker
-from rhymeflow.engine.vllm.sampler import arguments
+from rhymeflow.engine.vllm import speculator, worker
+from rhymeflow.engine.vllm.sampler import arguments, noise_processor
 from rhymeflow.errors import UserError
 from rhymeflow.models.load import load_config, resolve_device, resolve_dtype
 from rhymeflow.models.reading import readable
@@ -39,22 +37,24 @@ ENVIRONMENT = {
 
 
 class Stepped(NamedTuple):
-    """What one iteration did, by vLLM's names of requests."""
+    """What one iteration did, by request."""
 
     rows: int
     """Tokens that were run."""
-    drafted: Mapping[str, int]
+    drafted: Mapping[Hashable, int]
     """Drafted tokens that were among them."""
-    tokens: Mapping[str, list[int]]
-    logprobs: Mapping[str, list[float]]
-    finished: frozenset[str]
+    tokens: Mapping[Hashable, list[int]]
+    logprobs: Mapping[Hashable, list[float]]
+    finished: frozenset[Hashable]
 
 
 class Status(NamedTuple):
-    """How vLLM's requests are."""
+    """How requests are, between two iterations."""
 
-    ready: frozenset[str]
+    ready: frozenset[Hashable]
     """Decoded in the next iteration, with nothing left to prefill."""
+    waiting: list[Hashable]
+    """Not decoded: no room yet, or preempted."""
     running: int
     kv_tokens: int
     unready_rows: int
@@ -82,13 +82,19 @@ class Llm:
         except (ValueError, NotImplementedError) as error:
             reason = " ".join(str(error).split())
             raise UserError(f"rollout.engine = 'vllm': vLLM refuses: {reason}") from error
+        cache = self._engine.vllm_config.cache_config
+        self.kv_capacity = int(cache.num_gpu_blocks * cache.block_size)
+        self.vocabulary = int(self._engine.model_config.get_vocab_size())
         self._core = self._engine.engine_core.engine_core
         self._scheduler = self._core.scheduler
         self._last: Any = None
         self._schedule = self._scheduler.schedule
         self._scheduler.schedule = self._remember_schedule
-        self._names: dict[str, str] = {}
-        """By our name of a request, vLLM's."""
+        self._num_named = 0
+        self._names: dict[Hashable, tuple[str, str]] = {}
+        """By request, the name that it was given here and the one that vLLM made of it."""
+        self._ids: dict[str, Hashable] = {}
+        """By the name that was given."""
         self._speculates = self._engine.vllm_config.speculative_config is not None
         if not is_second:
             self.call("rhymeflow_sample")
@@ -100,19 +106,12 @@ class Llm:
         results: list[Any] = self._engine.collective_rpc(method, args=args)
         return results
 
-    @property
-    def kv_capacity(self) -> int:
-        """Tokens that the KV cache holds."""
-        cache = self._engine.vllm_config.cache_config
-        return int(cache.num_gpu_blocks * cache.block_size)
+    def __contains__(self, request: Hashable) -> bool:
+        """Whether it has the request of this id."""
+        return request in self._names
 
-    @property
-    def vocabulary(self) -> int:
-        """Tokens there are."""
-        return int(self._engine.model_config.get_vocab_size())
-
-    def add(self, name: str, request: Request, number: int, *, stream: int, cache: str) -> None:
-        """Queue a request under a new name; only those with the same `cache` share a prefix.
+    def add(self, request: Request, number: int, *, stream: int, cache: str) -> None:
+        """Queue a request; only those with the same `cache` share a prefix.
 
         Urgent ones are scheduled first, and the rest in the order of their numbers.
         """
@@ -132,28 +131,30 @@ class Llm:
         )
         ids = [*request.prompt_ids, *request.tokens]
         prompt = {"prompt_token_ids": ids, "cache_salt": cache}
-        self._names[name] = self._engine.add_request(
+        self._num_named += 1
+        name = f"r{self._num_named}"  # a new one, for it may have been here before
+        known = self._engine.add_request(
             name, prompt, params, arrival_time=float(number), priority=int(not request.is_urgent)
         )
+        self._names[request.id], self._ids[name] = (name, known), request.id
 
-    def abort(self, names: list[str]) -> None:
-        """Forget requests."""
+    def abort(self, requests: Iterable[Hashable]) -> None:
+        """Forget those of these requests that it has."""
+        names = [self._names.pop(key)[0] for key in requests if key in self._names]
         self._engine.abort_request(names)
         for name in names:
-            del self._names[name]
+            del self._ids[name]
 
-    def draft(self, drafts: Mapping[str, list[int]]) -> None:
+    def draft(self, drafts: Mapping[Hashable, list[int]]) -> None:
         """Have these verified in the next iteration, and nothing for others."""
         from vllm.v1.outputs import DraftTokenIds
 
         if self._speculates:
-            names = list(self._names)
-            tokens = [drafts.get(name, []) for name in names]
-            self._scheduler.update_draft_token_ids(
-                DraftTokenIds([self._names[name] for name in names], tokens)
-            )
+            known = {key: name for key, (_, name) in self._names.items()}
+            tokens = [drafts.get(key, []) for key in known]
+            self._scheduler.update_draft_token_ids(DraftTokenIds(list(known.values()), tokens))
             if self._is_second and drafts:
-                self.call("rhymeflow_draft", {self._names[n]: each for n, each in drafts.items()})
+                self.call("rhymeflow_draft", {known[key]: each for key, each in drafts.items()})
 
     def step(self) -> Stepped:
         """Run one iteration."""
@@ -161,48 +162,43 @@ class Llm:
         tokens, logprobs, finished = {}, {}, set()
         for output in self._engine.step():
             (completion,) = output.outputs
-            name, new = output.request_id, list(completion.token_ids)
+            key, new = self._ids[output.request_id], list(completion.token_ids)
             if output.finished:
-                finished.add(name)
+                finished.add(key)
             if new:
-                tokens[name] = new
-                logprobs[name] = [
+                tokens[key] = new
+                logprobs[key] = [
                     place[token].logprob
                     for place, token in zip(completion.logprobs, new, strict=True)
                 ]
         scheduled = self._last
         rows, drafted = 0, {}
         if scheduled is not None:
-            rows, drafts = (
-                scheduled.total_num_scheduled_tokens,
-                scheduled.scheduled_spec_decode_tokens,
-            )
-            drafted = {name: len(drafts.get(self._names[name], ())) for name in tokens}
-        for name in finished:
-            del self._names[name]
+            rows = scheduled.total_num_scheduled_tokens
+            drafts = scheduled.scheduled_spec_decode_tokens
+            drafted = {key: len(drafts.get(self._names[key][1], ())) for key in tokens}
+        for key in finished:
+            name, _ = self._names.pop(key)
+            del self._ids[name]
         return Stepped(rows, drafted, tokens, logprobs, frozenset(finished))
 
     def status(self) -> Status:
-        """How requests are, between two iterations."""
+        """How requests are."""
         scheduler = self._scheduler
         running = {request.request_id for request in scheduler.running}
         ready, kv_tokens, unready_rows = set(), 0, 0
-        for name, known in self._names.items():
+        for key, (_, known) in self._names.items():
             request = scheduler.requests[known]
             left = request.num_tokens - request.num_computed_tokens
             if known in running:
                 kv_tokens += request.num_computed_tokens
                 if left == 1:
-                    ready.add(name)
+                    ready.add(key)
                     continue
             unready_rows += left
         unready_rows = min(unready_rows, scheduler.max_num_scheduled_tokens)
-        return Status(frozenset(ready), len(running), kv_tokens, unready_rows)
-
-    def waiting(self) -> list[str]:
-        """Names of requests that are not decoded: no room yet, or preempted."""
-        running = {request.request_id for request in self._scheduler.running}
-        return [name for name, known in self._names.items() if known not in running]
+        waiting = [key for key, (_, known) in self._names.items() if known not in running]
+        return Status(frozenset(ready), waiting, len(running), kv_tokens, unready_rows)
 
     def forget_cache(self) -> None:
         """Compute all keys and values anew, also of what runs."""
@@ -246,7 +242,7 @@ def engine_args(config: Config) -> dict[str, Any]:
     """vLLM's arguments."""
     rollout, drafting = config.rollout, config.drafting
     device = resolve_device(config.model)
-    drafts = drafting.window != "off"
+    drafts, is_second = drafting.window != "off", rollout.vllm_model_runner == "v2"
     rows = 1 + drafting.max_draft if drafts else 1
     arguments: dict[Hashable, Any] = {
         "model": readable(config.model).location,
@@ -266,14 +262,10 @@ def engine_args(config: Config) -> dict[str, Any]:
         "disable_log_stats": True,
     }
     if drafts:
-        is_second = rollout.vllm_model_runner == "v2"
-        method = speculator.METHOD if is_second else proposer.METHOD
-        arguments["speculative_config"] = {
-            **method,
-            "num_speculative_tokens": drafting.max_draft,
-        }
-    if rollout.vllm_model_runner == "v2":
-        arguments["logits_processors"] = [processor.noise_processor()]
+        method = speculator.SPECULATOR if is_second else speculator.PROPOSER
+        arguments["speculative_config"] = method | {"num_speculative_tokens": drafting.max_draft}
+    if is_second:
+        arguments["logits_processors"] = [noise_processor()]
         arguments["logprobs_mode"] = "processed_logits"
     if rollout.vllm_head_dtype == "float32":
         arguments["hf_overrides"] = {"head_dtype": "float32"}
@@ -288,6 +280,3 @@ def engine_args(config: Config) -> dict[str, Any]:
         arguments["gpu_memory_utilization"] = rollout.vllm_gpu_memory_utilization
         arguments["moe_backend"] = "triton"  # it takes experts' weights as they are published
     return arguments
-
-
-__all__ = ["Llm", "Status", "Stepped", "engine_args", "import_vllm", "max_length"]

@@ -4,9 +4,8 @@ vLLM puts the query, key and value projections of a layer into one, and likewise
 splits layers over processes; it pads the vocabulary; it has a mixture's experts in a layer of its
 own; and on CPUs it hands a layer's weights to a packer and keeps only what the packer made of them.
 
-Holds true: every tensor of the manifest has a place, and every parameter of the model is filled by
-them (`find_places` raises otherwise), so nothing is computed with that was not pulled. Works on any
-modules with these attributes; imports no vLLM.
+Every tensor of the manifest has a place, and every parameter of the model is filled by them
+(`find_places` raises otherwise), so nothing is computed with that was not pulled. Imports no vLLM.
 """
 
 from __future__ import annotations
@@ -201,6 +200,3 @@ def _check_filled(model: nn.Module, targets: Mapping[str, Target]) -> None:
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if id(parameter) not in filled:
             raise ManifestMismatch(f"{name} of vLLM's model is not in the weight store's manifest")
-
-
-__all__ = ["Place", "Target", "find_places", "has_experts", "shape_of"]

@@ -6,14 +6,13 @@ draft handed on to another request, tokens would differ or none be accepted, and
 from samples that are none. (That layers compute with what was pulled is looked at by
 `InstalledWeights`.)
 
-Holds true: leaves the engine as it was, but for what is cached and counted. In bfloat16 a product
-depends on the number of rows in its last bits, so a token may differ without a fault: there one
-equal response of a few is enough. Knows no vLLM.
+In bfloat16 a product depends on the number of rows in its last bits, so a token may differ without
+a fault: there one equal response of a few is enough.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rhymeflow.engine.base import NoiseKey, Request, Sampling
 from rhymeflow.histospec.draft import NONE, Draft, DraftStats
@@ -58,16 +57,7 @@ class KnownAnswer:
         ]
         return [Draft(tokens, list(range(-1, len(tokens) - 1))) if tokens else NONE]
 
-    def observe(
-        self,
-        handles: list[int],
-        generated: list[list[int]],
-        *,
-        rows: int,
-        kv_tokens: int,
-        seconds: float,
-        other_rows: int | None = None,
-    ) -> None:
+    def observe(self, handles: list[int], generated: list[list[int]], **costs: Any) -> None:
         """Go on with what was generated."""
         self._made += len(generated[0])
 
@@ -121,6 +111,3 @@ def _drain(engine: VllmEngine, request: Request, *, interrupted: bool = False) -
             (request,) = engine.interrupt()
             engine.submit(request)
     return request
-
-
-__all__ = ["KnownAnswer", "VllmDiffers", "check"]

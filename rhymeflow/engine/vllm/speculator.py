@@ -1,25 +1,43 @@
-"""Drafts for vLLM's second model runner (V2): where they are put, and a speculator of nothing.
+"""What vLLM's model runners are given to make drafts: something that makes none.
 
-V2 verifies the tokens that stand in its `req_states.draft_tokens` on the device, as many of each
-request as the scheduler says (`scheduled_spec_decode_tokens`). It takes them from a speculator at
-the end of an iteration. Drafts from history are made by the engine between two iterations, so they
-are put there before the next one: by one copy to the device that nothing waits for. A speculator
-must be there for the runner to verify at all; `NoSpeculation` takes the place of the one that vLLM
-made for `ngram_gpu`.
+vLLM asks its proposer at the end of an iteration, in the worker, without saying which requests it
+asks for. Drafts from history need to know (siblings of a group are not interchangeable), and how
+many to verify depends on what the next iteration runs. So the engine makes drafts before the
+iteration (`drafting.py`) and hands them to vLLM's scheduler by its own `update_draft_token_ids`.
+A runner verifies what the scheduler hands on only if it was made with something that drafts.
 
-Holds true: a draft is put in the slot of the request that it is for. Imports no vLLM.
+The second runner (V2) verifies the tokens that stand in its `req_states.draft_tokens` on the
+device, as many of each request as the scheduler says. So drafts are put there too, by one copy
+that nothing waits for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-METHOD = {"method": "ngram_gpu", "prompt_lookup_min": 1, "prompt_lookup_max": 1}
-"""What makes V2 verify drafts, of `speculative_config`: the method that loads no draft model."""
+PROPOSER = {"method": "custom_class", "model": f"{__name__}.NoProposals"}
+"""How vLLM's `speculative_config` names that of the first runner (V1)."""
+
+SPECULATOR = {"method": "ngram_gpu", "prompt_lookup_min": 1, "prompt_lookup_max": 1}
+"""What makes V2 verify drafts: the method that loads no draft model."""
+
+
+class NoProposals:
+    """A proposer for `custom_class`."""
+
+    def __init__(self, vllm_config: Any) -> None:
+        """vLLM's configuration is not needed."""
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        """There is no draft model."""
+
+    def propose(self, sampled_token_ids: Sequence[Any], *args: Any, **kwargs: Any) -> list[list]:
+        """Nothing, for each request."""
+        return [[] for _ in sampled_token_ids]
 
 
 class NoSpeculation:
@@ -58,6 +76,3 @@ def put_drafts(req_states: Any, drafts: Mapping[str, list[int]]) -> None:
     packed = torch.tensor(rows, dtype=torch.int64, pin_memory=into.is_cuda)
     there = packed.to(into.device, non_blocking=True)
     into[there[:, 0], :width] = there[:, 1:]
-
-
-__all__ = ["METHOD", "NoSpeculation", "put_drafts"]

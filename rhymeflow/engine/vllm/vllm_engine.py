@@ -1,12 +1,11 @@
 """vLLM behind the seam of `engine/base.py`.
 
-Holds true: see `engine/base.py`. A request that comes back after an interruption is submitted to
-vLLM as a prompt with the tokens it has; its noise goes on at its position, for the position counts
-from the end of its own prompt. Requests of one version share prefixes, those of another never do
-(vLLM's `cache_salt`), so with `keep` no request begins on keys and values of old weights. Urgent
-requests have places as in the native engine (`native/scheduler.py`): of those that run, the one
-submitted last makes way, and is the next to run again; so no more of vLLM is asked for than its
-scheduling by priority. Knows nothing of messages or of the controller.
+A request that comes back after an interruption is submitted to vLLM as a prompt with the tokens it
+has; its noise goes on at its position, which counts from the end of its own prompt. Requests of one
+version share prefixes, those of another never do (vLLM's `cache_salt`), so with `keep` no request
+begins on keys and values of old weights. Urgent requests have places as in the native engine
+(`native/scheduler.py`): of those that run, the one submitted last makes way, and is the next to run
+again; so no more of vLLM is asked for than its scheduling by priority.
 """
 
 from __future__ import annotations
@@ -24,14 +23,21 @@ from rhymeflow.engine.drafter import Drafter
 from rhymeflow.engine.native import noise
 from rhymeflow.engine.native.scheduler import URGENT_SHARE
 from rhymeflow.engine.vllm import self_test
-from rhymeflow.engine.vllm.drafting import Drafting, Iteration
+from rhymeflow.engine.vllm.drafting import Drafting
 from rhymeflow.engine.vllm.llm import Llm, Stepped
-from rhymeflow.engine.vllm.pulls import Pulls
 from rhymeflow.errors import UserError
 from rhymeflow.histospec.draft import DraftStats
 from rhymeflow.histospec.handle import IndexHandle
 from rhymeflow.models.load import configured_stop_token_ids, load_tokenizer, resolve_device
-from rhymeflow.weights.base import Pulled, WeightReader
+from rhymeflow.utils import objects
+from rhymeflow.weights.base import StoreLost, WeightReader
+from rhymeflow.weights.proof import Pulled
+
+COMPARED_PULLS = 3
+"""So many pulls, the one at the start included, are followed by a comparison with fresh layers."""
+
+LOST_SECONDS = 0.1
+"""Between attempts to bring to all workers what some of them have, while the learner is gone."""
 
 
 @dataclass(slots=True)
@@ -41,8 +47,6 @@ class Entry:
     request: Request
     number: int
     """In the order of submission."""
-    name: str
-    """vLLM is given a new one each time it is given the request."""
 
 
 class VllmEngine:
@@ -62,22 +66,26 @@ class VllmEngine:
     ) -> None:
         self._seed, self._instance, self._drafter_for = config.run.seed, instance, drafter_for
         self._llm = Llm(config)
+        self.vocabulary = self._llm.vocabulary
         self._drafting: Drafting | None = None
         self._drafter: Drafter | None = None
         self._entries: dict[Hashable, Entry] = {}
-        self._by_name: dict[str, Entry] = {}
         self._urgent: deque[Entry] = deque()
         """Those that vLLM has not been given yet, for want of a place."""
-        self._num_submitted = self._num_named = 0
+        self._num_submitted = 0
         self._num_generated, self._clock, self._prefill_seconds = 0, 0.0, 0.0
         self._timer = timer(config)
         rollout = config.rollout
-        self._pulls = Pulls(self._llm, is_here=rollout.vllm_tensor_parallel_size == 1)
+        self._is_here = rollout.vllm_tensor_parallel_size == 1
+        """The only worker is in this process; else each opens a reader of its own."""
+        self._num_pulls = 0
+        if not self._is_here and objects.are_shared():
+            self._llm.call("rhymeflow_join", objects.here().join)
         self._urgent_places = max(1, int(rollout.max_num_seqs * URGENT_SHARE))
         capacity = min(self._llm.kv_capacity, rollout.max_kv_tokens or self._llm.kv_capacity)
         stop = configured_stop_token_ids(config.model, load_tokenizer(config.model))
         self._limits = Limits(rollout.max_num_seqs, self._llm.max_length, capacity, stop)
-        self._pulled = self._pulls.pull(weights, None)
+        self._pulled = self._pull(weights, None)
         self_test.check(
             self,
             drafts=config.drafting.window != "off",
@@ -108,10 +116,9 @@ class VllmEngine:
     def load(self) -> Load:
         """How it is now."""
         status = self._llm.status()
-        waiting = [self._by_name[name] for name in self._llm.waiting()]
         return Load(
             status.running,
-            tuple(entry.request.id for entry in (*waiting, *self._urgent)),
+            (*status.waiting, *(entry.request.id for entry in self._urgent)),
             status.kv_tokens,
             self._clock,
             self._num_generated,
@@ -133,7 +140,7 @@ class VllmEngine:
                 "max_position_embeddings, or rollout.vllm_max_model_length)"
             )
         self._num_submitted += 1
-        entry = self._entries[request.id] = Entry(request, self._num_submitted, "")
+        entry = self._entries[request.id] = Entry(request, self._num_submitted)
         if request.is_urgent:
             self._urgent.append(entry)
         else:
@@ -156,14 +163,8 @@ class VllmEngine:
         self._prefill_seconds += seconds * max(stepped.rows - decoded, 0) / max(stepped.rows, 1)
         finished = self._take(stepped)
         if self._drafting is not None:
-            self._drafting.observe(
-                Iteration(
-                    stepped.rows,
-                    {self._by_name[name].request.id: n for name, n in stepped.drafted.items()},
-                    {self._by_name[name].request.id: t for name, t in stepped.tokens.items()},
-                    seconds,
-                )
-            )
+            rows, tokens = stepped.rows, stepped.tokens
+            self._drafting.observe(stepped.drafted, tokens, rows=rows, seconds=seconds)
         self._forget([request.id for request, _ in finished])
         return finished
 
@@ -171,18 +172,24 @@ class VllmEngine:
         """Stop requests; see `base.Engine`."""
         chosen = list(self._entries) if ids is None else ids
         found = [self._entries[key] for key in chosen if key in self._entries]
-        self._llm.abort([entry.name for entry in found if entry.name])
+        self._llm.abort([entry.request.id for entry in found])
         self._urgent = deque(entry for entry in self._urgent if entry not in found)
         self._forget([entry.request.id for entry in found])
         return [entry.request for entry in found]
 
     def prepare(self, weights: WeightReader, want: Version) -> bool:
         """Fetch what changed, if that can be put in; see `base.Engine`."""
-        return self._pulls.prepare(weights, self._pulled, want)
+        if self._is_here:
+            return weights.prepare(self._pulled, want)
+        found = self._llm.call("rhymeflow_prepare", weights.handle, want)
+        for each in found:
+            if isinstance(each, StoreLost):
+                raise each
+        return all(found)
 
     def install(self, weights: WeightReader, want: Version, *, keep_cache: bool) -> Pulled:
         """Have every worker pull; see `base.Engine`."""
-        self._pulled = self._pulls.pull(weights, want)
+        self._pulled = self._pull(weights, want)
         if not keep_cache:
             self._llm.forget_cache()
         return self._pulled
@@ -195,16 +202,9 @@ class VllmEngine:
         """Draft from now on, also for what runs; None: no more."""
         self._drafter = drafter
         self._drafting = drafter and Drafting(
-            drafter,
-            vocabulary=self.vocabulary,
-            max_sequences=self._limits.max_num_seqs,
+            drafter, vocabulary=self.vocabulary, max_sequences=self._limits.max_num_seqs
         )
         self._llm.draft({})
-
-    @property
-    def vocabulary(self) -> int:
-        """Tokens there are."""
-        return self._llm.vocabulary
 
     def num_draws(self) -> int:
         """How often our sampler was called, by the first worker's count; V1 only."""
@@ -214,20 +214,38 @@ class VllmEngine:
         """End vLLM's processes."""
         self._llm.close()
 
+    def _pull(self, weights: WeightReader, want: Version | None) -> Pulled:
+        """Have all workers hold `want`, newer ones if those are gone, or the newest for None.
+
+        Raises:
+            StoreLost: it cannot be fetched any more; no worker has another version than it had.
+        """
+        self._num_pulls += 1
+        compare = self._num_pulls <= COMPARED_PULLS
+        source = weights if self._is_here else weights.handle
+        while True:
+            found = self._llm.call("rhymeflow_install", source, want, compare)
+            lost = [each for each in found if isinstance(each, StoreLost)]
+            if len(lost) == len(found):
+                raise lost[0]
+            if lost:  # what some have, all must get
+                time.sleep(LOST_SECONDS)
+                continue
+            if all(each == found[0] for each in found):
+                return Pulled(*found[0])
+            want = max(each.version for each in found)
+
     def _give(self, entry: Entry) -> None:
         """Have vLLM queue a request, behind the urgent ones and in the order of submission."""
-        self._num_named += 1
-        entry.name = f"r{self._num_named}"
-        self._by_name[entry.name] = entry
         stream, cache = noise.stream(self._seed, entry.request.noise_key), f"version {self.version}"
-        self._llm.add(entry.name, entry.request, entry.number, stream=stream, cache=cache)
+        self._llm.add(entry.request, entry.number, stream=stream, cache=cache)
 
     def _admit_urgent(self) -> None:
         """Give vLLM the urgent requests that have places; more only where nothing else waits."""
-        waiting = set(self._llm.waiting())
-        given = [entry for entry in self._entries.values() if entry.name]
+        waiting = set(self._llm.status().waiting)
+        given = [entry for key, entry in self._entries.items() if key in self._llm]
         others = [entry for entry in given if not entry.request.is_urgent]
-        running = [entry for entry in others if entry.name not in waiting]
+        running = [entry for entry in others if entry.request.id not in waiting]
         num_urgent = len(given) - len(others)
         while self._urgent:
             is_full = len(running) + num_urgent >= self._limits.max_num_seqs
@@ -236,39 +254,34 @@ class VllmEngine:
             if is_full:
                 last = max(running, key=lambda entry: entry.number)
                 running.remove(last)
-                self._llm.abort([last.name])
-                del self._by_name[last.name]
+                self._llm.abort([last.request.id])
                 self._give(last)
             self._give(self._urgent.popleft())
             num_urgent += 1
 
     def _propose(self, drafting: Drafting) -> None:
         status = self._llm.status()
-        ready = [entry for entry in self._entries.values() if entry.name in status.ready]
-        drafts = drafting.propose(
-            [entry.request for entry in ready],
-            other_rows=status.unready_rows,
-            kv_tokens=status.kv_tokens,
-        )
-        self._llm.draft({self._entries[key].name: tokens for key, tokens in drafts.items()})
+        ready = [entry.request for key, entry in self._entries.items() if key in status.ready]
+        rows, kv_tokens = status.unready_rows, status.kv_tokens
+        self._llm.draft(drafting.propose(ready, other_rows=rows, kv_tokens=kv_tokens))
 
     def _take(self, stepped: Stepped) -> list[Finished]:
         """Append what was generated to the requests."""
         finished = []
-        for name, tokens in stepped.tokens.items():
-            request = self._by_name[name].request
+        for key, tokens in stepped.tokens.items():
+            request = self._entries[key].request
             segment = Segment(len(request.tokens), self.version, self._instance)
             last = request.segments[-1] if request.segments else None
             if last is None or last.version != segment.version or last.instance != segment.instance:
                 request.segments.append(segment)
             request.tokens += tokens
-            request.logprobs += stepped.logprobs[name]
+            request.logprobs += stepped.logprobs[key]
             request.steps += 1
-            request.drafted += stepped.drafted.get(name, 0)
+            request.drafted += stepped.drafted.get(key, 0)
             if request.accepted is not None:  # the last one is drawn after all that stand
                 request.accepted += bytes(i < len(tokens) - 1 for i in range(len(tokens)))
             reason = request.finish_reason()
-            assert (reason is not None) == (name in stepped.finished), (name, reason)
+            assert (reason is not None) == (key in stepped.finished), (key, reason)
             if reason is not None:
                 finished.append(Finished(request, reason))
         count = sum(map(len, stepped.tokens.values()))
@@ -280,7 +293,7 @@ class VllmEngine:
         if self._drafting is not None:
             self._drafting.end(ids)
         for key in ids:
-            self._by_name.pop(self._entries.pop(key).name, None)
+            del self._entries[key]
 
 
 def timer(config: Config) -> Callable[[], float]:
@@ -293,6 +306,3 @@ def timer(config: Config) -> Callable[[], float]:
     is_here = resolve_device(config.model).type == "cpu" and rollout.vllm_tensor_parallel_size == 1
     alone = is_here and os.environ.get("OMP_NUM_THREADS") == "1"
     return time.process_time if alone else time.perf_counter
-
-
-__all__ = ["VllmEngine", "timer"]

@@ -4,52 +4,45 @@ Between two iterations every tensor of the store is copied to its place. Where v
 what a packer made of a weight, the weight is put together in a buffer, its digest is taken there,
 and that buffer is what the packer gets: so the digest is of the packer's input. What the packer
 makes of it cannot be digested; with `compare` each layer is compared, bit for bit, with one that
-was freshly made of the same buffer (`packing.py`).
+was freshly made of the same buffer.
 
 **The head.** vLLM 0.32 packs the output head when it loads a model, and a head that is tied to the
 embedding is packed from the embedding's weight; whoever changes the embedding later leaves the head
 on the old weights, silently. So every layer that has both its weight and something packed is packed
 again after each pull.
 
-**Changes.** From the second pull on, if the store knows what changed since the first, weights are
-kept as they are before they are packed (`unpacked.py`), and only layers of which something changed
-are packed again; but not where a process holds parts of tensors (tensor parallelism).
+**Changes.** What a packer made of a weight cannot be changed in place. So from the second pull on,
+if the store knows what changed since the first, weights are kept as they are before they are packed
+(`Unpacked`; it takes their memory once more), and only layers of which something changed are packed
+again; but not where a process holds parts of tensors, of which a digest cannot be followed.
 
-Holds true: after `install` returned, the digests that were proved are of what vLLM computes with.
-After an error the model holds anything. Imports no vLLM: layers pack themselves
-(`quant_method.process_weights_after_loading`) and compute by `quant_method.apply`.
+Imports no vLLM: layers pack themselves (`quant_method.process_weights_after_loading`) and compute
+by `quant_method.apply`.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Container, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from rhymeflow.core.types import Version
-from rhymeflow.engine.vllm.packing import compare_packed, compare_products, pack
-from rhymeflow.engine.vllm.places import Target, find_places, has_experts, shape_of
-from rhymeflow.engine.vllm.unpacked import Unpacked, can_be_kept
+from rhymeflow.engine.vllm.places import Place, Target, find_places, has_experts, shape_of
 from rhymeflow.utils import progress
-from rhymeflow.weights.base import (
-    ChecksumMismatch,
-    Overtaken,
-    Pulled,
-    TensorChunk,
-    VersionUnavailable,
-    WeightReader,
-)
-from rhymeflow.weights.manifest import ManifestMismatch, TensorSpec
-from rhymeflow.weights.proof import bytes_of, digest
+from rhymeflow.weights.base import TensorChunk, WeightReader
+from rhymeflow.weights.install import Installation, or_newer, until_whole
+from rhymeflow.weights.manifest import Manifest, ManifestMismatch, TensorSpec
+from rhymeflow.weights.proof import ChecksumMismatch, Pulled, bytes_of, digest
 
-_MAX_OVERTAKEN = 1000
-"""As in `weights/install.py`."""
+PROBE_ROWS = 3
 
 
 class InstalledWeights:
-    """The weights of one process's part of vLLM's model."""
+    """The weights of one process's part of vLLM's model, which hold anything after an error."""
 
     def __init__(self, model: nn.Module, reader: WeightReader) -> None:
         """`model` was loaded, with any weights."""
@@ -67,6 +60,7 @@ class InstalledWeights:
             if target.is_packed:
                 self._packed.setdefault(id(target.layer), []).append(target)
 
+    @torch.no_grad()
     def install(
         self, reader: WeightReader, want: Version | None = None, *, compare: bool = False
     ) -> Pulled:
@@ -83,21 +77,26 @@ class InstalledWeights:
         if self._unpacked is None and held is not None and self._can_take_changes(reader, held):
             self._unpacked = Unpacked(self._places, self._manifest)
         if self._unpacked is None:
-            self._held = self._install_whole(reader, want, compare)
+            pull = partial(until_whole, partial(self._pull_whole, reader, compare))
+            self._held = or_newer(pull, want)
         else:
-            self._held = self._install_changes(self._unpacked, reader, want, compare)
+            self._held = self._pull_changes(self._unpacked, reader, want, compare)
         return self._held
 
     def _can_take_changes(self, reader: WeightReader, held: Pulled) -> bool:
-        """Whether the reader knows any, and they can be put in."""
-        whole = can_be_kept(self._places.values(), self._manifest)
-        return whole and reader.changes(held, None) is not None
+        """Whether the reader knows any, and this process has the weights whole, as published."""
+        dtypes = {spec.name: getattr(torch, spec.dtype) for spec in self._manifest}
+        fits = not any(target.is_split for target in self._targets) and all(
+            target.tensor().dtype == dtypes[name]
+            for target in self._targets
+            for name in target.parts
+        )
+        return fits and reader.changes(held, None) is not None
 
-    @torch.no_grad()
-    def _install_changes(
+    def _pull_changes(
         self, unpacked: Unpacked, reader: WeightReader, want: Version | None, compare: bool
     ) -> Pulled:
-        pulled = unpacked.pull(reader, want)
+        pulled = unpacked.installation.pull_at_least(reader, want)
         changed = unpacked.take_changed()
         for layer in {id(target.layer) for target in changed if target.is_packed}:
             self._pack(layer, unpacked.buffers)
@@ -107,20 +106,7 @@ class InstalledWeights:
             self._compare(unpacked.buffers)
         return pulled
 
-    def _install_whole(self, reader: WeightReader, want: Version | None, compare: bool) -> Pulled:
-        for _ in range(_MAX_OVERTAKEN):
-            try:
-                return self._pull(reader, want, compare)
-            except Overtaken:
-                continue
-            except VersionUnavailable:
-                if want is None:
-                    raise
-                want = None
-        raise RuntimeError(f"overtaken by publications {_MAX_OVERTAKEN} times during one pull")
-
-    @torch.no_grad()
-    def _pull(self, reader: WeightReader, want: Version | None, compare: bool) -> Pulled:
+    def _pull_whole(self, reader: WeightReader, compare: bool, want: Version | None) -> Pulled:
         digests: dict[str, int] = {}
         buffers: dict[str, Tensor] = {}
         missing = {
@@ -128,7 +114,7 @@ class InstalledWeights:
             for layer, targets in self._packed.items()
         }
         # Everything, whatever was here before: of what was packed, nothing is left to build on.
-        for chunk in reader.pull(None, want):
+        for chunk in reader.pull(want):
             progress.advance()
             target = self._places[chunk.name].target
             digests[chunk.name] = self._copy(chunk, buffers)
@@ -181,7 +167,7 @@ class InstalledWeights:
     def _pack(self, layer: int, buffers: Mapping[str, Tensor]) -> None:
         """Give a layer all that it packs."""
         targets = self._packed[layer]
-        pack(targets[0].layer, {each.attribute: buffers[each.name] for each in targets})
+        _pack_layer(targets[0].layer, {each.attribute: buffers[each.name] for each in targets})
 
     def _pack_heads(self, changed: Container[int] | None = None) -> None:
         """Pack them again; `changed`: only those whose weight is at one of these addresses."""
@@ -203,23 +189,48 @@ class InstalledWeights:
 
     def _compare(self, buffers: Mapping[str, Tensor]) -> None:
         """Compare every layer with a fresh one of the same weights."""
-        for target in self._linear():
-            compare_products(target.layer, buffers.get(target.name, target.tensor().data))
+        for target in self._targets:
+            # An embedding is packed too, and only looked up in.
+            is_product = hasattr(target.layer, "quant_method") and target.attribute == "weight"
+            if is_product and not hasattr(target.layer, "shard_indices"):
+                _compare_products(target.layer, buffers.get(target.name, target.tensor().data))
         for layer in self._kept_and_packed():
-            compare_products(layer, layer.weight.data)
+            _compare_products(layer, layer.weight.data)
         for targets in self._packed.values():
             if has_experts(targets[0].layer):
                 weights = {each.attribute: buffers[each.name] for each in targets}
-                compare_packed(targets[0].layer, weights)
-
-    def _linear(self) -> list[Target]:
-        found = [target for target in self._targets if target.attribute == "weight"]
-        return [target for target in found if _is_linear(target.layer)]
+                _compare_packed(targets[0].layer, weights)
 
 
-def _is_linear(layer: nn.Module) -> bool:
-    """Whether products are what it is for: an embedding is packed too, and only looked up in."""
-    return hasattr(layer, "quant_method") and not hasattr(layer, "shard_indices")
+class Unpacked:
+    """What layers are packed from, and which of them were given something older."""
+
+    def __init__(self, places: Mapping[str, Place], manifest: Manifest) -> None:
+        """They hold anything until the first pull."""
+        self.buffers: dict[str, Tensor] = {}
+        """By target, of those that are packed."""
+        into = {}
+        for spec in manifest:
+            place = places[spec.name]
+            target = place.target
+            if not target.is_packed:
+                whole = target.tensor().data
+            elif (whole := self.buffers.get(target.name)) is None:
+                whole = torch.empty(shape_of(target, places), dtype=getattr(torch, spec.dtype))
+                self.buffers[target.name] = whole
+            into[spec.name] = whole[place.destination]
+        self._places = places
+        self.installation = Installation(into)
+        self._taken: dict[str, int] = {}
+        """Digests of what layers were given."""
+
+    def take_changed(self) -> list[Target]:
+        """Targets that differ from what they were when this was called last."""
+        digests = self.installation.digests
+        changed = [name for name, found in digests.items() if self._taken.get(name) != found]
+        self._taken = dict(digests)
+        targets = (self._places[name].target for name in changed)
+        return list({target.name: target for target in targets}.values())
 
 
 def _typed(chunk: TensorChunk, spec: TensorSpec) -> Tensor:
@@ -228,4 +239,57 @@ def _typed(chunk: TensorChunk, spec: TensorSpec) -> Tensor:
     return flat.view(getattr(torch, spec.dtype)).reshape(spec.shape)
 
 
-__all__ = ["InstalledWeights"]
+def _pack_layer(layer: Any, weights: Mapping[str, Tensor]) -> None:
+    """Give the layer its weights as if it had just been loaded, and let it pack them."""
+    for attribute, weight in weights.items():
+        setattr(layer, attribute, nn.Parameter(weight, requires_grad=False))
+    if hasattr(layer.quant_method, "moe_kernel"):
+        layer.quant_method.moe_kernel = None  # experts are packed when their kernel is made
+    layer.quant_method.process_weights_after_loading(layer)
+
+
+def _compare_products(layer: Any, weight: Tensor) -> None:
+    """Have a linear layer compute on a probe, and a fresh one of the same weight.
+
+    Raises:
+        ChecksumMismatch: they differ in any bit.
+    """
+    probe = _probe(weight)
+    fresh: Any = nn.Module()
+    fresh.quant_method = layer.quant_method
+    _pack_layer(fresh, {"weight": weight.clone()})
+    found = layer.quant_method.apply(layer, probe)
+    due = layer.quant_method.apply(fresh, probe)
+    if not torch.equal(found, due):
+        raise ChecksumMismatch(
+            f"a {type(layer).__name__} of vLLM's model does not compute what a fresh one "
+            f"of the pulled weights does: off by {(found - due).abs().max().item():.3g}"
+        )
+    plain = probe.float() @ weight.float().T
+    if not torch.allclose(due.float(), plain, rtol=0.05, atol=0.05 * plain.abs().max()):
+        raise ChecksumMismatch(f"a fresh {type(layer).__name__} is no product at all")
+
+
+def _compare_packed(layer: Any, weights: Mapping[str, Tensor]) -> None:
+    """Have a fresh layer pack the same weights: experts compute on what was routed to them only.
+
+    Raises:
+        ChecksumMismatch: what was packed differs in any bit.
+    """
+    fresh = copy.copy(layer)
+    fresh._parameters = dict(layer._parameters)
+    fresh.quant_method = copy.copy(layer.quant_method)
+    _pack_layer(fresh, {attribute: weight.clone() for attribute, weight in weights.items()})
+    for attribute in weights:
+        if not torch.equal(getattr(layer, attribute), getattr(fresh, attribute)):
+            raise ChecksumMismatch(
+                f"{attribute} of a {type(layer).__name__} of vLLM's model is not what a fresh one "
+                "makes of the pulled weights"
+            )
+
+
+def _probe(weight: Tensor) -> Tensor:
+    """Rows to compute with: the same in every call."""
+    size = weight.shape[1]
+    values = torch.linspace(-1.0, 1.0, PROBE_ROWS * size, device=weight.device)
+    return values.cos().reshape(PROBE_ROWS, size).to(weight.dtype)

@@ -2,9 +2,6 @@
 
 vLLM mixes `WorkerExtension` into its worker (`worker_extension_cls`) and calls its methods by name
 (`collective_rpc`). With one process it is the instance's own.
-
-Holds true: the sampler is in place before the first token is generated; each worker opens its own
-reader and proves what it holds. Knows nothing of requests, instances or drafts.
 """
 
 from __future__ import annotations
@@ -16,8 +13,8 @@ from rhymeflow.core.types import Version
 from rhymeflow.engine.vllm.sampler import CounterSampler
 from rhymeflow.engine.vllm.speculator import NoSpeculation, put_drafts
 from rhymeflow.engine.vllm.weights import InstalledWeights
-from rhymeflow.weights.base import Pulled, StoreLost, WeightHandle, WeightReader
-from rhymeflow.weights.handle import AnyWeightHandle
+from rhymeflow.weights.base import StoreLost, WeightHandle, WeightReader
+from rhymeflow.weights.proof import Pulled
 
 PATH = f"{__name__}.WorkerExtension"
 """How vLLM is told of it."""
@@ -67,17 +64,12 @@ class WorkerExtension:
         `source`: a handle where this is another process than the engine's.
         """
         try:
-            return self._rhymeflow_pull(source, want, compare)
+            reader = self._rhymeflow_open(source) if isinstance(source, WeightHandle) else source
+            if not hasattr(self, "_rhymeflow_weights"):
+                self._rhymeflow_weights = InstalledWeights(self.model_runner.model, reader)
+            return self._rhymeflow_weights.install(reader, want, compare=compare)
         except StoreLost as error:  # vLLM would make something else of it
             return error
-
-    def _rhymeflow_pull(
-        self, source: WeightReader | WeightHandle, want: Version | None, compare: bool
-    ) -> Pulled:
-        reader = self._rhymeflow_open(source) if isinstance(source, AnyWeightHandle) else source
-        if not hasattr(self, "_rhymeflow_weights"):
-            self._rhymeflow_weights = InstalledWeights(self.model_runner.model, reader)
-        return self._rhymeflow_weights.install(reader, want, compare=compare)
 
     def _rhymeflow_open(self, handle: WeightHandle) -> WeightReader:
         known: WeightReader | None = getattr(self, "_rhymeflow_reader", None)
@@ -85,6 +77,3 @@ class WorkerExtension:
             known = handle.open()
             self._rhymeflow_reader = known
         return known
-
-
-__all__ = ["PATH", "WorkerExtension"]

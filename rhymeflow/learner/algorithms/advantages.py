@@ -57,9 +57,7 @@ def group_advantages(
 
 
 def decoupled_advantages(
-    components: Sequence[Mapping[str, float]],
-    weights: Mapping[str, float],
-    groups: Sequence[int],
+    components: Sequence[Mapping[str, float]], weights: Mapping[str, float], groups: Sequence[int]
 ) -> Advantages:
     """Return the weighted sum of each reward's own advantage, divided by the batch's deviation.
 

@@ -81,11 +81,7 @@ def token_weight(loss_type: LossType, length: int) -> float:
 
 
 def step_scale(
-    loss_type: LossType,
-    lengths: Sequence[int],
-    *,
-    max_completion_length: int,
-    mean_tokens: float,
+    loss_type: LossType, lengths: Sequence[int], *, max_completion_length: int, mean_tokens: float
 ) -> float:
     """Factor of the loss of an optimizer step, and of its gradient.
 

@@ -1,0 +1,100 @@
+"""vLLM under new weights: the tokens of the native engine after each pull, whatever the model, over
+one process or two, with drafts and without.
+
+Each case is in a process of its own: two engines of vLLM do not go into one.
+"""
+
+import pytest
+import torch
+from transformers import Qwen3MoeConfig
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeForCausalLM
+
+from rhymeflow.config.load import read_config
+from rhymeflow.models.load import load_tokenizer
+from tests.vllm.sameness import (
+    assert_same,
+    closing_rig,
+    compare_with_native,
+    drain,
+    in_a_process,
+    needs_vllm,
+    requests_of,
+)
+
+pytestmark = [needs_vllm, pytest.mark.vllm, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory):
+    """A directory with a model of six experts, of which each token takes two."""
+    path = tmp_path_factory.mktemp("mixture")
+    tokenizer = load_tokenizer(read_config("demo").model)
+    torch.manual_seed(0)
+    model = Qwen3MoeForCausalLM(
+        Qwen3MoeConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=64,
+            intermediate_size=64,
+            moe_intermediate_size=64,
+            num_experts=6,
+            num_experts_per_tok=2,
+            norm_topk_prob=True,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=32,
+            max_position_embeddings=256,
+            initializer_range=0.3,
+            tie_word_embeddings=False,
+        )
+    )
+    model.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "processes", "num_tokens", "change"),
+    [
+        ("demo", "2", 40, 0.02),
+        ("smollm2", "1", 32, 0.01),
+        ("mixture", "1", 20, 0.1),
+        ("mixture", "2", 20, 0.1),
+    ],
+)
+def test_same_tokens_as_the_native_engine(mixture, recipe, processes, num_tokens, change):
+    options = {"rollout__vllm_tensor_parallel_size": processes}
+    if recipe == "mixture":
+        recipe, options["model__name"] = "demo", mixture
+    in_a_process(compare_with_native, recipe, options, num_tokens, change)
+
+
+NUM_TOKENS = 20
+ATTENTION, MLP = "model.layers.0.self_attn.k_proj.weight", "model.layers.1.mlp.down_proj.weight"
+STEPS = [ATTENTION, MLP, "model.embed_tokens.weight", "model.norm.weight", ATTENTION]
+
+
+def compare_after_changes():
+    with closing_rig("demo", "float32", weights__transport="delta") as rig:
+        native, vllm = rig.engine("native"), rig.engine("vllm")
+        readers = {engine: rig.store.handle.open() for engine in (native, vllm)}
+        rig.publish_some(1, ATTENTION, 0.0)
+        vllm.install(readers[vllm], 1, keep_cache=False)  # is told of changes: all anew, and kept
+        readers[vllm].pull = None
+        answers = []
+        for version, name in enumerate(STEPS, 2):
+            rig.publish_some(version, name, 0.05)
+            found = []
+            for engine, reader in readers.items():
+                pulled = engine.install(reader, version, keep_cache=False)
+                assert pulled == (version, rig.checksums[version])
+                found.append(requests_of(rig, NUM_TOKENS))
+                drain(engine, found[-1])
+            assert_same(found[1], found[0], 1e-3)
+            answers.append([request.tokens for request in found[1]])
+        assert len(set(map(str, answers))) >= len(STEPS) - 1  # weights were others each time
+        vllm.close()
+
+
+def test_same_tokens_if_weights_come_as_changes():
+    in_a_process(compare_after_changes)
