@@ -102,10 +102,6 @@ class Run:
         first: list[e.Event] = [e.LearnerReady(0, _checksum(0))]
         first += [e.InstanceJoined(name, 0, 64, 10**6, _checksum(0)) for name in self.instances]
         self.report(first)
-        for row in range(16):
-            self.store.put_held_out(
-                HELD_OUT, row, prompt=self.prompt(self.rows + row), prompt_tokens=[1] * 20
-            )
         for step in range(self.steps):
             if step == self.steps // 2:
                 started = "2026-01-02T00:00:00+00:00"
@@ -163,9 +159,24 @@ class Run:
             self.report([e.Evaluated(name, version, reward, held=version)])
             self.metrics.write(version, self.now, {"eval/reward": reward})
             for row in range(16):
-                self.store.put_evaluation(
-                    version, HELD_OUT, row, 0, tokens=[1] * 8, text="7 = 7", reward=reward
-                )
+                self.answer(version, row, reward)
+
+    def answer(self, version: int, row: int, reward: float) -> None:
+        """A held-out prompt, and its answer."""
+        store, group = self.store, -1 - row - 16 * version
+        prompt, about = self.prompt(self.rows + row), {"suite": HELD_OUT, "version": version}
+        store.put_group(
+            group, row=row, epoch=0, prompt=prompt, prompt_tokens=[1] * 20, columns={}, **about
+        )
+        one = TrajectoryId(group, 0)
+        store.put_segment(
+            one, start=0, version=version, instance=self.instances[0], steps=8, drafted=0,
+            tokens=[1] * 8, logprobs=[-1.0] * 8,
+        )  # fmt: skip
+        store.put_finished(one, length=8, reason="stop")
+        store.put_text(one, "7 = 7")
+        store.put_reward(one, reward=reward, components={"correct": reward})
+        store.put_evaluated(group, version)
 
     def begin_group(self, group: int, version: int) -> list[c.Route]:
         """A prompt, and its responses begin; some under the version before, or an earlier one."""

@@ -127,7 +127,7 @@ def read_run(run_dir: Path) -> list[Rollout]:
         rows = reader.query(
             "SELECT group_id, member, row, epoch, prompt_tokens, reward"
             " FROM groups JOIN trajectories USING (group_id)"
-            " WHERE reward IS NOT NULL ORDER BY group_id, member"
+            " WHERE reward IS NOT NULL AND suite IS NULL ORDER BY group_id, member"
         )
         segments: dict[tuple[int, int], list[tuple[int, bytes]]] = defaultdict(list)
         for group, member, *segment in reader.query(

@@ -11,7 +11,7 @@ Version = int
 """Number of the policy's weights; training on batch b makes version b + 1."""
 
 GroupId = int
-"""Number of a group in the order prompts come from the data, from 0."""
+"""Number of a group: in the order prompts come from the data, from 0; of a suite, from -1 down."""
 
 InstanceId = str
 """Name of a rollout instance, such as `rollout-0`."""

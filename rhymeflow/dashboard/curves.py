@@ -34,7 +34,7 @@ _EVALUATIONS = """SELECT version, COUNT(*), SUM(mean), SUM(mean * mean) FROM
 
 _LAST_EVENT = """SELECT COALESCE(MAX(seq), 0),
     COALESCE((SELECT time FROM events ORDER BY seq DESC LIMIT 1), 0.0) FROM events"""
-_ENDINGS = "SELECT COALESCE(ending, 'open'), COUNT(*) FROM groups GROUP BY 1"
+_ENDINGS = "SELECT COALESCE(ending, 'open'), COUNT(*) FROM groups WHERE suite IS NULL GROUP BY 1"
 
 
 def overview(run: Run) -> dict[str, Any]:

@@ -95,7 +95,8 @@ class Fold:
                     self._end(lane, open_kind)
         elif kind in KINDS:
             responses = body["trajectories"] if "trajectories" in body else [body["trajectory"]]
-            self._of_responses(kind, instance, responses, body.get("version"))
+            if responses and responses[0][0] >= 0:  # else of a suite: an evaluation is one span
+                self._of_responses(kind, instance, responses, body.get("version"))
 
     def _of_responses(
         self, kind: str, instance: str, responses: list[list[int]], version: int | None

@@ -80,7 +80,7 @@ class Summaries:
             rows = self.reader.query("SELECT group_id FROM groups ORDER BY 1")
         else:
             rows = self.reader.query(_TOUCHED, *self._marks)
-        touched = [group for (group,) in rows]
+        touched = [group for (group,) in rows if group >= 0]  # those below are of suites
         for start in range(0, len(touched), GROUPS_AT_ONCE):
             self._put(json.dumps(touched[start : start + GROUPS_AT_ONCE]))
         self._marks = marks[0], marks[1]

@@ -12,12 +12,14 @@ A pure function; knows nothing of drafts.
 from __future__ import annotations
 
 EVALUATION_EPOCH = 2**31 - 1
-"""Noise of held-out answers is keyed by an epoch that training never reaches: the same in every
-evaluation, so that an answer is drafted by what it was before."""
+"""Groups of a suite are requested in an epoch that training never reaches. It keys their noise: the
+same in every evaluation, so that an answer is drafted by what it was before."""
 
 
 def noise_epoch(epoch: int, member: int, *, num_members: int, share: float) -> int:
     """The epoch that keys the noise: 0 for the first `share` of a group's members."""
+    if epoch == EVALUATION_EPOCH:
+        return epoch
     return 0 if member < round(share * num_members) else epoch
 
 

@@ -45,7 +45,7 @@ _BY_REWARD = """
 SELECT group_id, member, reward, components, text, length, reason, trained, ending, ending_reason,
     prompt, columns
 FROM trajectories JOIN groups USING (group_id)
-WHERE reward IS NOT NULL AND (?1 IS NULL OR trained = ?1)
+WHERE reward IS NOT NULL AND suite IS NULL AND (?1 IS NULL OR trained = ?1)
 ORDER BY reward {order}, ROW_NUMBER() OVER (PARTITION BY group_id, reward ORDER BY member),
     group_id DESC
 LIMIT ?2
@@ -93,7 +93,7 @@ def show_last_responses(steps: Steps, reader: TrajectoryReader, console: Console
     )
     ((count,),) = reader.query(
         "SELECT COUNT(*) FROM trajectories"
-        " WHERE reward IS NOT NULL AND (?1 IS NULL OR trained = ?1)",
+        " WHERE reward IS NOT NULL AND group_id >= 0 AND (?1 IS NULL OR trained = ?1)",
         last,
     )
     number = min(_NUM_SHOWN, count // 2)
@@ -124,9 +124,9 @@ def _headline(run_dir: Path, steps: Steps, reader: TrajectoryReader) -> str:
 
 
 def _so_far(reader: TrajectoryReader) -> str:
-    ((groups,),) = reader.query("SELECT COUNT(*) FROM groups")
+    ((groups,),) = reader.query("SELECT COUNT(*) FROM groups WHERE suite IS NULL")
     ((finished, rewarded, mean),) = reader.query(
-        "SELECT COUNT(*), COUNT(reward), AVG(reward) FROM trajectories"
+        "SELECT COUNT(*), COUNT(reward), AVG(reward) FROM trajectories WHERE group_id >= 0"
     )
     text = f"So far: {groups:,} prompts, {finished:,} finished responses, {rewarded:,} rewarded"
     return text + (f", mean reward {_figure(mean)}" if rewarded else "")

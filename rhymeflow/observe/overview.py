@@ -88,7 +88,8 @@ def show(run_dir: Path, reader: TrajectoryReader, console: Console) -> None:
     if quantiles:
         console.print(_quantile_table(quantiles))
     for name, count in reader.query(
-        "SELECT ending_reason, COUNT(*) FROM groups WHERE ending_reason IS NOT NULL GROUP BY 1"
+        "SELECT ending_reason, COUNT(*) FROM groups"
+        " WHERE ending_reason IS NOT NULL AND suite IS NULL GROUP BY 1"
     ):
         console.print(Text(f"Groups left out ({printable(name)}): {count:,}"))
     _show_mirror(run_dir, reader, console)
@@ -125,7 +126,11 @@ def as_json(run_dir: Path, reader: TrajectoryReader) -> dict[str, Any]:
     attempts = reader.attempts()
     config = json.loads(attempts[-1].config) if attempts else {}
     ((events, seconds),) = reader.query("SELECT COALESCE(MAX(seq), 0), MAX(time) FROM events")
-    endings = dict(reader.query("SELECT COALESCE(ending, 'open'), COUNT(*) FROM groups GROUP BY 1"))
+    endings = dict(
+        reader.query(
+            "SELECT COALESCE(ending, 'open'), COUNT(*) FROM groups WHERE suite IS NULL GROUP BY 1"
+        )
+    )
     staleness = reader.query("SELECT staleness, COUNT(*) FROM trained GROUP BY 1 ORDER BY 1")
     state = state_of(run_dir, reader)
     limit = _limit(steps, reader)
@@ -160,7 +165,8 @@ def _show_mirror(run_dir: Path, reader: TrajectoryReader, console: Console) -> N
         console.print(Text(f"Mirror: {printable(mirror_line(mirror))}"))
     ((gone, left),) = reader.query(
         "SELECT (SELECT COUNT(*) FROM (SELECT DISTINCT group_id, member FROM pruned)),"
-        " (SELECT COUNT(*) FROM (SELECT DISTINCT group_id, member FROM segments))"
+        " (SELECT COUNT(*) FROM (SELECT DISTINCT group_id, member FROM segments"
+        " WHERE +group_id >= 0))"
     )
     if gone:
         console.print(Text(f"Tokens: of {left:,} responses, those of {gone:,} were deleted"))

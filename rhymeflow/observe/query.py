@@ -46,6 +46,11 @@ LEFT JOIN trajectories t ON t.group_id = s.group_id AND t.member = s.member"""
 
 _TOLD = "SELECT group_id, member, text, components FROM trajectories WHERE group_id {those}"
 
+_ENDED_IN = "SELECT group_id FROM groups WHERE ending_version = ? AND suite IS NULL"
+_SAME_PROMPT = f"""SELECT group_id FROM groups
+    WHERE row = ? AND suite IS (SELECT suite FROM groups WHERE group_id = ?)
+    ORDER BY group_id LIMIT {MAX_EPOCHS}"""
+
 _CUT = ", ".join(f"'{reason}'" for reason in CUT)
 _GROUP = (
     *("group", "row", "epoch", "prompt", "ending", "ending_version", "ending_reason", "step"),
@@ -96,7 +101,7 @@ def groups_of_step(reader: TrajectoryReader, step: int) -> list[Record]:
     """Groups that ended in `step`: its batch, and what was left out while its version was the
     newest; those with the widest spread of rewards first, and those without rewards last."""
     with reader.one_state():
-        ended = reader.query("SELECT group_id FROM groups WHERE ending_version = ?", step - 1)
+        ended = reader.query(_ENDED_IN, step - 1)
         found = groups(reader, [group for (group,) in ended])
 
     def spread(group: Record) -> float:
@@ -120,9 +125,7 @@ def group(reader: TrajectoryReader, number: int) -> Record:
         raise UserError(f"{reader.path.parent}: has no group {number}; {how_far}")
     ((row, prompt, columns),) = rows
     (found,) = groups(reader, [number], told=True)
-    same = reader.query(
-        f"SELECT group_id FROM groups WHERE row = ? ORDER BY group_id LIMIT {MAX_EPOCHS}", row
-    )
+    same = reader.query(_SAME_PROMPT, row, number)
     epochs = _heads(reader, [each for (each,) in same])
     names = ("group", "epoch", "step", "reward", "length")
     return {

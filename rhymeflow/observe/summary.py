@@ -37,6 +37,7 @@ _TOKENS = """SELECT TOTAL(length) FILTER (WHERE steps > 0), TOTAL(steps), TOTAL(
         TOTAL(length) FILTER (WHERE steps = 0 AND EXISTS (SELECT 1 FROM trajectories t
             WHERE t.group_id = s.group_id AND t.member = s.member AND t.trained IS NOT NULL))
     FROM (SELECT group_id, member, LENGTH(tokens) / 4 AS length, steps, drafted FROM segments
+            WHERE +group_id >= 0
         UNION ALL SELECT group_id, member, length, steps, drafted FROM pruned) s"""
 # What the view `trained` says, without joining all responses for it.
 _STALENESS = """SELECT staleness, COUNT(*) FROM (SELECT trained - COALESCE((SELECT MIN(version)
@@ -125,7 +126,8 @@ def summarize(run_dir: Path) -> Summary:
         ((generated, made_in, drafted, observed),) = reader.query(_TOKENS)
         ((num_events,),) = reader.query("SELECT COALESCE(MAX(seq), 0) FROM events")
         endings = reader.query(
-            "SELECT COALESCE(ending, 'unfinished'), COUNT(*) FROM groups GROUP BY 1"
+            "SELECT COALESCE(ending, 'unfinished'), COUNT(*) FROM groups"
+            " WHERE suite IS NULL GROUP BY 1"
         )
     rows = metrics.read(run_dir)
     idle = {part: metrics.mean(rows.values(), f"idle/{part}") for part in ("rollout", "learner")}

@@ -24,7 +24,7 @@ from rhymeflow.core.types import InstanceId, SuiteName, TrajectoryId
 from rhymeflow.data.run_prompts import RunPrompts
 from rhymeflow.runtime.base import News, Received, WorkerLost
 from rhymeflow.runtime.checkpoints import Checkpoints
-from rhymeflow.runtime.commands import message_for
+from rhymeflow.runtime.commands import message_for, route
 from rhymeflow.runtime.environments import Environments
 from rhymeflow.runtime.evaluation import Evaluations
 from rhymeflow.runtime.event_log import EventLog
@@ -96,10 +96,16 @@ class Controller:
             published=self.coordinator.state.published or 0,
             on_model=on_model,
         )
-        self.in_flight = InFlight(store, prompts)
+        self.in_flight = InFlight(store, prompts, suites)
         retention = Retention(config, self.training, store)
         self.log = EventLog(store, past, self.in_flight, self.training, retention)
-        self.evaluations = Evaluations(suites)
+        self.evaluations = Evaluations(
+            suites,
+            self.in_flight,
+            store,
+            generate=self._generate,
+            evaluated=self.training.evaluated,
+        )
         self.rewards = Rewards(
             lambda message: supervisor.rewards.send(message),
             store,
@@ -107,28 +113,23 @@ class Controller:
             self.evaluations,
             config,
             published_version=lambda: self.training.published,
-            evaluated=self.training.evaluated,
             log=reporter.log,
         )
         self.environments = Environments(
             lambda message: supervisor.environments.send(message),
-            self._continue_answer,
             self.in_flight,
             self.evaluations,
             self.rewards,
             reporter.throughput,
-            store,
             config,
         )
         self.instances = Instances(
-            self.in_flight,
-            self.evaluations,
-            self.rewards,
-            self.environments,
-            reporter.throughput,
+            self.in_flight, self.evaluations, self.environments, reporter.throughput
         )
         self.stop_asked = self.end_asked = False
-        self._events: list[Event] = take_up(past, self.in_flight, self.rewards, self.environments)
+        self._events: list[Event] = take_up(
+            past, self.in_flight, self.evaluations, self.environments
+        )
         self._pulling: set[InstanceId] = set()
         self._round_began = self._grew = 0.0
         self._finished = False
@@ -297,11 +298,11 @@ class Controller:
         match command:
             case commands.RequestPrompts():
                 for _ in range(command.count):
-                    self._events += self.environments.openings.request()
+                    self._events += self.environments.request()
             case commands.RetryPrompt():
-                self._events += self.environments.openings.retry(command.group)
+                self._events += self.environments.retry(command.group)
             case commands.FinishEarly():
-                self.rewards.finished(command.trajectory, "finished_early")
+                self.environments.finished(command.trajectory, "finished_early")
             case commands.CloseEnvironments():
                 self._abort(command.trajectories)
             case commands.Accumulate():
@@ -318,16 +319,18 @@ class Controller:
     def _instruct(self, command: commands.InstanceCommand) -> None:
         if isinstance(command, commands.Abort):
             self._abort(command.trajectories)
-        elif isinstance(command, commands.Evaluate):
-            self.evaluations.begin(command.instance, command.suite, command.version)
         worker = self.supervisor.instances.get(command.instance)
         if worker is not None:  # else it is gone, and the coordinator is about to learn of it
             if isinstance(command, commands.Pull):
                 self._pulling.add(command.instance)
-            worker.send(message_for(command, self.in_flight, self.evaluations))
+            worker.send(message_for(command, self.in_flight))
             if isinstance(command, commands.Evaluate):
-                openings = self.environments.openings
-                openings.evaluate(command.instance, command.suite, command.version)
+                self._events += self.environments.evaluate(
+                    command.instance,
+                    command.suite,
+                    command.version,
+                    holds=command.instance not in self._pulling,
+                )
 
     def _abort(self, trajectories: Iterable[TrajectoryId]) -> None:
         """Nothing more is wanted of these."""
@@ -335,10 +338,11 @@ class Controller:
         for trajectory in trajectories:
             self.in_flight.abort(trajectory)
 
-    def _continue_answer(self, instance: InstanceId, message: messages.ContinueAnswer) -> None:
+    def _generate(self, instance: InstanceId, trajectory: TrajectoryId) -> None:
+        """Have an instance go on with a suite's response."""
         worker = self.supervisor.instances.get(instance)
         if worker is not None:
-            worker.send(message)
+            worker.send(route(trajectory, self.in_flight))
 
     def _accumulate(self, command: commands.Accumulate) -> None:
         # As for a batch.

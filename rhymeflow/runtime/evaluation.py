@@ -1,64 +1,36 @@
-"""Evaluations of versions on suites: which answers are still to come, and how they were judged.
+"""Evaluations of versions on suites: groups that answer a suite's prompts, and figures of them.
 
-Holds true: the figures are over every answer to every prompt of a suite that could be judged; an
-answer counts once, and all of an evaluation are of one version; what comes late from an instance
-that is gone counts
-nothing. Knows nothing of how answers and rewards come about.
+Holds true: figures are over every answer that could be judged; all answers of an evaluation are of
+one version. Groups of an instance that is lost go on where their version is evaluated next.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 
-from rhymeflow.core.types import CUT, HELD_OUT, FinishReason, InstanceId, SuiteName, Version
-from rhymeflow.data.prompts import Message, Prompt, opened
+from rhymeflow.core.events import Evaluated
+from rhymeflow.core.types import CUT, GroupId, InstanceId, SuiteName, TrajectoryId, Version
+from rhymeflow.runtime.in_flight import Drawn, InFlight
+from rhymeflow.store.base import TrajectoryStore
 from rhymeflow.suites.figures import Judged, figures, said
 from rhymeflow.suites.prompts import SuitePrompts
-from rhymeflow.workers.messages import Answered, AnswerId, AnswerTurnEnded
-
-
-class AnswerKey(NamedTuple):
-    """Names an answer while it is made and judged; `str` names it for users."""
-
-    instance: InstanceId
-    answer: AnswerId
-
-    def __str__(self) -> str:
-        asked, suite, row, sample = self.answer
-        where = f"(version {asked} on {self.instance})"
-        if suite == HELD_OUT:
-            return f"the answer to held-out row {row} {where}"
-        return f"answer {sample} to row {row} of suite {suite} {where}"
-
-
-@dataclass(slots=True)
-class Answer:
-    """An answer, as far as it has come."""
-
-    tokens: list[int]
-    """Of one that is not complete, as its environment was told them."""
-    turns_ended: int = 0
-    turns: list[tuple[int, int]] = field(default_factory=list)
-    """Where environments answered; see `InFlight.turns`."""
-    reason: FinishReason | None = None
-    """Why it is complete; None: it is not."""
-    components: dict[str, float] | None = None
-    """Rewards that it has by itself, if the rest is up to all answers to its prompt."""
 
 
 @dataclass
 class Evaluation:
-    """A suite's prompts being answered on `instance`."""
+    """The evaluation of version `asked` on a suite."""
 
     suite: SuitePrompts
-    version: Version | None = None
-    """What they are answered under: what was asked for, or a later one if that was overtaken."""
-    answers: dict[tuple[int, int], Answer] = field(default_factory=dict)
-    """By row and sample."""
+    asked: Version
+    instance: InstanceId | None = None
+    """The one that answers; None: it is lost."""
+    opening: set[int] = field(default_factory=set)
+    """Rows that are not groups yet."""
+    groups: dict[int, GroupId] = field(default_factory=dict)
+    """By row."""
     judged: dict[tuple[int, int], Judged | None] = field(default_factory=dict)
-    """None: that cannot be had."""
+    """By row and member; None: that could not be judged."""
     error: str | None = None
     """Why not, of the last of these."""
 
@@ -69,132 +41,168 @@ class Evaluation:
 
     def figures(self) -> dict[str, float]:
         """What comes of it, by name."""
-        assert self.is_complete
         rows, n = range(len(self.suite.prompts)), self.suite.suite.n
-        judged = [[self.judged[row, sample] for sample in range(n)] for row in rows]
+        judged = [[self.judged[row, member] for member in range(n)] for row in rows]
         return figures(judged, self.suite.suite.suite.pass_threshold)
 
 
 class Evaluations:
-    """Evaluations in progress, on these suites by name."""
+    """Evaluations in progress, on these suites by name.
 
-    def __init__(self, suites: Mapping[SuiteName, SuitePrompts]) -> None:
+    `generate` has an instance go on with a response. `evaluated` is called with the version, suite
+    and figures of each that is complete and, if answers could not be judged, why.
+    """
+
+    def __init__(
+        self,
+        suites: Mapping[SuiteName, SuitePrompts],
+        in_flight: InFlight,
+        store: TrajectoryStore,
+        *,
+        generate: Callable[[InstanceId, TrajectoryId], None],
+        evaluated: Callable[..., None],
+    ) -> None:
         self.suites = suites
-        self.openings: dict[tuple[SuiteName, int], str] = {}
-        """Of each row that its environment has opened: what it put after the prompt."""
-        self._in_progress: dict[tuple[InstanceId, SuiteName, Version], Evaluation] = {}
+        self._in_flight, self._store = in_flight, store
+        self._generate, self._evaluated = generate, evaluated
+        self._in_progress: dict[tuple[SuiteName, Version], Evaluation] = {}
 
-    # -- prompts -----------------------------------------------------------------------------
+    def restore(self) -> None:
+        """Take up the groups of an earlier attempt that are in flight."""
+        for group_id, (suite, asked) in self._in_flight.of_suites.items():
+            evaluation, group = self._evaluation(suite, asked), self._in_flight[group_id]
+            evaluation.groups[group.prompt.row] = group_id
+            if evaluation.suite.suite.config.environment.is_used:
+                # An instance says once more whether the last turn was over or cut.
+                group.reasons.clear()
 
-    def open(self, suite: SuiteName, row: int, opening: str) -> None:
-        """The environment of a row has put this after its prompt."""
-        self.openings[suite, row] = opening
-        if opening:
-            known = self.suites[suite]
-            whole = replace(known.prompts[row], prompt=self.whole_prompt(suite, row))
-            known.prompt_ids[row] = known.encoder.encode(whole)
+    def outdated(
+        self, suite: SuiteName, version: Version, *, holds: bool
+    ) -> Iterator[tuple[TrajectoryId, ...]]:
+        """Give up evaluations of a suite that lost their instance and cannot go on under `version`;
+        first say which responses those are. `holds`: whether that is sure to be what is held."""
+        for (name, asked), each in list(self._in_progress.items()):
+            if name != suite or each.instance is not None:
+                continue
+            if holds and asked == version and self._versions(each) <= {version}:
+                continue
+            groups, n = each.groups.values(), each.suite.suite.n
+            yield tuple(TrajectoryId(group, member) for group in groups for member in range(n))
+            for group in groups:
+                self._end(group, asked)
+            del self._in_progress[name, asked]
 
-    def prompt(self, key: AnswerKey) -> Prompt:
-        """What is answered."""
-        return self.suites[key.answer.suite].prompts[key.answer.row]
+    def begin(self, instance: InstanceId, suite: SuiteName, version: Version) -> list[Drawn]:
+        """`instance` answers a suite's prompts; return those that are to become groups first."""
+        evaluation = self._evaluation(suite, version)
+        evaluation.instance = instance
+        for group in evaluation.groups.values():
+            self._begin_group(evaluation, group)
+        rows = set(range(len(evaluation.suite.prompts)))
+        missing = rows - evaluation.groups.keys() - evaluation.opening
+        evaluation.opening |= missing
+        return [self._in_flight.draw_for(suite, row, version) for row in sorted(missing)]
 
-    def whole_prompt(self, suite: SuiteName, row: int) -> str | list[Message]:
-        """A prompt as the policy is given it."""
-        prompt = self.suites[suite].prompts[row].prompt
-        return opened(prompt, self.openings.get((suite, row), ""))
+    def created(self, drawn: Drawn) -> None:
+        """A prompt has become a group."""
+        evaluation, row = self._in_progress.get((drawn.suite, drawn.version)), drawn.prompt.row
+        if evaluation is None or row not in evaluation.opening:
+            self._end(drawn.group, drawn.version)
+            return
+        evaluation.opening.discard(row)
+        evaluation.groups[row] = drawn.group
+        self._begin_group(evaluation, drawn.group)
 
-    # -- answers -----------------------------------------------------------------------------
+    def not_created(self, drawn: Drawn, error: str) -> Iterator[Evaluated]:
+        """A prompt cannot become a group: none of its answers can be had."""
+        evaluation = self._in_progress.get((drawn.suite, drawn.version))
+        if evaluation is not None and drawn.prompt.row in evaluation.opening:
+            evaluation.error = error
+            for member in range(evaluation.suite.suite.n):
+                evaluation.judged[drawn.prompt.row, member] = None
+            evaluation.opening.discard(drawn.prompt.row)
+            yield from self._report(evaluation)
 
-    def begin(self, instance: InstanceId, suite: SuiteName, asked: Version) -> None:
-        """`instance` is to answer a suite's prompts under version `asked`."""
-        self._in_progress[instance, suite, asked] = Evaluation(self.suites[suite])
+    def observed(self, trajectory: TrajectoryId) -> None:
+        """An environment answered: the policy's next turn comes."""
+        evaluation = self._of(trajectory)
+        if evaluation.instance is not None:
+            self._generate(evaluation.instance, trajectory)
 
-    def answered(self, instance: InstanceId, message: Answered) -> AnswerKey:
-        """Receive a complete answer; return its name."""
-        key = AnswerKey(instance, message.answer)
-        self._take(key, message).reason = message.reason
-        return key
-
-    def turn_ended(self, instance: InstanceId, message: AnswerTurnEnded) -> AnswerKey:
-        """A turn of an answer is over; return the answer's name."""
-        key = AnswerKey(instance, message.answer)
-        self._take(key, message).turns_ended = message.turn
-        return key
-
-    def _take(self, key: AnswerKey, message: Answered | AnswerTurnEnded) -> Answer:
-        evaluation = self.of(key)
-        assert evaluation is not None, key
-        assert evaluation.version in (None, message.version), "under two versions"
-        evaluation.version = message.version
-        answer = evaluation.answers.setdefault(_place(key), Answer([]))
-        answer.tokens = message.tokens
-        return answer
-
-    def observe(self, key: AnswerKey, tokens: list[int]) -> list[int]:
-        """An environment answered these tokens; return all that there are of the answer now."""
-        answer = self[key]
-        before = len(answer.tokens)
-        answer.tokens = answer.tokens + tokens  # who was told the old ones may still have them
-        answer.turns.append((before, len(answer.tokens)))
-        return answer.tokens
-
-    def __getitem__(self, key: AnswerKey) -> Answer:
-        """An answer that was heard of, whose instance is there."""
-        evaluation = self.of(key)
-        assert evaluation is not None, f"{key}: its instance is gone"
-        return evaluation.answers[_place(key)]
-
-    def of(self, key: AnswerKey) -> Evaluation | None:
-        """The evaluation that an answer is part of; None: its instance is gone, or it is over."""
-        return self._in_progress.get((key.instance, key.answer.suite, key.answer.asked))
-
-    def begun(self, instance: InstanceId) -> Iterator[AnswerKey]:
-        """The answers that an instance was heard of, and that are not judged."""
-        for (name, suite, asked), evaluation in self._in_progress.items():
-            if name == instance:
-                for place in evaluation.answers.keys() - evaluation.judged.keys():
-                    yield AnswerKey(name, AnswerId(asked, suite, *place))
-
-    def judge(self, key: AnswerKey, reward: float, last_turn: str) -> Evaluation:
-        """Receive what an answer in progress is worth; `last_turn`: its text.
-
-        Returns the evaluation, which is not in progress any more if that makes it complete.
-        """
-        evaluation, answer = self.of(key), self[key]
-        assert evaluation is not None
-        observed = sum(end - start for start, end in answer.turns)
-        evaluation.judged[_place(key)] = Judged(
-            reward,
-            len(answer.tokens) - observed,
-            answer.reason in CUT,
-            said(last_turn, evaluation.suite.suite.suite.answer_pattern),
+    def judged(
+        self, trajectory: TrajectoryId, reward: float, last_turn: str
+    ) -> Iterator[Evaluated]:
+        """Receive what an answer is worth; `last_turn`: its text."""
+        evaluation, group = self._of(trajectory), self._in_flight[trajectory.group]
+        sampled = len(self._in_flight.tokens(trajectory)) - sum(
+            end - start for start, end in self._in_flight.turns(trajectory)
         )
-        self._end_if_complete(key, evaluation)
-        return evaluation
+        vote = said(last_turn, evaluation.suite.suite.suite.answer_pattern)
+        is_cut = group.reasons[trajectory.member] in CUT
+        key = group.prompt.row, trajectory.member
+        evaluation.judged[key] = Judged(reward, sampled, is_cut, vote)
+        yield from self._report(evaluation)
 
-    def fail(self, key: AnswerKey, error: str) -> Evaluation:
-        """An answer in progress cannot be had or judged; otherwise like `judge`."""
-        evaluation = self.of(key)
-        assert evaluation is not None
-        evaluation.judged[_place(key)], evaluation.error = None, error
-        self._end_if_complete(key, evaluation)
-        return evaluation
-
-    def has_failed(self, key: AnswerKey) -> bool:
-        """Whether it did that."""
-        evaluation, nothing = self.of(key), object()
-        return evaluation is not None and evaluation.judged.get(_place(key), nothing) is None
-
-    def _end_if_complete(self, key: AnswerKey, evaluation: Evaluation) -> None:
-        if evaluation.is_complete:
-            del self._in_progress[key.instance, key.answer.suite, key.answer.asked]
+    def failed(self, trajectory: TrajectoryId, error: str) -> Iterator[Evaluated]:
+        """An answer cannot be had or judged."""
+        evaluation = self._of(trajectory)
+        evaluation.error = error
+        evaluation.judged[self._in_flight[trajectory.group].prompt.row, trajectory.member] = None
+        yield from self._report(evaluation)
 
     def leave(self, instance: InstanceId) -> None:
-        """An instance is gone, and with it what it was to answer."""
-        self._in_progress = {
-            key: evaluation for key, evaluation in self._in_progress.items() if key[0] != instance
-        }
+        """An instance is gone."""
+        for evaluation in self._in_progress.values():
+            if evaluation.instance == instance:
+                evaluation.instance = None
 
+    def report(self, suite: SuiteName, version: Version) -> Iterator[Evaluated]:
+        """Report an evaluation that was complete before it had an instance again."""
+        if (evaluation := self._in_progress.get((suite, version))) is not None:
+            yield from self._report(evaluation)
 
-def _place(key: AnswerKey) -> tuple[int, int]:
-    return key.answer.row, key.answer.sample
+    def _report(self, evaluation: Evaluation) -> Iterator[Evaluated]:
+        """Report an evaluation, if it is complete."""
+        if not evaluation.is_complete or evaluation.instance is None:
+            return
+        suite, found = evaluation.suite.suite, evaluation.figures()
+        (held,) = self._versions(evaluation) or {evaluation.asked}
+        for group in evaluation.groups.values():
+            self._in_flight.end(group)
+            self._store.put_evaluated(group, held)
+        del self._in_progress[suite.name, evaluation.asked]
+        self._evaluated(held, suite.name, found, *filter(None, [evaluation.error]))
+        mean = found.get(f"avg@{suite.n}")
+        yield Evaluated(evaluation.instance, evaluation.asked, mean, suite.name, held)
+
+    def _begin_group(self, evaluation: Evaluation, group_id: GroupId) -> None:
+        """Have the answers generated that are not complete, nor up to their environment."""
+        if evaluation.instance is None:
+            return
+        group = self._in_flight[group_id]
+        for member in range(evaluation.suite.suite.n):
+            trajectory = TrajectoryId(group_id, member)
+            is_over = member in group.reasons or (group.prompt.row, member) in evaluation.judged
+            is_asked = group.turns_ended.get(member, 0) > len(self._in_flight.turns(trajectory))
+            if not is_over and not is_asked:
+                self._generate(evaluation.instance, trajectory)
+
+    def _versions(self, evaluation: Evaluation) -> set[Version]:
+        """What its answers so far are of."""
+        groups = map(self._in_flight.__getitem__, evaluation.groups.values())
+        return {version for group in groups for version in group.versions.values()}
+
+    def _evaluation(self, suite: SuiteName, asked: Version) -> Evaluation:
+        new = Evaluation(self.suites[suite], asked)
+        return self._in_progress.setdefault((suite, asked), new)
+
+    def _of(self, trajectory: TrajectoryId) -> Evaluation:
+        group = self._in_flight[trajectory.group]
+        assert group.evaluates is not None
+        return self._in_progress[group.suite, group.evaluates]
+
+    def _end(self, group: GroupId, version: Version | None) -> None:
+        assert version is not None
+        self._in_flight.end(group)
+        reason = "its evaluation was given up"
+        self._store.put_ending(group, "aborted", version=version, reason=reason)

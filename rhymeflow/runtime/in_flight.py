@@ -15,14 +15,26 @@ import json
 from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import NamedTuple
 
 from rhymeflow.core.events import GroupCreated
-from rhymeflow.core.types import GroupId, InstanceId, TrajectoryId, Version
+from rhymeflow.core.types import (
+    HELD_OUT,
+    FinishReason,
+    GroupId,
+    InstanceId,
+    SuiteName,
+    TrajectoryId,
+    Version,
+)
 from rhymeflow.data.prompts import Message, Prompt, opened, opening_of
 from rhymeflow.data.run_prompts import RunPrompts
 from rhymeflow.errors import UserError
+from rhymeflow.histospec.noise_sharing import EVALUATION_EPOCH
 from rhymeflow.store.base import TrajectoryStore
+from rhymeflow.suites.prompts import SuitePrompts
+from rhymeflow.suites.sections import RUN
 from rhymeflow.workers.messages import Part
 
 
@@ -51,6 +63,9 @@ class Group:
     opening: str
     """What its environment put after it; see `whole_prompt`."""
     prompt_ids: list[int]
+    suite: SuiteName = RUN
+    evaluates: Version | None = None
+    """Of a suite's group: the version that is evaluated."""
     open: dict[int, Segment] = field(default_factory=dict)
     """Of each member that is being generated, the segment that is not stored yet."""
     stored: dict[int, array[int]] = field(default_factory=dict)
@@ -62,7 +77,11 @@ class Group:
     were before it and with it."""
     turns_ended: dict[int, int] = field(default_factory=dict)
     """Of each member with turns: how many of the policy's are over."""
+    reasons: dict[int, FinishReason] = field(default_factory=dict)
+    """Of each member that is complete: why."""
     aborted: set[int] = field(default_factory=set)
+    failed: set[int] = field(default_factory=set)
+    """Of a suite's group: members that could not be had or judged."""
     to_judge: dict[int, dict[str, float]] = field(default_factory=dict)
     """Members that could be judged together, in the order in which they came to that, with the
     rewards that they have by themselves."""
@@ -81,17 +100,28 @@ class Drawn(NamedTuple):
     group: GroupId
     epoch: int
     prompt: Prompt
-    repeats: GroupId | None
+    repeats: GroupId | None = None
+    suite: SuiteName = RUN
+    version: Version | None = None
+    """Of a suite's prompt: what is evaluated."""
 
 
 class InFlight:
     """Groups from the moment their prompt is requested to their end."""
 
-    def __init__(self, store: TrajectoryStore, prompts: RunPrompts) -> None:
-        self._store, self._prompts = store, prompts
+    def __init__(
+        self,
+        store: TrajectoryStore,
+        prompts: RunPrompts,
+        suites: Mapping[SuiteName, SuitePrompts] = MappingProxyType({}),
+    ) -> None:
+        self._store, self._prompts, self._suites = store, prompts, suites
         self._groups: dict[GroupId, Group] = {}
         self._next_group_id: GroupId = 0
+        self._last_of_suites: GroupId = 0
         self.num_drawn = 0  # in the stream; a retried prompt takes none
+        self.of_suites: dict[GroupId, tuple[SuiteName, Version]] = {}
+        """Groups of an earlier attempt that evaluate a version on a suite, and were in flight."""
 
     def __getitem__(self, group: GroupId) -> Group:
         return self._groups[group]
@@ -103,34 +133,62 @@ class InFlight:
 
     # -- groups ------------------------------------------------------------------------------
 
-    def begin_at(self, next_group: GroupId, num_drawn: int) -> None:
+    def name(self, trajectory: TrajectoryId) -> str:
+        """What names a response where it is judged, for users too."""
+        group = self._groups[trajectory.group]
+        if group.suite == RUN:
+            return f"trajectory {trajectory}"
+        return f"answer {trajectory.member} to {self.group_name(trajectory.group)}"
+
+    def group_name(self, group_id: GroupId) -> str:
+        """The same of a group."""
+        group = self._groups[group_id]
+        if group.suite == RUN:
+            return f"group {group_id}"
+        of = "held-out row" if group.suite == HELD_OUT else f"suite {group.suite}, row"
+        return f"{of} {group.prompt.row} (group {group_id}, version {group.evaluates})"
+
+    def begin_at(self, next_group: GroupId, num_drawn: int, now: Version) -> None:
         """Continue an earlier attempt, which took `num_drawn` prompts from the data.
 
-        Groups from `next_group` on that it stored are not in its log: they come again.
+        Groups from `next_group` on that it stored are not in its log: they come again. A suite's
+        end unless they evaluate version `now`: of others the weights are gone.
         """
         self._next_group_id, self.num_drawn = next_group, num_drawn
         self._store.forget_groups(next_group)
+        self._last_of_suites, in_flight = self._store.suite_groups()
+        self.of_suites = {}
+        for group, (suite, version) in in_flight.items():
+            if suite in self._suites and version == now:
+                self.of_suites[group] = suite, version
+            else:
+                reason = "its evaluation was given up"
+                self._store.put_ending(group, "aborted", version=now, reason=reason)
 
-    def restore(self, aborted: Mapping[GroupId, Iterable[int]]) -> dict[GroupId, set[int]]:
-        """Take up groups where they are stored; return the members of each that are complete.
+    def restore(self, aborted: Mapping[GroupId, Iterable[int]]) -> None:
+        """Take up groups where they are stored, and those `of_suites`.
 
         `aborted`: each of these groups, with its members that were aborted.
 
         Raises:
             UserError: a prompt is another one than it was, or not stored.
         """
+        aborted = {**aborted, **dict.fromkeys(self.of_suites, ())}
         found = self._store.progress(aborted)
         if lost := aborted.keys() - found.keys():
             raise UserError(f"cannot be resumed: the log has group {min(lost)}, and not its prompt")
         for group_id, members in aborted.items():
             known = found[group_id]
             row, prompt_ids = known.row, known.prompt_ids
-            prompt = self._prompts.train[row] if row < len(self._prompts.train) else None
+            suite, evaluates = self.of_suites.get(group_id, (RUN, None))
+            source = self._prompts.train if suite == RUN else self._suites[suite].prompts
+            prompt = source[row] if row < len(source) else None
             opening = None if prompt is None else _opening(prompt, known.prompt)
-            ids = [] if opening is None else self._encoded(prompt, opening)
+            ids = [] if opening is None else self._encoded(prompt, opening, suite)
             if opening is None or ids != prompt_ids:
+                what = "data.source" if suite == RUN else f"eval.suites: {suite}"
                 raise UserError(
-                    f"data.source: row {row} is not what it was when group {group_id} was made of "
+                    f"{what}: row {row} is not what it was when group {group_id} was made of "
                     "it; a run can be resumed only with the data that it began with"
                 )
             self._groups[group_id] = Group(
@@ -138,18 +196,26 @@ class InFlight:
                 prompt,
                 opening,
                 ids,
+                suite,
+                evaluates,
                 stored=known.tokens,
                 versions=known.versions,
                 turns=known.turns,
+                reasons=known.finished,
                 aborted={*members},
             )
-        return {group_id: known.finished for group_id, known in found.items()}
 
     def draw(self) -> Drawn:
         """Take the next prompt."""
         epoch, prompt = self._prompts.stream.at(self.num_drawn)
         self.num_drawn += 1
         return self._drawn(epoch, prompt, None)
+
+    def draw_for(self, suite: SuiteName, row: int, version: Version) -> Drawn:
+        """Take a suite's prompt, to evaluate `version`."""
+        self._last_of_suites -= 1
+        prompt = self._suites[suite].prompts[row]
+        return Drawn(self._last_of_suites, EVALUATION_EPOCH, prompt, None, suite, version)
 
     def draw_again(self, group: GroupId) -> Drawn:
         """Take the prompt of an ended group once more, for a new group.
@@ -166,9 +232,9 @@ class InFlight:
 
     def add(self, drawn: Drawn, opening: str = "") -> GroupCreated:
         """Store a prompt, and what its environment put after it, as a new group."""
-        group_id, epoch, prompt, repeats = drawn
-        ids = self._encoded(prompt, opening)
-        self._groups[group_id] = Group(epoch, prompt, opening, ids)
+        group_id, epoch, prompt, repeats, suite, version = drawn
+        ids = self._encoded(prompt, opening, suite)
+        self._groups[group_id] = Group(epoch, prompt, opening, ids, suite, version)
         self._store.put_group(
             group_id,
             row=prompt.row,
@@ -176,13 +242,18 @@ class InFlight:
             prompt=opened(prompt.prompt, opening),
             prompt_tokens=ids,
             columns=prompt.columns,
+            suite=suite or None,
+            version=version,
         )
         return GroupCreated(group_id, prompt.row, epoch, len(ids), repeats)
 
-    def _encoded(self, prompt: Prompt, opening: str) -> list[int]:
+    def _encoded(self, prompt: Prompt, opening: str, suite: SuiteName) -> list[int]:
+        if suite != RUN and not opening:
+            return self._suites[suite].prompt_ids[prompt.row]
         if opening:
             prompt = replace(prompt, prompt=opened(prompt.prompt, opening))
-        return self._prompts.encoder.encode(prompt)
+        of = self._prompts if suite == RUN else self._suites[suite]
+        return of.encoder.encode(prompt)
 
     def end(self, group: GroupId) -> None:
         """The group has ended; what there is of it is stored."""
@@ -262,10 +333,13 @@ class InFlight:
         group = self._groups.get(trajectory.group)
         return 0 if group is None else group.turns_ended.get(trajectory.member, 0)
 
-    def complete(self, trajectory: TrajectoryId) -> list[int]:
-        """Store what is not stored of a response; return all its tokens."""
-        self.seal(trajectory)
-        return self.tokens(trajectory)
+    def complete(self, trajectory: TrajectoryId, reason: FinishReason) -> int:
+        """Store that a response is complete as it is, and what is not stored of it; return its
+        length."""
+        length = self.seal(trajectory)
+        self._store.put_finished(trajectory, length=length, reason=reason)
+        self._groups[trajectory.group].reasons[trajectory.member] = reason
+        return length
 
     def seal_all(self, instance: InstanceId | None = None) -> list[tuple[TrajectoryId, int]]:
         """Store what there is of every response, or of those of one instance; return which, and how

@@ -23,7 +23,6 @@ from rhymeflow.core.types import InstanceId
 from rhymeflow.runtime.environments import Environments
 from rhymeflow.runtime.evaluation import Evaluations
 from rhymeflow.runtime.in_flight import InFlight
-from rhymeflow.runtime.rewards import Rewards
 from rhymeflow.runtime.throughput import Throughput
 from rhymeflow.workers import messages
 
@@ -37,12 +36,11 @@ class Instances:
         self,
         in_flight: InFlight,
         evaluations: Evaluations,
-        rewards: Rewards,
         environments: Environments,
         throughput: Throughput,
     ) -> None:
         self._in_flight, self._environments = in_flight, environments
-        self._evaluations, self._rewards, self._throughput = evaluations, rewards, throughput
+        self._evaluations, self._throughput = evaluations, throughput
         self._snapshots: dict[InstanceId, Snapshot | None] = {}
 
     def events(self, name: InstanceId, message: Any) -> Iterator[Event]:
@@ -60,7 +58,8 @@ class Instances:
             case messages.TokensGenerated():
                 for part in message.parts:
                     self._in_flight.take(name, part)
-                    self._throughput.add(part)
+                    if part.trajectory.group >= 0:
+                        self._throughput.add(part)
             case (
                 messages.TrajectoryFinished()
                 | messages.TurnEnded()
@@ -68,13 +67,9 @@ class Instances:
             ):
                 if message.trajectory in self._in_flight:
                     yield self._stopped(name, message)
-            case messages.AnswerTurnEnded():
-                self._environments.answer_turn_ended(name, message)
             case messages.Pulled():
                 self._throughput.pull_seconds.append(message.seconds)
                 yield Pulled(name, message.number, message.version, message.checksum)
-            case messages.Answered():
-                self._rewards.answered(name, message)
             case messages.InstanceStatus():
                 self._throughput.statuses[name] = message
                 yield from self._snapshot(name, message)
@@ -85,7 +80,7 @@ class Instances:
         """The instance has nothing more to do with a response for now; its tokens are stored."""
         trajectory = message.trajectory
         if isinstance(message, messages.TrajectoryFinished):
-            length = self._rewards.finished(trajectory, message.reason)
+            length = self._environments.finished(trajectory, message.reason)
         else:
             length = self._in_flight.seal(trajectory)
         assert length == message.length, (message, length)
@@ -115,7 +110,6 @@ class Instances:
         """An instance is gone: keep the tokens it has sent; events only if it had joined."""
         for trajectory, length in self._in_flight.seal_all(name):
             yield TrajectoryInterrupted(trajectory, name, 0, length)
-        self._environments.leave(name)  # before it is forgotten what it was to answer
         self._evaluations.leave(name)
         self._throughput.leave(name)
         if name in self._snapshots:

@@ -19,15 +19,15 @@ from rhymeflow.core.events import Event, InstanceLeft, TrajectoryInterrupted
 from rhymeflow.core.protocol.group import ABORTED, FINISHED, WAITING_ENV
 from rhymeflow.core.types import GroupId, TrajectoryId
 from rhymeflow.runtime.environments import Environments
+from rhymeflow.runtime.evaluation import Evaluations
 from rhymeflow.runtime.in_flight import InFlight
 from rhymeflow.runtime.past import Past
-from rhymeflow.runtime.rewards import Rewards
 
 REASON = "the run was interrupted, and resumed without it"
 
 
 def take_up(
-    past: Past, in_flight: InFlight, rewards: Rewards, environments: Environments
+    past: Past, in_flight: InFlight, evaluations: Evaluations, environments: Environments
 ) -> list[Event]:
     """Bring back what was in flight; return what has happened since, as events.
 
@@ -35,11 +35,15 @@ def take_up(
         UserError: the data is not what it was.
     """
     state = past.coordinator.state
-    in_flight.begin_at(state.next_group, past.num_drawn)
+    in_flight.begin_at(state.next_group, past.num_drawn, state.published or 0)
     aborted: dict[GroupId, list[int]] = {group: [] for group in (*state.prompts, *_ended(past))}
     for group_id, group in state.groups.items():
         aborted[group_id] = [i for i, m in enumerate(group.members) if m.state is ABORTED]
-    complete = in_flight.restore(aborted)
+    in_flight.restore(aborted)
+    evaluations.restore()
+    for group_id in in_flight.of_suites:
+        for index in in_flight[group_id].reasons:
+            environments.judge(TrajectoryId(group_id, index))
     for group_id, group in state.groups.items():
         for index, member in enumerate(group.members):
             trajectory = TrajectoryId(group_id, index)
@@ -47,13 +51,13 @@ def take_up(
                 in_flight[group_id].turns_ended[index] = member.turn
             if member.state is WAITING_ENV:
                 environments.turn_ended(trajectory)
-            if member.state is FINISHED and index in complete[group_id]:
-                rewards.ask(trajectory)
+            if member.state is FINISHED and index in in_flight[group_id].reasons:
+                environments.judge(trajectory)
     plain = state.num_requested - len(state.retries)
     return [
         *_departures(past, in_flight),
-        *chain.from_iterable(map(environments.openings.retry, state.retries)),
-        *chain.from_iterable(environments.openings.request() for _ in range(plain)),
+        *chain.from_iterable(map(environments.retry, state.retries)),
+        *chain.from_iterable(environments.request() for _ in range(plain)),
     ]
 
 

@@ -1,42 +1,34 @@
-"""Rewards: responses and held-out answers go to the reward worker, events come back.
+"""Rewards: complete responses go to the reward worker, events come back.
 
 Functions that are called per response get each one as it ends. Those that are called per group get
 the first `num_generations` members of it for which that was done, in one call: with their rewards
 the group is complete, so these are the members that are trained on, and what ends later is surplus.
 If that call fails, so has each of its members; where the coordinator lets the group go on with as
-many spare ones, these are judged in their place. What is made of answers to suites' prompts is up
-to `answer_rewards.py`.
+many spare ones, these are judged in their place. Of a suite's group they get all members that can
+still be judged; one with a single member is judged by all functions at once.
 
 Holds true: the rewards of a group call are reported together, or none is; a reward is stored before
 it is reported; one that cannot be had ends the run or, where the configuration says so, is reported
 as such, and never becomes a number (law 6); what became of something that has ended meanwhile is
-passed over; what a lost worker had not answered is sent to the one that takes its place. Knows
-nothing of instances or schedules.
+passed over; what a lost worker had not answered is sent to the one that takes its place.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rhymeflow.config import Config
 from rhymeflow.core.events import Event, RewardFailed, TrajectoryRewarded
-from rhymeflow.core.types import (
-    FinishReason,
-    GroupId,
-    InstanceId,
-    TrajectoryId,
-    Version,
-)
-from rhymeflow.data.prompts import Message
+from rhymeflow.core.types import GroupId, SuiteName, TrajectoryId, Version
 from rhymeflow.errors import UserError
 from rhymeflow.reward.components import WeightedSum
 from rhymeflow.reward.messages import TrainerState
-from rhymeflow.runtime.answer_rewards import AnswerRewards, AnswersKey
-from rhymeflow.runtime.evaluation import AnswerKey, Evaluations
+from rhymeflow.runtime.evaluation import Evaluations
 from rhymeflow.runtime.in_flight import InFlight
 from rhymeflow.store.base import TrajectoryStore
+from rhymeflow.suites.sections import RUN, functions_of
 from rhymeflow.utils.consecutive_failures import ConsecutiveFailures
 from rhymeflow.workers import messages
 
@@ -51,12 +43,37 @@ class Members(NamedTuple):
     components: tuple[dict[str, float], ...]
 
 
+class _Judging(NamedTuple):
+    """How responses are judged: by functions that get one alone, and by those that get `size`
+    members of a group, both by their places in the reward worker."""
+
+    alone: tuple[int, ...]
+    together: tuple[int, ...]
+    size: int
+    sum: WeightedSum
+    has_turns: bool
+    stops: bool
+    """Whether a reward that cannot be had ends the run."""
+
+    @classmethod
+    def of(cls, config: Config, run: Config, suite: SuiteName, size: int) -> _Judging:
+        """By section `reward` of the run or of a suite."""
+        functions, places = config.reward.functions, tuple(functions_of(run, suite))
+        kinds = list(zip(places, functions, strict=True))
+        alone = tuple(i for i, each in kinds if each.per == "response")
+        together = tuple(i for i, each in kinds if each.per == "group")
+        if suite != RUN and size == 1:
+            alone, together = places, ()
+        total = WeightedSum(functions, config.environment.classes)
+        stops = config.reward.on_failure == "stop"
+        return cls(alone, together, size, total, config.environment.is_used, stops)
+
+
 class Rewards:
     """Sends complete responses to the reward worker, and makes events of its answers.
 
-    `send` reaches the reward worker. `published_version` says which version is published.
-    `evaluated` is called with the version, suite and figures of each evaluation that is complete;
-    `log` with each answer, and the prefix of metrics in it.
+    `send` reaches the reward worker. `published_version` says which version is published. `log` is
+    called with each answer, and the prefix of metrics in it.
     """
 
     def __init__(
@@ -68,91 +85,34 @@ class Rewards:
         config: Config,
         *,
         published_version: Callable[[], Version],
-        evaluated: Callable[..., None],
         log: Callable[[messages.RewardComputed, str], None],
     ) -> None:
-        self._send, self._store = send, store
+        self._send, self._store, self._log = send, store, log
         self._in_flight, self._evaluations = in_flight, evaluations
-        self._on_failure, self._log = config.reward.on_failure, log
-        self._answers = AnswerRewards(self._ask, store, evaluations, config, evaluated)
         self._failures = ConsecutiveFailures(
             config.reward.max_consecutive_failures, "reward.max_consecutive_failures"
         )
-        self._num_generations = config.rollout.num_generations
         self._max_steps, self._published_version = config.learner.max_steps, published_version
-        functions = config.reward.functions
-        self._all = tuple(range(len(functions)))
-        self._per_group = tuple(i for i in self._all if functions[i].per == "group")
-        self._per_response = tuple(i for i in self._all if functions[i].per == "response")
-        self._sum = WeightedSum(functions, config.environment.classes)
+        self._judging = {RUN: _Judging.of(config, config, RUN, config.rollout.num_generations)}
+        for name, each in evaluations.suites.items():
+            self._judging[name] = _Judging.of(each.suite.config, config, name, each.suite.n)
         aggregation = config.learner.multi_objective_aggregation
         self._compares_components = aggregation == "normalize_then_sum"
-        self._judge_episode: Callable[[TrajectoryId | AnswerKey], None]
-        self._judges_episodes = bool(config.environment.classes)
-        self._has_turns = config.environment.is_used
-        self._from_environment: dict[TrajectoryId | AnswerKey, dict[str, float]] = {}
+        self._own: dict[TrajectoryId, dict[str, float]] = {}
         """Of responses that functions are being called for: the reward of their environment."""
-        self._asked: dict[
-            str, tuple[TrajectoryId | Members | AnswerKey | AnswersKey, messages.ComputeReward]
-        ] = {}
+        self._asked: dict[str, tuple[TrajectoryId | Members, messages.ComputeReward]] = {}
         """What the reward worker has not answered, by the key it was given."""
 
-    def finished(self, trajectory: TrajectoryId, reason: FinishReason) -> int:
-        """Store that a response is complete as it is and have it rewarded; return its length."""
-        tokens = self._in_flight.complete(trajectory)
-        self._store.put_finished(trajectory, length=len(tokens), reason=reason)
-        self.ask(trajectory)
-        return len(tokens)
-
-    def judge_episodes_with(self, judge: Callable[[TrajectoryId | AnswerKey], None]) -> None:
-        """From now on `judge` is called with each complete response or answer whose environment
-        judges it, and leads to `judged`, or to an event that says why not. Then come the reward
-        functions.
-        """
-        self._judge_episode = judge
-
-    def judged(self, subject: TrajectoryId | AnswerKey, components: dict[str, float]) -> None:
-        """Its environment has judged a response; see `judge_episodes_with`."""
-        self._from_environment[subject] = components
-        if isinstance(subject, AnswerKey):
-            self._answers.ask(subject, components)
-        else:
-            self._ask_functions(subject)
-
-    def ask(self, trajectory: TrajectoryId) -> None:
-        """Have a response that is stored as complete rewarded."""
-        if self._judges_episodes:
-            self._judge_episode(trajectory)
-        else:
-            self._ask_functions(trajectory)
-
-    def _ask_functions(self, trajectory: TrajectoryId) -> None:
+    def ask(self, trajectory: TrajectoryId, own: dict[str, float]) -> None:
+        """Have a response that is stored as complete rewarded; `own`: by its environment."""
+        judging = self._judging_of(trajectory.group)
         # Without functions the reward worker still makes text of the response.
-        if self._per_response or not self._per_group:
-            tokens = self._in_flight.tokens(trajectory)
-            group = self._in_flight[trajectory.group]
-            about = group.whole_prompt, group.prompt.columns
-            turns = self._turns([trajectory])
-            name = f"trajectory {trajectory}"
-            self._ask(trajectory, name, about, [tokens], turns, self._per_response)
+        if judging.alone or not judging.together:
+            self._own[trajectory] = own
+            name = self._in_flight.name(trajectory)
+            self._ask(trajectory, name, [trajectory], judging.alone)
         else:
-            self._collect(trajectory, self._from_environment.pop(trajectory, {}))
-
-    def answered(self, instance: InstanceId, message: messages.Answered) -> None:
-        """Have an answer to a suite's prompt rewarded."""
-        self.answer_complete(self._evaluations.answered(instance, message))
-
-    def answers_failed(self, keys: Sequence[AnswerKey], error: str) -> Iterator[Event]:
-        """Environments of these answers failed."""
-        yield from self._answers.fail(keys, error)
-
-    def answer_complete(self, key: AnswerKey) -> None:
-        """The same of one whose last turn an environment had the last word on."""
-        suite = self._evaluations.suites[key.answer.suite].suite
-        if suite.config.environment.classes:
-            self._judge_episode(key)
-        else:
-            self._answers.ask(key, {})
+            self._collect(trajectory, own)
 
     def take(self, message: Answer) -> Iterator[Event]:
         """The events that an answer of the reward worker makes, if it still makes any.
@@ -162,28 +122,32 @@ class Rewards:
         """
         key, _ = self._asked.pop(message.key)
         self._failures.count(message.error if isinstance(message, messages.RewardFailed) else None)
-        is_answer = isinstance(key, AnswerKey | AnswersKey)
         if isinstance(message, messages.RewardComputed):
-            self._log(message, "eval/" if is_answer else "")
-        is_one = isinstance(key, TrajectoryId | AnswerKey)
-        own = self._from_environment.pop(key, {}) if is_one else {}
-        if isinstance(key, AnswerKey | AnswersKey):
-            yield from self._answers.take(key, message, own)
-        elif isinstance(key, Members):
+            self._log(message, "eval/" if key.group < 0 else "")
+        if isinstance(key, Members):
             yield from self._group_judged(key, message)
-        elif key in self._in_flight:
-            self._store.put_text(key, message.texts[0])
-            if isinstance(message, messages.RewardFailed):
-                yield self._failed(key, message.error)
-            elif self._per_group:
-                self._collect(key, own | message.components[0])
-            else:
-                yield from self._rewarded(message.key, [key], [own | message.components[0]])
+            return
+        own = self._own.pop(key)
+        if key not in self._in_flight:
+            return
+        self._store.put_text(key, message.texts[0])
+        if isinstance(message, messages.RewardFailed):
+            yield from self._failed(key, message.error)
+        elif self._judging_of(key.group).together:
+            self._collect(key, own | message.components[0])
+        else:
+            yield from self._rewarded(message, [key], [own | message.components[0]])
 
     def ask_again(self) -> None:
         """Another reward worker has taken the place of one that was lost."""
         for _, message in self._asked.values():
             self._send(message)
+
+    def left_out(self, trajectory: TrajectoryId, error: str) -> Iterator[Event]:
+        """A suite's answer cannot be had or judged: the other members of its group go on."""
+        self._in_flight[trajectory.group].failed.add(trajectory.member)
+        self._judge(trajectory.group)
+        yield from self._evaluations.failed(trajectory, error)
 
     # -- groups ------------------------------------------------------------------------------
 
@@ -193,23 +157,17 @@ class Rewards:
         self._judge(trajectory.group)
 
     def _judge(self, group_id: GroupId) -> None:
-        """Have a group's functions called, once there are as many members as are trained on."""
-        group = self._in_flight[group_id]
-        if group.is_judged or len(group.to_judge) < self._num_generations:
+        """Have a group's functions called, once there are as many members as they get."""
+        group, judging = self._in_flight[group_id], self._judging_of(group_id)
+        size = judging.size - len(group.failed)
+        if group.is_judged or not group.to_judge or len(group.to_judge) < size:
             return
         group.is_judged = True
-        members = sorted(islice(group.to_judge, self._num_generations))
+        members = sorted(islice(group.to_judge, size))
         key = Members(group_id, tuple(members), tuple(map(group.to_judge.pop, members)))
         trajectories = [TrajectoryId(group_id, member) for member in members]
-        tokens = [self._in_flight.tokens(each) for each in trajectories]
-        turns = self._turns(trajectories)
-        about = group.whole_prompt, group.prompt.columns
-        self._ask(key, f"group {group_id}", about, tokens, turns, self._per_group)
-
-    def _turns(self, trajectories: list[TrajectoryId]) -> list[list[tuple[int, int]]]:
-        if not self._has_turns:
-            return []
-        return [self._in_flight.turns(each) for each in trajectories]
+        name = self._in_flight.group_name(group_id)
+        self._ask(key, name, trajectories, judging.together)
 
     def _group_judged(self, key: Members, message: Answer) -> Iterator[Event]:
         trajectories = [TrajectoryId(key.group, member) for member in key.members]
@@ -220,10 +178,11 @@ class Rewards:
         if isinstance(message, messages.RewardComputed):
             pairs = zip(key.components, message.components, strict=True)
             components = [alone | together for alone, together in pairs]
-            yield from self._rewarded(message.key, trajectories, components)
-        else:
-            for trajectory in trajectories:
-                yield self._failed(trajectory, message.error)
+            yield from self._rewarded(message, trajectories, components)
+            return
+        for trajectory in trajectories:
+            yield from self._failed(trajectory, message.error)
+        if trajectories[0] in self._in_flight:
             self._in_flight[key.group].is_judged = False
             self._judge(key.group)
 
@@ -231,44 +190,68 @@ class Rewards:
 
     def _rewarded(
         self,
-        name: str,
+        message: messages.RewardComputed,
         trajectories: list[TrajectoryId],
         components: Sequence[dict[str, float]],
     ) -> Iterator[Event]:
-        """Report a reward for each, or for all of them that there is none."""
-        rewards = [self._sum(each) for each in components]
-        problem = self._sum.problem(name, rewards)
-        for trajectory, each, reward in zip(trajectories, components, rewards, strict=True):
+        """Report a reward for each, or that there is none: of members of a batch for all of them,
+        since they are compared."""
+        is_suite = trajectories[0].group < 0
+        total = self._judging_of(trajectories[0].group).sum
+        rewards = [total(each) for each in components]
+        last_turns = message.last_turns or message.texts
+        for trajectory, each, reward, last in zip(
+            trajectories, components, rewards, last_turns, strict=True
+        ):
+            problem = total.problem(message.key, [reward] if is_suite else rewards)
             if problem is not None:
-                yield self._failed(trajectory, problem)
-            else:
-                assert reward is not None
-                ordered = self._sum.ordered(each)
-                self._store.put_reward(trajectory, reward=reward, components=ordered)
-                yield TrajectoryRewarded(trajectory, reward, self._compared(ordered))
+                yield from self._failed(trajectory, problem)
+                continue
+            assert reward is not None
+            ordered = total.ordered(each)
+            self._store.put_reward(trajectory, reward=reward, components=ordered)
+            yield TrajectoryRewarded(trajectory, reward, self._compared(total, ordered))
+            if is_suite:
+                yield from self._evaluations.judged(trajectory, reward, last)
 
-    def _compared(self, components: dict[str, float]) -> dict[str, tuple[float, float]] | None:
+    def _compared(
+        self, total: WeightedSum, components: dict[str, float]
+    ) -> dict[str, tuple[float, float]] | None:
         """Weight and value of each, if they are compared one by one in their group."""
         if not self._compares_components:
             return None
-        return {name: (self._sum.weights[name], value) for name, value in components.items()}
+        return {name: (total.weights[name], value) for name, value in components.items()}
 
-    def _failed(self, trajectory: TrajectoryId, error: str) -> RewardFailed:
-        if self._on_failure == "stop":
+    def _failed(self, trajectory: TrajectoryId, error: str) -> Iterator[Event]:
+        if self._judging_of(trajectory.group).stops:
             raise UserError(error)
-        return RewardFailed(trajectory, error)
+        yield RewardFailed(trajectory, error)
+        if trajectory.group < 0:
+            yield from self.left_out(trajectory, error)
+
+    def _judging_of(self, group: GroupId) -> _Judging:
+        return self._judging[self._in_flight[group].suite]
 
     def _ask(
         self,
-        key: TrajectoryId | Members | AnswerKey | AnswersKey,
+        key: TrajectoryId | Members,
         name: str,
-        about: tuple[str | list[Message], dict[str, Any]],
-        responses: list[list[int]],
-        turns: list[list[tuple[int, int]]],
+        trajectories: list[TrajectoryId],
         functions: tuple[int, ...],
     ) -> None:
-        prompt, columns = about
-        state = TrainerState(self._published_version(), self._max_steps)
-        message = messages.ComputeReward(name, prompt, responses, columns, functions, state, turns)
+        group = self._in_flight[key.group]
+        responses = [self._in_flight.tokens(each) for each in trajectories]
+        turns = []
+        if self._judging_of(key.group).has_turns:
+            turns = [self._in_flight.turns(each) for each in trajectories]
+        message = messages.ComputeReward(
+            name,
+            group.whole_prompt,
+            responses,
+            group.prompt.columns,
+            functions,
+            TrainerState(self._published_version(), self._max_steps),
+            turns,
+        )
         self._asked[name] = key, message
         self._send(message)

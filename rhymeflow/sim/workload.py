@@ -255,7 +255,9 @@ class _Response(NamedTuple):
 def _first_of(reader: TrajectoryReader, newest: int) -> int:
     """The first of so many groups, the last of which something was finished."""
     rows = reader.query(
-        "SELECT DISTINCT group_id FROM trajectories ORDER BY group_id DESC LIMIT ?", newest
+        "SELECT DISTINCT group_id FROM trajectories WHERE group_id >= 0"
+        " ORDER BY group_id DESC LIMIT ?",
+        newest,
     )
     return min((group for (group,) in rows), default=0)
 

@@ -40,7 +40,7 @@ class Progress(NamedTuple):
     prompt_ids: list[int]
     tokens: dict[int, array[int]]
     """Of each member that there is anything of."""
-    finished: set[int]
+    finished: dict[int, FinishReason]
     """Members that are complete."""
     versions: dict[int, Version]
     """Of each of these members, the version that generated its last token, as far as one did."""
@@ -104,8 +104,13 @@ class TrajectoryStore(Protocol):
         prompt: str | list[dict[str, Any]],
         prompt_tokens: Sequence[int],
         columns: Mapping[str, Any],
+        suite: SuiteName | None = None,
+        version: Version | None = None,
     ) -> None:
-        """Store a prompt that was requested for a group."""
+        """Store a prompt that was requested for a group; of a `suite`, to evaluate `version`."""
+
+    def suite_groups(self) -> tuple[GroupId, dict[GroupId, tuple[SuiteName, Version]]]:
+        """The lowest number of a suite's group, and those that have not ended."""
 
     def origin(self, group: GroupId) -> tuple[int, int]:
         """The row and epoch of a group that was stored."""
@@ -162,25 +167,5 @@ class TrajectoryStore(Protocol):
     def put_ending(self, group: GroupId, ending: Ending, *, version: Version, reason: str) -> None:
         """Store that the group was left out for `reason` when `version` was the newest."""
 
-    def put_held_out(
-        self,
-        suite: SuiteName,
-        row: int,
-        *,
-        prompt: str | list[dict[str, Any]],
-        prompt_tokens: Sequence[int],
-    ) -> None:
-        """Store a suite's prompt; one that is there stays."""
-
-    def put_evaluation(
-        self,
-        version: Version,
-        suite: SuiteName,
-        row: int,
-        sample: int,
-        *,
-        tokens: Sequence[int],
-        text: str,
-        reward: float,
-    ) -> None:
-        """Store an answer to a suite's prompt under `version`, and its reward."""
+    def put_evaluated(self, group: GroupId, version: Version) -> None:
+        """Store that an evaluation of `version` is over, of which the group is a part."""

@@ -1,12 +1,11 @@
-"""Following a run's event store as it grows: new segments, rewards and held-out answers.
+"""Following a run's event store as it grows: new segments and rewards.
 
 Holds true: every segment from where following begins is given once, in the order in which they were
 stored, so those of one response follow one another; a reward is given with the response's segments
-if it is there when they are read, and else once, later; held-out answers are stored whole with
-their reward, and given once; each call costs by what is new. Segments are never changed once they
-are read (`TrajectoryStore.put_segment` of one that grew would be missed; the controller stores none
-before it is whole). A follower that is slower than its run prunes (`TrajectoryStore.prune`) is
-given none of a group that is gone.
+if it is there when they are read, and else once, later; each call costs by what is new.
+Segments are never changed once they are read (`TrajectoryStore.put_segment` of one that grew would
+be missed; the controller stores none before it is whole). A follower that is slower than its run
+prunes (`TrajectoryStore.prune`) is given none of a group that is gone.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rhymeflow.core.events import TrajectoryRewarded
-from rhymeflow.core.types import GroupId, SuiteName, TrajectoryId, Version
+from rhymeflow.core.types import GroupId, TrajectoryId, Version
 from rhymeflow.store import codec
 from rhymeflow.store.handle import Reader
 from rhymeflow.store.recent import row_before_last
@@ -25,9 +24,6 @@ from rhymeflow.store.recent import row_before_last
 _SEGMENTS = """SELECT s.rowid, group_id, member, start, version, tokens, length, reward
     FROM segments s LEFT JOIN trajectories USING (group_id, member)
     WHERE s.rowid > ? ORDER BY s.rowid LIMIT ?"""
-_ANSWERS = """SELECT e.rowid, suite, row, sample, version, prompt_tokens, tokens, reward
-    FROM evaluations e JOIN held_out USING (suite, row)
-    WHERE e.rowid > ? ORDER BY e.rowid LIMIT ?"""
 _REWARDS = "SELECT kind, body FROM events WHERE seq > ? AND seq <= ? AND kind = ? ORDER BY seq"
 
 
@@ -52,27 +48,14 @@ class NewSegment(NamedTuple):
     reward: float | None
 
 
-class NewAnswer(NamedTuple):
-    """Answer number `sample` to a suite's prompt under `version`; `tokens` is int32 [n]."""
-
-    suite: SuiteName
-    row: int
-    sample: int
-    version: Version
-    prompt_ids: list[int]
-    tokens: np.ndarray
-    reward: float
-
-
 class Follower:
-    """What one store says from a point on: its last `num_tokens` tokens, and as many of answers."""
+    """What one store says from a point on: its last `num_tokens` tokens."""
 
     def __init__(self, reader: Reader, *, num_tokens: int) -> None:
         self._reader = reader
         # Rewards first: what is rewarded before its segments are read comes with them.
         self._seq = self._last_event()
-        self._row = row_before_last(reader.query, "segments", num_tokens)
-        self._answer = row_before_last(reader.query, "evaluations", num_tokens)
+        self._row = row_before_last(reader.query, num_tokens)
 
     def segments(self, limit: int) -> list[NewSegment]:
         """The next segments, at most `limit`; none if there are none yet."""
@@ -89,24 +72,6 @@ class Follower:
                 reward,
             )
             for _, group, member, start, version, tokens, length, reward in rows
-        ]
-
-    def answers(self, limit: int) -> list[NewAnswer]:
-        """The next held-out answers, at most `limit`; none if there are none yet."""
-        rows = self._reader.query(_ANSWERS, self._answer, limit)
-        if rows:
-            self._answer = rows[-1][0]
-        return [
-            NewAnswer(
-                suite,
-                row,
-                sample,
-                version,
-                np.frombuffer(prompt, "<i4").tolist(),
-                np.frombuffer(tokens, "<i4"),
-                reward,
-            )
-            for _, suite, row, sample, version, prompt, tokens, reward in rows
         ]
 
     def rewards(self) -> list[TrajectoryRewarded]:

@@ -24,7 +24,7 @@ ROWS_AT_ONCE = 256
 """Segments that are deleted with one commit, beside twice those that came since the last one: so a
 commit never takes much longer than without, and pruning never falls behind."""
 
-_ENDED = """SELECT ending_version, group_id FROM groups WHERE ending IS NOT NULL
+_ENDED = """SELECT ending_version, group_id FROM groups WHERE ending IS NOT NULL AND suite IS NULL
     AND group_id IN (SELECT DISTINCT group_id FROM segments) ORDER BY 1, 2"""
 _LAST_ROW = "SELECT MAX(rowid), COUNT(*) FROM segments WHERE group_id = ?"
 _NEWEST = "SELECT MAX(rowid) FROM segments"
@@ -106,7 +106,7 @@ class Pruner:
         if newest is None:
             return 0
         if not self._marks:
-            first = row_before_last(self._rows, "segments", history_tokens)
+            first = row_before_last(self._rows, history_tokens)
             self._marks.append((first, self._num_tokens - history_tokens))
         self._marks.append((newest, self._num_tokens))
         while len(self._marks) > 1 and self._marks[1][1] <= self._num_tokens - history_tokens:

@@ -20,7 +20,7 @@ from rhymeflow.utils.source_version import source_version
 EVENTS = "events.db"
 """The file, in its run directory."""
 
-SCHEMA_VERSION = 17
+SCHEMA_VERSION = 18
 """Of the tables and of what events and commands hold: a log that cannot be read is refused by its
 number."""
 
@@ -35,9 +35,11 @@ LOCK = "writer.lock"
 # once it was decoded; `trained` is the batch a trajectory was trained on in. A
 # member that its consumed group did not need (there were more than num_generations) counts as
 # aborted. `steps` is the number of iterations that generated a segment's tokens, `drafted` of the
-# tokens that were proposed in them. `held_out` has the prompts that `evaluations` answers, of all
-# suites. With `run.token_details` there is a byte for each token: in `segments.accepted` 1 if it
-# was drafted, in `token_details.flags` what the learner did about it (`learner/token_details.py`).
+# tokens that were proposed in them. Groups below 0 are of a suite: they answer its prompts for the
+# evaluation of version `evaluates`; the view `evaluations` has the answers of those that are over,
+# and no other view has any. With `run.token_details` there is a byte for each token: in
+# `segments.accepted` 1 if it was drafted, in `token_details.flags` what the learner did about it
+# (`learner/token_details.py`).
 # `pruned` has what is left of segments whose tokens were deleted (`pruning.py`), `spans` is both
 # together, but for what environments answered, which took no `steps`.
 # `changes` names each row, outside the tables that only grow, that was put, changed or taken out:
@@ -52,7 +54,7 @@ CREATE TABLE changes (seq INTEGER PRIMARY KEY, what TEXT NOT NULL, a INTEGER NOT
 _VIEWS = """
 CREATE VIEW spans AS
     SELECT group_id, member, start, LENGTH(tokens) / 4 AS length, version, instance, steps, drafted
-    FROM segments WHERE steps > 0 UNION ALL
+    FROM segments WHERE steps > 0 AND +group_id >= 0 UNION ALL
     SELECT group_id, member, start, length, version, instance, steps, drafted FROM pruned
     WHERE steps > 0;
 CREATE VIEW responses AS
@@ -62,26 +64,21 @@ CREATE VIEW responses AS
     FROM (SELECT group_id, member, SUM(LENGTH(tokens)) / 4 AS length, MIN(version) AS first_version
             FROM segments GROUP BY group_id, member UNION ALL
         SELECT group_id, member, SUM(length), MIN(version) FROM pruned GROUP BY group_id, member) s
-    JOIN groups g USING (group_id) LEFT JOIN trajectories t USING (group_id, member);
-"""
-_SUITES = """
-CREATE TABLE held_out (suite TEXT NOT NULL, row INTEGER NOT NULL, prompt TEXT NOT NULL,
-    prompt_tokens BLOB NOT NULL, PRIMARY KEY (suite, row));
-CREATE TABLE evaluations (version INTEGER NOT NULL, suite TEXT NOT NULL, row INTEGER NOT NULL,
-    sample INTEGER NOT NULL, tokens BLOB NOT NULL, text TEXT NOT NULL, reward REAL NOT NULL,
-    PRIMARY KEY (version, suite, row, sample));
+    JOIN groups g USING (group_id) LEFT JOIN trajectories t USING (group_id, member)
+    WHERE g.suite IS NULL;
+CREATE VIEW evaluations AS
+    SELECT ending_version AS version, suite, row, member AS sample, group_id, length, text, reward
+    FROM groups JOIN trajectories USING (group_id)
+    WHERE ending = 'evaluated' AND reward IS NOT NULL;
 """
 NOTED: Mapping[str, tuple[str, ...]] = {
     "attempts": ("attempt",),
     "groups": ("group_id",),
     "trajectories": ("group_id", "member"),
     "token_details": ("group_id", "member"),
-    "held_out": ("row",),
-    "evaluations": ("version", "row"),
     "pruned": ("group_id",),
 }
-"""Tables whose rows `changes` names, and the columns that its `a` and `b` are: of `held_out` and
-`evaluations` those of all suites together."""
+"""Tables whose rows `changes` names, and the columns that its `a` and `b` are."""
 _TABLES = f"""
 CREATE TABLE meta (key TEXT PRIMARY KEY, value);
 CREATE TABLE attempts (attempt INTEGER PRIMARY KEY, first_event INTEGER NOT NULL,
@@ -93,7 +90,7 @@ CREATE TABLE commands (seq INTEGER PRIMARY KEY, event INTEGER NOT NULL, kind TEX
 CREATE TABLE snapshots (event INTEGER PRIMARY KEY, state BLOB NOT NULL);
 CREATE TABLE groups (group_id INTEGER PRIMARY KEY, row INTEGER NOT NULL, epoch INTEGER NOT NULL,
     prompt TEXT NOT NULL, prompt_tokens BLOB NOT NULL, columns TEXT NOT NULL,
-    ending TEXT, ending_version INTEGER, ending_reason TEXT);
+    ending TEXT, ending_version INTEGER, ending_reason TEXT, suite TEXT, evaluates INTEGER);
 CREATE INDEX groups_by_step ON groups (ending_version, ending);
 CREATE INDEX groups_by_row ON groups (row);
 CREATE TABLE segments (group_id INTEGER NOT NULL, member INTEGER NOT NULL, start INTEGER NOT NULL,
@@ -105,7 +102,7 @@ CREATE TABLE trajectories (group_id INTEGER NOT NULL, member INTEGER NOT NULL,
     reward REAL, components TEXT, trained INTEGER, PRIMARY KEY (group_id, member));
 CREATE TABLE token_details (group_id INTEGER NOT NULL, member INTEGER NOT NULL, logprobs BLOB,
     flags BLOB NOT NULL, PRIMARY KEY (group_id, member));
-{_SUITES}{_PRUNED}{_VIEWS}CREATE VIEW trained AS
+{_PRUNED}{_VIEWS}CREATE VIEW trained AS
     SELECT group_id, member, trained AS version, first_version,
         trained - first_version AS staleness, length, reason, reward
     FROM responses WHERE trained IS NOT NULL;

@@ -5,8 +5,9 @@ Holds true: a row that is given twice is there once.
 
 from __future__ import annotations
 
-GROUP = """INSERT INTO groups (group_id, row, epoch, prompt, prompt_tokens, columns)
-    VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"""
+GROUP = """INSERT INTO groups
+    (group_id, row, epoch, prompt, prompt_tokens, columns, suite, evaluates)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"""
 SEGMENT = """INSERT INTO segments VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
     ON CONFLICT DO UPDATE SET version = excluded.version, instance = excluded.instance,
     steps = excluded.steps, drafted = excluded.drafted,
@@ -23,9 +24,6 @@ ENDING = """UPDATE groups SET ending = ?, ending_version = ?, ending_reason = ?
     WHERE group_id = ?"""
 ATTEMPT = "INSERT INTO attempts VALUES (?, ?, ?, ?, ?)"
 CONFIG = "UPDATE attempts SET config = ? WHERE attempt = ?"
-HELD_OUT = "INSERT INTO held_out VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING"
-EVALUATION = """INSERT INTO evaluations VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE
-    SET tokens = excluded.tokens, text = excluded.text, reward = excluded.reward"""
 TOKEN_DETAILS = "INSERT OR REPLACE INTO token_details VALUES (?, ?, ?, ?)"
 SNAPSHOT = "INSERT OR REPLACE INTO snapshots VALUES (?, ?)"
 OLD_SNAPSHOTS = "DELETE FROM snapshots WHERE event < ?"
@@ -38,7 +36,7 @@ PROMPTS_OF = f"SELECT group_id, row, epoch, prompt, prompt_tokens FROM groups WH
 TOKENS_OF = f"""SELECT group_id, member, tokens, version, steps = 0
     FROM segments WHERE {_WANTED}
     ORDER BY group_id, member, start"""
-FINISHED_OF = f"SELECT group_id, member FROM trajectories WHERE {_WANTED}"
+FINISHED_OF = f"SELECT group_id, member, reason FROM trajectories WHERE {_WANTED}"
 
 ORDER = (
     ATTEMPT,
@@ -51,8 +49,6 @@ ORDER = (
     REWARD,
     TRAINED,
     ENDING,
-    HELD_OUT,
-    EVALUATION,
     TOKEN_DETAILS,
     EVENT,
     COMMAND,

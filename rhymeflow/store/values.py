@@ -119,6 +119,4 @@ _CHECKS: Mapping[str, Callable[[Mapping[str, Any]], None]] = {
     "segments": _segment,
     "trajectories": lambda row: _object(row, "components"),
     "token_details": lambda row: _tokens(row, "logprobs"),
-    "held_out": lambda row: _tokens(row, "prompt_tokens"),
-    "evaluations": lambda row: _tokens(row, "tokens"),
 }

@@ -131,7 +131,8 @@ class SqliteTrajectoryStore:
         """How many groups ended in each way."""
         self._transaction.write()
         found = self._connection.execute(
-            "SELECT ending, COUNT(*) FROM groups WHERE ending IS NOT NULL GROUP BY 1"
+            "SELECT ending, COUNT(*) FROM groups"
+            " WHERE ending IS NOT NULL AND suite IS NULL GROUP BY 1"
         )
         return dict(found.fetchall())
 
@@ -170,6 +171,8 @@ class SqliteTrajectoryStore:
         prompt: str | list[dict[str, Any]],
         prompt_tokens: Sequence[int],
         columns: Mapping[str, Any],
+        suite: SuiteName | None = None,
+        version: Version | None = None,
     ) -> None:
         """Store a prompt that was requested. Chat messages and columns are kept as JSON."""
         self._put(
@@ -180,8 +183,20 @@ class SqliteTrajectoryStore:
             _prompt(prompt),
             _int32(prompt_tokens),
             codec.to_json(columns),
+            suite,
+            version,
         )
         self._note("groups", group)
+
+    @_counted
+    def suite_groups(self) -> tuple[GroupId, dict[GroupId, tuple[SuiteName, Version]]]:
+        """The lowest number of a suite's group, and those that have not ended."""
+        self._transaction.write()
+        (lowest,) = self._connection.execute("SELECT MIN(group_id) FROM groups").fetchone()
+        going_on = self._connection.execute(
+            "SELECT group_id, suite, evaluates FROM groups WHERE group_id < 0 AND ending IS NULL"
+        )
+        return min(lowest or 0, 0), {group: (suite, v) for group, suite, v in going_on}
 
     @_counted
     def origin(self, group: GroupId) -> tuple[int, int]:
@@ -200,7 +215,7 @@ class SqliteTrajectoryStore:
         self._transaction.write()
         wanted = (json.dumps(list(groups)),)
         found = {
-            group: Progress(row, epoch, prompt, _from_int32(tokens), {}, set(), {}, {})
+            group: Progress(row, epoch, prompt, _from_int32(tokens), {}, {}, {}, {})
             for group, row, epoch, prompt, tokens in self._connection.execute(
                 sql.PROMPTS_OF, wanted
             )
@@ -213,8 +228,8 @@ class SqliteTrajectoryStore:
             tokens.frombytes(blob)
             if is_observed:
                 found[group].turns.setdefault(member, []).append((before, len(tokens)))
-        for group, member in self._connection.execute(sql.FINISHED_OF, wanted):
-            found[group].finished.add(member)
+        for group, member, reason in self._connection.execute(sql.FINISHED_OF, wanted):
+            found[group].finished[member] = reason
         return found
 
     @_counted
@@ -327,34 +342,9 @@ class SqliteTrajectoryStore:
         self._end(group, ending, version, reason)
 
     @_counted
-    def put_held_out(
-        self,
-        suite: SuiteName,
-        row: int,
-        *,
-        prompt: str | list[dict[str, Any]],
-        prompt_tokens: Sequence[int],
-    ) -> None:
-        """Store a suite's prompt; one that is there stays."""
-        self._put(sql.HELD_OUT, suite, row, _prompt(prompt), _int32(prompt_tokens))
-        self._note("held_out", row)
-
-    @_counted
-    def put_evaluation(
-        self,
-        version: Version,
-        suite: SuiteName,
-        row: int,
-        sample: int,
-        *,
-        tokens: Sequence[int],
-        text: str,
-        reward: float,
-    ) -> None:
-        """Store an answer to a suite's prompt under `version`, and its reward."""
-        values = _int32(tokens), text, float(reward)
-        self._put(sql.EVALUATION, version, suite, row, sample, *values)
-        self._note("evaluations", version, row)
+    def put_evaluated(self, group: GroupId, version: Version) -> None:
+        """Store that an evaluation of `version` is over, of which the group is a part."""
+        self._end(group, "evaluated", version, None)
 
     @_counted
     def prune(self, *, before: Version, history_tokens: int) -> None:
@@ -389,7 +379,8 @@ class SqliteTrajectoryStore:
     def _end(self, group: GroupId, ending: str, version: Version, reason: str | None) -> None:
         self._put(sql.ENDING, ending, version, reason, group)
         self._note("groups", group)
-        self._pruner.ended(group, version)
+        if group >= 0:
+            self._pruner.ended(group, version)
 
     def _note(self, table: str, a: int, b: int = 0) -> None:
         self._changed[table, a, b] = None

@@ -1,6 +1,6 @@
 """The history process: copies what the run has stored into the index that drafts come from.
 
-Held-out answers are among it: each evaluation is drafted by the one before.
+Answers to suites' prompts are among it: each evaluation is drafted by the one before.
 
 Holds true: no worker waits for it, and what it does changes no token (law 3): a run whose history
 is late, torn or gone drafts less. It is the only one that writes to its index, which is in shared
@@ -20,7 +20,7 @@ from rhymeflow.core.events import TrajectoryRewarded
 from rhymeflow.core.types import GroupId, TrajectoryId, Version
 from rhymeflow.histospec.configured import rehearse
 from rhymeflow.histospec.index import Index, prompt_key
-from rhymeflow.store.follow import Follower, NewAnswer, NewSegment
+from rhymeflow.store.follow import Follower, NewSegment
 from rhymeflow.store.handle import store_in
 from rhymeflow.store.previous_run import config_of
 from rhymeflow.utils import progress
@@ -33,7 +33,7 @@ from rhymeflow.workers.messages import (
     receive,
     send,
 )
-from rhymeflow.workers.noise import EVALUATION_EPOCH, epoch_of_noise
+from rhymeflow.workers.noise import epoch_of_noise
 
 NICENESS = 10
 """Workers that sample or train go first, once drafting is compiled: instances wait for that."""
@@ -169,7 +169,7 @@ class IndexWriter:
         self._prompt = lru_cache(PROMPTS_REMEMBERED)(self._read_prompt)
 
     def write(self) -> int:
-        """Write what is new, at most `SEGMENTS_AT_ONCE` segments and answers; return how many."""
+        """Write what is new, at most `SEGMENTS_AT_ONCE` segments; return how many."""
         # A response that is rewarded by now has all its segments among those that are read next.
         self._rewarded += self._follower.rewards()
         segments = self._follower.segments(SEGMENTS_AT_ONCE)
@@ -180,10 +180,7 @@ class IndexWriter:
                 if rewarded.trajectory in self._open:
                     self._index.finish(self._open.pop(rewarded.trajectory), rewarded.reward)
             self._rewarded.clear()
-        answers = self._follower.answers(SEGMENTS_AT_ONCE - len(segments))
-        for answer in answers:
-            self._enter(answer)
-        return len(segments) + len(answers)
+        return len(segments)
 
     def _take(self, segment: NewSegment) -> None:
         trajectory = segment.trajectory
@@ -196,17 +193,6 @@ class IndexWriter:
         if segment.reward is not None and segment.start + len(segment.tokens) == segment.length:
             self._index.finish(response, segment.reward)
             del self._open[trajectory]
-
-    def _enter(self, answer: NewAnswer) -> None:
-        response = self._index.begin(
-            prompt_key(answer.prompt_ids),
-            answer.prompt_ids[-PROMPT_TAIL:],
-            sample=answer.sample,
-            noise_epoch=EVALUATION_EPOCH if self._aligned else -1,
-            version=answer.version - self._age,
-        )
-        self._index.extend(response, answer.tokens)
-        self._index.finish(response, answer.reward)
 
     def _begin(self, segment: NewSegment) -> int:
         group, member = segment.trajectory

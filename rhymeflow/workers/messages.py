@@ -25,16 +25,6 @@ if TYPE_CHECKING:
     from rhymeflow.workers.channel import Connection
 
 
-class AnswerId(NamedTuple):
-    """Names an answer to a suite's prompt: which evaluation it is for, which prompt, and its number
-    among the answers to it."""
-
-    asked: Version
-    suite: SuiteName
-    row: int
-    sample: int
-
-
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Base of all messages."""
 
@@ -50,7 +40,8 @@ class Shutdown(Message):
 
 
 class Route(Message):
-    """Command `number`: generate this response to prompt row `prompt`, requested in `epoch`.
+    """Command `number`: generate this response to prompt row `prompt`, requested in `epoch`. 0: it
+    is of the evaluation that was commanded, on `suite`.
 
     It goes on after `tokens`, which were generated before, here or elsewhere, or answered by an
     environment. The policy is in its turn number `turn`, from 1, which began after `turn_start` of
@@ -65,6 +56,7 @@ class Route(Message):
     tokens: list[int]
     turn: int = 1
     turn_start: int = 0
+    suite: SuiteName = ""
 
 
 class Interrupt(Message):
@@ -89,23 +81,9 @@ class Pull(Message):
 
 
 class Evaluate(Message):
-    """Command `number`: answer a suite's prompts, by row, as often as it says."""
+    """Command `number`: answer a suite's prompts, each as it is routed."""
 
     number: int
-    version: Version
-    suite: SuiteName
-    prompts: list[list[int]]
-
-
-class ContinueAnswer(Message):
-    """An environment answered: go on with an answer, asked for with `Evaluate`. `turn` and
-    `turn_start` as in `Route`."""
-
-    answer: AnswerId
-    prompt_ids: list[int]
-    tokens: list[int]
-    turn: int
-    turn_start: int
 
 
 class ConnectWeights(Message):
@@ -295,24 +273,6 @@ class Pulled(Message):
     version: Version
     checksum: str
     seconds: float
-
-
-class Answered(Message):
-    """An answer to a suite's prompt, generated under `version`."""
-
-    answer: AnswerId
-    version: Version
-    tokens: list[int]
-    reason: FinishReason
-
-
-class AnswerTurnEnded(Message):
-    """The same of one whose environment is to be asked."""
-
-    answer: AnswerId
-    version: Version
-    turn: int
-    tokens: list[int]
 
 
 class InstanceStatus(Message):
@@ -525,10 +485,10 @@ class Failed(Message):
 
 
 _Any = (
-    ConnectWeights | ContinueAnswer | TurnEnded | AnswerTurnEnded | Route | Interrupt | Abort
+    ConnectWeights | TurnEnded | Route | Interrupt | Abort
     | Pull | Evaluate | UseDrafter | Accumulate | Train | Publish | SaveCheckpoint | IndexHistory
     | ComputeReward | Shutdown | Joined | TokensGenerated | TrajectoryFinished
-    | TrajectoryInterrupted | Pulled | Answered | InstanceStatus | LearnerReady | Retraining
+    | TrajectoryInterrupted | Pulled | InstanceStatus | LearnerReady | Retraining
     | TokenDetails | Accumulated | BatchTrained | VersionPublished | CheckpointSaved
     | CheckpointFailed
     | JoinRanks | RanksMeet | HistoryReady | HistoryGrew | RewardComputed | RewardFailed

@@ -20,6 +20,7 @@ from typing import Literal
 from rhymeflow.config import Config, RolloutConfig
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.engine.base import Engine, Finished, NoiseKey, Request, Sampling
+from rhymeflow.suites.sections import RUN
 from rhymeflow.suites.suite import of_run
 from rhymeflow.utils import progress
 from rhymeflow.weights.base import StoreLost, WeightReader
@@ -29,16 +30,11 @@ from rhymeflow.workers.engines import make_engine, prepare
 from rhymeflow.workers.inbox import Inbox
 from rhymeflow.workers.messages import (
     Abort,
-    Answered,
-    AnswerId,
-    AnswerTurnEnded,
     ConnectWeights,
-    ContinueAnswer,
     Evaluate,
     InstanceStatus,
     Interrupt,
     Joined,
-    Message,
     Part,
     Pull,
     Pulled,
@@ -52,7 +48,7 @@ from rhymeflow.workers.messages import (
     receive,
     send,
 )
-from rhymeflow.workers.noise import EVALUATION_EPOCH, epoch_of_noise
+from rhymeflow.workers.noise import epoch_of_noise
 
 STATUS_SECONDS = 0.25
 """How often the instance says how it is and hands over what it has generated, so that no more than
@@ -98,14 +94,13 @@ class Instance:
         self.weights, self.engine = self._begin(lambda weights: engine(config, weights, name))
         limits = self.engine.limits()
         self.stop_tokens = limits.stop_token_ids
-        self.requests: dict[TrajectoryId | AnswerId, Request] = {}
+        self.requests: dict[TrajectoryId, Request] = {}
         """What the engine has."""
         self._sent: dict[TrajectoryId, Sent] = {}
         """Of each response here."""
-        self._turns: dict[TrajectoryId | AnswerId, int] = {}
+        self._turns: dict[TrajectoryId, int] = {}
         """Of what the engine has: the number of the policy's turn, from 1."""
-        self._has_turns = config.environment.is_used
-        self._suites = {suite.name: suite for suite in of_run(config)}
+        self._configs = {RUN: config} | {suite.name: suite.config for suite in of_run(config)}
         self.last_number = 0
         self.busy_seconds = 0.0
         self._last_status = 0.0
@@ -177,9 +172,9 @@ class Instance:
 
     def _carry_out(self, message: object) -> None:
         if isinstance(message, Route | Interrupt | Abort | Pull | Evaluate):
-            if message.number <= self.last_number:
+            if 0 < message.number <= self.last_number:
                 return
-            self.last_number = message.number
+            self.last_number = max(message.number, self.last_number)
         match message:
             case Route():
                 self._route(message)
@@ -189,8 +184,8 @@ class Instance:
                 self._forget(self.engine.interrupt(message.trajectories))
             case Pull():
                 self._pull(message)
-            case Evaluate() | ContinueAnswer():
-                self._answer(message)
+            case Evaluate():
+                pass  # each answer is routed
             case ConnectWeights():  # another learner took the place of a lost one
                 with suppress(FileNotFoundError):  # lost in turn, and the next one says so too
                     self.weights = self.open_weights(message)
@@ -206,33 +201,19 @@ class Instance:
         trajectory, tokens = message.trajectory, message.tokens
         epoch = epoch_of_noise(self.config, message.epoch, trajectory.member)
         noise = NoiseKey(message.prompt, epoch, trajectory.member)
-        how = self._sampling(self.config.rollout)
+        config = self._configs[message.suite]
+        how = self._sampling(config.rollout)
         accepted = bytearray() if self.config.run.token_details else None
         request = Request(trajectory, message.prompt_ids, noise, how, tokens, accepted=accepted)
-        request.turn_start, request.keeps_cache = message.turn_start, self._has_turns
+        request.turn_start, request.keeps_cache = message.turn_start, config.environment.is_used
+        request.is_urgent = message.suite != RUN  # a version is evaluated while it is new
         if reason := request.finish_reason():
             # Its last token was sent by an instance that died before it could say so.
             self._say_ended(request, reason, message.turn)
             return
         self._sent[trajectory] = Sent(len(tokens))
-        self._submit(request, message.turn)
-
-    def _answer(self, message: Evaluate | ContinueAnswer) -> None:
-        """Generate answers to a suite's prompts, or the next turn of one."""
-        if isinstance(message, Evaluate):
-            for row, prompt_ids in enumerate(message.prompts):
-                for sample in range(self._suites[message.suite].n):
-                    answer = AnswerId(message.version, message.suite, row, sample)
-                    self._answer(ContinueAnswer(answer, prompt_ids, [], 1, 0))
-            return
-        key = message.answer
-        suite = self._suites[key.suite].config
-        noise = NoiseKey(key.row, EVALUATION_EPOCH, key.sample)
-        how = self._sampling(suite.rollout)
-        request = Request(key, message.prompt_ids, noise, how, message.tokens)
-        request.turn_start, request.keeps_cache = message.turn_start, suite.environment.is_used
-        request.is_urgent = True  # a version is evaluated while it is new
-        self._submit(request, message.turn)
+        self.requests[trajectory], self._turns[trajectory] = request, message.turn
+        self.engine.submit(request)
 
     def _sampling(self, rollout: RolloutConfig) -> Sampling:
         return Sampling(
@@ -242,11 +223,6 @@ class Instance:
             max_new_tokens=rollout.max_completion_length,
             stop_token_ids=self.stop_tokens,
         )
-
-    def _submit(self, request: Request, turn: int) -> None:
-        self.requests[request.id] = request
-        self._turns[request.id] = turn
-        self.engine.submit(request)
 
     def _interrupt(self, message: Interrupt) -> None:
         stopped = self.engine.interrupt(message.trajectories)
@@ -288,31 +264,21 @@ class Instance:
     def _report(self, finished: list[Finished]) -> None:
         self._hand_over(request for request, _ in finished)
         for request, reason in finished:
-            del self.requests[request.id]
-            self._sent.pop(request.id, None)  # of a held-out answer nothing was sent
+            del self.requests[request.id], self._sent[request.id]
             self._say_ended(request, reason, self._turns.pop(request.id))
 
     def _say_ended(self, request: Request, reason: Literal["stop", "length"], turn: int) -> None:
         """The response is complete, or the policy's turn is over and its environment comes."""
         key, tokens = request.id, request.tokens
-        is_turn = request.keeps_cache and reason == "stop"
-        message: Message
-        if isinstance(key, TrajectoryId):
-            message = TrajectoryFinished(key, len(tokens), reason)
-            if is_turn:
-                message = TurnEnded(key, turn, len(tokens))
-        elif is_turn:
-            message = AnswerTurnEnded(key, self.engine.version, turn, tokens)
+        if request.keeps_cache and reason == "stop":
+            send(self.connection, TurnEnded(key, turn, len(tokens)))
         else:
-            message = Answered(key, self.engine.version, tokens, reason)
-        send(self.connection, message)
+            send(self.connection, TrajectoryFinished(key, len(tokens), reason))
 
     def _hand_over(self, requests: Iterable[Request]) -> None:
         """Send what was generated of these responses since it was last sent."""
         parts = []
         for request in requests:
-            if not isinstance(request.id, TrajectoryId):
-                continue
             sent, end = self._sent[request.id], len(request.tokens)
             start = sent.tokens
             if start < end:
@@ -342,7 +308,7 @@ class Instance:
         status = InstanceStatus(
             carried_out,
             load.num_running,
-            tuple(key for key in load.waiting if isinstance(key, TrajectoryId)),
+            tuple(key for key in load.waiting if key.group >= 0),
             load.kv_tokens,
             load.clock,
             load.num_generated,

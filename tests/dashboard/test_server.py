@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rhymeflow.core.events import VersionPublished
-from rhymeflow.core.types import HELD_OUT, TrajectoryId
+from rhymeflow.core.types import TrajectoryId
 from rhymeflow.dashboard.run import Run
 from rhymeflow.dashboard.serve import listening, named, newest
 from rhymeflow.dashboard.server import COOKIE, static
@@ -20,6 +20,7 @@ from rhymeflow.store.writer import SqliteTrajectoryStore
 from tests.dashboard.conftest import TOKEN, Client, damage, serving
 from tests.export.made import MadeRun
 from tests.observe.runs import make_run
+from tests.store.stores import answered
 
 HOSTILE = "<img src=x onerror=alert(1)></script><script>alert(2)</script>"
 
@@ -331,10 +332,7 @@ def test_held_out_rewards_have_the_interval_of_their_mean(client: Client, run_di
     store = SqliteTrajectoryStore(run_dir / "events.db")
     for version, rewards in ((0, ((0.0, 1.0), (0.0, 0.0))), (4, ((1.0, 1.0), (0.0, 1.0)))):
         for row, answers in enumerate(rewards):
-            for sample, reward in enumerate(answers):
-                store.put_evaluation(
-                    version, HELD_OUT, row, sample, tokens=[1], text="", reward=reward
-                )
+            answered(store, -1 - version - row, answers, row=row, version=version)
     store.commit()
     store.close()
     found = client.ask("runs/a-run/metrics", name=["eval/reward"])["eval/reward"]

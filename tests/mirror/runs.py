@@ -16,10 +16,11 @@ from rhymeflow.core.types import TrajectoryId
 from rhymeflow.mirror.remote import Remote
 from rhymeflow.mirror.shipper import Shipper
 from rhymeflow.store.writer import SqliteTrajectoryStore
+from tests.store.stores import answered
 
 TABLES = (
     *("events", "commands", "attempts", "groups", "trajectories", "token_details", "pruned"),
-    *("held_out", "evaluations", "changes"),
+    "changes",
 )
 
 
@@ -73,10 +74,8 @@ class MadeUpRun:
             self.open[group] += len(tokens)
         number = store.record(self.draw.random(), [VersionPublished(self.version, "a")])
         store.record_command(number, Pull("rollout-0", number, self.version))
-        store.put_held_out("s", 0, prompt="p", prompt_tokens=[1])
-        for sample in range(2):
-            reward = self.draw.random()
-            store.put_evaluation(self.version, "s", 0, sample, tokens=[3], text="t", reward=reward)
+        rewards = [self.draw.random() for _ in range(2)]
+        answered(store, -self.num_groups, rewards, version=self.version)
 
     def _train(self) -> None:
         group = self.draw.choice(list(self.open))

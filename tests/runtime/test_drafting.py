@@ -56,16 +56,17 @@ def texts(config) -> dict[tuple[int, int], list[int]]:
     return found
 
 
-def answers(config) -> dict[tuple[int, int], bytes]:
+def answers(config) -> dict[tuple[int, int], list[int]]:
     """Every answer to a held-out prompt, by version and row."""
     log = reader(config)
-    rows = log.query("SELECT version, row, tokens FROM evaluations")
+    rows = log.query("SELECT group_id, version, row FROM evaluations")
     log.close()
-    return {(version, row): tokens for version, row, tokens in rows}
+    found = texts(config)
+    return {(version, row): found[group, 0] for group, version, row in rows}
 
 
 def num_stored(config) -> int:
-    return len(texts(config)) + len(answers(config))
+    return len(texts(config))
 
 
 def figures(config, where: str = "TRUE") -> tuple[int, int, int]:
@@ -73,7 +74,7 @@ def figures(config, where: str = "TRUE") -> tuple[int, int, int]:
     log = reader(config)
     (found,) = log.query(
         "SELECT SUM(LENGTH(tokens) / 4), SUM(steps), SUM(drafted)"
-        f" FROM segments JOIN groups USING (group_id) WHERE {where}"
+        f" FROM segments JOIN groups USING (group_id) WHERE suite IS NULL AND {where}"
     )
     log.close()
     return found

@@ -92,11 +92,11 @@ def train_until(monkeypatch, config, dies) -> None:
 
 
 def tokens(run_dir: Path) -> dict:
-    """By group and member: all tokens, in order."""
+    """By group and member of what is trained on: all tokens, in order."""
     log = TrajectoryReader(run_dir / "events.db")
     found: dict = {}
     for group, member, blob in log.query(
-        "SELECT group_id, member, tokens FROM segments ORDER BY group_id, member, start"
+        "SELECT group_id, member, tokens FROM segments WHERE group_id >= 0 ORDER BY 1, 2, start"
     ):
         found[group, member] = found.get((group, member), b"") + blob
     log.close()

@@ -12,14 +12,16 @@ from rhymeflow.data.run_prompts import RunPrompts
 from rhymeflow.data.stream import PromptStream
 from rhymeflow.errors import UserError
 from rhymeflow.reward.messages import TrainerState
+from rhymeflow.runtime.environments import Environments
 from rhymeflow.runtime.evaluation import Evaluations
 from rhymeflow.runtime.in_flight import InFlight
 from rhymeflow.runtime.rewards import Rewards
+from rhymeflow.runtime.throughput import Throughput
 from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.store.writer import SqliteTrajectoryStore
 from rhymeflow.suites.prompts import SuitePrompts
 from rhymeflow.suites.suite import of_run
-from rhymeflow.workers.messages import Answered, AnswerId, Part, RewardComputed, RewardFailed
+from rhymeflow.workers.messages import Part, RewardComputed, RewardFailed
 
 SOURCE = [Prompt(row, "p", {"answer": row}) for row in range(2)]
 ALONE = {"function": "exact_match", "weight": 10.0}
@@ -39,7 +41,6 @@ class Run:
         self.store = SqliteTrajectoryStore(self.path)
         stream = PromptStream(SOURCE, seed=0, shuffle=False)
         prompts = RunPrompts(SOURCE, stream, Letters(), SOURCE)
-        self.in_flight = InFlight(self.store, prompts)
         config = Config.model_validate(
             {
                 "rollout": {"num_generations": 3},
@@ -48,13 +49,19 @@ class Run:
                 "eval": {"suites": list(suites)},
             }
         )
+        suites = {
+            suite.name: SuitePrompts(suite, SOURCE, [[1], [1]], Letters())
+            for suite in of_run(config)
+        }
+        self.in_flight = InFlight(self.store, prompts, suites)
+        self.sent, self.evaluated, self.logged, self.generating = [], [], [], []
         self.evaluations = Evaluations(
-            {
-                suite.name: SuitePrompts(suite, SOURCE, [[1], [1]], Letters())
-                for suite in of_run(config)
-            }
+            suites,
+            self.in_flight,
+            self.store,
+            generate=lambda *what: self.generating.append(what),
+            evaluated=lambda *what: self.evaluated.append(what),
         )
-        self.sent, self.evaluated, self.logged = [], [], []
         self.rewards = Rewards(
             self.sent.append,
             self.store,
@@ -62,8 +69,11 @@ class Run:
             self.evaluations,
             config,
             published_version=lambda: 4,
-            evaluated=lambda *what: self.evaluated.append(what),
             log=lambda message, prefix: self.logged.append((message.noted, prefix)),
+        )
+        throughput = Throughput()
+        self.environments = Environments(
+            None, self.in_flight, self.evaluations, self.rewards, throughput, config
         )
         self.in_flight.add(self.in_flight.draw())
 
@@ -71,8 +81,27 @@ class Run:
         """These responses to the first prompt end; member m says m."""
         for member in members:
             trajectory = TrajectoryId(0, member)
-            self.in_flight.take("r", Part(trajectory, 0, 0, 1, 0, [member], [-1.0]))
-            self.rewards.finished(trajectory, "stop")
+            self.end(trajectory, [member], 0)
+
+    def end(self, trajectory, tokens, version, reason="stop"):
+        """A response ends, or for no reason it goes on."""
+        part = Part(trajectory, 0, version, len(tokens), 0, tokens, [-1.0] * len(tokens))
+        self.in_flight.take("r", part)
+        if reason is None:
+            self.in_flight.seal(trajectory)
+        else:
+            self.environments.finished(trajectory, reason)
+
+    def begin(self, instance, suite, version, holds=True):
+        self.generating.clear()
+        list(self.environments.evaluate(instance, suite, version, holds=holds))
+
+    def evaluate(self, suite, version, answers, held=None, cut=()):
+        """These are the answers to a suite, asked for under a version and made under `held`."""
+        self.begin("r", suite, version)
+        for number, (_, trajectory) in enumerate(list(self.generating)):
+            reason = "length" if number in cut else "stop"
+            self.end(trajectory, answers[number], held or version, reason)
 
     def asked(self):
         """What was asked since the last time: (responses, functions)."""
@@ -252,42 +281,34 @@ def test_a_new_reward_worker_gets_what_is_unanswered_and_nothing_else(start):
     assert run.asked() == [([0, 1, 2], (0,)), ([3], (1,))]
 
 
-def test_a_held_out_answer_is_a_group_by_itself(start):
-    run = start(RANK, ALONE, on_failure="stop")
-    run.evaluations.begin("r", "held_out", 4)
-    for row in (0, 1):
-        run.rewards.answered("r", Answered(AnswerId(4, "held_out", row, 0), 4, [7], "stop"))
-    assert run.asked() == [([7], (0, 1)), ([7], (0, 1))], "every function, in one request"
-    one, other = run.last
-    for row, prompt in enumerate(SOURCE):
-        run.store.put_held_out("held_out", row, prompt=prompt.prompt, prompt_tokens=[1])
-    assert run.answer(one, {"rank": 2.0, "exact_match": 1.0}) == []
-    assert run.answer(other, {"exact_match": 0.0}) == [events.Evaluated("r", 4, 5.5, held=4)]
-    [(version, suite, figures)] = run.evaluated
-    assert (version, suite, figures["avg@1"], figures["mean_length"]) == (4, "held_out", 5.5, 1.0)
-    run.evaluations.begin("r", "held_out", 5)
-    run.rewards.answered("r", Answered(AnswerId(5, "held_out", 0, 0), 5, [7], "stop"))
-    with pytest.raises(UserError, match=r"the only answer to held-out row 0 .*all returned None"):
-        run.answer(run.sent[-1], {})
-
-
 OWN = {
     "name": "math", "n": 2, "steps": 3, "functions": [RANK, ALONE, {"function": "c.py:length"}],
     "answer_pattern": "[0-9]", "pass_threshold": 2.0,
 }  # fmt: skip
 
 
+def test_a_suites_group_of_one_is_judged_by_every_function_at_once(start):
+    run = start(RANK, ALONE, on_failure="stop")
+    run.evaluate("held_out", 4, [[7], [7]])
+    assert run.asked() == [([7], (0, 1)), ([7], (0, 1))]
+    one, other = run.last
+    [event] = run.answer(one, {"rank": 2.0, "exact_match": 1.0})
+    assert event.reward == 11.0
+    *_, done = run.answer(other, {"exact_match": 0.0})
+    assert done == events.Evaluated("r", 4, 5.5, held=4)
+    [(version, suite, figures)] = run.evaluated
+    assert (version, suite, figures["avg@1"], figures["mean_length"]) == (4, "held_out", 5.5, 1.0)
+    run.evaluate("held_out", 5, [[7], [7]])
+    with pytest.raises(UserError, match=r"answer 0 to held-out row 0 .*all returned None"):
+        run.answer(run.sent[0], {})
+
+
 def test_several_answers_are_judged_by_the_suites_own_functions_as_a_group_is(start):
     """One worker has the functions of all; these come after the run's."""
     run = start(RANK, suites=[OWN])
-    run.evaluations.begin("r", "math", 4)
-    ids = [AnswerId(4, "math", row, sample) for row in (0, 1) for sample in (0, 1)]
-    for number, key in enumerate(ids):
-        run.store.put_held_out("math", key.row, prompt="p", prompt_tokens=[1])
-        tokens, reason = [number] * (1 + number), "length" if number == 3 else "stop"
-        run.rewards.answered("r", Answered(key, 6, tokens, reason))
+    run.evaluate("math", 4, [[0], [1, 1], [2, 2, 2], [3, 3, 3, 3]], held=6, cut={3})
     assert run.asked() == [([number], (2,)) for number in range(4)]
-    calls, events_ = run.last, []
+    calls = run.last
     for number in (1, 0, 3):
         assert run.answer(calls[number], {"exact_match": float(number % 2)}) == []
     assert run.asked() == [([0, 1], (1, 3))], "in their order, with both that compare"
@@ -295,11 +316,11 @@ def test_several_answers_are_judged_by_the_suites_own_functions_as_a_group_is(st
     run.answer(first, {"rank": 2.0}, {"rank": 4.0, "length": 1.0})
     assert run.answer(calls[2], {"exact_match": 1.0}) == []
     [message] = run.sent
-    assert message.key.startswith("the answers to row 1 of suite math ")
-    events_ += run.answer(message, {"rank": 0.0}, {"rank": 0.0})
+    assert message.key.startswith("suite math, row 1 (group -2, ")
+    *_, done = run.answer(message, {"rank": 0.0}, {"rank": 0.0})
     # 0 + 1, 10 + 2 + 1 and 10, 10
     mean = (1 + 13 + 10 + 10) / 4
-    assert events_ == [events.Evaluated("r", 4, mean, "math", held=6)]
+    assert done == events.Evaluated("r", 4, mean, "math", held=6)
     [(version, suite, figures)] = run.evaluated
     assert (version, suite) == (6, "math")
     assert figures == {
@@ -316,59 +337,51 @@ def test_several_answers_are_judged_by_the_suites_own_functions_as_a_group_is(st
     ]  # fmt: skip
 
 
-def test_held_out_answers_that_cannot_be_judged_are_counted_and_the_figures_are_of_the_others(
-    start,
-):
+def test_answers_that_cannot_be_judged_are_counted_and_the_figures_are_of_the_others(start):
     run = start(ALONE)
-    for row, prompt in enumerate(SOURCE):
-        run.store.put_held_out("held_out", row, prompt=prompt.prompt, prompt_tokens=[1])
     for version, num_judged in ((4, 1), (5, 0)):
-        run.evaluations.begin("r", "held_out", version)
-        for row in (0, 1):
-            key = AnswerId(version, "held_out", row, 0)
-            run.rewards.answered("r", Answered(key, version, [7], "stop"))
-        one, other = run.sent[-2:]
-        assert run.fail(one) == []
+        run.evaluate("held_out", version, [[7], [7]])
+        run.asked()
+        one, other = run.last
+        assert list(map(type, run.fail(one))) == [events.RewardFailed]
         mean = 20.0 if num_judged else None
-        done = run.answer(other, {"exact_match": 2.0}) if num_judged else run.fail(other)
-        assert done == [events.Evaluated("r", version, mean, held=version)]
+        *_, done = run.answer(other, {"exact_match": 2.0}) if num_judged else run.fail(other)
+        assert done == events.Evaluated("r", version, mean, held=version)
         *_, figures, error = run.evaluated[-1]
         assert (figures["failed"], figures.get("avg@1"), error) == (2.0 - num_judged, mean, "boom")
-    assert list(run.evaluations.begun("r")) == []
 
 
 def test_of_several_answers_those_that_are_left_are_judged_together(start):
     run = start(RANK, suites=[OWN])
-    run.evaluations.begin("r", "math", 4)
-    ids = [AnswerId(4, "math", row, sample) for row in (0, 1) for sample in (0, 1)]
-    for number, key in enumerate(ids):
-        run.store.put_held_out("math", key.row, prompt="p", prompt_tokens=[1])
-        run.rewards.answered("r", Answered(key, 4, [number], "stop"))
+    run.evaluate("math", 4, [[0], [1], [2], [3]])
     calls = run.sent[-4:]
     run.answer(calls[0], {"exact_match": 1.0})
-    assert run.fail(calls[1]) == []
+    run.fail(calls[1])
     left = run.sent[-1]
     assert left.responses == [[0]], "without the one that failed"
-    assert run.answer(left, {"rank": 2.0}) == []
-    assert run.fail(calls[2]) == []
-    [done] = run.fail(calls[3])
+    run.answer(left, {"rank": 2.0})
+    run.fail(calls[2])
+    *_, done = run.fail(calls[3])
     assert (done.reward, run.evaluated[-1][2]["failed"]) == (11.0, 3.0)
     assert run.evaluated[-1][2]["pass@1"] == 1.0
     assert "pass@2" not in run.evaluated[-1][2], "no prompt has two answers"
 
 
-def test_what_an_instance_answered_that_is_gone_counts_nothing(start):
-    run = start(ALONE, suites=[OWN], on_failure="stop")
-    for name in ("r", "s"):
-        run.evaluations.begin(name, "math", 4)
-        run.rewards.answered(name, Answered(AnswerId(4, "math", 0, 0), 4, [7], "stop"))
+def test_what_a_lost_instance_had_goes_on_elsewhere_if_that_holds_the_version(start):
+    run = start(ALONE, suites=[OWN])
+    run.begin("r", "math", 4)
+    assert run.generating == [("r", TrajectoryId(g, m)) for g in (-1, -2) for m in (0, 1)]
+    run.end(TrajectoryId(-1, 0), [7], 4)
+    run.end(TrajectoryId(-1, 1), [7, 7], 4, reason=None)
     run.evaluations.leave("r")
-    assert run.answer(run.sent[0], {"exact_match": 1.0}) == []
-    assert list(run.evaluations.begun("r")) == []
-    [left] = run.evaluations.begun("s")
-    assert left.answer == AnswerId(4, "math", 0, 0)
-    with pytest.raises(UserError, match=r"^boom$"):
-        run.fail(run.sent[1])
+    run.begin("s", "math", 4)
+    left = [("s", TrajectoryId(*key)) for key in ((-1, 1), (-2, 0), (-2, 1))]
+    assert run.generating == left, "what is complete is not answered again"
+    run.evaluations.leave("s")
+    run.begin("t", "math", 4, holds=False)
+    anew = [("t", TrajectoryId(g, m)) for g in (-3, -4) for m in (0, 1)]
+    assert run.generating == anew, "it may be a newer version that is held there"
+    assert run.answer(run.sent[0], {"exact_match": 1.0}) == [], "what was given up counts nothing"
 
 
 def test_failures_in_a_row_stop_the_run_and_others_do_not(start):

@@ -89,7 +89,7 @@ def test_each_suite_is_evaluated_when_it_is_due(straight):
     rewards = log.query("SELECT suite, version, AVG(reward) FROM evaluations GROUP BY 1, 2")
     told = {(e.suite, e.held): e.reward for e in evaluated}
     assert {(s, v): pytest.approx(mean) for s, v, mean in rewards} == told
-    prompts = dict(log.query("SELECT suite, prompt FROM held_out WHERE row = 0"))
+    prompts = dict(log.query("SELECT suite, prompt FROM groups WHERE row = 0 AND group_id < 0"))
     assert prompts["game"].startswith(prompts["math"])
     assert prompts["game"].endswith("="), "what the environment said first"
     log.close()
@@ -124,16 +124,27 @@ def test_the_best_by_the_figure_that_was_chosen_is_told_and_shown(straight):
 def test_a_run_that_is_killed_in_an_evaluation_finds_what_it_would_have_found(
     straight, monkeypatch, tmp_path
 ):
-    """One suite is over, another has some of its answers: the latter is asked anew."""
+    """One suite is over, of another some answers are complete: those are not generated again."""
     config = config_of(Path(straight[0].run.output_dir).parent, "killed")
+    complete = set()
 
     def dies(controller):
-        running = controller.evaluations._in_progress
-        begun = [key for key, each in running.items() if key[1:] == ("math", 2) and each.answers]
-        return bool(begun) and {asked for _, _, asked in running} == {2}
+        running = controller.evaluations._in_progress.get(("math", 2))
+        if running is None:
+            return False
+        groups = {group: controller.in_flight[group] for group in running.groups.values()}
+        complete.update((g, m) for g, group in groups.items() for m in group.reasons)
+        return bool(complete)
 
     train_until(monkeypatch, config, dies)
     resume(Path(config.run.output_dir))
+    log = reader(config)
+    spans = log.query("SELECT group_id, member, MAX(start) FROM segments WHERE group_id < 0")
+    of_math = dict(log.query("SELECT group_id, ending FROM groups WHERE suite = 'math'"))
+    log.close()
+    assert spans
+    assert set(of_math.values()) == {"evaluated"}
+    assert len(of_math) == 5 * 2, "no group of the second evaluation was begun anew"
     check_replay(config)
     audit(Path(config.run.output_dir))
     for one, other in zip(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rhymeflow.core.events import TrajectoryRewarded, VersionPublished
 from rhymeflow.core.types import TrajectoryId
+from rhymeflow.histospec.noise_sharing import EVALUATION_EPOCH
 from rhymeflow.store.writer import SqliteTrajectoryStore
 
 
@@ -42,18 +45,32 @@ def put(
     )
 
 
-def answer(
+def answered(
     store: SqliteTrajectoryStore,
-    row: int,
-    prompt_ids: list[int],
-    tokens: list[int],
+    group: int,
+    rewards: Sequence[float],
     *,
-    version: int,
-    reward: float,
+    row: int = 0,
+    version: int = 0,
+    suite: str = "held_out",
+    prompt_ids: Sequence[int] = (1,),
+    tokens: Sequence[int] = (1,),
 ) -> None:
-    """A held-out prompt and what was answered."""
-    store.put_held_out("held_out", row, prompt="p", prompt_tokens=prompt_ids)
-    store.put_evaluation(version, "held_out", row, 0, tokens=tokens, text="t", reward=reward)
+    """A suite's group, whose evaluation is over."""
+    store.put_group(
+        group, row=row, epoch=EVALUATION_EPOCH, prompt="p", prompt_tokens=prompt_ids, columns={},
+        suite=suite, version=version,
+    )  # fmt: skip
+    for member, reward in enumerate(rewards):
+        trajectory = TrajectoryId(group, member)
+        store.put_segment(
+            trajectory, start=0, version=version, instance="rollout-0", steps=len(tokens),
+            drafted=0, tokens=tokens, logprobs=[0.0] * len(tokens),
+        )  # fmt: skip
+        store.put_finished(trajectory, length=len(tokens), reason="stop")
+        store.put_text(trajectory, "t")
+        store.put_reward(trajectory, reward=reward, components={})
+    store.put_evaluated(group, version)
 
 
 def judge(

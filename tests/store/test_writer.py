@@ -8,7 +8,6 @@ import os
 import random
 import signal
 import sqlite3
-import struct
 import time
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from rhymeflow.store import reader as reading
 from rhymeflow.store.reader import IncompleteBatch, TrajectoryReader
 from rhymeflow.store.schema import SCHEMA_VERSION
 from rhymeflow.store.writer import SqliteTrajectoryStore
+from tests.store.stores import answered
 
 SPAWN = multiprocessing.get_context("spawn")
 EVENTS_PER_TICK = 7
@@ -442,16 +442,19 @@ def test_time_in_the_server_is_counted(store):
     assert 0 < store.seconds - before < 10
 
 
-def test_an_evaluation_delivered_twice_counts_once(store, path):
+def test_an_evaluation_that_is_over_is_seen_as_such_and_as_nothing_else(store, path):
     for _ in range(2):
-        store.put_held_out("math", 7, prompt="6 * 7 =", prompt_tokens=[6, 7])
-        store.put_evaluation(3, "math", 7, 2, tokens=[4, 2], text="42", reward=1.0)
+        answered(store, -2, [1.0, 0.5], suite="math", row=7, version=3)
+    store.put_group(
+        -3, row=0, epoch=0, prompt="p", prompt_tokens=[1], columns={}, suite="math", version=4
+    )
     store.commit()
+    assert store.suite_groups() == (-3, {-3: ("math", 4)})
+    assert store.endings() == {}
     reader = TrajectoryReader(path)
-    tokens = struct.pack("<2i", 4, 2)
-    assert reader.query("SELECT * FROM evaluations") == [(3, "math", 7, 2, tokens, "42", 1.0)]
-    prompts = [("math", 7, "6 * 7 =", struct.pack("<2i", 6, 7))]
-    assert reader.query("SELECT * FROM held_out") == prompts
+    found = reader.query("SELECT version, suite, row, sample, reward FROM evaluations")
+    assert found == [(3, "math", 7, 0, 1.0), (3, "math", 7, 1, 0.5)]
+    assert not any(reader.query(f"SELECT * FROM {view}") for view in ("responses", "spans"))
 
 
 # -- what is refused ------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from rhymeflow.store.writer import SqliteTrajectoryStore
 from rhymeflow.workers import history
 from rhymeflow.workers.history import IndexWriter
 from rhymeflow.workers.noise import EVALUATION_EPOCH
-from tests.store.stores import answer, judge, prompt_of, put
+from tests.store.stores import answered, judge, prompt_of, put
 
 
 class FakeIndex:
@@ -98,42 +98,15 @@ def test_the_configuration_of_a_run_that_was_made_numbers_prompts_as_the_one_it_
     assert history._numbering(other) != history._numbering(given)
 
 
-def test_held_out_answers_are_entered_whole_under_the_noise_they_all_have(store, reader):
+def test_a_suites_answers_are_entered_under_the_noise_they_all_have(store, reader):
     index, prompt_ids = FakeIndex(), list(range(20))
-    writing = index_writer(index, reader)
-    put(store, TrajectoryId(0, 0), 0, [1])
-    answer(store, 5, prompt_ids, [7, 8], version=4, reward=0.5)
+    answered(store, -1, [0.5], prompt_ids=prompt_ids, tokens=[7, 8], version=4)
     store.commit()
-    assert (writing.write(), writing.write()) == (2, 0)
+    writing = index_writer(index, reader)
+    assert (writing.write(), writing.write()) == (1, 0)
     about = {"prompt": prompt_key(prompt_ids), "tail": prompt_ids[-16:], "sample": 0}
-    assert index.begun[1:] == [{**about, "noise_epoch": EVALUATION_EPOCH, "version": 4}]
-    assert (index.texts, index.rewards) == ([[1], [7, 8]], {1: 0.5})
-    answer(store, 5, prompt_ids, [9], version=6, reward=1.0)
-    store.commit()
-    assert writing.write() == 1
-    assert (index.texts[2:], index.rewards[2]) == ([[9]], 1.0)
-
-
-def test_answers_wait_while_segments_fill_a_turn(store, reader, monkeypatch):
-    monkeypatch.setattr(history, "SEGMENTS_AT_ONCE", 2)
-    index = FakeIndex()
-    for group in range(3):
-        put(store, TrajectoryId(group, 0), 0, [group])
-        answer(store, group, [group], [10 + group], version=0, reward=0.0)
-    store.commit()
-    writing = index_writer(index, reader)
-    assert [writing.write() for _ in range(4)] == [2, 2, 2, 0]
-    assert index.texts == [[0], [1], [2], [10], [11], [12]]
-
-
-def test_answers_of_a_run_with_other_noise_are_not_aligned(store, reader):
-    index = FakeIndex()
-    answer(store, 0, [1], [2], version=6, reward=0.0)
-    answer(store, 0, [1], [3], version=9, reward=0.0)
-    store.commit()
-    index_writer(index, reader, num_tokens=1, aligned=False, age=9).write()
-    assert index.texts == [[3]], "the older one is beyond what is kept"
-    assert (index.begun[0]["noise_epoch"], index.begun[0]["version"]) == (-1, 0)
+    assert index.begun == [{**about, "noise_epoch": EVALUATION_EPOCH, "version": 4}]
+    assert (index.texts, index.rewards) == ([[7, 8]], {0: 0.5})
 
 
 def test_what_began_before_the_tail_is_left_out(store, reader):

@@ -21,7 +21,7 @@ COMMANDS = {
 def test_a_command_arrives_as_it_was_given():
     ours, theirs = multiprocessing.Pipe()
     for command, expected in COMMANDS.items():
-        send(ours, message_for(command, None, None))
+        send(ours, message_for(command, None))
         heard = receive(theirs)
         assert heard == expected
         assert type(heard) is type(expected)

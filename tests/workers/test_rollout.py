@@ -19,7 +19,6 @@ from rhymeflow.workers import rollout
 from rhymeflow.workers.engines import make_engine
 from rhymeflow.workers.messages import (
     Abort,
-    Answered,
     ConnectWeights,
     InstanceStatus,
     Interrupt,
@@ -96,7 +95,7 @@ class Store:
     def __init__(self):
         self.tokens, self.logprobs = defaultdict(list), defaultdict(list)
         self.versions, self.done = defaultdict(list), {}
-        self.statuses, self.halted, self.pulled, self.answers = [], [], [], []
+        self.statuses, self.halted, self.pulled = [], [], []
 
     def take(self, heard):
         for message in heard:
@@ -118,8 +117,6 @@ class Store:
                     self.halted.append((message.number, message.trajectory))
                 case InstanceStatus():
                     self.statuses.append(message)
-                case Answered():
-                    self.answers.append(message)
                 case Pulled():
                     self.pulled.append((message.number, message.version))
                 case _:
