@@ -9,6 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from rhymeflow.config import LearnerConfig
+from rhymeflow.cpu import choice
 from rhymeflow.errors import UserError
 from rhymeflow.learner.attention import PackedAttention
 from rhymeflow.learner.cpu_attention import CpuPackedAttention
@@ -23,7 +24,7 @@ def attention_kind(learner: LearnerConfig, model: PreTrainedModel) -> AttentionK
     check_attention(learner, model.device)
     if learner.attention == "flex":
         return FlexAttention
-    is_compiled = CpuPackedAttention.serves(
+    is_compiled = choice.has_packed_attention(
         model.device, model.dtype, Shape.of(model.config).head_dim
     )
     return CpuPackedAttention if learner.attention == "auto" and is_compiled else PackedAttention

@@ -1,4 +1,4 @@
-"""Attention within each sequence of a packed row on a CPU, by the compiled kernels.
+"""Attention within each sequence of a packed row on a CPU, by the compiled packed_attention.
 
 The row is attended to as it lies: nothing is gathered into rectangles, and the tokens of a shared
 prompt attend once. With more than one thread of torch's the work is dealt out to as many threads,
@@ -17,13 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rhymeflow.learner import kernels
+from rhymeflow.cpu import packed_attention, threads
+from rhymeflow.cpu.tiles import LANES
 from rhymeflow.learner.attention import PackedAttention
 from rhymeflow.models.attention import Attention
-from rhymeflow.utils import threads
-from rhymeflow.utils.gemm import LANES
-
-DTYPES = (torch.float32, torch.bfloat16)
 
 
 class CpuPackedAttention(Attention):
@@ -52,11 +49,6 @@ class CpuPackedAttention(Attention):
         firsts = self._places[self._sequences_S3[:, 0]]
         self._trees = [np.flatnonzero(firsts == first) for first in np.unique(firsts)]
         self._jobs: dict[tuple[int, int], list[np.ndarray]] = {}
-
-    @staticmethod
-    def serves(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
-        """Whether the kernels can attend in such a model."""
-        return device.type == "cpu" and dtype in DTYPES and head_dim % LANES == 0
 
     def attend(
         self, layer: int, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, scale: float
@@ -98,7 +90,9 @@ class CpuPackedAttention(Attention):
         jobs = self.jobs(sizes[1], torch.get_num_threads())
 
         def call(items: np.ndarray) -> None:
-            kernel(*arrays, sizes, items, self._places, kernels.room(self._longest, sizes[2]))
+            kernel(
+                *arrays, sizes, items, self._places, packed_attention.room(self._longest, sizes[2])
+            )
 
         threads.run(call, jobs, len(jobs))
 
@@ -121,7 +115,7 @@ class _Attend(torch.autograd.Function):
         log_sums_TH = torch.empty(tokens, heads)
         ctx.sizes, ctx.scale, ctx.packed = (heads, len(k_GTD), dim), np.float32(scale), packed
         given = _flat(*rows, out_THD, log_sums_TH)
-        packed.run(kernels.attend, *given, ctx.scale, sizes=ctx.sizes)
+        packed.run(packed_attention.attend, *given, ctx.scale, sizes=ctx.sizes)
         out = out_THD.to(q_HTD.dtype)
         ctx.save_for_backward(*rows, out, log_sums_TH)
         return out
@@ -132,7 +126,7 @@ class _Attend(torch.autograd.Function):
         grad_q = torch.empty(q.shape)
         grad_k, grad_v = torch.zeros(k.shape), torch.zeros(v.shape)
         given = _flat(q, k, v, out, log_sums, grad_THD.contiguous(), grad_q, grad_k, grad_v)
-        ctx.packed.run(kernels.differentiate, *given, ctx.scale, sizes=ctx.sizes)
+        ctx.packed.run(packed_attention.differentiate, *given, ctx.scale, sizes=ctx.sizes)
         gradients = (x.to(q.dtype).transpose(0, 1) for x in (grad_q, grad_k, grad_v))
         return (*gradients, None, None)
 

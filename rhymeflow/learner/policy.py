@@ -25,7 +25,6 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rhymeflow.config import LearnerConfig, RolloutConfig
 from rhymeflow.errors import UserError
-from rhymeflow.learner.fused import fuse
 from rhymeflow.learner.logprobs import LossOf, TokenScorer
 from rhymeflow.learner.packing import PackedRow
 from rhymeflow.learner.ranks import Ranks
@@ -37,7 +36,7 @@ T = TypeVar("T")
 class Policy:
     """Scores under `model`, whose parameters are spread if there are `shards`.
 
-    Its layers are fused, and what is computed is proved against the model itself.
+    What is computed is proved against the model itself.
 
     Raises:
         UserError: something else is computed, or the learner's attention cannot be had.
@@ -52,7 +51,6 @@ class Policy:
     ) -> None:
         self.model, self._shards = model.eval(), shards
         own = self._without_gradient(lambda: proof.own(model, proof.sequences(model)))
-        fuse(model)
         self._scorer = TokenScorer.of(model, rollout, learner)
         self._without_gradient(lambda: self._scorer.prove(own))
 

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from rhymeflow.models.packed import Packed
+from rhymeflow.cpu.products import packed
 
 
 class LMHead:
@@ -44,7 +44,7 @@ class LMHead:
             self._float = (
                 partial(F.linear, weight=weight_VD, bias=bias_V)
                 if self._many_rows
-                else Packed(weight_VD, bias_V)
+                else packed(weight_VD, bias_V)
             )
 
     @torch.no_grad()

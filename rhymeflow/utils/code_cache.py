@@ -16,7 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1]
-ROOMS = ("engine/native", "histospec", "learner", "models", "utils", "weights")
+ROOMS = ("cpu", "histospec", "weights")
 """Where compiled code is."""
 _PREFIX = "compiled-"
 

@@ -1,9 +1,7 @@
-"""Layers by compiled passes compute what transformers' modules do, and serve only what they can."""
+"""Layers compute what transformers' modules do, and serve only what they can."""
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from transformers import (
     GemmaConfig,
     GemmaForCausalLM,
@@ -17,10 +15,9 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from rhymeflow.engine.native.body import Modules, body_for
+from rhymeflow.engine.native.body import Layers, Modules, body_for
 from rhymeflow.engine.native.cache import KVCache
 from rhymeflow.engine.native.cpu_attention import CpuAttention
-from rhymeflow.engine.native.decoder import Decoder
 from rhymeflow.engine.native.packing import Span
 from rhymeflow.models import attention
 
@@ -82,7 +79,7 @@ CPU = torch.device("cpu")
 
 def assert_same(model, dtype, lengths=(5, 1, 17)):
     found = body_for(model)
-    assert isinstance(found, Decoder)
+    assert isinstance(found, Layers)
     expected = hidden_of(Modules(model), dtype, lengths)
     # In bfloat16 a last bit of the attention's own sums may flip, and grow over the layers.
     close = {"rtol": 1e-4, "atol": 1e-4} if dtype == torch.float32 else {"rtol": 0.05, "atol": 0.05}
@@ -112,34 +109,18 @@ def test_bfloat16_is_rounded_where_the_modules_round():
     assert (found != expected).float().mean() < 0.02
 
 
-@settings(max_examples=25, deadline=None)
-@given(
-    hidden=st.sampled_from([24, 32, 64, 100]),
-    intermediate=st.sampled_from([8, 32, 70, 160]),
-    lengths=st.lists(st.integers(1, 20), min_size=1, max_size=6),
+def test_positions_beyond_those_seen_before_have_their_angles():
+    model = model_of("yarn", torch.float32)
+    body = assert_same(model, torch.float32, (3,))
+    expected = hidden_of(Modules(model), torch.float32, (390,))
+    torch.testing.assert_close(
+        hidden_of(body, torch.float32, (390,)), expected, rtol=1e-4, atol=1e-4
+    )
+
+
+@pytest.mark.parametrize(
+    "what", ["another class", "another gate", "changing angles", "part of a head"]
 )
-def test_sizes_that_tiles_fit_and_do_not_fit(hidden, intermediate, lengths):
-    assert_same(model_of("llama", torch.float32, hidden, intermediate), torch.float32, lengths)
-
-
-def test_a_row_does_not_depend_on_the_others_nor_on_threads(monkeypatch):
-    monkeypatch.setattr("rhymeflow.engine.native.decoder._SMALL", 0)
-    monkeypatch.setattr("rhymeflow.engine.native.decoder._BLOCK", 8)
-    model = model_of("qwen3", torch.float32)
-    before = torch.get_num_threads()
-    results = []
-    try:
-        for num_threads in (1, 2):
-            torch.set_num_threads(num_threads)
-            results.append(hidden_of(body_for(model), torch.float32, (30, 25)))
-    finally:
-        torch.set_num_threads(before)
-    assert torch.equal(*results)
-    alone = hidden_of(body_for(model), torch.float32, (30,))
-    assert torch.equal(results[0][:30], alone)
-
-
-@pytest.mark.parametrize("what", ["another class", "another gate", "float64", "part of a head"])
 def test_other_models_run_by_their_modules(what):
     model = model_of("llama", torch.float32)
     if what == "another class":
@@ -147,8 +128,8 @@ def test_other_models_run_by_their_modules(what):
         model = GemmaForCausalLM._from_config(config, attn_implementation=attention.NAME)
     elif what == "another gate":
         model.config.hidden_act = "gelu"
-    elif what == "float64":
-        model.double()
+    elif what == "changing angles":
+        model.base_model.rotary_emb.rope_type = "dynamic"
     else:
         model.base_model.rotary_emb.inv_freq = torch.ones(DIM // 4)
     assert isinstance(body_for(model), Modules)

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rhymeflow.cpu.choice import DTYPES, has_attention
 from rhymeflow.engine.native import cpu_attention
 from rhymeflow.engine.native.attention import ancestors_of, attention_for
 from rhymeflow.engine.native.cache import KVCache
@@ -102,7 +103,7 @@ def threads():
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("dtype", cpu_attention.DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("count", [1, 2])
 def test_it_is_the_formula(dtype, count, threads, monkeypatch):
     threads(count)
@@ -123,7 +124,7 @@ def cases(draw):
     return cached, new, [draw(st.integers(-1, i - 1)) for i in range(size)] or None
 
 
-@pytest.mark.parametrize("dtype", cpu_attention.DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES)
 @given(
     cases=st.lists(cases(), min_size=1, max_size=6),
     group=st.sampled_from([1, 2, 3, 4, 8]),
@@ -140,7 +141,7 @@ def test_any_sizes_are_the_formula(dtype, cases, group, kv_heads, dim):
         assert (got.double() - right).abs().max().item() < 3 * TOLERANCE[dtype]
 
 
-@pytest.mark.parametrize("dtype", cpu_attention.DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_new_keys_and_values_are_in_the_cache(dtype):
     filled = Filled(MIXED, dtype)
     filled.attend(CpuAttention(dtype, DIM).over)
@@ -175,7 +176,7 @@ def test_company_changes_no_bit(threads, monkeypatch):
         assert torch.equal(together[place], in_threads[place])
 
 
-@pytest.mark.parametrize("dtype", cpu_attention.DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("sizes", [SIZES, (4, 2, 32), (2, 2, 40), (8, 1, 64)])
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
 def test_a_drafted_row_is_the_row_without_drafts(dtype, sizes, count):
@@ -206,14 +207,14 @@ def test_grown_slots_are_attended_to():
 
 
 def test_what_it_serves():
-    assert CpuAttention.serves(CPU, torch.float32, 32)
-    assert not CpuAttention.serves(CPU, torch.float64, 32)
-    assert not CpuAttention.serves(CPU, torch.float32, 36)
-    assert not CpuAttention.serves(torch.device("cuda"), torch.float32, 32)
+    assert has_attention(CPU, torch.float32, 32)
+    assert not has_attention(CPU, torch.float64, 32)
+    assert not has_attention(CPU, torch.float32, 36)
+    assert not has_attention(torch.device("cuda"), torch.float32, 32)
     assert attention_for(CPU, torch.float64, 32)
 
 
-@pytest.mark.parametrize("dtype", cpu_attention.DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES)
 @given(
     case=cases(),
     group=st.sampled_from([1, 2, 3]),

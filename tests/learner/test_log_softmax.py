@@ -1,10 +1,9 @@
-"""The compiled scores and gradient against the formulas in float64."""
+"""Scores and gradient against the formulas in float64."""
 
 import numpy as np
 import pytest
 import torch
 
-from rhymeflow.learner import log_softmax
 from rhymeflow.learner.log_softmax import into_gradient, scores
 
 
@@ -14,25 +13,21 @@ def rows(count: int, size: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tens
     return x_CV, torch.randint(size, (count,), generator=generator)
 
 
-# One row and several blocks of them; smaller than a vector, not a multiple of one, many parts.
-@pytest.mark.parametrize(("count", "size"), [(1, 5), (70, 33), (3, 4999)])
-@pytest.mark.parametrize("num_threads", [1, 2])
-def test_equals_the_formulas(count: int, size: int, num_threads: int):
+@pytest.mark.parametrize(("count", "size"), [(1, 5), (70, 33), (3, 200_000)])  # the last in parts
+def test_equals_the_formulas(count: int, size: int):
     x_CV, targets_C = rows(count, size)
     x_CV[:, 1:3] = -torch.inf  # left out by top-k
     targets_C[:] = torch.where((targets_C == 1) | (targets_C == 2), 0, targets_C)
     exact_CV = x_CV.double().log_softmax(1)
     p_CV = exact_CV.exp()
-    before, _ = torch.get_num_threads(), torch.set_num_threads(num_threads)
     logprob_C, entropy_C, log_sum_C = scores(x_CV, targets_C)
     grad_C = torch.linspace(-1, 2, count)
     found_CV = into_gradient(x_CV.clone(), log_sum_C, targets_C, grad_C)
-    torch.set_num_threads(before)
-    near = {"rtol": 0, "atol": 4e-6}
+    near = {"rtol": 1e-6, "atol": 4e-6}
     expected = exact_CV.gather(1, targets_C[:, None])[:, 0].float()
     torch.testing.assert_close(logprob_C, expected, **near)
     entropy = -(p_CV * exact_CV.masked_fill(p_CV == 0, 0)).sum(1).float()
-    torch.testing.assert_close(entropy_C, entropy, **near)
+    torch.testing.assert_close(entropy_C, entropy, rtol=2e-5, atol=4e-6)
     onehot_CV = torch.nn.functional.one_hot(targets_C, size)
     gradient = ((onehot_CV - p_CV) * grad_C[:, None]).float()
     torch.testing.assert_close(found_CV, gradient, **near)
@@ -51,19 +46,3 @@ def test_what_is_no_number_is_seen():
     x_CV[1, 40] = torch.nan
     for found in scores(x_CV, (targets_C % 40)):
         np.testing.assert_array_equal(found.isnan(), [False, True, False])
-
-
-def test_a_device_without_the_kernel_computes_the_same(monkeypatch: pytest.MonkeyPatch):
-    """What a GPU runs, on a CPU: `meta` has no numbers, so the choice is turned round."""
-    x_CV, targets_C = rows(20, 50)
-    x_CV[:, :2], targets_C = -torch.inf, targets_C.clamp(min=2)
-    grad_C = torch.linspace(-1, 1, 20)
-    expected = scores(x_CV, targets_C)
-    gradient = into_gradient(x_CV.clone(), expected[2], targets_C, grad_C)
-    monkeypatch.setattr(log_softmax, "_has_kernel", lambda x: False)
-    found = scores(x_CV, targets_C)
-    for a, b in zip(found, expected, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=2e-6)
-    torch.testing.assert_close(
-        into_gradient(x_CV.clone(), found[2], targets_C, grad_C), gradient, rtol=1e-5, atol=1e-6
-    )

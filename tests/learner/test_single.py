@@ -68,10 +68,6 @@ def test_samples_without_advantage_are_measured_but_not_differentiated():
     assert [m.needs_grad for m in micros] == [True]
 
 
-def test_its_layers_are_fused():
-    assert "forward" in vars(tiny_learner().model.model.norm)
-
-
 def test_a_batch_that_teaches_nothing_has_gradient_zero():
     batch = [s for s in made_up_batch() if s.group == 1]
     grads, metrics = gradients(tiny_learner(), batch)

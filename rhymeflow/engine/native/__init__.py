@@ -1,5 +1,1 @@
-"""The engine written here: exact, for CPUs and for the study of drafts."""
-
-from rhymeflow.utils import code_cache
-
-code_cache.ensure()  # before numba is imported
+"""The native engine: a Hugging Face model in this process, on one device."""

@@ -25,6 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rhymeflow.cpu import choice
 from rhymeflow.engine.native.cache import SizeClass
 from rhymeflow.engine.native.cpu_attention import CpuAttention
 from rhymeflow.engine.native.packing import Part, Span, arranged
@@ -46,7 +47,7 @@ def attention_for(
     device: torch.device, dtype: torch.dtype, head_dim: int
 ) -> Callable[[list[Span]], Attending]:
     """What makes the attention of each iteration: the compiled one where it can, on CPUs."""
-    if CpuAttention.serves(device, dtype, head_dim):
+    if choice.has_attention(device, dtype, head_dim):
         return CpuAttention(dtype, head_dim).over
     return partial(CachedAttention, device=device)
 

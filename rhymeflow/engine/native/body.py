@@ -1,24 +1,32 @@
 """A model's body, from token ids to the last hidden states, as an engine runs it.
 
-`body_for` chooses: decoders of the common kind (`Decoder.serves`) are run layer by layer by
-compiled code where attention is, on CPUs; every other model by its own modules, with the linear
-ones packed.
-
-Holds true: both compute what the model's modules do, up to float rounding, under whatever
-`models.attention.Attention` they are given. Knows nothing of requests, caches or sampling.
+An iteration with few rows is not bound by its products: by transformers' modules a layer is some
+forty small operations. `Layers` runs the common kind of decoder by four products and a dozen of
+torch's own functions a layer, on CPUs; every other model is run by its own modules.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import Tensor
-from transformers import PreTrainedModel
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import (
+    LlamaForCausalLM,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen2ForCausalLM,
+    Qwen3ForCausalLM,
+)
 
-from rhymeflow.engine.native.decoder import Decoder
-from rhymeflow.engine.native.linear import PackedLinears
+from rhymeflow.cpu.products import PackedProducts, packed
 from rhymeflow.models import attention
+
+_CLASSES = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
+_CHANGING = ("dynamic", "longrope")
+"""Rotary positions whose frequencies depend on the longest position of a call."""
 
 
 class Body(Protocol):
@@ -35,28 +43,128 @@ class Body(Protocol):
 
 def body_for(model: PreTrainedModel) -> Body:
     """The quickest that serves the model."""
-    return Decoder(model.base_model) if Decoder.serves(model) else Modules(model)
+    return Layers(model) if Layers.serves(model) else Modules(model)
 
 
 class Modules:
-    """A `Body` by the model's own modules."""
+    """A `Body` by the model's own modules, their linear maps by `products`."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._body, self._device = model.base_model, model.device
-        self._linears = PackedLinears(model.base_model)
+        self.refresh()
 
     def run(self, ids: list[int], positions: list[int], how: attention.Attention) -> Tensor:
         """See `Body`."""
         ids_1T = torch.tensor([ids], device=self._device)
         positions_1T = torch.tensor([positions], device=self._device)
-        with self._linears, attention.attending(how):
+        with attention.attending(how), self._products:
             return self._body(
                 input_ids=ids_1T, position_ids=positions_1T, use_cache=False
             ).last_hidden_state[0]
 
     def refresh(self) -> None:
         """See `Body`."""
-        self._linears.refresh()
+        self._products = PackedProducts(self._body)
 
 
-__all__ = ["Body", "Modules", "body_for"]
+class _Layer(NamedTuple):
+    qkv: Callable[[Tensor], Tensor]
+    out: Callable[[Tensor], Tensor]
+    gate_up: Callable[[Tensor], Tensor]
+    down: Callable[[Tensor], Tensor]
+    first_norm: Tensor
+    second_norm: Tensor
+    head_norms_ED: Tensor | None
+    """Of the heads of queries and keys, where they are normalised."""
+    scale: float
+
+
+class Layers:
+    """A `Body` of a Llama-like model. In bfloat16 it rounds where the modules round."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._body, config = model.base_model, model.config
+        dim: int = self._body.layers[0].self_attn.head_dim
+        self._sizes = (config.num_attention_heads, config.num_key_value_heads, dim)
+        self._epsilon: float = config.rms_norm_eps
+        self._cos_LD = self._sin_LD = torch.empty(0, dim)
+        self.refresh()
+
+    @staticmethod
+    def serves(model: PreTrainedModel) -> bool:
+        """Whether the model is of this kind, and on a CPU."""
+        if type(model) not in _CLASSES or model.config.hidden_act != "silu":
+            return False
+        rotary = model.base_model.rotary_emb
+        head_dim = model.base_model.layers[0].self_attn.head_dim
+        is_whole = rotary.inv_freq.shape[-1] * 2 == head_dim
+        return model.device.type == "cpu" and is_whole and rotary.rope_type not in _CHANGING
+
+    def refresh(self) -> None:
+        """See `Body`."""
+        self._layers = [self._layer(layer) for layer in self._body.layers]
+
+    def run(self, ids: list[int], positions: list[int], how: attention.Attention) -> Tensor:
+        """See `Body`."""
+        heads, kv_heads, dim = self._sizes
+        cos_T1D, sin_T1D = self._angles(positions)
+        hidden_TD = F.embedding(torch.tensor(ids), self._body.embed_tokens.weight)
+        for i, layer in enumerate(self._layers):
+            heads_TED = layer.qkv(self._normed(hidden_TD, layer.first_norm)).view(len(ids), -1, dim)
+            qk_TED, v_TGD = heads_TED.split([heads + kv_heads, kv_heads], 1)
+            if layer.head_norms_ED is not None:
+                qk_TED = F.rms_norm(qk_TED, (dim,), None, self._epsilon) * layer.head_norms_ED
+            qk_TED = qk_TED * cos_T1D + qk_TED.roll(dim // 2, -1) * sin_T1D
+            q_HTD, k_GTD = qk_TED.transpose(0, 1).split([heads, kv_heads])
+            attended_THD = how.attend(i, q_HTD, k_GTD, v_TGD.transpose(0, 1), layer.scale)
+            hidden_TD += layer.out(attended_THD.reshape(len(ids), heads * dim))
+            gate_up_TE = layer.gate_up(self._normed(hidden_TD, layer.second_norm))
+            gate_TI, up_TI = gate_up_TE.chunk(2, -1)
+            hidden_TD += layer.down(F.silu(gate_TI) * up_TI)
+        return self._normed(hidden_TD, self._body.norm.weight)
+
+    def _normed(self, x_TD: Tensor, weight_D: Tensor) -> Tensor:
+        if x_TD.dtype == torch.float32:
+            return F.rms_norm(x_TD, weight_D.shape, weight_D, self._epsilon)
+        return F.rms_norm(x_TD, weight_D.shape, None, self._epsilon) * weight_D
+
+    def _angles(self, positions: list[int]) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [T, 1, D]; the first half of the sines negated, as it is of x turned:
+        the second half of x, negated, and then the first."""
+        longest = max(positions)
+        if longest >= len(self._cos_LD):
+            places_1L = torch.arange(1 << longest.bit_length())[None]
+            cos_1LD, sin_1LD = self._body.rotary_emb(self._body.norm.weight, places_1L)
+            self._cos_LD, self._sin_LD = cos_1LD[0], sin_1LD[0].clone()
+            self._sin_LD[:, : self._sizes[2] // 2].neg_()
+        positions_T = torch.tensor(positions)
+        return self._cos_LD[positions_T][:, None], self._sin_LD[positions_T][:, None]
+
+    def _layer(self, layer: Any) -> _Layer:
+        """One layer's weights, as they are computed with."""
+        of, mlp = layer.self_attn, layer.mlp
+        norms = None
+        if hasattr(of, "q_norm"):
+            pairs = zip((of.q_norm, of.k_norm), self._sizes, strict=False)
+            norms = torch.cat([norm.weight.detach().expand(count, -1) for norm, count in pairs])
+        return _Layer(
+            _product(of.q_proj, of.k_proj, of.v_proj),
+            _product(of.o_proj),
+            _product(mlp.gate_proj, mlp.up_proj),
+            _product(mlp.down_proj),
+            layer.input_layernorm.weight,
+            layer.post_attention_layernorm.weight,
+            norms,
+            of.scaling,
+        )
+
+
+def _product(*layers: nn.Linear) -> Callable[[Tensor], Tensor]:
+    """Linear maps of one input as one."""
+    biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
+    assert len(biases) in (0, len(layers))
+    weight_OI = torch.cat([layer.weight.detach() for layer in layers])
+    return packed(weight_OI, torch.cat(biases) if biases else None)
+
+
+__all__ = ["Body", "Layers", "Modules", "body_for"]

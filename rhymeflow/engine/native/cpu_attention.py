@@ -10,19 +10,16 @@ in the row. Knows nothing of requests or scheduling.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rhymeflow.engine.native import kernels
+from rhymeflow.cpu import attention, threads
 from rhymeflow.engine.native.cache import SizeClass
 from rhymeflow.engine.native.packing import Span
 from rhymeflow.models.attention import Attention
-from rhymeflow.utils.gemm import ROWS
 
-DTYPES = (torch.float32, torch.bfloat16)
 _SMALL = 50_000
 """Products of a row and a cached token worth a thread of their own."""
 
@@ -31,20 +28,14 @@ class CpuAttention:
     """Makes the `attention.Attending` of each iteration; compiles the kernel, or loads it."""
 
     def __init__(self, dtype: torch.dtype, head_dim: int) -> None:
-        self._threads: ThreadPoolExecutor | None = None
         self._rooms: list[tuple[np.ndarray, ...]] = []
         self._longest = 0
         self._head_dim = head_dim
-        panel = kernels.PANEL
+        panel = attention.PANEL
         size_class = SizeClass(panel, torch.zeros(1, 2, 1, 1, panel, head_dim, dtype=dtype))
         row_1TD = torch.zeros(1, 1, head_dim, dtype=dtype)
         once = self.over([Span(size_class.add(1), 0, 1)])
         once.attend(0, row_1TD, row_1TD, row_1TD, 1.0)
-
-    @staticmethod
-    def serves(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
-        """Whether the kernel can attend in such a cache."""
-        return device.type == "cpu" and dtype in DTYPES and head_dim % ROWS == 0
 
     def over(self, spans: list[Span]) -> _Iteration:
         """The attention of an iteration whose row is these spans, one after another."""
@@ -62,17 +53,14 @@ class CpuAttention:
             held, chosen_S5 = _Held(size_class), rows_S5[members]
             for part in _dealt(chosen_S5, size_S[members], most):
                 calls.append((held, chosen_S5[part]))
-        threads = self._threads if most > 1 else None
-        return _Iteration(len(spans), calls, parents, self._rooms[:most], threads)
+        return _Iteration(len(spans), calls, parents, self._rooms[:most])
 
-    def _prepare(self, longest: int, threads: int) -> None:
-        """Working memory and threads."""
+    def _prepare(self, longest: int, num_threads: int) -> None:
+        """Working memory for so many threads."""
         if longest > self._longest:
             self._rooms, self._longest = [], longest
-        while len(self._rooms) < threads:
-            self._rooms.append(kernels.scratch(self._longest, self._head_dim))
-        if threads > 1 and self._threads is None:
-            self._threads = ThreadPoolExecutor(torch.get_num_threads(), "attention")
+        while len(self._rooms) < num_threads:
+            self._rooms.append(attention.scratch(self._longest, self._head_dim))
 
 
 class _Held:
@@ -98,12 +86,11 @@ class _Iteration(Attention):
         calls: list[tuple[_Held, np.ndarray]],
         parents: np.ndarray,
         rooms: list[tuple[np.ndarray, ...]],
-        threads: ThreadPoolExecutor | None,
     ) -> None:
         self.holds = calls[0][0].shape
         self.order = range(count)
         self._end = sum(int(rows_S5[:, 3].sum()) for _, rows_S5 in calls)
-        self._calls, self._parents, self._rooms, self._threads = calls, parents, rooms, threads
+        self._calls, self._parents, self._rooms = calls, parents, rooms
 
     def attend(
         self, layer: int, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, scale: float
@@ -118,7 +105,7 @@ class _Iteration(Attention):
         k, v = _flat(k_GTD.transpose(0, 1)), _flat(v_GTD.transpose(0, 1))
 
         def call(held: _Held, rows_S5: np.ndarray, room: tuple[np.ndarray, ...]) -> None:
-            kernels.attend(
+            attention.attend(
                 q, k, v, held.kv, out, np.float32(scale), held.begin(layer), held.capacity, sizes,
                 rows_S5, self._parents, room,
             )  # fmt: skip
@@ -127,10 +114,6 @@ class _Iteration(Attention):
         return out_THD.to(q_HTD.dtype)
 
     def _run(self, call: Callable[..., None]) -> None:
-        if self._threads is None:
-            for held, rows_S5 in self._calls:
-                call(held, rows_S5, self._rooms[0])
-            return
         # A room at a time: a thread's calls go one after another.
         count = len(self._rooms)
         jobs = [self._calls[i::count] for i in range(count)]
@@ -139,7 +122,7 @@ class _Iteration(Attention):
             for held, rows_S5 in jobs[i]:
                 call(held, rows_S5, self._rooms[i])
 
-        list(self._threads.map(several, range(count)))
+        threads.run(several, range(count), torch.get_num_threads() if count > 1 else 1)
 
 
 def _flat(x: Tensor) -> np.ndarray:
@@ -148,7 +131,7 @@ def _flat(x: Tensor) -> np.ndarray:
 
 
 def _described(spans: list[Span]) -> tuple[np.ndarray, np.ndarray]:
-    """Spans and trees as `kernels.attend` takes them."""
+    """Spans and trees as `attention.attend` takes them."""
     parents: list[int] = []
     rows, start = [], 0
     for span in spans:
@@ -171,6 +154,3 @@ def _dealt(rows_S5: np.ndarray, size_S: np.ndarray, count: int) -> Iterator[slic
     for first, last in zip([0, *cuts], [*cuts, len(rows_S5)], strict=True):
         if first < last:
             yield slice(first, last)
-
-
-__all__ = ["CpuAttention"]

@@ -11,8 +11,9 @@ import torch
 
 from rhymeflow.config import Config
 from rhymeflow.core.types import Version
+from rhymeflow.cpu import choice
 from rhymeflow.engine.base import Finished, Limits, Load, Request
-from rhymeflow.engine.native import decoder, noise
+from rhymeflow.engine.native import noise
 from rhymeflow.engine.native.cpu_attention import CpuAttention
 from rhymeflow.engine.native.engine import Engine
 from rhymeflow.histospec.draft import DraftStats
@@ -38,14 +39,13 @@ def load_kernels(config: Config) -> None:
     device = resolve_device(config.model)
     dtype = resolve_dtype(config.model, device)
     head_dim = Shape.of(load_config(config.model)).head_dim
-    if CpuAttention.serves(device, dtype, head_dim):
+    if choice.has_attention(device, dtype, head_dim):
         rehearse(dtype, head_dim)
 
 
 def rehearse(dtype: torch.dtype, head_dim: int) -> None:
     """Load or compile what an engine on a CPU runs, whatever the model."""
     CpuAttention(dtype, head_dim)
-    decoder.load_kernels(dtype)
     noise.draw(torch.zeros(1, 1), noise.row_keys([0], [0], torch.device("cpu")))
 
 

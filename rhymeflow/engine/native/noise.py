@@ -31,8 +31,6 @@ import torch
 from torch import Tensor
 
 from rhymeflow.engine.base import NoiseKey
-from rhymeflow.engine.native import draw_kernels
-from rhymeflow.utils import threads
 
 BLOCK = 64
 """Vocabulary indices that share one minimum. Part of the noise's definition: changing it changes
@@ -44,16 +42,6 @@ _ROUNDS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))  # splitmix64's f
 _LAST_SHIFT = 31
 _BLOCK_WORDS = 1 << 32
 """Counter of block 0; tokens count from 0, so the two never meet."""
-_NOISE = (
-    BLOCK,
-    np.uint64(_BLOCK_WORDS),
-    np.uint64(_STEP),
-    tuple((np.uint64(shift), np.uint64(factor)) for shift, factor in _ROUNDS),
-    np.uint64(_LAST_SHIFT),
-)
-"""The same for `draw_kernels`."""
-_SMALL = 100_000
-"""Logits for which a second thread costs more than it brings."""
 
 
 def stream(seed: int, key: NoiseKey) -> int:
@@ -89,30 +77,6 @@ def draw(x_RV: Tensor, keys_R: Tensor) -> Tensor:
 
     Equal scores (they need 2^-50 luck) go to the smaller index.
     """
-    return (
-        _draw_compiled(x_RV, keys_R)
-        if x_RV.device.type == "cpu"
-        else drawn_by_tensors(x_RV, keys_R)
-    )
-
-
-def _draw_compiled(x_RV: Tensor, keys_R: Tensor) -> Tensor:
-    """`draw` on a CPU."""
-    tokens_R = torch.empty_like(keys_R)
-    x, keys, tokens = x_RV.contiguous().numpy(), keys_R.numpy().view(np.uint64), tokens_R.numpy()
-
-    def rows(block: tuple[int, int]) -> None:
-        draw_kernels.draw(x, keys, _NOISE, *block, tokens)
-
-    num_threads = torch.get_num_threads() if x_RV.numel() > _SMALL else 1
-    size = -(-len(x) // num_threads) or 1
-    blocks = [(first, min(first + size, len(x))) for first in range(0, len(x), size)]
-    threads.run(rows, blocks, num_threads)
-    return tokens_R
-
-
-def drawn_by_tensors(x_RV: Tensor, keys_R: Tensor) -> Tensor:
-    """`draw` by tensors, on any device."""
     rows, vocabulary = x_RV.shape
     minus_inf = -torch.inf
     bound_RB, guess_R, least_RB, where_RB = _bounds(x_RV, keys_R)
@@ -193,6 +157,3 @@ def _mix_int(word: int) -> int:
 def _signed(word: int) -> int:
     """The 64-bit word as torch's int64 holds it."""
     return word - (1 << 64) if word >> 63 else word
-
-
-__all__ = ["BLOCK", "NoiseKey", "draw", "exponentials", "row_keys", "stream"]

@@ -19,13 +19,13 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from rhymeflow.utils.column_exp import exponentials, slopes
-from rhymeflow.utils.gemm import LANES, ROWS, add_tile_16, add_tile_32, tile_16, tile_32
-from rhymeflow.utils.turn import TURNED_BYTES, turn
+from rhymeflow.cpu.column_exp import exponentials, slopes
+from rhymeflow.cpu.tiles import LANES, ROWS, add_tile_16, add_tile_32, tile_16, tile_32
+from rhymeflow.cpu.transpose import BYTES, transpose
 
 BLOCK = 2 * LANES
 """Most queries at a time."""
-_TURNED = TURNED_BYTES // np.dtype(np.float32).itemsize
+_FLOATS = BYTES // np.dtype(np.float32).itemsize
 _UNSEEN = np.float32(-1e30)
 _COMPILED = {
     "cache": True,
@@ -150,8 +150,8 @@ def differentiate(
 def _by_columns(out, left, right, columns, rows, seen, dim):
     """Set out[seen, BLOCK] to left[seen, D] times the transpose of right[rows, D]."""
     for r in range(0, rows, LANES):
-        for d in range(0, dim, _TURNED):
-            turn(columns, d * BLOCK + r, BLOCK, right, r * dim + d, dim)
+        for d in range(0, dim, _FLOATS):
+            transpose(columns, d * BLOCK + r, BLOCK, right, r * dim + d, dim)
     for place in range(0, seen, ROWS):
         a, o = place * dim, place * BLOCK
         if rows > LANES:

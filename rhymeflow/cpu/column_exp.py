@@ -2,11 +2,11 @@
 
 A column's scores stand `step` elements apart, and 16 columns side by side are a vector, so neither
 their largest nor their sum needs more than adding vectors. It is LLVM's own vector arithmetic, as
-in `gemm.py`: of a loop over array elements the compiler must suppose that one array's end is
+in `tiles.py`: of a loop over array elements the compiler must suppose that one array's end is
 another's beginning, and reads and writes every sum in every step (16 columns of 32 for 300 keys:
 5.1 microseconds, and 2.3 so).
 
-Holds true: as `fast_exp.exp_of_negative`, but what is no number stays none; a column's results
+Holds true: as `attention.exp_of_negative`, but what is no number stays none; a column's results
 depend on the column alone. No index is checked, and the caller's `fastmath` must leave sums in
 their order: without that, adding a large number and taking it away is no rounding.
 """
@@ -21,7 +21,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from rhymeflow.utils.gemm import LANES
+from rhymeflow.cpu.tiles import LANES
 
 _FLOATS, _WORDS = ir.VectorType(ir.FloatType(), LANES), ir.VectorType(ir.IntType(32), LANES)
 _INT = ir.IntType(64)
@@ -93,7 +93,7 @@ def slopes(typing, scores, slopes, at, step, count, log_sums, inner, to):
 
 
 def _exp(builder: Any, x: Any) -> Any:
-    """exp of 16 numbers <= 0: 2^n times a polynomial of what is left, see `fast_exp`."""
+    """exp of 16 numbers <= 0, as `attention.exp_of_negative` has it."""
 
     def add(a: Any, b: Any, c: Any) -> Any:
         return builder.fadd(builder.fmul(a, b, flags=_FUSED), c, flags=_FUSED)

@@ -6,14 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import njit
 
-from rhymeflow.utils import gemm
-from rhymeflow.utils.fast_exp import exp_of_negative
-from rhymeflow.utils.gemm import LANES, ROWS
-from rhymeflow.utils.turn import TURNED_BYTES, turn
+from rhymeflow.cpu import tiles
+from rhymeflow.cpu.attention import exp_of_negative
+from rhymeflow.cpu.tiles import LANES, ROWS
+from rhymeflow.cpu.transpose import BYTES, transpose
 
 
 def compiled(columns: int, adds: bool, wide: bool):
-    tile = gemm._tile(columns, adds=adds, wide=wide)
+    tile = tiles._tile(columns, adds=adds, wide=wide)
 
     @njit
     def call(out, o, out_row, left, a, left_row, left_step, right, b, right_step, depth):
@@ -35,10 +35,10 @@ TILES = {
     depth=st.integers(1, 40),
     gap=st.integers(0, 5),
     places=st.tuples(*[st.integers(0, 7)] * 3),
-    is_turned=st.booleans(),
+    is_transposed=st.booleans(),
 )
 @settings(max_examples=15, deadline=None)
-def test_equals_numpy(kind, depth, gap, places, is_turned):
+def test_equals_numpy(kind, depth, gap, places, is_transposed):
     columns, adds, _ = kind
     rng = np.random.default_rng(depth)
     o, a, b = places
@@ -46,7 +46,7 @@ def test_equals_numpy(kind, depth, gap, places, is_turned):
     left = rng.integers(-9, 9, a + (ROWS + gap) * (depth + gap)).astype(np.float32)
     right = rng.integers(-9, 9, b + depth * (columns + gap)).astype(np.float32)
     out = rng.integers(-9, 9, o + ROWS * (columns + gap) + 3).astype(np.float32)
-    left_row, left_step = (1, ROWS + gap) if is_turned else (depth + gap, 1)
+    left_row, left_step = (1, ROWS + gap) if is_transposed else (depth + gap, 1)
     index = a + left_row * np.arange(ROWS)[:, None] + left_step * np.arange(depth)
     factor = right[b:].reshape(depth, columns + gap)[:, :columns]
     expected = out.copy()
@@ -57,7 +57,7 @@ def test_equals_numpy(kind, depth, gap, places, is_turned):
 
 
 def compiled_rows(columns: int, wide: bool):
-    tile = gemm._row_tile(columns, wide=wide)
+    tile = tiles._row_tile(columns, wide=wide)
 
     @njit
     def call(rows, out, o, out_row, left, left_row, left_step, right, b, right_step, depth):
@@ -84,16 +84,16 @@ def as_bfloat16(x):
     depth=st.integers(1, 40),
     gap=st.integers(0, 5),
     is_half=st.booleans(),
-    is_turned=st.booleans(),
+    is_transposed=st.booleans(),
 )
 @settings(max_examples=10, deadline=None)
-def test_any_number_of_rows(kind, rows, depth, gap, is_half, is_turned):
+def test_any_number_of_rows(kind, rows, depth, gap, is_half, is_transposed):
     columns, _ = kind
     rng = np.random.default_rng(depth)
     left = rng.integers(-9, 9, (ROWS + gap) * (depth + gap)).astype(np.float32)
     right = rng.integers(-9, 9, (depth + 1) * (columns + gap)).astype(np.float32)
     out = rng.integers(-9, 9, 3 + ROWS * (columns + gap)).astype(np.float32)
-    left_row, left_step = (1, ROWS + gap) if is_turned else (depth + gap, 1)
+    left_row, left_step = (1, ROWS + gap) if is_transposed else (depth + gap, 1)
     index = left_row * np.arange(rows)[:, None] + left_step * np.arange(depth)
     factor = right[gap:][: depth * (columns + gap)].reshape(depth, columns + gap)[:, :columns]
     expected = out.copy()
@@ -102,14 +102,14 @@ def test_any_number_of_rows(kind, rows, depth, gap, is_half, is_turned):
     given_right = as_bfloat16(right) if is_half else right
     step = columns + gap
     ROW_TILES[kind](rows, out, 3, step, left, left_row, left_step, given_right, gap, step, depth)
-    computed = next(count for count in gemm.ROW_COUNTS if count >= rows)
+    computed = next(count for count in tiles.ROW_COUNTS if count >= rows)
     expected[where[rows:computed]] = out[where[rows:computed]]
     np.testing.assert_array_equal(out, expected)
 
 
 @njit
-def turned(out, o, out_row, held, a, held_row):
-    turn(out, o, out_row, held, a, held_row)
+def transposed(out, o, out_row, held, a, held_row):
+    transpose(out, o, out_row, held, a, held_row)
 
 
 @pytest.mark.parametrize("is_half", [False, True])
@@ -117,14 +117,14 @@ def turned(out, o, out_row, held, a, held_row):
 @settings(max_examples=20, deadline=None)
 def test_rows_become_columns(is_half, gaps):
     o, a, out_gap, held_gap = gaps
-    width = TURNED_BYTES // (2 if is_half else 4)
+    width = BYTES // (2 if is_half else 4)
     held = np.random.default_rng(o).integers(-255, 255, a + LANES * (width + held_gap) + 8)
     held = held.astype(np.float32)
     out = np.full(o + width * (LANES + out_gap) + 8, 7, np.float32)
     expected = out.copy()
     rows = held[a:][: LANES * (width + held_gap)].reshape(LANES, -1)[:, :width]
     expected[o:][: width * (LANES + out_gap)].reshape(width, -1)[:, :LANES] = rows.T
-    turned(out, o, LANES + out_gap, as_bfloat16(held) if is_half else held, a, width + held_gap)
+    transposed(out, o, LANES + out_gap, as_bfloat16(held) if is_half else held, a, width + held_gap)
     np.testing.assert_array_equal(out, expected)
 
 

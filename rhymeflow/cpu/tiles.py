@@ -10,8 +10,8 @@ over one-dimensional float32 arrays, and `tile_32` the same for j < 32; `depth` 
 `add_tile_16` and `add_tile_32` add to what `out` holds. `row_tile_8`, `row_tile_16` and
 `row_tile_32` take a number of rows, 1 to 8, before all else, and compute the next of `ROW_COUNTS`:
 `left` and `out` must have so many; their `right` may be the bits of bfloat16, as uint16. Attention
-is made of such products, the engine's (`engine/native/kernels.py`) and the learner's
-(`learner/kernels.py`): their sums stay in registers, where a loop over array elements would write
+is made of such products, the engine's (`attention.py`) and the learner's
+(`packed_attention.py`): their sums stay in registers, where a loop over array elements would write
 and read them in every step. Measured on one core of a Zen 5 with AVX-512: 120 to 150 GFLOPS,
 against 60 for the best loop that numba could be led to vectorise.
 

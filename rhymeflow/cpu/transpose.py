@@ -1,13 +1,13 @@
-"""Rows of a matrix as columns, turned in registers, on a CPU.
+"""Rows of a matrix as columns, transposed in registers, on a CPU.
 
-`turn(out, o, out_row, held, a, held_row)` sets, for i < 16 and the elements k of 16 bytes, 4 or 8,
+`transpose(out, o, out_row, held, a, held_row)` sets, for i < 16 and the elements k of 16 bytes,
 
     out[o + k * out_row + i] = held[a + i * held_row + k]
 
 over one-dimensional arrays; `out` is float32, `held` float32 or the bits of bfloat16 as uint16.
-Four by four elements are turned in a quarter of a vector, four times at once (for bfloat16 four by
-four pairs), which takes two shuffles for each vector of the result. It is LLVM's own vector
-arithmetic, as in `gemm.py`; a loop over array elements would read or write them one at a time.
+Four by four elements are transposed in a quarter of a vector, four times at once (for bfloat16
+four by four pairs), which takes two shuffles for each vector of the result. It is LLVM's own vector
+arithmetic, as in `tiles.py`; a loop over array elements would read or write them one at a time.
 Holds true: numbers arrive unchanged. No index is checked.
 """
 
@@ -19,9 +19,9 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from rhymeflow.utils.gemm import LANES
+from rhymeflow.cpu.tiles import LANES
 
-TURNED_BYTES = 16
+BYTES = 16
 """Of each row."""
 _WORDS = 4
 """Of 32 bits in as many bytes."""
@@ -31,7 +31,7 @@ _INT = ir.IntType(64)
 
 
 @intrinsic
-def turn(typing, out, o, out_row, held, a, held_row):
+def transpose(typing, out, o, out_row, held, a, held_row):
     """See the module."""
     of_index = [types.intp] * 2
     signature = types.void(out, *of_index, held, *of_index)
@@ -71,7 +71,7 @@ def _sixteen(builder: Any, held: Any, a: Any, held_row: Any, first: int) -> Any:
 
 
 def _columns(builder: Any, rows: list[Any]) -> list[Any]:
-    """Each quarter of four vectors is a 4 by 4 matrix: turn all four."""
+    """Each quarter of four vectors is a 4 by 4 matrix: transpose all four."""
     low, high = (0, LANES, 1, LANES + 1), (2, LANES + 2, 3, LANES + 3)
     mixed = [
         [_in_quarters(builder, *rows[i : i + 2], mask) for mask in (low, high)] for i in (0, 2)
@@ -100,4 +100,4 @@ def _shuffled(builder: Any, a: Any, b: Any, mask: Any) -> Any:
     return builder.shuffle_vector(a, b, indices)
 
 
-__all__ = ["TURNED_BYTES", "turn"]
+__all__ = ["BYTES", "transpose"]

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from numba import njit
 
-from rhymeflow.utils.column_exp import exponentials, slopes
-from rhymeflow.utils.gemm import LANES
+from rhymeflow.cpu.column_exp import exponentials, slopes
+from rhymeflow.cpu.tiles import LANES
 
 STEP = 40
 """Elements from one score of a column to the next."""

@@ -2,7 +2,7 @@ import threading
 
 import pytest
 
-from rhymeflow.utils import threads
+from rhymeflow.cpu import threads
 
 
 @pytest.mark.parametrize("num_threads", [1, 3])

@@ -1,7 +1,7 @@
 """Attention through the cache, compiled for CPUs: every span of one size class in one call.
 
 For a span and a key-value head, the vectors of its new tokens in the query heads that share the
-head are the rows of a small matrix. Scores are its product with the keys, which are turned into
+head are the rows of a small matrix. Scores are its product with the keys, which are transposed into
 columns once per span and head, and the output is the weights' product with the values as they lie.
 Rows are taken in blocks of 8 or, if there are fewer, 1 to 4, so a prompt's thousand tokens and a
 single one go the same way, and little is computed in vain.
@@ -17,17 +17,18 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from rhymeflow.utils.fast_exp import exp_of_negative
-from rhymeflow.utils.gemm import LANES, ROWS, row_tile_8, row_tile_16, row_tile_32
-from rhymeflow.utils.prefetch import prefetch
-from rhymeflow.utils.turn import TURNED_BYTES, turn
+from rhymeflow.cpu.prefetch import prefetch
+from rhymeflow.cpu.tiles import LANES, ROWS, row_tile_8, row_tile_16, row_tile_32
+from rhymeflow.cpu.transpose import BYTES, transpose
 
 PANEL = 2 * LANES
-"""Cached tokens whose keys are turned into columns together: [D, PANEL]. It divides every size
+"""Cached tokens whose keys are transposed into columns together: [D, PANEL]. It divides every size
 class's capacity, so that keys beyond a span's end may be read."""
 _LINE = 64
 """Bytes of a cache line."""
 _UNSEEN = np.float32(-1e30)
+_LEAST = np.float32(-87.0)
+"""Less has an exponential of 0."""
 _MATH = {"contract", "nsz", "arcp"}
 """What the compiler may do to floats; not to change the order of sums."""
 
@@ -57,7 +58,7 @@ def attend(q, new_k, new_v, kv, out, scale, layer, capacity, sizes, spans, paren
     for none; there stand the number of the tree's nodes and the parent of each. `room`: `scratch`.
     """
     heads, kv_heads, dim = sizes
-    turned, block, scores, total = room
+    transposed, block, scores, total = room
     group = heads // kv_heads
     columns = PANEL if dim >= PANEL else LANES if dim >= LANES else ROWS
     keys, values = kv[layer[0] :], kv[layer[1] :]
@@ -73,7 +74,7 @@ def attend(q, new_k, new_v, kv, out, scale, layer, capacity, sizes, spans, paren
             for place in range(0, length, PANEL):
                 if place < after[2]:
                     _ask(keys, values, soon + place * dim, PANEL * dim)
-                _turn(keys, base + place * dim, dim, turned, place * dim)
+                _transpose(keys, base + place * dim, dim, transposed, place * dim)
             for first in range(0, new * group, ROWS):
                 rows = min(ROWS, new * group - first)
                 seen = cached + (first + rows - 1) // group + 1
@@ -81,7 +82,9 @@ def attend(q, new_k, new_v, kv, out, scale, layer, capacity, sizes, spans, paren
                 _gather(q, block, start, first, rows, head, heads, group, dim, scale)
                 for place in range(0, wide, PANEL):
                     at = place * dim
-                    _multiply(rows, PANEL, scores, place, wide, block, dim, turned, at, PANEL, dim)
+                    _multiply(
+                        rows, PANEL, scores, place, wide, block, dim, transposed, at, PANEL, dim
+                    )
                 _mask(scores, first, rows, wide, cached, group, new, tree, parents)
                 _softmax(scores, total, rows, wide)
                 if tree >= 0:
@@ -124,12 +127,12 @@ def _multiply(rows, columns, out, o, out_row, left, left_row, right, b, right_st
 
 
 @njit(inline="always")
-def _turn(keys, at, dim, turned, o):
+def _transpose(keys, at, dim, transposed, o):
     """Keys of a panel's tokens as columns."""
-    width = TURNED_BYTES // keys.itemsize
+    width = BYTES // keys.itemsize
     for row in range(0, PANEL, LANES):
         for d in range(0, dim, width):
-            turn(turned, o + d * PANEL + row, PANEL, keys, at + row * dim + d, dim)
+            transpose(transposed, o + d * PANEL + row, PANEL, keys, at + row * dim + d, dim)
 
 
 @njit(cache=True, error_model="numpy")
@@ -201,6 +204,30 @@ def _softmax(scores, total, rows, wide):
         total[r] = sums.sum()
 
 
+@njit(inline="always")
+def exp_of_negative(x):
+    """exp of x <= 0 to 2 ulp: 2^n times a polynomial of what is left, so that it can be vectors.
+
+    The coefficients are those of 1/k! up to x^7: |x - n log 2| <= log(2) / 2 leaves an error of
+    less than 1e-8.
+    """
+    clipped = max(x, _LEAST)
+    # Conversion cuts towards 0, so this rounds to the nearest.
+    whole = np.int32(clipped * np.float32(1.4426950408889634) - np.float32(0.5))
+    n = np.float32(whole)
+    rest = clipped - n * np.float32(0.693359375) - n * np.float32(-2.12194440e-4)
+    y = np.float32(1 / 5040)
+    y = y * rest + np.float32(1 / 720)
+    y = y * rest + np.float32(1 / 120)
+    y = y * rest + np.float32(1 / 24)
+    y = y * rest + np.float32(1 / 6)
+    y = y * rest + np.float32(1 / 2)
+    y = y * rest + np.float32(1)
+    y = y * rest + np.float32(1)
+    power = np.int32((whole + 127) << 23).view(np.float32)
+    return y * power if x > _LEAST else np.float32(0)
+
+
 @njit(cache=True, fastmath=_MATH, error_model="numpy")
 def _sum_by_paths(scores, total, first, rows, wide, cached, group, new, tree, parents):
     """Sums of the rows of a tree's nodes, in the order that they have where a node's ancestors lie
@@ -227,6 +254,3 @@ def _sum_by_paths(scores, total, first, rows, wide, cached, group, new, tree, pa
         for k in range(depth):
             sums[(root + k) % LANES] += row[root + path[depth - 1 - k]]
         total[r] = sums.sum()
-
-
-__all__ = ["PANEL", "attend", "scratch"]

@@ -1,0 +1,60 @@
+"""Linear maps by a weight that oneDNN has laid out once ("packed").
+
+A row's result depends on that row alone; that of MKL, which torch asks for float32 otherwise, does
+not. It takes a fifth to a third less time than by a weight that is rearranged on each call, and in
+float32 on an AMD processor down to a quarter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+_ROWS = 32
+"""Rows per call that the layout is made for; others work."""
+
+
+def packed(weight_OI: Tensor, bias_O: Tensor | None) -> Callable[[Tensor], Tensor]:
+    """Return x -> x @ weight^T + bias. Later changes of the weight are not seen."""
+    if not _can_pack(weight_OI):
+        return partial(F.linear, weight=weight_OI, bias=bias_O)
+    laid_out = torch.ops.mkldnn._reorder_linear_weight(weight_OI, _ROWS)
+    multiply = torch.ops.mkldnn._linear_pointwise
+    return lambda x: multiply(x, laid_out, bias_O, "none", [], "")
+
+
+def _can_pack(weight_OI: Tensor) -> bool:
+    """Whether oneDNN is there, and multiplies this type on this processor."""
+    if weight_OI.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return False
+    if weight_OI.dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    if weight_OI.dtype == torch.float16:
+        return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+    return weight_OI.dtype == torch.float32
+
+
+class PackedProducts(TorchFunctionMode):
+    """While it is in force, `body`'s own linear layers multiply by packed weights."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self._by_weight = {
+            id(layer.weight): packed(layer.weight.detach(), layer.bias)
+            for layer in body.modules()
+            if type(layer) is nn.Linear and _can_pack(layer.weight)
+        }
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Called in the place of each of torch's functions."""
+        if func is F.linear and (product := self._by_weight.get(id(args[1]))):
+            return product(args[0])
+        return func(*args, **(kwargs or {}))
