@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from benchmarks.asking.server import Dashboard, Question
-from rhymeflow.dashboard.summaries import FILTERS, ORDERS
+from rhymeflow.dashboard.groups import FILTERS, ORDERS
 
 CURVES = (
     *("reward", "eval/reward", "completions/mean_length", "staleness/mean", "staleness/max"),

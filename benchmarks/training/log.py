@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from rhymeflow.core.events import Evaluated, InstanceJoined, LearnerReady, VersionPublished
-from rhymeflow.dashboard.spans import Fold, Span, joined
+from rhymeflow.dashboard.timeline import Body, Fold, Span, joined
 from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.store.schema import EVENTS
 
@@ -102,7 +102,7 @@ def phases_allow(run: Run) -> float:
 def _spans(reader: TrajectoryReader) -> list[Span]:
     fold = Fold()
     for time, kind, body in reader.query(_LINES):
-        fold.take(time, kind, msgspec.json.decode(body))
+        fold.take(time, kind, msgspec.json.decode(body, type=Body))
     return fold.ended + fold.open()
 
 

@@ -7,6 +7,9 @@ others, whose options are the configuration's: to import that takes longer than 
 from __future__ import annotations
 
 import argparse
+import os
+import select
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 
@@ -20,7 +23,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     try:
         with stopping.as_interrupts():
-            return _dispatch(list(sys.argv[1:] if arguments is None else arguments))
+            code = _dispatch(list(sys.argv[1:] if arguments is None else arguments))
+            sys.stdout.flush()
+            return code
+    except BrokenPipeError:
+        if not _is_output_closed():
+            raise
+        # `| head` has read enough. What is left to be written at exit goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except UserError as error:
         print(f"rhymeflow: {error}", file=sys.stderr)
         return 2
@@ -30,6 +41,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("rhymeflow: interrupted", file=sys.stderr)
         return 130
+
+
+def _is_output_closed() -> bool:
+    """Whether standard output is a pipe that nobody reads any more."""
+    poll = select.poll()
+    poll.register(sys.stdout, 0)
+    return any(happened & select.POLLERR for _, happened in poll.poll(0))
 
 
 def _dispatch(arguments: list[str]) -> int:

@@ -1,7 +1,6 @@
 """The commands that look at runs: `inspect`, `dashboard`, `runs`, `plot`, `export`.
 
-Holds true: as the package says of all commands. None of them changes a run directory, nor reads a
-configuration, which takes long to import.
+None of them changes a run directory or imports the configuration, which takes long.
 """
 
 from __future__ import annotations
@@ -9,13 +8,10 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import re
 from pathlib import Path
-from typing import Any
 
 from rhymeflow.cli.parser import Add, as_number, positive
-from rhymeflow.errors import UserError
 
 _EXPORT = """Writes what a run generated, also while it goes on (docs/inspecting.md):
 rows of all that is stored, rows for `rhymeflow sft`, or preference pairs."""
@@ -44,15 +40,8 @@ def _add_inspect(add: Add) -> None:
         sub.add_argument(f"--{kind}", metavar="N", type=int, nargs="?", const=5, help=which)
     what = "step S: its metrics and groups; with --best, --worst: only of step S"
     sub.add_argument("--step", metavar="S", type=_whole, help=what)
-    what = "group G: its prompt, and its responses side by side"
+    what = "group G: its prompt and its responses"
     sub.add_argument("--group", metavar="G", type=_whole, help=what)
-    what = (
-        "with --trajectory: tokens by logprob, difference (the learner's log-probability against "
-    )
-    what += "the sampler's), version, drafts or loss"
-    sub.add_argument("--colour", "--color", metavar="WHAT", dest="colour", help=what)
-    what = "show it anew every so many seconds (2 if none is given) until the run ends"
-    sub.add_argument("--watch", metavar="SECONDS", type=_seconds, nargs="?", const=2.0, help=what)
     sub.add_argument("--json", action="store_true", help="the same as JSON (docs/inspecting.md)")
 
 
@@ -66,16 +55,9 @@ def _add_dashboard(add: Add) -> None:
 
 
 def _add_runs(add: Add) -> None:
-    sub = add("runs", runs, help="list runs with their results, or compare some")
+    sub = add("runs", runs, help="list runs with their results")
     sub.add_argument(
         "directories", metavar="DIR", type=Path, nargs="*", help="where runs are (default: runs)"
-    )
-    sub.add_argument(
-        "--compare",
-        metavar="RUN_DIR",
-        type=Path,
-        nargs="+",
-        help="results of these side by side, and what their configurations differ in",
     )
     sub.add_argument("--json", action="store_true", help="the same as JSON")
 
@@ -133,20 +115,13 @@ def inspect(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from rhymeflow.observe import inspect as inspected
-    from rhymeflow.observe.watch import watch
 
-    names = ("trajectory", "group", "best", "worst", "step", "colour")
-    asked = inspected.Asked(**{name: getattr(args, name) for name in names})
-    if args.json and args.watch is not None:
-        raise UserError("--json and --watch: do not go together")
-    # Who wants no colours gets no other escape codes either, so that all is said in words.
-    console = Console(color_system=None if os.environ.get("NO_COLOR") else "auto")
+    names = ("trajectory", "group", "best", "worst", "step")
+    question = inspected.Question(**{name: getattr(args, name) for name in names})
     if args.json:
-        print(inspected.as_json(args.run_dir, asked))
-    elif args.watch is not None:
-        watch(args.run_dir, asked, console, args.watch)
+        print(inspected.as_json(args.run_dir, question))
     else:
-        inspected.show(args.run_dir, asked, console)
+        inspected.inspect(args.run_dir, question, Console())
     return 0
 
 
@@ -159,20 +134,15 @@ def dashboard(args: argparse.Namespace) -> int:
 
 
 def runs(args: argparse.Namespace) -> int:
-    """List runs, or compare some."""
+    """List runs."""
     from rich.console import Console
 
-    from rhymeflow.observe import compare
     from rhymeflow.observe import runs as listing
 
-    if args.compare is not None and args.directories:
-        raise UserError(f"runs {args.directories[0]}: give runs to compare after --compare")
-    seen: Any = listing if args.compare is None else compare
-    paths = args.directories if args.compare is None else args.compare
     if args.json:
-        print(json.dumps(seen.as_json(paths), indent=2))
+        print(json.dumps(listing.as_json(args.directories), indent=2))
     else:
-        seen.show(paths, Console())
+        listing.show(args.directories, Console())
     return 0
 
 
@@ -187,8 +157,8 @@ def plot(args: argparse.Namespace) -> int:
 
 def export(args: argparse.Namespace) -> int:
     """Write what a run generated, and say how much of it."""
-    from rhymeflow.export.candidates import Filters
     from rhymeflow.export.export import export as write
+    from rhymeflow.export.rows import Filters
 
     filters = Filters(args.min_reward, args.steps, tuple(args.ending), args.best)
     done = write(
@@ -208,15 +178,6 @@ def _whole(text: str) -> int:
     if not text.isdecimal() or len(text) > 18:
         raise argparse.ArgumentTypeError(f"given {text!r}, should be a number from 0 on")
     return int(text)
-
-
-def _seconds(text: str) -> float:
-    value = as_number(text)
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(
-            f"given {text!r}, should be seconds, more than 0 (RUN_DIR goes before it)"
-        )
-    return value
 
 
 def _port(text: str) -> int:
@@ -239,6 +200,3 @@ def _steps(text: str) -> tuple[float, float]:
     if not 1 <= first <= last:
         raise argparse.ArgumentTypeError(f"given {text!r}, should be A:B, steps from 1 on")
     return first, last
-
-
-__all__ = ["NAMES", "add_commands", "export", "inspect", "plot", "runs"]

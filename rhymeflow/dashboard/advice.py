@@ -66,6 +66,3 @@ def _advise(run_dir: Path) -> Advice | str:
         return advise(run_dir)
     except UserError as error:
         return str(error)
-
-
-__all__ = ["Advisor"]

@@ -88,6 +88,3 @@ def main(run_dir: Path, number: int) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), int(sys.argv[2]))
-
-
-__all__ = ["beside"]

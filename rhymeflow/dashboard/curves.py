@@ -1,6 +1,6 @@
-"""The view of a run: its curves, and what it is.
+"""The view of a run's curves.
 
-Holds true: an answer has at most `POINTS` points a curve; where there are more rows, a point is the
+An answer has at most `POINTS` points a curve; where there are more rows, a point is the
 mean of those it stands for (over their time, if it is a share of that), with the least and the
 greatest beside it. Held-out rewards have the 95% confidence interval of their mean instead, over
 prompts, where there are no more than `POINTS`.
@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import fmean
 from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,7 +19,6 @@ from rhymeflow.core.types import HELD_OUT
 from rhymeflow.dashboard.run import Run
 from rhymeflow.observe.metrics import is_of_time
 from rhymeflow.store.reader import TrajectoryReader
-from rhymeflow.utils.bounds import bound_of
 
 POINTS = 1_000
 _NORMAL_95 = 1.96
@@ -31,40 +28,6 @@ _NORMAL_95 = 1.96
 _EVALUATIONS = """SELECT version, COUNT(*), SUM(mean), SUM(mean * mean) FROM
     (SELECT version, AVG(reward) AS mean FROM evaluations WHERE suite = ? GROUP BY version, row)
     GROUP BY version"""
-
-_LAST_EVENT = """SELECT COALESCE(MAX(seq), 0),
-    COALESCE((SELECT time FROM events ORDER BY seq DESC LIMIT 1), 0.0) FROM events"""
-_ENDINGS = "SELECT COALESCE(ending, 'open'), COUNT(*) FROM groups WHERE suite IS NULL GROUP BY 1"
-
-
-def overview(run: Run) -> dict[str, Any]:
-    """What the run is, how far it has come, and the names of its metrics."""
-    with run.reader() as reader:
-        attempts = reader.attempts()
-        ((events, seconds),) = reader.query(_LAST_EVENT)
-        endings = dict(reader.query(_ENDINGS))
-        last = reader.query("SELECT kind FROM commands ORDER BY seq DESC LIMIT 1")
-    config = msgspec.json.decode(attempts[-1].config) if attempts else {}
-    schedule, max_steps = config.get("schedule", {}), config.get("learner", {}).get("max_steps")
-    rows = zip(*run.columns.read(["step", "step_time"]).values(), strict=True)
-    times = {step: seconds for step, seconds in rows if seconds}
-    steps = int(max(times, default=0))
-    return {
-        "name": run.name,
-        "directory": str(run.directory),
-        "config": config,
-        "attempts": [{"started": each.started, "time": each.time} for each in attempts],
-        "steps": steps,
-        "max_steps": max_steps,
-        "left": (max_steps - steps) * fmean(times.values()) if times and max_steps else None,
-        "bound": bound_of(schedule.get("name", ""), schedule.get("max_staleness")),
-        "seconds": seconds,
-        "events": events,
-        "groups": sum(endings.values()),
-        "endings": endings,
-        "ended": last == [("Finish",)],
-        "metrics": run.columns.names(),
-    }
 
 
 def metrics(run: Run, names: Sequence[str]) -> dict[str, Any]:
@@ -104,7 +67,7 @@ def _intervals(points: dict[str, list[float]], reader: TrajectoryReader) -> dict
 
 def differing(runs: Sequence[Run]) -> dict[str, list[Any]]:
     """What differs between the configurations in force of these runs, as `differences` says it."""
-    from rhymeflow.observe.compare import differences, fields_of
+    from rhymeflow.observe.curves import differences, fields_of
 
     return differences([fields_of(run.directory) for run in runs])
 
@@ -139,6 +102,3 @@ def _at(
     steps: NDArray[np.float64], times: NDArray[np.float64], rows: NDArray[np.intp]
 ) -> dict[str, list[Any]]:
     return {"step": steps[rows].astype(int).tolist(), "time": times[rows].tolist()}
-
-
-__all__ = ["POINTS", "differing", "metrics", "overview"]

@@ -12,16 +12,15 @@ import sys
 from itertools import pairwise
 from typing import Any
 
+from rhymeflow.dashboard.groups import summaries
 from rhymeflow.dashboard.run import Run
-from rhymeflow.observe.query import SHOWN_PROMPT
+from rhymeflow.observe.query import SHOWN_PROMPT, draft_figures, drafts_by_epoch
 
 NEWEST = 500
 """Groups that positions are taken from."""
 PROMPTS = 20
 """Prompts that are listed of the best, and of the worst."""
 
-_BY_EPOCH = """SELECT epoch, SUM(sampled), SUM(steps), SUM(drafted) FROM temp.summaries
-    WHERE steps > 0 GROUP BY epoch ORDER BY epoch"""
 EDGES = (0, 16, 64, 256, 1024, 4096, 16384)
 """Positions from which on tokens are put together."""
 _STRETCHES = """SELECT start, LENGTH(tokens) / 4, steps, drafted, accepted FROM segments
@@ -40,14 +39,14 @@ _BY_PROMPT = f"""SELECT d.*,
 def found(run: Run) -> dict[str, Any]:
     """Figures of drafts, each with `acceptance_length` (tokens for an iteration) and
     `acceptance_rate` (of drafted tokens; `None` where there were none)."""
-    with run.summaries() as summaries:
-        epochs = summaries.query(_BY_EPOCH)
-        ((last,),) = summaries.query("SELECT COALESCE(MAX(group_id), 0) FROM temp.summaries")
-        positions = _by_position(summaries.query(_STRETCHES, last - NEWEST))
-        best, worst = (summaries.query(_BY_PROMPT.format(order)) for order in ("DESC", "ASC"))
+    with summaries(run) as reader:
+        epochs = drafts_by_epoch(reader, "SELECT * FROM temp.summaries")
+        ((last,),) = reader.query("SELECT COALESCE(MAX(group_id), 0) FROM temp.summaries")
+        positions = _by_position(reader.query(_STRETCHES, last - NEWEST))
+        best, worst = (reader.query(_BY_PROMPT.format(order)) for order in ("DESC", "ASC"))
     return {
-        "epochs": [{"epoch": epoch, **_figures(*sums)} for epoch, *sums in epochs],
-        "positions": [{"from": start, **_figures(*sums)} for start, *sums in positions],
+        "epochs": epochs,
+        "positions": [{"from": start, **draft_figures(*sums)} for start, *sums in positions],
         "best": [_prompt(*row) for row in best],
         "worst": [_prompt(*row) for row in worst],
     }
@@ -72,16 +71,4 @@ def _prompt(
     row: int, epoch: int, group: int, sampled: int, steps: int, drafted: int, prompt: str
 ) -> dict[str, Any]:
     known = {"row": row, "prompt": prompt, "epoch": epoch, "group": group}
-    return {**known, **_figures(sampled, steps, drafted)}
-
-
-def _figures(sampled: int, steps: float, drafted: float) -> dict[str, Any]:
-    return {
-        "tokens": sampled,
-        "drafted": round(drafted),
-        "acceptance_length": sampled / steps if steps else None,
-        "acceptance_rate": (sampled - steps) / drafted if drafted else None,
-    }
-
-
-__all__ = ["found"]
+    return {**known, **draft_figures(sampled, steps, drafted)}

@@ -1,23 +1,104 @@
-"""The view of groups: those of a step, a prompt or the whole run, chosen, sorted, and one in full.
+"""The view of groups: those of a step, a prompt or the whole run, chosen, sorted, page by page.
 
-Every answer is bounded (`PAGE` groups), and says how many there are in all.
+What is asked of all groups is answered from sums in memory, a row for each. Groups that have ended
+hardly change, so only those are summed up again that the store's `changes` and new segments name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple, TypeVar
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 from rhymeflow.dashboard.run import Run
-from rhymeflow.dashboard.summaries import FILTERS, OF_COMPONENT, ORDERS
 from rhymeflow.errors import UserError, nearest
 from rhymeflow.observe import query
+from rhymeflow.observe.query import CHOSEN, GROUPS
+from rhymeflow.store.reader import TrajectoryReader
 
 PAGE = 50
 _SEARCHED = 2_000
 """Characters of a prompt."""
+GROUPS_AT_ONCE = 2_000
+"""Summed up within one read transaction, which holds up the writer's checkpoints."""
 
-Known = TypeVar("Known")
+FILTERS = {
+    "right": "rewarded = responses AND reward_min = reward_max AND reward >= 1",
+    "wrong": "rewarded = responses AND reward_max <= 0",
+    "mixed": "reward_max > reward_min",
+    "cut": "cut > 0",
+    "errors": "ending_reason IS NOT NULL",
+    "open": "ending IS NULL",
+    "consumed": "ending = 'consumed'",
+    "filtered": "ending = 'filtered'",
+    "aborted": "ending = 'aborted'",
+}
+"""By name, which groups may be asked for."""
+ORDERS = {
+    "order": "group_id",
+    "spread": "reward_max - reward_min",
+    "reward": "reward",
+    "length": "length_max",
+    "staleness": "staleness_max",
+}
+"""By name, what groups may be sorted by."""
+OF_COMPONENT = {
+    "mixed": "most > least",
+    "right": "least = most AND least >= 1",
+    "wrong": "most <= 0",
+}
+"""By name, which groups may be asked for by one reward function's values."""
+
+_TABLES = (
+    "PRAGMA temp_store = MEMORY",
+    f"CREATE TEMP TABLE summaries AS {GROUPS.format(those='IS NULL')}",
+    "CREATE UNIQUE INDEX temp.summaries_by_group ON summaries (group_id)",
+    "CREATE TEMP TABLE components (name, group_id, least, most)",
+    "CREATE INDEX temp.components_by_group ON components (group_id)",
+)
+_MARKS = """SELECT (SELECT COALESCE(MAX(rowid), 0) FROM segments),
+    (SELECT COALESCE(MAX(seq), 0) FROM changes)"""
+_TOUCHED = """SELECT group_id FROM segments WHERE rowid > ?
+    UNION SELECT a FROM changes WHERE seq > ? AND what IN ('groups', 'trajectories', 'pruned')
+    ORDER BY 1"""
+_COMPONENTS = f"""INSERT INTO temp.components
+    SELECT j.key, t.group_id, MIN(j.value), MAX(j.value)
+    FROM trajectories t, json_each(t.components) j
+    WHERE t.group_id IN (SELECT group_id FROM temp.summaries WHERE group_id {CHOSEN} AND has_parts)
+    GROUP BY 1, 2"""
+
+
+class Summaries:
+    """Keeps `temp.summaries` and `temp.components` of a reader up to date."""
+
+    def __init__(self, reader: TrajectoryReader) -> None:
+        self.reader = reader
+        self._marks: tuple[int, int] | None = None
+        """Up to which row of `segments` and of `changes` it was looked."""
+        for statement in _TABLES:
+            reader.query(statement)
+
+    def refresh(self) -> None:
+        """Sum up again what has changed."""
+        (marks,) = self.reader.query(_MARKS)
+        if marks == self._marks:
+            return
+        if self._marks is None:
+            rows = self.reader.query("SELECT group_id FROM groups ORDER BY 1")
+        else:
+            rows = self.reader.query(_TOUCHED, *self._marks)
+        touched = [group for (group,) in rows if group >= 0]  # those below are of suites
+        for start in range(0, len(touched), GROUPS_AT_ONCE):
+            self._put(json.dumps(touched[start : start + GROUPS_AT_ONCE]))
+        self._marks = marks[0], marks[1]
+
+    def _put(self, groups: str) -> None:
+        with self.reader.one_state():
+            for table in ("summaries", "components"):
+                self.reader.query(f"DELETE FROM temp.{table} WHERE group_id {CHOSEN}", groups)
+            self.reader.query(f"INSERT INTO temp.summaries {GROUPS.format(those=CHOSEN)}", groups)
+            self.reader.query(_COMPONENTS, groups)
 
 
 class Asked(NamedTuple):
@@ -37,6 +118,18 @@ class Asked(NamedTuple):
     offset: int = 0
 
 
+@contextlib.contextmanager
+def summaries(run: Run) -> Iterator[TrajectoryReader]:
+    """A reader whose `temp.summaries` and `temp.components` have all groups as they are now.
+
+    Raises:
+        UserError: the store cannot be read.
+    """
+    with run.kept(Summaries) as found:
+        found.refresh()
+        yield found.reader
+
+
 def listed(run: Run, asked: Asked) -> dict[str, Any]:
     """Groups that fit what is asked, `PAGE` of them from `offset` on, and how many fit. Of equal
     ones those come first that were requested first, or last where the order is descending; those
@@ -47,19 +140,19 @@ def listed(run: Run, asked: Asked) -> dict[str, Any]:
     """
     column = _known(asked.sort, ORDERS, "order")
     direction = "DESC" if asked.descending else "ASC"
-    with run.summaries() as summaries, summaries.reader.one_state():
-        names = summaries.query("SELECT DISTINCT name FROM temp.components ORDER BY 1")
+    with summaries(run) as reader, reader.one_state():
+        names = reader.query("SELECT DISTINCT name FROM temp.components ORDER BY 1")
         components = [name for (name,) in names]
         where, values = _conditions(asked, components)
-        rows = summaries.query(
+        rows = reader.query(
             f"SELECT group_id FROM temp.summaries WHERE {where}"
             f" ORDER BY {column} {direction} NULLS LAST, group_id {direction}",
             *values,
         )
         chosen = [group for (group,) in rows]
         page = chosen[asked.offset : asked.offset + PAGE]
-        found = {each["group"]: each for each in query.groups(summaries.reader, page)}
-        ((steps,),) = summaries.query("SELECT MAX(step) FROM temp.summaries")
+        found = {each["group"]: each for each in query.groups(reader, page)}
+        ((steps,),) = reader.query("SELECT MAX(step) FROM temp.summaries")
     return {
         "count": len(chosen),
         "steps": steps or 0,
@@ -97,20 +190,7 @@ def like(text: str) -> str:
     return "%" + text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") + "%"
 
 
-def whole(run: Run, group: int) -> dict[str, Any]:
-    """One group; see `query.group`.
-
-    Raises:
-        UserError: there is none.
-    """
-    with run.reader() as reader:
-        return query.group(reader, group)
-
-
-def _known(name: str, known: Mapping[str, Known], what: str) -> Known:
+def _known(name: str, known: Mapping[str, str], what: str) -> str:
     if name not in known:
         raise UserError(f"there is no {what} {name!r}{nearest(name, known)}")
     return known[name]
-
-
-__all__ = ["PAGE", "Asked", "listed", "whole"]

@@ -20,8 +20,35 @@ from rhymeflow.store.reader import TrajectoryReader
 PAGE = 100
 LOOKED_AT = 200_000
 
+_JOINED = """SELECT json_extract(body, '$.instance') FROM events
+    WHERE kind = 'InstanceJoined' AND seq > ?"""
+
 Place = tuple[int, int, int]
 """Event, whether it is a command, number."""
+
+
+class LogNames:
+    """Names that lines of the log have; `follow` looks at the lines that are new."""
+
+    def __init__(self, reader: TrajectoryReader) -> None:
+        self.reader = reader
+        self.kinds: set[str] = set()
+        self.instances: set[str] = set()
+        self._events = self._commands = 0
+
+    def follow(self) -> None:
+        """Look at what the log has more."""
+        ((events, commands),) = self.reader.query(
+            "SELECT (SELECT COALESCE(MAX(seq), 0) FROM events),"
+            " (SELECT COALESCE(MAX(seq), 0) FROM commands)"
+        )
+        for found, statement, since in (
+            (self.kinds, "SELECT DISTINCT kind FROM events WHERE seq > ?", self._events),
+            (self.kinds, "SELECT DISTINCT kind FROM commands WHERE seq > ?", self._commands),
+            (self.instances, _JOINED, self._events),
+        ):
+            found.update(name for (name,) in self.reader.query(statement, since))
+        self._events, self._commands = events, commands
 
 
 class Asked(NamedTuple):
@@ -44,7 +71,7 @@ def listed(run: Run, asked: Asked) -> dict[str, Any]:
     Raises:
         UserError: there is no such kind or instance.
     """
-    with run.log_names.current() as names:
+    with run.kept(LogNames) as names:
         names.follow()
         known = {"kind": sorted(names.kinds), "instance": sorted(names.instances)}
     for what, name in (("kind", asked.kind), ("instance", asked.instance)):
@@ -165,6 +192,3 @@ def _begin(reader: TrajectoryReader, asked: Asked) -> Place:
         ((time,),) = reader.query("SELECT time FROM events WHERE seq = ?", middle)
         low, high = (middle + 1, high) if time < asked.time else (low, middle)
     return low, 0, 0
-
-
-__all__ = ["PAGE", "Asked", "listed", "sql"]

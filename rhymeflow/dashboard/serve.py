@@ -18,9 +18,8 @@ import uvicorn
 
 from rhymeflow.dashboard.run import Run
 from rhymeflow.dashboard.server import LOOPBACK, make_app
-from rhymeflow.dashboard.trajectory import TokenTexts
 from rhymeflow.errors import UserError
-from rhymeflow.observe.tokens import load_texts
+from rhymeflow.observe.tokens import TokenTexts
 from rhymeflow.store.schema import EVENTS
 
 PORT = 8750
@@ -62,8 +61,14 @@ def server_of(
     runs: Sequence[Run], token: str, *, hosts: frozenset[str] | None = LOOPBACK
 ) -> uvicorn.Server:
     """A server of pages over these runs; `hosts` as for `make_app`."""
-    texts = TokenTexts(load_texts)
-    loading = threading.Timer(LOADING_AFTER, texts.prepare, (runs,))
+    texts = TokenTexts()
+
+    def load() -> None:
+        for run in runs:
+            with contextlib.suppress(UserError), run.reader() as reader:  # who asks will be told
+                texts.of(reader, [])
+
+    loading = threading.Timer(LOADING_AFTER, load)
     loading.daemon = True
     loading.start()
     app = make_app(runs, texts, token=token, hosts=hosts)
@@ -123,6 +128,3 @@ def listening(host: str, port: int | None) -> socket.socket:
         listener.listen(128)
         return listener
     raise UserError(f"ports {PORT} to {PORT + _PORTS - 1} are taken; --port names another")
-
-
-__all__ = ["address", "listening", "named", "new_token", "newest", "serve", "server_of"]

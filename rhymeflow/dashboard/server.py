@@ -30,6 +30,8 @@ from rhymeflow.dashboard import curves, drafts, groups, log, time_view, trajecto
 from rhymeflow.dashboard.advice import Advisor
 from rhymeflow.dashboard.run import Run
 from rhymeflow.errors import UserError
+from rhymeflow.observe import query
+from rhymeflow.observe.tokens import TokenTexts
 
 COOKIE = "rhymeflow-dashboard"
 HEADERS = {
@@ -95,7 +97,7 @@ class Guard:
 
 def make_app(
     runs: Sequence[Run],
-    texts: trajectory.TokenTexts,
+    texts: TokenTexts,
     *,
     token: str,
     hosts: frozenset[str] | None = LOOPBACK,
@@ -138,23 +140,33 @@ def make_app(
 Answer = Callable[[Run, Request], Any]
 
 _ANSWERS: dict[str, Answer] = {
-    "": lambda run, _: curves.overview(run),
+    "": lambda run, _: _overview(run),
     "/metrics": lambda run, request: curves.metrics(run, request.query_params.getlist("name")),
     "/time": lambda run, request: time_view.found(run, *_window(request)),
     "/groups": lambda run, request: groups.listed(run, _asked(request)),
-    "/groups/{group}": lambda run, request: groups.whole(run, _part(request, "group")),
+    "/groups/{group}": lambda run, request: _group(run, request),
     "/drafts": lambda run, _: drafts.found(run),
     "/log": lambda run, request: log.listed(run, _lines(request)),
 }
 """By path, what is answered about a run."""
 
 
-def _trajectory(texts: trajectory.TokenTexts) -> Answer:
+def _trajectory(texts: TokenTexts) -> Answer:
     def answer(run: Run, request: Request) -> Any:
         which = TrajectoryId(_part(request, "group"), _part(request, "member"))
         return trajectory.whole(run, which, texts)
 
     return answer
+
+
+def _overview(run: Run) -> Any:
+    with run.reader() as reader:
+        return query.overview(run.directory, reader, run.columns) | {"name": run.name}
+
+
+def _group(run: Run, request: Request) -> Any:
+    with run.reader() as reader:
+        return query.group(reader, _part(request, "group"))
 
 
 def _part(request: Request, name: str) -> int:
@@ -241,6 +253,3 @@ def _number(text: str | None, name: str) -> int | None:
     if not text.isdecimal() or len(text) > 18:
         raise UserError(f"{name} = {text!r}: is no number")
     return int(text)
-
-
-__all__ = ["Guard", "make_app", "static"]

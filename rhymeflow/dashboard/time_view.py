@@ -7,6 +7,7 @@ it that each kind took.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -14,9 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rhymeflow.dashboard.run import Run
-from rhymeflow.dashboard.spans import ENVIRONMENTS, LEARNER, Interval, joined
-from rhymeflow.dashboard.timeline import Filling, Lane, Timeline
+from rhymeflow.dashboard.timeline import (
+    ENVIRONMENTS,
+    LEARNER,
+    Filling,
+    Interval,
+    Lane,
+    Timeline,
+    joined,
+)
 from rhymeflow.errors import UserError
+from rhymeflow.observe import query
 from rhymeflow.observe.limits import of_rows
 
 PARTS = 400
@@ -42,7 +51,7 @@ def found(run: Run, start: float | None = None, end: float | None = None) -> dic
     Raises:
         UserError: the end is not after the start.
     """
-    with run.timeline.current() as timeline:
+    with run.kept(Timeline) as timeline:
         read = timeline.follow(READING_SECONDS)
         times = timeline.reader.query("SELECT time FROM events ORDER BY seq DESC LIMIT 1")
         last = times[0][0] if times else 0.0
@@ -135,7 +144,7 @@ def _latest(run: Run, timeline: Timeline) -> dict[str, Any] | None:
     rows = [dict(zip(_OF_STEPS, each, strict=True)) for each in zip(*columns, strict=True)]
     rows = [row for row in rows[-_ROWS:] if row["step_time"]]
     attempts = timeline.reader.attempts()
-    limit = of_rows(rows, attempts[-1].config) if attempts else None
+    limit = of_rows(rows, query.bound(json.loads(attempts[-1].config))) if attempts else None
     if limit is None:
         return None
     end: Any = rows[-1]["time"]
@@ -206,6 +215,3 @@ def _length(intervals: Sequence[Interval]) -> float:
 def _natural(name: str) -> tuple[object, ...]:
     """`rollout-2` before `rollout-10`, and its successor `rollout-2.1` after it."""
     return tuple(int(each) if each.isdecimal() else 0 for each in name.replace(".", "-").split("-"))
-
-
-__all__ = ["PARTS", "batches", "found", "lanes", "limits", "shares"]

@@ -1,5 +1,13 @@
 """What went on when in a run, and how its batches filled: folds over its log, kept in memory.
 
+An instance is there from `InstanceJoined` to `InstanceLeft`. It generates while it has a response,
+waits while it has none but the environment of one that took its last turn there is asked, pulls
+from the command to `Pulled` and evaluates from the command to `Evaluated`. The learner trains from
+`Train` to `VersionPublished`, and before that from `Accumulate` to `Accumulated` or to `Train`.
+Environments answer while any is asked. How long an instance prefilled is known from one report of
+it to the next, a quarter of a second later: the span is as long as that, and begins with the
+earlier report. Spans of one lane and kind do not overlap and come in order.
+
 A group has an entry of a staleness buffer from its first `Route` on, and an occupied one when as
 many of its responses are rewarded as are trained on (StaleFlow, section 4.2). Entries move between
 buffers before their batch is trained; here a group belongs to the batch that trained on it.
@@ -10,18 +18,39 @@ from __future__ import annotations
 import time
 from array import array
 from bisect import bisect_left, bisect_right
-from typing import Any, NamedTuple
+from collections import Counter
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import msgspec
 
-from rhymeflow.dashboard import spans
-from rhymeflow.dashboard.spans import Span
 from rhymeflow.store.reader import TrajectoryReader
 
 EVENTS_AT_ONCE = 5_000
+LEARNER, ENVIRONMENTS = "learner", "environments"
+"""Lanes besides those of instances."""
 
-_FILLING = frozenset({"Route", "TrajectoryRewarded", "Train", "Drop"})
-_KINDS = ", ".join(f"'{kind}'" for kind in sorted({*spans.KINDS, *_FILLING}))
+_BEGINS = {
+    "Accumulate": "accumulating",
+    "Train": "training",
+    "InstanceJoined": "there",
+    "Pull": "pull",
+    "Evaluate": "evaluation",
+}
+_ENDS = {
+    "Accumulated": "accumulating",
+    "VersionPublished": "training",
+    "Pulled": "pull",
+    "Evaluated": "evaluation",
+}
+_SHOWN = {"accumulating": "training"}
+"""Kinds that go by another's name once they are spans."""
+_LEAVES = ("TrajectoryFinished", "TrajectoryInterrupted", "TurnEnded")
+_ANSWERS = ("Observed", "EpisodeEnded", "EnvironmentFailed")
+_OF_RESPONSES = {*_LEAVES, *_ANSWERS, "Route", "Abort", "CloseEnvironments"}
+_OF_SPANS = {*_BEGINS, *_ENDS, *_OF_RESPONSES, "InstanceLeft", "Snapshot"}
+_OF_FILLING = {"Route", "TrajectoryRewarded", "Train", "Drop"}
+_KINDS = ", ".join(f"'{kind}'" for kind in sorted({*_OF_SPANS, *_OF_FILLING}))
 _LINES = f"""
 SELECT time, kind, body FROM (
     SELECT seq AS event, 0 AS is_command, seq AS number, time, kind, body FROM events
@@ -31,8 +60,142 @@ SELECT time, kind, body FROM (
         WHERE c.seq > ?3 AND c.seq <= ?4 AND c.kind IN ({_KINDS}))
 ORDER BY event, is_command, number"""
 
-_JOINED = """SELECT json_extract(body, '$.instance') FROM events
-    WHERE kind = 'InstanceJoined' AND seq > ?"""
+Response = tuple[int, int]
+
+
+class Body(msgspec.Struct):
+    """Fields of events and commands that say what goes on."""
+
+    instance: str = LEARNER
+    version: int | None = None
+    trajectory: Response | None = None
+    trajectories: list[Response] | None = None
+    group: int | None = None
+    groups: list[int] = []
+    members: list[list[int]] = []
+    prefill_seconds: float = 0.0
+
+
+class Span(NamedTuple):
+    """Something that went on in a lane from `start` to `end`, seconds of the run."""
+
+    lane: str
+    kind: str
+    start: float
+    end: float
+    version: int | None
+    """Of the weights: trained to, pulled, evaluated."""
+
+
+class Fold:
+    """Takes in the log line by line; `ended` has the spans that are complete."""
+
+    def __init__(self) -> None:
+        self.ended: list[Span] = []
+        self.time = 0.0
+        """Of the last event."""
+        self._open: dict[tuple[str, str], tuple[float, int | None]] = {}
+        self._responses: dict[str, set[Response]] = {}
+        self._asked: dict[Response, str] = {}
+        """Responses whose environments are asked, with the instance of their last turn."""
+        self._num_asked: Counter[str] = Counter()
+        self._prefilled: dict[str, tuple[float, float]] = {}
+        """When each instance reported last, and how long it had prefilled."""
+
+    def open(self) -> list[Span]:
+        """What goes on, as if it ended with the last event."""
+        return [
+            Span(lane, _SHOWN.get(kind, kind), start, self.time, version)
+            for (lane, kind), (start, version) in self._open.items()
+        ]
+
+    def take(self, time: float, kind: str, body: Body) -> None:
+        """The time, kind and fields of an event or a command; they come in order."""
+        self.time = time
+        instance = body.instance
+        if kind in _OF_RESPONSES:
+            some = body.trajectories
+            if some is None:
+                some = [body.trajectory] if body.trajectory is not None else []
+            if some and some[0][0] >= 0:  # else of a suite: an evaluation is one span
+                self._of_responses(kind, instance, some, body.version)
+        elif kind in _BEGINS:
+            assert body.version is not None
+            self._begin(instance, _BEGINS[kind], body.version + (instance == LEARNER))
+            if kind == "Train":
+                self._end(LEARNER, "accumulating")  # of which it may be told afterwards
+            elif kind == "InstanceJoined":
+                self._prefilled[instance] = time, 0.0
+        elif kind in _ENDS:
+            self._end(instance, _ENDS[kind])
+        elif kind == "Snapshot":
+            self._prefill(instance, body.prefill_seconds)
+        elif kind == "InstanceLeft":
+            self._responses.pop(instance, None)
+            self._prefilled.pop(instance, None)
+            for lane, open_kind in list(self._open):
+                if lane == instance:
+                    self._end(lane, open_kind)
+
+    def _of_responses(
+        self, kind: str, instance: str, responses: list[Response], version: int | None
+    ) -> None:
+        if kind == "Route":
+            there = self._responses.setdefault(instance, set())
+            if not there:
+                self._begin(instance, "generating", version)
+            there.update(responses)
+            self._end(instance, "waiting")
+        elif kind in _ANSWERS or kind == "CloseEnvironments":
+            self._answered(responses)
+        else:
+            if kind == "TurnEnded":
+                self._ask(responses, instance)
+            self._leave(instance, responses)
+
+    def _leave(self, instance: str, responses: list[Response]) -> None:
+        found = self._responses.get(instance)
+        if found:
+            found.difference_update(responses)
+            if not found:
+                self._end(instance, "generating")
+                if self._num_asked[instance]:
+                    self._begin(instance, "waiting", None)
+
+    def _ask(self, responses: list[Response], instance: str) -> None:
+        for response in responses:
+            if response not in self._asked:  # it may be reported twice
+                self._asked[response] = instance
+                self._num_asked[instance] += 1
+        self._begin(ENVIRONMENTS, "answering", None)
+
+    def _answered(self, responses: list[Response]) -> None:
+        for response in responses:
+            instance = self._asked.pop(response, None)
+            if instance is None:
+                continue
+            self._num_asked[instance] -= 1
+            if not self._num_asked[instance]:
+                del self._num_asked[instance]
+                self._end(instance, "waiting")
+        if not self._asked:
+            self._end(ENVIRONMENTS, "answering")
+
+    def _prefill(self, instance: str, seconds: float) -> None:
+        since, before = self._prefilled.get(instance, (self.time, 0.0))
+        end = min(since + seconds - before, self.time)
+        if end > since:
+            self.ended.append(Span(instance, "prefill", since, end, None))
+        self._prefilled[instance] = self.time, seconds
+
+    def _begin(self, lane: str, kind: str, version: int | None) -> None:
+        """It goes on already, if two were asked for and the first is not done."""
+        self._open.setdefault((lane, kind), (self.time, version))
+
+    def _end(self, lane: str, kind: str) -> None:
+        if (found := self._open.pop((lane, kind), None)) is not None:
+            start, version = found
+            self.ended.append(Span(lane, _SHOWN.get(kind, kind), start, self.time, version))
 
 
 class Lane:
@@ -87,26 +250,27 @@ class Filling:
         """When the groups began that have not ended."""
         return [times[0] for times in self._open.values()]
 
-    def take(self, now: float, kind: str, body: dict[str, Any]) -> None:
+    def take(self, now: float, kind: str, body: Body) -> None:
         """The time, kind and fields of an event or a command; they come in order."""
-        if kind == "Route":
-            self._open.setdefault(body["trajectory"][0], [now])
-        elif kind == "TrajectoryRewarded":
-            if (found := self._open.get(body["trajectory"][0])) is not None:
-                found.append(now)
-        elif kind == "Train":
+        if kind == "Train":
             self._train(now, body)
-        elif kind == "Drop":
-            self._open.pop(body["group"], None)
+        elif kind == "Drop" and body.group is not None:
+            self._open.pop(body.group, None)
+        elif body.trajectory is not None and body.trajectory[0] >= 0:  # those below are of suites
+            if kind == "Route":
+                self._open.setdefault(body.trajectory[0], [now])
+            elif (found := self._open.get(body.trajectory[0])) is not None:
+                found.append(now)
 
-    def _train(self, now: float, body: dict[str, Any]) -> None:
+    def _train(self, now: float, body: Body) -> None:
+        assert body.version is not None
         groups = []
-        for group, members in zip(body["groups"], body["members"], strict=False):
+        for group, members in zip(body.groups, body.members, strict=False):
             began, *rewards = self._open.pop(group, [0.0])
             if 0 < len(members) <= len(rewards):  # else the log has no such group
                 groups.append(Filled(began, rewards[len(members) - 1]))
         if groups:
-            self.batches.append(Batch(body["version"], now, groups))
+            self.batches.append(Batch(body.version, now, groups))
 
 
 class Timeline:
@@ -117,7 +281,7 @@ class Timeline:
         self.lanes: dict[tuple[str, str], Lane] = {}
         """By lane and kind, spans that have ended."""
         self.filling = Filling()
-        self._fold = spans.Fold()
+        self._fold = Fold()
         self._done = 0
 
     def follow(self, seconds: float) -> float:
@@ -143,13 +307,14 @@ class Timeline:
 
     def _take(self, last: int) -> None:
         commands = [self.reader.last_command_upto(each) for each in (self._done, last)]
+        decode = msgspec.json.Decoder(Body).decode
         # Line by line, so that few objects live at once: the garbage collector looks at all there
         # are in the process each time that many more have come.
         for now, kind, text in self.reader.query(_LINES, self._done + 1, last, *commands):
-            body = msgspec.json.decode(text)
-            if kind in spans.KINDS:
+            body = decode(text)
+            if kind in _OF_SPANS:
                 self._fold.take(now, kind, body)
-            if kind in _FILLING:
+            if kind in _OF_FILLING:
                 self.filling.take(now, kind, body)
         ((self._fold.time,),) = self.reader.query("SELECT time FROM events WHERE seq = ?", last)
         for span in self._fold.ended:
@@ -158,28 +323,15 @@ class Timeline:
         self._done = last
 
 
-class LogNames:
-    """Names that lines of the log have; `follow` looks at the lines that are new."""
-
-    def __init__(self, reader: TrajectoryReader) -> None:
-        self.reader = reader
-        self.kinds: set[str] = set()
-        self.instances: set[str] = set()
-        self._events = self._commands = 0
-
-    def follow(self) -> None:
-        """Look at what the log has more."""
-        ((events, commands),) = self.reader.query(
-            "SELECT (SELECT COALESCE(MAX(seq), 0) FROM events),"
-            " (SELECT COALESCE(MAX(seq), 0) FROM commands)"
-        )
-        for found, statement, since in (
-            (self.kinds, "SELECT DISTINCT kind FROM events WHERE seq > ?", self._events),
-            (self.kinds, "SELECT DISTINCT kind FROM commands WHERE seq > ?", self._commands),
-            (self.instances, _JOINED, self._events),
-        ):
-            found.update(name for (name,) in self.reader.query(statement, since))
-        self._events, self._commands = events, commands
+Interval = tuple[float, float]
 
 
-__all__ = ["Batch", "Filled", "Lane", "LogNames", "Timeline"]
+def joined(intervals: Iterable[Interval]) -> list[Interval]:
+    """What is in at least one of these: intervals that do not touch, in order."""
+    found: list[Interval] = []
+    for start, end in sorted(intervals):
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], end)
+        elif end > start:
+            found.append((start, end))
+    return found

@@ -1,8 +1,5 @@
-"""`rhymeflow export`: what a run generated, to a file that other programs read.
-
-Holds true: reads the run directory and changes nothing in it, also while the run goes on; what is
-left out is counted and said.
-"""
+"""`rhymeflow export`: what a run generated, to a file that other programs read; what is left out
+is counted and said."""
 
 from __future__ import annotations
 
@@ -11,14 +8,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from rhymeflow.config import Config
 from rhymeflow.errors import UserError
 from rhymeflow.export import formats
-from rhymeflow.export.candidates import GROUPS_AT_ONCE, NO_TEXT, Choice, Filters
-from rhymeflow.export.rows import Row, Rows
+from rhymeflow.export.rows import GROUPS_AT_ONCE, NO_TEXT, Choice, Filters, Rows
 from rhymeflow.export.turns import TurnReader
+from rhymeflow.observe.query import Record
 from rhymeflow.store.damage import open_undamaged
-from rhymeflow.store.previous_run import config_in_force, store_of
+from rhymeflow.store.previous_run import section_in_force, store_of
 from rhymeflow.store.reader import TrajectoryReader
 
 WHAT = ("trajectories", "sft", "preferences")
@@ -72,14 +68,11 @@ def export(
     filters = filters or Filters()
     _check(what, filters, with_tokens)
     kind = formats.format_of(output, kind, force)
-    if not run_dir.is_dir():
-        raise UserError(f"{run_dir}: is not there")
     with open_undamaged(store_of(run_dir)) as reader:
-        config = config_in_force(reader)
         choice = Choice(reader, filters, is_text_needed=what != "trajectories")
         notes: Counter[str] = Counter()
-        rows = Rows(reader, config, choice, _turn_reader(config))
-        found: Iterator[Row]
+        rows = Rows(reader, section_in_force(reader, "data"), choice, _turn_reader(reader))
+        found: Iterator[Record]
         components: list[str] = []
         if what == "trajectories":
             found = (_noted(row, notes) for row in rows.trajectories(with_tokens=with_tokens))
@@ -101,12 +94,13 @@ def _check(what: str, filters: Filters, with_tokens: bool) -> None:
         raise UserError("--best: a pair is the best and the worst of its group already")
 
 
-def _turn_reader(config: Config) -> TurnReader | None:
-    if not (config.environment.classes or config.environment.tools):
+def _turn_reader(reader: TrajectoryReader) -> TurnReader | None:
+    environment = section_in_force(reader, "environment")
+    if not (environment.classes or environment.tools):
         return None
     from rhymeflow.models.tokenizer import load_tokenizer  # loads transformers
 
-    return TurnReader(load_tokenizer(config.model))
+    return TurnReader(load_tokenizer(section_in_force(reader, "model")))
 
 
 def _components(reader: TrajectoryReader) -> list[str]:
@@ -115,11 +109,11 @@ def _components(reader: TrajectoryReader) -> list[str]:
     found: dict[str, None] = {}
     for start in range(0, last + 1, GROUPS_AT_ONCE):
         rows = reader.query(_COMPONENTS, start, start + GROUPS_AT_ONCE - 1)
-        found.update(dict.fromkeys(name for (name,) in rows))
+        found |= dict.fromkeys(name for (name,) in rows)
     return list(found)
 
 
-def _noted(row: Row, notes: Counter[str]) -> Row:
+def _noted(row: Record, notes: Counter[str]) -> Record:
     if row["ending"] == "aborted":
         notes["aborted"] += 1
     if row["reason"] is None:
@@ -129,6 +123,3 @@ def _noted(row: Row, notes: Counter[str]) -> Row:
     if row.get("tokens", ()) is None:
         notes["without tokens (run.keep_tokens)"] += 1
     return row
-
-
-__all__ = ["WHAT", "Export", "export"]

@@ -1,8 +1,8 @@
 """Rows to a file: JSON lines, Parquet, or a directory that `datasets.load_from_disk` reads.
 
-Holds true: what is written is complete, or not there; rows are held in memory a part at a time;
-nothing but what `--force` is about is replaced. In Parquet and datasets a column has one type:
-the data's columns are JSON text, and reward components have a field each.
+What is written is complete, or not there; rows are held in memory a part at a time. In Parquet
+and datasets a column has one type: the data's columns are JSON text, and reward components have a
+field each.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import msgspec
 
 from rhymeflow.data.files import extra
 from rhymeflow.errors import UserError
-from rhymeflow.export.rows import Row
+from rhymeflow.observe.query import Record
 
 FORMATS = ("jsonl", "parquet", "datasets")
 _ROWS_AT_ONCE = 1024
@@ -53,7 +54,9 @@ def format_of(path: Path, given: str | None, force: bool) -> str:
     return found
 
 
-def write(path: Path, kind: str, rows: Iterator[Row], components: Sequence[str], where: str) -> int:
+def write(
+    path: Path, kind: str, rows: Iterator[Record], components: Sequence[str], where: str
+) -> int:
     """Write rows in the format `kind` in place of what is at `path`; return how many. Without a row
     nothing is written.
 
@@ -66,12 +69,12 @@ def write(path: Path, kind: str, rows: Iterator[Row], components: Sequence[str],
     if first is None:
         return 0
     unfinished = path.with_name(f"{path.name}.unfinished")
-    counted = _Counted(first, rows)
+    every = chain([first], rows)
     try:
         if kind == "jsonl":
-            _write_json(unfinished, counted)
+            number = _write_json(unfinished, every)
         else:
-            _Tables(kind, components, where).write(unfinished, first, counted)
+            number = _Tables(kind, components, where).write(unfinished, first, every)
         if path.is_dir():
             shutil.rmtree(path)
         unfinished.replace(path)
@@ -79,29 +82,15 @@ def write(path: Path, kind: str, rows: Iterator[Row], components: Sequence[str],
         raise UserError(f"--output {path}: cannot be written: {error}") from error
     finally:
         _remove(unfinished)
-    return counted.number
+    return number
 
 
-class _Counted:
-    """The rows, the first included, and how many of them were taken."""
-
-    def __init__(self, first: Row, rest: Iterator[Row]) -> None:
-        self._first, self._rest, self.number = first, rest, 0
-
-    def __iter__(self) -> Iterator[Row]:
-        for row in self._chain():
-            self.number += 1
-            yield row
-
-    def _chain(self) -> Iterator[Row]:
-        yield self._first
-        yield from self._rest
-
-
-def _write_json(path: Path, rows: Iterable[Row]) -> None:
+def _write_json(path: Path, rows: Iterable[Record]) -> int:
+    number = 0
     with path.open("wb") as file:
-        for row in rows:
+        for number, row in enumerate(rows, start=1):  # noqa: B007
             file.write(msgspec.json.encode(row) + b"\n")
+    return number
 
 
 class _Tables:
@@ -113,7 +102,7 @@ class _Tables:
         if kind == "datasets":
             self._datasets: Any = extra("datasets", "--format datasets", "data")
 
-    def write(self, path: Path, first: Row, rows: Iterable[Row]) -> None:
+    def write(self, path: Path, first: Record, rows: Iterable[Record]) -> int:
         """Write to `path`; `first` has the types."""
         # Parquet has no structure without fields.
         names = [name for name in first if name != "components" or self._components]
@@ -121,24 +110,27 @@ class _Tables:
         if self._kind == "parquet":
             parquet: Any = extra("pyarrow.parquet", "--format parquet", "data")
             with parquet.ParquetWriter(path, schema) as writer:
-                self._fill(writer, rows, schema)
-            return
+                return self._fill(writer, rows, schema)
         arrow = path.with_name(f"{path.name}.arrow")
         try:
             with (
                 self._pa.OSFile(str(arrow), "wb") as file,
                 self._pa.ipc.new_stream(file, schema) as writer,
             ):
-                self._fill(writer, rows, schema)
+                number = self._fill(writer, rows, schema)
             self._datasets.disable_progress_bars()
             self._datasets.Dataset.from_file(str(arrow)).save_to_disk(str(path))
+            return number
         finally:
             arrow.unlink(missing_ok=True)
 
-    def _fill(self, writer: Any, rows: Iterable[Row], schema: Any) -> None:
+    def _fill(self, writer: Any, rows: Iterable[Record], schema: Any) -> int:
+        number = 0
         for part in _parts(rows):
+            number += len(part)
             plain = [self._plain(row, schema) for row in part]
             writer.write_batch(self._pa.RecordBatch.from_pylist(plain, schema=schema))
+        return number
 
     def _type(self, name: str, value: Any) -> Any:
         pa = self._pa
@@ -156,7 +148,7 @@ class _Tables:
             return pa.string()
         return pa.float64() if name in _NUMBERS else pa.int64()
 
-    def _plain(self, row: Row, schema: Any) -> Row:
+    def _plain(self, row: Record, schema: Any) -> Record:
         found = dict(row)
         for name in ("prompt", "completion", "chosen", "rejected"):
             if name in row:
@@ -184,9 +176,9 @@ class _Tables:
                 )
 
 
-def _parts(rows: Iterable[Row]) -> Iterator[list[Row]]:
+def _parts(rows: Iterable[Record]) -> Iterator[list[Record]]:
     """Rows that are held together: not too many, and not too long ones."""
-    part: list[Row] = []
+    part: list[Record] = []
     size = 0
     for row in rows:
         part.append(row)
@@ -203,6 +195,3 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-
-
-__all__ = ["FORMATS", "format_of", "write"]

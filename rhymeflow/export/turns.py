@@ -120,6 +120,3 @@ class TurnReader:
         if not text.endswith(after):
             return []
         return text[len(before) : len(text) - len(after)].split(between)
-
-
-__all__ = ["Turn", "TurnReader", "turns_of"]

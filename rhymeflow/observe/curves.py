@@ -7,7 +7,7 @@ it does not jump where one of them ends. Knows nothing of how a curve is drawn.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from rhymeflow.errors import UserError, nearest
 from rhymeflow.observe import metrics
-from rhymeflow.observe.compare import differences, fields_of, short_names, shown
 from rhymeflow.store.damage import open_undamaged
 from rhymeflow.store.previous_run import store_of
 from rhymeflow.store.schema import EVENTS
@@ -37,6 +36,9 @@ METRICS = {
 }
 """What is drawn where nothing is asked for, with what it is called."""
 
+NO_DIFFERENCE = ("run.output_dir", "simulation")
+"""Where a run lies, and what has no part in one."""
+_LACKING = "(no such field)"
 _SEED = "run.seed"
 _MOST_FIELDS = 2
 """Fields that a label names; where more differ it is the directory."""
@@ -100,6 +102,51 @@ def _labels(fields: Sequence[dict[str, Any]], paths: Sequence[Path]) -> list[str
         ", ".join(values).format(*(shown(each[place]) for each in found.values()))
         for place in range(len(fields))
     ]
+
+
+def fields_of(path: Path) -> dict[str, Any]:
+    """Return the configuration in force of the last attempt at the run in `path`, by the paths of
+    its fields; lists are one value."""
+    with open_undamaged(path / EVENTS) as reader:
+        attempts = reader.attempts()
+    found = _flat(json.loads(attempts[-1].config) if attempts else {})
+    return {name: value for name, value in found.items() if not name.startswith(NO_DIFFERENCE)}
+
+
+def _flat(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, dict) and value:
+            found |= _flat(value, f"{path}{name}.")
+        else:
+            found[f"{path}{name}"] = value
+    return found
+
+
+def differences(fields: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Return {path of a field: its value in each run}, of those that differ, in their order."""
+    names = dict.fromkeys(name for each in fields for name in each)
+    found = {name: [each.get(name, _LACKING) for each in fields] for name in names}
+    return {
+        name: values
+        for name, values in found.items()
+        if any(type(each) is not type(values[0]) or each != values[0] for each in values)
+    }
+
+
+def short_names(paths: Sequence[Path]) -> list[str]:
+    """Return what tells the paths apart: as many of their last parts as that takes."""
+    parts = [path.resolve().parts for path in paths]
+    for count in range(1, max(map(len, parts))):
+        names = ["/".join(each[-count:]) for each in parts]
+        if len(set(names)) == len(set(parts)):
+            return names
+    return [str(path) for path in paths]
+
+
+def shown(value: Any) -> str:
+    """A field's value as a configuration has it."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 class Points:

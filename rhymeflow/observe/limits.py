@@ -19,13 +19,10 @@ Holds true: pure arithmetic. Knows nothing of where the shares come from.
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
-
-from rhymeflow.utils.bounds import bound_of
 
 Verdict = Literal["balanced", "learner", "rollout", "bound", "elsewhere"]
 
@@ -116,10 +113,9 @@ def verdict(rollout: float, learner: float, *, is_at_bound: bool, busy: float = 
     return "bound" if is_at_bound else "elsewhere"
 
 
-def of_rows(rows: Iterable[Mapping[str, Any]], config: str) -> Limit | None:
-    """What limits a run of these metrics by step and this configuration; None: no step says."""
-    schedule = json.loads(config).get("schedule", {})
-    limits = Limits(bound_of(schedule.get("name", ""), schedule.get("max_staleness")))
+def of_rows(rows: Iterable[Mapping[str, Any]], bound: int) -> Limit | None:
+    """What limits a run of these metrics by step and this staleness bound; None: no step says."""
+    limits = Limits(bound)
     names = ("step_time", "idle/rollout", "idle/learner")
     for row in rows:
         seconds, rollout, learner = (row.get(name) for name in names)

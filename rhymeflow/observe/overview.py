@@ -1,40 +1,49 @@
-"""The whole run, for `rhymeflow inspect`: what it learned, then how it went.
-
-Holds true: what was learned comes first; no line is wider than the console; no share hides its
-count. What is shown anew every few seconds reads no tokens, however many there are. Knows the names
-of metrics, not their meaning.
-"""
+"""The whole run, for `rhymeflow inspect`: what it learned, then how it went."""
 
 from __future__ import annotations
 
-import json
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from rhymeflow.observe import limits, metrics
-from rhymeflow.observe.learned import Steps, show_curves, show_last_responses
-from rhymeflow.observe.printable import printable
-from rhymeflow.observe.runs import LAST_COMMAND, state_of
+from rhymeflow.observe import metrics, query
+from rhymeflow.observe.printable import (
+    clock,
+    conversation,
+    number,
+    printable,
+    shortened,
+    sparkline,
+    table,
+)
+from rhymeflow.observe.query import Record
 from rhymeflow.observe.summary import mirror_line, mirror_state
-from rhymeflow.observe.trajectory import draft_cells, number
 from rhymeflow.store.reader import TrajectoryReader
-from rhymeflow.suites.metrics import REWARD
+from rhymeflow.suites.metrics import headlines
 
 _MAX_STEP_ROWS = 12
 _NUM_QUANTILES = 5
-_MAX_DRAFT_ROWS = 12
-_BAR_WIDTH = 30
-_WIDE = 110
+_CURVE_WIDTH = 20
+_NAME_WIDTH = 20
+_RESPONSE_LINES = 3
+_NUM_SHOWN = 2
 _NO_LIMIT = 10_000
 
-# Column heading, metric, format.
+_STATES = {
+    "running": "it is running",
+    "ended": "it has ended",
+    "stopped": "it was stopped",
+    "killed": "it was killed",
+}
+
+# Column heading, metric, format; the first are the most important.
 _STEP_COLUMNS = (
     ("reward", "reward", ".3f"),
     ("eval", "eval/reward", ".3f"),
@@ -48,161 +57,224 @@ _STEP_COLUMNS = (
     ("idle r", "idle/rollout", ".0%"),
     ("idle l", "idle/learner", ".0%"),
 )
+_LENGTHS = (
+    ("seen prompts", "seen_prompt_share", ".0%"),
+    ("rank correlation", "rank_correlation", ".2f"),
+    ("coverage", "coverage", ".0%"),
+    ("explained variance", "explained_variance", ".2f"),
+)
 
 # One row per quantile (from 1) of the lengths of all responses there are tokens of.
 _QUANTILES = f"""
-SELECT quantile, MIN(length), MAX(length), COUNT(*), AVG(reward),
-    COALESCE(SUM(reason IN ('length', 'finished_early')), 0),
-    SUM(ending IS 'consumed'), SUM(ending IS 'filtered'), SUM(ending IS 'aborted'),
-    SUM(ending IS NULL)
+SELECT MIN(length), MAX(length), COUNT(*), AVG(reward),
+    COALESCE(AVG(reason IN ('length', 'finished_early')), 0),
+    AVG(ending IS 'consumed'), AVG(ending IS 'filtered'), AVG(ending IS 'aborted'),
+    AVG(ending IS NULL)
 FROM (SELECT *, NTILE({_NUM_QUANTILES}) OVER (ORDER BY length, group_id, member) AS quantile
     FROM responses)
-GROUP BY quantile ORDER BY quantile
-"""
-
+GROUP BY quantile ORDER BY quantile"""
 _TRAINED = "SELECT trained + 1, COUNT(*) FROM trajectories WHERE trained IS NOT NULL GROUP BY 1"
+_LEFT_OUT = """SELECT ending_reason, COUNT(*) FROM groups 
+    WHERE ending_reason IS NOT NULL AND suite IS NULL GROUP BY 1"""
+_DELETED = """SELECT (SELECT COUNT(*) FROM (SELECT DISTINCT group_id, member FROM pruned)),
+    (SELECT COUNT(*) FROM (SELECT DISTINCT group_id, member FROM segments WHERE +group_id >= 0))"""
 
-# Per value of {key}: responses, tokens, iterations that generated them, drafted tokens.
-_DRAFTS = """
-SELECT {key}, COUNT(DISTINCT group_id || '.' || member), SUM(length), SUM(steps),
-    SUM(drafted)
-FROM spans JOIN groups USING (group_id) GROUP BY 1 ORDER BY 1
-"""
+Steps = dict[int, dict[str, Any]]
 
 
 def show(run_dir: Path, reader: TrajectoryReader, console: Console) -> None:
     """Print all of it."""
-    steps = metrics.read(run_dir)
-    show_curves(run_dir, steps, reader, console)
-    show_last_responses(steps, reader, console)
+    run, steps = query.run(run_dir, reader), metrics.read(run_dir)
+    _show_learned(run, steps, reader, console)
+    _show_last_responses(steps, reader, console)
     console.print()
     if steps:
         console.print(_step_table(steps, console))
-        _show_pace(steps, reader, console)
-    staleness = reader.query("SELECT staleness, COUNT(*) FROM trained GROUP BY 1 ORDER BY 1")
-    if staleness:
-        console.print(_histogram("Staleness of trained trajectories", "versions", staleness))
+        _show_throughput(steps, reader, console)
+    if (limit := run["limit"]) is not None:
+        console.print(Text(f"Pace: {limit['line']} (last {limit['steps']} steps)"))
+    if staleness := run["staleness"]:
+        total = sum(staleness.values())
+        rows = [[age, f"{n:,}", f"{n / total:.1%}"] for age, n in staleness.items()]
+        title = "Staleness when trained on"
+        console.print(table(title, ("versions", "trajectories", "share"), rows))
     _show_drafts(steps, reader, console)
-    _show_lengths(steps, console)
-    quantiles = reader.query(_QUANTILES)
-    if quantiles:
-        console.print(_quantile_table(quantiles))
-    for name, count in reader.query(
-        "SELECT ending_reason, COUNT(*) FROM groups"
-        " WHERE ending_reason IS NOT NULL AND suite IS NULL GROUP BY 1"
-    ):
-        console.print(Text(f"Groups left out ({printable(name)}): {count:,}"))
-    _show_mirror(run_dir, reader, console)
-
-
-def show_shortly(run_dir: Path, reader: TrajectoryReader, console: Console) -> None:
-    """Print what changes with each step, without what all tokens would have to be looked at for;
-    figures come first, since a window may hold no more."""
-    steps = metrics.read(run_dir)
-    show_curves(run_dir, steps, reader, console)
-    if steps:
-        _show_pace(steps, reader, console)
-        console.print(_step_table(steps, console))
-    show_last_responses(steps, reader, console)
-
-
-def _show_pace(steps: Steps, reader: TrajectoryReader, console: Console) -> None:
-    """How fast it goes, and what limits that."""
-    _show_throughput(steps, reader, console)
-    if (limit := _limit(steps, reader)) is not None:
-        console.print(Text(f"Pace: {limit.line} (last {limit.steps} steps)"))
-
-
-def _limit(steps: Steps, reader: TrajectoryReader) -> limits.Limit | None:
-    """What limits the run, at the staleness bound of its last attempt."""
-    attempts = reader.attempts()
-    return limits.of_rows(steps.values(), attempts[-1].config) if attempts else None
-
-
-def as_json(run_dir: Path, reader: TrajectoryReader) -> dict[str, Any]:
-    """What the run is, how far it has come, and the metrics of its last step; under the names that
-    the dashboard uses where it says the same."""
-    steps = metrics.read(run_dir)
-    attempts = reader.attempts()
-    config = json.loads(attempts[-1].config) if attempts else {}
-    ((events, seconds),) = reader.query("SELECT COALESCE(MAX(seq), 0), MAX(time) FROM events")
-    endings = dict(
-        reader.query(
-            "SELECT COALESCE(ending, 'open'), COUNT(*) FROM groups WHERE suite IS NULL GROUP BY 1"
-        )
-    )
-    staleness = reader.query("SELECT staleness, COUNT(*) FROM trained GROUP BY 1 ORDER BY 1")
-    state = state_of(run_dir, reader)
-    limit = _limit(steps, reader)
-    last = max((step for step in steps if step), default=None)
-    evaluated = [[step, row[REWARD]] for step, row in steps.items() if row.get(REWARD) is not None]
-    return {
-        "name": run_dir.resolve().name,
-        "directory": str(run_dir.resolve()),
-        "state": state,
-        "config": config,
-        "attempts": [{"started": each.started, "time": each.time} for each in attempts],
-        "steps": last or 0,
-        "max_steps": config.get("learner", {}).get("max_steps"),
-        "seconds": seconds or 0.0,
-        "events": events,
-        "groups": sum(endings.values()),
-        "endings": endings,
-        "ended": reader.query(LAST_COMMAND) == [("Finish",)],
-        "metrics": list(dict.fromkeys(name for row in metrics.rows(run_dir) for name in row)),
-        "latest": None if last is None else steps[last],
-        "held_out": evaluated,
-        "staleness": {str(versions): count for versions, count in staleness},
-        "limit": None if limit is None else {**vars(limit), "line": limit.line},
-    }
-
-
-def _show_mirror(run_dir: Path, reader: TrajectoryReader, console: Console) -> None:
-    """How far the mirror is, and what is not in the log any more."""
-    last = reader.query("SELECT seq, time FROM events ORDER BY seq DESC LIMIT 1")
-    mirror = mirror_state(run_dir, *last[0]) if last else None
+    for row in [row for row in steps.values() if "lengths/coverage" in row][-1:]:
+        found = [f"{said} {number(row.get(f'lengths/{n}'), spec)}" for said, n, spec in _LENGTHS]
+        console.print(Text(f"Length prediction: {', '.join(found)}"))
+    _show_endings(reader, console)
+    mirror = mirror_state(run_dir, run["events"], run["seconds"])
     if mirror is not None:
         console.print(Text(f"Mirror: {printable(mirror_line(mirror))}"))
-    ((gone, left),) = reader.query(
-        "SELECT (SELECT COUNT(*) FROM (SELECT DISTINCT group_id, member FROM pruned)),"
-        " (SELECT COUNT(*) FROM (SELECT DISTINCT group_id, member FROM segments"
-        " WHERE +group_id >= 0))"
-    )
+    ((gone, left),) = reader.query(_DELETED)
     if gone:
         console.print(Text(f"Tokens: of {left:,} responses, those of {gone:,} were deleted"))
 
 
-def _step_table(steps: Steps, console: Console) -> Table:
-    shown = list(steps)
-    stride = -(-len(shown) // _MAX_STEP_ROWS)
-    # Every stride-th, the first and the last, and those with a held-out reward if they are few.
-    evaluated = {step for step, row in steps.items() if any(n.startswith("eval/") for n in row)}
-    kept = {*shown[::stride], shown[-1]} | (
-        evaluated if len(evaluated) <= _MAX_STEP_ROWS else set()
+# -- what it learned -------------------------------------------------------------------------------
+
+
+def _show_learned(run: Record, steps: Steps, reader: TrajectoryReader, console: Console) -> None:
+    """How far the run is, and what became of rewards."""
+    console.print(Text(_headline(run, max(steps, default=0)), style="bold"), soft_wrap=False)
+    if any(step > 0 for step in steps):
+        console.print(_curves(steps))
+        return
+    ((finished, rewarded, mean),) = reader.query(
+        "SELECT COUNT(*), COUNT(reward), AVG(reward) FROM trajectories WHERE group_id >= 0"
     )
+    text = f"So far: {run['groups']:,} prompts, {finished:,} finished responses, "
+    text += f"{rewarded:,} rewarded" + (f", mean reward {_figure(mean)}" if rewarded else "")
+    console.print(Text(f"No step has been completed. {text}"))
+    if run["held_out"]:
+        before = _figure(run["held_out"][0][1])
+        console.print(Text(f"Held-out reward before training: {before}"))
+
+
+def _headline(run: Record, step: int) -> str:
+    config, planned = run["config"], run["max_steps"]
+    name = run["name"]
+    if config:
+        name = f"{config.get('name')}, {config.get('schedule', {}).get('name')}"
+    of = f" of {planned}" if planned is not None else ""
+    after = f" after {clock(run['seconds'])}" if run["events"] else ""
+    is_done = (step, run["state"]) == (planned, "ended")
+    how = "" if is_done else f"; {_STATES[run['state']]}"
+    return printable(f"{name}: step {step}{of}{after}{how}")
+
+
+def _curves(steps: Steps) -> Table:
+    """One line for each number that says what was learned: first, last, best, and its curve."""
+    functions = [name for name in steps[max(steps)] if name.startswith("rewards/")]
+    functions = [name for name in functions if name.endswith("/mean")]
+    suites = dict.fromkeys(name for row in steps.values() for name in headlines(row))
+    lines = [("held-out reward", "eval/reward")]
+    lines += [(name, f"eval/{'/'.join(name.rsplit(' ', 1))}") for name in suites]
+    lines += [("training reward", "reward")]
+    if len(functions) > 1:  # one alone is the reward
+        lines += [(f"  {n.removeprefix('rewards/').removesuffix('/mean')}", n) for n in functions]
+    lines += [
+        ("response tokens", "completions/mean_length"),
+        ("cut at the limit", "completions/clipped_ratio"),
+        ("entropy", "entropy"),
+    ]
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True)
+    for _ in range(3):
+        grid.add_column(justify="right", no_wrap=True)
+    grid.add_row(*(Text(each, style="dim") for each in ("", "first", "last", "highest", "")))
+    for label, name in lines:
+        points = [(row[name], step) for step, row in steps.items() if row.get(name) is not None]
+        if not points:
+            continue
+        values = [value for value, _ in points]
+        # Of equals the first: when it came that far.
+        best, at = max(points, key=lambda point: (point[0], -point[1]))
+        grid.add_row(
+            Text(shortened(label, _NAME_WIDTH)),
+            _figure(values[0]),
+            Text(_figure(values[-1]), style="bold"),
+            f"{_figure(best)} at {at}",
+            Text(sparkline(_means(values, _CURVE_WIDTH))),
+        )
+    return grid
+
+
+def _means(values: Sequence[float], count: int) -> list[float]:
+    """At most `count` values, each the mean of as many neighbours as any other, or one more."""
+    count = min(count, len(values))
+    edges = [len(values) * place // count for place in range(count + 1)]
+    return [sum(values[start:end]) / (end - start) for start, end in pairwise(edges)]
+
+
+def _figure(value: float) -> str:
+    return f"{value:.3f}" if value == 0 or 0.001 <= abs(value) < 1000 else f"{value:.3g}"
+
+
+# -- responses -------------------------------------------------------------------------------------
+
+
+def _show_last_responses(steps: Steps, reader: TrajectoryReader, console: Console) -> None:
+    """Some of the best and the worst responses of the last batch, or of all there are so far."""
+    # A batch that is being trained on has no metrics yet.
+    ((last,),) = reader.query(
+        "SELECT MAX(trained) + 1 FROM trajectories WHERE trained < ?", max(steps, default=0)
+    )
+    count = len(query.rewarded(reader, "best", 2 * _NUM_SHOWN, last)) // 2
+    of = "so far" if last is None else f"of step {last}"
+    for kind in query.KINDS if count else ():
+        title = f"{kind.capitalize()} responses {of}"
+        show_responses(title, query.rewarded(reader, kind, count, last), console)
+    if count:
+        console.print()
+        console.print(Text("More: --worst N, --best N, --trajectory G.M", style="dim"))
+
+
+def show_responses(title: str, responses: Sequence[Record], console: Console) -> None:
+    """Print responses of `query.rewarded`, each with its prompt and what it says."""
+    if responses:
+        console.print()
+        console.print(Text(title, style="bold"))
+    # Two columns of indentation, nine of labels, and one that stays free.
+    width = console.width - 12
+    for each in responses:
+        where = f"{each['group']}.{each['member']}"
+        console.print(Text.assemble((where, "bold cyan"), f"  {_said_of(each)}"))
+        parts = each["components"]
+        rewards = ", ".join(f"{name} {value:g}" for name, value in parts.items())
+        text = each["text"]
+        said = "(no text is stored)" if text is None else text or "(empty)"
+        columns = ", ".join(f"{name} = {value}" for name, value in each["columns"].items())
+        grid = Table.grid(padding=0)
+        grid.add_column(width=11, no_wrap=True, style="dim")
+        grid.add_column(width=width, overflow="fold")
+        if len(parts) > 1:  # one alone is the reward
+            grid.add_row("  rewards", Text(shortened(rewards, width)))
+        grid.add_row("  prompt", Text(shortened(conversation(each["prompt"]), width)))
+        grid.add_row("  response", Text(shortened(said, width * _RESPONSE_LINES)))
+        if columns:
+            grid.add_row("  columns", Text(shortened(columns, width)))
+        console.print(grid)
+
+
+def _said_of(response: Record) -> str:
+    """What is said of a response in one line."""
+    reason, ending = response["reason"], response["ending"]
+    how = {"stop": "", "length": ", cut at the limit"}.get(reason, f", {reason}")
+    if response["step"] is not None:
+        end = f"step {response['step']}"
+    else:
+        end = {"consumed": "not needed", None: "waits"}.get(ending, str(ending))
+    tokens = f"{response['length']} token{'' if response['length'] == 1 else 's'}"
+    return f"reward {_figure(response['reward'])}, {tokens}{how}, {end}"
+
+
+# -- how it went -----------------------------------------------------------------------------------
+
+
+def _step_table(steps: Steps, console: Console) -> Table:
+    """As many columns as fit; of many steps some, the last and those with held-out rewards."""
+    shown = list(steps)
+    evaluated = {step for step, row in steps.items() if any(n.startswith("eval/") for n in row)}
+    kept = {*shown[:: -(-len(shown) // _MAX_STEP_ROWS)], shown[-1]}
+    kept |= evaluated if len(evaluated) <= _MAX_STEP_ROWS else set()
     columns = [c for c in _STEP_COLUMNS if any(c[1] in row for row in steps.values())]
-    table = _rows_of(steps, kept, columns, 1 if console.width >= _WIDE else 0)
     unlimited = console.options.update(width=_NO_LIMIT)
-    while Measurement.get(console, unlimited, table).maximum > console.width and columns:
+    while True:
+        headings = ("step", "time", *(heading for heading, _, _ in columns))
+        rows = [
+            [str(step), number(steps[step].get("time"), ".0f")]
+            + [number(steps[step].get(name), spec) for _, name, spec in columns]
+            for step in sorted(kept)
+        ]
+        found = table("Steps", headings, rows)
+        found.padding = 0
+        if Measurement.get(console, unlimited, found).maximum <= console.width or not columns:
+            break
         columns.pop()
-        table = _rows_of(steps, kept, columns, 0)
-    left_out = len(shown) - len(kept)
-    if left_out:
-        table.caption = f"{left_out} more in {metrics.FILE}"
-    return table
-
-
-def _rows_of(
-    steps: Steps, kept: set[int], columns: list[tuple[str, str, str]], padding: int
-) -> Table:
-    table = Table(box=SIMPLE_HEAD, padding=(0, padding), title="Steps", title_justify="left")
-    for heading in ("step", "time", *(heading for heading, _, _ in columns)):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for step in sorted(kept):
-        row = steps[step]
-        cells = [number(row.get(name), spec) for _, name, spec in columns]
-        table.add_row(str(step), number(row.get("time"), ".0f"), *cells)
-    return table
+    if left_out := len(shown) - len(kept):
+        found.caption = f"{left_out} more in {metrics.FILE}"
+    return found
 
 
 def _show_throughput(steps: Steps, reader: TrajectoryReader, console: Console) -> None:
@@ -211,87 +283,46 @@ def _show_throughput(steps: Steps, reader: TrajectoryReader, console: Console) -
         return
     seconds = sum(row["step_time"] for row in rows)
     counts = dict(reader.query(_TRAINED))
-    trained = sum(counts.get(row["step"], 0) for row in rows)
-    tokens = sum(
-        counts.get(row["step"], 0) * (row.get("completions/mean_length") or 0.0) for row in rows
-    )
+    trained = [counts.get(row["step"], 0) for row in rows]
+    lengths = [row.get("completions/mean_length") or 0.0 for row in rows]
+    tokens = sum(count * length for count, length in zip(trained, lengths, strict=True))
     console.print(
         Text(
-            f"Throughput: {trained / seconds:.1f} trained responses/s, {tokens / seconds:,.0f} of "
-            f"their tokens/s, median step {median(row['step_time'] for row in rows):.2f} s"
+            f"Throughput: {sum(trained) / seconds:.1f} trained responses/s, "
+            f"{tokens / seconds:,.0f} of their tokens/s, "
+            f"median step {median(row['step_time'] for row in rows):.2f} s"
         )
     )
 
 
-def _histogram(title: str, heading: str, rows: list[tuple[Any, ...]]) -> Table:
-    total, most = sum(n for _, n in rows), max(n for _, n in rows)
-    table = Table(heading, box=SIMPLE_HEAD, title=title, title_justify="left")
-    table.add_column("trajectories", justify="right")
-    table.add_column("share", justify="right")
-    table.add_column("")
-    for value, count in rows:
-        bar = "█" * max(round(count / most * _BAR_WIDTH), 1)
-        table.add_row(str(value), f"{count:,}", f"{count / total:.1%}", bar)
-    return table
-
-
 def _show_drafts(steps: Steps, reader: TrajectoryReader, console: Console) -> None:
-    """Mean acceptance length by epoch and by version, if anything was drafted."""
-    ((drafted,),) = reader.query("SELECT TOTAL(drafted) FROM spans")
-    if not drafted:
+    epochs = query.drafts_by_epoch(reader)
+    if not any(each["drafted"] for each in epochs):
         return
-    for key in ("epoch", "version"):
-        ((last,),) = reader.query(f"SELECT MAX({key}) FROM spans JOIN groups USING (group_id)")
-        span = -(-(last + 1) // _MAX_DRAFT_ROWS)
-        rows = reader.query(_DRAFTS.format(key=f"{key} / {span} * {span}"))
-        console.print(_draft_table(key, span, rows))
+    rows = [
+        [
+            str(each["epoch"]),
+            f"{each['tokens']:,}",
+            number(each["acceptance_length"], ".2f"),
+            f"{each['drafted']:,}",
+            number(each["acceptance_rate"], ".1%"),
+        ]
+        for each in epochs
+    ]
+    headings = ("epoch", "tokens", "acceptance length", "drafted", "accepted")
+    console.print(table("Drafts by epoch", headings, rows))
     saved = sum(row.get("draft/time_saved") or 0.0 for row in steps.values())
     console.print(Text(f"Time that drafts saved, as instances estimate it: {saved:.1f} s"))
 
 
-def _show_lengths(steps: Steps, console: Console) -> None:
-    """How well lengths were predicted, as of the last step that knows."""
-    rows = [row for row in steps.values() if "lengths/coverage" in row]
-    if not rows:
-        return
-    found = [
-        number(rows[-1].get(f"lengths/{name}"), spec)
-        for name, spec in (
-            ("seen_prompt_share", ".0%"),
-            ("rank_correlation", ".2f"),
-            ("coverage", ".0%"),
-            ("explained_variance", ".2f"),
-        )
+def _show_endings(reader: TrajectoryReader, console: Console) -> None:
+    quantiles = [
+        [f"{low}-{high}", f"{count:,}", number(reward, ".3f"), *(f"{each:.1%}" for each in shares)]
+        for low, high, count, reward, *shares in reader.query(_QUANTILES)
     ]
-    console.print(
-        Text(
-            "Length prediction: seen prompts {}, rank correlation {}, coverage {}, "
-            "explained variance {}".format(*found)
-        )
-    )
-
-
-def _draft_table(key: str, span: int, rows: list[tuple[Any, ...]]) -> Table:
-    """One row for `span` values of `key`."""
-    table = Table(box=SIMPLE_HEAD, title=f"Drafts by {key}", title_justify="left")
-    for heading in (key, "responses", "tokens", "acceptance length", "drafted", "accepted"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for first, responses, tokens, made_in, drafted in rows:
-        table.add_row(
-            str(first) if span == 1 else f"{first}-{first + span - 1}",
-            f"{responses:,}",
-            f"{tokens:,}",
-            *draft_cells(tokens, made_in, drafted),
-        )
-    return table
-
-
-def _quantile_table(rows: list[tuple[Any, ...]]) -> Table:
-    title = "Endings by length quantile"
-    table = Table(box=SIMPLE_HEAD, title=title, title_justify="left")
-    for heading in ("tokens", "count", "reward", "cut", "consumed", "filtered", "aborted", "open"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for _, low, high, count, reward, cut, *endings in rows:
-        shares = [f"{ending / count:.1%}" for ending in (cut, *endings)]
-        table.add_row(f"{low}-{high}", f"{count:,}", number(reward, ".3f"), *shares)
-    return table
+    if quantiles:
+        endings = ("cut", "consumed", "filtered", "aborted", "open")
+        headings = ("tokens", "count", "reward", *endings)
+        console.print(table("Endings by length quantile", headings, quantiles))
+    for reason, count in reader.query(_LEFT_OUT):
+        console.print(Text(f"Groups left out ({printable(reason)}): {count:,}"))

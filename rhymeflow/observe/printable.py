@@ -1,17 +1,21 @@
-"""Text of models and data on a terminal: nothing of it acts on the terminal, and it fits.
-
-Holds true: what comes out has no control characters but line ends where they are asked for; widths
-are in columns of a terminal, where a wide character takes two.
-"""
+"""What is printed on a terminal: text of models and data that does not act on it and fits, and how
+figures, times and tables look."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
+from rich.table import Table
+from rich.text import Text
 
 from rhymeflow.store import codec
 
 _GAP = " ... "
 _LINE_END = "⏎"
+_SPARKS = "▁▂▃▄▅▆▇█"
 
 
 def printable(text: str) -> str:
@@ -23,13 +27,11 @@ def printable(text: str) -> str:
 
 
 def shortened(text: str, width: int) -> str:
-    """The text on one line of at most `width` columns, its middle left out if it is longer."""
-    # What is left out need not be looked at, and a response can be long.
-    if len(text) > 4 * width:
+    """The text on one line of at most `width` columns, its middle left out if it is longer. A wide
+    character takes two columns."""
+    is_cut = len(text) > 4 * width
+    if is_cut:  # what is left out need not be looked at, and a response can be long
         text = text[: 2 * width] + text[-2 * width :]
-        is_cut = True
-    else:
-        is_cut = False
     line = printable(text).replace("\n", _LINE_END)
     if not is_cut and cell_len(line) <= width:
         return line
@@ -49,9 +51,39 @@ def _start(line: str, width: int) -> str:
     return line
 
 
-def conversation(prompt: str) -> str:
-    """A stored prompt as a person reads it; one of chat messages is stored as JSON."""
-    found = codec.prompt_of(prompt)
+def conversation(prompt: str | list[dict[str, Any]]) -> str:
+    """A prompt, as it is stored or as messages, as a person reads it."""
+    found = codec.prompt_of(prompt) if isinstance(prompt, str) else prompt
     if isinstance(found, str):
         return found
     return "\n".join(f"{each['role']}: {each['content']}" for each in found)
+
+
+def number(value: float | None, spec: str) -> str:
+    """The value, or a dash where there is none."""
+    return "-" if value is None else format(value, spec)
+
+
+def clock(seconds: float) -> str:
+    """`1:02:03`, or `2:03` below an hour."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def sparkline(values: Sequence[float], among: Sequence[float] | None = None) -> str:
+    """One bar per value, scaled from the least to the greatest of `among`, or of the values."""
+    low, high = min(among or values), max(among or values)
+    if high == low:
+        return _SPARKS[0] * len(values)
+    return "".join(_SPARKS[round((v - low) / (high - low) * (len(_SPARKS) - 1))] for v in values)
+
+
+def table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """A table whose cells are text, all to the right."""
+    found = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title=title, title_justify="left")
+    for heading in headings:
+        found.add_column(heading, justify="right", overflow="fold")
+    for row in rows:
+        found.add_row(*(Text(printable(cell)) for cell in row))
+    return found

@@ -1,28 +1,30 @@
-"""The live display of a run: `ProgressState` in, text out.
+"""The live display of a run: `ProgressState` in, text out, without a clock or a thread.
 
-Holds true: no line is wider than the terminal at 60 columns or more, and of numbers none is cut
-there: what does not fit is said more shortly, and suites take several lines. Without a terminal
-there is one plain line per step. Time is in the state: this module has no clock and no thread, and
-knows nothing of where the numbers come from.
+No line is wider than the terminal at 60 columns or more, and no number is cut there: what does not
+fit is said more shortly.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import importlib
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 
-from rich.console import Console, Group, RenderableType
+from rich.columns import Columns
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
+from rich.measure import Measurement
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from rhymeflow.observe.fitted import Fitted, Packed
 from rhymeflow.observe.limits import Limit
+from rhymeflow.observe.printable import clock, sparkline
 
 _REDRAW_SECONDS = 0.2
-_SPARKS = "▁▂▃▄▅▆▇█"
 _SPARKLINE_STEPS = 24
 
 
@@ -81,37 +83,40 @@ class ProgressState:
 
 
 class Progress:
-    """Shows a run on a console, from `with` to its end."""
+    """Shows a run on a console, from `with` to its end: on a terminal and in a notebook redrawn in
+    place, else as lines."""
 
     def __init__(self, console: Console) -> None:
-        """On a terminal the display is redrawn in place; otherwise lines are printed."""
         self._console = console
-        self._live: Live | None = None
+        self._draw: Callable[[RenderableType], object] | None = None
         self._shown_at = -_REDRAW_SECONDS
         self._shown_step = 0
         self._shown_message = ""
         self._latest: ProgressState | None = None
+        self._open = ExitStack()
 
     def __enter__(self) -> Progress:
-        if self._console.is_terminal:
-            self._live = Live(console=self._console, auto_refresh=False, transient=False)
-            self._live.start()
+        if self._console.is_jupyter:
+            display = importlib.import_module("IPython.display").display
+            self._draw = display(Text("loading"), display_id=True).update
+        elif self._console.is_terminal:
+            live = self._open.enter_context(Live(console=self._console, auto_refresh=False))
+            self._draw = partial(live.update, refresh=True)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._live is not None:
-            if self._latest is not None:
-                self._live.update(render(self._latest), refresh=True)
-            self._live.stop()
+        if self._draw is not None and self._latest is not None:
+            self._draw(render(self._latest))
+        self._open.close()
 
     def update(self, state: ProgressState) -> None:
         """Show `state`, unless it was shown a moment ago and no step has ended since."""
         self._latest = state
         is_new_step = state.step != self._shown_step
-        if self._live is None:
+        if self._draw is None:
             self._print(state, is_new_step)
         elif is_new_step or state.elapsed - self._shown_at >= _REDRAW_SECONDS:
-            self._live.update(render(state), refresh=True)
+            self._draw(render(state))
             self._shown_at = state.elapsed
         self._shown_step = state.step
 
@@ -149,6 +154,22 @@ def line(state: ProgressState) -> str:
     return " | ".join(parts)
 
 
+class Fitted:
+    """The first of some forms of a text that fits on a line, or the last one, which is cut."""
+
+    def __init__(self, *forms: str | Text) -> None:
+        """`forms`: from the longest to the shortest."""
+        self._forms = [Text(each) if isinstance(each, str) else each for each in forms]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = options.max_width
+        yield next((form for form in self._forms if form.cell_len <= width), self._forms[-1])
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        widths = [form.cell_len for form in self._forms]
+        return Measurement(min(widths), max(widths)).with_maximum(options.max_width)
+
+
 def render(state: ProgressState) -> RenderableType:
     """The display: a bar, then one line per matter."""
     head = Table.grid(expand=True, padding=(0, 1))
@@ -172,7 +193,7 @@ def _lines(state: ProgressState) -> list[tuple[str, RenderableType]]:
     return [
         ("reward", _reward(state)),
         ("held out", _held_out(state)),
-        *([("suites", Packed(_suites(state)))] if state.suites else []),
+        *([("suites", Columns(_suites(state), padding=(0, 2, 0, 0)))] if state.suites else []),
         ("staleness", _staleness(state)),
         ("speed", _speed(state)),
         (
@@ -242,21 +263,6 @@ def _staleness(state: ProgressState) -> Text:
     return Text(
         f"mean {state.staleness_mean:.2f}, max {state.staleness_max} (bound {state.max_staleness})"
     )
-
-
-def sparkline(values: Sequence[float], among: Sequence[float] | None = None) -> str:
-    """One bar per value, scaled from the least to the greatest of `among`, or of the values."""
-    low, high = min(among or values), max(among or values)
-    if high == low:
-        return _SPARKS[0] * len(values)
-    return "".join(_SPARKS[round((v - low) / (high - low) * (len(_SPARKS) - 1))] for v in values)
-
-
-def clock(seconds: float) -> str:
-    """`1:02:03`, or `2:03` below an hour."""
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def _times(state: ProgressState) -> str:

@@ -1,24 +1,40 @@
-"""Questions to a run's store, answered by plain records: dicts of JSON's values.
+"""Questions to a run, answered by plain records: dicts of JSON's values.
 
-The terminal, the pages and JSON draw what is returned here, so they say the same. `step` counts
-from 1, as people and metrics do; the store's versions count from 0.
+The terminal, the pages, JSON and exports show what is returned here, so they say the same. `step`
+counts from 1, as people and metrics do; the store's versions count from 0.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Literal
 
-from rhymeflow.core.types import CUT
+import numpy as np
+
+from rhymeflow.core.types import CUT, TrajectoryId
 from rhymeflow.errors import UserError
+from rhymeflow.observe import limits, metrics
 from rhymeflow.store import codec
 from rhymeflow.store.reader import TrajectoryReader
+from rhymeflow.store.writing import is_written
+from rhymeflow.utils.bounds import bound_of
 
 Record = dict[str, Any]
+Kind = Literal["best", "worst"]
+State = Literal["running", "ended", "stopped", "killed"]
+"""`running`: its controller lives. `ended`: it did all its steps. `stopped`: its controller ended
+it before that, upon Ctrl-C or an error. `killed`: its controller was gone before it could."""
+
+SUMMARY = "summary.json"
+KINDS: tuple[Kind, ...] = ("best", "worst")
 
 MAX_EPOCHS = 200
 """Groups of the same prompt that are named, the first ones."""
+MAX_EARLIER = 20
+"""Groups of the same prompt in earlier epochs that are named of a response, the newest ones."""
 SHOWN_PROMPT = 200
 """Characters of the prompt of a group that is one among others."""
 
@@ -73,10 +89,147 @@ FROM groups g LEFT JOIN ({MEMBERS}) m ON m.group_id = g.group_id
 WHERE g.group_id {{those}} GROUP BY g.group_id"""
 
 
+_EVENTS = """SELECT COALESCE(MAX(seq), 0),
+    COALESCE((SELECT time FROM events ORDER BY seq DESC LIMIT 1), 0.0) FROM events"""
+_LAST_COMMAND = "SELECT kind FROM commands ORDER BY seq DESC LIMIT 1"
+_ENDINGS = "SELECT COALESCE(ending, 'open'), COUNT(*) FROM groups WHERE suite IS NULL GROUP BY 1"
+_STALENESS = "SELECT staleness, COUNT(*) FROM trained GROUP BY 1 ORDER BY 1"
+
+# Of equal rewards other groups come before further members of one, and newer groups before older.
+_BY_REWARD = """
+SELECT group_id, member, reward, components, text, length, reason, trained + 1, ending,
+    ending_reason, prompt, columns
+FROM trajectories JOIN groups USING (group_id)
+WHERE reward IS NOT NULL AND suite IS NULL AND (?1 IS NULL OR trained = ?1 - 1)
+ORDER BY reward {order}, ROW_NUMBER() OVER (PARTITION BY group_id, reward ORDER BY member),
+    group_id DESC
+LIMIT ?2"""
+_REWARDED = (
+    *("group", "member", "reward", "components", "text", "length", "reason", "step", "ending"),
+    *("ending_reason", "prompt", "columns"),
+)
+
+_DETAILS = "SELECT logprobs, flags FROM token_details WHERE group_id = ? AND member = ?"
+_ACCEPTED = """SELECT accepted, LENGTH(tokens) / 4, steps FROM segments
+    WHERE group_id = ? AND member = ? ORDER BY start"""
+_SIBLINGS = """SELECT member FROM segments WHERE group_id = ?1
+    UNION SELECT member FROM pruned WHERE group_id = ?1 ORDER BY member"""
+_EARLIER = f"""SELECT group_id, epoch FROM groups WHERE row = ? AND epoch < ?
+    ORDER BY epoch DESC, group_id DESC LIMIT {MAX_EARLIER}"""
+_SEGMENT = ("start", "length", "version", "instance", "steps", "drafted")
+
+# -- the run ---------------------------------------------------------------------------------------
+
+
+def overview(run_dir: Path, reader: TrajectoryReader, columns: metrics.Columns) -> Record:
+    """What the run is, how far it has come, and the names of its metrics: what is asked every
+    second while it goes on."""
+    attempts = reader.attempts()
+    config = json.loads(attempts[-1].config) if attempts else {}
+    max_steps = config.get("learner", {}).get("max_steps")
+    ((events, seconds),) = reader.query(_EVENTS)
+    endings = dict(reader.query(_ENDINGS))
+    rows = zip(*columns.read(["step", "step_time"]).values(), strict=True)
+    times = {step: took for step, took in rows if took}
+    steps = int(max(times, default=0))
+    return {
+        "name": run_dir.resolve().name,
+        "directory": str(run_dir.resolve()),
+        "config": config,
+        "attempts": [{"started": each.started, "time": each.time} for each in attempts],
+        "steps": steps,
+        "max_steps": max_steps,
+        "left": (max_steps - steps) * fmean(times.values()) if times and max_steps else None,
+        "bound": bound(config),
+        "seconds": seconds,
+        "events": events,
+        "groups": sum(endings.values()),
+        "endings": endings,
+        "ended": reader.query(_LAST_COMMAND) == [("Finish",)],
+        "metrics": columns.names(),
+    }
+
+
+def bound(config: Record) -> int:
+    """The staleness bound of a run of this configuration."""
+    schedule = config.get("schedule", {})
+    return bound_of(schedule.get("name", ""), schedule.get("max_staleness"))
+
+
+def run(run_dir: Path, reader: TrajectoryReader) -> Record:
+    """The same, what has become of it, its last metrics, and what limits it."""
+    from rhymeflow.suites.metrics import REWARD  # loads the configuration
+
+    steps = metrics.read(run_dir)
+    found = overview(run_dir, reader, metrics.Columns(run_dir / metrics.FILE))
+    limit = limits.of_rows(steps.values(), found["bound"]) if found["attempts"] else None
+    return {
+        **found,
+        "state": state_of(run_dir, reader),
+        "latest": steps[max(steps)] if any(steps) else None,
+        "held_out": [[n, row[REWARD]] for n, row in steps.items() if row.get(REWARD) is not None],
+        "staleness": {str(versions): count for versions, count in reader.query(_STALENESS)},
+        "limit": None if limit is None else {**vars(limit), "line": limit.line},
+    }
+
+
+def state_of(run_dir: Path, reader: TrajectoryReader) -> State:
+    """What has become of the run."""
+    if is_written(run_dir):
+        return "running"
+    if reader.query(_LAST_COMMAND) == [("Finish",)]:
+        return "ended"
+    return "stopped" if current_summary(run_dir, seconds(reader)) is not None else "killed"
+
+
+def seconds(reader: TrajectoryReader) -> float:
+    """The time of the last event."""
+    ((_, found),) = reader.query(_EVENTS)
+    return float(found)
+
+
+def current_summary(run_dir: Path, seconds: float) -> Record | None:
+    """Return `summary.json` if the run had come to its last event, at `seconds`, when it was
+    written. One that was resumed has that of its attempt before until it ends."""
+    file = run_dir / SUMMARY
+    if not file.is_file():
+        return None
+    try:
+        found: Record = json.loads(file.read_text())
+    except ValueError as error:
+        raise UserError(f"{file}: is not JSON: {error}") from None
+    return found if found["seconds"] >= round(seconds, 3) else None
+
+
+def step(run_dir: Path, reader: TrajectoryReader, number: int) -> Record:
+    """A step's metrics and groups.
+
+    Raises:
+        UserError: the run has not come to it.
+    """
+    steps = metrics.read(run_dir)
+    found = groups_of_step(reader, number) if number > 0 else []
+    if number not in steps and not found:
+        last = max(steps, default=None)
+        how_far = "no step is complete" if last is None else f"the last one is {last}"
+        raise UserError(f"{run_dir}: has no step {number}; {how_far}")
+    row = steps.get(number, {})
+    return {
+        "step": number,
+        "time": row.get("time"),
+        "metrics": {name: row[name] for name in row if name not in ("step", "time")},
+        "count": len(found),
+        "groups": found,
+    }
+
+
+# -- groups ----------------------------------------------------------------------------------------
+
+
 def groups(reader: TrajectoryReader, chosen: Sequence[int], *, told: bool = False) -> list[Record]:
     """These groups in ascending order, each with its `members`; `told`: with their texts, and
     rewards by function."""
-    ids = json.dumps(chosen)
+    ids = json.dumps(list(chosen))
     members: dict[int, list[Record]] = {}
     statement = f"SELECT group_id, {', '.join(_MEMBER)} FROM ({MEMBERS.format(those=CHOSEN)})"
     for group, *row in reader.query(f"{statement} ORDER BY 1, 2", ids):
@@ -93,7 +246,7 @@ def groups(reader: TrajectoryReader, chosen: Sequence[int], *, told: bool = Fals
 
 def _heads(reader: TrajectoryReader, chosen: Sequence[int]) -> list[Record]:
     """The same without members."""
-    rows = reader.query(GROUPS.format(those=CHOSEN), json.dumps(chosen))
+    rows = reader.query(GROUPS.format(those=CHOSEN), json.dumps(list(chosen)))
     return [dict(zip(_GROUP, row, strict=False)) for row in rows]
 
 
@@ -111,29 +264,141 @@ def groups_of_step(reader: TrajectoryReader, step: int) -> list[Record]:
     return sorted(found, key=lambda group: (-spread(group), group["group"]))
 
 
+def whole_groups(reader: TrajectoryReader, chosen: Sequence[int]) -> list[Record]:
+    """These groups with their whole prompts and columns, and responses with their texts and rewards
+    by function."""
+    with reader.one_state():
+        found = groups(reader, chosen, told=True)
+        rows = reader.query(
+            f"SELECT prompt, columns FROM groups WHERE group_id {CHOSEN} ORDER BY group_id",
+            json.dumps(list(chosen)),
+        )
+    for each, (prompt, columns) in zip(found, rows, strict=True):
+        each |= {"prompt": codec.prompt_of(prompt), "columns": json.loads(columns)}
+    return found
+
+
 def group(reader: TrajectoryReader, number: int) -> Record:
-    """One group: its prompt, its responses with texts and rewards by function, and what became of
-    the same prompt in all epochs.
+    """One group, and what became of the same prompt in all epochs.
 
     Raises:
         UserError: there is none.
     """
-    rows = reader.query("SELECT row, prompt, columns FROM groups WHERE group_id = ?", number)
-    if not rows:
+    found = whole_groups(reader, [number])
+    if not found:
         ((last,),) = reader.query("SELECT MAX(group_id) FROM groups")
         how_far = "there are none yet" if last is None else f"they go to {last}"
         raise UserError(f"{reader.path.parent}: has no group {number}; {how_far}")
-    ((row, prompt, columns),) = rows
-    (found,) = groups(reader, [number], told=True)
-    same = reader.query(_SAME_PROMPT, row, number)
+    same = reader.query(_SAME_PROMPT, found[0]["row"], number)
     epochs = _heads(reader, [each for (each,) in same])
     names = ("group", "epoch", "step", "reward", "length")
+    return {**found[0], "epochs": [{name: each[name] for name in names} for each in epochs]}
+
+
+_ALL_GROUPS = GROUPS.format(those=">= 0")
+
+
+def drafts_by_epoch(reader: TrajectoryReader, among: str = _ALL_GROUPS) -> list[Record]:
+    """What came of drafts in each epoch; `among`: rows of `GROUPS`, as SQL."""
+    rows = reader.query(
+        "SELECT epoch, SUM(sampled), SUM(steps), SUM(drafted)"
+        f" FROM ({among}) WHERE steps > 0 GROUP BY epoch ORDER BY epoch"
+    )
+    return [{"epoch": epoch, **draft_figures(*sums)} for epoch, *sums in rows]
+
+
+def draft_figures(sampled: int, steps: float, drafted: float) -> Record:
+    """Of sampled tokens, their iterations and the tokens drafted in them: `acceptance_length`,
+    tokens for an iteration, and `acceptance_rate` of drafted ones. An iteration makes one token
+    without any draft."""
     return {
-        **found,
-        "prompt": codec.prompt_of(prompt),
-        "columns": json.loads(columns),
-        "epochs": [{name: each[name] for name in names} for each in epochs],
+        "tokens": sampled,
+        "drafted": round(drafted),
+        "acceptance_length": sampled / steps if steps else None,
+        "acceptance_rate": (sampled - steps) / drafted if drafted else None,
     }
 
 
-__all__ = ["CHOSEN", "GROUPS", "SHOWN_PROMPT", "Record", "group", "groups", "groups_of_step"]
+# -- responses -------------------------------------------------------------------------------------
+
+
+def rewarded(
+    reader: TrajectoryReader, kind: Kind, number: int, step: int | None = None
+) -> list[Record]:
+    """So many responses of the best or worst rewards, of one step or (None) of the whole run."""
+    statement = _BY_REWARD.format(order="ASC" if kind == "worst" else "DESC")
+    found = [
+        dict(zip(_REWARDED, row, strict=True)) for row in reader.query(statement, step, number)
+    ]
+    for each in found:
+        each["components"] = json.loads(each["components"])
+        each["prompt"] = codec.prompt_of(each["prompt"])
+        each["columns"] = json.loads(each["columns"])
+    return found
+
+
+def response(run_dir: Path, reader: TrajectoryReader, trajectory: TrajectoryId) -> Record:
+    """One response. Lists have an entry for each token, or are None: tokens were deleted
+    (`run.keep_tokens`), or the run kept no details (`run.token_details`).
+
+    Raises:
+        UserError: there is no such response.
+    """
+    with reader.one_state():
+        details = reader.details(trajectory)
+        if details is None:
+            ((count,),) = reader.query("SELECT COUNT(DISTINCT group_id) FROM spans")
+            raise UserError(f"{run_dir}: has no trajectory {trajectory}; {count} groups have any")
+        learner, flags = _learner(reader, trajectory)
+        accepted = _accepted(reader, trajectory)
+        siblings = reader.query(_SIBLINGS, trajectory.group)
+        earlier = reader.query(_EARLIER, details.row, details.epoch)
+    return {
+        "directory": str(run_dir),
+        "group": trajectory.group,
+        "member": trajectory.member,
+        "row": details.row,
+        "epoch": details.epoch,
+        "prompt": codec.prompt_of(details.prompt),
+        "columns": details.columns,
+        "text": details.text,
+        "length": details.length,
+        "reason": details.reason,
+        "reward": details.reward,
+        "components": details.components,
+        "step": None if details.trained is None else details.trained + 1,
+        "ending": details.ending,
+        "ending_reason": details.ending_reason,
+        "segments": [
+            {name: getattr(each, name) for name in _SEGMENT} | {"observed": each.is_observed}
+            for each in details.segments
+        ],
+        "tokens": [token for each in details.segments for token in each.tokens] or None,
+        "logprobs": [value for each in details.segments for value in each.logprobs] or None,
+        "learner_logprobs": learner,
+        "flags": flags,
+        "accepted": accepted,
+        "siblings": [member for (member,) in siblings],
+        "earlier": [{"group": group, "epoch": epoch} for group, epoch in earlier],
+    }
+
+
+def _learner(
+    reader: TrajectoryReader, trajectory: TrajectoryId
+) -> tuple[list[float] | None, list[int] | None]:
+    rows = reader.query(_DETAILS, *trajectory)
+    if not rows:
+        return None, None
+    logprobs, flags = rows[0]
+    found = None if logprobs is None else np.frombuffer(logprobs, "<f4").tolist()
+    return found, list(flags)
+
+
+def _accepted(reader: TrajectoryReader, trajectory: TrajectoryId) -> list[int] | None:
+    """1 for a token that was drafted; none of them is known where a segment does not say."""
+    found: list[int] = []
+    for accepted, length, steps in reader.query(_ACCEPTED, *trajectory):
+        if accepted is None and steps:
+            return None
+        found += [0] * length if accepted is None else list(accepted)
+    return found or None

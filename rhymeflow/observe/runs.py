@@ -11,36 +11,23 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from rhymeflow.config.run import RUNS
 from rhymeflow.errors import UserError
-from rhymeflow.observe import metrics
-from rhymeflow.observe.printable import printable
-from rhymeflow.observe.progress import clock
-from rhymeflow.observe.summary import FILE as SUMMARY
-from rhymeflow.observe.trajectory import number
+from rhymeflow.observe import metrics, query
+from rhymeflow.observe.printable import clock, number, printable, table
 from rhymeflow.store.damage import open_undamaged
-from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.store.schema import EVENTS
-from rhymeflow.store.writing import is_written
 from rhymeflow.suites.metrics import REWARD
-
-State = Literal["running", "ended", "stopped", "killed"]
-"""`running`: its controller lives. `ended`: it did all its steps. `stopped`: its controller ended
-it before that, upon Ctrl-C or an error. `killed`: its controller was gone before it could."""
 
 _DEEPEST = 3
 """Levels of directories below those that are given."""
 
-_LAST_EVENT = "SELECT time FROM events ORDER BY seq DESC LIMIT 1"
-LAST_COMMAND = "SELECT kind FROM commands ORDER BY seq DESC LIMIT 1"
-"""`Finish`, if the run did all its steps."""
 _TRAINED = "SELECT COUNT(*) FROM trajectories WHERE trained IS NOT NULL"
 
 
@@ -52,7 +39,7 @@ class Run:
     recipe: str
     """The name in its configuration."""
     schedule: str
-    state: State
+    state: query.State
     steps: int
     """Steps whose metrics are there."""
     max_steps: int | None
@@ -114,10 +101,9 @@ def read(path: Path) -> Run:
         if not attempts:
             raise UserError(f"{path}: the run has not begun")
         config = json.loads(attempts[-1].config)
-        last = reader.query(_LAST_EVENT)
-        seconds = last[0][0] if last else 0.0
-        summary = current_summary(path, seconds)
-        state = _state(path, reader, is_summarized=summary is not None)
+        seconds = query.seconds(reader)
+        summary = query.current_summary(path, seconds)
+        state = query.state_of(path, reader)
         trained = summary["trajectories"] if summary else reader.query(_TRAINED)[0][0]
     rows = metrics.read(path)
     rewards = [row[REWARD] for row in rows.values() if row.get(REWARD) is not None]
@@ -137,34 +123,6 @@ def read(path: Path) -> Run:
     )
 
 
-def current_summary(path: Path, seconds: float) -> dict[str, Any] | None:
-    """Return `summary.json` if the run had come to its last event, at `seconds`, when it was
-    written. One that was resumed has that of its attempt before until it ends."""
-    file = path / SUMMARY
-    if not file.is_file():
-        return None
-    try:
-        found = json.loads(file.read_text())
-    except ValueError as error:
-        raise UserError(f"{file}: is not JSON: {error}") from None
-    return found if found["seconds"] >= round(seconds, 3) else None
-
-
-def state_of(path: Path, reader: TrajectoryReader) -> State:
-    """What has become of the run in `path`, whose store is open."""
-    last = reader.query(_LAST_EVENT)
-    summary = current_summary(path, last[0][0] if last else 0.0)
-    return _state(path, reader, is_summarized=summary is not None)
-
-
-def _state(path: Path, reader: TrajectoryReader, *, is_summarized: bool) -> State:
-    if is_written(path):
-        return "running"
-    if reader.query(LAST_COMMAND) == [("Finish",)]:
-        return "ended"
-    return "stopped" if is_summarized else "killed"
-
-
 # -- shown -----------------------------------------------------------------------------------------
 
 
@@ -180,14 +138,9 @@ def show(directories: Sequence[Path], console: Console) -> None:
 def as_json(directories: Sequence[Path]) -> list[dict[str, Any]]:
     """Return the same as JSON's values: an object a run, or `path` and `problem`."""
     runs, unreadable = _read_all(directories)
-    return [plain(run) for run in runs] + [
+    return [vars(run) | {"path": str(run.path)} for run in runs] + [
         {"path": str(each.path), "problem": each.problem} for each in unreadable
     ]
-
-
-def plain(run: Run) -> dict[str, Any]:
-    """Return the run as JSON's values."""
-    return vars(run) | {"path": str(run.path)}
 
 
 def _read_all(directories: Iterable[Path]) -> tuple[list[Run], list[Unreadable]]:
@@ -207,48 +160,34 @@ def _table(runs: Sequence[Run]) -> Table:
     # Names that fit, and the way to them once.
     shortest = min(os.path.relpath(above), str(above), key=len)
     title = None if shortest == "." else f"in {shortest}"
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title=title, title_justify="left")
-    table.add_column("run", overflow="fold")
-    for heading in ("recipe", "state"):
-        table.add_column(heading, no_wrap=True)
-    for heading in ("steps", "held-out\nfirst", "\nbest", "trained\n/s", "time"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("began\n(UTC)", no_wrap=True)
-    for run in runs:
-        table.add_row(
-            Text(printable(str(run.path.absolute().relative_to(above)))),
-            Text(printable(run.recipe)),
+    headings = (
+        "run",
+        "recipe",
+        "state",
+        "steps",
+        "held-out\nfirst",
+        "\nbest",
+        "trained\n/s",
+        "time",
+    )
+    rows = [
+        [
+            str(run.path.absolute().relative_to(above)),
+            run.recipe,
             run.state,
-            steps_of(run),
+            _steps(run),
             number(run.eval_reward_first, ".3f"),
             number(run.eval_reward_best, ".3f"),
             number(run.trajectories_per_s, ".1f"),
             clock(run.seconds),
-            began(run)[len("2026-") :],
-        )
-    return table
+            run.started.replace("T", " ")[len("2026-") : len("2026-11-22 10:20")],
+        ]
+        for run in runs
+    ]
+    return table(title or "", (*headings, "began\n(UTC)"), rows)
 
 
-def steps_of(run: Run) -> str:
+def _steps(run: Run) -> str:
     """How many of how many."""
     is_all = run.max_steps is None or run.steps == run.max_steps
     return f"{run.steps}" if is_all else f"{run.steps}/{run.max_steps}"
-
-
-def began(run: Run) -> str:
-    """When it began, to the minute."""
-    return run.started.replace("T", " ")[:16]
-
-
-__all__ = [
-    "LAST_COMMAND",
-    "Run",
-    "State",
-    "as_json",
-    "current_summary",
-    "find",
-    "plain",
-    "read",
-    "show",
-    "state_of",
-]

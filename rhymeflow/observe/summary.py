@@ -19,7 +19,7 @@ from rich.text import Text
 from rhymeflow.core.events import Evaluated, VersionPublished
 from rhymeflow.core.types import HELD_OUT, Version
 from rhymeflow.observe import metrics
-from rhymeflow.observe.progress import clock, sparkline
+from rhymeflow.observe.printable import clock, sparkline
 from rhymeflow.store import codec, mirrored
 from rhymeflow.store.damage import open_undamaged
 from rhymeflow.store.reader import TrajectoryReader

@@ -29,7 +29,7 @@ from rhymeflow.errors import StorageError, UserError, to_resume
 from rhymeflow.mirror.mirror import Mirror
 from rhymeflow.observe import metrics, summary
 from rhymeflow.observe.metrics import MetricsWriter
-from rhymeflow.observe.notebook import progress_on
+from rhymeflow.observe.progress import Progress
 from rhymeflow.observe.summary import Summary
 from rhymeflow.reward.columns import check_arguments
 from rhymeflow.runtime import in_force, processes
@@ -195,7 +195,7 @@ def attempt(
     results: list[Summary] = []
     mirror = Mirror.of(config, path)
     try:
-        with progress_on(console) as progress, machine.runtime(config, path, logs) as runtime:
+        with Progress(console) as progress, machine.runtime(config, path, logs) as runtime:
             reporter = Reporter(
                 config,
                 writer,

@@ -6,8 +6,9 @@ why not. Changes nothing in it. The configuration takes long to import, and is s
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rhymeflow.errors import UserError
 from rhymeflow.store.reader import Attempt, TrajectoryReader
@@ -74,6 +75,33 @@ def config_in_force(reader: TrajectoryReader) -> Config:
     if not attempts:
         raise UserError(f"{reader.path}: the run has not begun")
     return config_of(attempts[-1], reader.path)
+
+
+def section_in_force(reader: TrajectoryReader, name: str) -> Any:
+    """One section of the configuration of the run's last attempt, for who only looks at the run:
+    it may have fields that are gone since.
+
+    Raises:
+        UserError: it has none yet, or a value that this version does not know.
+    """
+    from pydantic import ValidationError
+
+    from rhymeflow.config import Config
+
+    attempts = reader.attempts()
+    if not attempts:
+        raise UserError(f"{reader.path}: the run has not begun")
+    section: Any = Config.model_fields[name].annotation
+    values = json.dumps(json.loads(attempts[-1].config).get(name, {}))
+    try:
+        return section.model_validate_json(values, strict=True, extra="ignore")
+    except ValidationError as error:
+        details = error.errors()[0]
+        where = ".".join([name, *map(str, details["loc"])])
+        raise UserError(
+            f"{reader.path}: the configuration of attempt {attempts[-1].number}, {where}: "
+            f"{details['msg']}"
+        ) from None
 
 
 def config_of(attempt: Attempt, path: Path) -> Config:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,11 @@ from urllib.parse import urlencode
 import pytest
 import uvicorn
 
-from rhymeflow.config import Config
+from rhymeflow.config import ModelConfig
 from rhymeflow.dashboard.run import Run
 from rhymeflow.dashboard.serve import listening
 from rhymeflow.dashboard.server import COOKIE, make_app
-from rhymeflow.dashboard.trajectory import TokenTexts
-from rhymeflow.observe.tokens import load_texts
+from rhymeflow.observe.tokens import Texts, TokenTexts, load_texts
 from tests.observe.runs import make_run
 
 TOKEN = "the-token"
@@ -91,9 +90,9 @@ def serving(runs: Sequence[Run]) -> Iterator[Client]:
     listener.close()
 
 
-def load_characters(config: Config) -> Callable[[list[int]], list[str]]:
+def load_characters(model: ModelConfig) -> Texts:
     """Stands for a tokenizer, unless the run's is there."""
-    return load_texts(config) if Path(config.model.name).is_dir() else shown
+    return load_texts(model) if Path(model.name).is_dir() else shown
 
 
 @pytest.fixture

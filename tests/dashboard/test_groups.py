@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rhymeflow.core.types import TrajectoryId
-from rhymeflow.dashboard import groups, summaries
-from rhymeflow.dashboard.groups import Asked
+from rhymeflow.dashboard import groups
+from rhymeflow.dashboard.groups import FILTERS, ORDERS, Asked
 from rhymeflow.dashboard.run import Run
-from rhymeflow.dashboard.summaries import FILTERS, ORDERS
+from rhymeflow.observe import query
 from rhymeflow.store.writer import SqliteTrajectoryStore
 from tests.observe.runs import make_run
 
@@ -36,7 +36,7 @@ COMPONENTS = """SELECT key, group_id, MIN(value), MAX(value)
 
 
 def assert_right(run: Run) -> None:
-    with run.summaries() as found:
+    with groups.summaries(run) as found:
         assert found.query(SUMMED_UP) == found.query(BY_HAND)
         kept = found.query("SELECT * FROM temp.components ORDER BY name, group_id")
         assert kept == found.query(COMPONENTS)
@@ -57,7 +57,7 @@ def test_they_follow_what_a_run_does(
 ) -> None:
     run = Run(make_run(tmp_path_factory.mktemp("run")), "a")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(summaries, "GROUPS_AT_ONCE", part)
+        patch.setattr(groups, "GROUPS_AT_ONCE", part)
         assert_right(run)
         store = SqliteTrajectoryStore(run.store)
         lengths: dict[TrajectoryId, int] = {}
@@ -144,7 +144,8 @@ def listed_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture(scope="module")
 def known(listed_run: Run) -> list[dict[str, Any]]:
-    return [groups.whole(listed_run, number) for number in range(60)]
+    with listed_run.reader() as reader:
+        return [query.group(reader, number) for number in range(60)]
 
 
 def fits(group: dict[str, Any], name: str) -> bool:

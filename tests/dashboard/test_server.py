@@ -19,7 +19,7 @@ from rhymeflow.observe.metrics import Columns
 from rhymeflow.store.writer import SqliteTrajectoryStore
 from tests.dashboard.conftest import TOKEN, Client, damage, serving
 from tests.export.made import MadeRun
-from tests.observe.runs import make_run
+from tests.observe.runs import begun, make_run
 from tests.store.stores import answered
 
 HOSTILE = "<img src=x onerror=alert(1)></script><script>alert(2)</script>"
@@ -236,10 +236,16 @@ def test_groups_that_are_not_asked_for_well(client: Client) -> None:
 
 def test_what_a_policy_wrote_stays_text(tmp_path: Path) -> None:
     """It is JSON to the end, and the pages make no HTML of it (the test above)."""
-    run = Run(make_run(tmp_path, words=HOSTILE), "a")
-    from rhymeflow.dashboard import groups
+    with serving([Run(make_run(tmp_path, words=HOSTILE), "a")]) as client:
+        assert client.ask("runs/a/groups/3")["members"][0]["text"] == HOSTILE
 
-    assert groups.whole(run, 3)["members"][0]["text"] == HOSTILE
+
+def test_a_response_of_a_run_with_fields_that_are_gone(tmp_path: Path) -> None:
+    begun(make_run(tmp_path), learner={"gone": 1}, gone={"more": 2}, data={"source": "old"})
+    with serving([Run(tmp_path, "a")]) as client:
+        found = client.ask("runs/a/trajectories/3/0")
+    assert found["advantage"] == pytest.approx(0.707, abs=1e-3)
+    assert found["generate"].startswith("rhymeflow generate ")
 
 
 def test_a_store_that_cannot_be_read_is_one_line(client: Client, run_dir: Path) -> None:

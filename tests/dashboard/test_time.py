@@ -9,6 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -27,10 +28,18 @@ from rhymeflow.core.events import (
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.dashboard import timeline
 from rhymeflow.dashboard.run import Run
-from rhymeflow.dashboard.spans import ENVIRONMENTS, LEARNER, Fold, Span, joined
 from rhymeflow.dashboard.time_view import PARTS, POINTS, found, lanes, limits, shares
-from rhymeflow.dashboard.timeline import Lane
-from rhymeflow.observe.inspect import Asked, as_json
+from rhymeflow.dashboard.timeline import (
+    ENVIRONMENTS,
+    LEARNER,
+    Body,
+    Fold,
+    Lane,
+    Span,
+    Timeline,
+    joined,
+)
+from rhymeflow.observe.inspect import Question, as_json
 from rhymeflow.observe.metrics import MetricsWriter
 from rhymeflow.sim.simulate import simulate
 from rhymeflow.store.reader import TrajectoryReader
@@ -40,8 +49,8 @@ from tests.dashboard.conftest import Client, serving
 A, B = "rollout-0", "rollout-1"
 
 
-def line(time: float, kind: str, **body: Any) -> tuple[float, str, dict[str, Any]]:
-    return time, kind, body
+def line(time: float, kind: str, **body: Any) -> tuple[float, str, Body]:
+    return time, kind, msgspec.convert(body, Body)
 
 
 LOG = [
@@ -85,7 +94,7 @@ SPANS = {
 }
 
 
-def folded(lines: Iterable[tuple[float, str, dict[str, Any]]]) -> Fold:
+def folded(lines: Iterable[tuple[float, str, Body]]) -> Fold:
     fold = Fold()
     for each in lines:
         fold.take(*each)
@@ -274,7 +283,7 @@ def test_what_limits_a_run_is_what_the_terminal_says(tmp_path: Path) -> None:
     store.close()
     with serving([Run(tmp_path, "one")]) as client:
         found = client.ask("runs/one/time")["limits"]
-    terminal = json.loads(as_json(tmp_path, Asked()))["limit"]
+    terminal = json.loads(as_json(tmp_path, Question()))["limit"]
     assert (found["line"], found["steps"]) == (terminal["line"], terminal["steps"])
     assert found["line"] == "limited by the learner: instances idle 50%, learner 20%"
     shares = {name: found[name] for name in ("both", "learner", "instances", "neither")}
@@ -319,7 +328,7 @@ def test_how_batches_filled(tmp_path: Path, part: int, monkeypatch: pytest.Monke
     assert (len(reads) > 10) == (part == 7)
     with closing(TrajectoryReader(run.store)) as reader:
         expected = reader.query(DIRECT)
-    with run.timeline.current() as whole:
+    with run.kept(Timeline) as whole:
         batches = whole.filling.batches
         assert whole.filling.open() == [], "every group has ended"
     filled = [(b.version, g.began, g.complete, b.trained) for b in batches for g in b.groups]

@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rhymeflow.config import Config
+from rhymeflow.config import ModelConfig
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.dashboard import trajectory
 from rhymeflow.dashboard.run import Run
-from rhymeflow.dashboard.trajectory import TokenTexts
 from rhymeflow.errors import UserError
-from rhymeflow.observe.tokens import load_texts
+from rhymeflow.observe.tokens import TokenTexts, load_texts
 from tests.export.made import MadeRun, model
 
 
@@ -69,7 +68,7 @@ def test_what_is_not_known_is_none(made: MadeRun) -> None:
     for name in ("flags", "learner_logprobs", "accepted", "step", "reward"):
         assert found[name] is None, name
 
-    def missing(config: Config) -> Any:
+    def missing(model: ModelConfig) -> Any:
         raise UserError("no such model")
 
     assert shown(made, TrajectoryId(0, 0), missing)["texts"] is None
@@ -133,8 +132,11 @@ def test_the_line_that_asks_the_same_again(tmp_path: Path) -> None:
     fields = {"data.system_prompt": "be brief", "data.chat_template": True}
     made = MadeRun(tmp_path / "a run", model(tmp_path / "model"), **fields)
 
+    made.store.commit()
+
     def line(prompt: Any) -> str | None:
-        return trajectory.command(made.run_dir, made.config, prompt)
+        with Run(made.run_dir, "a").reader() as reader:
+            return trajectory.command(made.run_dir, reader, prompt)
 
     options = ["--temperature", "1", "--max-tokens", str(made.config.rollout.max_completion_length)]
     options += ["--system", "be brief"]

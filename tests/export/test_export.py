@@ -15,10 +15,9 @@ from rhymeflow import cli
 from rhymeflow.config.load import build_config
 from rhymeflow.environments.rendering import ChatRenderer, TextRenderer
 from rhymeflow.errors import UserError
-from rhymeflow.export import candidates
-from rhymeflow.export.candidates import Choice, Filters, groups
+from rhymeflow.export import rows as export_rows
 from rhymeflow.export.export import export
-from rhymeflow.export.rows import Rows
+from rhymeflow.export.rows import Choice, Filters, Rows
 from rhymeflow.models.tokenizer import load_tokenizer
 from rhymeflow.sft.train import load
 from rhymeflow.store.reader import TrajectoryReader
@@ -109,7 +108,7 @@ def test_all_formats_hold_the_same(run: MadeRun) -> None:
 
 def test_parts_make_no_difference(run: MadeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = rows_of(run.run_dir)
-    monkeypatch.setattr(candidates, "GROUPS_AT_ONCE", 1)
+    monkeypatch.setattr(export_rows, "GROUPS_AT_ONCE", 1)
     assert rows_of(run.run_dir) == whole
     assert len(whole) == 7
 
@@ -117,9 +116,9 @@ def test_parts_make_no_difference(run: MadeRun, monkeypatch: pytest.MonkeyPatch)
 def test_no_transaction_stays_open_between_rows(
     run: MadeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(candidates, "GROUPS_AT_ONCE", 1)
+    monkeypatch.setattr(export_rows, "GROUPS_AT_ONCE", 1)
     reader = TrajectoryReader(run.run_dir / "events.db")
-    rows = Rows(reader, run.config, Choice(reader, Filters()), None)
+    rows = Rows(reader, run.config.data, Choice(reader, Filters()), None)
     found = rows.trajectories(with_tokens=True)
     next(found)
     run.response(1, 2, "x")
@@ -142,9 +141,9 @@ def test_tokens_that_were_deleted_are_null_and_said(run: MadeRun, tmp_path: Path
     assert (first["tokens"], first["response"], first["length"]) == (None, None, 2)
     assert first["reward"] == 0.25
     assert "3 without tokens (run.keep_tokens)" in done.line()
-    assert f"3 {candidates.NO_TEXT}" in done.line()
+    assert f"3 {export_rows.NO_TEXT}" in done.line()
     done = export(run.run_dir, output, what="sft", force=True)
-    assert done.left_out == {candidates.NO_TEXT: 3, "not complete": 1}
+    assert done.left_out == {export_rows.NO_TEXT: 3, "not complete": 1}
     assert done.rows == 3
 
 
@@ -309,7 +308,7 @@ def test_filters(run: MadeRun, filters: Filters, found: list[tuple[int, int]]) -
 def test_every_response_is_taken_or_counted(run: MadeRun) -> None:
     reader = TrajectoryReader(run.run_dir / "events.db")
     choice = Choice(reader, Filters(min_reward=0.5), is_text_needed=True)
-    taken = sum(len(choice.of_group(members)) for members in groups(reader))
+    taken = sum(len(taken) for _, taken in choice.groups())
     assert taken + sum(choice.left_out.values()) == choice.seen == 7
     reader.close()
 

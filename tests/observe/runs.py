@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 from rhymeflow.core.events import Evaluated, VersionPublished
 from rhymeflow.core.types import TrajectoryId
@@ -63,6 +65,14 @@ def make_run(run_dir: Path, num_steps: int = 4, words: str | None = None) -> Pat
     writer.write(num_steps, 10.0 * num_steps + 1, {"eval/reward": 0.75})
     writer.close()
     return run_dir
+
+
+def begun(run_dir: Path, **config: Any) -> None:
+    """Let an attempt with these sections have begun."""
+    store = SqliteTrajectoryStore(run_dir / "events.db")
+    store.begin_attempt(json.dumps(config), now=0.0, started="2026-01-02T03:04:05Z")
+    store.commit()
+    store.close()
 
 
 def _put_group(

@@ -1,135 +1,91 @@
-"""`rhymeflow inspect`: tables of a run, one trajectory, and what is not a run."""
+"""`rhymeflow inspect`: a run, a step, a group and responses, shown and as JSON."""
 
 from __future__ import annotations
 
 import io
 import json
+import re
 import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
+from rhymeflow import cli
 from rhymeflow.core.commands import Finish
 from rhymeflow.core.events import Tick
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.errors import UserError
-from rhymeflow.observe.inspect import inspect
+from rhymeflow.observe.inspect import Question, as_json, inspect
 from rhymeflow.store.base import ENVIRONMENT
 from rhymeflow.store.damage import open_undamaged
 from rhymeflow.store.writer import SqliteTrajectoryStore
-from tests.observe.runs import make_run
+from tests.observe.runs import begun, make_run
+
+ACTS = "\x1b[31m\u3053\u3093 \u202e \x9b5m\x7f \U0001f600 e\u0301\n" * 40
 
 
-def shown(run_dir, trajectory=None, width=100, **options) -> str:
-    console = Console(file=io.StringIO(), width=width)
-    inspect(run_dir, console, trajectory=trajectory, **options)
-    return console.file.getvalue()
+def shown(run_dir: Path, width: int = 100, **options: Any) -> str:
+    file = io.StringIO()
+    inspect(run_dir, Question(**options), Console(file=file, width=width))
+    return file.getvalue()
 
 
 def cells(text: str) -> list[list[str]]:
     return [row.split() for row in text.splitlines()]
 
 
-def test_tables_of_a_run(tmp_path):
-    make_run(tmp_path)
-    text = shown(tmp_path)
+def ids(text: str) -> list[str]:
+    return [row[0] for row in cells(text) if len(row) > 1 and row[1] == "reward"]
+
+
+# -- the run --------------------------------------------------------------------------------------
+
+
+def test_tables_of_a_run(tmp_path: Path) -> None:
+    text = shown(make_run(tmp_path))
     rows = cells(text)
-    assert ["0", "0", "-", "0.250", *["-"] * 8] in rows
-    assert [
-        "4",
-        "40",
-        "0.400",
-        "0.750",
-        "55.0",
-        "0.50",
-        "1",
-        "0.0125",
-        "1.234",
-        "10.50",
-        "10%",
-        "30%",
-    ] in rows
-    assert ["0", "10", "62.5%", "█" * 30] in rows
-    assert ["1", "6", "37.5%", "█" * 18] in rows
+    for row in (
+        "0 0 - 0.250 - - - - - - - -",
+        "4 40 0.400 0.750 55.0 0.50 1 0.0125 1.234 10.50 10% 30%",
+        "0 10 62.5%",  # staleness
+        "1 6 37.5%",
+        "0 1,190 1.52 832 48.9%",  # drafts, all in one epoch
+        # 20 responses: 10..19 tokens (stopped, reward 1), 100..109 (cut, reward 0). Groups 8 and 9
+        # of each kind are the longest: aborted and open.
+        "10-13 4 1.000 0.0% 100.0% 0.0% 0.0% 0.0%",
+        "18-101 4 0.500 50.0% 50.0% 0.0% 25.0% 25.0%",
+        "106-109 4 0.000 100.0% 50.0% 0.0% 25.0% 25.0%",
+    ):
+        assert row.split() in rows, row
     assert "Groups left out (reward failed: boom): 1" in text
     throughput = "Throughput: 0.4 trained responses/s, 22 of their tokens/s"
     assert throughput in text, "of 55 sampled tokens each, what environments answered left out"
+    assert "estimate it: 6.0 s" in text
     assert "mismatch" in text, "with the sampler, which is no KL to a reference"
     assert "kl" not in text.split()
 
 
-def test_drafts_by_epoch_and_by_version(tmp_path):
-    make_run(tmp_path)
-    text = shown(tmp_path)
-    rows = cells(text)
-    # Version 0 drafted nothing. Version 4 made group 9: 19 and 109 tokens in segments of 5 and the
-    # rest, each in half as many iterations.
-    assert ["0", "8", "358", "1.00", "0", "-"] in rows
-    assert ["4", "2", "128", "1.97", "128", "49.2%"] in rows
-    ((tokens, per_step),) = [row[2:4] for row in rows if row[:2] == ["0", "20"]]
-    assert (tokens, per_step) == ("1,190", "1.52"), "all in one epoch"
-    assert "estimate it: 6.0 s" in text
+def test_a_run_that_drafted_and_predicted_nothing_does_not_speak_of_it(tmp_path: Path) -> None:
+    text = shown(make_run(tmp_path, num_steps=0))
+    assert "Drafts by" not in text
+    assert "Length prediction" not in text
 
 
-def test_a_run_that_drafted_nothing_shows_no_drafts(tmp_path):
-    make_run(tmp_path, num_steps=0)
-    assert "Drafts by" not in shown(tmp_path)
-
-
-def test_how_well_lengths_were_predicted(tmp_path):
-    for name, steps in (("short", 1), ("long", 9)):
-        (tmp_path / name).mkdir()
-        make_run(tmp_path / name, num_steps=steps)
-    assert (
-        "Length prediction: seen prompts 75%, rank correlation -, coverage 80%, "
-        "explained variance 0.62"
-    ) in shown(tmp_path / "short")
-    said = "rank correlation 0.88, coverage 81%"
-    assert said in shown(tmp_path / "long"), "of the last step"
-
-
-def test_a_run_that_predicted_nothing_does_not_speak_of_it(tmp_path):
-    make_run(tmp_path, num_steps=0)
-    assert "Length prediction" not in shown(tmp_path)
-
-
-def test_many_versions_are_put_together(tmp_path):
-    make_run(tmp_path, num_steps=200)
-    text = shown(tmp_path)
-    by_version = text[text.index("Drafts by version") : text.index("Time that drafts")]
-    spans = [row[0] for row in cells(by_version) if len(row) == 6 and row[1].isdigit()]
-    assert spans[:2] == ["0-16", "17-33"]
-    assert len(spans) == 12
-
-
-def test_lengths_and_endings_by_quantile(tmp_path):
-    make_run(tmp_path)
-    rows = cells(shown(tmp_path))
-    # 20 responses: 10..19 tokens (stopped, reward 1), 100..109 (cut, reward 0). Groups 8 and 9 of
-    # each kind are the longest: aborted and open.
-    assert ["10-13", "4", "1.000", "0.0%", "100.0%", "0.0%", "0.0%", "0.0%"] in rows
-    assert ["18-101", "4", "0.500", "50.0%", "50.0%", "0.0%", "25.0%", "25.0%"] in rows
-    assert ["106-109", "4", "0.000", "100.0%", "50.0%", "0.0%", "25.0%", "25.0%"] in rows
-
-
-def test_members_that_were_not_needed_count_with_the_length_they_came_to(tmp_path):
+def test_members_that_were_not_needed_count_with_the_length_they_came_to(tmp_path: Path) -> None:
     """Leaving out what was stopped would hide that it is the long ones that are."""
     store = SqliteTrajectoryStore(tmp_path / "events.db")
     store.put_group(0, row=0, epoch=0, prompt="p", prompt_tokens=[1], columns={})
     for member, length in enumerate((3, 4, 5, 6, 60)):
         where = TrajectoryId(0, member)
-        tokens = range(length)
         store.put_segment(
-            where,
-            start=0,
-            version=0,
-            instance="r",
-            steps=1,
-            drafted=0,
-            tokens=tokens,
+            where, start=0, version=0, instance="r", steps=1, drafted=0, tokens=range(length),
             logprobs=[-1.0] * length,
-        )
+        )  # fmt: skip
         if member < 4:
             store.put_finished(where, length=length, reason="finished_early" if member else "stop")
             store.put_reward(where, reward=1.0, components={})
@@ -137,32 +93,38 @@ def test_members_that_were_not_needed_count_with_the_length_they_came_to(tmp_pat
     store.commit()
     store.close()
     rows = cells(shown(tmp_path))
-    assert ["3-3", "1", "1.000", "0.0%", "100.0%", "0.0%", "0.0%", "0.0%"] in rows
-    assert ["6-6", "1", "1.000", "100.0%", "0.0%", "0.0%", "100.0%", "0.0%"] in rows
-    assert ["60-60", "1", "-", "0.0%", "0.0%", "0.0%", "100.0%", "0.0%"] in rows
-    assert "aborted: its group did not need it" in shown(tmp_path, "0.4")
-    assert "aborted: its group did not need it" in shown(tmp_path, "0.3")
-    assert "trained on in step 1, 0 versions old" in shown(tmp_path, "0.2")
-
-
-WIDE = "\x1b[31m\u3053\u3093\u306b\u3061\u306f \U0001f600 e\u0301\n" * 40
+    for row in (
+        "3-3 1 1.000 0.0% 100.0% 0.0% 0.0% 0.0%",
+        "6-6 1 1.000 100.0% 0.0% 0.0% 100.0% 0.0%",
+        "60-60 1 - 0.0% 0.0% 0.0% 100.0% 0.0%",
+    ):
+        assert row.split() in rows, row
+    for trajectory, ending in (
+        ("0.4", "aborted: its group did not need it"),
+        ("0.3", "aborted: its group did not need it"),
+        ("0.2", "trained on in step 1, 0 versions old"),
+    ):
+        assert ending in shown(tmp_path, trajectory=trajectory)
 
 
 @pytest.mark.parametrize("width", [80, 100, 200])
-@pytest.mark.parametrize("words", [None, WIDE], ids=["plain", "wide"])
-def test_no_line_is_wider_than_the_console(tmp_path, width, words):
-    make_run(tmp_path, num_steps=200, words=words)
-    for options in ({}, {"trajectory": "4.0"}, {"worst": 3, "best": 2}):
-        text = shown(tmp_path, width=width, **options)
+@pytest.mark.parametrize("words", [None, ACTS], ids=["plain", "hostile"])
+def test_no_line_is_wider_than_the_console_and_no_text_acts_on_it(
+    tmp_path: Path, width: int, words: str | None
+) -> None:
+    make_run(tmp_path, num_steps=100, words=words)
+    for options in ({}, {"trajectory": "4.0"}, {"worst": 3, "best": 2}, {"step": 2}, {"group": 4}):
+        text = shown(tmp_path, width, **options)
         assert max(map(cell_len, text.splitlines())) <= width, options
-        assert "…" not in text, "cut by the console"
-        assert "\x1b" not in text, "a response acts on the terminal"
+        assert "…" not in text, f"cut by the console: {options}"
+        assert not {"\x1b", "\u202e", "\x9b", "\x7f"} & set(text), options
 
 
-def test_columns_of_large_numbers_are_left_out_before_any_is_cut(tmp_path):
+def test_columns_of_large_numbers_are_left_out_before_any_is_cut(tmp_path: Path) -> None:
     make_run(tmp_path)
     row = {"step": 12345, "time": 1e6, "eval/reward": -1e5, "reward": 1e5, "entropy": 1e4}
     row |= {"completions/mean_length": 1e5, "grad_norm": 1e7, "off_policy/mismatch_kl": 1e4}
+    row |= {"large": 1e300, "small": -1.5e-9, "none": None}
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write(json.dumps(row) + "\n")
     text = shown(tmp_path, width=80)
@@ -171,62 +133,36 @@ def test_columns_of_large_numbers_are_left_out_before_any_is_cut(tmp_path):
     assert "idle l" not in text
     assert "…" not in text
     assert max(map(cell_len, text.splitlines())) <= 80
+    figures = cells(shown(tmp_path, width=60, step=12345))
+    for figure in (["large", "1e+300"], ["small", "-1.5e-09"], ["none", "-"]):
+        assert figure in figures
 
 
-def test_it_opens_with_what_was_learned(tmp_path):
-    make_run(tmp_path, num_steps=9)
-    text = shown(tmp_path, width=80)
+def test_it_opens_with_what_was_learned(tmp_path: Path) -> None:
+    text = shown(make_run(tmp_path, num_steps=9), width=80)
     rows = cells(text)
     assert ["held-out", "reward", "0.250", "0.750", "0.750", "at", "9", "▁█"] in rows
     assert ["training", "reward", "0.100", "0.900", "0.900", "at", "9", "▁▂▃▄▅▅▆▇█"] in rows
     assert ["exact", "0.100", "0.900", "0.900", "at", "9", "▁▂▃▄▅▅▆▇█"] in rows
     assert ["short", "0.500", "0.500", "0.500", "at", "1", "▁▁▁▁▁▁▁▁▁"] in rows
-    places = [
-        text.index(words)
-        for words in ("held-out", "Best responses of step 9", "Worst responses", "Staleness")
-    ]
+    order = ("held-out", "Best responses of step 9", "Worst responses", "Staleness")
+    places = [text.index(words) for words in order]
     assert places == sorted(places)
     best, worst = text[places[1] : places[2]], text[places[2] : places[3]]
     assert "17.0  reward 1.000, 27 tokens, step 9" in best
     assert "16.0  reward 1.000" in best
-    assert "17.1  reward 0.000, 117 tokens, cut at the limit, step 9" in worst
-    assert "response [/red] it is 17" in worst
-    assert "prompt   [b]what is 17?" in worst
-    assert "columns  answer = 17" in worst
-    assert "rewards  exact 0, short 0.5" in worst
+    for part in (
+        "17.1  reward 0.000, 117 tokens, cut at the limit, step 9", "response [/red] it is 17",
+        "prompt   [b]what is 17?", "columns  answer = 17", "rewards  exact 0, short 0.5",
+    ):  # fmt: skip
+        assert part in worst
 
 
-def ids(text: str) -> list[str]:
-    return [row[0] for row in cells(text) if len(row) > 1 and row[1] == "reward"]
-
-
-def test_the_worst_and_the_best_can_be_listed(tmp_path):
-    make_run(tmp_path)
-    # Groups 0 to 7 are trained on, 8 was left out, 9 is open: the newest group comes first.
-    assert ids(shown(tmp_path, worst=3)) == ["9.1", "8.1", "7.1"]
-    assert ids(shown(tmp_path, best=12)) == [*(f"{g}.0" for g in range(9, -1, -1)), "9.1", "8.1"]
-    assert ids(shown(tmp_path, worst=9, step=3)) == ["5.1", "4.1", "5.0", "4.0"]
-    assert "8.1  reward 0.000, 108 tokens, cut at the limit, aborted" in shown(tmp_path, worst=3)
-    assert "Staleness" not in shown(tmp_path, worst=3)
-    assert "No response of step 77 has a reward." in shown(tmp_path, worst=1, step=77)
-
-
-def test_options_that_make_no_sense(tmp_path):
-    make_run(tmp_path)
-    with pytest.raises(UserError, match="--worst 0: should be 1 or more"):
-        shown(tmp_path, worst=0)
-    with pytest.raises(UserError, match="--best -1: should be 1 or more"):
-        shown(tmp_path, best=-1)
-
-
-def test_it_says_what_limits_the_run(tmp_path):
+def test_it_says_what_limits_the_run(tmp_path: Path) -> None:
     make_run(tmp_path)
     assert "Pace:" not in shown(tmp_path), "no attempt says at which bound it ran"
-    store = SqliteTrajectoryStore(tmp_path / "events.db")
-    store.begin_attempt('{"schedule": {"name": "synchronous"}}', now=0.0, started="2026")
-    store.commit()
-    store.close()
-    assert ("Pace: limited by rollout: learner idle 30%, instances 10% (last 3 steps)") in shown(
+    begun(tmp_path, schedule={"name": "synchronous"})
+    assert "Pace: limited by rollout: learner idle 30%, instances 10% (last 3 steps)" in shown(
         tmp_path
     )
     path = tmp_path / "metrics.jsonl"
@@ -234,7 +170,7 @@ def test_it_says_what_limits_the_run(tmp_path):
     assert "Pace: limited by the staleness bound: instances idle 30%" in shown(tmp_path)
 
 
-def test_a_run_that_has_just_begun_and_one_that_rewarded_something(tmp_path):
+def test_a_run_that_has_just_begun_and_one_that_rewarded_something(tmp_path: Path) -> None:
     store = SqliteTrajectoryStore(tmp_path / "events.db")
     store.commit()
     assert "step 0" in shown(tmp_path)
@@ -256,21 +192,20 @@ def test_a_run_that_has_just_begun_and_one_that_rewarded_something(tmp_path):
     store.close()
 
 
-def test_responses_are_of_the_last_step_that_is_complete(tmp_path):
+def test_responses_are_of_the_last_step_that_is_complete(tmp_path: Path) -> None:
     make_run(tmp_path, num_steps=4)
     rows = (tmp_path / "metrics.jsonl").read_text().splitlines()
     (tmp_path / "metrics.jsonl").write_text("".join(f"{row}\n" for row in rows[:4]))
-    text = shown(tmp_path)
-    assert "step 3 after" in text
-    assert "Best responses of step 3" in text
+    assert "step 3 after" in shown(tmp_path)
+    assert "Best responses of step 3" in shown(tmp_path)
+    (tmp_path / "metrics.jsonl").unlink()
+    assert "No step has been completed." in shown(tmp_path)
 
 
-def test_the_headline_says_how_far_the_run_is(tmp_path):
+def test_the_headline_says_how_far_the_run_is(tmp_path: Path) -> None:
     make_run(tmp_path)
     assert "step 4 after 0:41; it was killed" in shown(tmp_path)
-    (tmp_path / "config.yaml").write_text(
-        "name: sums\nlearner: {max_steps: 9}\nschedule: {name: staleflow}\n"
-    )
+    begun(tmp_path, name="sums", learner={"max_steps": 9}, schedule={"name": "staleflow"})
     assert "sums, staleflow: step 4 of 9 after 0:41; it was killed" in shown(tmp_path)
     (tmp_path / "summary.json").write_text('{"seconds": 41}')
     assert "step 4 of 9 after 0:41; it was stopped" in shown(tmp_path)
@@ -282,37 +217,109 @@ def test_the_headline_says_how_far_the_run_is(tmp_path):
     assert "step 4 of 9 after 0:41; it has ended" in shown(tmp_path)
 
 
-def test_a_long_run_shows_some_steps_and_says_so(tmp_path):
-    make_run(tmp_path, num_steps=200)
-    text = shown(tmp_path)
+def test_a_long_run_shows_some_steps_and_says_so(tmp_path: Path) -> None:
+    text = shown(make_run(tmp_path, num_steps=200))
     steps = [int(row[0]) for row in cells(text) if len(row) == 12 and row[0].isdigit()]
     assert len(steps) < 20
     assert (steps[0], steps[-1]) == (0, 200)
     assert f"{201 - len(steps)} more in metrics.jsonl" in text
 
 
-def test_one_trajectory_in_full(tmp_path):
-    make_run(tmp_path)
-    text = shown(tmp_path, "4.0")
-    for part in (
-        "row 4, epoch 0",
-        "answer = 4",
-        "14 tokens, ended by stop",
-        "1 (exact 1, short 0.5)",
-        "trained on in step 3, 1 version old",
-        "[b]what is 4?",
-        "[/red] it is 4",
-    ):
-        assert part in text
-    assert ["0", "4", "1", "rollout-0", "-0.500", "1.67", "5", "40.0%"] in cells(text)
-    assert ["5", "13", "2", "rollout-0", "-0.500", "1.80", "9", "44.4%"] in cells(text)
-    assert "aborted: reward failed: boom" in shown(tmp_path, "8.1")
-    assert "open" in shown(tmp_path, "9.0")
+# -- steps, groups and responses ------------------------------------------------------------------
 
 
-def test_a_response_in_which_an_environment_answered(tmp_path):
+def test_a_step_has_its_metrics_and_its_groups(tmp_path: Path) -> None:
+    text = shown(make_run(tmp_path), step=2, width=120)
+    assert "Step 2, over after 0:20" in text
+    assert ["reward", "0.2"] in cells(text)
+    # Members have rewards 1 and 0; group 2 has 12 and 102 tokens, of versions 0 and 1.
+    assert [
+        "2",
+        "█▁",
+        "0.500",
+        "57",
+        "102",
+        "1",
+        "consumed",
+        "1",
+        "2:",
+        "[b]what",
+        "is",
+        "2?",
+    ] in cells(text)
+    assert ["8", "█▁", "0.500", "63", "108", "-", "aborted"] in [row[:7] for row in cells(text)]
+    assert "No group belongs to it." in shown(tmp_path, step=0)
+    with pytest.raises(UserError, match="has no step 9; the last one is 4"):
+        shown(tmp_path, step=9)
+
+
+def test_a_wide_spread_comes_first_and_bars_are_of_the_whole_step(tmp_path: Path) -> None:
     store = SqliteTrajectoryStore(tmp_path / "events.db")
-    store.begin_attempt("{}", now=0.0, started="2026-01-01T00:00:00+00:00")
+    for group, rewards in enumerate([(1.0, 1.0), (0.5, 0.0), (None, None), (1.0, -1.0)]):
+        store.put_group(group, row=0, epoch=0, prompt="p", prompt_tokens=[1], columns={})
+        for member, reward in enumerate(rewards):
+            which = TrajectoryId(group, member)
+            store.put_segment(which, start=0, version=0, instance="r", steps=1, drafted=0,
+                              tokens=[1], logprobs=[-1.0])  # fmt: skip
+            store.put_finished(which, length=1, reason="stop")
+            if reward is not None:
+                store.put_reward(which, reward=reward, components={})
+        store.put_consumed(group, version=0, members=(0, 1))
+    store.commit()
+    store.close()
+    text = shown(tmp_path, step=1)
+    found = [row[:2] for row in cells(text) if row and row[0].isdigit()]
+    assert found == [["3", "█▁"], ["1", "▆▅"], ["0", "██"], ["2", "··"]]
+    assert "bars from -1 to 1" in text
+    assert "It has no metrics yet." in text
+
+
+def test_a_group(tmp_path: Path) -> None:
+    make_run(tmp_path)
+    store = SqliteTrajectoryStore(tmp_path / "events.db")
+    store.put_group(20, row=4, epoch=1, prompt="p", prompt_tokens=[1], columns={})
+    store.commit()
+    store.close()
+    text = shown(tmp_path, group=4, width=80)
+    for part in (
+        "Group 4: prompt 4, epoch 0, trained on in step 3", "[b]what is 4?", "answer = 4",
+        "4.0 reward 1.000", "4.1 reward 0.000", "104 tokens, length",
+        "14 tokens, stop, versions 1 to 2, staleness 1, exact 1, short 0.5", "[/red] it is 4",
+    ):  # fmt: skip
+        assert part in text
+    assert ["4", "0", "3", "0.500", "59"] in cells(text)
+    assert ["20", "1", "-", "-", "-"] in cells(text)
+    assert "epoch 1, open" in shown(tmp_path, group=20)
+    assert "No token of a response is stored." in shown(tmp_path, group=20)
+    assert "aborted: reward failed: boom" in shown(tmp_path, group=8)
+
+
+def test_the_worst_and_the_best_can_be_listed(tmp_path: Path) -> None:
+    make_run(tmp_path)
+    # Groups 0 to 7 are trained on, 8 was left out, 9 is open: the newest group comes first.
+    assert ids(shown(tmp_path, worst=3)) == ["9.1", "8.1", "7.1"]
+    assert ids(shown(tmp_path, best=12)) == [*(f"{g}.0" for g in range(9, -1, -1)), "9.1", "8.1"]
+    assert ids(shown(tmp_path, worst=9, step=3)) == ["5.1", "4.1", "5.0", "4.0"]
+    assert "8.1  reward 0.000, 108 tokens, cut at the limit, aborted" in shown(tmp_path, worst=3)
+    assert "Best responses of step 2" in shown(tmp_path, step=2, best=1)
+    assert "No response of step 77 has a reward." in shown(tmp_path, worst=1, step=77)
+
+
+def test_one_trajectory_in_full(tmp_path: Path) -> None:
+    text = shown(make_run(tmp_path), trajectory="4.0")
+    for part in (
+        "row 4, epoch 0", "answer = 4", "14 tokens, ended by stop", "1 (exact 1, short 0.5)",
+        "trained on in step 3, 1 version old", "[b]what is 4?", "[/red] it is 4",
+    ):  # fmt: skip
+        assert part in text
+    assert ["0-4", "1", "rollout-0", "-0.500", "1.67", "5", "40.0%"] in cells(text)
+    assert ["5-13", "2", "rollout-0", "-0.500", "1.80", "9", "44.4%"] in cells(text)
+    assert "aborted: reward failed: boom" in shown(tmp_path, trajectory="8.1")
+    assert "open" in shown(tmp_path, trajectory="9.0")
+
+
+def test_a_response_in_which_an_environment_answered(tmp_path: Path) -> None:
+    store = SqliteTrajectoryStore(tmp_path / "events.db")
     store.put_group(0, row=0, epoch=0, prompt="p", prompt_tokens=[1], columns={})
     one = TrajectoryId(0, 0)
     for start, length, steps in ((0, 6, 4), (9, 2, 2)):
@@ -323,38 +330,36 @@ def test_a_response_in_which_an_environment_answered(tmp_path):
     store.put_observed(one, start=6, version=0, tokens=[7] * 3)
     store.commit()
     store.close()
-    found = cells(shown(tmp_path, "0.0", width=80))
-    assert [
-        "from",
-        "to",
-        "version",
-        "instance",
-        "logprob",
-        "length",
-        "drafted",
-        "accepted",
-    ] in found
-    assert ["0", "5", "0", "rollout-0", "-0.500", "1.50", "4", "50.0%"] in found
-    assert ["6", "8", "0", ENVIRONMENT, "-", "-", "-", "-"] in found
+    found = cells(shown(tmp_path, trajectory="0.0", width=80))
+    assert ["0-5", "0", "rollout-0", "-0.500", "1.50", "4", "50.0%"] in found
+    assert ["6-8", "0", ENVIRONMENT, "-", "-", "-", "-"] in found
+
+
+# -- mistakes -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("trajectory", "message"),
-    [("12", "is not GROUP.MEMBER"), ("1.x", "is not GROUP.MEMBER"), ("77.0", "has no trajectory")],
+    ("options", "said"),
+    [
+        ({"group": 1, "trajectory": "1.0"}, "--trajectory 1.0 and --group 1: do not go together"),
+        ({"group": 1, "step": 2}, "--group 1 and --step 2: do not go together"),
+        ({"trajectory": "1.0", "best": 2}, "--trajectory 1.0 and --best 2: do not go together"),
+        ({"trajectory": "1.0", "step": 2}, "--trajectory 1.0 and --step 2: do not go together"),
+        ({"group": 1, "worst": 2}, "--group 1 and --worst 2: do not go together"),
+        ({"worst": 0}, "--worst 0: should be 1 or more"),
+        ({"best": -1}, "--best -1: should be 1 or more"),
+        ({"trajectory": "12"}, "is not GROUP.MEMBER"),
+        ({"trajectory": "1.x"}, "is not GROUP.MEMBER"),
+        ({"trajectory": "77.0"}, "has no trajectory"),
+        ({"group": 99}, "has no group 99; they go to 9"),
+    ],
 )
-def test_no_such_trajectory(tmp_path, trajectory, message):
-    make_run(tmp_path)
-    with pytest.raises(UserError, match=message):
-        shown(tmp_path, trajectory)
+def test_questions_that_make_no_sense(tmp_path: Path, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        shown(make_run(tmp_path), **options)
 
 
-def test_a_run_before_its_first_step(tmp_path):
-    make_run(tmp_path)
-    (tmp_path / "metrics.jsonl").unlink()
-    assert "No step has been completed." in shown(tmp_path)
-
-
-def test_what_is_no_run_directory(tmp_path):
+def test_what_is_no_run_directory(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not a run directory"):
         shown(tmp_path)
     with pytest.raises(UserError, match="no such directory"):
@@ -373,7 +378,7 @@ def without(damaged: bytes, first: int, last: int) -> bytes:
 @pytest.mark.parametrize(
     "options", [{}, {"worst": 3}, {"trajectory": "1.0"}, {"step": 1}, {"group": 1}]
 )
-def test_a_damaged_store_is_one_line(tmp_path, options):
+def test_a_damaged_store_is_one_line(tmp_path: Path, options: dict[str, Any]) -> None:
     path = make_run(tmp_path, num_steps=8) / "events.db"
     contents = path.read_bytes()
     path.write_bytes(without(contents, 3, len(contents) // int.from_bytes(contents[16:18])))
@@ -383,7 +388,7 @@ def test_a_damaged_store_is_one_line(tmp_path, options):
     assert "\n" not in str(error.value)
 
 
-def test_each_damaged_page_is_told_and_a_defect_is_none(tmp_path):
+def test_each_damaged_page_is_told_and_a_defect_is_none(tmp_path: Path) -> None:
     path = make_run(tmp_path, num_steps=8) / "events.db"
     contents = path.read_bytes()
     told = 0
@@ -397,3 +402,84 @@ def test_each_damaged_page_is_told_and_a_defect_is_none(tmp_path):
     path.write_bytes(contents)
     with pytest.raises(sqlite3.OperationalError), open_undamaged(path) as reader:
         reader.query("SELECT nothing FROM nowhere")
+
+
+# -- JSON and the command line --------------------------------------------------------------------
+
+
+def found(run_dir: Path, **options: Any) -> Any:
+    text = as_json(run_dir, Question(**options))
+    assert text.isascii()
+    assert "\x7f" not in text
+    return json.loads(text)
+
+
+def test_json_of_each_thing(tmp_path: Path) -> None:
+    make_run(tmp_path, words=ACTS)
+    run = found(tmp_path)
+    assert (run["steps"], run["groups"], run["state"], run["ended"]) == (4, 10, "killed", False)
+    assert run["endings"] == {"aborted": 1, "consumed": 8, "open": 1}
+    assert run["latest"]["reward"] == 0.4
+    assert run["held_out"] == [[0, 0.25], [4, 0.75]]
+    assert run["staleness"] == {"0": 10, "1": 6}
+    step = found(tmp_path, step=2)
+    assert [group["group"] for group in step["groups"]] == [2, 3, 8]
+    assert (step["count"], step["metrics"]["reward"], step["time"]) == (3, 0.2, 20.0)
+    group = found(tmp_path, group=4)
+    assert group["members"][0]["text"] == group["prompt"] == ACTS
+    assert group["members"][1]["components"] == {"exact": 0.0, "short": 0.5}
+    assert len(found(tmp_path, trajectory="4.1")["tokens"]) == 104
+    both = found(tmp_path, best=1, worst=2, step=3)
+    assert [each["group"] for each in both["worst"]] == [5, 4]
+    assert (both["best"][0]["step"], both["best"][0]["columns"]) == (3, {"answer": "5"})
+
+
+def test_the_keys_of_json_are_documented(tmp_path: Path) -> None:
+    make_run(tmp_path)
+    page = (Path(__file__).parents[2] / "docs" / "inspecting.md").read_text()
+    told = dict(re.findall(r"^\| (the run|its `members`|`--\w+`)[^|]* \| (.*) \|$", page, re.M))
+    group = found(tmp_path, group=4)
+    for of, keys in (
+        ("the run", found(tmp_path)),
+        ("`--step`", found(tmp_path, step=2)),
+        ("`--group`", group),
+        ("its `members`", group["members"][0]),
+        ("`--trajectory`", found(tmp_path, trajectory="4.0")),
+        ("`--best`", found(tmp_path, best=1)["best"][0]),
+    ):
+        assert not set(keys) - set(re.findall(r"\w+", told[of])), of
+
+
+def test_a_number_that_json_does_not_have_is_null(tmp_path: Path) -> None:
+    store = SqliteTrajectoryStore(tmp_path / "events.db")
+    store.put_group(0, row=0, epoch=0, prompt="p", prompt_tokens=[1], columns={})
+    store.put_segment(TrajectoryId(0, 0), start=0, version=0, instance="r", steps=1, drafted=0,
+                      tokens=[1], logprobs=[-float("inf")])  # fmt: skip
+    store.commit()
+    store.close()
+    assert found(tmp_path, trajectory="0.0")["logprobs"] == [None]
+
+
+def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = str(make_run(tmp_path))
+    assert cli.main(["inspect", run, "--group", "4", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["group"] == 4
+    assert cli.main(["inspect", run, "--trajectory", "4.0"]) == 0
+    assert "[/red] it is 4" in capsys.readouterr().out
+    assert cli.main(["inspect", run, "--step", "-1"]) == 2
+    assert "should be a number from 0 on" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("options", [["--json"], []])
+def test_who_reads_only_the_beginning_of_what_is_printed(
+    tmp_path: Path, options: list[str]
+) -> None:
+    run = make_run(tmp_path, words="many words " * 2_000)
+    command = [sys.executable, "-m", "rhymeflow", "inspect", str(run), "--best", "9", *options]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    assert process.wait() in (1, 141)

@@ -106,5 +106,5 @@ def test_a_line_is_short(steps: list[tuple[float, float]], bound: int) -> None:
 
 def test_of_metrics_by_step() -> None:
     row = {"step_time": 2.0, "idle/rollout": 0.0, "idle/learner": 0.5, "staleness/max": 1.0}
-    assert of_rows([{"eval/reward": 1.0}, row, row], "{}").verdict == "rollout"
-    assert of_rows([{"eval/reward": 1.0}, {**row, "idle/rollout": None}], "{}") is None
+    assert of_rows([{"eval/reward": 1.0}, row, row], 1).verdict == "rollout"
+    assert of_rows([{"eval/reward": 1.0}, {**row, "idle/rollout": None}], 1) is None

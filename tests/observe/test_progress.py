@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import sys
+from types import ModuleType
 
 import pytest
 from hypothesis import given
@@ -11,7 +13,8 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from rhymeflow.observe.limits import Limit
-from rhymeflow.observe.progress import Progress, ProgressState, clock, line, render, sparkline
+from rhymeflow.observe.printable import clock, sparkline
+from rhymeflow.observe.progress import Progress, ProgressState, line, render
 
 
 def busy_state() -> ProgressState:
@@ -95,7 +98,7 @@ def test_suites_take_lines_as_they_need():
     state = busy_state()
     state.suites = {f"suite-{i} avg@16": 0.125 * i for i in range(3)}
     lines = [text.strip("│ ") for text in drawn(state, 60)]
-    at = lines.index("suites     suite-0 avg@16 0.000, suite-1 avg@16 0.125,")
+    at = lines.index("suites     suite-0 avg@16 0.000  suite-1 avg@16 0.125")
     assert lines[at + 1] == "suite-2 avg@16 0.250"
 
 
@@ -196,7 +199,7 @@ def test_on_a_terminal_redraws_are_few_and_every_step_is_drawn(monkeypatch):
     state = busy_state()
     with Progress(console) as progress:
         draws = []
-        monkeypatch.setattr(progress._live, "update", lambda *_, **__: draws.append(state.elapsed))
+        monkeypatch.setattr(progress, "_draw", lambda _: draws.append(state.elapsed))
         for elapsed in (75.0, 75.1, 75.15, 75.25, 75.3):
             state.elapsed = elapsed
             progress.update(state)
@@ -230,3 +233,27 @@ def test_a_warning_stays(is_terminal):
         progress.warn("rollout-0 died [killed]")
         progress.update(ProgressState(name="demo", num_steps=2, max_staleness=1, step=2))
     assert "warning: rollout-0 died [killed]" in console.file.getvalue()
+
+
+def test_in_a_notebook_one_output_is_redrawn(monkeypatch):
+    shown = []
+
+    class Display:
+        def __init__(self, first, display_id):
+            shown.append(first)
+
+        def update(self, what):
+            shown.append(what)
+
+    module = ModuleType("IPython.display")
+    module.display = Display
+    monkeypatch.setitem(sys.modules, "IPython", ModuleType("IPython"))
+    monkeypatch.setitem(sys.modules, "IPython.display", module)
+    state = busy_state()
+    with Progress(Console(file=io.StringIO(), force_jupyter=True)) as progress:
+        progress.update(state)
+        progress.update(state)
+        state.step += 1
+        progress.update(state)
+    assert len(shown) == 4, "with the first, and the last again"
+    assert "text/html" in shown[-1]._repr_mimebundle_([], [])

@@ -3,33 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from rhymeflow.config import Config
+from rhymeflow.config import ModelConfig
 from rhymeflow.config.load import build_config
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.errors import UserError
-from rhymeflow.observe import query, tokens
+from rhymeflow.observe import query
+from rhymeflow.observe.tokens import Texts, TokenTexts
+from rhymeflow.store.previous_run import section_in_force
 from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.store.writer import SqliteTrajectoryStore
-from tests.observe.runs import make_run
-
-
-def shown(numbers: list[int]) -> list[str]:
-    """Stands for a tokenizer."""
-    return [f"t{number}" for number in numbers]
-
-
-def load(config: Config) -> Any:
-    assert config.model.name == "recipe:demo"
-    return shown
-
-
-def unloadable(config: Config) -> Any:
-    raise UserError("no such model")
+from tests.observe.runs import begun, make_run
 
 
 @pytest.fixture
@@ -108,31 +95,39 @@ def test_a_step_has_its_batch_and_what_was_left_out_meanwhile(reader: Trajectory
     assert those(9) == []
 
 
-def test_tokens_with_what_is_known_of_each(reader: TrajectoryReader) -> None:
-    found = tokens.tokens_of(
-        tokens.whole(reader.path.parent, reader, TrajectoryId(10, 0), tokens.texts_of(reader, load))
-    )
-    assert found[1] == tokens.Token(1, "t6", 1, False, -1.0, -1.5, True, 1)
-    assert found[2] == tokens.Token(2, "t7", 1, True, None, None, None, 4)
-    assert found[4] == tokens.Token(4, "t9", 2, False, -0.25, -0.25, False, 0)
-    whole = tokens.whole(
-        reader.path.parent, reader, TrajectoryId(10, 1), tokens.texts_of(reader, unloadable)
-    )
-    assert whole["texts"] is None
-    assert tokens.tokens_of(whole) == [tokens.Token(0, "⟨5⟩", 3, False, -0.5, None, None, None)]
-
-
 def test_of_deleted_tokens_there_are_none(reader: TrajectoryReader) -> None:
     store = SqliteTrajectoryStore(reader.path)
     for _ in range(3):
         store.prune(before=99, history_tokens=0)
         store.commit()
     store.close()
-    found = tokens.whole(
-        reader.path.parent, reader, TrajectoryId(0, 0), tokens.texts_of(reader, load)
-    )
-    assert found["tokens"] is found["texts"] is found["logprobs"] is None
-    assert tokens.tokens_of(found) == []
+    found = query.response(reader.path.parent, reader, TrajectoryId(0, 0))
+    assert found["tokens"] is found["logprobs"] is None
     assert [member["length"] for member in query.groups_of_step(reader, 1)[0]["members"]] == [
         10, 100,
     ]  # fmt: skip
+
+
+def test_texts_of_tokens_are_the_tokenizers_or_none(reader: TrajectoryReader) -> None:
+    def load(model: ModelConfig) -> Texts:
+        assert model.name == "recipe:demo"
+        return lambda tokens: [f"t{token}" for token in tokens]
+
+    def unloadable(model: ModelConfig) -> Texts:
+        raise UserError("no such model")
+
+    assert TokenTexts(load).of(reader, [1, 5]) == ["t1", "t5"]
+    assert TokenTexts(unloadable).of(reader, [1, 5]) is None
+
+
+def test_sections_of_a_configuration_of_before(tmp_path: Path) -> None:
+    """Fields that are gone say nothing to who looks at the run; a value must be one, still."""
+    make_run(tmp_path)
+    reader = TrajectoryReader(tmp_path / "events.db")
+    with pytest.raises(UserError, match="the run has not begun"):
+        section_in_force(reader, "model")
+    begun(tmp_path, model={"name": "a", "gone": 1}, rollout={"temperature": "hot"}, gone={"b": 2})
+    assert section_in_force(reader, "model").name == "a"
+    assert section_in_force(reader, "data").system_prompt is None
+    with pytest.raises(UserError, match=r"attempt 1, rollout\.temperature: .*valid number"):
+        section_in_force(reader, "rollout")

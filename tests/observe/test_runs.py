@@ -15,7 +15,7 @@ from rhymeflow.config.load import build_config
 from rhymeflow.core.commands import Finish
 from rhymeflow.core.events import Tick
 from rhymeflow.observe import summary
-from rhymeflow.observe.compare import differences, short_names
+from rhymeflow.observe.curves import differences, short_names
 from rhymeflow.observe.runs import find, read
 from rhymeflow.store.writer import SqliteTrajectoryStore
 from tests.observe.runs import make_run
@@ -107,25 +107,6 @@ def test_the_list_is_by_time_and_names_what_cannot_be_read(
     assert "problem" in found[2]
 
 
-def test_a_comparison_shows_what_differs_and_nothing_else(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    one = made(tmp_path / "one", learning_rate=1e-4, num_generations=2)
-    two = made(tmp_path / "two", learning_rate=2e-4, num_generations=2)
-    assert cli.main(["runs", "--compare", str(one), str(two), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["differences"] == {"learner.learning_rate": [1e-4, 2e-4]}
-    assert [run["reward"] for run in found["runs"]] == [0.4, 0.4]
-    assert cli.main(["runs", "--compare", str(one), str(two)]) == 0
-    out = capsys.readouterr().out
-    assert "learner.learning_rate" in out
-    assert "num_generations" not in out
-    assert "output_dir" not in out
-    again = made(tmp_path / "again", learning_rate=1e-4, num_generations=2)
-    assert cli.main(["runs", "--compare", str(one), str(again)]) == 0
-    assert "configurations are the same" in capsys.readouterr().out
-
-
 def test_differences_know_types_and_missing_fields() -> None:
     found = differences([{"a": 1, "b": 2, "c": True}, {"a": 1, "b": 3, "c": 1, "d": None}])
     assert found == {"b": [2, 3], "c": [True, 1], "d": ["(no such field)", None]}
@@ -142,9 +123,6 @@ def test_names_are_as_short_as_they_tell_apart() -> None:
         (["nowhere"], "nowhere: no such directory"),
         ([], "runs: no such directory"),
         (["."], "holds no run"),
-        (["--compare", "."], "--compare: should name two"),
-        (["--compare", "a", "b"], "a: no such directory"),
-        (["a", "--compare", "b"], "give runs to compare after --compare"),
     ],
 )
 def test_mistakes_are_one_line(

@@ -17,9 +17,8 @@ from rich.console import Console
 from benchmarks.logs.long import build_log
 from benchmarks.resume import assemble, first_command, no_writer
 from rhymeflow.core.commands import Train
-from rhymeflow.core.types import TrajectoryId
 from rhymeflow.errors import UserError
-from rhymeflow.observe import inspect, summary, tokens
+from rhymeflow.observe import inspect, summary
 from rhymeflow.observe.progress import Progress
 from rhymeflow.runtime.damage import check_log
 from rhymeflow.runtime.replay import configured, replay
@@ -66,21 +65,16 @@ def resumed(run_dir: Path) -> None:
 
 def shown(run_dir: Path) -> None:
     console = Console(file=io.StringIO())
-    inspect.inspect(run_dir, console)
-    inspect.inspect(run_dir, console, worst=3)
-    inspect.inspect(run_dir, console, trajectory="1.0")
+    for options in ({}, {"worst": 3}, {"trajectory": "1.0"}):
+        inspect.inspect(run_dir, inspect.Question(**options), console)
 
 
 def looked_at(run_dir: Path) -> None:
     console = Console(file=io.StringIO())
-    for options in ({"step": 1}, {"group": 1}):
-        inspect.inspect(run_dir, console, **options)
-        inspect.as_json(run_dir, inspect.Asked(**options))
-    inspect.as_json(run_dir, inspect.Asked())
-    inspect.as_json(run_dir, inspect.Asked(best=3))
-    with open_undamaged(run_dir / "events.db") as reader:
-        found = tokens.whole(run_dir, reader, TrajectoryId(1, 0), lambda ids: [str(i) for i in ids])
-        tokens.tokens_of(found)
+    for options in ({"step": 1}, {"group": 1}, {"best": 3}, {"trajectory": "1.0"}, {}):
+        if "step" in options or "group" in options:
+            inspect.inspect(run_dir, inspect.Question(**options), console)
+        inspect.as_json(run_dir, inspect.Question(**options))
 
 
 def audited(run_dir: Path) -> None:

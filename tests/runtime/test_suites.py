@@ -12,7 +12,7 @@ from rich.console import Console
 from rhymeflow.core.events import Evaluated
 from rhymeflow.evaluation.evaluate import evaluate
 from rhymeflow.observe import metrics
-from rhymeflow.observe.inspect import inspect
+from rhymeflow.observe.inspect import Question, inspect
 from rhymeflow.suites.metrics import metrics_of
 from tests.runtime import talkers, tiny
 from tests.runtime.logs import check_replay, reader, train
@@ -115,7 +115,7 @@ def test_the_figures_are_those_of_rhymeflow_eval(straight):
 def test_the_best_by_the_figure_that_was_chosen_is_told_and_shown(straight):
     config, _ = straight
     output = io.StringIO()
-    inspect(Path(config.run.output_dir), Console(file=output, width=100))
+    inspect(Path(config.run.output_dir), Question(), Console(file=output, width=100))
     assert "math pass@4" in output.getvalue()
     summary = json.loads((Path(config.run.output_dir) / "summary.json").read_text())
     assert set(summary["evaluations"]["game"]) == {"0", "4"}

@@ -12,12 +12,12 @@ import pytest
 
 from rhymeflow.config.load import read_config
 from rhymeflow.core.types import TrajectoryId
-from rhymeflow.dashboard import curves, drafts, groups, log, time_view, trajectory
+from rhymeflow.dashboard import drafts, groups, log, time_view, trajectory
 from rhymeflow.dashboard.run import Run
-from rhymeflow.dashboard.trajectory import TokenTexts
 from rhymeflow.errors import UserError
-from rhymeflow.observe import metrics
+from rhymeflow.observe import metrics, query
 from rhymeflow.observe.runs import read
+from rhymeflow.observe.tokens import TokenTexts
 from rhymeflow.sim.result import Result
 from rhymeflow.sim.simulate import run, simulate
 from rhymeflow.sim.workload import workload
@@ -106,7 +106,8 @@ def test_what_is_recorded_changes_nothing(tmp_path: Path) -> None:
 def test_everything_that_looks_at_runs_can_look_at_it(tmp_path: Path) -> None:
     result = recorded(tmp_path / "run", **TURNS)
     seen = Run(tmp_path / "run", "run")
-    overview = curves.overview(seen)
+    with seen.reader() as reader:
+        overview = query.overview(seen.directory, reader, seen.columns)
     assert (overview["steps"], overview["ended"], overview["bound"]) == (6, True, 2)
     assert overview["endings"]["consumed"] == 24
     found = time_view.found(seen)
@@ -117,7 +118,8 @@ def test_everything_that_looks_at_runs_can_look_at_it(tmp_path: Path) -> None:
     assert kinds == {"there", "generating", "waiting", "prefill", "pull"}
     listed = groups.listed(seen, groups.Asked(step=2))["groups"]
     assert len(listed) == 4
-    whole = groups.whole(seen, listed[0]["group"])
+    with seen.reader() as reader:
+        whole = query.group(reader, listed[0]["group"])
     assert whole["members"][0]["length"] > 0
     texts = TokenTexts(lambda config: lambda tokens: [])
     every = [
