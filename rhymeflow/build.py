@@ -1,7 +1,7 @@
 """From a configuration to what the coordinator gets: the size of the run, and its rules.
 
-Holds true: names and functions of the user's are resolved here and nowhere else; what cannot be is
-a `UserError` that names the field.
+Names and functions of the user's are resolved here and nowhere else; what cannot be is a
+`UserError` that names the field.
 """
 
 from __future__ import annotations

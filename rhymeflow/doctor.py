@@ -1,7 +1,4 @@
-"""Looks the machine over: what it can run, what is missing, how to get it.
-
-Holds true: changes nothing and needs no network. Knows nothing of runs.
-"""
+"""Looks the machine over: what it can run, what is missing, how to get it."""
 
 from __future__ import annotations
 

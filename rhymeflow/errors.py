@@ -1,9 +1,8 @@
 """The one error a user is meant to read, and what it says of names that are not known.
 
-Everything a user can get wrong (a field, a file, a row, a reward function, a missing package)
-raises `UserError` with one line that names what and where; the command line prints that line and
-exits with 2. A `StorageError` is the disk's fault: one line too, and 1. Any other exception is a
-defect of Rhymeflow and keeps its traceback.
+Everything a user can get wrong raises `UserError` with one line that names what and where; the
+command line prints it and exits with 2. A `StorageError` is the disk's fault: one line too, and 1.
+Any other exception is a defect of Rhymeflow and keeps its traceback.
 """
 
 import difflib

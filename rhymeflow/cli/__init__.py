@@ -1,9 +1,8 @@
 """The command line: one small function per command.
 
-Holds true: 0 on success; 2 on bad input, with one line on stderr that says what and where; 1 if a
-worker died or hangs, or the disk is full; 130 after Ctrl-C. A defect keeps its traceback. Knows
-nothing of how a command is carried out; what a command needs is imported when it is called, so that
-`rhymeflow --help` is quick.
+0 on success; 2 on bad input, with one line on stderr that says what and where; 1 if a worker died
+or hangs, or the disk is full; 130 after Ctrl-C. A defect keeps its traceback. What a command needs
+is imported when it is called, so that `rhymeflow --help` is quick.
 """
 
 from rhymeflow.cli.dispatch import main

@@ -52,6 +52,3 @@ def _benchmarks() -> ModuleType:
         )
     sys.path.insert(0, str(root))
     return importlib.import_module("benchmarks")
-
-
-__all__ = ["bench"]

@@ -1,7 +1,7 @@
 """Which command is meant, what it returns, and how a mistake is said.
 
-Holds true: as the package says of all commands. Those that only look at runs are found without the
-others, whose options are the configuration's: to import that takes longer than to look.
+Commands that only look at runs are found without the others, whose options are the configuration's:
+to import that takes longer than to look.
 """
 
 from __future__ import annotations
@@ -162,6 +162,3 @@ def doctor(args: argparse.Namespace) -> int:
 
     print(surgery.examine())
     return 0
-
-
-__all__ = ["main"]

@@ -1,7 +1,4 @@
-"""The commands that ask a model: `eval`, `generate`.
-
-Holds true: as the package says of all commands.
-"""
+"""The commands that ask a model: `eval`, `generate`."""
 
 from __future__ import annotations
 
@@ -152,6 +149,3 @@ def generate(args: argparse.Namespace) -> int:
     except BrokenPipeError:
         terminal.nobody_reads()
     return 0
-
-
-__all__ = ["add_commands", "evaluate", "generate"]

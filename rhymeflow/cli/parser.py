@@ -91,6 +91,3 @@ def temperature(text: str) -> float:
             f"given {text!r}, should be 0 (greedy) or at least {LEAST_TEMPERATURE:g}"
         )
     return value
-
-
-__all__ = ["Add", "Parser", "as_number", "positive", "temperature", "with_commands"]

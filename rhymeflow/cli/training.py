@@ -1,7 +1,6 @@
 """The commands that make a policy: `train`, `resume`, `simulate`, `calibrate`, `sft`.
 
-Holds true: as the package says of all commands. A mistake in the configuration is said before what
-takes long to import is imported.
+A mistake in the configuration is said before what takes long to import is imported.
 """
 
 from __future__ import annotations
@@ -251,6 +250,3 @@ def sft(args: argparse.Namespace) -> int:
 
     train(config, lambda line: print(line, flush=True))
     return 0
-
-
-__all__ = ["add_commands", "add_configured", "calibrate", "resume", "sft", "simulate", "train"]

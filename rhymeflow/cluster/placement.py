@@ -1,14 +1,8 @@
 """Which worker is on which GPU of which node.
 
-A rank has a GPU of its own, an instance as many as its model is spread over, all of one node: the
-same as with `runtime: ray`, where an actor asks for so many GPUs. Ranks come first, from node 0 on,
-so that they share as few nodes as can be; instances fill what is left, in order. Ray may choose
-other nodes, but no more of them.
-
-On one machine with `runtime: local` every worker computes on the first GPU: one rank and one
-instance share it (docs/cluster.md says how).
-
-Holds true: no GPU is given twice, but for that case; what does not fit is a `UserError`.
+A rank has a GPU of its own, an instance as many as its model is spread over, all of one node, as
+with `runtime: ray`. Ranks come first, from node 0 on; instances fill what is left, in order. With
+`runtime: local` one rank and one instance share the first GPU (docs/cluster.md).
 """
 
 from __future__ import annotations

@@ -1,47 +1,131 @@
-"""The configuration of a run: a section a file, each field documented where it stands.
+"""The configuration of a run: its sections, each field documented where it stands.
 
 Importing it loads neither torch nor YAML: `load` reads files, `fields` says what is wrong with one.
 """
 
-from rhymeflow.config.cluster import ClusterConfig
-from rhymeflow.config.config import Config
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from pydantic import model_validator
+
 from rhymeflow.config.data import DataConfig
-from rhymeflow.config.drafting import DraftingConfig
-from rhymeflow.config.environment import EnvironmentClass, EnvironmentConfig
+from rhymeflow.config.environment import (
+    EnvironmentClass,
+    EnvironmentConfig,
+    RewardConfig,
+    RewardFunction,
+)
 from rhymeflow.config.eval import EvalConfig, EvalSuite
-from rhymeflow.config.learner import LearnerConfig
-from rhymeflow.config.model import ModelConfig
-from rhymeflow.config.ray import RayConfig
-from rhymeflow.config.reward import RewardConfig, RewardFunction
-from rhymeflow.config.rollout import RolloutConfig
-from rhymeflow.config.run import RunConfig
+from rhymeflow.config.learner import LearnerConfig, SftConfig
+from rhymeflow.config.rollout import DraftingConfig, ModelConfig, RolloutConfig
+from rhymeflow.config.run import ClusterConfig, RayConfig, RunConfig, WeightsConfig
 from rhymeflow.config.schedule import ScheduleConfig
 from rhymeflow.config.section import Section
-from rhymeflow.config.sft import SftConfig
 from rhymeflow.config.simulation import FaultsConfig, SimulationConfig, WorkloadConfig
-from rhymeflow.config.weights import WeightsConfig
 
-__all__ = [
-    "ClusterConfig",
-    "Config",
-    "DataConfig",
-    "DraftingConfig",
-    "EnvironmentClass",
-    "EnvironmentConfig",
-    "EvalConfig",
-    "EvalSuite",
-    "FaultsConfig",
-    "LearnerConfig",
-    "ModelConfig",
-    "RayConfig",
-    "RewardConfig",
-    "RewardFunction",
-    "RolloutConfig",
-    "RunConfig",
-    "ScheduleConfig",
-    "Section",
-    "SftConfig",
-    "SimulationConfig",
-    "WeightsConfig",
-    "WorkloadConfig",
-]
+__all__ = ["EnvironmentClass", "EvalSuite", "FaultsConfig", "RewardFunction", "WorkloadConfig"]
+"""Parts of sections, beside the sections."""
+
+
+class Config(Section):
+    """A run."""
+
+    name: str = "run"
+    """Used in the run directory's name."""
+    runtime: Literal["local", "ray"] = "local"
+    """What carries the run: processes of this machine, or actors of a Ray cluster."""
+    model: ModelConfig = ModelConfig()
+    data: DataConfig = DataConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    drafting: DraftingConfig = DraftingConfig()
+    environment: EnvironmentConfig = EnvironmentConfig()
+    reward: RewardConfig = RewardConfig()
+    learner: LearnerConfig = LearnerConfig()
+    weights: WeightsConfig = WeightsConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    simulation: SimulationConfig = SimulationConfig()
+    cluster: ClusterConfig = ClusterConfig()
+    run: RunConfig = RunConfig()
+    ray: RayConfig = RayConfig()
+    sft: SftConfig = SftConfig()
+    eval: EvalConfig = EvalConfig()
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Config:
+        for mistake in (*self._of_processes(), *self._of_rewards(), *self._of_training()):
+            raise ValueError(mistake)
+        return self
+
+    def _of_processes(self) -> Iterator[str]:
+        rollout, most = self.rollout, self.rollout.max_instances
+        if self.runtime == "ray" and (rollout.cpus or self.learner.cpus):
+            yield (
+                "rollout.cpus, learner.cpus: with runtime = 'ray' a worker is not pinned to "
+                "cores, as it is not known on which machine it will be"
+            )
+        if most is not None and (most < rollout.num_instances or self.runtime != "ray"):
+            yield (
+                f"rollout.max_instances = {most}: is for runtime = 'ray', and at least "
+                f"rollout.num_instances = {rollout.num_instances}"
+            )
+
+    def _of_rewards(self) -> Iterator[str]:
+        """A batch is trained on when it is rewarded, so without a reward none ever would be."""
+        classes = self.environment.classes
+        if not self.reward.functions and not classes:
+            yield (
+                "reward.functions: given [], should name at least one function, where there are no "
+                "environment.classes"
+            )
+        if 0 < sum(each.share is not None for each in classes) < len(classes):
+            yield "environment.classes: some have a `share`, and others have none"
+        names = [each.reward_name for each in classes]
+        if len(names) > len(set(names)):
+            yield (
+                f"environment.classes: two are named {max(names, key=names.count)!r}; give them a "
+                "`name` each"
+            )
+
+    def _of_training(self) -> Iterator[str]:
+        rollout, learner, schedule = self.rollout, self.learner, self.schedule
+        is_colocated = self.simulation.colocated
+        if rollout.cpus is not None and len(rollout.cpus) != rollout.num_instances:
+            yield (
+                f"rollout.cpus names {len(rollout.cpus)} sets of cores for "
+                f"rollout.num_instances = {rollout.num_instances}"
+            )
+        if learner.groups_per_batch % learner.num_minibatches:
+            yield (
+                f"learner.num_minibatches = {learner.num_minibatches} does not divide "
+                f"learner.groups_per_batch = {learner.groups_per_batch}"
+            )
+        if rollout.engine == "vllm" and self.drafting.shape == "tree":
+            yield "drafting.shape = 'tree': vLLM verifies linear drafts only"
+        if rollout.engine == "native" and rollout.vllm_tensor_parallel_size > 1:
+            yield (
+                f"rollout.vllm_tensor_parallel_size = {rollout.vllm_tensor_parallel_size}: the "
+                "native engine's model is on one device; rollout.engine = 'vllm' spreads it"
+            )
+        if is_colocated and schedule.bound > 0:
+            yield (
+                f"simulation.colocated: with schedule.max_staleness = {schedule.bound} "
+                "rollout and training go on at the same time, and need devices of their own"
+            )
+        if rollout.num_generations == 1 and learner.scale_rewards == "group":
+            yield (
+                "rollout.num_generations = 1 leaves no group to compare with: "
+                "every advantage would be 0"
+            )
+        if schedule.accumulate_early and learner.needs_whole_batch:
+            yield (
+                f"schedule.accumulate_early = true: with {learner.needs_whole_batch} the "
+                "learner needs the whole batch before it computes any gradient; the one or the "
+                "other has to be off"
+            )
+        if schedule.accumulate_early and is_colocated:
+            yield (
+                "schedule.accumulate_early = true: with simulation.colocated nothing is trained on "
+                "while there is something to generate"
+            )

@@ -7,8 +7,7 @@ from typing import Any
 
 from pydantic import field_validator, model_validator
 
-from rhymeflow.config.environment import EnvironmentClass
-from rhymeflow.config.reward import RewardFunction
+from rhymeflow.config.environment import EnvironmentClass, RewardFunction
 from rhymeflow.config.section import Fraction, NonNegative, Positive, Section, Temperature
 
 

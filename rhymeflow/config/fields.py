@@ -1,8 +1,7 @@
 """The fields of a configuration: their paths, and what is said when one is wrong.
 
-Holds true: whatever `validate` refuses, it refuses in one `UserError` line that names the place,
-the field's path, what was given, what is allowed and the nearest existing name. Knows nothing of
-files or of the command line beyond the names of places.
+Whatever `validate` refuses, it refuses in one `UserError` line that names the place, the field's
+path, what was given, what is allowed and the nearest existing name.
 """
 
 from __future__ import annotations

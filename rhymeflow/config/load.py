@@ -1,8 +1,7 @@
 """Reads a recipe or a YAML file plus command-line overrides into a `Config`, and writes it back.
 
-Holds true: every mistake is one `UserError` line with the field's path, where it stands, what was
-given, what is allowed and the nearest existing name; `parse_config(dump_config(config)) == config`.
-Knows nothing of torch or of what the fields mean.
+Every mistake is one `UserError` line with the field's path, where it stands, what was given, what
+is allowed and the nearest existing name; `parse_config(dump_config(config)) == config`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Section `rollout`: generation."""
+"""Sections `model`, `rollout` and `drafting`: the policy, and what it generates."""
 
 from __future__ import annotations
 
@@ -14,6 +14,26 @@ from rhymeflow.config.section import (
     Section,
     Temperature,
 )
+
+
+class ModelConfig(Section):
+    """The policy."""
+
+    by_name = "name"
+
+    name: str = "recipe:demo"
+    """A local directory, a Hugging Face hub name, `package:NAME` (weights that an installed Python
+    package carries) or `recipe:NAME` (weights shipped with a recipe)."""
+    tokenizer: str | None = None
+    """Where the tokenizer is, a directory or a hub name, if it is not the model's own."""
+    gguf_file: str | None = None
+    """The GGUF file inside the directory or package, if the weights are in that format."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Compute precision of engine and learner. `auto`: bfloat16 on CUDA and on CPUs with bfloat16
+    arithmetic, float32 elsewhere and for models under 20 million parameters. The learner's master
+    weights are float32 either way."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """`auto` takes CUDA where there is one."""
 
 
 class RolloutConfig(Section):
@@ -75,3 +95,30 @@ class RolloutConfig(Section):
     vllm_head_dtype: Literal["model", "float32"] = "model"
     """Precision of the output head in vLLM. `float32`: as the learner's, which brings
     log-probabilities closer to it (`off_policy/mismatch_kl`) and costs time."""
+
+
+class DraftingConfig(Section):
+    """Speculative decoding from history: what a prompt's earlier responses said is proposed, and
+    the policy verifies it. What is sampled stays the same token for token."""
+
+    window: Literal["off", "aimd", "cost"] = "cost"
+    """How many tokens are drafted. `aimd`: two more after a draft that was accepted whole, back to
+    two after a rejection (RhymeRL). `cost`: as many, and for those responses, as make the most
+    accepted tokens a second by the iteration times the engine measures; none where drafts do not
+    pay. `off`: no drafts."""
+    max_draft: Positive = 16
+    """Most tokens drafted for one response in one iteration."""
+    shape: Literal["linear", "tree"] = "linear"
+    """`tree` drafts several continuations at once where history disagrees."""
+    ranking: Literal["reward", "frequency", "combined"] = "combined"
+    """What makes one continuation likelier than another: the rewards of the responses it comes
+    from, how many of them there are, or both."""
+    history_tokens: Positive = 4_000_000
+    """Tokens of history that are kept; the oldest go first."""
+    history_run: str | None = None
+    """Run directory of a previous run to begin the history with."""
+
+    @property
+    def history_responses(self) -> int:
+        """Responses that are kept: of 64 tokens and more, as many as `history_tokens` holds."""
+        return -(-self.history_tokens // 64)

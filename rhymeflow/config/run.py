@@ -1,4 +1,4 @@
-"""Section `run`: the run as a whole."""
+"""Sections `run`, `cluster`, `ray` and `weights`: the run as a whole, and what carries it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from rhymeflow.config.section import (
     NonNegative,
     NonNegativeFloat,
+    Positive,
     PositiveFloat,
     Section,
     Temperature,
@@ -88,3 +89,40 @@ class RunConfig(Section):
                 "checkpoint may be ahead of the log, and the tokens before it are deleted; use 2"
             )
         return self
+
+
+class ClusterConfig(Section):
+    """The machines that `--dry-run` plans a run for, all alike (docs/cluster.md).
+
+    A run itself takes what it finds.
+    """
+
+    nodes: Positive | None = None
+    """How many; `None`: this machine, whatever it has."""
+    gpus_per_node: NonNegative = 8
+    """GPUs of each."""
+    gpu_memory_gb: PositiveFloat = 80.0
+    """GB of each GPU."""
+    memory_gb: PositiveFloat = 1000.0
+    """GB of main memory of each."""
+
+
+class RayConfig(Section):
+    """With `runtime: ray`: the cluster that workers run on (docs/ray.md)."""
+
+    address: str | None = None
+    """The cluster: `auto` for the one that this machine is part of, or HOST:PORT; `None` starts one
+    of this machine alone, which ends with the run."""
+    wait_seconds: NonNegativeFloat = 300.0
+    """How long a worker may wait for room on the cluster, such as for a node that an autoscaler
+    starts, and for its process; then it counts as lost."""
+
+
+class WeightsConfig(Section):
+    """How new weights get from the learner to the instances."""
+
+    transport: Literal["shared_memory", "delta"] = "shared_memory"
+    """`shared_memory`: an instance copies all weights of the version. `delta`: it copies what
+    changed since the version that it has, where it changed little, and stands still for less time;
+    the weights are the same to the last bit. Pays in bfloat16 at small learning rates
+    (docs/weights.md)."""

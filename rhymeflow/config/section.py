@@ -1,8 +1,7 @@
 """What every section of the configuration is: frozen, typed, unknown fields refused.
 
-Holds true: every default of Rhymeflow is in this package and nowhere else; a `Config` that exists
-is valid; two runs with equal configurations are the same run. Fields carry TRL's names where TRL
-has the same thing. Knows nothing of files, torch or the machine.
+Every default of Rhymeflow is in this package and nowhere else; a `Config` that exists is valid.
+Fields carry TRL's names where TRL has the same thing.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Profiles: how fast a kind of machine is with a kind of model, by name or from a file.
 
-Holds true: a `Profile` that exists is complete, and no number in it is negative; where each number
-comes from stands in its `source`. The files beside this one are the profiles that ship;
-`rhymeflow calibrate` writes more of the same form. Knows nothing of configurations or of how a
-machine is measured.
+A `Profile` that exists is complete, and no number in it is negative; where each number comes from
+stands in its `source`. The files beside this one ship; `rhymeflow calibrate` writes more.
 """
 
 from __future__ import annotations
@@ -147,6 +145,3 @@ def _mistake(name: str, value: Any) -> str | None:
         is_right = is_number and isinstance(value, int) and value > 0
         return None if is_right else "a whole number above 0"
     return None if is_number and math.isfinite(value) and value >= 0 else "a number, 0 or above"
-
-
-__all__ = ["Profile", "check_writable", "load", "names", "save"]

@@ -1,14 +1,9 @@
 """What another staleness bound, or another split of the devices, would do for a run.
 
-The run's own configuration is simulated on the lengths that the run has seen, with the profile of
-`schedule.cost_model`; its decoding is scaled so that instances are busy as long for a step as they
-were in the run, and its training so that the learner is. Then neighbours of the configuration are
-simulated with the same profile. How far the simulation of the run as it is lies from the run is
-said too, and no gain within that distance is recommended.
-
-Holds true: what is compared are simulations with each other, never with the run. Knows nothing of
-rewards: what staleness costs there it cannot say. Acceptance of drafts is the configuration's
-(`simulation.acceptance`), as far as the scaling does not make up for it; evaluation is left out.
+The run's configuration is simulated on the lengths it has seen, with a profile scaled so that
+instances and learner are busy as long for a step as they were; then its neighbours are, with the
+same profile. Simulations are compared with each other, never with the run; how far the simulation
+of the run as it is lies from the run is said, and no gain within that distance is recommended.
 """
 
 from __future__ import annotations
@@ -170,6 +165,3 @@ def _configured(config: Config, changes: Mapping[str, int], profile: Path) -> Co
         "colocated": False,
     }
     return Config.model_validate(values)
-
-
-__all__ = ["Advice", "Change", "advise"]

@@ -1,10 +1,8 @@
-"""What became of every group and response, kept outside the coordinator; the laws are checked on
-it.
+"""What became of every group and response, outside the coordinator: the laws are checked on it.
 
-Holds true: a run whose audit closes has kept laws 1 and 2: no batch held a token older than the
-bound allows, no group ended twice or was trained on twice, every group that was admitted ended. It
-rests on what instances did (the version they held when they generated a token), not on the
-coordinator's state.
+A run whose audit closes has kept laws 1 and 2: no batch held a token older than the bound allows,
+no group ended twice, every group that was admitted ended. It rests on what instances did (the
+version they held when they generated a token), not on the coordinator's state.
 """
 
 from __future__ import annotations

@@ -1,31 +1,19 @@
-"""The simulated runtime: carries out the coordinator's commands in virtual time and reports what
-happened.
+"""The simulated runtime: carries out the coordinator's commands in virtual time and reports events.
 
 One heap holds all that is to come, ordered by (time, kind, the order it was entered), so that what
-happens at one instant has a fixed order: the world moves, commands arrive, events arrive, instances
-are looked at, the coordinator plans. Nothing is random.
-
-Modelled: commands and events take `command_seconds` and `event_seconds`; events of one sender
-arrive in order. A response is rewarded `reward_seconds` after it is finished. An environment
-answers a turn after as long as the workload says; meanwhile no cache keeps the response. A version
-can be pulled when the learner's push is over (`learner.py`). Held-out evaluation is left out.
-
-What dies comes back as in real runs. An instance: its responses go on elsewhere from what was
-stored of them, another joins in its place under a new name. The learner: it is restored, while
-rollout goes on as far as the bound allows. The controller takes all processes with it; whatever
-happens meanwhile it hears and does when it is back, where it was.
-
-Holds true: the same coordinator that drives real runs decides everything; the laws are checked by
-the audit on what the world did. Knows no strategy.
+happens at one instant has a fixed order; nothing is random. The same coordinator that drives real
+runs decides everything, and the audit checks the laws on what the world did. Held-out evaluation is
+left out (docs/simulator.md has what is modelled).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
 from math import inf
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
+from rhymeflow.config import SimulationConfig
 from rhymeflow.core.commands import (
     Abort,
     Accumulate,
@@ -59,44 +47,26 @@ from rhymeflow.core.events import (
 from rhymeflow.core.plan import Plan, Schedule
 from rhymeflow.core.types import GroupId, InstanceId, TrajectoryId, Version
 from rhymeflow.sim.audit import Audit, Step, Tokens
-from rhymeflow.sim.deaths import Deaths
-from rhymeflow.sim.faults import Failure, Recovery
-from rhymeflow.sim.hardware import Hardware, Latencies
-from rhymeflow.sim.instance import Instance
-from rhymeflow.sim.instances import Instances
+from rhymeflow.sim.faults import Deaths, Failure, Recovery
+from rhymeflow.sim.hardware import Hardware
+from rhymeflow.sim.instance import Instance, Instances
 from rhymeflow.sim.learner import Learner
 from rhymeflow.sim.response import Response
 from rhymeflow.sim.timeline import Timeline
 from rhymeflow.sim.workload import Prompt, Workload
 
+if TYPE_CHECKING:
+    from rhymeflow.sim.record import Record
+
 _WORLD, _COMMAND, _EVENT, _LOOK, _PLAN = range(5)
 """What comes first of what happens at one instant."""
 
 
-class Log(Protocol):
-    """Who is told of all that the coordinator hears and commands."""
-
-    def hear(self, cluster: Cluster, event: Event) -> None:
-        """It is told of this now."""
-
-    def obey(self, cluster: Cluster, commands: Sequence[Command]) -> None:
-        """It commands this upon the event that it was told of last."""
-
-
 class Cluster:
-    """A run on so many instances.
+    """A run on so many instances, from second 0; `plan` does not evaluate.
 
-    Args:
-        plan: of the run; it does not evaluate.
-        schedule: its rules.
-        hardware: of the instances; its cost model is the learner's too.
-        workload: prompts, lengths and rewards.
-        latencies: of everything else.
-        num_instances: at the beginning, which is second 0.
-        recovery: how what dies comes back; None: nothing dies, and no checkpoint is written.
-        failures: what dies when, in order; they may be without end.
-        timeline: where what happens is written; None: nowhere.
-        log: is told of events and commands.
+    `latencies` are of everything but `hardware`. Without `recovery` nothing dies, and no checkpoint
+    is written; `failures` may be without end.
     """
 
     def __init__(
@@ -105,21 +75,17 @@ class Cluster:
         schedule: Schedule,
         hardware: Hardware,
         workload: Workload,
-        latencies: Latencies,
+        latencies: SimulationConfig,
         *,
         num_instances: int,
         recovery: Recovery | None = None,
         failures: Iterable[Failure] = (),
         timeline: Timeline | None = None,
-        log: Log | None = None,
+        log: Record | None = None,
     ) -> None:
         assert not plan.eval_steps, "evaluation is not simulated"
-        self.plan, self.hardware, self.workload, self.latencies = (
-            plan,
-            hardware,
-            workload,
-            latencies,
-        )
+        self.plan, self.hardware, self.workload = plan, hardware, workload
+        self.latencies = latencies
         self.coordinator = Coordinator(plan, schedule)
         self.audit = Audit(
             num_generations=plan.num_generations,
@@ -131,7 +97,8 @@ class Cluster:
         self.steps: list[Step] = []
         self.commands = self.events = self.ticks = 0
         self.num_instances = num_instances
-        self.learner = Learner(hardware.cost, recovery, timeline)
+        row = None if timeline is None else timeline.learner
+        self.learner = Learner(hardware.cost, recovery, row)
         self.instances = Instances(self._make_instance, num_instances)
         self.deaths = Deaths(self, recovery, failures)
         self._timeline, self._log = timeline, log
@@ -340,13 +307,12 @@ class Cluster:
     def _make_instance(self, name: InstanceId) -> Instance:
         return Instance(
             name,
-            self._timeline.join(name, self.now) if self._timeline is not None else 0,
             self.hardware,
             version=self.published,
             now=self.now,
             find=self.audit.responses.__getitem__,
             published=lambda: self.published,
-            timeline=self._timeline,
+            row=None if self._timeline is None else self._timeline.join(name, self.now),
         )
 
     def join(self, started: tuple[int, int]) -> None:

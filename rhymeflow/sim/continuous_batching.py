@@ -1,49 +1,161 @@
 """Continuous batching: what runs, waits and is in the cache, and what the next decode span is.
 
-- An iteration with n decoding trajectories and K tokens in the cache lasts as the cost model says;
-  each decoding trajectory gets one token, or with drafts as many as `drafts.py` says. Those that
-  get equally many are in one decode batch (`decode_batch.py`). Where the cache has no room for as
-  many, nothing is drafted.
-- One that is admitted first prefills its prompt and what there is of its response, in chunks of at
-  most `max_prefill_tokens` an iteration, each token adding `prefill_token` seconds; the iteration
-  that completes this makes its next token. Such iterations are decode spans of their own.
-- Between them n is constant, and all iterations up to the next end are one `DecodeSpan`; with
-  drafts those up to the next end for which the choice of drafts is the same.
-- Of running members of a group one computes the prompt and the others copy
-  it once it is there, for nothing (as the engine does); each holds it in the cache for itself.
-- In order of arrival what waits is admitted, up to `capacity`, while the cache has room for its
-  tokens and `watermark` beyond. When the next iteration would not fit, the newest gives up its
-  place, its cache is lost, and it waits at the head.
-
-- What waits for its environment keeps its cache here as long as there is room that nothing else
-  needs, and the weights stay; those that have waited longest lose theirs first. When it comes back,
-  what is still there need not be prefilled.
-
-Holds true between two decode spans: `kv_tokens` and what is still to be prefilled never exceed
-`kv_capacity`. Knows nothing of commands, events or the time.
+An iteration with n decoding trajectories and K tokens in the cache lasts as the cost model says. As
+long as n stays, all iterations up to the next end are one `DecodeSpan`, with drafts those for which
+the choice of drafts is the same; iterations that prefill are spans of their own. Between two spans
+`kv_tokens` and what is still to be prefilled never exceed `kv_capacity`.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
-from math import ceil, inf
+from heapq import heappop, heappush
+from math import ceil, inf, sqrt
 
 from rhymeflow.core.types import GroupId, TrajectoryId, Version
-from rhymeflow.sim.decode_batch import ROUNDING, DecodeBatch, Place
-from rhymeflow.sim.decode_span import DecodeSpan
-from rhymeflow.sim.drafts import CLASSES, Choice
+from rhymeflow.sim.drafts import CLASSES, ROUNDING, Choice
 from rhymeflow.sim.hardware import Hardware, Tally
 from rhymeflow.sim.response import Response
 
 
-class ContinuousBatch:
-    """What an instance has been given.
+class DecodeSpan:
+    """Up to `iterations` iterations from `start` on, the first of which lasts `first` seconds, and
+    each further one `growth` seconds longer than the one before.
 
-    Args:
-        hardware: that it runs on.
-        tally: where tokens and preemptions are counted.
+    While the same n trajectories decode, every iteration adds n tokens to the cache, so j of them
+    that begin with K tokens in it take `j (k1 K + max(k2, k3 n + c) + k4) + k1 n j (j - 1) / 2`
+    seconds (`core/cost.py`, summed), which is inverted by a square root.
     """
+
+    __slots__ = ("end", "first", "growth", "iterations", "start")
+
+    def __init__(self, start: float, first: float, growth: float, iterations: int) -> None:
+        self.start, self.first, self.growth, self.iterations = start, first, growth, iterations
+        self.end = self.after(iterations)
+
+    def after(self, iterations: int) -> float:
+        """The time at which so many iterations are over."""
+        return (
+            self.start + iterations * self.first + self.growth * (iterations * (iterations - 1) / 2)
+        )
+
+    def over(self, now: float) -> int:
+        """How many iterations are over at `now`."""
+        if now >= self.end:
+            return self.iterations
+        j = self._estimate(now)
+        while self.after(j + 1) <= now:
+            j += 1
+        while j > 0 and self.after(j) > now:
+            j -= 1
+        return j
+
+    def over_before(self, time: float) -> int:
+        """The same of a `time` that may be before the beginning: then it is below 0, by as many
+        iterations as were over in between if they lasted as long as the first one.
+        """
+        if time >= self.start:
+            return self.over(time)
+        return -ceil((self.start - time) / self.first)
+
+    def cut(self, now: float) -> None:
+        """End with the iteration that runs at `now`: commands are seen between iterations."""
+        if now >= self.end:
+            return
+        j = self.over(now)
+        self.iterations = j if self.after(j) >= now else j + 1
+        self.end = self.after(self.iterations)
+
+    def _estimate(self, now: float) -> int:
+        """Solve `after(j) = now`, rounded down, right to within float rounding."""
+        seconds = now - self.start
+        if seconds <= 0:
+            return 0
+        half = self.growth / 2
+        linear = self.first - half
+        # The form of the root that does not cancel, and that holds for growth 0 too.
+        return int(2 * seconds / (linear + sqrt(linear * linear + 4 * half * seconds)))
+
+
+class Place:
+    """A response among those that run."""
+
+    __slots__ = ("decode_batch", "ends_at", "gone", "response", "todo", "untouched")
+
+    def __init__(self, response: Response, kept: int = 0) -> None:
+        """`kept`: of its tokens, the first so many are in the cache."""
+        self.response = response
+        self.todo = response.prompt_tokens + response.generated - kept
+        """Tokens to prefill before it decodes."""
+        self.untouched = not kept
+        """Nothing of it is in the cache."""
+        self.decode_batch: DecodeBatch | None = None
+        """Where it is, once it decodes."""
+        self.ends_at: float = 0
+        """The time of the decode batch's clock at which it has its last token."""
+        self.gone = False
+
+    def flow(self) -> float:
+        """Tokens generated by the clock, a fraction and what goes beyond the end included."""
+        assert self.decode_batch is not None
+        return self.response.length - (self.ends_at - self.decode_batch.clock)
+
+    def look(self) -> float:
+        """Enter in the response what is generated of it; return the same by the clock."""
+        flow = self.flow()
+        self.response.generated = min(self.response.length, int(flow + ROUNDING))
+        return flow
+
+
+class DecodeBatch:
+    """Those that decode in step: a clock, and a heap of the times on it at which they end.
+
+    The clock counts the tokens that one of the batch generates, with drafts by what an iteration
+    generates on average. A response is complete with the iteration in which the clock reaches its
+    end, and has exactly its length.
+    """
+
+    __slots__ = ("clock", "count", "ends", "gain")
+
+    def __init__(self) -> None:
+        self.clock: float = 0
+        self.gain: float = 1
+        """Tokens that one gets in an iteration."""
+        self.count = 0
+        """Trajectories in it."""
+        self.ends: list[tuple[float, int, Place]] = []
+        """Heap of (ends_at, number, place) of those in it, and of some that are gone."""
+
+    def enter(self, place: Place, remaining: float, number: int) -> None:
+        """One more decodes, to its end in so many tokens."""
+        place.decode_batch, place.ends_at = self, self.clock + remaining
+        self.count += 1
+        heappush(self.ends, (place.ends_at, number, place))
+
+    def iterations(self) -> int:
+        """How many it takes until the next is complete. There is one."""
+        while self.ends[0][2].gone:
+            heappop(self.ends)
+        return ceil((self.ends[0][0] - self.clock - ROUNDING) / self.gain)
+
+    def complete(self) -> list[Place]:
+        """Those that have reached their ends; they are no longer in the heap."""
+        ends, reached, found = self.ends, self.clock + ROUNDING, []
+        while ends and ends[0][0] <= reached:
+            place = heappop(ends)[2]
+            if not place.gone:
+                found.append(place)
+        return found
+
+    def clear(self) -> None:
+        """Nothing decodes here any more."""
+        self.ends.clear()
+        self.count = 0
+
+
+class ContinuousBatch:
+    """What an instance has been given."""
 
     def __init__(self, hardware: Hardware, tally: Tally) -> None:
         self.hardware, self.tally = hardware, tally

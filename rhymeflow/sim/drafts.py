@@ -1,24 +1,9 @@
 """Drafts in the simulator: tokens drafted for each class, and tokens generated per iteration.
 
-A drafted token is accepted with one probability, given that those before it were. So a trajectory
-with d of them gets (1 - a^(d+1)) / (1 - a) tokens in an iteration on average, and the node at depth
-k of its draft is reached with a^k. There are two classes of trajectories that are alike: the prompt
-was answered in an earlier epoch (1), or not (0).
-
-An iteration of n trajectories and D drafted tokens reads the cache once for each trajectory and
-computes n + D rows: `k1 K + max(k2, k3 (n + D) + c) + k4` seconds. As in the rule `Cost`
-(`histospec/draft_length.py`) the nodes most likely to be reached are taken, as many as give the
-most tokens per second. The last level taken may be for some of a class only; the class then gets
-what its members get on average.
-
-**This is the best there is.** For each D the tokens are most with the D likeliest nodes. They grow
-by less and less with D, and the seconds by no less and no less, so their quotient rises and then
-falls; inside a level it turns only where the arithmetic begins to outlast the reading of weights.
-So the ends of levels and the two counts around that corner are looked at, up to the first fall.
-
-Holds true: a choice is a function of the classes' sizes and the band that the cache's tokens
-lie in, and of nothing before. In a band the seconds without drafts differ by `BAND`. Knows
-nothing of responses, instances or time.
+A drafted token is accepted with one probability, given that those before it were: the node at depth
+k of a draft is reached with a^k. For each number of drafted tokens the likeliest nodes give most
+tokens. Tokens grow by less and less with it, and seconds by no less and no less, so their quotient
+rises and then falls: the ends of levels and the corner of the cost model are looked at.
 """
 
 from __future__ import annotations
@@ -28,9 +13,10 @@ from math import floor, inf
 from typing import NamedTuple
 
 from rhymeflow.core.cost import CostModel
-from rhymeflow.sim.decode_batch import ROUNDING
 
 CLASSES = 2
+ROUNDING = 1e-6
+"""Tokens; sums of fractions are off by less."""
 BAND = 0.1
 _MOST_REMEMBERED = 200_000
 
@@ -54,14 +40,10 @@ class Choice(NamedTuple):
 
 
 class Drafts:
-    """Chooses; remembers what it chose.
+    """Chooses, and remembers what it chose.
 
-    Args:
-        cost: of an iteration.
-        acceptance: probability of a drafted token whose prompt was answered in an earlier epoch.
-        first_acceptance: the same for other prompts, whose drafts come from siblings.
-        max_draft: most tokens drafted for one trajectory.
-        kv_capacity: tokens that a cache holds.
+    `acceptance` is the probability of a drafted token whose prompt was answered in an earlier
+    epoch, `first_acceptance` that of others, whose drafts come from siblings.
     """
 
     def __init__(
@@ -165,6 +147,3 @@ def _edges(cost: CostModel, kv_capacity: int) -> list[float]:
             edges.append(edge)
             edge = (edge + unit) * (1 + BAND) - unit
     return edges
-
-
-__all__ = ["BAND", "CLASSES", "Choice", "Counts", "Drafts"]

@@ -1,25 +1,28 @@
-"""Which simulated processes die, when, and what it takes to bring them back.
+"""Which simulated processes die, when, what is lost by it, and when they are back.
 
-Devices fail independently of one another and of their age, each once in so many hours in the mean
-(MTBF), so the failures of a cluster are a Poisson process whose rate is that of a device times the
-devices. A device that fails takes with it the process group it is part of: an instance, or the
-whole learner; where all devices generate and train in turn, all of them. The controller's machine
-fails at a rate of its own, and takes the run with it.
-
-Holds true: the failures are a function of the seed, the rates and the devices only, so all
-schedules on as many devices are struck at the same times. Knows nothing of what is lost by them.
+Devices fail independently of one another and of their age, so the failures of a cluster are a
+Poisson process: a function of the seed, the rates and the devices only, the same for all schedules.
+A device takes with it the process group it is part of. What was published stays published; a
+response is lost back to what was stored of it; who is struck while it restarts begins anew.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import count
 from math import inf, log
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from rhymeflow.core.events import InstanceLeft, LearnerReady, TrajectoryInterrupted
 from rhymeflow.core.types import Version
+from rhymeflow.errors import UserError
 from rhymeflow.sim.workload import uniform
+
+if TYPE_CHECKING:
+    from rhymeflow.sim.cluster import Cluster
+
 
 HOUR = 3600.0
 DETECTION = 10.0
@@ -100,3 +103,83 @@ def failures(
             yield Failure(now, devices.victim(int(chosen / of_devices * devices.total)))
         else:
             yield Failure(now, "controller")
+
+
+_HOPELESS = 10_000
+"""Failures without a step between them, after which the run is given up."""
+
+
+class Deaths:
+    """The failures of a run, in order; without `recovery` there are none."""
+
+    def __init__(
+        self, cluster: Cluster, recovery: Recovery | None, failures: Iterable[Failure]
+    ) -> None:
+        self.counts: Counter[str] = Counter()
+        """Until now, of an `instance`, the `learner`, `devices`, the `controller`."""
+        self.silent_until = 0.0
+        """The controller is away so long: it hears nothing and commands nothing."""
+        self._cluster, self._recovery, self._failures = cluster, recovery, iter(failures)
+        self._restored_at = inf
+        self._steps = self._since_step = 0
+
+    def expect(self) -> None:
+        """The next failure will happen."""
+        failure = next(self._failures, None)
+        if failure is not None:
+            self._cluster.at(failure.at, self._fail, failure.victim)
+
+    def _fail(self, victim: Victim) -> None:
+        recovery = self._recovery
+        assert recovery is not None
+        self._check_hope()
+        self.counts["instance" if isinstance(victim, int) else victim] += 1
+        if victim == "controller":
+            self.silent_until = self._cluster.now + recovery.detection + recovery.learner
+        if isinstance(victim, int):
+            self._lose_instance(victim, recovery)
+        else:
+            self._lose_learner(recovery)
+        if victim in ("devices", "controller"):
+            for place in range(self._cluster.num_instances):
+                self._lose_instance(place, recovery)
+        self.expect()
+
+    def _check_hope(self) -> None:
+        steps = len(self._cluster.steps)
+        self._since_step = self._since_step + 1 if steps == self._steps else 1
+        self._steps = steps
+        if self._since_step > _HOPELESS:
+            raise UserError(
+                f"simulation.faults: step {steps + 1} is never done: {_HOPELESS:,} failures came "
+                "before it"
+            )
+
+    def _lose_instance(self, place: int, recovery: Recovery) -> None:
+        cluster = self._cluster
+        lost = cluster.instances.lose(place, cluster.now, recovery.store)
+        if lost is not None:
+            name, responses = lost
+            stored = [TrajectoryInterrupted(r.id, name, 0, r.stored) for r in responses]
+            noticed = recovery.detection + cluster.latencies.message_seconds
+            cluster.report([*stored, InstanceLeft(name, "failure")], noticed)
+        up = max(cluster.now + recovery.detection + recovery.instance, self.silent_until)
+        cluster.at(up, cluster.join, (place, cluster.instances.losses(place)))
+
+    def _lose_learner(self, recovery: Recovery) -> None:
+        cluster = self._cluster
+        cluster.learner.die(cluster.now)
+        loaded = max(cluster.now + recovery.detection + recovery.learner, self.silent_until)
+        self._restored_at = loaded + cluster.learner.retrain()
+        cluster.at(self._restored_at, self._restore, cluster.now)
+
+    def _restore(self, died: float) -> None:
+        cluster = self._cluster
+        if self._restored_at != cluster.now:
+            return  # it died again meanwhile
+        self._restored_at = inf
+        cluster.learner.restored(died, cluster.now)
+        cluster.report([LearnerReady(cluster.published)])
+        for place in cluster.instances.waiting():
+            cluster.join((place, cluster.instances.losses(place)))
+        cluster.expect_version()

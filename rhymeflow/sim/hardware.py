@@ -28,17 +28,6 @@ class Hardware:
     """Chooses drafts; None: there are none."""
 
 
-@dataclass(frozen=True, slots=True)
-class Latencies:
-    """How quick everything around instances and learner is, in seconds; see `SimulationConfig`."""
-
-    tick_seconds: float
-    snapshot_seconds: float
-    message_seconds: float
-    """From the coordinator to an instance or the learner, and back."""
-    reward_seconds: float
-
-
 @dataclass(slots=True)
 class Tally:
     """What an instance did, in seconds and counts."""

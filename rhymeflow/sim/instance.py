@@ -1,11 +1,8 @@
-"""A simulated rollout instance: continuous batching, advanced from event to event.
+"""A simulated rollout instance, advanced from event to event; and who is at which place.
 
 It runs what the engine runs (`continuous_batching.py`), iteration by iteration in effect, but never
-one by one. Commands are carried out between iterations, in order. A pull takes `cost.pull` seconds
-in which nothing else happens.
-
-Holds true: every token of a response was generated under the version the instance held. Knows
-nothing of groups, the learner, rewards or the coordinator.
+one by one. Commands are carried out between iterations, in order. Every token of a response is
+generated under the version that the instance holds.
 """
 
 from __future__ import annotations
@@ -24,50 +21,39 @@ from rhymeflow.core.events import (
     TurnEnded,
 )
 from rhymeflow.core.types import FinishReason, InstanceId, TrajectoryId, Version
-from rhymeflow.sim.continuous_batching import ContinuousBatch
-from rhymeflow.sim.decode_span import DecodeSpan
+from rhymeflow.sim.continuous_batching import ContinuousBatch, DecodeSpan
 from rhymeflow.sim.hardware import Hardware, Tally
 from rhymeflow.sim.response import Response
-from rhymeflow.sim.timeline import Kind, Timeline
+from rhymeflow.sim.timeline import Kind, Row
 
 
 class Instance:
     """One instance, at `now` up and idle.
 
-    Its driver calls `advance` at the time `next` says, and hands it commands by `deliver`,
-    after which `next` may have changed.
-
-    Args:
-        name: of the instance.
-        index: its row in the timeline.
-        hardware: what it can do, and how fast.
-        version: of the weights it holds.
-        now: virtual seconds.
-        find: the response to a trajectory that is routed here.
-        published: asked when a pull begins: the newest version, which is the one that is taken.
-        timeline: where what it does is written; None: nowhere.
+    Its driver calls `advance` at the time `next` says, and hands it commands by `deliver`, after
+    which `next` may have changed. `find` has the response to a trajectory that is routed here;
+    `published` is asked when a pull begins: the newest version, which is the one that is taken.
     """
 
     def __init__(
         self,
         name: InstanceId,
-        index: int,
         hardware: Hardware,
         *,
         version: Version,
         now: float,
         find: Callable[[TrajectoryId], Response],
         published: Callable[[], Version],
-        timeline: Timeline | None = None,
+        row: Row | None = None,
     ) -> None:
-        self.name, self.index, self.hardware, self.version = name, index, hardware, version
+        self.name, self.hardware, self.version = name, hardware, version
         self.next = inf
         """The time at which it must be advanced."""
         self.last_number = 0
         self.tally = Tally()
         self.joined, self.left = now, inf
         self._batch = ContinuousBatch(hardware, self.tally)
-        self._find, self._published, self._timeline = find, published, timeline
+        self._find, self._published, self._row = find, published, row
         self._inbox: deque[InstanceCommand] = deque()
         self._decode_span: DecodeSpan | None = None
         self._pulling: tuple[Pull, Version] | None = None
@@ -151,8 +137,9 @@ class Instance:
         lost = self._batch.lose(over, None if store_seconds is None else unstored)
         self._decode_span = self._pulling = None
         self.next, self.left = inf, now
-        if self._timeline is not None:
-            self._timeline.leave(self.index, now)
+        if self._row is not None:
+            self._row.left = now
+            self._row.loads.append((now, 0, 0))
         return lost
 
     # -- commands ----------------------------------------------------------------------------
@@ -194,8 +181,8 @@ class Instance:
         self._pulling = None
         self.tally.pull += now - self._since
         self.tally.pulls += 1
-        if self._timeline is not None:
-            self._timeline.span(self.index, "pull", self._since, now, self.version)
+        if self._row is not None:
+            self._row.append("pull", self._since, now, self.version)
         self._batch.change_weights(self.version)
         return Pulled(self.name, command.number, self.version)
 
@@ -205,9 +192,8 @@ class Instance:
         self._decode_span = self._batch.begin(now)
         self._since = now
         self.next = inf if self._decode_span is None else self._decode_span.end
-        if self._timeline is not None:
-            running, kv_tokens = len(self._batch.running), self._batch.kv_tokens(0)
-            self._timeline.load(self.index, now, running, kv_tokens)
+        if self._row is not None:
+            self._row.loads.append((now, len(self._batch.running), self._batch.kv_tokens(0)))
 
     def _end_decode_span(self, now: float, events: list[Event]) -> None:
         is_prefill = bool(self._batch.chunks)
@@ -216,9 +202,9 @@ class Instance:
             self.tally.prefill += now - self._since
         else:
             self.tally.decode += now - self._since
-        if self._timeline is not None and now > self._since:
+        if self._row is not None and now > self._since:
             kind: Kind = "prefill" if is_prefill else "decode"
-            self._timeline.span(self.index, kind, self._since, now, self.version)
+            self._row.append(kind, self._since, now, self.version)
         for response in self._batch.end(self.version):
             response.store()
             if not response.is_last_turn:
@@ -229,3 +215,55 @@ class Instance:
                 "length" if response.sampled_length >= self.hardware.max_length else "stop"
             )
             events.append(TrajectoryFinished(response.id, self.name, response.length, reason))
+
+
+class Instances:
+    """All instances of a cluster.
+
+    `make` makes one of this name.
+    """
+
+    def __init__(self, make: Callable[[InstanceId], Instance], num_places: int) -> None:
+        self.ever: list[Instance] = []
+        """All that ever were, in the order they joined."""
+        self.live: dict[InstanceId, Instance] = {}
+        self._make = make
+        self._at: list[InstanceId | None] = [None] * num_places
+        self._joined = [0] * num_places
+        self._losses = [0] * num_places
+        self._waiting: set[int] = set()
+
+    def losses(self, place: int) -> int:
+        """How often this place was struck; whoever was started before the last time is gone."""
+        return self._losses[place]
+
+    def join(self, place: int) -> Instance:
+        """One more is up, at a place that is free."""
+        assert self._at[place] is None, f"place {place} is taken"
+        name, before = f"rollout-{place}", self._joined[place]
+        instance = self._make(f"{name}.{before}" if before else name)
+        self._joined[place] += 1
+        self._at[place] = instance.name
+        self.live[instance.name] = instance
+        self.ever.append(instance)
+        return instance
+
+    def wait(self, place: int) -> None:
+        """One is up, but there is no learner."""
+        self._waiting.add(place)
+
+    def waiting(self) -> list[int]:
+        """The places of those that wait, which wait no longer."""
+        places, self._waiting = sorted(self._waiting), set()
+        return places
+
+    def lose(
+        self, place: int, now: float, store_seconds: float | None
+    ) -> tuple[InstanceId, list[Response]] | None:
+        """Whoever is at this place is gone; its name and what it had, as far as it was stored."""
+        self._losses[place] += 1
+        self._waiting.discard(place)
+        name, self._at[place] = self._at[place], None
+        if name is None:
+            return None
+        return name, self.live.pop(name).crash(now, store_seconds)

@@ -1,14 +1,8 @@
 """The simulated learner: trains on one batch at a time, publishes, saves, dies and is restored.
 
-Training takes `train_step`, and `train_token` for each token of prompts and responses
-(`measure_token` in groups whose rewards are all equal), then `push` seconds; tokens of groups that
-it was given early take that time before the batch is there, and none with it. Checkpoints are due
-by the rule of real runs (`runtime/checkpoints.py`); the learner waits for a copy, and the
-checkpoint counts once it is written. A learner that died is loaded from the newest checkpoint and
-trains on the stored batches since once more; then it begins anew with the batch it was about. What
-was published stays published meanwhile.
-
-Holds true: each version is published once. Without a `Recovery` nothing is saved, and nothing dies.
+Tokens of groups that it was given early take their time before the batch is there, and none with
+it. One that died is loaded from the newest checkpoint and trains on the stored batches since once
+more, then on the batch it was about. Each version is published once.
 """
 
 from __future__ import annotations
@@ -19,7 +13,7 @@ from math import inf
 from rhymeflow.core.cost import CostModel
 from rhymeflow.core.types import Version
 from rhymeflow.sim.faults import Recovery
-from rhymeflow.sim.timeline import Timeline
+from rhymeflow.sim.timeline import Row
 
 _PATIENCE = 1.5
 """How many times `save_seconds` a checkpoint waits for a version that is evaluated."""
@@ -41,17 +35,10 @@ class _Batch:
 class Learner:
     """The learner of a run, at second 0 up and idle.
 
-    Its driver calls `publish` at the time `next` says.
-
-    Args:
-        cost: how fast it is.
-        recovery: how checkpoints are written; None: there are none.
-        timeline: where what it does is written; None: nowhere.
+    Its driver calls `publish` at the time `next` says. Without `recovery` there are no checkpoints.
     """
 
-    def __init__(
-        self, cost: CostModel, recovery: Recovery | None, timeline: Timeline | None
-    ) -> None:
+    def __init__(self, cost: CostModel, recovery: Recovery | None, row: Row | None) -> None:
         self.next = inf
         """The time at which it publishes."""
         self.is_there = True
@@ -60,7 +47,7 @@ class Learner:
         what it trains again is not counted."""
         self.retrained = 0
         """Batches that were trained on again."""
-        self._cost, self._recovery, self._timeline = cost, recovery, timeline
+        self._cost, self._recovery, self._row = cost, recovery, row
         self._batch: _Batch | None = None
         self._free = 0.0
         self.accumulated = inf
@@ -135,16 +122,16 @@ class Learner:
     def restored(self, died: float, now: float) -> None:
         """It is what it was when it last published."""
         self.is_there, self._free = True, now
-        if self._timeline is not None:
-            self._timeline.learn("restore", died, now, len(self._seconds))
+        if self._row is not None:
+            self._row.append("restore", died, now, len(self._seconds))
         if self._batch is not None:
             self._begin(now)
 
     def _accumulated_until(self, end: float) -> None:
         self.accumulated = inf
         self.busy += end - self._begun
-        if self._timeline is not None and end > self._begun:
-            self._timeline.learn("train", self._begun, end, self._early_version)
+        if self._row is not None and end > self._begun:
+            self._row.append("train", self._begun, end, self._early_version)
 
     def _begin(self, now: float) -> None:
         batch, cost = self._batch, self._cost
@@ -172,8 +159,8 @@ class Learner:
     def _end(self, batch: _Batch, now: float) -> None:
         """It has done at `now` what it did of the batch."""
         self.busy += now - batch.start
-        if self._timeline is not None:
+        if self._row is not None:
             trained = min(batch.trained, now)
-            self._timeline.learn("train", batch.start, trained, batch.version)
+            self._row.append("train", batch.start, trained, batch.version)
             if now > trained:
-                self._timeline.learn("push", trained, now, batch.version)
+                self._row.append("push", trained, now, batch.version)

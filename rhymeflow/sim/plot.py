@@ -1,7 +1,7 @@
 """Plots a timeline: instances as rows over time, the learner below them, and the load.
 
 A row's colour is the version it works under, so that a glance shows which instances lag; pale where
-it is idle, darker where it prefills, red where it pulls. Plots what it is given; knows no rules.
+it is idle, darker where it prefills, red where it pulls.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """A simulated run as a run directory: its log and what became of each response, for everything that
 looks at runs (docs/inspecting.md).
 
-Holds true: events and commands are those of the coordinator, in its order, with virtual times;
-lengths, versions, instances, endings and rewards are those of the simulated world. There are no
-tokens, texts or losses. Of a response's iterations and drafted tokens its instance's mean is
-written. Knows no strategy, and changes nothing in what is simulated.
+Events and commands are those of the coordinator, with virtual times. There are no tokens, texts or
+losses; of a response's iterations and drafted tokens its instance's mean is written.
 """
 
 from __future__ import annotations
@@ -146,31 +144,20 @@ class Record:
             for start, end in pairwise(edges):
                 instance = [name for at, name in cuts if at <= start][-1]
                 versions = [version for at, version in response.parts if at <= start]
-                self._span(cluster, trajectory, start, end - start, instance, versions)
-
-    def _span(
-        self,
-        cluster: Cluster,
-        trajectory: TrajectoryId,
-        start: int,
-        length: int,
-        instance: InstanceId,
-        versions: Sequence[int],
-    ) -> None:
-        steps = drafted = 0
-        if instance != ENVIRONMENT:
-            rate, share = self._drafts(cluster, instance)
-            steps = max(1, round(length / rate))
-            drafted = round(share * steps)
-        self._store.put_span(
-            trajectory,
-            start=start,
-            length=length,
-            version=versions[-1],
-            instance=instance,
-            steps=steps,
-            drafted=drafted,
-        )
+                steps = drafted = 0
+                if instance != ENVIRONMENT:
+                    rate, share = self._drafts(cluster, instance)
+                    steps = max(1, round((end - start) / rate))
+                    drafted = round(share * steps)
+                self._store.put_span(
+                    trajectory,
+                    start=start,
+                    length=end - start,
+                    version=versions[-1],
+                    instance=instance,
+                    steps=steps,
+                    drafted=drafted,
+                )
 
     def _drafts(self, cluster: Cluster, name: InstanceId) -> tuple[float, float]:
         """Tokens of an iteration, and drafted ones, of this instance until now."""
@@ -203,6 +190,3 @@ class Record:
         self._last, self._tokens = step, generated
         self._store.commit()
         self._on_step(step.version)
-
-
-__all__ = ["Record"]

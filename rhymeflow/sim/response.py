@@ -1,14 +1,11 @@
 """One simulated response: how long it will be, how far it is, under which versions it was
-generated.
-
-Holds true: no token of it was generated under a version below the one it was routed for; what is
-stored survives an instance. This is the view from outside the coordinator, by which the staleness
-of what is trained on is measured.
+generated. By it the staleness of what is trained on is measured, outside the coordinator.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from rhymeflow.core.types import TrajectoryId, Version
@@ -25,64 +22,36 @@ class Answer(NamedTuple):
     """Until it comes."""
 
 
+@dataclass(slots=True, eq=False)
 class Response:
-    """A trajectory as the simulated world has it.
+    """A trajectory as the simulated world has it; with `answers` of an environment it has turns."""
 
-    Args:
-        id: which one.
-        prompt_tokens: of its prompt.
-        length: tokens that the policy will generate, at least 1.
-        known: its prompt was answered in an earlier epoch.
-        answers: of its environment, in order; none: it has no turns.
-    """
+    id: TrajectoryId
+    prompt_tokens: int
+    sampled_length: int
+    """Tokens that the policy will generate, at least 1."""
+    known: bool = False
+    """Its prompt was answered in an earlier epoch."""
+    answers: Sequence[Answer] = ()
+    turn: int = 0
+    """Turns that the environment has answered."""
+    length: int = 0
+    """Tokens, those of answers included, at which the policy's turn will end."""
+    generated: int = 0
+    """Tokens of it; while an instance decodes it, as of when it was last looked at."""
+    stored: int = 0
+    """Tokens that the trajectory store has."""
+    routed_version: Version | None = None
+    """V_traj: the version its instance was to hold when it was first routed."""
+    oldest_version: Version | None = None
+    """The least version a token of it was generated under; None: it has none."""
+    stored_oldest: Version | None = None
+    """The same of what is stored."""
+    parts: list[tuple[int, Version]] = field(default_factory=list)
+    """From which token on it was generated under which version, in order."""
 
-    __slots__ = (
-        "answers",
-        "generated",
-        "id",
-        "known",
-        "length",
-        "oldest_version",
-        "parts",
-        "prompt_tokens",
-        "routed_version",
-        "sampled_length",
-        "stored",
-        "stored_oldest",
-        "turn",
-    )
-
-    def __init__(
-        self,
-        id: TrajectoryId,
-        prompt_tokens: int,
-        length: int,
-        *,
-        known: bool = False,
-        answers: Sequence[Answer] = (),
-    ) -> None:
-        assert length >= 1
-        self.id = id
-        self.prompt_tokens = prompt_tokens
-        self.sampled_length = length
-        self.answers = answers
-        self.turn = 0
-        """Turns that the environment has answered."""
-        self.length = answers[0].after if answers else length
-        """Tokens, those of answers included, at which the policy's turn will end."""
-        self.known = known
-        self.generated = 0
-        """Tokens of it; while an instance decodes it, as of when it was last looked at."""
-        self.stored = 0
-        """Tokens that the trajectory store has."""
-        self.routed_version: Version | None = None
-        """V_traj: the version its instance was to hold when it was first routed."""
-        self.oldest_version: Version | None = None
-        """The least version a token of it was generated under; None: it has none."""
-        self.stored_oldest: Version | None = None
-        """The same of what is stored."""
-        self.parts: list[tuple[int, Version]] = []
-        """From which token on it was generated under which version, in order."""
+    def __post_init__(self) -> None:
+        self.length = self.answers[0].after if self.answers else self.sampled_length
 
     def goes_on_under(self, version: Version) -> None:
         """A token of it is generated under `version`."""

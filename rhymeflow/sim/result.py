@@ -1,8 +1,7 @@
 """What a simulated run was like: figures, and how they are shown.
 
-Holds true: throughput, steps per second and idle shares are of the steps after the first
-`skip_steps` and before the last `uncounted`, everything else is of the whole run. A run that broke
-a law has no result.
+Throughput, steps per second and idle shares are of the steps after the first `skip_steps` and
+before the last `uncounted`, everything else is of the whole run.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import median
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -230,7 +230,7 @@ def _summary(r: Result) -> Table:
         ("virtual time", f"{r.seconds:,.1f} s for {r.steps} steps"),
         (
             "step",
-            f"median {_median(measured):,.2f} s, {min(measured):,.2f} to {max(measured):,.2f} s; "
+            f"median {median(measured):,.2f} s, {min(measured):,.2f} to {max(measured):,.2f} s; "
             f"{r.steps_per_second:.4g} steps/s",
         ),
         (
@@ -304,9 +304,3 @@ def _share(count: int, of: int) -> str:
 
 def _figure(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}"
-
-
-def _median(values: Sequence[float]) -> float:
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2

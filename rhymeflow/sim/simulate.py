@@ -1,8 +1,7 @@
 """`rhymeflow simulate`: a configuration on a simulated cluster.
 
-Holds true: the coordinator gets the events that it would get in a real run of this configuration
-(`build`), but for held-out evaluation, which is left out. Two calls with equal arguments have equal
-results.
+The coordinator gets the events that it would get in a real run of this configuration (`build`), but
+for held-out evaluation. Two calls with equal arguments have equal results.
 """
 
 from __future__ import annotations
@@ -15,15 +14,14 @@ from pathlib import Path
 
 from rhymeflow import build, profiles
 from rhymeflow.config import Config
-from rhymeflow.core.cost import CostModel
 from rhymeflow.core.plan import Plan
 from rhymeflow.errors import UserError
 from rhymeflow.profiles import Profile
 from rhymeflow.sim import plot
-from rhymeflow.sim.cluster import Cluster, Log
+from rhymeflow.sim.cluster import Cluster
 from rhymeflow.sim.drafts import Drafts
 from rhymeflow.sim.faults import Devices, Failure, Recovery, failures
-from rhymeflow.sim.hardware import Hardware, Latencies
+from rhymeflow.sim.hardware import Hardware
 from rhymeflow.sim.record import Record
 from rhymeflow.sim.result import Result, counted, result
 from rhymeflow.sim.timeline import Timeline
@@ -77,7 +75,7 @@ def run(
     timeline: Timeline | None = None,
     dying: Iterable[Failure] | None = None,
     uncounted: int = 0,
-    log: Log | None = None,
+    log: Record | None = None,
 ) -> Result:
     """Simulate a run on these lengths. Writes nothing.
 
@@ -98,21 +96,18 @@ def run(
         )
     config = build.with_cost_model(config)
     profile = profiles.load(simulation.profile or config.schedule.cost_model)
-    num_instances, train_devices = _devices(config, profile)
+    num_instances, each = config.rollout.num_instances, profile.devices_per_instance
+    train_devices = num_instances * each if simulation.colocated else config.learner.num_ranks
     plan = build.plan(config)
     if dying is None:
-        dying = _failures(config, profile, num_instances, train_devices)
+        devices = Devices(num_instances, each, train_devices, simulation.colocated)
+        dying = _failures(config, devices)
     cluster = Cluster(
         dataclasses.replace(plan, eval_steps={}),
         build.schedule(config),
         _hardware(config, profile, train_devices, workload),
         workload,
-        Latencies(
-            tick_seconds=simulation.tick_seconds,
-            snapshot_seconds=simulation.snapshot_seconds,
-            message_seconds=simulation.message_seconds,
-            reward_seconds=simulation.reward_seconds,
-        ),
+        simulation,
         num_instances=num_instances,
         recovery=None if dying is None else _recovery(config, plan),
         failures=dying or (),
@@ -131,24 +126,11 @@ def run(
     )
 
 
-def _devices(config: Config, profile: Profile) -> tuple[int, int]:
-    """How many instances there are, and how many devices train."""
-    instances = config.rollout.num_instances
-    if config.simulation.colocated:
-        return instances, instances * profile.devices_per_instance
-    return instances, config.learner.num_ranks
-
-
-def _failures(
-    config: Config, profile: Profile, num_instances: int, train_devices: int
-) -> Iterator[Failure] | None:
+def _failures(config: Config, devices: Devices) -> Iterator[Failure] | None:
     """What dies when; None: nothing ever does."""
-    simulation, faults = config.simulation, config.simulation.faults
+    faults = config.simulation.faults
     if faults.device_mtbf_hours is None and faults.controller_mtbf_hours is None:
         return None
-    devices = Devices(
-        num_instances, profile.devices_per_instance, train_devices, simulation.colocated
-    )
     return failures(
         _FAILURE_SEED,
         devices,
@@ -190,16 +172,12 @@ def _hardware(config: Config, profile: Profile, train_devices: int, workload: Wo
         max_prefill_tokens=rollout.max_prefill_tokens,
         max_length=rollout.max_completion_length,
         keep_cache=rollout.kv_cache_on_pull == "keep",
-        drafts=_drafts(config, cost, kv_capacity),
-    )
-
-
-def _drafts(config: Config, cost: CostModel, kv_capacity: int) -> Drafts | None:
-    if config.drafting.window == "off":
-        return None
-    return Drafts(
-        cost,
-        acceptance=config.simulation.acceptance,
-        max_draft=config.drafting.max_draft,
-        kv_capacity=kv_capacity,
+        drafts=None
+        if config.drafting.window == "off"
+        else Drafts(
+            cost,
+            acceptance=config.simulation.acceptance,
+            max_draft=config.drafting.max_draft,
+            kv_capacity=kv_capacity,
+        ),
     )

@@ -1,8 +1,4 @@
-"""What a simulated cluster did, when: spans of instances and learner, and their load.
-
-Holds true: spans of a row follow one another; one that goes on as the last one did lengthens it;
-between them the row was idle. Knows nothing of how it will be looked at (`plot.py`).
-"""
+"""What a simulated cluster did, when: spans of instances and learner, and their load."""
 
 from __future__ import annotations
 
@@ -78,24 +74,7 @@ class Timeline:
             return self.instances
         return [self.instances[i * most // num_rows] for i in range(num_rows)]
 
-    def join(self, name: str, now: float) -> int:
-        """A new row; its index."""
+    def join(self, name: str, now: float) -> Row:
+        """A new row."""
         self.instances.append(Row(name, now))
-        return len(self.instances) - 1
-
-    def leave(self, index: int, now: float) -> None:
-        """Instance `index` is gone."""
-        self.instances[index].left = now
-        self.load(index, now, 0, 0)
-
-    def span(self, index: int, kind: Kind, start: float, end: float, version: Version) -> None:
-        """Instance `index` did this."""
-        self.instances[index].append(kind, start, end, version)
-
-    def load(self, index: int, now: float, running: int, kv_tokens: int) -> None:
-        """Instance `index` has so much from `now` on."""
-        self.instances[index].loads.append((now, running, kv_tokens))
-
-    def learn(self, kind: Kind, start: float, end: float, version: Version) -> None:
-        """The learner did this."""
-        self.learner.append(kind, start, end, version)
+        return self.instances[-1]

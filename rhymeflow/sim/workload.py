@@ -1,29 +1,101 @@
 """What the simulated run is given: prompts, and for each response its length and its reward.
 
-Holds true: everything is a pure function of (seed, prompt, epoch, member), so all schedules are
-compared on the same lengths, whatever they do in which order. Knows nothing of instances or time.
+Everything is a pure function of (seed, prompt, epoch, member), so all schedules are compared on the
+same lengths, whatever they do in which order.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable
 from math import exp, log, log1p, sqrt
 from pathlib import Path
 from statistics import NormalDist, fmean
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
+import numpy as np
 import xxhash
 
-from rhymeflow.config import Config
+from rhymeflow.config import Config, WorkloadConfig
 from rhymeflow.errors import UserError
 from rhymeflow.observe import metrics
-from rhymeflow.sim.lengths import Lengths
 from rhymeflow.sim.response import Answer
 from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.store.schema import EVENTS
 
-_INVERSE = NormalDist().inv_cdf
+_NORMAL = NormalDist()
+_REACH = 6.0
+_PER_UNIT = 64
+_SCORES = np.linspace(-_REACH, _REACH, int(2 * _REACH * _PER_UNIT) + 1)
+_WEIGHTS = np.exp(-(_SCORES**2) / 2)
+_WEIGHTS /= _WEIGHTS.sum()
+
+
+class Lengths:
+    """Lengths 1 .. `longest` of a configured distribution.
+
+    Raises:
+        UserError: no scale of the distribution has the mean that is asked for.
+    """
+
+    def __init__(self, config: WorkloadConfig, longest: int) -> None:
+        mean = longest / 4 if config.mean_length is None else config.mean_length
+        table = _scaled(config.sigma * _SCORES, mean, longest)
+        self.rho = _rho(table, config.prompt_variance_share)
+        self._table: list[float] = table.tolist()
+
+    def at(self, score: float) -> int:
+        """The length at a normal score."""
+        position = (min(max(score, -_REACH), _REACH) + _REACH) * _PER_UNIT
+        index = min(int(position), len(self._table) - 2)
+        low, high = self._table[index], self._table[index + 1]
+        return max(1, round(low + (position - index) * (high - low)))
+
+
+# -- fitting the table -----------------------------------------------------------------------------
+
+
+def _scaled(shape: np.ndarray, mean: float, longest: int) -> np.ndarray:
+    """Lengths at the scores, scaled and cut off so that they have this mean."""
+
+    def lengths(scale: float) -> np.ndarray:
+        return np.exp(np.clip(shape + scale, 0.0, log(longest)))
+
+    low, high = -float(shape.max()), log(longest) - float(shape.min())
+    if not 1 < mean < longest:
+        raise UserError(
+            f"simulation.workload.mean_length: {mean:g} is not the mean of responses of 1 to "
+            f"{longest} tokens (rollout.max_completion_length)"
+        )
+    return lengths(_bisect(lambda scale: float(lengths(scale) @ _WEIGHTS) >= mean, low, high))
+
+
+def _rho(table: np.ndarray, share: float) -> float:
+    """The correlation of scores at which the prompt explains this share of the variance."""
+    if share in (0.0, 1.0):
+        return share
+    mean = float(table @ _WEIGHTS)
+    variance = float(table**2 @ _WEIGHTS) - mean**2
+    coarse, weights = _SCORES[::8], _WEIGHTS[::8] / _WEIGHTS[::8].sum()
+
+    def explains(rho: float) -> bool:
+        scores = sqrt(rho) * coarse[:, None] + sqrt(1 - rho) * coarse[None, :]
+        of_prompt = np.interp(scores, _SCORES, table) @ weights
+        return float(of_prompt**2 @ weights) - mean**2 >= share * variance
+
+    return _bisect(explains, 0.0, 1.0)
+
+
+def _bisect(reached: Callable[[float], bool], low: float, high: float) -> float:
+    """The least x in the interval at which a condition that never becomes false again holds."""
+    for _ in range(50):
+        middle = (low + high) / 2
+        if reached(middle):
+            high = middle
+        else:
+            low = middle
+    return high
+
 
 COMPUTED = "packing/computed_share"
 """The metric of a run; see `learner/packing.py`."""
@@ -46,35 +118,6 @@ class Prompt(NamedTuple):
     tokens: int
 
 
-class Workload(Protocol):
-    """Where prompts, lengths and rewards come from."""
-
-    @property
-    def longest_prompt(self) -> int:
-        """Tokens of the longest prompt."""
-
-    @property
-    def most_observed(self) -> int:
-        """Most tokens that environments answer in one response."""
-
-    @property
-    def computed_share(self) -> float:
-        """The share of a batch's tokens that the learner computes: what responses to a prompt begin
-        with is computed once."""
-
-    def prompt(self, number: int) -> Prompt:
-        """The prompt of the request with this number, from 0; retries are not counted."""
-
-    def length(self, row: int, epoch: int, member: int) -> int:
-        """Tokens of the response, from 1 to the longest there may be."""
-
-    def reward(self, row: int, epoch: int, member: int) -> float:
-        """Its reward."""
-
-    def answers(self, row: int, epoch: int, member: int, length: int) -> Sequence[Answer]:
-        """What its environment will say, if it is `length` tokens long; none: it has no turns."""
-
-
 class Synthetic:
     """Lengths of a configured distribution, with a level of each prompt.
 
@@ -90,19 +133,18 @@ class Synthetic:
         self._of_prompt = sqrt(self._lengths.rho)
         self._of_response = sqrt(1 - self._lengths.rho)
 
-    @property
-    def computed_share(self) -> float:
-        """All: what their tokens are is not known."""
-        return 1.0
+    computed_share = 1.0
+    """Of a batch's tokens the learner computes all, as far as is known: what responses to a prompt
+    begin with is computed once."""
 
     @property
     def longest_prompt(self) -> int:
-        """All prompts are of one length."""
+        """Tokens; all prompts are of one length."""
         return self.config.prompt_tokens
 
     @property
     def most_observed(self) -> int:
-        """Of a response with the most turns."""
+        """Most tokens that environments answer in one response, by the most turns."""
         return (self._most_turns - 1) * self.config.observation_tokens
 
     @property
@@ -117,7 +159,7 @@ class Synthetic:
 
     def length(self, row: int, epoch: int, member: int) -> int:
         """By the prompt's level and the response's own score."""
-        own = _INVERSE(uniform(self._seed, b"length", row, epoch, member))
+        own = _NORMAL.inv_cdf(uniform(self._seed, b"length", row, epoch, member))
         return self._lengths.at(self._of_prompt * self._level(row, epoch) + self._of_response * own)
 
     def reward(self, row: int, epoch: int, member: int) -> float:
@@ -142,15 +184,15 @@ class Synthetic:
                 config.environment_seconds * exp(SIGMA * score - SIGMA * SIGMA / 2),
             )
             for turn in range(1, num_turns)
-            for score in (_INVERSE(uniform(self._seed, b"answer", *where, turn)),)
+            for score in (_NORMAL.inv_cdf(uniform(self._seed, b"answer", *where, turn)),)
         ]
 
     def _level(self, row: int, epoch: int) -> float:
         stays = self.config.epoch_correlation
         moves = sqrt(1 - stays * stays)
-        level = _INVERSE(uniform(self._seed, b"level", row, 0))
+        level = _NORMAL.inv_cdf(uniform(self._seed, b"level", row, 0))
         for e in range(1, epoch + 1):
-            level = stays * level + moves * _INVERSE(uniform(self._seed, b"level", row, e))
+            level = stays * level + moves * _NORMAL.inv_cdf(uniform(self._seed, b"level", row, e))
         return level
 
 
@@ -190,7 +232,7 @@ class Recorded:
         if not responses:
             raise UserError(f"{run_dir}: no response was finished in this run")
         rows = metrics.read(run_dir).values()
-        self._computed_shares = [row[COMPUTED] for row in rows if COMPUTED in row]
+        self.computed_share = fmean([row[COMPUTED] for row in rows if COMPUTED in row] or [1.0])
         self._prompts = [Prompt(*found) for found in dict.fromkeys(groups)]
         self._epochs = 1 + max(prompt.epoch for prompt in self._prompts)
         self._known: dict[tuple[int, int, int], _Response] = {}
@@ -203,21 +245,8 @@ class Recorded:
             self._known[row, epoch, member] = response
             self._all.append(response)
             self._by_row.setdefault(row, []).append(response)
-
-    @property
-    def computed_share(self) -> float:
-        """The mean of the run's steps; all, if its metrics do not say."""
-        return fmean(self._computed_shares or [1.0])
-
-    @property
-    def longest_prompt(self) -> int:
-        """The longest of the run's."""
-        return max(prompt.tokens for prompt in self._prompts)
-
-    @property
-    def most_observed(self) -> int:
-        """The most of the run's."""
-        return max(sum(answer.tokens for answer in response.answers) for response in self._all)
+        self.longest_prompt = max(prompt.tokens for prompt in self._prompts)
+        self.most_observed = max(sum(each.tokens for each in one.answers) for one in self._all)
 
     def prompt(self, number: int) -> Prompt:
         """As they were requested; then from the beginning, in later epochs."""
@@ -279,6 +308,10 @@ def _recorded_answers(reader: TrajectoryReader) -> dict[tuple[int, int], list[An
         after = ends[group, member] - sum(answer.tokens for answer in heard)
         heard.append(Answer(after, tokens, seconds or 0.0))  # none before schema 12
     return answers
+
+
+Workload = Synthetic | Recorded
+"""Where prompts, lengths and rewards come from."""
 
 
 def workload(config: Config, run_dir: Path | None) -> Workload:

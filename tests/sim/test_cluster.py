@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rhymeflow.config import SimulationConfig
 from rhymeflow.core.commands import Drop, Train
 from rhymeflow.core.cost import CostModel
 from rhymeflow.core.types import TrajectoryId
@@ -23,7 +24,7 @@ from rhymeflow.sim.audit import Audit, InvariantViolation
 from rhymeflow.sim.cluster import Cluster
 from rhymeflow.sim.drafts import Drafts
 from rhymeflow.sim.faults import Failure, Recovery
-from rhymeflow.sim.hardware import Hardware, Latencies
+from rhymeflow.sim.hardware import Hardware
 from rhymeflow.sim.response import Answer, Response
 from rhymeflow.sim.timeline import Timeline
 from rhymeflow.sim.workload import Prompt, uniform
@@ -118,7 +119,7 @@ def a_cluster(
         keep_cache=rng.random() < 0.5,
     )
     latencies = [0.0, 1e-3, 0.2]
-    latencies = Latencies(
+    latencies = SimulationConfig(
         tick_seconds=rng.choice([1e-4, 0.03]),
         snapshot_seconds=rng.choice([0.01, 0.3]),
         message_seconds=rng.choice(latencies),
@@ -364,5 +365,9 @@ def a_cluster_of_partial(tick_seconds: float = 1e-3) -> Cluster:
     plan = a_plan(num_batches=6, max_staleness=3)
     return Cluster(
         plan, a_schedule("partial"), replace(cluster.hardware, kv_capacity=1000), Lengths(0),
-        Latencies(tick_seconds, 0.1, 1e-3, 1e-3), num_instances=2,
+        SimulationConfig(
+            tick_seconds=tick_seconds, snapshot_seconds=0.1, message_seconds=1e-3,
+            reward_seconds=1e-3,
+        ),
+        num_instances=2,
     )  # fmt: skip

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rhymeflow import profiles
 from rhymeflow.core.cost import CostModel
-from rhymeflow.sim.decode_batch import ROUNDING
+from rhymeflow.sim.continuous_batching import ROUNDING
 from rhymeflow.sim.drafts import BAND, CLASSES, Counts, Drafts
 from tests.sim.test_instance import COST
 

@@ -14,7 +14,7 @@ from rhymeflow.core.commands import Abort, Interrupt, Pull, Route
 from rhymeflow.core.cost import CostModel
 from rhymeflow.core.events import Event, Snapshot
 from rhymeflow.core.types import TrajectoryId
-from rhymeflow.sim.decode_span import DecodeSpan
+from rhymeflow.sim.continuous_batching import DecodeSpan
 from rhymeflow.sim.drafts import Drafts
 from rhymeflow.sim.hardware import Hardware
 from rhymeflow.sim.instance import Instance
@@ -35,7 +35,7 @@ def run_fast(hardware, commands, responses):
     """Drive the instance as the cluster does; return (time, event) without the snapshots."""
     published = [0]
     instance = Instance(
-        "rollout-0", 0, hardware, version=0, now=0.0,
+        "rollout-0", hardware, version=0, now=0.0,
         find=responses.__getitem__, published=lambda: published[0],
     )  # fmt: skip
     reported: list[tuple[float, Event]] = []
@@ -214,7 +214,7 @@ def test_a_crash_leaves_what_was_stored() -> None:
     response = Response(TrajectoryId(0, 0), 10, 60)
     response.routed_version = 0
     instance = Instance(
-        "rollout-0", 0, HARDWARE, version=0, now=0.0, find=lambda _: response,
+        "rollout-0", HARDWARE, version=0, now=0.0, find=lambda _: response,
         published=lambda: 1,
     )  # fmt: skip
     instance.deliver(Route("rollout-0", 1, response.id, 0), 0.0)
@@ -235,7 +235,7 @@ def test_what_was_interrupted_survives_the_next_instance() -> None:
     generated = []
     for name in ("rollout-0", "rollout-1"):
         instance = Instance(
-            name, 0, HARDWARE, version=0, now=0.0, find=lambda _: response, published=lambda: 0,
+            name, HARDWARE, version=0, now=0.0, find=lambda _: response, published=lambda: 0,
         )  # fmt: skip
         instance.deliver(Route(name, 1, response.id, 0), 0.0)
         while instance.next < 0.2:
