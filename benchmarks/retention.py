@@ -1,9 +1,10 @@
-"""What the log of a large run costs, with and without `run.keep_tokens` and a mirror.
+"""What the log of a large run costs, with and without `run.keep_tokens` and a backup.
 
 The store is given what a run of 128 GPUs gives it (200,000 tokens a second, in segments of 25, of
 responses of 1,000), as quickly as it takes that; a version comes each 4 seconds, a checkpoint each
 12. Reported for each second of that run: the time that its only writer takes (the controller's
-process), and how large `events.db` is; and how long a resume takes to check the file.
+process), `longest` the longest; how large `events.db` is, and how many MB of rows are `copied` to
+the backup; and how long a resume takes to check the file.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ from benchmarks import harness
 from rhymeflow.config import Config
 from rhymeflow.core.events import Tick, TrajectoryRewarded, VersionPublished
 from rhymeflow.core.types import TrajectoryId
+from rhymeflow.store.backup import BackupThread
+from rhymeflow.store.checkpoint_dirs import CHECKPOINTS
 from rhymeflow.store.writer import SqliteTrajectoryStore
 
 IN_FLIGHT, SEGMENT, LENGTH, MEMBERS = 8_000, 25, 1_000, 16
 VERSION_SECONDS, SAVE_SECONDS = 4, 12
 PRUNE_LIMIT, BOUND_GROWTH = 0.5, 0.25
-KINDS = ("all", "pruned", "mirrored")
+KINDS = ("all", "pruned", "backed up")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,15 +59,21 @@ def measure(kind: str, seconds: int) -> dict[str, Any]:
         path = Path(folder) / "run"
         path.mkdir()
         load = Load(path, prunes=kind == "pruned")
-        mirror = _mirror(path, Path(folder) / "mirror") if kind == "mirrored" else None
-        half = 0.0
+        backup = BackupThread(path, str(Path(folder) / "backup")) if kind == "backed up" else None
+        if backup is not None:
+            backup.start()
+        half = longest = 0.0
         for second in range(seconds):
+            before, saved = load.store.seconds, load.saved
             load.second(second)
+            longest = max(longest, load.store.seconds - before)
+            if backup is not None and load.saved != saved:
+                (path / CHECKPOINTS / f"step-{load.saved}").mkdir(parents=True)
+                backup.saved()
             if second == seconds // 2:
                 half = size(path)
-        behind = None if mirror is None else mirror.behind
-        if mirror is not None:
-            mirror.close()
+        if backup is not None:
+            backup.close()
         took = load.store.seconds
         load.store.close()
         began = time.perf_counter()
@@ -76,21 +85,14 @@ def measure(kind: str, seconds: int) -> dict[str, Any]:
             "MB at half": round(half, 1),
             "MB": round(size(path), 1),
             "check": round(time.perf_counter() - began, 2),
-            **({} if behind is None else {"behind": round(behind, 1)}),
+            "longest": round(longest, 3),
+            "copied": round(size(Path(folder) / "backup", "*/*.db"), 1),
         }
 
 
-def _mirror(path: Path, url: Path) -> Any:
-    from rhymeflow.mirror.mirror import Mirror
-
-    mirror = Mirror(path, str(url), 1.0)
-    mirror.start()
-    return mirror
-
-
-def size(path: Path) -> float:
-    """MB of the store, its `-wal` included."""
-    return sum(os.stat(file).st_size for file in path.glob("events.db*")) / 1e6
+def size(path: Path, files: str = "events.db*") -> float:
+    """MB of the store, its `-wal` included, or of other files."""
+    return sum(os.stat(file).st_size for file in path.glob(files)) / 1e6
 
 
 class Load:
@@ -104,7 +106,7 @@ class Load:
         for group in self._lengths:
             self._lengths[group] = group * SEGMENT % LENGTH
             self._put_group(group)
-        self._num_groups, self._version, self._saved = len(self._lengths), 0, 0
+        self._num_groups, self._version, self.saved = len(self._lengths), 0, 0
 
     def second(self, second: int) -> None:
         """One more."""
@@ -126,9 +128,9 @@ class Load:
             store.record(float(second), [VersionPublished(self._version, "0" * 16)])
             store.commit(durable=True)
         if second % SAVE_SECONDS == 0:
-            self._saved = self._version
-        if self._prunes and self._saved:
-            store.prune(before=self._saved, history_tokens=0)
+            self.saved = self._version
+        if self._prunes and self.saved:
+            store.prune(before=self.saved, history_tokens=0)
         store.commit()
 
     def _end(self, group: int) -> list[TrajectoryRewarded]:

@@ -154,7 +154,7 @@ REFUSED = {
     "a folder of that name": (["--run.report_to", "[trackio]"], "trackio, which is not installed"),
     "nowhere to write": (["--run.output_dir", "/proc/x/y"], "run.output_dir: /proc/x/y cannot be"),
     "a file in the way": (["--run.output_dir", "file/x"], "file/x cannot be written: "),
-    "a mirror of no kind": (["--run.mirror", "nosuch://x"], "run.mirror: nosuch://x"),
+    "a backup of no kind": (["--run.backup", "nosuch://x"], "run.backup: nosuch://x"),
 }
 
 

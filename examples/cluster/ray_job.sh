@@ -3,7 +3,7 @@
 #
 #   RAY_ADDRESS=http://HEAD:8265 examples/cluster/ray_job.sh qwen3_8gpus
 #
-# RUN_DIR has to be a directory that every node sees, or one of the head's, with --run.mirror where
+# RUN_DIR has to be a directory that every node sees, or one of the head's, with --run.backup where
 # the run is to be resumed elsewhere. Every node needs the same Python environment, with
 # rhymeflow[ray,vllm]. Look before you submit: rhymeflow train RECIPE --dry-run=plan
 set -euo pipefail

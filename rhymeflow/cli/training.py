@@ -16,7 +16,6 @@ from rhymeflow.cli.parser import Add
 from rhymeflow.config import Config
 from rhymeflow.config import help as pages
 from rhymeflow.config.load import read_config
-from rhymeflow.errors import UserError
 
 _TRAIN = """\
 Trains a policy: a recipe (`rhymeflow recipes` lists them), a YAML file, or a
@@ -114,16 +113,16 @@ def _add_resume(add: Add) -> None:
         takes_fields=True,
         help="go on with a run, however it ended",
         usage="rhymeflow resume RUN_DIR [--section.field VALUE ...]\n"
-        "       rhymeflow resume MIRROR --output_dir DIR [--section.field VALUE ...]",
+        "       rhymeflow resume BACKUP [--output_dir DIR] [--section.field VALUE ...]",
         epilog="Fields that have no part in what is in flight can be changed, such as "
         "`--learner.max_steps 200` for a run that is finished.",
     )
-    sub.add_argument("run", metavar="RUN_DIR", help="or the mirror of a run (run.mirror)")
+    sub.add_argument("run", metavar="RUN_DIR", help="or the backup of a run (run.backup)")
     sub.add_argument(
         "--output_dir",
         metavar="DIR",
         type=Path,
-        help="a new run directory, to be rebuilt from the mirror",
+        help="where to rebuild the run of a backup; by default where it was",
     )
     sub.add_argument("--dashboard", action="store_true", help="as `train` has it")
 
@@ -176,14 +175,12 @@ def resume(args: argparse.Namespace) -> int:
     def change(config: Config) -> Config:
         return with_options(config, args.overrides)
 
-    if args.output_dir is not None:
-        from rhymeflow.mirror.restore import restore
+    run_dir = Path(args.run)
+    if args.output_dir is not None or "://" in args.run or any(run_dir.glob("*/beginning.json")):
+        from rhymeflow.store.backup import restore
 
-        for line in restore(args.run, args.output_dir):
-            print(line, file=sys.stderr)
-    elif "://" in args.run:
-        raise UserError(f"resume {args.run}: give the new run directory with --output_dir")
-    run_dir = args.output_dir or Path(args.run)
+        run_dir, said = restore(args.run, args.output_dir)
+        print(*said, sep="\n", file=sys.stderr)
     return _to_its_end(lambda begin: resume(run_dir, change, begin=begin), args.dashboard)
 
 

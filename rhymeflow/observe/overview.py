@@ -24,7 +24,7 @@ from rhymeflow.observe.printable import (
     table,
 )
 from rhymeflow.observe.query import Record
-from rhymeflow.observe.summary import mirror_line, mirror_state
+from rhymeflow.observe.summary import backup_line
 from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.suites.metrics import headlines
 
@@ -103,9 +103,8 @@ def show(run_dir: Path, reader: TrajectoryReader, console: Console) -> None:
         found = [f"{said} {number(row.get(f'lengths/{n}'), spec)}" for said, n, spec in _LENGTHS]
         console.print(Text(f"Length prediction: {', '.join(found)}"))
     _show_endings(reader, console)
-    mirror = mirror_state(run_dir, run["events"], run["seconds"])
-    if mirror is not None:
-        console.print(Text(f"Mirror: {printable(mirror_line(mirror))}"))
+    if (line := backup_line(run_dir, run["events"], run["seconds"])) is not None:
+        console.print(Text(f"Backup: {printable(line)}"))
     ((gone, left),) = reader.query(_DELETED)
     if gone:
         console.print(Text(f"Tokens: of {left:,} responses, those of {gone:,} were deleted"))

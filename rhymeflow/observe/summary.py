@@ -20,7 +20,8 @@ from rhymeflow.core.events import Evaluated, VersionPublished
 from rhymeflow.core.types import HELD_OUT, Version
 from rhymeflow.observe import metrics
 from rhymeflow.observe.printable import clock, sparkline
-from rhymeflow.store import codec, mirrored
+from rhymeflow.store import codec
+from rhymeflow.store.backup import copied
 from rhymeflow.store.damage import open_undamaged
 from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.store.schema import EVENTS
@@ -61,19 +62,6 @@ class Drafts:
 
 
 @dataclass(frozen=True)
-class MirrorState:
-    """How much of a run can be resumed from its mirror."""
-
-    url: str
-    events_behind: int
-    """Events that are in the log and not there; 0: all is there."""
-    seconds_behind: float
-    """Seconds of the run between the last event that is there and the last of the log."""
-    problem: str | None
-    """What was wrong with it last, if it is not up to date."""
-
-
-@dataclass(frozen=True)
 class Summary:
     """A run in numbers. `None` is what the run never came to."""
 
@@ -109,8 +97,8 @@ class Summary:
     """Share of the time that instances and learner stood idle, of that of all steps together."""
     drafts: Drafts | None
     """`None` of a run that drafted nothing."""
-    mirror: MirrorState | None
-    """`None` of a run without one."""
+    backup: str | None
+    """How much of the run is there; `None` of a run without one."""
 
 
 def summarize(run_dir: Path) -> Summary:
@@ -151,30 +139,19 @@ def summarize(run_dir: Path) -> Summary:
         endings={"consumed": 0, "filtered": 0, "aborted": 0} | dict(endings),
         idle={part: share for part, share in idle.items() if share is not None},
         drafts=_drafts(generated, made_in, drafted, rows.values()),
-        mirror=mirror_state(run_dir, num_events, seconds),
+        backup=backup_line(run_dir, num_events, seconds),
     )
 
 
-def mirror_state(run_dir: Path, num_events: int, seconds: float) -> MirrorState | None:
-    """What is known of the mirror of a run whose log has so many events, until `seconds`."""
-    found = mirrored.read(run_dir)
+def backup_line(run_dir: Path, num_events: int, seconds: float) -> str | None:
+    """How much of a run, whose log has so many events until `seconds`, is in its backup."""
+    found = copied(run_dir)
     if found is None:
         return None
-    last, time = found.whole or (0, 0.0)
-    behind = max(num_events - last, 0)
-    late = round(max(seconds - time, 0.0), 3) if behind else 0.0
-    return MirrorState(found.url, behind, late, found.problem if behind else None)
-
-
-def mirror_line(mirror: MirrorState) -> str:
-    """The same in words."""
-    if not mirror.events_behind:
-        return f"{mirror.url}: up to date"
-    problem = f" ({mirror.problem})" if mirror.problem else ""
-    return (
-        f"{mirror.url}: {mirror.events_behind:,} events, {mirror.seconds_behind:.0f} s behind"
-        f"{problem}"
-    )
+    if found.event >= num_events:
+        return f"{found.url}: up to date"
+    behind = f"{num_events - found.event:,} events, {seconds - found.time:.0f} s behind"
+    return f"{found.url}: {behind}{f' ({found.problem})' if found.problem else ''}"
 
 
 def write(run_dir: Path) -> Summary:
@@ -293,8 +270,8 @@ def _lines(summary: Summary) -> list[tuple[str, str]]:
                 f"{drafts.acceptance_rate:.0%} accepted, {drafts.time_saved:.1f} s saved",
             )
         )
-    if summary.mirror is not None:
-        lines.append(("mirror", mirror_line(summary.mirror)))
+    if summary.backup is not None:
+        lines.append(("backup", summary.backup))
     if summary.idle:
         lines.append(("idle", ", ".join(f"{part} {x:.0%}" for part, x in summary.idle.items())))
     return lines

@@ -11,6 +11,9 @@ from collections.abc import Callable, Iterable, Mapping
 from rhymeflow.config.run import RunConfig
 from rhymeflow.core.types import Version
 
+EARLY = 2 / 3
+"""Of `run.save_seconds`: from then on a version that is evaluated is saved."""
+
 
 class Checkpoints:
     """The checkpoints of a run.
@@ -81,10 +84,10 @@ class Checkpoints:
         run = self._config
         if version == self._num_steps or (run.save_steps and version % run.save_steps == 0):
             return True
-        if not run.save_seconds or self._seconds < run.save_seconds or self.is_pending:
+        if not run.save_seconds or self._seconds < run.save_seconds * EARLY or self.is_pending:
             return False
-        # Not for long: where evaluations are rare, what can be lost would grow with their interval.
-        return self._evaluates(version) or self._seconds >= 1.5 * run.save_seconds
+        # A little early where the version is evaluated: so the best is among the checkpoints.
+        return self._seconds >= run.save_seconds or self._evaluates(version)
 
     def begin(self, version: Version) -> tuple[Version, ...]:
         """It is being written; return the earlier versions that are to stay then."""

@@ -15,14 +15,14 @@ from pathlib import Path
 
 from rhymeflow.errors import UserError
 from rhymeflow.observe import metrics
-from rhymeflow.store import mirrored, schema
+from rhymeflow.store import backup, schema
 from rhymeflow.store.checkpoint_dirs import CHECKPOINTS, checkpoints_up_to
 from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.store.schema import EVENTS
 
 _OWN = {
     *("config.yaml", "inputs", "logs", "tensorboard", "wandb"),
-    *(metrics.FILE, metrics.EXTRA, metrics.RUNS, "summary.json", mirrored.FILE),
+    *(metrics.FILE, metrics.EXTRA, metrics.RUNS, "summary.json", backup.STATE),
     *(schema.LOCK, CHECKPOINTS),
 }
 """What a run writes into its directory, beside its log."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from rhymeflow.config import Config
 from rhymeflow.core.types import HELD_OUT, Version
@@ -21,22 +21,11 @@ from rhymeflow.runtime.throughput import Throughput
 from rhymeflow.suites.metrics import REWARD, headlines
 from rhymeflow.workers.messages import BatchTrained, RewardComputed, VersionPublished
 
+if TYPE_CHECKING:
+    from rhymeflow.store.backup import BackupThread
+
 ROW = ("step", "time", "epoch")
 """What a row has besides metrics; transformers' entries have epochs."""
-
-
-class RunMirror(Protocol):
-    """A copy of the run elsewhere, which is made while the run goes on (`rhymeflow/mirror`)."""
-
-    @property
-    def behind(self) -> float:
-        """Seconds that it is."""
-
-    def start(self) -> None:
-        """The store is there: begin."""
-
-    def notice(self) -> str | None:
-        """What the user should know now, in a line."""
 
 
 class Reporter:
@@ -72,7 +61,7 @@ class Reporter:
         self._renamed: set[str] = set()
         self.space: DiskSpace | None = None
         """Of the run directory, once it is known how large a checkpoint is."""
-        self.mirror: RunMirror | None = None
+        self.backup: BackupThread | None = None
         """Of the run, if it has one."""
 
     def continue_from(
@@ -136,8 +125,8 @@ class Reporter:
             **published.metrics,
             **{f"endings/{name}": float(count) for name, count in self.endings.items()},
         }
-        if self.mirror is not None:
-            own["mirror/behind_s"] = self.mirror.behind
+        if self.backup is not None:
+            own["backup/behind_s"] = self.backup.behind
         metrics = {**self._take_noted(own), **own}
         self._metrics.write(version, now, metrics)
         self._show_step(version, metrics)
@@ -210,6 +199,8 @@ class Reporter:
 
     def saved(self, version: Version, path: str) -> None:
         """A checkpoint is complete."""
+        if self.backup is not None:
+            self.backup.saved()
         self.observer.saved(version, path)
 
     def warn(self, message: str) -> None:
@@ -227,7 +218,7 @@ class Reporter:
         self._state.elapsed = self.now
         if self.space is not None and (warning := self.space.warning(self.now)):
             self.warn(warning)
-        if self.mirror is not None and (notice := self.mirror.notice()):
+        if self.backup is not None and (notice := self.backup.notice()):
             self.warn(notice)
         if self._state.first_step_at is not None:
             self._state.running = self.throughput.running

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from rhymeflow import check
 from rhymeflow.config import Config
-from rhymeflow.mirror.mirror import check_free
 from rhymeflow.observe.metrics import check_installed
+from rhymeflow.store.backup import check_free
 
 
 def check_start(config: Config) -> None:
     """Look for what the configuration names.
 
     Raises:
-        UserError: something is not there, or the mirror is not free.
+        UserError: something is not there, or another run has its backup there.
     """
     check.before_start(config)
     if config.runtime == "ray":
@@ -23,7 +23,7 @@ def check_start(config: Config) -> None:
 
         check_version()
     check_installed(config.run.report_to)
-    check_free(config)
+    check_free(config.run.backup)
 
 
 __all__ = ["check_start"]

@@ -26,7 +26,6 @@ from rhymeflow.data.encode import Tokenizer
 from rhymeflow.data.run_prompts import LOOKED_AT, RunPrompts
 from rhymeflow.environments import check_calls, check_rows, tool_schemas_apart
 from rhymeflow.errors import StorageError, UserError, to_resume
-from rhymeflow.mirror.mirror import Mirror
 from rhymeflow.observe import metrics, summary
 from rhymeflow.observe.metrics import MetricsWriter
 from rhymeflow.observe.progress import Progress
@@ -50,6 +49,7 @@ from rhymeflow.runtime.rescue import save_checkpoint
 from rhymeflow.runtime.start import check_start
 from rhymeflow.runtime.supervisor import Supervisor, WorkerDied
 from rhymeflow.store import previous_run
+from rhymeflow.store.backup import BackupThread
 from rhymeflow.store.base import TrajectoryStore
 from rhymeflow.store.checkpoint_dirs import (
     CHECKPOINTS,
@@ -193,7 +193,7 @@ def attempt(
     number = store.begin_attempt(config.model_dump_json(), now=past.seconds, started=started)
     logs = path / "logs" / f"attempt-{number}"
     results: list[Summary] = []
-    mirror = Mirror.of(config, path)
+    backup = None if config.run.backup is None else BackupThread(path, config.run.backup)
     try:
         with Progress(console) as progress, machine.runtime(config, path, logs) as runtime:
             reporter = Reporter(
@@ -205,7 +205,7 @@ def attempt(
                 observer=observer,
             )
             reporter.continue_from(metrics.read(path), store.endings())
-            reporter.mirror = mirror
+            reporter.backup = backup
             with (
                 assembled(config, path, store, past, runtime, reporter, machine) as controller,
                 interruptible(controller),
@@ -223,8 +223,8 @@ def attempt(
     finally:
         with ExitStack() as ending:  # backwards; each is done, whatever becomes of the others
             ending.callback(lambda: results.append(summary.write(path)))
-            if mirror is not None:
-                ending.callback(mirror.close)
+            if backup is not None:
+                ending.callback(backup.close)
             ending.callback(store.close_if_missing)
             ending.callback(store.commit)
             ending.callback(writer.close)
@@ -263,9 +263,9 @@ def assembled(
     saved = checkpoints_up_to(path / CHECKPOINTS, state.published or 0)
     shared_memory.free_left(shared_memory.prefix_for(path, ""))
     with history_index(config, path) as index:
-        store.commit()  # workers read it, and the mirror
-        if reporter.mirror is not None:
-            reporter.mirror.start()
+        store.commit()  # workers read it, and the backup
+        if reporter.backup is not None:
+            reporter.backup.start()
         loaded = machine.load(supervisor.start, config, reporter)
         check_rows_are_the_same(config, loaded, store)
         config = in_force.once_loaded(config, loaded.tokenizer, loaded.prompts)

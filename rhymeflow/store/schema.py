@@ -43,7 +43,7 @@ LOCK = "writer.lock"
 # `pruned` has what is left of segments whose tokens were deleted (`pruning.py`), `spans` is both
 # together, but for what environments answered, which took no `steps`.
 # `changes` names each row, outside the tables that only grow, that was put, changed or taken out:
-# what copies the store (`rhymeflow/mirror`) reads from there on. An `a` and `b` of 0 may mean none.
+# what copies the store (`backup.py`) reads from there on. An `a` and `b` of 0 may mean none.
 _PRUNED = """
 CREATE TABLE pruned (group_id INTEGER NOT NULL, member INTEGER NOT NULL, start INTEGER NOT NULL,
     length INTEGER NOT NULL, version INTEGER NOT NULL, instance TEXT NOT NULL,

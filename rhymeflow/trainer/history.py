@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from rhymeflow.observe.metrics import is_of_time, mean
 
-_LATEST = ("num_tokens", "learning_rate", "time", "step_time", "endings/", "mirror/")
+_LATEST = ("num_tokens", "learning_rate", "time", "step_time", "endings/", "backup/")
 """How the names of metrics begin of which the latest value counts."""
 
 

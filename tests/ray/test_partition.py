@@ -1,4 +1,4 @@
-"""A node that is cut off and comes back, one that is slow, a run that goes on from its mirror."""
+"""A node that is cut off and comes back, one that is slow, a run that goes on from its backup."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from rhymeflow.mirror.restore import restore
+from rhymeflow.store.backup import restore
 from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.utils.child import descendants
 from tests.processes import is_running
@@ -132,13 +132,13 @@ def test_a_slow_node_is_no_lost_one(nodes, tmp_path, monkeypatch):
     assert after > 0, "it generated nothing any more"
 
 
-def test_a_run_whose_controller_and_directory_are_lost_goes_on_from_its_mirror(
+def test_a_run_whose_controller_and_directory_are_lost_goes_on_from_its_backup(
     nodes, tmp_path, monkeypatch
 ):
     cluster = nodes(1)
     train(small(tmp_path, "straight", **SYNCHRONOUS))
-    mirror = {"mirror": str(tmp_path / "mirror"), "mirror_seconds": 0.2}
-    config = on_ray(tmp_path, cluster.address, **SYNCHRONOUS, run=mirror)
+    backup = {"backup": str(tmp_path / "backup"), "save_steps": 1}
+    config = on_ray(tmp_path, cluster.address, **SYNCHRONOUS, run=backup)
     behind: list[float] = []
 
     def is_shipped(controller):
@@ -147,7 +147,7 @@ def test_a_run_whose_controller_and_directory_are_lost_goes_on_from_its_mirror(
 
     train_until(monkeypatch, config, is_shipped)
     shutil.rmtree(tmp_path / "run")
-    list(restore(str(tmp_path / "mirror"), tmp_path / "found"))
+    restore(str(tmp_path / "backup"), tmp_path / "found")
     summary = resume(tmp_path / "found")
     assert summary.steps == config.learner.max_steps
     assert tokens(tmp_path / "found") == tokens(tmp_path / "straight")

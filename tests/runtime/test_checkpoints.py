@@ -32,8 +32,8 @@ def test_every_so_many_steps():
 @pytest.mark.parametrize(
     ("every_eval", "expected"),
     [
-        (4, [12, 24]),  # due from 10 on: the next version that is evaluated
-        (50, [16, 31]),  # evaluations are rare: half as long again, and no longer
+        (4, [8, 16, 24, 32]),  # versions that are evaluated, from two thirds of the time on
+        (50, [11, 21, 31]),  # evaluations are rare
     ],
 )
 def test_after_so_many_seconds_of_training(every_eval: int, expected: list[int]):

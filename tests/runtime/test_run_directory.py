@@ -116,7 +116,7 @@ def test_the_configuration_says_the_values_in_force(config, run_dir, db):
         "model.gguf_file", "model.tokenizer", "data.eval_source", "data.system_prompt",
         "data.assistant_prefix",
         "data.max_prompt_length", "rollout.cpus", "rollout.python", "learner.cpus",
-        "rollout.vllm_max_model_length", "drafting.history_run", "run.keep_tokens", "run.mirror",
+        "rollout.vllm_max_model_length", "drafting.history_run", "run.keep_tokens", "run.backup",
         "ray.address", "cluster.nodes", "rollout.max_instances",
     }, "each of them means none, or no limit"  # fmt: skip
     assert (found.schedule.max_staleness, found.schedule.routing) == (1, "waterfall")

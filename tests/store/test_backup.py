@@ -1,0 +1,473 @@
+"""A backup: a run that is rebuilt from it is the run, and what is not whole is not taken for it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from fsspec import register_implementation
+from fsspec.implementations.memory import MemoryFileSystem
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rhymeflow.config import Config
+from rhymeflow.config.load import dump_config
+from rhymeflow.core.commands import Pull
+from rhymeflow.core.events import VersionPublished
+from rhymeflow.core.types import TrajectoryId
+from rhymeflow.errors import UserError
+from rhymeflow.observe import metrics
+from rhymeflow.observe.summary import backup_line
+from rhymeflow.store import backup as backups
+from rhymeflow.store.backup import BackupThread, check_free, copied, restore
+from rhymeflow.store.checkpoint_dirs import checkpoints_up_to
+from rhymeflow.store.writer import SqliteTrajectoryStore
+from rhymeflow.utils import shared_memory
+from rhymeflow.utils.child import descendants
+from tests.runtime.test_resume import audit, learned, small, tokens
+
+NAMES = (f"flaky://backup-{n}" for n in itertools.count())
+TABLES = (
+    *("events", "commands", "attempts", "groups", "trajectories", "token_details", "pruned"),
+    *("changes", "meta", "snapshots"),
+)
+
+
+class FlakyFileSystem(MemoryFileSystem):
+    """Fails, before or after it has written all or a part, as often as `share` says."""
+
+    protocol = "flaky"
+    share, rng = 0.0, random.Random(0)
+
+    def pipe_file(self, path, value, mode="overwrite", **options):
+        fails, size = self.rng.random() < self.share, self.rng.choice([0, 0.5, 1])
+        how = self.rng.choice(["never", "silently", "loudly"]) if fails else "well"
+        if how != "never":
+            super().pipe_file(path, value[: int(size * len(value))] if fails else value, mode)
+        if how in ("never", "loudly"):
+            raise ConnectionError("the network is gone")
+
+    def put_file(self, source, path, **options):
+        self.pipe_file(path, Path(source).read_bytes())
+
+
+register_implementation("flaky", FlakyFileSystem, clobber=True)
+
+
+class MadeUpRun:
+    """A run in `path`; what happens in it depends on `seed` only."""
+
+    def __init__(self, path: Path, seed: int = 0) -> None:
+        self.path, self.draw = path, random.Random(seed)
+        self.version = self.num_groups = self.checkpoint = 0
+        self.open: dict[int, int] = {}
+        path.mkdir()
+        (path / "config.yaml").write_text(dump_config(Config(run={"seed": seed})))
+        self.begin(f"of {seed}", seed)
+
+    def begin(self, started: str = "later", seed: int = 0) -> None:
+        """An attempt."""
+        self.store = SqliteTrajectoryStore(self.path / "events.db")
+        config = Config(run={"seed": seed}).model_dump_json()
+        self.store.begin_attempt(config, now=0.0, started=started)
+        self.store.commit()
+
+    def go_on(self, num_commits: int, *, prunes: bool = False) -> None:
+        for _ in range(num_commits):
+            self._generate()
+            if self.draw.random() < 0.5:
+                self._train()
+            if self.draw.random() < 0.3:
+                self.save()
+            if prunes and self.checkpoint:
+                self.store.prune(before=self.checkpoint, history_tokens=0)
+            self.store.commit()
+
+    def _generate(self) -> None:
+        store, group = self.store, self.num_groups
+        self.num_groups += 1
+        self.open[group] = 0
+        store.put_group(group, row=group, epoch=0, prompt="p", prompt_tokens=[1], columns={})
+        for group in self.open:
+            tokens = [self.draw.randrange(100) for _ in range(self.draw.randint(1, 5))]
+            store.put_segment(
+                TrajectoryId(group, 0), start=self.open[group], version=self.version,
+                instance="rollout-0", steps=1, drafted=0, tokens=tokens,
+                logprobs=[0.5] * len(tokens), accepted=None,
+            )  # fmt: skip
+            self.open[group] += len(tokens)
+        number = store.record(self.draw.random(), [VersionPublished(self.version, "a")])
+        store.record_command(number, Pull("rollout-0", number, self.version))
+        store.put_group(
+            -self.num_groups, row=0, epoch=0, prompt="p", prompt_tokens=[1], columns={}, suite="s",
+            version=self.version,
+        )  # fmt: skip
+
+    def _train(self) -> None:
+        group = self.draw.choice(list(self.open))
+        length, trajectory = self.open.pop(group), TrajectoryId(group, 0)
+        self.store.put_finished(trajectory, length=length, reason="stop")
+        self.store.put_text(trajectory, f"text {group}")
+        self.store.put_reward(trajectory, reward=self.draw.random(), components={"f": 1.0})
+        self.store.put_token_details(trajectory, None, bytes(length))
+        self.store.put_consumed(group, version=self.version, members=[0])
+        self.version += 1
+        self.store.record(self.draw.random(), [VersionPublished(self.version, "a")])
+        with (self.path / "metrics.jsonl").open("a") as file:
+            file.write(f'{{"step": {self.version}}}\n')
+
+    def step(self) -> None:
+        """One more, with a checkpoint."""
+        self._generate()
+        self._train()
+        self.store.commit()
+        self.save()
+
+    def save(self) -> None:
+        folder = self.path / "checkpoints" / f"step-{self.version}"
+        if folder.exists() or not self.version:
+            return
+        self.store.put_snapshot(self.store._last_seq, b"state" + bytes([self.version % 250]))
+        self.store.commit()
+        unfinished = folder.with_name("new.unfinished")
+        (unfinished / "deep").mkdir(parents=True)
+        (unfinished / "model").write_bytes(self.draw.randbytes(1000))
+        (unfinished / "deep" / "learner.pt").write_bytes(self.draw.randbytes(10))
+        unfinished.rename(folder)
+        for old in sorted(folder.parent.iterdir(), key=lambda p: int(p.name[5:]))[:-2]:
+            shutil.rmtree(old)
+        self.checkpoint = self.version
+
+
+def content(path: Path) -> dict[str, list]:
+    """All that is in a store, and its metrics."""
+    with closing(sqlite3.connect(path / "events.db")) as db:
+        found = {t: sorted(db.execute(f"SELECT * FROM {t}"), key=repr) for t in TABLES}
+        found["segments"] = sorted(db.execute("SELECT rowid, * FROM segments"))
+    found["snapshots"] = [max(found["snapshots"], default=None)]
+    found["metrics"] = (path / "metrics.jsonl").read_text().splitlines()
+    return found
+
+
+def back_up(run: MadeUpRun, url: str) -> None:
+    """As an attempt of its own."""
+    thread = BackupThread(run.path, url)
+    thread.start()
+    thread.close()
+    assert thread.notice() is None
+    assert copied(run.path).event == run.store._last_seq
+
+
+def until(is_so: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 10
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def files(url: str) -> list[str]:
+    return sorted(backups.Storage(url)._fs.find(backups.Storage(url)._root))
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(backups, "RETRY_SECONDS", (0.01, 0.02))
+    yield
+    FlakyFileSystem.share = 0.0
+
+
+@pytest.fixture
+def url():
+    return next(NAMES)
+
+
+@pytest.fixture
+def run(tmp_path):
+    run = MadeUpRun(tmp_path / "run")
+    yield run
+    run.store.close()
+
+
+@pytest.mark.parametrize("prunes", [False, True])
+@pytest.mark.parametrize("kind", ["memory", "file"])
+def test_a_run_is_rebuilt_as_it_was(run, url, tmp_path, prunes, kind):
+    url = url if kind == "memory" else str(tmp_path / "backup")
+    thread = BackupThread(run.path, url)
+    thread.start()
+    for _ in range(6):
+        run.go_on(10, prunes=prunes)
+        run.step()
+        thread.saved()
+        until(lambda: copied(run.path) and copied(run.path).event == run.store._last_seq)
+    thread.close()
+    path, (said,) = restore(url, tmp_path / "new")
+    assert path == tmp_path / "new"
+    assert f"the log until event {run.store._last_seq}, version {run.version}" in said
+    assert content(path) == content(run.path)
+    assert not prunes or content(run.path)["pruned"]
+    (checkpoint,) = (path / "checkpoints").iterdir()
+    for file in (run.path / "checkpoints" / checkpoint.name).rglob("*"):
+        copy = path / file.relative_to(run.path)
+        assert file.is_dir() or copy.read_bytes() == file.read_bytes()
+    assert (path / "config.yaml").read_text() == (run.path / "config.yaml").read_text()
+    SqliteTrajectoryStore(path / "events.db").close()
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    seed=st.integers(0, 2**16),
+    acts=st.lists(st.sampled_from(["on", "back up", "resume", "move"]), min_size=3, max_size=14),
+    share=st.sampled_from([0.0, 0.2, 0.5]),
+)
+def test_whatever_fails_the_backup_comes_to_have_all(tmp_path_factory, seed, acts, share):
+    """Errors, writes cut short, attempts that follow one another here and elsewhere."""
+    folder, url = tmp_path_factory.mktemp("runs"), next(NAMES)
+    FlakyFileSystem.rng, FlakyFileSystem.share = random.Random(seed), share
+    run, number = MadeUpRun(folder / "run", seed), 0
+    run.go_on(8)
+    thread = BackupThread(run.path, url)
+    thread.start()
+    for act in [*acts, "move"]:
+        if act == "on":
+            run.go_on(4, prunes=seed % 2 == 0)
+        elif act == "back up":
+            run.save()
+            thread.saved()
+        else:
+            run.save()
+            FlakyFileSystem.share = 0.0
+            thread.close()
+            if act == "move" and run.checkpoint:
+                number += 1
+                run.store.close()
+                restore(url, folder / str(number))
+                assert content(folder / str(number)) == content(run.path)
+                run.path = folder / str(number)
+            else:
+                run.store.close()
+            run.begin()
+            FlakyFileSystem.share = share
+            thread = BackupThread(run.path, url)
+            thread.start()
+    FlakyFileSystem.share = 0.0
+    thread.close()
+    run.store.close()
+
+
+@pytest.mark.parametrize("kind", ["rows", "marker", "checkpoint"])
+@pytest.mark.parametrize("how", ["cut", "changed", "missing"])
+def test_what_is_not_whole_is_left_out_and_said(run, url, tmp_path, kind, how):
+    states = []
+    for _ in range(4):
+        run.go_on(4)
+        run.save()
+        back_up(run, url)
+        states.append(content(run.path))
+    ends = {"rows": ".db", "marker": "01.json", "checkpoint": "/model"}[kind]
+    chosen = [path for path in files(url) if path.endswith(ends)][-1 if kind == "checkpoint" else 2]
+    fs = backups.Storage(url)._fs
+    data = fs.cat_file(chosen)
+    if how == "missing":
+        fs.rm(chosen)
+    else:
+        fs.pipe_file(chosen, data[:-3] if how == "cut" else data[:-3] + b"abc")
+    _, said = restore(url, tmp_path / "new")
+    assert "is left out" in said[1]
+    assert content(tmp_path / "new") == states[2 if kind == "checkpoint" else 1]
+
+
+def test_an_attempt_that_was_taken_for_dead_does_no_harm(run, url, tmp_path):
+    run.go_on(12)
+    run.save()
+    stale = BackupThread(run.path, url)
+    stale.start()
+    until(lambda: copied(run.path) and copied(run.path).event == run.store._last_seq)
+    restore(url, tmp_path / "new")
+    storage = stale._storage
+    storage.attempts = lambda: {stale._attempt: None}  # it looked before the other began
+    heir = MadeUpRun.__new__(MadeUpRun)
+    heir.__dict__ |= {**run.__dict__, "path": tmp_path / "new", "open": dict(run.open)}
+    heir.begin()
+    for _ in range(3):  # it is not dead
+        run.go_on(6)
+        run.step()
+        stale.saved()
+        until(lambda: copied(run.path).event == run.store._last_seq)
+    heir.go_on(5, prunes=True)
+    back_up(heir, url)
+    heir.store.close()
+    del storage.attempts
+    run.step()
+    before = files(url)
+    stale.saved()
+    until(lambda: "goes on with this run" in (stale.notice() or ""))
+    assert files(url) == before
+    restore(url, tmp_path / "newer")
+    assert content(tmp_path / "newer") == content(heir.path)
+
+
+def test_a_log_that_lost_its_end_is_copied_from_where_it_goes_on(run, url, tmp_path):
+    """The backup had more of it than the disk, when the power went."""
+    run.go_on(8)
+    run.save()
+    kept = {path: path.read_bytes() for path in run.path.glob("events.db*")}
+    run.save = lambda: None
+    run.go_on(5)
+    back_up(run, url)
+    run.store.close()
+    for path, data in kept.items():
+        path.write_bytes(data)
+    run.begin()
+    back_up(run, url)
+    restore(url, tmp_path / "new")
+    assert content(tmp_path / "new") == content(run.path)
+
+
+def test_a_backup_costs_by_what_was_added_and_the_writer_does_not_wait(run, tmp_path):
+    url = str(tmp_path / "backup")
+    run.go_on(12)
+    run.save()
+    for n in range(500):  # a long past
+        run.store.put_segment(
+            TrajectoryId(0, n), start=0, version=0, instance="i", steps=1, drafted=0,
+            tokens=[n] * 2_000, logprobs=[0.0] * 2_000,
+        )  # fmt: skip
+    run.store.commit()
+    run.store._connection.execute("PRAGMA busy_timeout = 0")  # to wait is an error
+    thread = BackupThread(run.path, url)
+    thread.start()
+    while not copied(run.path):
+        run.go_on(1)
+    thread.close()
+    run.step()
+    back_up(run, url)
+    first, *_, last = [path.stat().st_size for path in sorted(Path(url).glob("*/*.db"))]
+    assert first > 8e6
+    assert last < 1e6
+
+
+def test_another_run_is_not_mixed_in(run, url, tmp_path):
+    run.go_on(8)
+    back_up(run, url)
+    with pytest.raises(UserError, match=f"{url} holds a run already; `rhymeflow resume {url}`"):
+        check_free(url)
+    other = MadeUpRun(tmp_path / "other", 5)
+    thread = BackupThread(other.path, url)
+    thread.start()
+    until(lambda: "holds another run" in (thread.notice() or ""))
+    other.store.close()
+
+
+def test_old_checkpoints_are_deleted_and_needed_ones_stay(run, url):
+    thread = BackupThread(run.path, url)
+    thread.start()
+    for _ in range(8):
+        run.go_on(10, prunes=True)
+        run.step()
+        thread.saved()
+        until(lambda: copied(run.path) and copied(run.path).event == run.store._last_seq)
+    thread.close()
+    there = {path.split("/")[-2] for path in files(url) if path.endswith("/model")}
+    assert f"step-{run.checkpoint}" in there
+    assert len(there) <= backups.KEPT
+
+
+def test_what_is_no_backup_is_said(run, url, tmp_path):
+    for at, said in ((url, "is no backup of a run"), ("nix://x", "run.backup: nix://x: Protocol")):
+        with pytest.raises(UserError, match=said) as refused:
+            restore(at, tmp_path / "new")
+        assert len(str(refused.value).splitlines()) == 1
+    run.go_on(8)
+    back_up(run, url)
+    with pytest.raises(UserError, match="run: is not empty; name a new directory"):
+        restore(url)
+    for path in files(url):
+        if path.endswith("/model"):
+            backups.Storage(url)._fs.pipe_file(path, b"cut")
+    with pytest.raises(UserError, match=r"nothing in it is whole: .*/model is cut short"):
+        restore(url, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_backup_that_cannot_be_reached_is_said_once_and_tried_again(run, url, monkeypatch):
+    monkeypatch.setattr(backups, "END_SECONDS", 0.2)
+    FlakyFileSystem.share, FlakyFileSystem.rng = 1.0, random.Random(1)
+    run.go_on(8)
+    notices = []
+
+    def say(text: str, thread: BackupThread) -> bool:
+        notices.extend(filter(None, [thread.notice()]))
+        return bool(notices) and text in notices[-1]
+
+    thread = BackupThread(run.path, url)
+    thread.start()
+    until(lambda: say("cannot write", thread))
+    assert len(notices) == 1
+    last = run.store._last_seq
+    assert backup_line(run.path, last, 7.0).startswith(f"{url}: {last} events, 7 s behind (cannot")
+    FlakyFileSystem.share = 0.0
+    until(lambda: say("is up to date again", thread))
+    run.go_on(1)
+    thread.close()
+    assert backup_line(run.path, run.store._last_seq, 7.0) == f"{url}: up to date"
+    FlakyFileSystem.share = 1.0
+    began = time.monotonic()
+    late = BackupThread(run.path, url)
+    late.start()
+    late.close()
+    assert time.monotonic() - began < 5, "at the end nobody waits long"
+
+
+@pytest.mark.slow
+def test_a_run_whose_machine_is_lost_goes_on_from_its_backup(tmp_path):
+    """Killed with all its processes and its directory deleted: the same tokens and losses as a run
+    that was not. Lost is no more than what came after the checkpoint before the last."""
+    values = {
+        "schedule": {"name": "synchronous", "max_staleness": 0},
+        "learner": {"max_steps": 9},
+    }
+    runs = {"straight": {}, "lost": {"backup": str(tmp_path / "backup")}}
+    command = [sys.executable, "-m", "rhymeflow"]
+    for name, fields in runs.items():
+        config = small(tmp_path, name, **values, run={**fields, "save_steps": 2})
+        text = json.dumps(config.model_dump(mode="json"))
+        (tmp_path / f"{name}.yaml").write_text(text)
+    options = {"cwd": tmp_path, "stdout": subprocess.DEVNULL}
+    subprocess.run([*command, "train", "straight.yaml"], **options, check=True, timeout=120)
+    process = subprocess.Popen([*command, "train", "lost.yaml"], **options)
+    deadline = time.monotonic() + 120
+    while max(metrics.read(tmp_path / "lost"), default=0) < 7:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    for pid in (process.pid, *descendants(process.pid)):
+        os.kill(pid, signal.SIGKILL)
+    process.wait()
+    saved = sorted(checkpoints_up_to(tmp_path / "lost" / "checkpoints", sys.maxsize))
+    shared_memory.free_left(shared_memory.prefix_for(tmp_path / "lost", ""))
+    shutil.rmtree(tmp_path / "lost")
+    done = subprocess.run(
+        [*command, "resume", str(tmp_path / "backup")],
+        cwd=tmp_path, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    told = re.match(rf"{tmp_path}/backup: the log until event \d+, version (\d+)\n", done.stderr)
+    assert told, done.stderr
+    assert int(told[1]) >= saved[-2]
+    summary = json.loads((tmp_path / "lost" / "summary.json").read_text())
+    assert (summary["steps"], summary["backup"]) == (9, f"{tmp_path}/backup: up to date")
+    audit(tmp_path / "lost")
+    assert learned(tmp_path / "lost") == learned(tmp_path / "straight")
+    assert tokens(tmp_path / "lost") == tokens(tmp_path / "straight")
