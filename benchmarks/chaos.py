@@ -1,16 +1,9 @@
 """Real runs of the demo under faults: nothing may be lost or done twice.
 
-The injector, which is no part of the run, kills (SIGKILL), stops (SIGSTOP) and slows its
-controller, learner, instances, history and reward workers, and fills its disk. Some kills of the
-controller take the whole run, and the end of its log that was not on the disk. After a controller's
-end it calls `rhymeflow resume`. When the run has ended, examples/audit_run.py must find nothing
-wrong. Faults come every few steps, which are small ones, so that there are many; they are drawn
-from `--seed`. Messages between the processes come twice and late (faults/relay.py).
-
-`--timed` kills at the rates of faults/plan.py instead, in the demo as it is, beside the same run
-without faults: seconds to recover, and effective training time.
-
-`--record` adds the run to results/chaos-runs.jsonl; the record counts all runs in it.
+Its processes are killed, stopped and slowed, its disk gets full, messages come twice and late; some
+kills take the whole run and the end of its log. It is resumed after a controller's end, and in the
+end examples/audit_run.py must find nothing wrong. `--timed` kills at the rates of faults/plan.py
+beside the same run without faults. `--record` adds the run to those of results/chaos-runs.jsonl.
 """
 
 from __future__ import annotations
@@ -31,7 +24,6 @@ from typing import Any
 import msgspec
 
 from benchmarks import harness
-from benchmarks.faults.disk import SmallDisk, can_mount
 from benchmarks.faults.plan import (
     CORE_PERIOD,
     DISK,
@@ -41,7 +33,7 @@ from benchmarks.faults.plan import (
     draw_dense,
     draw_rates,
 )
-from benchmarks.faults.run import Finished, run_with_faults
+from benchmarks.faults.run import Finished, SmallDisk, can_mount, run_with_faults
 from benchmarks.training.train import ROOT
 from rhymeflow.config import Config
 from rhymeflow.config.load import read_config

@@ -1,14 +1,8 @@
 """Fake runs with the real controller, store and resuming, under faults by the hundred thousand.
 
-Each run is a small one under one of the schedules in turn, in virtual time and in one process
-(`tests/fake_run`). Its workers die or stand still at any moment, its controller dies with
-all it has flushed, without what it had not, or with the end of the log cut off, its disk gets full,
-messages come twice and late, rewards fail. After each death of a controller it is resumed as
-`rhymeflow resume` does it. In the end the audit that users have must find nothing wrong, nor must
-what more is known of a fake run (`tests/fake_run/check.py`).
-
-`--record` adds a line for each thousand faults or so to results/chaos-fake-runs.jsonl and counts
-all that are in it.
+They are those of `tests/fake_run`, small ones in virtual time, under each schedule in turn. In the
+end the audit that users have must find nothing wrong, nor must what more is known of a fake run.
+`--record` adds a line for each thousand faults or so to results/chaos-fake-runs.jsonl.
 """
 
 from __future__ import annotations

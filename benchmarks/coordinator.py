@@ -1,15 +1,8 @@
 """How long the coordinator takes for one call of `handle`, with many instances.
 
-A driver reports events as a cluster would: every trajectory is in flight; each round a few hundred
-finish at random and get rewards, the instances they ran on send snapshots, interrupts and pulls are
-answered at once, and a tick follows. Each call is timed alone, by the processor's clock of its
-thread, so that other programs' turns do not count. Most events are small, ticks are few and plan
-for everybody, so each kind is shown. After a publication the schedule has every instance pull at
-the same moment: all that is in flight is interrupted and routed anew, in ticks that follow one
-another.
-
-`--scale` shows instead what the coordinator takes of a processor for each generated token and each
-step, with 64, 1,024 and 16,384 instances, and at how many tokens a second it would take all of it.
+All is answered at once; each round a few hundred trajectories finish at random, and a tick follows.
+Each call is timed alone, by the processor's clock of its thread. After a publication every instance
+pulls at the same moment: all that is in flight is interrupted and routed anew.
 """
 
 from __future__ import annotations
@@ -37,30 +30,15 @@ VERSIONS, FINISHED = 6, 256
 """Batches to train on; trajectories that finish in a round."""
 RESPONSE_TOKENS, KV_TOKENS = 1000, 40_000
 """Of a response; in the cache of an instance, as its snapshots say."""
-SCALE = {64: 12, 1024: 3, 16_384: 1}
-"""Instances, and the versions that they are measured for."""
-SCALE_NOTES = (
-    f"Processor time of `Coordinator.handle` alone; {CAPACITY} trajectories an instance, "
-    f"responses of {RESPONSE_TOKENS:,} tokens, schedule {SCHEDULE}, which interrupts and routes "
-    "anew all that is in flight at every version. A response costs the same whatever its length, "
-    "so one of 5,000 tokens costs a fifth for each. Share of a core: if every instance generates "
-    "as the cost model of Qwen2.5-14B on an H20 says. Saturates: the tokens a second of all "
-    "instances together at which the coordinator takes a whole core."
-)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this benchmark's options."""
     harness.add_number(parser, "--instances", 1024, "of rollout")
-    what = f"processor time per token with {', '.join(f'{n:,}' for n in SCALE)} instances"
-    parser.add_argument("--scale", action="store_true", help=what)
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Drive the coordinator and report."""
-    if args.scale:
-        rows = [load(instances, versions) for instances, versions in SCALE.items()]
-        return harness.report("coordinator_scale", rows, [], args, notes=SCALE_NOTES)
     driver = Driver(args.instances)
     driver.run()
     rows = [row(name, times) for name, times in driver.times.items()]
@@ -79,30 +57,6 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         f"not counted. Never fewer than {driver.least} in flight."
     )
     return harness.report("coordinator", rows, targets, args, notes=notes)
-
-
-def load(instances: int, versions: int) -> dict[str, Any]:
-    """A row: what the coordinator takes of a processor with so many instances."""
-    driver = Driver(instances)
-    driver.run(versions)
-    seconds = sum(sum(times) for times in driver.times.values())
-    tokens = len(driver.times[e.TrajectoryFinished.__name__]) * RESPONSE_TOKENS
-    cost = driver.coordinator.state.schedule.settings.cost
-    each = cost.throughput(CAPACITY, KV_TOKENS)
-    ticks = driver.times[e.Tick.__name__]
-    return {
-        "instances": instances,
-        "in flight": driver.capacity,
-        "steps": versions,
-        "us a response": 1e6 * seconds * RESPONSE_TOKENS / tokens,
-        "ns a token": 1e9 * seconds / tokens,
-        "s a step": seconds / versions,
-        "tick p99 ms": percentile(ticks, 0.99),
-        "tick greatest ms": max(ticks) * 1e3,
-        "share of a core": instances * each * seconds / tokens,
-        "saturates at tokens/s": tokens / seconds,
-        "which is instances": tokens / seconds / each,
-    }
 
 
 def percentile(values: list[float], share: float) -> float:
@@ -140,7 +94,7 @@ class Driver:
                 "schedule.max_inflight_batches": str(BOUND + 1),
                 "rollout.num_generations": str(NUM_GENERATIONS),
                 "learner.groups_per_batch": str(groups_per_batch),
-                "learner.max_steps": str(max(VERSIONS, *SCALE.values()) + BOUND + 1),
+                "learner.max_steps": str(VERSIONS + BOUND + 1),
                 "data.eval_size": "0",
             },
         )
@@ -159,10 +113,8 @@ class Driver:
         self.training: Version | None = None
         self.trained = 0
         self.rounds = 0
-        self.finished = FINISHED * max(1, instances // 1024)
-        """Trajectories that finish in a round: on a larger fleet more, in the same time."""
 
-    def run(self, versions: int = VERSIONS) -> None:
+    def run(self) -> None:
         """Fill the fleet, then go on until so many batches are trained on."""
         gc.collect()
         gc.disable()  # its pauses belong to whoever makes cycles; the coordinator makes none
@@ -176,7 +128,7 @@ class Driver:
             assert (len(self.where), self.group_id) != before, "the instances cannot be filled"
         self.filling = sum(sum(times) for times in self.times.values())
         self.times = {}
-        while self.trained < versions:
+        while self.trained < VERSIONS:
             self.round()
         gc.enable()
 
@@ -185,7 +137,7 @@ class Driver:
         self.rounds += 1
         events: list[e.Event] = []
         touched = set()
-        for _ in range(self.finished // NUM_GENERATIONS):
+        for _ in range(FINISHED // NUM_GENERATIONS):
             index = self.random.randrange(len(self.groups) // 4)
             members = [TrajectoryId(self.groups[index], m) for m in range(NUM_GENERATIONS)]
             if any(trajectory not in self.where for trajectory in members):

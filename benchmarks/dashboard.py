@@ -1,16 +1,8 @@
 """The dashboard over a very large run: how soon it opens, how fast each question is answered.
 
-Part `pages`: a synthetic run (`logs/large.py`) of 200,000 responses and twenty million tokens,
-served by `rhymeflow dashboard` in a process of its own and asked over HTTP as the pages ask. Times
-are from the question to the whole answer, one question at a time; the store is in the page cache.
-It opens when the overview is answered, counted from the start of the command. `first of all` is
-the first question that needs all groups, and `log read` the time until all of the log is, for the
-view of time. Percentiles are of each kind of question, never of the mix; `first` is of questions
-each of which is asked after a new step has been committed. `follow` is the time from that commit
-until the overview tells of the step, asked ten times a second.
-
-Part `live`: steps per second of the demo while its view is polled every second, as the page
-does, over those of the demo alone; pairs of runs, in turn.
+A synthetic run of 200,000 responses, served in a process of its own and asked as the pages ask, one
+question at a time. `first of all` needs all groups; `log read` is until all of the log is. `first`
+is of questions asked after a new step; `follow` the time until the overview tells of one.
 """
 
 from __future__ import annotations
@@ -22,67 +14,58 @@ import random
 import statistics
 import sys
 import tempfile
-import threading
 import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from benchmarks import harness
-from benchmarks.asking.questions import CURVES, kinds, look
+from benchmarks.asking.questions import kinds, look
 from benchmarks.asking.server import Dashboard, Question, dashboard
-from benchmarks.logs.large import Size, build
-from benchmarks.training.train import IN_TURNS, published
+from benchmarks.logs.made_up import Size, build_log
 from rhymeflow.core.events import VersionPublished
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.observe import metrics
 from rhymeflow.store.schema import EVENTS
 from rhymeflow.store.writer import SqliteTrajectoryStore
 
-OPENS, FOLLOWS, WATCHED = 1.0, 2.0, 0.99
-"""Seconds, seconds, a ratio."""
+OPENS, FOLLOWS = 1.0, 2.0
+"""Seconds."""
 ANSWERS, FIRST_ANSWERS = 200.0, 400.0
 """Milliseconds: of a question, and of one that is the first for a version."""
 LOG_READ, LOG_READ_LARGE, FIRST_OF_ALL = 2.5, 12.0, 3.0
 """Seconds: of a run of up to `SIZE` responses, of a larger one, of any."""
-SIZE = 200_000
-POLL_SECONDS = 1.0
+SIZE, TOKENS, EPOCHS, MEMBERS = 200_000, 100, 8, 8
 NEW_STEPS = 20
-FIRST = 4
-"""The step that is counted first: what comes before waits for code to be compiled or loaded."""
-PARTS = ("pages", "live")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this benchmark's options."""
-    parser.add_argument("--parts", choices=PARTS, default="pages", help="which (default: pages)")
     harness.add_number(parser, "--trajectories", SIZE, "of the synthetic run")
-    harness.add_number(parser, "--tokens", Size().tokens, "of each, on average")
+    harness.add_number(parser, "--tokens", TOKENS, "of each, on average")
     harness.add_number(parser, "--questions", 50, "of each kind")
     harness.add_number(parser, "--firsts", 10, "questions of each kind after a new step")
     harness.add_number(parser, "--starts", 5, "of the command")
     parser.add_argument(
         "--run", metavar="DIR", type=Path, help="where the run is kept, or is to be had"
     )
-    harness.add_number(parser, "--pairs", 5, "of runs of the demo, of part live")
-    harness.add_number(parser, "--steps", 24, "of each of these runs")
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure one part and report."""
-    if args.parts == "live":
-        rows, targets = live(args)
-        return harness.report("dashboard-live", rows, targets, args, __doc__ or "")
+    """Measure and report."""
     with tempfile.TemporaryDirectory(prefix="rhymeflow-dashboard-") as temporary:
         folder = args.run or Path(temporary) / "run"
         if not (folder / EVENTS).exists():
             folder.mkdir(parents=True, exist_ok=True)
-            build(folder, Size(trajectories=args.trajectories, tokens=args.tokens))
+            build_log(folder, size(args.trajectories, args.tokens))
         rows, targets = pages(folder, args)
         return harness.report("dashboard", rows, targets, args, __doc__ or "")
 
 
-# -- pages -----------------------------------------------------------------------------------------
+def size(trajectories: int, tokens: int) -> Size:
+    """Of a run over so many responses, in some epochs."""
+    rows = -(-trajectories // (MEMBERS * EPOCHS))
+    return Size(num_responses=trajectories, tokens=tokens, rows=rows, is_varied=True)
 
 
 def pages(folder: Path, args: argparse.Namespace) -> harness.Found:
@@ -214,52 +197,3 @@ def _percentiles(times: list[float], prefix: str = "") -> dict[str, float]:
 def _percentile(values: list[float], share: float) -> float:
     """The least of the values that so great a share of them does not exceed."""
     return sorted(values)[math.ceil(share * len(values)) - 1]
-
-
-# -- live ------------------------------------------------------------------------------------------
-
-
-def live(args: argparse.Namespace) -> harness.Found:
-    """The demo, watched and not."""
-    cpu: list[float] = []
-    sides = {
-        "watched": lambda: _steps_per_second(args.steps, cpu),
-        "alone": lambda: _steps_per_second(args.steps, None),
-    }
-    values = harness.interleave(sides, args.pairs, "steps/s")
-    rows = [harness.side_row(side, values[side], "steps/s") for side in sides]
-    rows.append(harness.side_row("dashboard", cpu, "CPU seconds per second"))
-    ratio = harness.median_ratio(values["watched"], values["alone"])
-    return rows, [harness.Target("dashboard/watched, steps", ratio, WATCHED)]
-
-
-def _steps_per_second(steps: int, cpu: list[float] | None) -> float:
-    """Of one run of the demo; `cpu`: it is watched, and this is what that took."""
-    with tempfile.TemporaryDirectory(prefix="rhymeflow-bench-") as temporary:
-        folder = Path(temporary) / "run"
-        is_over = threading.Event()
-        watchers = [threading.Thread(target=_watch, args=(folder, is_over, cpu))]
-        if cpu is None:
-            watchers = []
-        for each in watchers:
-            each.start()
-        try:
-            times = published({**IN_TURNS, "learner.max_steps": steps, "run.output_dir": folder})
-        finally:
-            is_over.set()
-            for each in watchers:
-                each.join()
-    return (steps - FIRST) / (times[-1] - times[FIRST - 1])
-
-
-def _watch(folder: Path, is_over: threading.Event, cpu: list[float]) -> None:
-    """Poll the view of the run until it is over, from when it has begun."""
-    while not (folder / "metrics.jsonl").exists():
-        if is_over.wait(0.2):
-            return
-    with dashboard(folder) as board:
-        began, before = time.perf_counter(), board.cpu_seconds()
-        while not is_over.wait(POLL_SECONDS):
-            names = set(board.ask()["metrics"])
-            board.ask("/metrics", name=[name for name in CURVES if name in names])
-        cpu.append((board.cpu_seconds() - before) / (time.perf_counter() - began))

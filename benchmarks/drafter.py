@@ -1,11 +1,8 @@
 """Drafts from history, replayed on recorded rollouts: what is accepted, and how long it takes.
 
-Recorded rollouts of real runs (`rollouts/record.py`) are replayed as an engine would ask for drafts
-(`rollouts/lockstep.py`): the sequences of a step together, siblings' tokens as they come, earlier
-epochs as history.
-
-Parts: `accepted` at drafts of 4, 8, 16, linear and tree, by epoch; `latency` is an iteration of 256
-sequences with 16 responses of 8,192 tokens behind each prompt.
+`accepted`: at drafts of 4, 8, 16, linear and tree, by epoch, the sequences of a step together and
+earlier epochs as history. `latency`: an iteration of 256 sequences with 16 responses of 8,192
+tokens behind each prompt.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """Whole training runs against another system: trained trajectories per second.
 
-Both sides train the same policy on the same prompts with the same reward, batch, lengths, sampling
-and optimizer settings, on the same cores, each in processes of its own, interleaved. Counted are
-the trajectories of the steps after the first, over the time from the end of the first step to the
-end of the last counted one: loading, compiling and warming up are left out on both sides. Ours does
-some more steps than are counted, so that the rollouts in progress at the end of the time weigh
-against those that were in progress at its beginning.
+Both sides train the same policy on the same prompts with the same settings, on the same cores, in
+turn. Counted are the trajectories of the steps after the first, over the time from its end. Ours
+does some more steps than are counted, so that rollouts in progress at both ends weigh alike.
 """
 
 from __future__ import annotations

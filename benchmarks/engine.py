@@ -1,10 +1,8 @@
 """Rollout throughput: the native engine against `model.generate` and vLLM's CPU build.
 
 SmolLM2-135M-Instruct in bfloat16. Every request has its own number of new tokens, the same for all
-sides, and stop tokens are ignored, so all sides generate the same number of useful tokens; a figure
-is useful tokens per second, prefill included. `generate` runs a static batch, padded on the left,
-until its longest response ends; no side can sort by length, which is unknown in real rollouts.
-vLLM runs in its own environment as a process of its own (`peers/vllm_side.py`).
+sides, so all generate the same number of useful ones. `generate` runs a static batch until its
+longest response ends; vLLM runs as a process of its own (`peers/vllm_side.py`).
 """
 
 from __future__ import annotations

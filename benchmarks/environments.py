@@ -1,11 +1,8 @@
-"""What slow environments cost: trained tokens per second of a recipe whose calculator takes its
-time, over those with one that answers at once.
+"""What slow environments cost: trained tokens per second with a calculator that takes its time,
+over those with one that answers at once.
 
-The calculator sleeps for a lognormal time (sigma 1, so one answer in a hundred takes six times the
-mean). Recipe `tools` trains a batch in two seconds, so a bound of one allows a response little more
-than that; `smollm2_tools` takes a minute, as large models do. Each side is a run of its own
-(`rhymeflow train`), in turn; its tokens are those that the policy sampled of what was trained on
-between its first version and its last.
+The calculator sleeps for a lognormal time (sigma 1). Each side is a run of its own, in turn; its
+tokens are those that the policy sampled of what was trained on between the first and last version.
 """
 
 from __future__ import annotations

@@ -1,24 +1,8 @@
 """What failures cost on 64 to 1,024 simulated devices: effective training time by failure rate.
 
-    rhymeflow bench faults_simulated
-
-Effective training time ratio: trained tokens per second with failures, over those without. The
-setting is that of benchmarks/staleflow.py with drafts and prompts that come back every four steps
-(benchmarks/simulated/schedules.py), a 14B model, half as many groups in a batch as there are
-devices, and a quarter of the devices for rollout, which is what suits 14B there; `synchronous`
-alternates on all of them. How long things take to come back are the defaults of
-`simulation.faults`: 10 s until a death is noticed, then 2 minutes for an instance, 3 for a learner,
-and training again what no checkpoint has; tokens in flight are stored every second.
-
-A failure at the published rate comes every 50 hours on 1,024 devices and every 33 days on 64;
-simulated runs last an hour. So each kind of death is simulated by itself, one every `APART`
-seconds, for what one costs: seconds lost, over the number of deaths. The ratio at a rate follows
-from these, as long as failures seldom come before the cluster is over the last one; where they do
-most, at the greatest rate on 1,024 devices, it is simulated beside (`simulated`).
-
-Every step, which takes minutes, is a checkpoint (`run.save_steps`). The baseline restarts the whole
-job from the newest one (benchmarks/simulated/restarts.py): that of the last step too, or of one in
-20 steps, as in many of verl's example scripts.
+Each kind of death is simulated by itself for what one costs, and the ratio at a rate follows from
+that; where deaths come before the cluster is over the last one, all are simulated together beside.
+The baseline restarts the whole job from the newest checkpoint. README.md says what is assumed.
 """
 
 from __future__ import annotations
@@ -29,11 +13,10 @@ import itertools
 import math
 import statistics
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from benchmarks import harness
-from benchmarks.simulated.restarts import seconds_with_restarts
 from benchmarks.simulated.schedules import EPOCH
 from benchmarks.staleflow import setting
 from rhymeflow.config import Config
@@ -60,7 +43,7 @@ AIM = 0.8
 """Of the effective training time; published best under injected failures: over 80%, against 60%
 where the job restarts (RobustRL, arXiv 2512.22492, at another rate than any of these)."""
 NOTES = (
-    f"Simulated, {STEPS} steps; benchmarks/faults_simulated.py says what is assumed. Rates are "
+    f"Simulated, {STEPS} steps; benchmarks/README.md says what is assumed. Rates are "
     f"multiples of a failure per {MTBF_HOURS:,.0f} device-hours. `s lost`: seconds that one death "
     "costs, medians over seeds, from all `deaths` of that kind; what is below a hundredth of the "
     "run is no more than the other order in which things happen. `1x` and so on: effective "
@@ -222,6 +205,34 @@ def restarting(cell: Cell, quiet: Result, save_steps: int) -> dict[str, Any]:
         seconds = seconds_with_restarts(steps * repeats, times, away=away, save_steps=save_steps)
         columns[f"{rate}x"] = round(sum(steps) * repeats / seconds, 4)
     return columns
+
+
+def seconds_with_restarts(
+    steps: Sequence[float], failures: Iterable[float], *, away: float, save_steps: int
+) -> float:
+    """Seconds that a run of these steps takes.
+
+    Args:
+        steps: how long each lasts.
+        failures: when a device dies, in order, without end.
+        away: seconds from a failure until the job goes on; one that comes meanwhile begins it anew.
+        save_steps: a checkpoint is written every so many steps.
+    """
+    coming = iter(failures)
+    failure = next(coming)
+    now, done = 0.0, 0
+    while done < len(steps):
+        if failure < now + steps[done]:
+            now = failure + away
+            done -= done % save_steps
+            while failure < now:
+                failure = next(coming)
+                if failure < now:
+                    now = failure + away
+        else:
+            now += steps[done]
+            done += 1
+    return now
 
 
 def targets(rows: Sequence[Mapping[str, Any]]) -> list[harness.Target]:

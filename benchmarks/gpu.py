@@ -1,12 +1,9 @@
 """A first look at a machine with a GPU: both engines, drafts, pulls, and the learner.
 
-SmolLM2-135M or another model, in bfloat16. For each engine, vLLM with each of its model runners,
-in a process of its own: tokens per second at 1, 32 and 256 requests of random prompts, without
-drafts and on the second pass over the same prompts with drafts from the first (same noise), and the
-seconds of a pull. vLLM is left out where it is not installed; its second runner needs a GPU.
-For the learner: tokens of the packed rows per second of training, with each of its attentions, and
-what share of the GPU's published dense bfloat16 peak that is (6 operations per parameter and token;
-attention is not counted). Nothing is fetched. `--device cpu` is a dry run, without `flex`.
+In bfloat16, each engine in a process of its own: tokens per second without drafts and on a second
+pass with drafts from the first, and seconds of a pull. For the learner: tokens of packed rows per
+second with each attention, and what share of the published peak that is (6 operations per parameter
+and token). Nothing is fetched. `--device cpu` is a dry run.
 """
 
 from __future__ import annotations

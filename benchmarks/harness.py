@@ -1,13 +1,7 @@
 """What all benchmarks share: interleaved repetition, options, the machine, the report.
 
-Holds true: sides are measured in turn (A B, B A, A B ...), so that a machine whose speed drifts
-affects them alike; every record carries the command and the machine that made it. Knows nothing of
-what is measured.
-
-    values = interleave({"ours": measure_ours, "peer": measure_peer}, repeats=5)
-    rows = [side_row(side, values[side], "tokens/s") for side in values]
-    ratio = median_ratio(values["ours"], values["peer"])
-    return report("engine", rows, [Target("engine/generate", ratio, 1.5)], args)
+Sides are measured in turn (A B, B A, A B ...), so that a machine whose speed drifts affects them
+alike; every record carries the command and the machine that made it.
 """
 
 from __future__ import annotations

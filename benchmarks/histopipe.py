@@ -1,22 +1,7 @@
 """The setting RhymeRL was measured in, simulated: two tiers, then drafts.
 
-Published (arXiv 2508.18588; 128 Hopper GPUs, responses of up to 8K and 16K tokens): over a
-synchronous system 1.56x with two tiers, 2.34x with drafts (14B, mathematics),
-2.6x at most; 2 to 6% of the responses are migrated or postponed. Batch and lengths are not
-published. Assumed, and fixed before schedules were compared:
-
-- batch of 128 groups of 16; prompts of 1,024 tokens;
-- lengths are lognormal with a mean of a quarter of the longest and sigma 0.95, with which, before
-  the cut-off, the 99th percentile is nine times the median; 65% of the variance is the prompt's
-  (RhymeRL), and its level drifts by little from epoch to epoch (correlation 0.98);
-- an epoch is four steps, so that there is history from the fifth on; the first four, and one at
-  the end, are not counted;
-- costs: profiles `*-h800`, derived, not measured (docs/cost-model.md);
-- drafts are accepted as `simulation.acceptance` says, its default within what RhymeRL reports;
-- `synchronous` alternates on all devices; the stages split them, each where it is fastest.
-
 Ratios are of trained tokens per second, and of schedules, everything else being equal; the
-published ratios are of systems. The default takes less than ten minutes on two quiet cores.
+published ratios (arXiv 2508.18588) are of systems. README.md says what is assumed.
 """
 
 from __future__ import annotations
@@ -77,7 +62,7 @@ add_arguments = splits.add_arguments
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Find the figures of every stage in every place and report."""
     rows = splits.table(splits.chosen(cells(), args.only), case, Cell.baselines, args.jobs)
-    notes = splits.notes(STEPS, "benchmarks/histopipe.py", ROLLOUT)
+    notes = splits.notes(STEPS, ROLLOUT)
     return harness.report("histopipe", rows, targets(rows), args, notes)
 
 

@@ -1,12 +1,9 @@
 """Rollouts with and without drafts from history: tokens per second in the state of real RL runs.
 
-Parts `demo`, `smollm2` and `rhyming` run in this process: the policy has the weights of a real run
-at the beginning of its third epoch, the rollouts of the epochs before it are the history, and the
-prompts are those that come next. Two engines over the same weights, one with a drafter, generate
-the same responses, interleaved; each slice of prompts is measured once per side, so that nothing
-but history and siblings has been seen before. `rhyming` has `rollout.rhyming_noise` 1.
-
-Part `runs` trains the demo recipe end to end, with drafts and without (`training/drafting.py`).
+Parts `demo`, `smollm2`, `rhyming` run in this process: weights of a real run at its third epoch,
+the epochs before as history, the prompts that come next; two engines generate the same responses in
+turn. `runs` trains the demo end to end, with drafts and without; the last steps, in which nothing
+is generated any more, are left out.
 """
 
 from __future__ import annotations
@@ -23,10 +20,12 @@ from benchmarks import harness
 from benchmarks.rollouts import record
 from benchmarks.rollouts.policy import Policy, drain, one_core
 from benchmarks.rollouts.recorded import Rollout, empty_history, load, remember
-from benchmarks.training import drafting as runs
+from benchmarks.training.train import repeated, train, training_rows
+from rhymeflow.config.load import read_config
 from rhymeflow.engine.base import Request
 from rhymeflow.engine.native.engine import Engine
 from rhymeflow.histospec.drafter import Drafter
+from rhymeflow.observe.metrics import mean
 
 EPOCH = 2
 """From 0: its weights and prompts; the epochs before it are history."""
@@ -36,6 +35,18 @@ REQUESTS = {1: 4, 8: 32, 32: 64, 64: 64, 128: 128}
 """Responses of one measurement, by how many run at a time."""
 WARM_UP = 2
 """Measurements that are not counted: iteration times and acceptance are learned."""
+
+EPOCH_STEPS = 16
+"""Steps of the demo recipe in one epoch."""
+UNCOUNTED = 2
+"""Steps at the end that are not counted."""
+RATIOS = {
+    "steps/s": ("steps", 1.5),
+    "steps/s, later epochs": ("steps, later epochs", 1.5),
+    "rollout tokens/s, later epochs": ("rollout", 2.5),
+}
+"""Figures whose ratio has a target: its name and value."""
+Figures = dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -114,7 +125,7 @@ def in_process(args: argparse.Namespace, part: str) -> harness.Found:
 
 PARTS: dict[str, Callable[[argparse.Namespace], harness.Found]] = {
     **{name: functools.partial(in_process, part=name) for name in ("demo", "smollm2", "rhyming")},
-    "runs": lambda args: runs.measure(args.pairs, args.steps),
+    "runs": lambda args: whole_runs(args.pairs, args.steps),
 }
 
 
@@ -215,3 +226,77 @@ def slices(rows: list[int], case: Case, policy: Policy) -> list[Callable[[], lis
 
     firsts = range(0, len(rows) * members - size + 1, size)
     return [functools.partial(make, first) for first in firsts]
+
+
+# -- whole runs ------------------------------------------------------------------------------------
+
+
+def whole_runs(pairs: int, steps: int) -> harness.Found:
+    """Rows of both sides; targets of steps per second and rollout throughput."""
+    sides = {window: functools.partial(one_run, window, steps) for window in ("off", "cost")}
+    seen = repeated(sides, pairs, lambda found: found["steps/s"])
+    rows = []
+    for window, runs in seen.items():
+        speeds = [each["steps/s"] for each in runs]
+        row = {"part": "runs", **harness.side_row(window, speeds, "steps/s")}
+        rest = [name for name in runs[0] if name != "steps/s"]
+        rows.append(row | {n: round(statistics.median(each[n] for each in runs), 3) for n in rest})
+    return rows, [
+        harness.Target(f"histospec/runs/{name}", ratio(seen["cost"], seen["off"], figure), target)
+        for figure, (name, target) in RATIOS.items()
+    ]
+
+
+def one_run(window: str, steps: int, _: int, run_dir: Path) -> Figures:
+    """Train once."""
+    fields = {
+        "drafting.window": window,
+        "learner.max_steps": str(steps),
+        "run.eval_steps": str(EPOCH_STEPS),
+        "run.report_to": "[]",
+        "run.output_dir": str(run_dir),
+    }
+    return figures(training_rows(train(read_config("demo", fields))), steps)
+
+
+def ratio(ours: list[Figures], theirs: list[Figures], name: str) -> float:
+    """The median of pairwise ratios of one figure."""
+    return harness.median_ratio([run[name] for run in ours], [run[name] for run in theirs])
+
+
+def figures(rows: list[dict[str, Any]], steps: int) -> Figures:
+    """The figures of one run, from the metrics of its steps."""
+    assert len(rows) == steps, f"{len(rows)} steps"
+    assert steps > EPOCH_STEPS + UNCOUNTED + 1, "no step of the second epoch is counted"
+    later = rows[EPOCH_STEPS : steps - UNCOUNTED]
+    busy = sum(row["step_time"] * (1 - row["idle/rollout"]) for row in later)
+    generated = sum(row["step_time"] * row["rollout/tokens_per_s"] for row in later)
+    return {
+        "steps/s": _rate(rows, 0, steps - UNCOUNTED),
+        "steps/s, later epochs": _rate(rows, EPOCH_STEPS - 1, steps - UNCOUNTED),
+        "rollout tokens/s, later epochs": generated / busy,
+        **{name: mean(later, name) or 0.0 for name in ("idle/rollout", "idle/learner")},
+        **_drafts(later),
+    }
+
+
+def _drafts(rows: list[dict[str, Any]]) -> Figures:
+    """Of all iterations together, and of all drafted tokens; nothing of a run without drafts."""
+    tokens = iterations = drafted = 0.0
+    for row in rows:
+        if row.get("draft/acceptance_rate"):
+            made = row["step_time"] * row["rollout/tokens_per_s"]
+            took = made / row["draft/mean_acceptance_length"]
+            tokens, iterations = tokens + made, iterations + took
+            drafted += (made - took) / row["draft/acceptance_rate"]
+    if not drafted:
+        return {}
+    return {
+        "draft/mean_acceptance_length": tokens / iterations,
+        "draft/acceptance_rate": (tokens - iterations) / drafted,
+    }
+
+
+def _rate(rows: list[dict[str, Any]], first: int, last: int) -> float:
+    """Steps per second from the end of row `first` to the end of row `last - 1`."""
+    return (last - 1 - first) / (rows[last - 1]["time"] - rows[first]["time"])

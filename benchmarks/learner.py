@@ -1,13 +1,8 @@
 """A learner's training steps: tokens per second, against another checkout's, and peak memory.
 
-*Speed.* Batches are sampled from a recipe's first policy and rewarded, so lengths and the share of
-groups without a gradient are a run's. Each side is a process of its own that stands still while the
-other works; every batch is trained on by both, one right after the other, and ratios are medians
-over these pairs. Tokens are those of prompts and responses, every response with its prompt, as
-`num_tokens` counts them.
-
-*Memory.* The anonymous memory of a learner's process over what it had before it loaded the model,
-at its peak in a step on one micro-batch, and what `rhymeflow.memory` says of it.
+Batches are sampled from a recipe's first policy and rewarded; each side is a process of its own,
+and trains on every batch right after the other. Memory is the anonymous memory over what it had
+before it loaded the model, at its peak in one micro-batch, beside what the dry run says.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import random
 import statistics
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -72,10 +72,6 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         ),
     ]
     return harness.report("ranks", rows, targets, args, NOTES)
-
-
-def _medians(measured: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    return {name: statistics.median(each[name] for each in measured) for name in measured[0]}
 
 
 NOTES = (

@@ -1,9 +1,7 @@
 """How long a run with a long log takes until it goes on, and what reads the log at its end.
 
-The log is made by `logs/long.py`: responses of the demo's size on 16 instances. It ends as by
-`kill -9`, as far as can be from the last snapshot of the coordinator's state. Resuming is timed
-part by part, up to the first command that an instance gets; loading the model and the data, which
-every run does, is not in it.
+The log (`logs/made_up.py`) ends as by `kill -9`, as far as can be from the last snapshot. Resuming
+is timed part by part, up to the first command of an instance; loading is not in it.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from typing import Any, TypeVar
 from rich.console import Console
 
 from benchmarks import harness
-from benchmarks.logs.long import CAPACITY, STEPS, build_log, prompts
+from benchmarks.logs.made_up import CAPACITY, STEPS, Size, build_log, prompts
 from rhymeflow.config import Config
 from rhymeflow.core import events as e
 from rhymeflow.observe import metrics, summary
@@ -64,7 +62,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         kept = args.run or folder
         if not (kept / EVENTS).exists():
             kept.mkdir(parents=True, exist_ok=True)
-            build_log(kept, args.events)
+            build_log(kept, Size(args.events), till_snapshot=True)
         if kept != folder:
             shutil.copytree(kept, folder)
         times = resume(folder)

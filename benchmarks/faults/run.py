@@ -1,13 +1,14 @@
 """One real run under faults: starts it, hurts it, resumes it, and has it audited at its end.
 
-Holds true: the injector is no part of the run and knows it as a user does, by its files and its
-processes; whatever it stopped goes on in the end, and nothing of the run outlives it. A controller
-that ends otherwise than by a fault or by success ends the run, as a violation; so does one that a
-full disk does not end with one line.
+The injector knows the run as a user does, by its files and its processes; whatever it stopped goes
+on in the end. A controller that ends otherwise than by a fault or by success, or that a full disk
+does not end with one line, is a violation.
 """
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 import time
@@ -17,11 +18,8 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.faults import processes, wal
-from benchmarks.faults.account import Account, Injected
-from benchmarks.faults.disk import SmallDisk
-from benchmarks.faults.entry import counted
-from benchmarks.faults.hold import Holds
-from benchmarks.faults.plan import DISK, Fault
+from benchmarks.faults.messages import counted
+from benchmarks.faults.plan import DISK, Account, Fault, Injected
 from benchmarks.training.train import ROOT
 from rhymeflow.config import Config
 from rhymeflow.config.load import dump_config
@@ -111,7 +109,7 @@ class Attack:
         self._message_seed = message_seed
         self.num_resumed = 0
         self._killed = self._filled = False  # whether a fault ends the present controller
-        self._holds = Holds()
+        self._holds = processes.Holds()
         self._metrics: object = None  # what the file was like when it was read
         self._began = time.monotonic()
         self._stepped = self._now()
@@ -203,7 +201,7 @@ class Attack:
         command = ["rhymeflow"]
         if self._message_seed is not None:
             seed = f"{self._message_seed}{self.num_resumed:03}"  # another one for each attempt
-            command = ["benchmarks.faults.entry", seed, str(self.messages)]
+            command = ["benchmarks.faults.messages", seed, str(self.messages)]
         return subprocess.Popen(
             [sys.executable, "-m", *command, *arguments],
             cwd=ROOT,
@@ -256,3 +254,47 @@ def wait_until(is_so: Callable[[], bool], seconds: float) -> None:
         if time.monotonic() > deadline:
             raise TimeoutError("processes that were killed have not ended")
         time.sleep(POLL_SECONDS)
+
+
+NUM_BYTES = 2 * 2**30
+"""Far more than a run of the demo writes."""
+_BALLAST = "ballast"
+_CHUNK = bytes(2**20)
+
+
+def can_mount() -> bool:
+    """Whether such a disk can be had here."""
+    return sys.platform == "linux" and os.geteuid() == 0
+
+
+class SmallDisk:
+    """A disk at `folder`, which is made."""
+
+    def __init__(self, folder: Path, num_bytes: int = NUM_BYTES) -> None:
+        folder.mkdir()
+        options = f"size={num_bytes}"
+        subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], check=True)
+        self.folder = folder
+
+    def fill(self) -> None:
+        """Take all that is left, to the last byte."""
+        with (self.folder / _BALLAST).open("ab", buffering=0) as ballast:
+            size = len(_CHUNK)
+            while size:
+                try:
+                    ballast.write(_CHUNK[:size])
+                except OSError as error:
+                    if error.errno != errno.ENOSPC:
+                        raise
+                    size //= 2
+
+    def free(self) -> None:
+        """Give it back."""
+        (self.folder / _BALLAST).unlink(missing_ok=True)
+
+    def __enter__(self) -> SmallDisk:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        subprocess.run(["umount", "--lazy", str(self.folder)], check=True)
+        self.folder.rmdir()

@@ -1,15 +1,8 @@
 """What a transport may do with messages: deliver some twice, and late.
 
-TCP delivers what was sent once and in order, as long as one connection holds; so do the pipes of
-one machine. When a connection breaks, its messages wait until there is another. What was not
-acknowledged is sent again over that one, though some of it may have arrived: from some message on,
-all come once more, in their order. Ray does the same for actor calls that are tried again. So:
-
-- a channel is late as a whole: nothing overtakes in it, and others do not wait for it;
-- after a message, the last few that were delivered, itself included, may come once more.
-
-Nothing is lost, and nothing new comes out of order: a transport that does that does not keep what
-`rhymeflow/runtime/base.py` says of it.
+What was not acknowledged when a connection breaks is sent again over the next one, though some may
+have arrived. So a channel is late as a whole, and after a message the last few that were delivered
+may come once more, in order. Nothing is lost, and nothing new comes out of order.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Cuts the end off a write-ahead log, as a machine does that goes down before it is on the disk.
 
-SQLite (`synchronous = NORMAL`) brings the log to the disk before it copies pages from it into the
-database. So what was copied is safe, and only what was written since can be lost; cutting more
-would make a file that no crash can make. The formats are those of https://sqlite.org/walformat.html
-(WAL-index) and https://sqlite.org/fileformat2.html#walformat.
+SQLite brings the log to the disk before it copies pages from it into the database: only what was
+written since can be lost. Formats: https://sqlite.org/walformat.html (WAL-index) and
+https://sqlite.org/fileformat2.html#walformat.
 """
 
 from __future__ import annotations

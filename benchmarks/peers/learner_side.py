@@ -1,10 +1,9 @@
 """The learner of a checkout, as a peer: `python learner_side.py CHECKOUT RECIPE DTYPE BATCHES N`.
 
-`CHECKOUT` is the one that this file is in, and goes before the installed package. Other checkouts
-call this file with the same arguments and requests, so both stay as they are: for `{"batch": i}` it
-trains on that batch of the file and answers with `tokens/s`; for `{"tokens": n}` on two groups of
-four random responses, n tokens in all and in one micro-batch, and answers with `peak MB` of memory
-over what the process had before it loaded the model, and `parameters`.
+`CHECKOUT` is the one that this file is in. Other checkouts call this file with the same arguments
+and requests, so both stay as they are: for `{"batch": i}` it trains on that batch of the file and
+answers with `tokens/s`; for `{"tokens": n}` on random responses of n tokens, in one micro-batch,
+with `peak MB` over what the process had before it loaded the model, and `parameters`.
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 
     python -m benchmarks.peers.trl_side CONFIG.yaml OUT.json [--threads N] [--per-device N]
 
-Holds true: the same model files, prompt tokens in the same order, reward function, batch, lengths,
-sampling and optimizer settings; TRL's own defaults otherwise, without what would only cost it time
-(gradient checkpointing, logging, saving). Writes `ends` (seconds) and mean `lengths`, by step.
+The same model, prompts, reward and settings; TRL's own defaults otherwise, without what would only
+cost it time. Writes `ends` (seconds) and mean `lengths`, by step.
 """
 
 from __future__ import annotations

@@ -1,13 +1,8 @@
 """vLLM in a process of its own, by hand or behind our engine: run by the python that has vLLM.
 
-    python vllm_driver.py '{"engine": "ours", "window": "cost", "max_num_seqs": 8, ...}'
-
-Answers requests {prompts, lengths, temperature, noise_epoch, samples} with {seconds, lengths,
-tokens, drafted, accepted}, {"weights": DIR} by pulling a checkpoint's weights, {"change": SHARE} by
-pulling weights of which that share has another last bit, and {"remember": [{prompt, sample,
-noise_epoch, tokens}]} by entering responses into the history (the last three for `ours`).
-`process.py` has the protocol. `seconds` are the processor's: with one thread that is what it takes
-on a machine that does nothing else.
+Answers {prompts, lengths, temperature, noise_epoch, names} with {seconds, tokens, drafted,
+accepted}; for `ours` also {"weights": DIR} and {"remember": [{prompt, sample, noise_epoch,
+tokens}]}. `process.py` has the protocol. `seconds` are the processor's.
 """
 
 from __future__ import annotations
@@ -56,7 +51,6 @@ def configuration(how: dict[str, Any]) -> Any:
             "rollout.vllm_kv_cache_gb": "1",
             "drafting.window": how.get("window", "off"),
             "rollout.vllm_head_dtype": how.get("head_dtype", "model"),
-            "weights.transport": how.get("transport", "shared_memory"),
         },
     )
 
@@ -93,8 +87,6 @@ class Ours:
         """One request of the protocol."""
         if "weights" in request:
             return self._pull(request["weights"])
-        if "change" in request:
-            return self._change(request["change"])
         if "remember" in request:
             return self._remember(request["remember"])
         return self._generate(request)
@@ -108,20 +100,6 @@ class Ours:
         self._store.publish(version, dict(self._model.named_parameters()))
         start = time.process_time()
         self._engine.install(self._reader, version, keep_cache=False)
-        return {"seconds": time.process_time() - start}
-
-    def _change(self, share: float) -> dict[str, Any]:
-        import torch
-
-        for parameter in self._model.parameters():
-            units = parameter.data.view(-1).view(torch.int16)
-            units[torch.randint(len(units), (max(1, int(share * len(units))),))] ^= 1
-        version = self._engine.version + 1
-        self._store.publish(version, dict(self._model.named_parameters()))
-        while not self._engine.prepare(self._reader, version):
-            time.sleep(0.001)
-        start = time.process_time()
-        self._engine.install(self._reader, version, keep_cache=True)
         return {"seconds": time.process_time() - start}
 
     def _remember(self, responses: list[dict[str, Any]]) -> dict[str, Any]:
@@ -141,7 +119,7 @@ class Ours:
         return {}
 
     def _generate(self, request: dict[str, Any]) -> dict[str, Any]:
-        from benchmarks.rollouts.request import requests_of
+        from benchmarks.rollouts.recorded import requests_of
 
         requests = requests_of(request)
         start = time.process_time()
@@ -209,5 +187,3 @@ class ByHand:
 
 if __name__ == "__main__":
     main()
-
-__all__ = ["ByHand", "Ours", "configuration", "main"]

@@ -1,21 +1,8 @@
 """Replays recorded rollouts against something that drafts, as an engine would ask for drafts.
 
-All sequences of a batch run together. In each iteration every running sequence gets a draft, what
-the recording says next is accepted as far as the draft has it, one token more comes from the
-policy's own row, and the drafter is told. The first token of a response comes with its prompt and
-is not counted. When the batch is over its rollouts, with their rewards, are history.
-
-Holds true: only the calls to the side are timed, in seconds of the thread that makes them, which
-another program on the machine does not lengthen much.
-
-What is measured is a side, as `drafter.Replayed`. Its sequences are numbered from 0 in each batch:
-
-    begin(rollouts, first)     a batch begins: prompts, and the first tokens of their responses
-    propose(running, room)     drafts of at most `room` tokens: `tokens`, and in `parents` the
-                               place of each one's parent or -1
-    extend(running, made)      what became of the drafts: accepted tokens and the policy's next
-    end(sequence)              a response is complete
-    finish(rollouts)           the batch is over; rewards are known
+All sequences of a batch run together. In each iteration every running one gets a draft, what the
+recording says next is accepted as far as the draft has it, and one token more comes. Only calls to
+the side (as `drafter.Replayed`) are timed, in seconds of the thread.
 """
 
 from __future__ import annotations

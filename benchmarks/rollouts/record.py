@@ -1,10 +1,5 @@
 """Makes recordings: real runs of the demo and smollm2 recipes, and samples of their policies.
 
-    DIR/demo.npz, DIR/demo/            64 steps, 4 epochs over 256 prompts, 50 tokens a response
-    DIR/smollm2.npz, DIR/smollm2/      12 steps, 3 epochs over 64 prompts, 6 tokens a response
-    DIR/smollm2-long-1.0.npz, ...      what `SAMPLES` says; `long` is 32 chat prompts x 4 responses
-                                       of at most 96 tokens
-
 What exists is not made again. The runs draft nothing, so that no recording favours a drafter; their
 directories keep a checkpoint per epoch, from which the samples are generated.
 """

@@ -1,20 +1,18 @@
 """Rollouts of a run, as flat arrays in one `.npz` file, in the order they were generated.
 
-Holds true: responses of one group stand together; groups come in the order they were requested; a
-rollout's `tokens` are all of the response, its stop token included.
-
-    for batch in batches(load(path), groups=16):   # what runs together
-        for rollout in batch: rollout.prompt, rollout.epoch, rollout.tokens, rollout.reward ...
+Responses of one group stand together; groups come in the order they were requested; a rollout's
+`tokens` are all of the response, its stop token included.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from rhymeflow.engine.base import NoiseKey, Request, Sampling
 from rhymeflow.histospec.index import Index, prompt_key
 
 PROMPT_TAIL = 16
@@ -91,3 +89,18 @@ def remember(history: Index, rollouts: Sequence[Rollout]) -> None:
         )
         history.extend(response, rollout.tokens)
         history.finish(response, rollout.reward)
+
+
+def requests_of(request: dict[str, Any]) -> list[Request]:
+    """One request for each prompt that `peers/vllm_driver.py` is asked for."""
+    return [
+        Request(
+            i,
+            prompt,
+            NoiseKey(1000 + row, request["noise_epoch"], sample),
+            Sampling(request["temperature"], 1.0, 0, length, frozenset()),
+        )
+        for i, (prompt, length, (row, sample)) in enumerate(
+            zip(request["prompts"], request["lengths"], request["names"], strict=True)
+        )
+    ]

@@ -1,23 +1,8 @@
 """Every schedule on the same simulated workloads: `rhymeflow bench schedules --simulated`.
 
-The setting and its assumptions are those of benchmarks/staleflow.py, except that an epoch is four
-steps, so that from the fifth step on every prompt was answered before. Fixed before anything was
-run:
-
-- the first epoch is not counted, nor are the last three steps, ahead of which nothing runs;
-- long tail: sigma 0.99; short tail: sigma 0.5, the same mean;
-- history is informative (the prompt explains 65% of the variance of lengths, and its level keeps a
-  correlation of 0.98 from epoch to epoch), shuffled (a correlation of 0: an epoch says nothing
-  about the next) or none (the prompt explains nothing);
-- with drafts, they are accepted as `simulation.acceptance` says, however predictable lengths are;
-- at a bound of 0 all devices alternate, as for `synchronous`;
-- the coordinator plans once a second;
-- prompts of 256 tokens stand beside those of 2,048 in one place: the published setting gives 2,048
-  as the limit, but the prompts of DAPO-Math, the dataset it names, are mostly short.
-
 `over synchronous` is over `synchronous` as published, without drafts; `over staleflow` is at the
-same bound, and `over histopipe` at any bound above 0, that of `histopipe` being 1. The default
-takes less than ten minutes on two quiet cores.
+same bound, and `over histopipe` at any bound above 0, that of `histopipe` being 1. README.md says
+what is assumed.
 """
 
 from __future__ import annotations
@@ -97,7 +82,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     shown = splits.chosen(cells(), args.only)
     wanted = [*shown, *(base for cell in shown for base in cell.baselines().values())]
     rows = splits.table(wanted, case, Cell.baselines, args.jobs)
-    notes = splits.notes(STEPS, "benchmarks/simulated/schedules.py", spread(rows))
+    notes = splits.notes(STEPS, spread(rows))
     return harness.report(RECORD, rows, targets(rows), args, notes)
 
 

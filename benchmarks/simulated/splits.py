@@ -1,14 +1,8 @@
 """Simulated cases, each at the split of devices between rollout and training where it is fastest.
 
-Holds true: equal cases are simulated once; every case is searched in the same way, uphill in both
-directions from the same share of the devices, in ever smaller steps. A direction that the learner
-alone rules out is not tried. A case is settings of recipe `cluster`; this module knows nothing of
-schedules. The coordinator is the one that drives real runs, the cluster around it is simulated
-(docs/simulator.md).
-
-    cases = {name: case(64, {"schedule.name": name}) for name in ("bounded", "staleflow")}
-    found = best(cases, jobs=2)
-    ratio = found["staleflow"]["tokens/s"] / found["bounded"]["tokens/s"]
+Equal cases are simulated once; every case is searched in the same way, uphill in both directions
+from the same share of the devices. A direction that the learner alone rules out is not tried. A
+case is settings of recipe `cluster`; the coordinator is the one that drives real runs.
 """
 
 from __future__ import annotations
@@ -44,7 +38,7 @@ NOTES = (
     "split (rollout devices of all) where the schedule is fastest. {more}`rollout share` is of the "
     "time, and 1 unless rollout and training alternate; `idle rollout` is of all the time, `idle "
     "in rollout` of rollout's share; `idle devices` do neither. `interrupted`: interruptions per "
-    "response; `wasted tokens`: share never trained on. Assumptions: {assumptions}."
+    "response; `wasted tokens`: share never trained on. Assumptions: benchmarks/README.md."
 )
 
 
@@ -233,6 +227,6 @@ def judged(
     return [harness.Target(name, of(values), to) for name, of, values, to in wanted if values]
 
 
-def notes(steps: int, assumptions: str, more: str = "") -> str:
-    """What the figures of a table are; `assumptions`: the file that holds them."""
-    return NOTES.format(steps=steps, skipped=SKIPPED, assumptions=assumptions, more=more)
+def notes(steps: int, more: str = "") -> str:
+    """What the figures of a table are."""
+    return NOTES.format(steps=steps, skipped=SKIPPED, more=more)

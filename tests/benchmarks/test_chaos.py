@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
+import random
 import shutil
-import signal
 import sqlite3
-import sys
-import time
+import threading
 from collections import Counter
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,17 +16,18 @@ import pytest
 
 from benchmarks import chaos
 from benchmarks.faults import processes, wal
-from benchmarks.faults.account import Account
-from benchmarks.faults.disk import SmallDisk, can_mount
-from benchmarks.faults.hold import SLOWNESS, Holds
-from benchmarks.faults.plan import DISK, PROCESSES, SECONDS, Fault, draw_dense, draw_rates
+from benchmarks.faults.messages import unreliable_pipe
+from benchmarks.faults.plan import (
+    DISK,
+    PROCESSES,
+    SECONDS,
+    Account,
+    Fault,
+    draw_dense,
+    draw_rates,
+)  # fmt: skip
 from benchmarks.faults.run import Finished
-from rhymeflow.utils.process_name import set_process_name
-
-linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-
-
-# -- plans -----------------------------------------------------------------------------------------
+from rhymeflow.workers.channel import Channel
 
 
 def test_a_seed_gives_one_plan_with_every_kind_equally_often() -> None:
@@ -46,15 +45,6 @@ def test_a_seed_gives_one_plan_with_every_kind_equally_often() -> None:
     assert all(fault.label == "controller, killed, log cut" for fault in cuts)
 
 
-def test_faults_are_in_the_order_they_are_due_and_some_come_soon_after_another() -> None:
-    plan = draw_dense(0, 50, 10, 10.0, PROCESSES)
-    steps = [fault.step for fault in plan]
-    assert steps == sorted(steps)
-    assert 1 <= steps[0] <= 10
-    assert steps[-1] <= 500
-    assert any(a.step == b.step and a.delay <= b.delay for a, b in pairwise(plan))
-
-
 def test_rates_give_each_period_its_kill() -> None:
     plan = draw_rates(0, 1200.0)
     assert [fault.delay for fault in plan] == sorted(fault.delay for fault in plan)
@@ -64,9 +54,6 @@ def test_rates_give_each_period_its_kill() -> None:
     core = [fault for fault in plan if fault.kind != "rollout"]
     assert [fault.delay // 120 for fault in core] == list(range(10))
     assert all(a.kind != b.kind for a, b in pairwise(core))
-
-
-# -- the account -----------------------------------------------------------------------------------
 
 
 def test_a_fault_is_due_some_seconds_after_its_step() -> None:
@@ -93,25 +80,6 @@ def test_steps_that_are_trained_again_are_no_recovery() -> None:
     account.trained([1, 2, 3, 4, 5], 22.0)
     assert one.recovery == 9.0
     assert account.is_over_all
-
-
-def test_a_fault_before_the_run_is_over_the_last_is_marked() -> None:
-    account = Account([Fault(1, 0.0, "learner"), Fault(1, 1.0, "reward"), Fault(2, 0.0, "history")])
-    account.trained([1], 10.0)
-    first, second = account.inject(10.0), account.inject(11.0)
-    account.trained([2], 16.0)
-    third = account.inject(17.0)
-    assert [one.is_again for one in (first, second, third)] == [False, True, False]
-    assert (first.recovery, second.recovery, third.recovery) == (6.0, 5.0, None)
-
-
-def test_speed_is_of_the_steps_after_the_first() -> None:
-    account = Account([])
-    with pytest.raises(ValueError, match="no speed"):
-        account.speed()
-    for step, at in ((1, 30.0), (2, 32.0), (3, 40.0)):
-        account.trained([step], at)
-    assert account.speed() == pytest.approx(0.2)
 
 
 def test_the_record_counts_all_runs_of_its_file(tmp_path: Path) -> None:
@@ -148,9 +116,6 @@ def test_the_record_counts_all_runs_of_its_file(tmp_path: Path) -> None:
     assert (stopped["fault"], stopped["faults"]) == ("learner, stopped", 4)
 
 
-# -- processes -------------------------------------------------------------------------------------
-
-
 def test_processes_are_found_by_kind_among_the_controllers_descendants() -> None:
     stats = [
         "10 (rhymeflow) S 1 10",
@@ -173,84 +138,6 @@ def test_processes_are_found_by_kind_among_the_controllers_descendants() -> None
         "history": [],
         "reward": [15],
     }
-
-
-def _wait_forever(name: str) -> None:
-    set_process_name(name)
-    time.sleep(600)
-
-
-@linux_only
-def test_a_named_worker_is_found_and_a_signal_meets_nobody_else() -> None:
-    child = multiprocessing.get_context("fork").Process(target=_wait_forever, args=("history.3",))
-    child.start()
-    try:
-        deadline = time.monotonic() + 10
-        while processes.of_kind(processes.running(), os.getpid(), "history") != [child.pid]:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        assert child.pid is not None
-        descriptor = processes.open_process(child.pid)
-        assert descriptor is not None
-        assert processes.send(descriptor, signal.SIGKILL)
-        child.join()
-        assert not processes.send(descriptor, signal.SIGCONT)
-        assert processes.open_process(child.pid) is None
-    finally:
-        child.kill()
-        child.join()
-
-
-@linux_only
-def test_a_slow_process_runs_in_some_turns_and_a_stopped_one_in_none() -> None:
-    child = multiprocessing.get_context("fork").Process(target=_wait_forever, args=("reward",))
-    child.start()
-    assert child.pid is not None
-
-    def stays(state: str) -> bool:
-        deadline = time.monotonic() + 5
-        while (now := processes.parse(Path(f"/proc/{child.pid}/stat").read_text()).state) != state:
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.01)
-        return now == state
-
-    holds = Holds()
-    try:
-        assert holds.slow(child.pid, until=100.0)
-        states = []
-        for turn in range(SLOWNESS):
-            holds.turn(float(turn))
-            states.append("S" if (turn + 1) % SLOWNESS == 0 else "T")
-            assert stays(states[-1]), turn
-        assert states.count("S") == 1
-        assert holds.stop(child.pid, until=50.0)
-        for turn in range(SLOWNESS):
-            holds.turn(float(turn))
-            assert stays("T")
-        holds.turn(60.0)  # the stop is over, it is still slow
-        holds.turn(100.0)
-        assert stays("S")
-    finally:
-        holds.release()
-        child.kill()
-        child.join()
-    assert not holds.stop(child.pid, until=1.0)
-
-
-@pytest.mark.skipif(not can_mount(), reason="mounts a file system")
-def test_a_disk_is_filled_to_the_last_byte_and_freed(tmp_path: Path) -> None:
-    with SmallDisk(tmp_path / "disk", 2**20) as disk:
-        (disk.folder / "some").write_bytes(bytes(1000))
-        disk.fill()
-        with pytest.raises(OSError, match="No space"):
-            (disk.folder / "more").write_bytes(bytes(1))
-        disk.free()
-        (disk.folder / "more").write_bytes(bytes(100_000))
-    assert not disk.folder.exists()
-
-
-# -- the log ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("num_bytes", [1, 5000, 300_000, 10**9])
@@ -283,3 +170,24 @@ def test_only_what_was_written_since_the_last_copy_is_cut_off(
     assert rows == list(range(len(rows)))
     assert 20 <= len(rows) < 40
     assert num_bytes < 300_000 or len(rows) == 20
+
+
+def test_messages_of_real_pipes_come_twice_and_late_and_arrive_whole_and_once() -> None:
+    """The end of one side is heard after all that it said."""
+    counts: Counter[str] = Counter()
+    ours, theirs = unreliable_pipe(random.Random(0), lambda what, n: counts.update({what: n}))
+    sent, heard = [b"%d" % number * (1 + number % 50) for number in range(300)], []
+
+    def say() -> None:
+        channel = Channel(ours)
+        for message in sent:
+            channel.send_bytes(message)
+        ours.close()
+
+    threading.Thread(target=say, daemon=True).start()
+    with suppress(EOFError, ConnectionResetError):
+        channel = Channel(theirs)
+        while True:
+            heard.append(channel.recv_bytes())
+    assert heard == sent
+    assert counts["twice"] > 1

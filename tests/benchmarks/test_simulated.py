@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import argparse
-import json
+import itertools
 import math
+from types import SimpleNamespace
 
 import pytest
 
-from benchmarks import harness, histopipe, schedules, staleflow
+from benchmarks import faults_simulated as faults
+from benchmarks import histopipe, schedules, staleflow
 from benchmarks.simulated import schedules as simulated_schedules
 from benchmarks.simulated import splits
 from benchmarks.simulated.schedules import Cell, cells
 from rhymeflow import profiles
 from rhymeflow.errors import UserError
+from rhymeflow.sim.faults import HOUR
 from rhymeflow.sim.simulate import run as simulate
 from rhymeflow.sim.workload import workload
+from tests.benchmarks.test_real_runs import arguments
 
 TINY = {
     "schedule.name": "staleflow",
@@ -59,16 +62,6 @@ def simulated(monkeypatch):
     )
 
 
-def arguments(module, *given):
-    parser = argparse.ArgumentParser(allow_abbrev=False)
-    harness.add_common_arguments(parser)
-    module.add_arguments(parser)
-    return parser.parse_args(given)
-
-
-# -- the search ------------------------------------------------------------------------------------
-
-
 def peak(one, at, tried, idle_learner=0.9, idle_rollout=0.1):
     """The search where the rate falls away from `at`; and the splits it tried."""
 
@@ -94,31 +87,6 @@ def test_the_peak_is_found_in_ever_finer_steps(at):
     assert len(tried) <= 6 + abs(at - 24) // 4
 
 
-@pytest.mark.parametrize("rates", [{20: 5, 24: 4, 28: 6, 32: 7}, {16: 7, 20: 6, 24: 4, 28: 5}])
-def test_the_higher_of_two_hills_is_climbed(rates):
-    one = splits.case(64, {"schedule.cost_model": "qwen2.5-14b-h20"})
-
-    def measured(rollout):
-        idle = {"idle learner": 0.9, "idle rollout": 0.1, "steps/s": 0.01, "push": 0.0}
-        return {**idle, "tokens/s": rates.get(rollout, 0)}
-
-    assert splits.uphill(measured, one)["tokens/s"] == 7
-
-
-def test_instances_are_whole_and_something_is_left_to_train_on():
-    one = splits.case(32, {"schedule.cost_model": "qwen2.5-32b-h20"}, parts=(16, 32))
-    for at in (2, 30):
-        tried = peak(one, at, [])[1]
-        assert all(rollout % 2 == 0 and 2 <= rollout < 32 for rollout in tried)
-        assert at in tried
-
-
-def test_a_way_that_the_learner_forbids_is_not_tried():
-    one = splits.case(64, {"schedule.cost_model": "qwen2.5-14b-h20"})
-    tried = peak(one, 24, [], idle_learner=0.0)[1]
-    assert sorted(tried) == [20, 24]
-
-
 def test_the_learners_limit_is_what_it_reaches():
     """Busy 60 of 100 s, 10 of them for a push: a never idle one on half the devices takes 110 s."""
     figures = {"tokens/s": 5.0, "steps/s": 0.01, "idle learner": 0.4, "push": 10.0}
@@ -137,21 +105,6 @@ def test_equal_cases_are_run_once_and_figures_are_the_simulations():
     assert found["a"]["idle in rollout"] == pytest.approx(result.idle_rollout)
     idle = rollout * result.idle_rollout + (8 - rollout) * result.idle_learner
     assert found["a"]["idle devices"] == pytest.approx(idle / 8)
-
-
-def test_in_turn_the_time_of_training_is_no_idle_rollout():
-    overrides = TINY | {"schedule.name": "synchronous"}
-    one = splits.case(8, overrides, colocated=True)
-    figures = splits.best_split(one)
-    busy = (1 - figures["idle in rollout"]) * figures["rollout share"]
-    assert busy == pytest.approx(1 - figures["idle rollout"])
-    assert figures["rollout devices"] == 8
-    assert figures["idle devices"] == pytest.approx(
-        figures["idle rollout"] + figures["idle learner"] - 1
-    )
-
-
-# -- what is simulated -----------------------------------------------------------------------------
 
 
 def configurations():
@@ -176,14 +129,6 @@ def test_all_that_may_be_asked_for_can_be_configured():
         assert config.simulation.skip_steps >= 4, "the first epoch has no history"
 
 
-def test_nothing_is_drafted_where_none_was_published():
-    cell = staleflow.Cell("bounded", "14b", 64, 2048, 1)
-    one = staleflow.case(cell)
-    assert (one.parts, one.colocated) == ((16,), False)
-    assert splits.configure(one, 24).drafting.window == "off"
-    assert staleflow.case(cell.baselines()["synchronous"]).colocated
-
-
 def test_staleflow_is_compared_with_the_stronger_baseline_at_its_own_bound(simulated):
     result = staleflow.run(arguments(staleflow, "--only", "model=14b", "--only", "devices=64"))
     assert len(result["rows"]) == 2 * (2 + 3 * 3)
@@ -200,29 +145,15 @@ def test_staleflow_is_compared_with_the_stronger_baseline_at_its_own_bound(simul
     assert base.bound == 1, "an asynchronous baseline is never at a bound of 0"
 
 
-# -- histopipe -------------------------------------------------------------------------------------
-
-
-def test_histopipe_reports_each_stage_and_the_published_place_is_the_target(simulated, capsys):
-    result = histopipe.run(arguments(histopipe, "--json"))
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["name"] == "histopipe"
+def test_histopipe_reports_each_stage_and_the_published_place_is_the_target(simulated):
+    result = histopipe.run(arguments(histopipe))
     assert len(result["rows"]) == len(histopipe.STAGES) * 3 * 2 * 3
     there = [r for r in result["rows"] if (r["model"], r["devices"]) == ("14b", 128)]
-    assert {r["stage"]: r["over synchronous"] for r in there} == {
-        "synchronous": 1.0,
-        "synchronous, drafts": 1.5,
-        "+ two tiers": 2.0,
-        "+ drafts": 3.0,
-    }
+    stages = {r["stage"]: r["over synchronous"] for r in there}
+    assert list(stages.values()) == [1.0, 1.5, 2.0, 3.0]
     assert [t["met"] for t in result["targets"]] == [True] * 4
     assert "14b, 16K, 128 devices" in result["targets"][0]["name"]
     assert result["targets"][-1]["value"] == pytest.approx(0.04)
-
-
-def test_histopipe_elsewhere_has_targets_too(simulated):
-    result = histopipe.run(arguments(histopipe, "--only", "model=8b", "--only", "devices=32"))
-    assert "mean" in result["targets"][0]["name"]
-    assert {r["length"] for r in result["rows"]} == {8192, 16384}
 
 
 def test_the_lengths_are_as_skewed_as_the_docstring_says():
@@ -232,9 +163,6 @@ def test_the_lengths_are_as_skewed_as_the_docstring_says():
     spread = math.log(lengths.at(1.5) / lengths.at(0)) / 1.5  # below the cut-off
     assert math.exp(2.326 * spread) == pytest.approx(9, rel=0.05)
     assert profiles.load(config.schedule.cost_model).name == "qwen3-14b-h800"
-
-
-# -- all schedules ---------------------------------------------------------------------------------
 
 
 def test_the_subset_compares_with_the_better_of_both_at_the_same_bound(simulated):
@@ -261,12 +189,6 @@ def test_the_subset_compares_with_the_better_of_both_at_the_same_bound(simulated
     assert {cell.schedule for cell in there} == set(simulated_schedules.NAMES)
 
 
-def test_without_rhymeflow_there_are_no_targets(simulated):
-    result = schedules.run(arguments(schedules, "--simulated", "--only", "schedule=bounded"))
-    assert result["targets"] == []
-    assert {r["schedule"] for r in result["rows"]} == {"bounded", "synchronous"}
-
-
 def test_rows_can_be_asked_for():
     only = ["model=14b", "devices=64", "schedule=partial", "schedule=bounded", "bound=2"]
     found = splits.chosen(cells(), only)
@@ -279,22 +201,45 @@ def test_rows_can_be_asked_for():
             splits.chosen(cells(), [wrong])
 
 
-@pytest.mark.parametrize("module", [staleflow, histopipe])
-@pytest.mark.parametrize("name", ["synchronous", "+ two tiers", "partial"])
-def test_targets_of_rows_that_were_not_asked_for_are_left_out(simulated, module, name):
-    column = "stage" if module is histopipe else "schedule"
-    if name in (histopipe.STAGES if module is histopipe else staleflow.SCHEDULES):
-        result = module.run(arguments(module, "--only", f"{column}={name}"))
-        assert len(result["targets"]) == (name == "+ two tiers")
+# -- failures --------------------------------------------------------------------------------------
 
 
-def test_the_last_steps_can_be_left_uncounted():
-    """What is counted ends with a version: time, tokens and idle shares are those up to it."""
-    one = splits.case(8, TINY)
-    config = splits.configure(one, 4)
-    whole, part = (simulate(config, workload(config, None), uncounted=n) for n in (0, 3))
-    assert whole.step_seconds == part.step_seconds
-    assert part.steps_per_second == pytest.approx(1 / part.step_seconds[2])
-    assert whole.steps_per_second == pytest.approx(4 / sum(whole.step_seconds[2:]))
-    assert "steps 3 to 3" in part.text()
-    assert "steps 3 to 6" in whole.text()
+def restarts(*times: float, save_steps: int = 1) -> float:
+    failures = itertools.chain(times, itertools.repeat(1e18))
+    return faults.seconds_with_restarts([10.0] * 4, failures, away=5.0, save_steps=save_steps)
+
+
+def test_a_job_that_restarts_does_its_steps_again():
+    assert restarts() == 40
+    assert restarts(23.0) == 40 + 3 + 5
+    assert restarts(33.0, save_steps=2) == 40 + 13 + 5
+    assert restarts(33.0, save_steps=20) == 40 + 33 + 5
+    assert restarts(23.0, 26.0, 30.9) == 40 + 3 + 3 + 4.9 + 5, "it restarts anew"
+    assert restarts(23.0, 30.0) == 40 + 3 + 5 + 2 + 5
+
+
+def test_ratios_follow_from_what_a_death_costs(monkeypatch):
+    """An instance's costs 1 s, any other 100 s; ten in a run."""
+
+    def one(cell, dying):
+        victims = [] if dying is None else [f.victim for f in itertools.islice(dying, 10)]
+        lost = sum(1.0 if isinstance(victim, int) else 100.0 for victim in victims)
+        seconds = 100.0 * faults.STEPS + lost
+        return SimpleNamespace(
+            seconds=seconds, step_seconds=(100.0,) * faults.STEPS, steps_per_second=0.01,
+            throughput=1000.0 / seconds, deaths={"any": len(victims)} if victims else {},
+        )  # fmt: skip
+
+    monkeypatch.setattr(faults, "one", one)
+    report = faults.run(arguments(faults, "--devices", "64", "--devices", "128"))
+    rows = {(r["devices"], r["bound"], r["recovery"]): r for r in report["rows"]}
+    ours = rows[64, 3, "resume"]
+    assert (ours["s lost/instance"], ours["s lost/learner"]) == (1, 100)
+    assert (ours["deaths/instance"], ours["deaths/learner"]) == (30, 30)
+    lost = (16 * 1 + 48 * 100) / (faults.MTBF_HOURS * HOUR)
+    assert ours["100x"] == round(1 / (1 + 100 * lost), 4)
+    assert rows[64, 0, "resume"]["100x"] < ours["100x"] < ours["10x"] < ours["1x"] <= 1
+    assert faults.SIMULATED in rows[128, 3, "resume"]
+    assert len(report["targets"]) == 3
+    every = rows[128, 0, "restart, checkpoint every 1"]
+    assert rows[128, 0, "restart, checkpoint every 20"]["100x"] < every["100x"] < 1

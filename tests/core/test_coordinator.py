@@ -14,7 +14,6 @@ from rhymeflow.core.commands import (
     Command,
     Drop,
     Evaluate,
-    Finish,
     FinishEarly,
     Interrupt,
     Pull,
@@ -40,7 +39,6 @@ from rhymeflow.core.events import (
     VersionPublished,
 )
 from rhymeflow.core.plan import BatchOrder
-from rhymeflow.core.state import Prompt
 from rhymeflow.core.strategies import base
 from rhymeflow.core.strategies.schedules import SCHEDULES
 from rhymeflow.core.types import TrajectoryId
@@ -152,19 +150,6 @@ def test_an_adversarial_order_newest_first_still_ends(name, order):
         assert len(runtime.batches) == 5
 
 
-def test_staleness_is_used_when_allowed_and_zero_when_not():
-    for bound in (0, 2):
-        plan = a_plan(num_batches=6, max_staleness=bound)
-        ages = {a for seed in range(5) for a in run(plan, seed=seed).staleness}
-        assert ages == set(range(bound + 1))
-
-
-def test_synchronous_trains_batches_in_the_order_of_the_data():
-    plan = a_plan(num_batches=4, groups_per_batch=3, max_staleness=0)
-    runtime = run(plan, a_schedule("synchronous"), seed=3)
-    assert runtime.batches == [(0, 1, 2), (3, 4, 5), (6, 7, 8), (9, 10, 11)]
-
-
 @pytest.mark.parametrize("crashes", [0, 2])
 def test_batches_in_the_order_of_requests_are_the_same_whatever_finishes_first(crashes):
     plan = a_plan(num_batches=4, groups_per_batch=3, max_staleness=2, batch_order="requested")
@@ -212,30 +197,6 @@ def test_no_more_groups_are_under_way_than_the_schedule_wants():
     assert [t for t, _ in routes(tell(coordinator, *done(1)))] == ["3.0"]
 
 
-def test_replaying_the_log_gives_the_same_commands():
-    plan = a_plan(
-        num_batches=5, groups_per_batch=3, eval_steps={"a": 2, "b": 1}, extra_generations=1
-    )
-    runtime = run(plan, seed=11, failures=0.05, duplicates=0.1, crashes=1)
-    replayed = Coordinator(plan, a_schedule())
-    commands = [c for event in runtime.log for c in replayed.handle(event)]
-    assert commands == runtime.commands
-
-
-def test_nothing_is_commanded_before_the_learner_has_published():
-    coordinator = Coordinator(a_plan(), a_schedule())
-    assert tell(coordinator, InstanceJoined("a", 0, 4, 100)) == []
-    assert tell(coordinator, LearnerReady(0)) == [RequestPrompts(2)]
-
-
-def test_nothing_is_planned_twice():
-    coordinator = a_coordinator(a_plan(groups_per_batch=2))
-    tell(coordinator)
-    assert len(routes(tell(coordinator, GroupCreated(0, 0, 0, 5), GroupCreated(1, 1, 0, 5)))) == 4
-    for _ in range(3):
-        assert tell(coordinator, Snapshot("a", 0, (), 0, 0.0)) == [], "it reflects none of it yet"
-
-
 def test_kv_tokens_are_those_seen_and_those_commanded_since():
     coordinator = a_coordinator(a_plan(groups_per_batch=2))
     tell(coordinator)
@@ -280,40 +241,6 @@ def test_what_an_instance_had_goes_on_elsewhere_when_it_has_left():
     assert tell(coordinator, *done(0, 0, "a")) == [], "the word of one that left does not count"
     assert tell(coordinator, InstanceJoined("a", 0, 2, 100)) == [], "a name is used once"
     assert "a" not in coordinator.state.instances
-
-
-def test_surplus_members_are_aborted_when_the_group_has_what_it_needs():
-    plan = a_plan(groups_per_batch=1, num_generations=2, extra_generations=1)
-    coordinator = a_coordinator(plan)
-    tell(coordinator)
-    tell(coordinator, GroupCreated(0, 0, 0, 5))
-    commands = tell(coordinator, *done(0, 2), *done(0, 0))
-    assert commands[0] == Abort("a", 4, (TrajectoryId(0, 1),))
-    assert Train(0, (0,), ((0, 2),)) in commands
-
-
-def test_surplus_groups_are_aborted_when_the_batch_has_what_it_needs():
-    plan = a_plan(groups_per_batch=1, num_generations=1, extra_groups=1, max_staleness=0)
-    coordinator = a_coordinator(plan, "synchronous")
-    tell(coordinator)
-    assert len(routes(tell(coordinator, GroupCreated(0, 0, 0, 5), GroupCreated(1, 1, 0, 5)))) == 2
-    commands = tell(coordinator, *done(1))
-    assert commands[:2] == [
-        Abort("a", 3, (TrajectoryId(0, 0),)),
-        Drop(0, "aborted", "surplus: its batch is complete"),
-    ]
-    assert Train(0, (1,), ((0,),)) in commands
-
-
-def test_groups_without_variance_are_filtered_up_to_a_limit():
-    plan = a_plan(groups_per_batch=1, filter_zero_variance=True, max_filtered=1)
-    coordinator = a_coordinator(plan)
-    tell(coordinator)
-    tell(coordinator, GroupCreated(0, 0, 0, 5))
-    commands = tell(coordinator, *done(0, 0), *done(0, 1))
-    assert Drop(0, "filtered", "all its rewards are equal") in commands
-    tell(coordinator, GroupCreated(1, 1, 0, 5))
-    assert Train(0, (1,), ((0, 1),)) in tell(coordinator, *done(1, 0), *done(1, 1))
 
 
 @pytest.mark.parametrize(
@@ -372,22 +299,6 @@ def test_a_stuck_group_is_trained_on_as_far_as_it_came():
     )
 
 
-def test_with_extra_groups_a_batch_is_stuck_when_it_lacks_so_many():
-    plan = a_plan(
-        groups_per_batch=2, extra_groups=1, num_generations=1, max_staleness=0, on_stuck="retry"
-    )  # fmt: skip
-    coordinator = a_coordinator(plan, "partial")
-    tell(coordinator)
-    tell(coordinator, *(GroupCreated(group, group, 0, 5) for group in range(3)))
-    commands = tell(coordinator, *done(0))
-    assert [c.group for c in commands if isinstance(c, RetryPrompt)] == [1, 2]
-
-
-def test_a_stuck_group_with_nothing_to_judge_is_retried():
-    coordinator, _ = stuck_mind(on_stuck="truncate")
-    assert RetryPrompt(1) in tell(coordinator, TrajectoryInterrupted(TrajectoryId(1, 0), "a", 3, 0))
-
-
 def test_a_group_without_a_reward_is_dropped_and_replaced():
     coordinator = a_coordinator(
         a_plan(num_batches=1, groups_per_batch=1, num_generations=1, max_staleness=0)
@@ -398,33 +309,6 @@ def test_a_group_without_a_reward_is_dropped_and_replaced():
     assert commands == [Drop(0, "aborted", "reward failed: raised"), RequestPrompts(1)]
     assert tell(coordinator, TrajectoryRewarded(TrajectoryId(0, 0), 1.0)) == []
     assert routes(tell(coordinator, GroupCreated(1, 1, 0, 5))) == [("1.0", "a")]
-
-
-def test_a_spare_member_takes_the_place_of_one_without_a_reward():
-    coordinator = a_coordinator(a_plan(groups_per_batch=1, num_generations=1, extra_generations=1))
-    tell(coordinator)
-    tell(coordinator, GroupCreated(0, 0, 0, 5))
-    assert tell(coordinator, done(0)[0], RewardFailed(TrajectoryId(0, 0), "raised")) == []
-    assert Train(0, (0,), ((1,),)) in tell(coordinator, *done(0, 1))
-
-
-def test_a_late_report_of_an_earlier_evaluation_does_not_end_the_one_under_way():
-    plan = a_plan(
-        num_batches=1, groups_per_batch=1, num_generations=1, max_staleness=0, eval_steps=HELD_OUT
-    )
-    coordinator = a_coordinator(plan, instances=[("a", 1)])
-    assert Evaluate("a", 1, 0) in tell(coordinator)
-    tell(coordinator, Evaluated("a", 0, 0.5), GroupCreated(0, 0, 0, 1))
-    tell(coordinator, *done(0))
-    assert tell(coordinator, VersionPublished(1)) == [Pull("a", 3, 1), Evaluate("a", 4, 1)]
-    assert tell(coordinator, Evaluated("a", 0, 0.5)) == []
-    assert tell(coordinator, Evaluated("a", 1, 0.5)) == [Finish()]
-
-
-def test_an_evaluation_that_died_with_its_instance_is_done_by_another():
-    coordinator = a_coordinator(a_plan(eval_steps={"held_out": 0}), instances=[("a", 1), ("b", 1)])
-    assert Evaluate("a", 1, 0) in tell(coordinator)
-    assert Evaluate("b", 1, 0) in tell(coordinator, InstanceLeft("a", "killed"))
 
 
 def evaluations(commands):
@@ -466,34 +350,6 @@ def test_a_version_that_is_to_be_evaluated_is_pulled_by_the_one_with_the_least_t
     assert sorted(holding.values()) == [0, 1]
 
 
-def test_a_log_of_before_pulls_as_it_did():
-    assert evaluations(tell(lagging(pulls_to_evaluate=False), VersionPublished(1))) == []
-
-
-def test_what_was_missed_is_given_up_where_evaluations_are_turned_off():
-    coordinator = a_coordinator(a_plan(eval_steps={"x": 1, "y": 0}), instances=[])
-    coordinator.reconfigure(a_plan(eval_steps={"x": 0, "y": 0}, num_batches=5), a_schedule())
-    assert coordinator.state.evaluations == {(0, "y"), (5, "x"), (5, "y")}
-    coordinator.reconfigure(a_plan(eval_steps={"x": 0, "y": 0}, num_batches=5), a_schedule())
-    assert coordinator.state.evaluations == {(0, "y"), (5, "x"), (5, "y")}
-
-
-def test_what_was_missed_is_evaluated_on_each_suite_that_there_still_is():
-    coordinator = a_coordinator(a_plan(eval_steps={"x": 1, "y": 1}), instances=[])
-    plan = a_plan(eval_steps={"y": 1, "z": 0}, num_batches=5)
-    coordinator.reconfigure(plan, a_schedule())
-    assert coordinator.state.evaluations == {
-        (0, "y"), *((version, "y") for version in range(1, 6)), (5, "z")
-    }  # fmt: skip
-
-
-def test_an_instance_that_got_a_newer_version_than_asked_for_is_known_to_have_it():
-    coordinator = a_coordinator(a_plan(groups_per_batch=1, num_generations=1))
-    tell(coordinator)
-    tell(coordinator, Pulled("a", 1, 2), GroupCreated(0, 0, 0, 5))
-    assert coordinator.state.buffers.version(0) == 2
-
-
 def test_the_strategies_of_a_user_cannot_break_the_protocol():
     def everything_everywhere(view):
         for trajectory in view.queue:
@@ -509,61 +365,6 @@ def test_the_strategies_of_a_user_cannot_break_the_protocol():
     assert run(plan, replace(schedule, sync=lambda i, v: True)).finished
     one_lags = replace(schedule, sync=lambda i, v: i.name == "rollout-0" or not i.assigned)
     assert all(run(plan, one_lags, seed=seed).finished for seed in range(20))
-
-
-def test_a_group_that_is_filtered_can_complete_a_batch_and_leave_surplus():
-    # Its entry is taken by finished work of a later batch, and then others there are too many.
-    plan = a_plan(
-        num_batches=6, groups_per_batch=1, extra_groups=1, num_generations=1,
-        filter_zero_variance=True,
-    )  # fmt: skip
-    for seed in range(300):
-        run(plan, a_schedule("partial"), capacities=(2, 2), seed=seed)
-
-
-def test_a_late_report_of_a_version_changes_nothing():
-    plan = a_plan(groups_per_batch=1, num_generations=1, max_staleness=0)
-    coordinator = a_coordinator(plan)
-    tell(coordinator)
-    for version in range(2):
-        tell(coordinator, GroupCreated(version, version, 0, 5))
-        assert Train(version, (version,), ((0,),)) in tell(coordinator, *done(version))
-        if version == 0:
-            tell(coordinator, VersionPublished(1))
-    assert tell(coordinator, VersionPublished(1)) == [], "batch 1 is still being trained on"
-    assert (coordinator.state.published, coordinator.state.training) == (1, 1)
-
-
-def test_a_retried_prompt_goes_before_new_ones():
-    plan = a_plan(groups_per_batch=2, num_generations=1, max_staleness=0, on_stuck="retry")
-    coordinator = a_coordinator(plan, instances=[("a", 2)])
-    tell(coordinator)
-    tell(coordinator, GroupCreated(0, 0, 0, 5), GroupCreated(1, 7, 0, 5))
-    assert RequestPrompts(2) not in tell(coordinator, *done(0))
-    coordinator.state.queue.unadmitted.append(99)
-    coordinator.state.prompts[99] = Prompt(tokens=5, retries=0)
-    assert routes(tell(coordinator, GroupCreated(2, 7, 0, 5, repeats=1))) == [("2.0", "a")]
-
-
-def test_finish_is_said_once_and_last():
-    runtime = run(a_plan(eval_steps=HELD_OUT), duplicates=0.5, seed=5)
-    assert runtime.commands[-1] == Finish()
-    assert runtime.count(Finish) == 1
-
-
-def test_all_that_a_run_can_do_is_done_in_these_tests():
-    seen = set()
-    for seed in range(20):
-        plan = a_plan(
-            num_batches=6, extra_groups=seed % 2, extra_generations=1, filter_zero_variance=True,
-            on_stuck=["truncate", "retry"][seed // 2 % 2], eval_steps=HELD_OUT, num_generations=3,
-        )  # fmt: skip
-        runtime = run(plan, seed=seed, crashes=1, failures=0.05)
-        seen |= {type(command) for command in runtime.commands}
-    assert seen == {
-        RequestPrompts, RetryPrompt, Route, Interrupt, Abort, Pull, Evaluate, FinishEarly, Train,
-        Drop, Finish,
-    }  # fmt: skip
 
 
 # -- ticks that stop before all is routed ----------------------------------------------------------
@@ -643,14 +444,6 @@ def test_pulls_take_several_ticks_and_nothing_is_routed_before_the_last() -> Non
     assert (len(long), len(short)) == (1, 3)  # two instances of five each, two, and one
     assert [c for tick in short for c in tick] == long[0]
     assert sum(isinstance(c, Pull) for c in long[0]) == 5
-
-
-def test_an_instance_that_leaves_between_two_ticks_is_not_told_to_pull() -> None:
-    coordinator = before_a_pull(1)
-    told = coordinator.handle(Tick())
-    coordinator.handle(InstanceLeft("i3", "lost"))
-    told += [command for tick in ticks_of(coordinator) for command in tick]
-    assert [c.instance for c in told if isinstance(c, Pull)] == ["i0", "i1", "i2", "i4"]
 
 
 @settings(max_examples=60, deadline=None)

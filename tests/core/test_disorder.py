@@ -50,22 +50,7 @@ def test_of_snapshots_the_newest_counts_whatever_order_they_come_in(order, again
     assert (instance.kv_tokens, instance.waiting, instance.decoded_tokens) == (70, (A,), 7.0)
 
 
-def test_a_snapshot_that_comes_twice_does_not_bring_back_what_has_finished():
-    coordinator = a_coordinator(a_plan(groups_per_batch=1))
-    tell(coordinator, GroupCreated(0, 0, 0, 5))
-    last = Snapshot("a", 2, (), 30, 4.0)
-    tell(coordinator, last, done(0)[0], last)
-    assert coordinator.state.instances["a"].kv_tokens == 30 - (5 + 2)
-
-
 # -- instances -------------------------------------------------------------------------------------
-
-
-def test_an_instance_that_is_known_to_have_left_does_not_join():
-    coordinator = a_coordinator(a_plan(groups_per_batch=1), instances=[])
-    tell(coordinator, InstanceLeft("a", "killed"), InstanceJoined("a", 0, 4, 10_000))
-    assert routes(tell(coordinator, GroupCreated(0, 0, 0, 5))) == []
-    assert len(routes(tell(coordinator, InstanceJoined("a.1", 0, 4, 10_000)))) == 2
 
 
 @pytest.mark.parametrize("early", [True, False], ids=["before", "after"])
@@ -111,15 +96,6 @@ def test_groups_are_taken_in_the_order_of_the_data(order, again, rng):
     state = coordinator.state
     assert (list(state.queue.unadmitted), state.num_requested, state.early) == ([*range(5)], 0, {})
     assert routes(tell(coordinator)) == [("0.0", "a"), ("1.0", "a")]
-
-
-def test_a_group_before_its_turn_waits_and_is_not_requested_again():
-    coordinator = a_coordinator(a_plan(groups_per_batch=2, num_batches=1, max_staleness=0))
-    assert tell(coordinator) == [RequestPrompts(2)]
-    assert tell(coordinator, GroupCreated(1, 1, 0, 5)) == []
-    assert [t for t, _ in routes(tell(coordinator, GroupCreated(0, 0, 0, 5)))] == [
-        "0.0", "0.1", "1.0", "1.1",
-    ]  # fmt: skip
 
 
 @settings(max_examples=30, deadline=None)

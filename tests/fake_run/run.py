@@ -92,6 +92,7 @@ def configuration(draw: random.Random, schedule: str) -> Config:
                 "max_completion_length": choose([4, 12, 20]),
                 "num_instances": choose([1, 2, 2, 3]),
                 "max_num_seqs": choose([2, 4]),
+                "rhyming_noise": choose([0.0, 0.5]),
             },
             "drafting": {"window": "off"},
             "reward": {
@@ -135,6 +136,15 @@ def configuration(draw: random.Random, schedule: str) -> Config:
         }
     )
     return in_force.before_the_start(config, Path("run"))
+
+
+def quiet_run(seed: int, directory: Path, schedule: str) -> FakeRun:
+    """A run that nothing happens to, without snapshots; it has ended."""
+    config = configuration(random.Random(f"{seed} {schedule}"), schedule)
+    fake = FakeRun(World(seed, 0, 0.0), directory, config, Rates(0.0, 0.0, 0.0), None)
+    with adapted(10**9):
+        fake.carry_through()
+    return fake
 
 
 def suites(choose: Callable[[list[Any]], Any]) -> list[dict[str, Any]]:

@@ -9,13 +9,6 @@ from rhymeflow.utils import shared_memory
 from rhymeflow.workers.messages import Alive, send
 
 
-def threads(connection, name, config, run_dir):
-    """Says how many threads its torch would use."""
-    import torch
-
-    raise UserError(f"{torch.get_num_threads()} threads")
-
-
 def talkative(connection, name, config, run_dir):
     """Gives two signs of life and stays."""
     send(connection, Alive())
@@ -39,8 +32,11 @@ def busy(connection, name, config, run_dir):
 
 
 def environment(connection, name, config, run_dir):
-    """Says what a variable is, and whether garbage is collected."""
+    """Says how many threads its torch would use, what a variable is, and if it collects garbage."""
     import gc
     import os
 
-    raise UserError(f"{os.environ.get('SOMETHING')} {gc.isenabled()}")
+    import torch
+
+    what = f"{torch.get_num_threads()} threads, {os.environ.get('SOMETHING')}, {gc.isenabled()}"
+    raise UserError(what)

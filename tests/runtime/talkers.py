@@ -4,9 +4,6 @@ of what they are told, so that a test can say it again."""
 from __future__ import annotations
 
 import asyncio
-import os
-import time
-from pathlib import Path
 from typing import Any
 
 TURNS = 3
@@ -50,20 +47,9 @@ class Opener(Talker):
 
 
 class Bad(Talker):
-    """Misbehaves for one row of the data; `once` names a file by which it knows that it did."""
-
-    def __init__(self, how: str, once: str | None = None) -> None:
-        self.how, self.once = how, once
+    """Fails for one row of the data."""
 
     def step(self, messages: list[dict[str, str]]) -> str | None:
-        if self.answer == "3" and self.turns == 1 and not (self.once and Path(self.once).exists()):
-            if self.once:
-                Path(self.once).touch()
-            match self.how:
-                case "raises":
-                    raise ValueError("no, thank you")
-                case "hangs":
-                    time.sleep(1000)
-                case "dies":
-                    os._exit(3)
+        if self.answer == "3" and self.turns == 1:
+            raise ValueError("no, thank you")
         return super().step(messages)

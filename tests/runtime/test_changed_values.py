@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from benchmarks.logs.long import build_log
+from benchmarks.logs.made_up import Size, build_log
 from benchmarks.resume import assemble, first_command, no_writer
 from rhymeflow.core.commands import Train
 from rhymeflow.errors import UserError
@@ -37,11 +37,10 @@ TRIES = 50
 def run_dir(tmp_path_factory):
     """Some steps of a small run, killed, with a snapshot in it."""
     folder = tmp_path_factory.mktemp("log")
-    build_log(folder, 400, SMALL, till_snapshot=False)
+    build_log(folder, Size(400), SMALL)
     with closing(SqliteTrajectoryStore(folder / "events.db")) as store:
         store.put_snapshot(10, b"of another version" * 10)
         store.commit()
-    (folder / "config.yaml").write_text("")
     return folder
 
 

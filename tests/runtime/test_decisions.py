@@ -2,32 +2,41 @@
 
 from __future__ import annotations
 
-import io
 import random
-import sqlite3
 from contextlib import closing
 from dataclasses import replace
 
 import pytest
-from rich.console import Console
 
 from rhymeflow import build
 from rhymeflow.core.commands import Train
 from rhymeflow.core.coordinator import Coordinator
 from rhymeflow.errors import UserError
 from rhymeflow.runtime import snapshot
-from rhymeflow.runtime import train as runtime
 from rhymeflow.runtime.replay import replay
 from rhymeflow.runtime.snapshot import Snapshot
+from rhymeflow.store.previous_run import config_of
 from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.store.writer import SqliteTrajectoryStore
 from tests.core import invariants
-from tests.core.test_replay import LOGS, recorded
-from tests.runtime.test_resume import audit, small, tokens, train_until
+from tests.fake_run.run import SCHEDULE_NAMES, quiet_run
 
-ids = [path.name.split(".")[0] for path in LOGS]
 MOVES_LAYOUT = {"histopipe", "rhymeflow"}
 """Where a migration can name a new place in the layout, which the log does not have."""
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory):
+    """By schedule: the configuration and the events of the first attempt at a fake run."""
+    found = {}
+    for schedule in SCHEDULE_NAMES:
+        path = quiet_run(5, tmp_path_factory.mktemp(schedule), schedule).path / "events.db"
+        with closing(TrajectoryReader(path)) as reader:
+            first, *later = reader.attempts()
+            until = later[0].first_event if later else 10**9
+            events = [event for seq, _, event in reader.events() if seq < until]
+            found[schedule] = config_of(first, path), events
+    return found
 
 
 def other_strategies(monkeypatch) -> None:
@@ -49,39 +58,34 @@ def other_strategies(monkeypatch) -> None:
 def write_log(path, config, events, *, num_commands=None, snapshot_after=None) -> list:
     """A log of these events, with the first commands; returns all, by event."""
     coordinator = Coordinator(build.plan(config), build.schedule(config))
-    store = SqliteTrajectoryStore(path)
-    store.begin_attempt(config.model_dump_json(), now=0.0, started="now")
     given, left = [], num_commands
-    for number, event in enumerate(events, start=1):
-        store.record(number / 10, [event])
-        given.append(coordinator.handle(event))
-        for command in given[-1]:
-            if left is None or left > 0:
-                store.record_command(number, command)
-            left = left and left - 1
-        if number == snapshot_after:
-            store.put_snapshot(number, snapshot.write(Snapshot(coordinator.state, 5, None)))
-    store.commit()
-    store.close()
+    with closing(SqliteTrajectoryStore(path)) as store:
+        store.begin_attempt(config.model_dump_json(), now=0.0, started="now")
+        for number, event in enumerate(events, start=1):
+            store.record(number / 10, [event])
+            given.append(coordinator.handle(event))
+            for command in given[-1]:
+                if left is None or left > 0:
+                    store.record_command(number, command)
+                left = left and left - 1
+            if number == snapshot_after:
+                store.put_snapshot(number, snapshot.write(Snapshot(coordinator.state, 5, None)))
+        store.commit()
     return given
 
 
 def past_of(path):
-    reader = TrajectoryReader(path)
-    try:
+    with closing(TrajectoryReader(path)) as reader:
         return replay(reader, path)
-    finally:
-        reader.close()
 
 
-@pytest.mark.parametrize("log", LOGS, ids=ids)
+@pytest.mark.parametrize("schedule", SCHEDULE_NAMES)
 @pytest.mark.parametrize("has_snapshot", [False, True])
 def test_what_was_decided_stays_and_the_run_goes_on_from_it(
-    tmp_path, monkeypatch, log, has_snapshot
+    tmp_path, monkeypatch, logs, schedule, has_snapshot
 ):
-    config, events = recorded(log)
-    plan, schedule = build.plan(config), build.schedule(config)
-    straight = Coordinator(plan, schedule)
+    config, events = logs[schedule]
+    straight = Coordinator(build.plan(config), build.schedule(config))
     expected = [straight.handle(event) for event in events]
     differed = 0
     for cut in sorted(random.Random(0).sample(range(len(events) // 4, len(events)), 3)):
@@ -94,43 +98,36 @@ def test_what_was_decided_stays_and_the_run_goes_on_from_it(
         differed += len(past.notes)
         assert all("what was decided stays" in note for note in past.notes)
         invariants.check(past.coordinator.state)
-        past.coordinator.state.schedule = schedule
+        past.coordinator.state.schedule = build.schedule(config)
         gone_on = [past.coordinator.handle(event) for event in events[cut:]]
-        if ids[LOGS.index(log)] not in MOVES_LAYOUT:
+        if schedule not in MOVES_LAYOUT:
             assert gone_on == expected[cut:]
-    assert differed or "synchronous" in log.name
+    assert differed or schedule == "synchronous"
 
 
-@pytest.mark.parametrize("log", LOGS, ids=ids)
-def test_a_log_that_lacks_its_last_commands(tmp_path, monkeypatch, log):
+@pytest.mark.parametrize("schedule", SCHEDULE_NAMES)
+def test_a_log_that_lacks_its_last_commands(tmp_path, monkeypatch, logs, schedule):
     """What the log does not have was not decided; what follows from events is to be done."""
-    config, events = recorded(log)
-    train = next(
-        number
-        for number, commands in enumerate(write_log(tmp_path / "whole.db", config, events))
-        if any(isinstance(command, Train) for command in commands)
-    )
-    events = events[: train + 1]
-    commands = write_log(tmp_path / "all.db", config, events)
-    before = sum(map(len, commands[:train]))
-    index = next(i for i, c in enumerate(commands[train]) if isinstance(c, Train))
-    write_log(tmp_path / "cut.db", config, events, num_commands=before + index)
+    config, events = logs[schedule]
+    given = write_log(tmp_path / "whole.db", config, events)
+    train = next(n for n, cs in enumerate(given) if any(isinstance(c, Train) for c in cs))
+    index = next(i for i, c in enumerate(given[train]) if isinstance(c, Train))
+    before = sum(map(len, given[:train]))
+    write_log(tmp_path / "cut.db", config, events[: train + 1], num_commands=before + index)
     other_strategies(monkeypatch)
     past = past_of(tmp_path / "cut.db")
-    assert past.unrecorded[0] == (train + 1, commands[train][index])
-    assert past.training == commands[train][index]
+    assert past.unrecorded[0] == (train + 1, given[train][index])
+    assert past.training == given[train][index]
     invariants.check(past.coordinator.state)
 
 
-def test_where_events_lead_to_something_else_it_is_refused(tmp_path, monkeypatch):
-    """The filter of groups without variance is no strategy: it says how groups end."""
-    config, events = recorded(LOGS[ids.index("staleflow")])
+def test_where_events_lead_to_something_else_it_is_refused(tmp_path, monkeypatch, logs):
+    """How many members a group needs is no strategy: it says how groups end."""
+    config, events = logs["staleflow"]
     write_log(tmp_path / "events.db", config, events)
     make = build.plan
     monkeypatch.setattr(
-        build,
-        "plan",
-        lambda config: replace(make(config), filter_zero_variance=True, max_filtered=9),
+        build, "plan", lambda c: replace(make(c), num_generations=make(c).num_generations + 1)
     )
     with pytest.raises(UserError, match=r"(?s)cannot be resumed: .* resume with that$") as refused:
         past_of(tmp_path / "events.db")
@@ -138,9 +135,9 @@ def test_where_events_lead_to_something_else_it_is_refused(tmp_path, monkeypatch
     assert len(str(refused.value).splitlines()) == 1
 
 
-def test_a_state_of_other_classes_is_not_read(tmp_path, monkeypatch):
+def test_a_state_of_other_classes_is_not_read(tmp_path, monkeypatch, logs):
     """Instead everything is replayed from the beginning."""
-    config, events = recorded(LOGS[0])
+    config, events = logs["bounded"]
     with monkeypatch.context() as patch:
         patch.setattr(snapshot, "digest_of_classes", lambda: b"another version.")
         write_log(tmp_path / "events.db", config, events, snapshot_after=40)
@@ -152,53 +149,7 @@ def test_a_state_of_other_classes_is_not_read(tmp_path, monkeypatch):
     )
 
 
-def test_time_goes_on_from_the_last_event_also_if_nothing_is_replayed(tmp_path):
-    config, events = recorded(LOGS[0])
+def test_time_goes_on_from_the_last_event_also_if_nothing_is_replayed(tmp_path, logs):
+    config, events = logs["bounded"]
     write_log(tmp_path / "events.db", config, events, snapshot_after=len(events))
     assert past_of(tmp_path / "events.db").seconds == len(events) / 10
-
-
-def test_the_digest_tells_of_a_field_more(monkeypatch):
-    from rhymeflow.core.protocol.group import Member
-
-    before = snapshot.digest_of_classes.__wrapped__()
-    assert snapshot.digest_of_classes.__wrapped__() == before
-    monkeypatch.setitem(Member.__annotations__, "one_more", "int")
-    assert snapshot.digest_of_classes.__wrapped__() != before
-
-
-@pytest.mark.slow
-def test_a_run_goes_on_under_strategies_that_decide_otherwise(tmp_path, monkeypatch):
-    config = small(
-        tmp_path,
-        schedule={"name": "staleflow", "max_staleness": 2},
-        rollout={"num_instances": 2, "max_completion_length": 40},
-    )
-    train_until(monkeypatch, config, lambda c: c.training.published == 5)
-    before = tokens(tmp_path / "run")
-    reader = TrajectoryReader(tmp_path / "run" / "events.db")
-    commands = list(reader.commands())
-    reader.close()
-    log = sqlite3.connect(tmp_path / "run" / "events.db")
-    # Since one that was taken with a checkpoint there may be nothing to decide otherwise.
-    with closing(log), log:
-        log.execute("DELETE FROM snapshots")
-    with monkeypatch.context() as patch:
-        make = build.schedule
-
-        def schedule(config):
-            known = make(config)
-            return replace(known, routing=lambda view: list(known.routing(view))[::-1])
-
-        patch.setattr(build, "schedule", schedule)
-        said = io.StringIO()
-        console = Console(file=said, width=10_000)
-        assert runtime.resume(tmp_path / "run", console=console).steps == 6
-    assert "warning: this version decides otherwise than the log" in said.getvalue()
-    after = tokens(tmp_path / "run")
-    assert all(after[key].startswith(made) for key, made in before.items()), "tokens were lost"
-    audit(tmp_path / "run")
-    reader = TrajectoryReader(tmp_path / "run" / "events.db")
-    assert list(reader.commands())[: len(commands)] == commands
-    assert replay(reader, tmp_path / "run" / "events.db").notes == (), "it begins after the change"
-    reader.close()

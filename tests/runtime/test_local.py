@@ -53,13 +53,17 @@ def until(runtime, count, **options):
     return news
 
 
-@pytest.mark.parametrize("num_threads", [1, 2])  # torch takes no more than there are cores
-def test_a_worker_has_the_threads_it_was_given(runtime, num_threads, monkeypatch):
+def test_a_worker_has_the_threads_it_was_given_and_the_controllers_environment(
+    runtime, monkeypatch
+):
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    runtime.start("threads", "w", Resources(num_threads))
+    monkeypatch.setenv("SOMETHING", "new")
+    for name, num_threads in (("v", 1), ("w", 2)):  # torch takes no more than there are cores
+        runtime.start("environment", name, Resources(num_threads))
     assert os.environ["OMP_NUM_THREADS"] == "3", "the controller's own environment stays"
-    said, *_ = until(runtime, 1)
-    assert said == Received("w", Failed(f"{num_threads} threads", user_error=True))
+    said = {item.worker: item.message for item in until(runtime, 2) if isinstance(item, Received)}
+    assert said["v"] == Failed("1 threads, new, True", user_error=True)
+    assert said["w"] == Failed("2 threads, new, True", user_error=True)
 
 
 def test_what_a_worker_said_is_heard_before_its_end_and_its_end_once(runtime):
@@ -157,13 +161,6 @@ def test_nothing_is_delivered_once_a_worker_is_stopped(runtime, monkeypatch):
     count = len(written)
     time.sleep(1.0)
     assert len(written) == count == 1
-
-
-def test_a_worker_has_the_controllers_environment(runtime, monkeypatch):
-    monkeypatch.setenv("SOMETHING", "new")
-    runtime.start("environment", "w", Resources(1))
-    said, *_ = until(runtime, 1)
-    assert said == Received("w", Failed("new True", user_error=True))
 
 
 def test_the_server_is_another_once_libraries_would_read_something_else(monkeypatch):

@@ -12,12 +12,10 @@ from rich.console import Console
 from transformers import AutoModelForCausalLM
 
 from examples import plain_loop
-from rhymeflow.core.commands import Train
 from rhymeflow.core.events import LearnerReady, VersionPublished
 from rhymeflow.errors import UserError
 from rhymeflow.observe import metrics
 from tests.runtime.logs import check_bound, check_replay, replay, train
-from tests.runtime.test_early import ONE_BY_ONE
 from tests.runtime.test_resume import SYNCHRONOUS, audit, resume, small, train_until
 from tests.runtime.tiny import even_digits, save_model, save_prompts
 
@@ -41,7 +39,7 @@ def always_too_large(prompts, completions, completion_ids, **columns) -> list[fl
     return [LARGEST * (i == 0) for i, _ in enumerate(completions)]
 
 
-def a_run(directory: Path, function=too_large, learner=None, **sections):
+def a_run(directory: Path, function=too_large, learner=None):
     model = AutoModelForCausalLM.from_pretrained(save_model(directory / "model"))
     with torch.no_grad():
         model.model.norm.weight /= STEEP
@@ -58,7 +56,7 @@ def a_run(directory: Path, function=too_large, learner=None, **sections):
         },
         reward={"functions": [{"function": f"{__file__}:{function.__name__}"}]},
         run={"save_steps": 0, "save_seconds": 0, "eval_steps": 0},
-        **sections,
+        **SYNCHRONOUS,
     )
 
 
@@ -79,7 +77,7 @@ def check_skipped(config, published: int) -> None:
 
 @pytest.mark.slow
 def test_a_skipped_step_is_the_plain_loops_and_is_skipped_again_when_resumed(tmp_path, monkeypatch):
-    config = a_run(tmp_path, **SYNCHRONOUS)
+    config = a_run(tmp_path)
     train_until(monkeypatch, config, lambda c: c.training.published == 4)
     resume(tmp_path / "run")
     check_skipped(config, 4)
@@ -95,22 +93,11 @@ def test_a_skipped_step_is_the_plain_loops_and_is_skipped_again_when_resumed(tmp
 
 
 @pytest.mark.slow
-def test_a_step_whose_gradient_was_begun_early_is_skipped(tmp_path, monkeypatch):
-    config = a_run(tmp_path, rollout=ONE_BY_ONE, schedule={"max_staleness": 0})
-    train_until(monkeypatch, config, lambda c: c.training.published == 4)
-    resume(tmp_path / "run")
-    check_skipped(config, 4)
-    audit(tmp_path / "run")
-    trained = [c for _, commands in replay(config) for c in commands if isinstance(c, Train)]
-    assert trained[SPOILED].parts
-
-
-@pytest.mark.slow
 def test_too_many_in_a_row_end_the_run_in_one_line(tmp_path):
     learner = {"max_skipped_steps": 2}
     console = Console(file=io.StringIO(), width=300)
     with pytest.raises(UserError, match=r"2 steps in a row failed \(learner.max_skipped_steps\)"):
-        train(a_run(tmp_path, always_too_large, learner=learner, **SYNCHRONOUS), console)
+        train(a_run(tmp_path, always_too_large, learner=learner), console)
     assert "step 1 is skipped: the gradient is not finite" in console.file.getvalue()
     with pytest.raises(UserError, match="3 steps in a row"):  # counted anew, from step 1 on
         resume(tmp_path / "run", learner__max_skipped_steps="3")

@@ -7,40 +7,43 @@ import random
 
 import pytest
 
-from rhymeflow import build
+from rhymeflow.core import events
 from rhymeflow.core.coordinator import Coordinator
-from rhymeflow.core.protocol.group import MemberState
-from rhymeflow.runtime import event_log, replay, snapshot
+from rhymeflow.core.protocol.group import Member, MemberState
+from rhymeflow.runtime import snapshot
 from rhymeflow.runtime.snapshot import Snapshot
-from tests.core.test_replay import LOGS, recorded
-from tests.runtime.logs import check_replay, train
-from tests.runtime.test_resume import (
-    SYNCHRONOUS,
-    at,
-    audit,
-    learned,
-    resume,
-    small,
-    tokens,
-    train_until,
-)
+from tests.core.test_streams import STREAMS, Stream, plan, schedule
 
 
-@pytest.mark.parametrize("path", LOGS, ids=lambda path: path.name.split(".")[0])
+def attempt(path):
+    """What a stream's first attempt is made of, and its events."""
+    (first, *rest), stream = Stream(path).lines, Stream(path)
+    rows = []
+    for line in rest:
+        if isinstance(line, dict):
+            break
+        rows.append(line[0])
+    rules = plan(first["plan"]), schedule(first["schedule"])
+    return rules, [stream.item("events", events, row) for row in rows]
+
+
+RECORDED = [path for path in STREAMS if "simulated" not in path.name and len(attempt(path)[1]) > 50]
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.name.split(".")[0])
 def test_it_gives_the_same_commands_from_any_cut_on(path):
-    config, events = recorded(path)
-    plan, schedule = build.plan(config), build.schedule(config)
-    straight = Coordinator(plan, schedule)
-    expected = [straight.handle(event) for event in events]
-    for cut in sorted(random.Random(0).sample(range(1, len(events)), 3)):
-        coordinator = Coordinator(plan, schedule)
-        for event in events[:cut]:
+    rules, happened = attempt(path)
+    straight = Coordinator(*rules)
+    expected = [straight.handle(event) for event in happened]
+    for cut in sorted(random.Random(0).sample(range(1, len(happened)), 3)):
+        coordinator = Coordinator(*rules)
+        for event in happened[:cut]:
             coordinator.handle(event)
         blob = snapshot.write(Snapshot(coordinator.state, 5, None))
         coordinator.state, num_drawn, _ = snapshot.read(blob)
-        coordinator.state.restore(plan, build.schedule(config))
+        coordinator.state.restore(*attempt(path)[0])
         assert num_drawn == 5
-        assert [coordinator.handle(event) for event in events[cut:]] == expected[cut:]
+        assert [coordinator.handle(event) for event in happened[cut:]] == expected[cut:]
 
 
 def test_states_of_members_are_written_by_value_in_every_python():
@@ -64,9 +67,8 @@ def test_bytes_of_another_run_no_code():
 
 def test_a_changed_byte_is_noticed():
     """Pickle would read many of them without a word."""
-    config, _ = recorded(LOGS[0])
-    state = Coordinator(build.plan(config), build.schedule(config)).state
-    blob = snapshot.write(Snapshot(state, 5, None))
+    rules, _ = attempt(RECORDED[0])
+    blob = snapshot.write(Snapshot(Coordinator(*rules).state, 5, None))
     assert snapshot.read(blob) is not None
     for index in random.Random(0).sample(range(len(blob)), 20):
         changed = bytearray(blob)
@@ -74,19 +76,8 @@ def test_a_changed_byte_is_noticed():
         assert snapshot.read(bytes(changed)) is None
 
 
-@pytest.mark.slow
-def test_a_run_is_resumed_from_its_last_snapshot(tmp_path, monkeypatch):
-    monkeypatch.setattr(event_log, "SNAPSHOT_EVENTS", 20)
-    (tmp_path / "straight").mkdir()
-    train(small(tmp_path / "straight", **SYNCHRONOUS))
-    config = small(tmp_path, **SYNCHRONOUS)
-    train_until(monkeypatch, config, at(3, is_training=True))
-    begun = []
-    start = replay._start
-    monkeypatch.setattr(replay, "_start", lambda *given: begun.append(start(*given)) or begun[-1])
-    resume(tmp_path / "run")
-    assert begun[0][0] > 20, "the log was replayed from its beginning"
-    assert tokens(tmp_path / "run") == tokens(tmp_path / "straight" / "run")
-    assert learned(tmp_path / "run") == learned(tmp_path / "straight" / "run")
-    check_replay(config)
-    audit(tmp_path / "run")
+def test_the_digest_tells_of_a_field_more(monkeypatch):
+    before = snapshot.digest_of_classes.__wrapped__()
+    assert snapshot.digest_of_classes.__wrapped__() == before
+    monkeypatch.setitem(Member.__annotations__, "one_more", "int")
+    assert snapshot.digest_of_classes.__wrapped__() != before

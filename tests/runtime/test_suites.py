@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import io
-import json
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from rhymeflow.core.events import Evaluated
 from rhymeflow.evaluation.evaluate import evaluate
 from rhymeflow.observe import metrics
-from rhymeflow.observe.inspect import Question, inspect
 from rhymeflow.suites.metrics import metrics_of
 from tests.runtime import talkers, tiny
 from tests.runtime.logs import check_replay, reader, train
-from tests.runtime.test_resume import SYNCHRONOUS, audit, learned, resume, small, train_until
+from tests.runtime.test_resume import SYNCHRONOUS, audit, small
 
 pytestmark = pytest.mark.slow
 
@@ -95,6 +91,7 @@ def test_each_suite_is_evaluated_when_it_is_due(straight):
     log.close()
     assert {v for v, row in found(config).items() if "eval/math/maj@4" in row} == {*range(5)}
     assert set(summary.evaluations) == {"math", "game"}
+    assert set(summary.evaluations["game"]) == {0, 4}
     assert [version for version, _ in summary.eval_rewards] == [0, 2, 4]
 
 
@@ -110,46 +107,3 @@ def test_the_figures_are_those_of_rhymeflow_eval(straight):
     row = found(config)[LAST]
     held_out = {name for name in row if name == "eval/reward" or "/held_out/" in name}
     assert {name: row[name] for name in row.keys() - held_out} == pytest.approx(expected)
-
-
-def test_the_best_by_the_figure_that_was_chosen_is_told_and_shown(straight):
-    config, _ = straight
-    output = io.StringIO()
-    inspect(Path(config.run.output_dir), Question(), Console(file=output, width=100))
-    assert "math pass@4" in output.getvalue()
-    summary = json.loads((Path(config.run.output_dir) / "summary.json").read_text())
-    assert set(summary["evaluations"]["game"]) == {"0", "4"}
-
-
-def test_a_run_that_is_killed_in_an_evaluation_finds_what_it_would_have_found(
-    straight, monkeypatch, tmp_path
-):
-    """One suite is over, of another some answers are complete: those are not generated again."""
-    config = config_of(Path(straight[0].run.output_dir).parent, "killed")
-    complete = set()
-
-    def dies(controller):
-        running = controller.evaluations._in_progress.get(("math", 2))
-        if running is None:
-            return False
-        groups = {group: controller.in_flight[group] for group in running.groups.values()}
-        complete.update((g, m) for g, group in groups.items() for m in group.reasons)
-        return bool(complete)
-
-    train_until(monkeypatch, config, dies)
-    resume(Path(config.run.output_dir))
-    log = reader(config)
-    spans = log.query("SELECT group_id, member, MAX(start) FROM segments WHERE group_id < 0")
-    of_math = dict(log.query("SELECT group_id, ending FROM groups WHERE suite = 'math'"))
-    log.close()
-    assert spans
-    assert set(of_math.values()) == {"evaluated"}
-    assert len(of_math) == 5 * 2, "no group of the second evaluation was begun anew"
-    check_replay(config)
-    audit(Path(config.run.output_dir))
-    for one, other in zip(
-        found(config).values(), found(straight[0]).values(),
-        strict=True,
-    ):  # fmt: skip
-        assert one == pytest.approx(other)
-    assert learned(Path(config.run.output_dir)) == learned(Path(straight[0].run.output_dir))

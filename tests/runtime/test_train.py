@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +16,6 @@ import pytest
 
 from rhymeflow.core.commands import Train
 from rhymeflow.core.events import Evaluated, Snapshot, Tick, VersionPublished
-from rhymeflow.core.types import TrajectoryId
 from rhymeflow.errors import UserError
 from rhymeflow.observe import metrics
 from rhymeflow.runtime.controller import Controller
@@ -27,7 +25,7 @@ from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.utils.stopping import STOP_SIGNALS, as_interrupts
 from tests.runtime import plain
 from tests.runtime.logs import reader, replay, train
-from tests.runtime.tiny import save_model, save_prompts, tiny_config
+from tests.runtime.tiny import tiny_config
 
 SYNCHRONOUS = {"name": "synchronous", "max_staleness": None}
 
@@ -95,51 +93,6 @@ def test_two_synchronous_runs_of_one_seed_have_the_same_log(synchronous, tmp_pat
     again = tiny_config(tmp_path, schedule=SYNCHRONOUS, learner={"max_steps": 5})
     train(again)
     assert first == canonical_log(again)
-    other = tiny_config(
-        tmp_path,
-        schedule=SYNCHRONOUS,
-        learner={"max_steps": 5},
-        run={"seed": 1, "output_dir": str(tmp_path / "other")},
-    )
-    train(other)
-    assert first != canonical_log(other)
-
-
-@pytest.mark.slow
-def test_thirty_asynchronous_steps_on_two_instances_never_break_the_bound(tmp_path):
-    # Responses that hardly ever stop: they are what a step takes its time for, so that some of
-    # them see a pull, on any machine.
-    save_model(tmp_path / "model", unused_ids=500)
-    save_prompts(tmp_path / "prompts.jsonl")
-    config = tiny_config(
-        tmp_path,
-        learner={"max_steps": 30, "groups_per_batch": 4},
-        rollout={"num_instances": 2, "max_num_seqs": 5, "max_completion_length": 100},
-        run={"eval_steps": 7, "save_steps": 20},
-    )
-    summary = train(config)
-    assert summary.steps == 30
-    assert summary.endings == {"consumed": 120, "filtered": 0, "aborted": 0}
-    assert set(summary.staleness) <= {0, 1}, "law 1, seen from the tokens"
-    assert summary.staleness[1] > 0, "the run was not asynchronous"
-    assert {version for version, _ in summary.eval_rewards} >= {0, 30}
-    reader = TrajectoryReader(tmp_path / "run" / "events.db")
-    instances = {name for (name,) in reader.query("SELECT DISTINCT instance FROM segments")}
-    assert instances == {"rollout-0", "rollout-1"}
-    spans = reader.query(
-        "SELECT group_id, member FROM segments GROUP BY 1, 2 HAVING COUNT(DISTINCT version) > 1"
-    )
-    assert spans, "no response was generated under more than one version"
-    details = reader.details(TrajectoryId(*spans[0][:2]))
-    versions = [segment.version for segment in details.segments]
-    assert versions == sorted(versions)
-    places = [(segment.version, segment.instance) for segment in details.segments]
-    assert all(one != next_ for one, next_ in pairwise(places)), "one segment, cut in two"
-    reader.close()
-    assert {path.name for path in (tmp_path / "run" / "checkpoints").iterdir()} == {
-        "step-20",
-        "step-30",
-    }
 
 
 def test_the_run_directory_is_complete(synchronous):
@@ -149,27 +102,13 @@ def test_the_run_directory_is_complete(synchronous):
     assert names >= {"config.yaml", "events.db", "metrics.jsonl", "summary.json", "checkpoints"}
     written = json.loads((run_dir / "summary.json").read_text())
     assert written["steps"] == summary.steps == 5
-    row = metrics.read(run_dir)[5]
-    for name in (
-        "reward",
-        "step_time",
-        "staleness/mean",
-        "staleness/max",
-        "off_policy/mismatch_kl",
-        "idle/rollout",
-        "idle/learner",
-        "params/push_s",
-        "params/pull_s",
-        "endings/consumed",
-        "coordination/coordinator_s",
-        "coordination/store_s",
-        "coordination/share",
-        "coordination/cpu_share",
-        "completions/mean_length",
+    assert set(metrics.read(run_dir)[5]) >= {
+        *("reward", "step_time", "entropy", "completions/mean_length", "endings/consumed"),
+        *("staleness/mean", "staleness/max", "off_policy/mismatch_kl", "idle/rollout"),
+        *("idle/learner", "params/push_s", "params/pull_s", "coordination/coordinator_s"),
+        *("coordination/store_s", "coordination/share", "coordination/cpu_share"),
         "lengths/explained_variance",
-        "entropy",
-    ):
-        assert name in row, name
+    }
 
 
 def test_what_reward_functions_print_is_in_the_log_and_not_on_the_terminal(tmp_path, capfd):
@@ -197,10 +136,8 @@ def reward_file(tmp_path: Path, body: str) -> dict:
     [
         ("    raise KeyError('no such thing')", "no such thing"),
         ("    import time; time.sleep(60)", "took longer than reward.timeout"),
-        ("    return [float('nan')] * 3", "nan"),
-        ("    return [1.0, 2.0]", "returned 2 rewards for 3 responses"),
     ],
-    ids=["raises", "hangs", "nan", "wrong count"],
+    ids=["raises", "hangs"],
 )
 def test_a_reward_that_is_none_stops_the_run_and_says_why(tmp_path, body, said):
     config = tiny_config(tmp_path, reward=reward_file(tmp_path, body), data={"eval_size": 0})
@@ -211,29 +148,7 @@ def test_a_reward_that_is_none_stops_the_run_and_says_why(tmp_path, body, said):
     assert not (tmp_path / "run").exists(), "nothing was trained"
 
 
-def test_groups_without_a_reward_can_be_dropped_and_are_counted(tmp_path):
-    body = (
-        "    if prompts[0].startswith('03'): raise ValueError('not this one')\n"
-        "    return [0.5 + len(completion) / 100 for completion in completions]"
-    )
-    config = tiny_config(
-        tmp_path,
-        reward={**reward_file(tmp_path, body), "on_failure": "drop"},
-        data={"eval_size": 0},
-        learner={"max_steps": 6},
-    )
-    summary = train(config)
-    assert summary.steps == 6
-    assert summary.endings["consumed"] == 12
-    assert summary.endings["aborted"] >= 1
-    reader = TrajectoryReader(tmp_path / "run" / "events.db")
-    reasons = reader.query("SELECT prompt, ending_reason FROM groups WHERE ending = 'aborted'")
-    reader.close()
-    assert all(prompt.startswith("03") and "not this one" in why for prompt, why in reasons)
-
-
-@pytest.mark.parametrize("moment", ["run", "_tick"])
-@pytest.mark.parametrize("victim", ["learner", "rollout-0"])
+@pytest.mark.parametrize(("victim", "moment"), [("learner", "run"), ("rollout-0", "_tick")])
 def test_a_worker_that_is_killed_is_named_and_everything_ends(
     tmp_path, monkeypatch, victim, moment
 ):
@@ -302,8 +217,7 @@ def test_what_stops_a_run_before_it_trains_is_as_ctrl_c(number):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("not_in_background")
-@pytest.mark.parametrize("number", STOP_SIGNALS)
-def test_a_run_that_is_stopped_while_it_loads_says_so_and_leaves_no_worker(tmp_path, number):
+def test_a_run_that_is_stopped_while_it_loads_says_so_and_leaves_no_worker(tmp_path):
     config_file = tmp_path / "config.yaml"
     config_file.write_text(json.dumps(tiny_config(tmp_path).model_dump(mode="json")))
     process = subprocess.Popen(
@@ -317,7 +231,7 @@ def test_a_run_that_is_stopped_while_it_loads_says_so_and_leaves_no_worker(tmp_p
         time.sleep(0.01)
     time.sleep(0.2)
     started = time.monotonic()
-    process.send_signal(number)
+    process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=60)  # until nobody has its standard output
     assert output.endswith("rhymeflow: interrupted\n")
     assert process.returncode in (130, -signal.SIGINT)  # Python's own, if it was in an `exec`

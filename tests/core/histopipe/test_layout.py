@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -89,12 +88,6 @@ def test_two_steps_in_a_row_take_no_longer_than_evenly(seed: int, num_instances:
     assert max(balanced) <= max(even)
 
 
-def test_alike_groups_get_alike_instances() -> None:
-    groups = [ranked(i, 1000, 1000) for i in range(64)]
-    shares = lay_out(groups, 16, COST_14B, 64)
-    assert {share.num_instances for share in shares} == {2}
-
-
 # -- completion ------------------------------------------------------------------------------------
 
 
@@ -127,9 +120,3 @@ def test_seconds_of_more_than_there_is_place_for(count: int, seed: int) -> None:
     shortest_first = one_after_another(lengths, 500, 64)
     longest_first = one_after_another(lengths[::-1], 500, 64)
     assert longest_first < found < shortest_first < 1.08 * found
-
-
-def test_seconds_of_nothing_and_of_more() -> None:
-    assert duration(COST_14B, [], 500, 64) == 0
-    for shorter, longer in pairwise([[5.0], [5.0, 9.0], [5.0, 9.0, 9.0], [6.0, 9.0, 9.0, 9.0]]):
-        assert duration(COST_14B, shorter, 500, 2) < duration(COST_14B, longer, 500, 2)

@@ -42,11 +42,6 @@ def test_members_are_dealt_out_over_their_share() -> None:
     assert made.place(TrajectoryId(4, 0)) is None
 
 
-def test_what_a_share_comes_to() -> None:
-    made = planned()
-    assert [made.share(name) for name in (*ABC, "new")] == [2.0, 1.0, 1.0, 0.0]
-
-
 def test_every_other_step_runs_the_other_way() -> None:
     made = planned(steps=3)
     assert made.num_steps == 3

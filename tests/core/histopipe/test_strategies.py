@@ -144,15 +144,6 @@ def test_the_earliest_step_first_then_what_was_begun_then_the_longest() -> None:
     assert [g for g, _ in routed(placed([tiny], queue, layout, lengths))] == [5], "one, always"
 
 
-def test_nothing_goes_below_its_version_or_beside_what_waits() -> None:
-    layout = Placed({TrajectoryId(0, 0): (0, "a")})
-    queue = [new(0, min_version=1)]
-    assert routed(placed([instance("a", 0)], queue, layout)) == []
-    assert routed(placed([instance("a", 1)], queue, layout)) == [(0, "a")]
-    assert routed(placed([instance("a", 1, running=2, waiting=1)], queue, layout)) == []
-    assert routed(placed([instance("a", 1, accepts=False)], queue, layout)) == []
-
-
 # -- migration -------------------------------------------------------------------------------------
 
 
@@ -224,9 +215,3 @@ def test_an_outlier_goes_to_one_that_is_fresh_enough_and_has_longer_to_go() -> N
     assert target(instance("b", 1, running=1)) == ("a", True), "it would be kept in turn"
     assert target(instance("b", 1, running=3, capacity=3)) == ("a", True), "full"
     assert target(instance("b", 1, running=4), instance("c", 1, running=3)) == ("c", False)
-
-
-def test_outliers_are_spread_over_those_that_can_take_them() -> None:
-    there = instance("a", running=2)
-    others = [instance("b", running=4), instance("c", running=4)]
-    assert [m.to for m in outlying([there, *others], left=5000.0)] == ["b", "c"]

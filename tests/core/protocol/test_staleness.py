@@ -28,13 +28,6 @@ def test_reserve_takes_the_highest_and_then_refuses():
     assert protocol.admissible(1)
 
 
-def test_occupy_takes_the_lowest_even_if_reserved_late():
-    protocol = buffers()
-    protocol.reserve(0, 0)
-    protocol.occupy(0)
-    assert protocol.place(0) == 0
-
-
 def test_backfill_moves_a_younger_reservation_out_of_the_way():
     protocol = buffers(groups_per_batch=1, max_staleness=1)
     assert protocol.reserve(0, 0) == 1
@@ -44,89 +37,6 @@ def test_backfill_moves_a_younger_reservation_out_of_the_way():
     assert protocol.place(1) == 1, "1 moved into the hole that 0 gave up"
     assert protocol.ready()
     assert protocol.consume() == (0,)
-
-
-def test_a_reservation_that_cannot_wait_is_not_moved():
-    protocol = buffers(groups_per_batch=1, max_staleness=2)
-    protocol.reserve(0, 0)
-    protocol.reserve(1, 0)
-    protocol.reserve(2, 0)  # buffers 2, 1, 0
-    protocol.occupy(2)
-    protocol.consume()
-    protocol.occupy(1)
-    protocol.consume()
-    assert protocol.reserve(3, 2) == 4
-    protocol.occupy(3)
-    assert protocol.place(3) == 3
-    assert protocol.place(0) == 2, "group 0 of version 0 may not be later than buffer 2"
-
-
-def test_tighten_moves_the_reservation_earlier_or_refuses():
-    protocol = buffers(groups_per_batch=1, max_staleness=1)
-    assert protocol.reserve(0, 1) == 2
-    assert protocol.tighten(0, 1)
-    assert protocol.tighten(0, 0)
-    assert protocol.place(0) == 1
-    assert protocol.version(0) == 0
-    assert protocol.reserve(1, 1) == 2
-    assert protocol.reserve(2, 0) == 0
-    assert not protocol.tighten(1, 0), "no room left in 0..1"
-    assert protocol.version(1) == 1
-
-
-def test_nothing_is_admitted_beyond_the_last_batch():
-    protocol = buffers(groups_per_batch=1, max_staleness=5, num_batches=2)
-    assert [protocol.reserve(g, 0) for g in range(3)] == [1, 0, None]
-
-
-def test_consume_gives_groups_in_ascending_order():
-    protocol = buffers(groups_per_batch=3, max_staleness=0)
-    for g in (2, 0, 1):
-        protocol.reserve(g, 0)
-    for g in (1, 2, 0):
-        protocol.occupy(g)
-    assert protocol.consume() == (0, 1, 2)
-    assert protocol.first == 1
-
-
-def test_release_fills_the_hole_with_finished_work_and_so_on():
-    protocol = buffers(groups_per_batch=1, max_staleness=2)
-    for g in range(3):
-        protocol.reserve(g, 0)  # buffers 2, 1, 0
-    for g in (2, 1, 0):
-        protocol.occupy(g)
-    assert [protocol.place(g) for g in range(3)] == [2, 1, 0]
-    assert protocol.release(2) == ()
-    assert [protocol.place(g) for g in range(3)] == [0, 1, None], "the lowest group_id goes first"
-    assert protocol.ready()
-    protocol.release(0)
-    assert protocol.place(1) == 0
-
-
-def test_a_hole_takes_the_oldest_finished_group_first():
-    protocol = buffers(groups_per_batch=1, max_staleness=2)
-    protocol.reserve(0, 1)  # buffer 3
-    protocol.reserve(1, 0)  # 2
-    protocol.reserve(2, 0)  # 1
-    protocol.reserve(3, 0)  # 0
-    for g in (3, 2, 0, 1):
-        protocol.occupy(g)
-    assert [protocol.place(g) for g in range(4)] == [3, 2, 1, 0]
-    protocol.release(2)
-    assert protocol.place(1) == 1
-
-
-def test_a_hole_takes_nothing_its_window_does_not_admit():
-    protocol = buffers(groups_per_batch=1, max_staleness=1)
-    protocol.reserve(0, 0)
-    protocol.reserve(1, 0)
-    protocol.occupy(0)
-    protocol.reserve(2, 1)
-    protocol.occupy(2)
-    assert (protocol.place(0), protocol.place(1), protocol.place(2)) == (0, 1, 2)
-    protocol.release(0)
-    assert protocol.place(2) == 2, "a group of version 1 has no business in batch 0"
-    assert not protocol.ready()
 
 
 def test_who_is_still_reserved_when_the_target_is_met_is_surplus():
@@ -140,99 +50,6 @@ def test_who_is_still_reserved_when_the_target_is_met_is_surplus():
     assert protocol.state(0) == "ready_with_capacity"
     assert protocol.reserve(4, 0) is None, "spare entries of a complete batch are no room"
     assert protocol.consume() == (0, 2)
-
-
-def test_a_reservation_that_can_wait_is_no_surplus():
-    protocol = buffers(groups_per_batch=1, extra_groups=1, max_staleness=1)
-    assert [protocol.reserve(g, 0) for g in range(4)] == [1, 1, 0, 0]
-    assert protocol.occupy(0) == (2,), "3 moved into the entry that 0 gave up; 2 found none"
-    assert protocol.place(3) == 1
-
-
-def test_a_release_too_can_complete_a_batch():
-    protocol = buffers(groups_per_batch=1, extra_groups=1, max_staleness=1)
-    assert [protocol.reserve(g, 0) for g in range(4)] == [1, 1, 0, 0]
-    protocol.occupy(0)
-    protocol.occupy(1)
-    assert (protocol.place(0), protocol.place(1), protocol.place(3)) == (0, 1, None)
-    assert protocol.reserve(4, 0) is None
-    protocol.release(0)
-    assert protocol.place(1) == 0, "finished work of batch 1 is in its place at once"
-    assert protocol.ready()
-    assert protocol.state(1) == "pending", "and batch 1 has room again"
-    assert protocol.reserve(4, 0) == 1
-
-
-def test_a_batch_that_is_complete_again_has_surplus_again():
-    protocol = buffers(groups_per_batch=1, extra_groups=1, max_staleness=1)
-    for g in range(4):
-        protocol.reserve(g, 0)
-    protocol.occupy(0)
-    protocol.occupy(1)  # batches 0 and 1 are complete
-    protocol.reserve(4, 1)  # 2
-    protocol.reserve(5, 1)  # 2
-    protocol.occupy(4)
-    assert protocol.place(4) == 2
-    assert protocol.release(1) == (), "4 takes its place in batch 1"
-    assert protocol.place(4) == 1
-    assert protocol.reserve(6, 0) is None
-    assert protocol.release(0) == ()
-    assert protocol.reserve(6, 0) == 0
-    assert protocol.reserve(7, 0) == 0
-    assert protocol.occupy(7) == (6,)
-
-
-def test_states():
-    protocol = buffers(groups_per_batch=1, max_staleness=0)
-    assert protocol.state(0) == "pending"
-    protocol.reserve(0, 0)
-    assert protocol.state(0) == "stuck"
-    protocol.occupy(0)
-    assert protocol.state(0) == "ready"
-    protocol.consume()
-    with pytest.raises(ProtocolError):
-        protocol.state(0)
-
-
-def test_a_member_behind_its_siblings_makes_its_group_move_and_what_it_leaves_is_filled():
-    protocol = buffers(groups_per_batch=1, max_staleness=2)
-    assert protocol.reserve(0, 1) == 3
-    assert protocol.reserve(1, 0) == 2
-    assert protocol.reserve(2, 1) == 1
-    assert protocol.tighten(0, 0)
-    assert protocol.place(2) == 3, "moved later, from 1 into the entry that 0 left"
-    assert protocol.place(0) == 1, "and 0, which had got entry 0, into the one that 2 left"
-
-
-def tightened() -> StalenessBuffers:
-    """1 has finished in buffer 4, of a version ahead of the first buffer; 2 has left buffer 3."""
-    protocol = buffers(groups_per_batch=1, max_staleness=2)
-    protocol.reserve(0, 0)
-    protocol.occupy(0)
-    protocol.consume()
-    assert protocol.reserve(1, 2) == 4
-    assert protocol.reserve(2, 1) == 3
-    assert protocol.reserve(3, 0) == 2
-    protocol.occupy(1)
-    assert protocol.place(1) == 4, "2 and 3 have their last entries"
-    assert protocol.tighten(2, 0)
-    assert protocol.place(2) == 1
-    return protocol
-
-
-def test_finished_work_takes_the_hole_of_a_tightened_group_at_the_next_settling():
-    protocol = tightened()
-    protocol.release(2)
-    assert protocol.place(1) == 3
-
-
-def test_a_reservation_takes_the_entry_that_finished_work_gives_up():
-    protocol = tightened()
-    assert protocol.reserve(4, 2) == 3
-    protocol.release(2)
-    protocol.release(3)
-    assert protocol.place(1) == 2
-    assert protocol.place(4) == 4
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from rhymeflow.core.strategies.base import FleetView, InstanceView, TrajectoryView
-from rhymeflow.core.strategies.migration import none, rebalance, skip_nearly_done
+from rhymeflow.core.strategies.migration import rebalance, skip_nearly_done
 from rhymeflow.core.strategies.routing import fewest_requests, waterfall
 from rhymeflow.core.types import TrajectoryId
 from tests.core.strategies.fleets import (
@@ -26,11 +26,6 @@ from tests.core.strategies.fleets import (
 
 def moved(view: FleetView) -> dict[str, int]:
     return {m.instance: len(m.trajectories) for m in rebalance(view)}
-
-
-@given(view=fleets())
-def test_none_moves_nothing(view: FleetView) -> None:
-    assert none(view) == ()
 
 
 @given(view=fleets(), is_empty=st.booleans())
@@ -83,31 +78,12 @@ def test_who_is_not_starved_gets_nothing() -> None:
     assert moved(fleet([busy, instance("some", 1, running=3, waiting=1)])) == {}
 
 
-def test_no_more_than_the_starved_can_hold() -> None:
-    busy = instance("busy", running=40, tokens=1000)
-    assert moved(fleet([busy, instance("idle", kv_capacity=7500)])) == {"busy": 7}
-    assert moved(fleet([busy, instance("idle", capacity=3)])) == {"busy": 3}
-
-
-def test_what_waits_on_the_donor_is_not_shared() -> None:
-    """It is decoded next, in the room that sharing makes."""
-    busy = instance("busy", running=20, waiting=2)
-    (answer,) = rebalance(fleet([busy, instance("idle")]))
-    assert len(answer.trajectories) == 9
-    assert not set(answer.trajectories) & set(busy.waiting)
-
-
 @pytest.mark.parametrize("share", [0.25, 0.9])
 def test_no_more_than_routing_would_give_it(share: float) -> None:
     there = Fleet(fleet([instance("busy", running=60), instance("idle")], routing_gain=share))
     assert there.migrate() > 5
     there.route(waterfall)
     assert not there.queue
-
-
-def test_a_single_response_stays_where_it_is() -> None:
-    assert moved(fleet([instance("one", running=1), instance("idle")])) == {}
-    assert moved(fleet([instance("two", running=2), instance("idle")])) == {"two": 1}
 
 
 def test_each_starved_one_has_its_own_donor() -> None:
@@ -207,16 +183,3 @@ def test_what_is_about_to_end_is_not_moved() -> None:
         t for m in skip_nearly_done(replace(view, lengths=Predicted())) for t in m.trajectories
     }
     assert moved_now == {t for t in all_of_them if t.group % 2 == 0}
-
-
-def test_what_waits_in_vain_goes_back_however_short_it_is() -> None:
-    there = [instance("four", running=9, waiting=4), instance("room", running=2)]
-    view = replace(fleet(there, [partial(0, 0)]), lengths=Predicted())
-    assert skip_nearly_done(view) == rebalance(view)
-
-
-@given(view=fleets())
-def test_lasting_moves_a_part_of_what_rebalance_moves(view: FleetView) -> None:
-    everything = {(m.instance, t) for m in rebalance(view) for t in m.trajectories}
-    view = replace(view, lengths=Predicted())
-    assert {(m.instance, t) for m in skip_nearly_done(view) for t in m.trajectories} <= everything

@@ -90,15 +90,6 @@ class Endless:
 
 
 @RULES
-def test_a_full_fleet_reads_no_queue(rule: Rule) -> None:
-    queue = Endless()
-    full = [instance("a", running=64), instance("b", accepts=False)]
-    full.append(instance("c", kv_capacity=1000, running=1))
-    assert rule(replace(fleet(full), queue=queue)) == []
-    assert queue.num_read == 0
-
-
-@RULES
 def test_reading_stops_when_the_fleet_is_full(rule: Rule) -> None:
     queue = Endless()
     there = [instance("a", capacity=3), instance("b", capacity=2)]
@@ -133,17 +124,6 @@ def fewest_slowly(view: FleetView) -> list[Assignment]:
 @given(view=fleets())
 def test_fewest_requests_is_the_slow_formula(view: FleetView) -> None:
     assert fewest_requests(view) == fewest_slowly(view)
-
-
-def test_fewest_requests_levels() -> None:
-    there = [instance("a", running=3), instance("b", running=1), instance("c", running=2)]
-    proposals = fewest_requests(fleet(there, [new(i) for i in range(6)]))
-    assert [p.instance for p in proposals] == ["b", "b", "c", "a", "b", "c"]
-
-
-def test_fewest_requests_passes_over_what_has_no_place() -> None:
-    queue = [partial(0, 2), partial(1, 1), new(2)]
-    assert where(fewest_requests(fleet([instance(version=1)], queue))) == {1: "a", 2: "a"}
 
 
 # -- waterfall ------------------------------------------------------------------------------------
@@ -190,25 +170,10 @@ def test_waterfall_is_the_slow_formula(view: FleetView) -> None:
     assert waterfall(view) == waterfall_slowly(view)
 
 
-@RULES
-def test_one_with_turns_goes_home_if_there_is_room(rule: Rule) -> None:
-    there = [instance("a", running=1), instance("b"), instance("c", running=8, capacity=8)]
-    queue = [partial(0, 0)._replace(home="a"), partial(1, 0)._replace(home="c"), partial(2, 0)]
-    assert where(rule(fleet(there, queue))) == {0: "a", 1: "b", 2: "b"}
-
-
 def test_new_ones_prefer_the_highest_version_partial_ones_the_lowest_they_may() -> None:
     there = [instance(f"v{version}", version) for version in range(4)]
     queue = [partial(0, 1), partial(1, 3), new(2), new(3, min_version=2)]
     assert where(waterfall(fleet(there, queue))) == {0: "v1", 1: "v3", 2: "v3", 3: "v3"}
-
-
-def test_the_largest_gain_depends_on_the_tokens() -> None:
-    """A few long ones beside many short ones: the cache weighs for a short one, the count for a
-    long one."""
-    few, many = instance("few", running=[10_000]), instance("many", running=[500] * 10)
-    assert where(waterfall(fleet([few, many], [new(0, 10)]))) == {0: "many"}
-    assert where(waterfall(fleet([few, many], [new(0, 10_000)]))) == {0: "few"}
 
 
 def test_a_gain_too_small_goes_to_the_next_class_and_then_nowhere() -> None:
@@ -223,37 +188,6 @@ def test_a_gain_too_small_goes_to_the_next_class_and_then_nowhere() -> None:
     assert where(waterfall(fleet([busy], [new(0)], routing_gain=0))) == {0: "busy"}
     # A share above 1 is asked for in vain, but an empty instance takes what there is.
     assert where(waterfall(fleet([instance()], [new(0)], routing_gain=2))) == {0: "a"}
-
-
-def test_who_lacks_room_for_one_may_take_the_next() -> None:
-    there = [instance("little", kv_capacity=1500), instance("much", running=1)]
-    queue = [partial(0, 0, 1900), partial(1, 0, 1100), partial(2, 0, 1100)]
-    assert where(waterfall(fleet(there, queue))) == {0: "much", 1: "little", 2: "much"}
-
-
-def test_what_has_no_place_is_not_overtaken() -> None:
-    there = [instance(version=1, kv_capacity=5000)]
-    assert where(waterfall(fleet(there, [partial(0, 0, 6000), partial(1, 0, 10), new(2)]))) == {}
-    assert where(waterfall(fleet(there, [partial(0, 0, 10), partial(1, 2), new(2)]))) == {0: "a"}
-
-
-def test_nothing_new_starts_while_older_work_is_on_its_way_back() -> None:
-    view = fleet([instance()], [partial(0, 0), new(1)], num_returning=1)
-    assert where(waterfall(view)) == {0: "a"}
-    assert where(waterfall(replace(view, num_returning=0))) == {0: "a", 1: "a"}
-
-
-def test_headroom_is_left_free() -> None:
-    there = [instance(kv_capacity=5000)]
-    queue = [new(i) for i in range(9)]
-    assert len(waterfall(fleet(there, queue))) == 5
-    assert len(waterfall(fleet(there, queue, kv_headroom=0.2))) == 4
-
-
-def test_an_instance_on_which_anything_waits_gets_nothing_from_waterfall() -> None:
-    there = [instance("a", running=2, waiting=1), instance("b", running=9)]
-    assert where(waterfall(fleet(there, [new(0)]))) == {0: "b"}
-    assert where(fewest_requests(fleet(there, [new(0)]))) == {0: "a"}
 
 
 @given(tokens=st.integers(0, 10**7))

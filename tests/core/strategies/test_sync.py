@@ -12,21 +12,9 @@ from rhymeflow.core.strategies.base import FleetView, InstanceView, TrajectoryVi
 from rhymeflow.core.strategies.schedules import SYNC
 from rhymeflow.core.strategies.sync import (
     gather_stragglers,
-    greedy,
-    when_idle,
     when_version_unusable,
 )
 from tests.core.strategies.fleets import fleet, fleets, instance, new, partial, shown
-
-
-def test_drained_waits_for_the_last() -> None:
-    assert when_idle(instance(), fleet([]))
-    assert not when_idle(instance(running=1), fleet([]))
-
-
-def test_greedy_does_not_wait() -> None:
-    assert greedy(instance(running=9, waiting=2), fleet([], [partial(0, 0)], admissible={0}))
-
 
 BUSY = instance("a", 1, running=3)
 FULL = instance("a", 1, running=3, capacity=3)
@@ -100,16 +88,7 @@ def test_none_pulls_while_its_version_is_of_use(
     assert pulling(lagging(2, 7, queue=queue, admissible=admissible)) == []
 
 
-def test_what_may_not_run_there_is_no_reason_to_stay() -> None:
-    assert pulling(lagging(2, 7, queue=[partial(0, 2)])) == ["old-0"]
-
-
 def test_not_all_of_a_fleet_stay() -> None:
     """Else nothing new could begin until one has run empty."""
     assert pulling(lagging(2, fresh=0)) == ["old-0"]
     assert pulling(lagging(9, 8, 7, fresh=0, max_slowdown=1.001)) == ["old-2"]
-
-
-def test_what_waits_there_is_decoded_first() -> None:
-    view = fleet([instance("a", 1, running=3, waiting=1), instance("b", 2)])
-    assert not gather_stragglers(view.instances[0], view)

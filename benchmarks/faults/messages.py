@@ -1,9 +1,9 @@
-"""A pipe with a relay in it that does what a transport may do with messages.
+"""Pipes whose messages come twice and late, and the command `rhymeflow` with such pipes.
 
-Two threads of the controller's process carry what it and a worker say, one in each direction, each
-with a `transport.Transport`. The ends know nothing of it.
+    python -m benchmarks.faults.messages SEED ACCOUNT train RECIPE
 
-Holds true: an end that is closed is seen as closed at the other one, after all that it had sent.
+ACCOUNT is a file to which a line is added for each fault: `twice N` or `late N` messages. An end
+that is closed is seen as closed at the other one, after all that it had sent.
 """
 
 from __future__ import annotations
@@ -11,10 +11,14 @@ from __future__ import annotations
 import os
 import random
 import socket
+import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
 
 from benchmarks.faults.transport import Transport
 
@@ -66,3 +70,39 @@ def shut(connection: Connection, direction: int) -> None:
             ending.shutdown(direction)
         except OSError:
             return  # it is gone
+
+
+def main(arguments: list[str]) -> int:
+    """Run one command and return its exit code."""
+    from rhymeflow import cli
+    from rhymeflow.runtime.local import LocalWorker
+
+    seed, account, *command = arguments
+    LocalWorker.pipe = staticmethod(  # type: ignore[method-assign]
+        partial(unreliable_pipe, random.Random(int(seed)), noting(Path(account)))
+    )
+    return cli.main(command)
+
+
+def noting(account: Path) -> Note:
+    """Add lines to the account; a kill loses none."""
+    descriptor = os.open(account, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+    def note(what: str, count: int) -> None:
+        os.write(descriptor, f"{what} {count}\n".encode())
+
+    return note
+
+
+def counted(account: Path) -> Counter[str]:
+    """What the account says."""
+    counts = Counter[str]()
+    if account.is_file():
+        for line in account.read_text(encoding="utf-8").splitlines():
+            what, count = line.split()
+            counts[what] += int(count)
+    return counts
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

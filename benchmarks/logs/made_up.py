@@ -1,0 +1,355 @@
+"""Logs of runs that never were, made by the coordinator, the controller's log and the store.
+
+    build_log(folder, Size(num_events=10_000_000))
+
+Instances, learner and rewards answer at once. The log, the store and `metrics.jsonl` are what a run
+would have written that was killed then.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+from rhymeflow.config import Config
+from rhymeflow.config.load import dump_config, read_config
+from rhymeflow.core import commands as c
+from rhymeflow.core import events as e
+from rhymeflow.core.types import TrajectoryId
+from rhymeflow.data.prompts import Prompt
+from rhymeflow.data.run_prompts import RunPrompts
+from rhymeflow.data.stream import PromptStream
+from rhymeflow.observe import metrics
+from rhymeflow.runtime import event_log
+from rhymeflow.runtime.event_log import EventLog
+from rhymeflow.runtime.replay import beginning
+from rhymeflow.runtime.retention import Retention
+from rhymeflow.store.schema import EVENTS
+from rhymeflow.store.writer import SqliteTrajectoryStore
+
+CAPACITY = 64
+"""Responses that an instance decodes at a time."""
+STEPS = 10_000_000
+"""More than there will be."""
+ROUND_SECONDS = 0.1
+NUM_METRICS = 60
+"""Numbers in a row of metrics.jsonl: the demo's."""
+SAVE_STEPS = 3
+SPREAD, LONGEST = 1.2, 2048
+"""Of lengths: standard deviation of their logarithm, and the longest there are."""
+VOCABULARY = 58
+"""Tokens of the demo."""
+METRICS = (
+    *("reward", "reward_std", "entropy", "grad_norm", "clip_ratio", "step_time", "loss", "kl"),
+    *("completions/mean_length", "completions/max_length", "completions/clipped_ratio"),
+    *("staleness/mean", "staleness/max", "idle/rollout", "idle/learner", "num_tokens"),
+    *("draft/mean_acceptance_length", "draft/acceptance_rate", "draft/time_saved"),
+    *("lengths/rank_correlation", "lengths/coverage", "lengths/explained_variance"),
+    *("lengths/seen_prompt_share", "off_policy/mismatch_kl", "rewards/correct/mean"),
+)
+"""Some that the dashboard knows; the others have numbers."""
+
+
+class Size(NamedTuple):
+    """How much there is. A run ends once it has so many events and responses."""
+
+    num_events: int = 0
+    num_responses: int = 0
+    tokens: int = 50
+    """Of a response, on average: the demo's."""
+    instances: int = 16
+    rows: int = 1_000_000
+    """Prompts: more than the length predictor remembers."""
+    is_varied: bool = False
+    """Lengths have a long tail, prompts have words, drafts get better, some responses see a pull,
+    some rewards fail, instances die, there are two attempts: for what shows a run."""
+
+
+class Letters:
+    """Encodes a prompt as its characters."""
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Their code points."""
+        return [ord(letter) for letter in str(prompt.prompt)]
+
+
+class Questions:
+    """Prompts by row; with `words`, of so many words and more, of which the last is its own."""
+
+    def __init__(self, rows: int, words: int = 0) -> None:
+        self._rows, draw = rows, random.Random(0)
+        letters = "etaoinshrdlcumwfgypbvk"
+        self._words = ["".join(draw.choices(letters, k=draw.randrange(2, 9))) for _ in range(words)]
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def __getitem__(self, row: int) -> Prompt:
+        text = f"{row} + {row % 97} = ?"
+        if self._words:
+            draw = random.Random(row)
+            chosen = " ".join(draw.choices(self._words, k=draw.randrange(20, 60)))
+            text = f"Question: {chosen}, and number{row:07}x?"
+        return Prompt(row, text, {"answer": str(row + row % 97)})
+
+
+def prompts(config: Config) -> RunPrompts:
+    """A source that costs nothing."""
+    source: Any = Questions(Size().rows)
+    stream = PromptStream(source, config.run.seed, shuffle=False)
+    return RunPrompts(source, stream, Letters(), [])  # type: ignore[arg-type]
+
+
+def build_log(
+    folder: Path,
+    size: Size,
+    overrides: Mapping[str, str] | None = None,
+    *,
+    till_snapshot: bool = False,
+) -> None:
+    """Write a run, or a little more than was asked for, and leave it as a kill does.
+
+    `overrides`: of the demo's configuration. `till_snapshot`: go on until just before the next one
+    is due, which is the most that a replay can have to do.
+    """
+    config = read_config(
+        "demo",
+        {
+            "learner.max_steps": str(STEPS),
+            "rollout.num_instances": str(size.instances),
+            "schedule.max_staleness": "2",
+            "schedule.max_inflight_batches": "4",
+            "data.eval_size": "16" if size.is_varied else "0",
+            "run.eval_steps": "50",
+            "schedule.filter_zero_variance": str(size.is_varied).lower(),
+            "reward.on_failure": "drop",
+            "drafting.window": "off",
+            "run.output_dir": str(folder),
+            **(overrides or {}),
+        },
+    )
+    (folder / "config.yaml").write_text(dump_config(config), encoding="utf-8")
+    nearly = 0.99 * event_log.SNAPSHOT_EVENTS - 1000 if till_snapshot else 0
+    with closing(SqliteTrajectoryStore(folder / EVENTS)) as store:
+        store.begin_attempt(config.model_dump_json(), now=0.0, started="2026-01-01T00:00:00+00:00")
+        cluster = Cluster(config, store, folder, size)
+        is_resumed = not size.is_varied
+        while not cluster.is_enough(1.0) or cluster.log._num_events < nearly:
+            cluster.round()
+            if not is_resumed and cluster.is_enough(0.5):
+                now, again = cluster.rounds * ROUND_SECONDS, "2026-01-02T00:00:00+00:00"
+                store.begin_attempt(config.model_dump_json(), now=now, started=again)
+                is_resumed = True
+        store.commit()
+        cluster.metrics.close()
+
+
+class Cluster:
+    """Instances, a learner and rewards that answer at once, and store what real ones would."""
+
+    def __init__(
+        self, config: Config, store: SqliteTrajectoryStore, folder: Path, size: Size
+    ) -> None:
+        self.size, self.store = size, store
+        self.prompts = Questions(size.rows, 2_000 if size.is_varied else 0)
+        self.training: Any = SimpleNamespace(
+            batch=None, published=0, checkpoints=SimpleNamespace(newest=None)
+        )
+        in_flight: Any = SimpleNamespace(seal_all=lambda: None)
+        retention = Retention(config, self.training, store)
+        self.log = EventLog(store, beginning(config), in_flight, self.training, retention)
+        self.metrics = (folder / metrics.FILE).open("wb")
+        self.random = random.Random(0)
+        self.rounds = self.num_events = self.num_groups = self.num_responses = 0
+        self.started = time.perf_counter()
+        self.running: deque[c.Route] = deque()
+        self.lengths: dict[Any, int] = {}
+        """Tokens that are stored of responses that were interrupted."""
+        self.numbers: dict[str, int] = {}
+        self.mean = math.log(size.tokens) - SPREAD**2 / 2
+        self.names = [f"rollout-{i}" for i in range(size.instances)]
+        self.events: list[e.Event] = [
+            e.LearnerReady(0, _checksum(0)),
+            *map(self.joined, self.names),
+        ]
+
+    def is_enough(self, share: float) -> bool:
+        """Whether there is so much of what was asked for."""
+        size = self.size
+        return (
+            self.num_events >= share * size.num_events
+            and self.num_responses >= share * size.num_responses
+        )
+
+    def joined(self, name: str) -> e.Event:
+        """An instance is there, with the newest version."""
+        version = self.training.published
+        return e.InstanceJoined(name, version, CAPACITY, 10**6, _checksum(version))
+
+    def round(self) -> None:
+        """What happened since the last tick, and what follows from it."""
+        self.rounds += 1
+        now = self.rounds * ROUND_SECONDS
+        events = [*self.events, *self.finish()]
+        self.events = []
+        if self.training.batch is not None:
+            events += self.publish(now)
+        for command in self.log.act_on(events, now):
+            self.events += self.answer(command)
+        self.num_events += len(events) + 1
+        self.log.end_round(now)
+        if self.rounds % 10_000 == 0:
+            took = time.perf_counter() - self.started
+            print(f"{self.num_events:,} events in {took:.0f} s", file=sys.stderr, flush=True)
+
+    def finish(self) -> Iterator[e.Event]:
+        """Some responses are complete and rewarded; their instances say how they are."""
+        touched = set()
+        for _ in range(min(CAPACITY, len(self.running))):
+            self.running.rotate(-self.random.randrange(8))
+            route = self.running.popleft()
+            touched.add(route.instance)
+            yield from self.end(route)
+        for name in sorted(touched)[: self.size.instances // 4]:  # each about twice a second
+            yield e.Snapshot(name, self.numbers[name], (), 3000, self.rounds * ROUND_SECONDS)
+
+    def end(self, route: c.Route) -> Iterator[e.Event]:
+        """One response is complete, and rewarded if that does not fail."""
+        trajectory, draw, size = route.trajectory, self.random, self.size
+        start = self.lengths.pop(trajectory, 0)
+        length = start + self.length()
+        self.segment(route, start, length)
+        reason: Any = "length" if length >= LONGEST else "stop"
+        self.store.put_finished(trajectory, length=length, reason=reason)
+        self.store.put_text(trajectory, "7 = " * length if size.is_varied else "7" * length)
+        self.num_responses += 1
+        yield e.TrajectoryFinished(trajectory, route.instance, length, reason)
+        if size.is_varied and trajectory.group % 33 == 5:
+            yield e.RewardFailed(trajectory, "reward failed: no number in the answer")
+            return
+        row, epoch = trajectory.group % size.rows, trajectory.group // size.rows
+        chance = (row * 7919 % 1000) / 1000 + 0.05 * epoch if size.is_varied else 0.5
+        reward = float(draw.random() < chance)
+        self.store.put_reward(trajectory, reward=reward, components={"correct": reward})
+        yield e.TrajectoryRewarded(trajectory, reward)
+
+    def length(self) -> int:
+        """Of what comes next of a response."""
+        if self.size.is_varied:
+            return min(int(self.random.lognormvariate(self.mean, SPREAD)) + 1, LONGEST)
+        return self.random.randint(2, 2 * self.size.tokens)
+
+    def segment(self, route: c.Route, start: int, end: int) -> None:
+        """Tokens of a response; in a varied run some were drafted from the second epoch on."""
+        length, group = end - start, route.trajectory.group
+        epoch, steps = group // self.size.rows, length
+        if self.size.is_varied and epoch:
+            steps = max(int(length / (1.2 + 0.3 * epoch + group * 31 % 100 / 50)), 1)
+        self.store.put_segment(
+            route.trajectory, start=start, version=route.version, instance=route.instance,
+            steps=steps, drafted=2 * (length - steps),
+            tokens=[i % VOCABULARY for i in range(length)], logprobs=[-0.5] * length,
+        )  # fmt: skip
+
+    def publish(self, now: float) -> Iterator[e.Event]:
+        """The learner is done with its batch; now and then an instance dies."""
+        version = self.training.published = self.training.batch.version + 1
+        self.training.batch = None
+        if version % SAVE_STEPS == 0:
+            self.training.checkpoints.newest = version
+        names = [*METRICS, *(f"other/number_{i}" for i in range(NUM_METRICS - len(METRICS)))]
+        numbers = ", ".join(f'"{name}": {version / (i + 1)}' for i, name in enumerate(names))
+        self.metrics.write(f'{{"step": {version}, "time": {now}, {numbers}}}\n'.encode())
+        yield e.VersionPublished(version, _checksum(version))
+        if self.size.is_varied and version % 500 == 499:
+            name = self.names.pop(0)
+            base, _, lives = name.partition(".")
+            self.names.append(f"{base}.{int(lives or 0) + 1}")
+            self.running = deque(r for r in self.running if r.instance != name)
+            yield e.InstanceLeft(name, "its process died")
+            yield self.joined(self.names[-1])
+
+    def answer(self, command: c.Command) -> Iterator[e.Event]:  # noqa: C901 - a line a command
+        """What is reported once it is carried out."""
+        if isinstance(command, c.InstanceCommand):
+            self.numbers[command.instance] = command.number
+        match command:
+            case c.RequestPrompts(count):
+                for _ in range(count):
+                    yield self.create()
+            case c.Route():
+                self.running.append(command)
+            case c.Interrupt(instance, number, trajectories):
+                yield from self.interrupt(instance, number, set(trajectories))
+            case c.Abort(trajectories=trajectories):
+                self.running = deque(r for r in self.running if r.trajectory not in trajectories)
+            case c.Pull(instance, number, version):
+                yield e.Pulled(instance, number, version, _checksum(version))
+            case c.Train(version, groups, members):
+                self.training.batch = command
+                for group, chosen in zip(groups, members, strict=True):
+                    self.store.put_consumed(group, version=version, members=chosen)
+            case c.Drop(group, ending, reason):
+                version = self.training.published
+                self.store.put_ending(group, ending, version=version, reason=reason)
+            case c.Evaluate(instance, _, version, suite):
+                for row in range(16):
+                    self.evaluate(instance, version, suite, row)
+                yield e.Evaluated(instance, version, 0.5, suite, version)
+            case c.Accumulate():
+                pass
+            case _:
+                raise AssertionError(f"{command} is not to be had with this configuration")
+
+    def evaluate(self, instance: str, version: int, suite: str, row: int) -> None:
+        """A held-out prompt, and its answer."""
+        store, group, prompt = self.store, -1 - row - 16 * version, str(self.prompts[row].prompt)
+        store.put_group(
+            group, row=row, epoch=0, prompt=prompt, prompt_tokens=[1] * 20, columns={},
+            suite=suite, version=version,
+        )  # fmt: skip
+        one = TrajectoryId(group, 0)
+        store.put_segment(
+            one, start=0, version=version, instance=instance, steps=8, drafted=0, tokens=[1] * 8,
+            logprobs=[-1.0] * 8,
+        )  # fmt: skip
+        store.put_finished(one, length=8, reason="stop")
+        store.put_text(one, "7 = 7")
+        store.put_reward(one, reward=0.5, components={"correct": 0.5})
+        store.put_evaluated(group, version)
+
+    def interrupt(self, instance: str, number: int, stopped: set[Any]) -> Iterator[e.Event]:
+        """A part of each is stored, in a varied run; it goes on later, or elsewhere."""
+        for route in [route for route in self.running if route.trajectory in stopped]:
+            start = end = self.lengths.get(route.trajectory, 0)
+            if self.size.is_varied:
+                end += max(self.length() // 2, 1)
+                self.segment(route, start, end)
+                self.lengths[route.trajectory] = end
+            yield e.TrajectoryInterrupted(route.trajectory, instance, number, end)
+        self.running = deque(r for r in self.running if r.trajectory not in stopped)
+
+    def create(self) -> e.Event:
+        """The next prompt, as a new group."""
+        group = self.num_groups
+        row, epoch = group % self.size.rows, group // self.size.rows
+        self.num_groups += 1
+        prompt = self.prompts[row]
+        ids = [1] * 20 if self.size.is_varied else Letters().encode(prompt)
+        self.store.put_group(
+            group, row=row, epoch=epoch, prompt=str(prompt.prompt), prompt_tokens=ids,
+            columns=prompt.columns,
+        )  # fmt: skip
+        return e.GroupCreated(group, row, epoch, len(ids))
+
+
+def _checksum(version: int) -> str:
+    return f"{version:016x}"

@@ -1,0 +1,302 @@
+"""Fake runs under faults: a few of those that `rhymeflow bench chaos_fake` does by the thousand."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import signal
+from collections import Counter
+from contextlib import closing
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks import chaos_fake
+from benchmarks.faults.transport import MEMORY, Transport
+from rhymeflow.runtime import resume
+from rhymeflow.runtime.in_flight import InFlight
+from rhymeflow.store.reader import TrajectoryReader
+from rhymeflow.store.writer import SqliteTrajectoryStore
+from rhymeflow.workers.channel import Channel
+from tests.fake_run import check, disk, runtime, workers
+from tests.fake_run.run import (
+    SCHEDULE_NAMES,
+    FakeRun,
+    configuration,
+    run_with_faults,
+)
+from tests.fake_run.runtime import Rates
+from tests.fake_run.world import World
+
+SEEDS = range(4)
+NUM_CHOSEN = 20
+
+
+@pytest.fixture
+def place():
+    """Makes directories, in memory where that can be."""
+    made, new_folder = [], chaos_fake.new_folder
+
+    def new():
+        made.append(new_folder())
+        return made[-1]
+
+    yield new
+    for folder in made:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULE_NAMES)
+def test_nothing_is_lost_or_done_twice_under_any_schedule(place, schedule):
+    """Whatever was drawn: turns, suites, surplus, filters, other options after a death."""
+    counts, commanded = Counter(), set()
+    for seed in SEEDS:
+        folder = place()
+        run_with_faults(seed, folder, schedule, counts, chaos_fake.look)
+        (log,) = folder.glob("*/events.db")
+        with closing(TrajectoryReader(log)) as reader:
+            commanded |= {kind for (kind,) in reader.query("SELECT DISTINCT kind FROM commands")}
+    assert sum(counts[kind] for kind in counts if "killed" in kind) > 10
+    assert commanded >= {"Route", "Pull", "Train", "Evaluate", "Finish"}
+
+
+@settings(max_examples=NUM_CHOSEN)
+@given(st.integers(0, 2**32), st.sampled_from(SCHEDULE_NAMES))
+def test_whatever_the_seed_is(seed, schedule):
+    folder = chaos_fake.new_folder()
+    try:
+        run_with_faults(seed, folder, schedule, Counter())
+    finally:
+        shutil.rmtree(folder)
+
+
+def test_a_seed_gives_the_same_run(place):
+    one, other = Counter(), Counter()
+    run_with_faults(1, place(), "rhymeflow", one)
+    run_with_faults(1, place(), "rhymeflow", other)
+    assert one == other
+
+
+def test_every_kind_of_fault_comes(place):
+    counts, seed = Counter(), 100
+    while set(counts) != KINDS:
+        assert seed < 160, KINDS ^ set(counts)
+        run_with_faults(seed, place(), SCHEDULE_NAMES[seed % 7], counts)
+        seed += 1
+
+
+KINDS = {
+    "environment failed",
+    "environment killed",
+    "environment stopped",
+    "controller killed, log cut",
+    "controller killed, log flushed",
+    "controller killed, unflushed lost",
+    "controller signalled",
+    "controller stopped",
+    "disk full",
+    "gradient not finite",
+    "learner killed",
+    "learner stopped",
+    "log damaged",
+    "messages late",
+    "messages twice",
+    "reward failed",
+    "reward killed",
+    "reward stopped",
+    "rollout killed",
+    "rollout stopped",
+}
+
+
+def test_tokens_are_never_stored_without_their_events(place, monkeypatch):
+    """They were between the last command, as of a run that was stopped, and the end."""
+    monkeypatch.setattr(workers.FakeSaver, "COMPLETED", 0.02)
+    monkeypatch.setattr(runtime, "SIGNAL_SHARE", 1.0)
+    commit, num_commits = SqliteTrajectoryStore.commit, Counter()
+
+    def looked_at(self, *, durable=False):
+        commit(self, durable=durable)
+        with closing(TrajectoryReader(self.path)) as reader:
+            assert reader.query(NOT_PROVED) == []
+        num_commits["all"] += 1
+
+    monkeypatch.setattr(SqliteTrajectoryStore, "commit", looked_at)
+    for seed in range(14):
+        run_with_faults(seed, place(), SCHEDULE_NAMES[seed % 7], Counter())
+    assert num_commits.total() > 100
+
+
+NOT_PROVED = """SELECT DISTINCT instance, version FROM segments WHERE steps > 0 EXCEPT
+    SELECT json_extract(body, '$.instance'), json_extract(body, '$.version') FROM events
+    WHERE kind IN ('InstanceJoined', 'Pulled')"""
+
+
+def test_two_signals_in_the_middle_of_storing_tear_nothing(place, monkeypatch):
+    """The log had tokens without events, or commands without the events they were given upon."""
+    record = SqliteTrajectoryStore.record
+    left = num_ended = 0
+
+    def signalled(self, now, events):
+        nonlocal left
+        left -= 1
+        if left == 0:
+            for _ in range(2):
+                signal.raise_signal(signal.SIGINT)
+        return record(self, now, events)
+
+    monkeypatch.setattr(SqliteTrajectoryStore, "record", signalled)
+    for number in range(10, 110, 5):
+        left = number
+        fake = FakeRun(World(number, 0, 0.0), place(), *quiet(number), None)
+        try:
+            fake.carry_through()
+        except KeyboardInterrupt:
+            num_ended += 1
+            assert left > -10, "it ended soon"
+            fake.carry_through()
+        check.ended(fake.path, fake.config, fake.seen)
+    assert num_ended > 9
+
+
+def quiet(seed):
+    """A run without faults."""
+    draw = random.Random(seed)
+    return configuration(draw, SCHEDULE_NAMES[seed % 7]), Rates(0.0, 0.0, 0.0)
+
+
+# -- it would be seen ------------------------------------------------------------------------------
+
+
+def forgets_what_is_stored(monkeypatch):
+    """What was in flight begins anew, beside what is stored of it."""
+    restore = InFlight.restore
+
+    def without_tokens(self, group, aborted):
+        finished = restore(self, group, aborted)
+        self._groups[group].stored.clear()
+        return finished
+
+    monkeypatch.setattr(InFlight, "restore", without_tokens)
+
+
+def does_not_number_messages(monkeypatch):
+    monkeypatch.setattr(
+        Channel, "read", lambda self: self._connection.recv_bytes()[8:], raising=True
+    )
+
+
+def keeps_old_instances(monkeypatch):
+    monkeypatch.setattr(resume, "_departures", lambda *_: iter(()))
+
+
+def loses_what_it_committed(monkeypatch):
+    class Loses(disk.MortalStore):
+        def commit(self, *, durable=False):
+            if len(self._rows) % 3 == 2:
+                self._rows.clear()
+            super().commit(durable=durable)
+
+    monkeypatch.setattr("tests.fake_run.run.MortalStore", Loses)
+
+
+def stores_tokens_in_the_wrong_order(monkeypatch):
+    put = SqliteTrajectoryStore.put_segment
+
+    def reversed_tokens(self, trajectory, *, tokens, **rest):
+        put(self, trajectory, tokens=tokens[::-1], **rest)
+
+    monkeypatch.setattr(SqliteTrajectoryStore, "put_segment", reversed_tokens)
+
+
+@pytest.mark.parametrize(
+    "breaks",
+    [
+        forgets_what_is_stored,
+        does_not_number_messages,
+        keeps_old_instances,
+        loses_what_it_committed,
+        stores_tokens_in_the_wrong_order,
+    ],
+)
+def test_a_defect_is_found_within_some_runs(place, monkeypatch, breaks):
+    breaks(monkeypatch)
+    counts, violations = Counter(), []
+    monkeypatch.setattr(chaos_fake, "new_folder", place)
+    for seed in range(14):
+        chaos_fake.one_run(seed, counts, violations)
+        if violations:
+            return
+    raise AssertionError("nobody noticed")
+
+
+# -- transport -------------------------------------------------------------------------------------
+
+
+class Frames:
+    """A connection whose other end has sent these."""
+
+    def __init__(self, frames=()):
+        self.frames = list(frames)
+
+    def send_bytes(self, frame):
+        self.frames.append(frame)
+
+    def recv_bytes(self):
+        return self.frames.pop(0)
+
+    def poll(self, timeout):
+        return bool(self.frames)
+
+
+@given(st.integers(0, 30), st.floats(0, 1), st.integers(), st.randoms())
+def test_what_a_transport_repeats_arrives_once_and_in_order(count, twice, seed, rng):
+    wire, carried = Frames(), Frames()
+    sender, receiver = Channel(wire), Channel(carried)
+    transport = Transport(random.Random(seed), twice=twice, late=0.0, seconds=(1.0, 1.0))
+    messages = [b"%d" % number for number in range(count)]
+    for message in messages:
+        sender.send_bytes(message)
+    for frame in wire.frames:
+        carried.frames += transport.deliver(frame)
+    assert len(carried.frames) == count + transport.num_twice
+    arrived = []
+    while receiver.poll(0.0):
+        assert receiver.poll(0.0), "looking takes nothing away"
+        arrived.append(receiver.recv_bytes())
+        if carried.frames and rng.random() < 0.3:  # as a reader that does not wait
+            message = receiver.read()
+            arrived += [] if message is None else [message]
+    assert arrived == messages
+
+
+def test_a_message_that_was_lost_is_noticed():
+    wire = Frames()
+    sender = Channel(wire)
+    for message in (b"a", b"b"):
+        sender.send_bytes(message)
+    with pytest.raises(AssertionError, match="a message was lost"):
+        Channel(Frames(wire.frames[1:])).recv_bytes()
+
+
+def test_a_repetition_is_of_the_last_few_in_their_order():
+    transport = Transport(random.Random(1), twice=0.5, late=0.3, seconds=(0.1, 0.2))
+    for number in range(200):
+        first, *again = map(int, transport.deliver(b"%d" % number))
+        assert first == number
+        assert len(again) <= MEMORY
+        assert all(b == a + 1 for a, b in pairwise(again))
+        assert not again or again[-1] == number
+    delays = [transport.delay() for _ in range(300)]
+    assert 40 < sum(delay > 0 for delay in delays) < 150
+    assert max(delays) == 0.2
+
+
+def test_a_world_injects_no_more_faults_than_it_may():
+    world = World(0, 2, 1.0)
+    for _ in range(5):
+        if world.strikes():
+            world.count("x")
+    assert world.counts == {"x": 2}

@@ -1,0 +1,80 @@
+"""A run of real processes in which each of them dies once: it goes on, and nothing is lost."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from rhymeflow.core.events import InstanceLeft
+from rhymeflow.runtime.controller import Controller
+from tests.runtime.logs import check_bound, check_replay, reader, replay, train
+from tests.runtime.test_resume import audit, resume
+from tests.runtime.test_turns import check_conversations, config_of
+
+pytestmark = pytest.mark.slow
+
+VICTIMS = ("rollout-0", "learner-rank-1", "reward", "environment", "history", "rollout-1")
+"""One after each version."""
+STEPS = len(VICTIMS) + 2
+
+
+def length(prompts, completions, completion_ids, **columns) -> list[float]:
+    return [len(ids) / 100 for ids in completion_ids]
+
+
+def test_each_worker_dies_once_and_the_run_goes_on(tmp_path, monkeypatch):
+    """With turns, drafts, weights by differences and two ranks, then on one."""
+    config = config_of(
+        tmp_path,
+        "Slow",
+        schedule={"name": "staleflow", "max_staleness": 2},
+        rollout={"num_instances": 2, "max_completion_length": 120},
+        drafting={"window": "cost"},
+        weights={"transport": "delta"},
+        reward={"functions": [{"function": f"{__file__}:length"}]},
+        learner={"max_steps": STEPS, "num_ranks": 2},
+        run={"token_details": True},
+    )
+    left, struck, turn = list(VICTIMS), [], Controller._tick
+
+    def tick(self):
+        turn(self)
+        workers = self.supervisor._workers
+        if left and self.training.published > len(struck) and left[0] in workers:
+            struck.append(workers[left.pop(0)].pid)
+            os.kill(struck[-1], signal.SIGKILL)
+
+    console = Console(file=io.StringIO(), width=300)
+    with monkeypatch.context() as patch:
+        patch.setattr(Controller, "_tick", tick)
+        assert train(config, console).steps == STEPS
+    for pid in struck:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+    for name in VICTIMS:
+        assert f"warning: {name} died (killed by SIGKILL)" in console.file.getvalue(), name
+    gone = [event.instance for event, _ in replay(config) if isinstance(event, InstanceLeft)]
+    assert gone == ["rollout-0", "rollout-1"]
+    check(config)
+    with closing(reader(config)) as log:
+        ((missing,),) = log.query(
+            "SELECT COUNT(*) FROM trajectories t LEFT JOIN token_details d USING (group_id, member)"
+            " WHERE t.trained IS NOT NULL AND d.logprobs IS NULL"
+        )
+    assert missing == 0, "both ranks' token details are stored"
+    summary = resume(tmp_path / "run", learner__num_ranks="1", learner__max_steps=str(STEPS + 2))
+    assert summary.steps == STEPS + 2
+    audit(tmp_path / "run")
+
+
+def check(config) -> None:
+    check_replay(config)
+    check_bound(config)
+    audit(Path(config.run.output_dir))
+    assert check_conversations(config) > 0
