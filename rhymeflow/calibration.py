@@ -50,7 +50,7 @@ CALM = 0.8
 """Of those that ran at most, so many ran at least in a calm stretch."""
 LEAST_TIMINGS = 8
 HELD_OUT = 4
-"""Each so manieth timing is held out."""
+"""Of so many timings one is held out."""
 COMPUTED = "packing/computed_share"
 _KINKS = 128
 """Places of the kink that are tried, and again around the best of them."""
@@ -326,8 +326,7 @@ class Row(NamedTuple):
     held_out: Errors | None = None
 
 
-@dataclass(frozen=True)
-class Calibration:
+class Calibration(NamedTuple):
     """A profile, and how far off it is."""
 
     profile: Profile
@@ -335,13 +334,12 @@ class Calibration:
 
     def text(self, output: Path | None) -> str:
         """A table for people: errors, coefficients, where the profile went."""
-        profile, lines = self.profile, []
-        lines += [profile.description, "", f"{'':24}{'mean':>8}{'worst':>8}  of points fitted"]
-        for row in self.rows:
-            lines.append(f"{row.quantity:24}{row.fitted.mean:8.1%}{row.fitted.worst:8.1%}"
-                         f"  {row.num_points}")  # fmt: skip
-            if row.held_out is not None:
-                lines.append(f"{'  held out':24}{row.held_out.mean:8.1%}{row.held_out.worst:8.1%}")
+        p = self.profile
+        lines = [p.description, "", f"{'':24}{'mean':>8}{'worst':>8}  of points fitted"]
+        for quantity, points, fitted, held_out in self.rows:
+            lines.append(f"{quantity:24}{fitted.mean:8.1%}{fitted.worst:8.1%}  {points}")
+            if held_out is not None:
+                lines.append(f"{'  held out':24}{held_out.mean:8.1%}{held_out.worst:8.1%}")
         saved = f"written to {output}: use it as --schedule.cost_model {output}"
         if output is None:
             saved = (
@@ -351,13 +349,12 @@ class Calibration:
         lines += [
             f"(published fits of decode iterations: mean {PUBLISHED_ERROR:.1%})",
             "",
-            f"decode iteration  {profile.k1:.3g} K + max({profile.k2:.3g}, "
-            f"{profile.k3:.3g} n + {profile.c:.3g}) + {profile.k4:.3g} s",
-            f"prefill           {profile.prefill_token:.3g} s per token",
-            f"training          {profile.train_token:.3g} s per token "
-            f"({profile.measure_token:.3g} where rewards are equal) + {profile.train_step:.3g} s",
-            f"push, pull        {profile.push:.3g} s, {profile.pull:.3g} s",
-            f"KV cache          {profile.kv_capacity} tokens",
+            f"decode iteration  {p.k1:.3g} K + max({p.k2:.3g}, {p.k3:.3g} n + {p.c:.3g}) s",
+            f"prefill           {p.prefill_token:.3g} s per token",
+            f"training          {p.train_token:.3g} s per token ({p.measure_token:.3g} where "
+            f"rewards are equal) + {p.train_step:.3g} s",
+            f"push, pull        {p.push:.3g} s, {p.pull:.3g} s",
+            f"KV cache          {p.kv_capacity} tokens",
             "",
             saved,
         ]

@@ -26,7 +26,7 @@ import msgspec
 
 from rhymeflow.config import EnvironmentConfig, RewardConfig
 from rhymeflow.errors import UserError
-from rhymeflow.utils import main_module, output
+from rhymeflow.utils import apart, main_module, output
 from rhymeflow.utils.child import descendants, detach
 
 FAILED_STARTS = 3
@@ -200,7 +200,7 @@ class Pool:
         """Start the processes and wait until each has imported the user's code.
 
         Raises:
-            UserError: it cannot be imported, or that takes longer than `start_timeout`.
+            UserError: it cannot be imported, or that takes too long.
         """
         assert not self._processes, "started twice"
         atexit.register(self.close)
@@ -209,7 +209,7 @@ class Pool:
                 self._processes.append(self._new_process(math.inf))
             for process in self._processes:
                 while not process.is_ready:
-                    if not process.connection.poll(self._config.start_timeout):
+                    if not process.connection.poll(apart.START_SECONDS):
                         raise UserError(self._slow_start())
                     for reply in process.replies():
                         if reply is None:
@@ -401,7 +401,7 @@ class Pool:
         """Kill a process and start another; charge one call, or find out which one to charge."""
         process.kill()
         place = self._processes.index(process)
-        self._processes[place] = self._new_process(now + self._config.start_timeout)
+        self._processes[place] = self._new_process(now + apart.START_SECONDS)
         self._live = {k: task for k, task in self._live.items() if task.process is not process}
         begun = [task for task in process.tasks.values() if task.is_begun]
         if not begun:
@@ -474,10 +474,7 @@ class Pool:
         return _Process(self._arguments, self._section, deadline)
 
     def _slow_start(self) -> str:
-        return (
-            f"{self._named}: importing them took longer than {self._section}.start_timeout = "
-            f"{self._config.start_timeout:g} seconds"
-        )
+        return f"{self._named}: importing them took longer than {apart.START_SECONDS:g} seconds"
 
     def _slow_call(self) -> str:
         return f"took longer than {self._section}.timeout = {self._config.timeout:g} seconds"

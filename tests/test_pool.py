@@ -24,6 +24,7 @@ from rhymeflow import pool as module
 from rhymeflow.config import Config, EnvironmentClass, EnvironmentConfig, RewardConfig
 from rhymeflow.config import RewardFunction as Function
 from rhymeflow.core.types import TrajectoryId
+from rhymeflow.environments import episodes
 from rhymeflow.environments.episode import Episode
 from rhymeflow.environments.episodes import Episodes
 from rhymeflow.environments.kinds import load_kinds
@@ -33,7 +34,7 @@ from rhymeflow.reward.calls import Judged, RewardTask, reward_pool
 from rhymeflow.reward.components import WeightedSum, component_names
 from rhymeflow.reward.messages import RewardRequest, TrainerState
 from rhymeflow.suites.sections import RUN
-from rhymeflow.utils import pickled
+from rhymeflow.utils import apart, pickled
 from tests.environments.test_rendering import ids, tokenizer
 from tests.environments.worlds import FILE as WORLDS
 from tests.processes import is_running
@@ -407,13 +408,16 @@ BAD_FILES = {
 
 
 @pytest.mark.parametrize("case", BAD_FILES)
-def test_a_bad_import_is_told_before_training(judges: Start, case: str, tmp_path: Path) -> None:
+def test_a_bad_import_is_told_before_training(
+    judges: Start, case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text, said = BAD_FILES[case]
     file = tmp_path / "bad.py"
     file.write_text(text)
-    fields = {"start_timeout": 1.5} if case == "hangs" else {}
+    if case == "hangs":
+        monkeypatch.setattr(apart, "START_SECONDS", 1.5)
     with pytest.raises(UserError) as error:
-        judges(functions=(Function(function=f"{file}:f"),), **fields)
+        judges(functions=(Function(function=f"{file}:f"),))
     assert said in str(error.value)
     assert str(file) in str(error.value)
     assert "\n" not in str(error.value)
@@ -573,8 +577,11 @@ def test_what_waits_waits_together(worlds: Start, name: str) -> None:
     assert set(found.values()) == {None if name == "Sleeper" else "done"}
 
 
-def test_no_more_than_max_concurrent_answer_at_once(worlds: Start) -> None:
-    world = worlds("Async", max_concurrent=2)
+def test_no_more_than_max_concurrent_answer_at_once(
+    worlds: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(episodes, "MAX_CONCURRENT", 2)
+    world = worlds("Async")
     begin = time.monotonic()
     for number in range(6):
         ask(world, str(number), "wait 0.2")

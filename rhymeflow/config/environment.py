@@ -56,12 +56,8 @@ class EnvironmentConfig(Section):
     """Characters of an answer; of a longer one so many are kept, and the policy is told."""
     num_workers: Positive = 1
     """Processes that environments run in. Many that wait share one, those that compute do not."""
-    max_concurrent: Positive = 256
-    """Environments that answer at once in one process."""
     timeout: PositiveFloat = 60.0
     """Seconds that `reset`, an answer, or a reward may take."""
-    start_timeout: PositiveFloat = 120.0
-    """Seconds a process may take to import the classes."""
     retries: NonNegative = 1
     """Further tries after an environment raised, hung or died: a new one is brought to the same
     turn by what was answered before, which must come out the same."""
@@ -124,8 +120,6 @@ class RewardConfig(Section):
     timeout: PositiveFloat = 60.0
     """Seconds one call may take, of a group or of a response, before its process is killed and the
     call counts as failed."""
-    start_timeout: PositiveFloat = 120.0
-    """Seconds a process may take to import the functions."""
     retries: NonNegative = 1
     """Further tries after a call that raised, hung, or returned something that is no reward."""
     on_failure: Literal["stop", "drop"] = "stop"

@@ -160,8 +160,6 @@ class SftConfig(Section):
     """Shape of the learning rate after the warm-up."""
     warmup_steps: NonNegative = 0
     """Steps of linear warm-up from 0."""
-    logging_steps: Positive = 10
-    """Print the loss every so many steps."""
     save_dtype: Literal["compute", "bfloat16"] = "compute"
     """Precision of the saved weights: that which is computed in, or half the size of float32."""
     output_dir: str | None = None

@@ -75,7 +75,7 @@ def tool_schemas_apart(config: Config) -> dict[SuiteName, Tools]:
     names = [each.environment for section in sections for each in section.classes]
     names += config.environment.tools
     found: dict[SuiteName, Tools]
-    found = apart(all_tool_schemas, config, names, config.environment.start_timeout)
+    found = apart(all_tool_schemas, config, names)
     return found
 
 

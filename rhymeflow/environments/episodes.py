@@ -36,6 +36,9 @@ from rhymeflow.pool import Message, Pool, Refused, Task
 from rhymeflow.suites.sections import RUN
 from rhymeflow.utils.reward_number import shown
 
+MAX_CONCURRENT = 256
+"""Environments that answer at once in one process."""
+
 NOT_REPRODUCIBLE = (
     "it is not reproducible: after `reset` and the same turns it answered turn {turn} otherwise "
     "than the first time (is something random that is not drawn from `seed`?)"
@@ -210,7 +213,7 @@ class Episodes:
         sections = json.dumps([each.model_dump(mode="json") for each in self._sections])
         arguments = sections, json.dumps(self._schemas)
         config = self._sections[0]
-        return Pool(config, named, imported, arguments, Reply, log, config.max_concurrent)
+        return Pool(config, named, imported, arguments, Reply, log, MAX_CONCURRENT)
 
     def task(self, episode: Episode, wants: Wanted, room: int = 0) -> EpisodeTask:
         """Return what a pool is asked; an answer may have `room` tokens."""

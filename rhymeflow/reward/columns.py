@@ -38,7 +38,7 @@ def check_arguments(config: Config, sources: Mapping[SuiteName, PromptSource]) -
             asked += [(each, first) for each in functions if each.function not in BUILT_IN]
     if asked:
         names = [function.function for function, _ in asked]
-        apart(_check, asked, names, config.reward.start_timeout)
+        apart(_check, asked, names)
 
 
 def _check(asked: _Asked) -> None:

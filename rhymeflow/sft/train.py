@@ -41,6 +41,9 @@ from rhymeflow.sft.rows import RowEncoder
 from rhymeflow.utils.consecutive_failures import ConsecutiveFailures
 from rhymeflow.utils.directories import check_writable, make, remove_if_empty
 
+LOGGING_STEPS = 10
+"""The loss is said every so many steps."""
+
 MADE = "warm_start.json"
 """Beside the weights: the seed, the number of steps, the held-out loss and the digest."""
 
@@ -211,7 +214,7 @@ def _fit(
         if reason:
             say(f"step {step + 1:,} is skipped: {reason}")
         losses.append(metrics["loss"])
-        if (step + 1) % sft.logging_steps == 0 or step + 1 == sft.max_steps:
+        if (step + 1) % LOGGING_STEPS == 0 or step + 1 == sft.max_steps:
             now = time.perf_counter()
             say(
                 f"step {step + 1:,}/{sft.max_steps:,}  loss {sum(losses) / len(losses):.4f}  "

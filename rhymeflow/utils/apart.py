@@ -14,8 +14,11 @@ from typing import Any
 from rhymeflow.errors import UserError
 from rhymeflow.utils import main_module
 
+START_SECONDS = 600.0
+"""That a process may take to import a user's code."""
 
-def apart(function: Callable[..., Any], argument: Any, names: Iterable[str], timeout: float) -> Any:
+
+def apart(function: Callable[..., Any], argument: Any, names: Iterable[str]) -> Any:
     """Return `function(argument)`, of a module's function.
 
     Raises:
@@ -27,6 +30,6 @@ def apart(function: Callable[..., Any], argument: Any, names: Iterable[str], tim
         with ProcessPoolExecutor(1, context, *as_any_program) as pool:
             with main_module.left_out():
                 asked = pool.submit(function, argument)
-            return asked.result(timeout)
+            return asked.result(START_SECONDS)
     except BrokenProcessPool:
         raise UserError(f"{', '.join(names)}: importing them ended the process") from None

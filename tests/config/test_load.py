@@ -254,6 +254,7 @@ MISTAKES = {
     "two documents": ("name: a\n---\nname: b", {}, ["f.yaml:2:1: "]),
     "an alias of itself": ("data: {options: &a {x: *a}}", {}, ["f.yaml:1:"]),
     "a mapping is no text": ("", {"data.options": "3"}, ["--data.options: given 3, should be a mapping"]),
+    "constants are no settings": ("sft: {logging_steps: 5}", {"environment.max_concurrent": "2", "reward.start_timeout": "9"}, ["f.yaml:1: sft.logging_steps: there is no such field (given 5)", "--environment.max_concurrent: there is no such field", "--reward.start_timeout: there is no such field"]),
     "no YAML in an override": ("", {"learner.beta": "[1"}, ["--learner.beta:1:"]),
 }  # fmt: skip
 
