@@ -7,13 +7,14 @@ evaluation counts from when its result is known.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
 
 import msgspec
 
 from rhymeflow.core.events import Evaluated, InstanceJoined, LearnerReady, VersionPublished
-from rhymeflow.dashboard.timeline import Body, Fold, Span, joined
+from rhymeflow.dashboard.timeline import Body, Fold, Span
 from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.store.schema import EVENTS
 
@@ -97,6 +98,17 @@ def phases_allow(run: Run) -> float:
     """What part of a synchronous run's time would be left if rollout and training went on at once
     and neither ever waited: the longer of the two over their sum."""
     return max(run.rollout, run.training) / (run.rollout + run.training)
+
+
+def joined(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """What is in at least one of these: intervals that do not touch, in order."""
+    found: list[tuple[float, float]] = []
+    for start, end in sorted(intervals):
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], end)
+        elif end > start:
+            found.append((start, end))
+    return found
 
 
 def _spans(reader: TrajectoryReader) -> list[Span]:

@@ -192,7 +192,7 @@ def _to_its_end(run: Callable[[Callable[[Path], None]], object], has_dashboard: 
 
         def begin(run_dir: Path) -> None:
             if has_dashboard:
-                from rhymeflow.dashboard.beside import beside
+                from rhymeflow.dashboard.serve import beside
 
                 print(f"dashboard: {stack.enter_context(beside(run_dir))}", flush=True)
 

@@ -65,13 +65,6 @@ def _intervals(points: dict[str, list[float]], reader: TrajectoryReader) -> dict
     }
 
 
-def differing(runs: Sequence[Run]) -> dict[str, list[Any]]:
-    """What differs between the configurations in force of these runs, as `differences` says it."""
-    from rhymeflow.observe.curves import differences, fields_of
-
-    return differences([fields_of(run.directory) for run in runs])
-
-
 def _points(
     steps: NDArray[np.float64],
     times: NDArray[np.float64],

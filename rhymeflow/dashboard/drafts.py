@@ -42,7 +42,7 @@ def found(run: Run) -> dict[str, Any]:
     with summaries(run) as reader:
         epochs = drafts_by_epoch(reader, "SELECT * FROM temp.summaries")
         ((last,),) = reader.query("SELECT COALESCE(MAX(group_id), 0) FROM temp.summaries")
-        positions = _by_position(reader.query(_STRETCHES, last - NEWEST))
+        positions = _by_position(reader.query(_STRETCHES, max(last - NEWEST, -1)))
         best, worst = (reader.query(_BY_PROMPT.format(order)) for order in ("DESC", "ASC"))
     return {
         "epochs": epochs,

@@ -1,14 +1,9 @@
-"""The view of the log: events, and the commands that were given upon each, found by kind, group,
-instance, time or text.
-
-Rows are in the order in which things happened, a command after its event. An answer has at most
-`PAGE` rows, looks at `LOOKED_AT` lines, and says from where to go on; the SQL that comes with it
-finds the same rows.
-"""
+"""The view of the log: events, and the commands that were given upon each, in the order in which
+things happened. An answer has at most `PAGE` rows, looks at `LOOKED_AT` events, and says from where
+to go on; the SQL that comes with it finds the same rows."""
 
 from __future__ import annotations
 
-import sys
 from typing import Any, NamedTuple
 
 import msgspec
@@ -18,7 +13,7 @@ from rhymeflow.errors import UserError, nearest
 from rhymeflow.store.reader import TrajectoryReader
 
 PAGE = 100
-LOOKED_AT = 200_000
+LOOKED_AT = 100_000
 
 _JOINED = """SELECT json_extract(body, '$.instance') FROM events
     WHERE kind = 'InstanceJoined' AND seq > ?"""
@@ -146,23 +141,14 @@ def _row(event: int, is_command: int, number: int, time: float, kind: str, body:
 
 
 def _found(reader: TrajectoryReader, asked: Asked) -> tuple[list[tuple[Any, ...]], Place | None]:
-    """The first lines from where is asked, and the place up to which was looked; None: to the end
-    of the log. Of the `LOOKED_AT` lines half are events, half commands."""
+    """The first lines from where is asked, and the place up to which was looked, `LOOKED_AT` events
+    further; None: to the end of the log."""
     event, is_command, number = _begin(reader, asked)
     first = event + (is_command or number >= event)
     done = number if is_command else reader.last_command_upto(event - 1)
-    last, upto = first + LOOKED_AT // 2 - 1, done + LOOKED_AT // 2
+    last = first + LOOKED_AT - 1
+    upto = reader.last_command_upto(last)
     ((newest, _),) = reader.query(_COUNTS)
-    its_event = reader.query("SELECT event FROM commands WHERE seq = ?", upto)
-    end: Place | None
-    if its_event and its_event[0][0] <= last:  # the commands end first, and the events with them
-        last = its_event[0][0]
-        end = last, 1, upto
-    elif last < newest:
-        upto = reader.last_command_upto(last - 1)
-        end = last, 0, last
-    else:
-        upto, end = sys.maxsize, None
     # Reading JSON takes long: lines that have not even the digits are left out first.
     digits = [f"INSTR(body, '{asked.group}')"] if asked.group is not None else []
     condition = "".join(f" AND {each}" for each in digits + _conditions(asked))
@@ -176,7 +162,7 @@ def _found(reader: TrajectoryReader, asked: Asked) -> tuple[list[tuple[Any, ...]
         f" FROM commands WHERE seq > ? AND seq <= ?{condition} ORDER BY seq LIMIT {PAGE}",
         *(done, upto),
     )
-    return sorted(rows)[:PAGE], end
+    return sorted(rows)[:PAGE], None if last >= newest else (last, 1, upto)
 
 
 def _begin(reader: TrajectoryReader, asked: Asked) -> Place:

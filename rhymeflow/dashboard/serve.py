@@ -1,17 +1,22 @@
-"""`rhymeflow dashboard`: serves the pages of some runs until Ctrl-C.
+"""`rhymeflow dashboard` serves the pages of some runs until Ctrl-C; `train --dashboard` those of a
+run that is about to begin, until it ends.
 
-Holds true: it listens on this machine alone, unless another address is asked for by name; its
-address, with a token that is drawn at each start, is printed once it answers.
+They listen on this machine alone, unless another address is asked for by name. Their address, with
+a token that is drawn at each start, is printed once it answers.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import secrets
 import socket
+import subprocess
+import sys
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import uvicorn
@@ -22,6 +27,7 @@ from rhymeflow.errors import UserError
 from rhymeflow.observe.tokens import TokenTexts
 from rhymeflow.store.schema import EVENTS
 
+HERE = "127.0.0.1"
 PORT = 8750
 """The first that is tried."""
 LOADING_AFTER = 2.0
@@ -31,14 +37,25 @@ _PORTS = 20
 """How many are tried, where none is asked for."""
 
 
-def serve(directories: Sequence[Path], *, host: str = "127.0.0.1", port: int | None = None) -> None:
+_NICENESS = 10
+"""Of pages beside a run, which give way to it where processors are short."""
+_POLL_SECONDS = 0.2
+_PATIENCE = 5.0
+"""Seconds that their process has to end."""
+
+
+def serve(directories: Sequence[Path], *, host: str = HERE, port: int | None = None) -> None:
     """Serve pages over these runs, or over the newest in `runs`, and print their address.
 
     Raises:
         UserError: there is no run, or nothing can listen there.
     """
-    runs = named(directories or [_newest_run()])
-    token = new_token()
+    if not directories:
+        from rhymeflow.config.run import RUNS  # loads the whole configuration
+
+        directories = [newest(RUNS)]
+    runs = named(directories)
+    token = secrets.token_urlsafe(16)
     is_local = host in LOOPBACK
     with contextlib.closing(listening(host, port)) as listener:
         server = server_of(runs, token, hosts=LOOPBACK if is_local else None)
@@ -49,12 +66,6 @@ def serve(directories: Sequence[Path], *, host: str = "127.0.0.1", port: int | N
             print(f"from another machine: {tunnel}, then the same address", flush=True)
         with contextlib.suppress(KeyboardInterrupt):
             server.run(sockets=[listener])
-
-
-def _newest_run() -> Path:
-    from rhymeflow.config.run import RUNS  # loads the whole configuration
-
-    return newest(RUNS)
 
 
 def server_of(
@@ -73,11 +84,6 @@ def server_of(
     loading.start()
     app = make_app(runs, texts, token=token, hosts=hosts)
     return uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
-
-
-def new_token() -> str:
-    """Nobody guesses it."""
-    return secrets.token_urlsafe(16)
 
 
 def address(host: str, listener: socket.socket, token: str) -> str:
@@ -128,3 +134,69 @@ def listening(host: str, port: int | None) -> socket.socket:
         listener.listen(128)
         return listener
     raise UserError(f"ports {PORT} to {PORT + _PORTS - 1} are taken; --port names another")
+
+
+# -- beside a run ----------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def beside(run_dir: Path) -> Iterator[str]:
+    """Serve pages over the run that begins in `run_dir`, in a process of their own, until the block
+    ends; their address, which a browser may open before the process is up.
+
+    Raises:
+        UserError: no port is free.
+    """
+    token = secrets.token_urlsafe(16)
+    with contextlib.closing(listening(HERE, None)) as listener:
+        number = listener.fileno()
+        command = [sys.executable, "-m", "rhymeflow.dashboard.serve", str(run_dir), str(number)]
+        # Ctrl-C in the terminal is the run's: that ends, and then this.
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            pass_fds=[number],
+            start_new_session=True,
+        )
+        found = address(HERE, listener, token)
+    assert process.stdin is not None
+    try:
+        process.stdin.write(f"{token}\n".encode())
+        process.stdin.flush()
+        yield found
+    finally:
+        process.stdin.close()  # by which it knows, also where this process is killed
+        try:
+            process.wait(_PATIENCE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _serve_beside(run_dir: Path, number: int) -> None:
+    """Serve, until standard input ends."""
+    os.nice(_NICENESS)
+    token = sys.stdin.readline().strip()
+    ended = threading.Event()
+
+    def watch() -> None:
+        sys.stdin.read()
+        ended.set()
+        if server is not None:
+            server.should_exit = True
+
+    server = None
+    threading.Thread(target=watch, daemon=True).start()
+    while not (run_dir / EVENTS).is_file():
+        if ended.is_set():
+            return
+        time.sleep(_POLL_SECONDS)
+    server = server_of([Run(run_dir, run_dir.name)], token)
+    with contextlib.closing(socket.socket(fileno=number)) as listener:
+        if not ended.is_set():
+            server.run(sockets=[listener])
+
+
+if __name__ == "__main__":
+    _serve_beside(Path(sys.argv[1]), int(sys.argv[2]))

@@ -1,9 +1,8 @@
 """The web server of the dashboard: who may ask, and what is answered.
 
-Holds true: it answers `GET` alone and changes nothing; without the token of this
-start nothing is answered but "no", nor to a page of another origin, nor under a name of another
-host (which a hostile page could have pointed at this machine); no answer may load or send anything
-elsewhere. What is wrong with a run or a question is one line of JSON and no traceback.
+It answers `GET` alone, and nobody without the token of this start, a page of another origin, or
+under the name of another host, which a hostile page could have pointed at this machine. No answer
+may load or send anything elsewhere. What is wrong is one line of JSON and no traceback.
 """
 
 from __future__ import annotations
@@ -95,6 +94,9 @@ class Guard:
         return hmac.compare_digest(token.encode(), self._token.encode())
 
 
+Answer = Callable[[Run, Request], Any]
+
+
 def make_app(
     runs: Sequence[Run],
     texts: TokenTexts,
@@ -104,32 +106,46 @@ def make_app(
 ) -> Starlette:
     """Return the application. `hosts`: names under which it may be asked; `None`: any."""
     known = {run.name: run for run in runs}
+    advisor = Advisor()
 
     def named(name: str) -> Run:
         if name not in known:
             raise UserError(f"there is no run {name!r} here; there are {', '.join(known)}")
         return known[name]
 
-    def about(answer: Answer) -> Callable[[Request], Response]:
-        return _json(lambda request: answer(named(request.path_params["run"]), request))
-
     def differences(request: Request) -> Any:
-        return curves.differing([named(name) for name in request.query_params.getlist("run")])
+        chosen = [named(name) for name in request.query_params.getlist("run")]
+        return query.differences([query.fields_of(run.directory) for run in chosen])
 
     def all_runs(request: Request) -> Any:
         return [{"name": run.name, "directory": str(run.directory)} for run in runs]
 
-    advisor = Advisor()
-
     def advice(run: Run, request: Request) -> Any:
         return advisor.found(run, anew=request.query_params.get("anew") == "true")
+
+    def response(run: Run, request: Request) -> Any:
+        which = TrajectoryId(_part(request, "group"), _part(request, "member"))
+        return trajectory.whole(run, which, texts)
+
+    answers: dict[str, Answer] = {
+        "": _overview,
+        "/metrics": lambda run, request: curves.metrics(run, request.query_params.getlist("name")),
+        "/time": lambda run, request: time_view.found(run, *_window(request)),
+        "/groups": lambda run, request: groups.listed(run, _asked(request)),
+        "/groups/{group}": _group,
+        "/trajectories/{group}/{member}": response,
+        "/drafts": lambda run, request: drafts.found(run),
+        "/log": lambda run, request: log.listed(run, _lines(request)),
+        "/advice": advice,
+    }
+
+    def about(answer: Answer) -> Callable[[Request], Response]:
+        return _json(lambda request: answer(named(request.path_params["run"]), request))
 
     routes = [
         Route("/api/runs", _json(all_runs)),
         Route("/api/differences", _json(differences)),
-        *(Route(f"/api/runs/{{run}}{path}", about(each)) for path, each in _ANSWERS.items()),
-        Route("/api/runs/{run}/advice", about(advice)),
-        Route("/api/runs/{run}/trajectories/{group}/{member}", about(_trajectory(texts))),
+        *(Route(f"/api/runs/{{run}}{path}", about(each)) for path, each in answers.items()),
         Route("/", _page),
         Mount("/static", StaticFiles(directory=static())),
     ]
@@ -137,29 +153,7 @@ def make_app(
     return Starlette(routes=routes, middleware=[guard])
 
 
-Answer = Callable[[Run, Request], Any]
-
-_ANSWERS: dict[str, Answer] = {
-    "": lambda run, _: _overview(run),
-    "/metrics": lambda run, request: curves.metrics(run, request.query_params.getlist("name")),
-    "/time": lambda run, request: time_view.found(run, *_window(request)),
-    "/groups": lambda run, request: groups.listed(run, _asked(request)),
-    "/groups/{group}": lambda run, request: _group(run, request),
-    "/drafts": lambda run, _: drafts.found(run),
-    "/log": lambda run, request: log.listed(run, _lines(request)),
-}
-"""By path, what is answered about a run."""
-
-
-def _trajectory(texts: TokenTexts) -> Answer:
-    def answer(run: Run, request: Request) -> Any:
-        which = TrajectoryId(_part(request, "group"), _part(request, "member"))
-        return trajectory.whole(run, which, texts)
-
-    return answer
-
-
-def _overview(run: Run) -> Any:
+def _overview(run: Run, request: Request) -> Any:
     with run.reader() as reader:
         return query.overview(run.directory, reader, run.columns) | {"name": run.name}
 
@@ -167,15 +161,6 @@ def _overview(run: Run) -> Any:
 def _group(run: Run, request: Request) -> Any:
     with run.reader() as reader:
         return query.group(reader, _part(request, "group"))
-
-
-def _part(request: Request, name: str) -> int:
-    return _number(request.path_params[name], name) or 0
-
-
-def _window(request: Request) -> tuple[float | None, float | None]:
-    start, end = (_seconds(request.query_params.get(name), name) for name in ("from", "to"))
-    return start, end
 
 
 def static() -> Path:
@@ -202,6 +187,15 @@ def _json(answer: Callable[[Request], Any]) -> Callable[[Request], Response]:
 
 def _without_port(host: str) -> str:
     return re.sub(r":\d*$", "", host)
+
+
+def _part(request: Request, name: str) -> int:
+    return _number(request.path_params[name], name) or 0
+
+
+def _window(request: Request) -> tuple[float | None, float | None]:
+    start, end = (_seconds(request.query_params.get(name), name) for name in ("from", "to"))
+    return start, end
 
 
 def _asked(request: Request) -> groups.Asked:

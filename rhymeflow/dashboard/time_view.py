@@ -8,7 +8,7 @@ it that each kind took.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,10 +19,8 @@ from rhymeflow.dashboard.timeline import (
     ENVIRONMENTS,
     LEARNER,
     Filling,
-    Interval,
     Lane,
     Timeline,
-    joined,
 )
 from rhymeflow.errors import UserError
 from rhymeflow.observe import query
@@ -158,58 +156,34 @@ def limits(window: Window, start: float, end: float) -> dict[str, float]:
     `both` work, the `learner` alone (the instance has nothing to generate that the bound allows, or
     pulls), the `instances` alone (the learner waits for them), no one because the instance waits
     for `environments`, `neither` for another reason."""
-    training = _clipped(window, LEARNER, ("training",), start, end)
-    total = both = learner = instances = environments = 0.0
-    for lane in sorted({name for name, _ in window if name != LEARNER}):
-        there = _clipped(window, lane, ("there",), start, end)
-        busy = _clipped(window, lane, ("generating", "evaluation"), start, end)
-        trains, works = _intersection(training, there), _intersection(busy, there)
-        together = _length(_intersection(trains, works))
-        total += _length(there)
-        both += together
-        learner += _length(trains) - together
-        instances += _length(works) - together
-        waits = _clipped(window, lane, ("waiting",), start, end)
-        either = joined([*trains, *works])
-        environments += _length(waits) - _length(_intersection(waits, either))
-    scale = total or 1.0
-    seconds = {
-        "both": both,
-        "learner": learner,
-        "instances": instances,
-        "environments": environments,
-    }
-    found = {name: each / scale for name, each in seconds.items()}
+    ends = [np.array([*lane.starts, *lane.ends]) for lane in window.values()]
+    edges = np.unique(np.clip(np.concatenate([[start, end], *ends]), start, end))
+    lengths, middles = np.diff(edges), (edges[1:] + edges[:-1]) / 2
+
+    def during(name: str, *kinds: str) -> NDArray[np.bool_]:
+        """Between which edges one of these goes on."""
+        found = np.zeros(len(middles), bool)
+        for lane in (window[name, kind] for kind in kinds if (name, kind) in window):
+            begun = np.searchsorted(lane.starts, middles)
+            found |= begun > np.searchsorted(lane.ends, middles)
+        return found
+
+    training = during(LEARNER, "training")
+    seconds = dict.fromkeys(("both", "learner", "instances", "environments"), 0.0)
+    total = 0.0
+    for name in sorted({name for name, _ in window if name != LEARNER}):
+        there = during(name, "there")
+        works, trains = there & during(name, "generating", "evaluation"), there & training
+        total += float(lengths[there].sum())
+        for what, when in (
+            ("both", works & trains),
+            ("learner", trains & ~works),
+            ("instances", works & ~trains),
+            ("environments", during(name, "waiting") & ~works & ~trains),
+        ):
+            seconds[what] += float(lengths[when].sum())
+    found = {name: each / (total or 1.0) for name, each in seconds.items()}
     return {**found, "neither": max(1.0 - sum(found.values()), 0.0)}
-
-
-def _clipped(
-    window: Window, name: str, kinds: Iterable[str], start: float, end: float
-) -> list[Interval]:
-    """The time that these take, within the limits and joined where they overlap."""
-    wanted = [window[name, kind] for kind in kinds if (name, kind) in window]
-    return joined(
-        (max(begin, start), min(until, end))
-        for lane in wanted
-        for begin, until in zip(lane.starts, lane.ends, strict=True)
-    )
-
-
-def _intersection(first: list[Interval], second: list[Interval]) -> list[Interval]:
-    found, i, j = [], 0, 0
-    while i < len(first) and j < len(second):
-        low, high = max(first[i][0], second[j][0]), min(first[i][1], second[j][1])
-        if low < high:
-            found.append((low, high))
-        if first[i][1] < second[j][1]:
-            i += 1
-        else:
-            j += 1
-    return found
-
-
-def _length(intervals: Sequence[Interval]) -> float:
-    return sum(high - low for low, high in intervals)
 
 
 def _natural(name: str) -> tuple[object, ...]:

@@ -19,7 +19,6 @@ import time
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterable
 from typing import NamedTuple
 
 import msgspec
@@ -321,17 +320,3 @@ class Timeline:
             self.lanes.setdefault((span.lane, span.kind), Lane()).put(span)
         self._fold.ended.clear()
         self._done = last
-
-
-Interval = tuple[float, float]
-
-
-def joined(intervals: Iterable[Interval]) -> list[Interval]:
-    """What is in at least one of these: intervals that do not touch, in order."""
-    found: list[Interval] = []
-    for start, end in sorted(intervals):
-        if found and start <= found[-1][1]:
-            found[-1] = found[-1][0], max(found[-1][1], end)
-        elif end > start:
-            found.append((start, end))
-    return found

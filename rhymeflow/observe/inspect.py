@@ -38,7 +38,6 @@ MAX_GROUPS = 50
 """Of a step that are shown, those with the widest spread of rewards."""
 _SCALE = (0.0, 1.0)
 """Rewards that bars are drawn among, besides those of the step."""
-_TEXT_LINES = 6
 
 
 @dataclass(frozen=True)
@@ -213,8 +212,8 @@ def _show_group(group: Record, console: Console) -> None:
     console.print(_panel("prompt", prompt if isinstance(prompt, str) else json.dumps(prompt)))
     if group["columns"]:
         console.print(Text(shortened(f"columns  {_columns(group['columns'])}", console.width - 1)))
-    for each in group["members"]:
-        console.print(_member(group["group"], each, console.width))
+    facts = {"group": group["group"], "ending": group["ending"]}
+    overview.show_responses("Responses", [each | facts for each in group["members"]], console)
     if not group["members"]:
         console.print("No token of a response is stored.")
     epochs = [
@@ -229,23 +228,6 @@ def _ending_of_group(group: Record) -> str:
     if group["step"] is not None:
         return f"trained on in step {group['step']}"
     return "open" if group["ending"] is None else f"{group['ending']}: {group['ending_reason']}"
-
-
-def _member(group: int, member: Record, width: int) -> Panel:
-    first, last = member["first_version"], member["last_version"]
-    facts = [f"{member['length']} tokens, {member['reason'] or 'not complete'}"]
-    facts.append(f"version {first}" if first == last else f"versions {first} to {last}")
-    if member["step"] is not None:
-        facts.append(f"staleness {member['step'] - 1 - first}")
-    if len(parts := member["components"] or {}) > 1:  # one alone is the reward
-        facts.append(", ".join(f"{name} {value:g}" for name, value in parts.items()))
-    text = member["text"]
-    said = "(no text is stored)" if text is None else shortened(text, (width - 4) * _TEXT_LINES)
-    title = f"{group}.{member['member']} reward {number(member['reward'], '.3f')}"
-    body = Text(shortened(", ".join(facts), width - 4), style="dim").append(
-        f"\n{said or '(empty)'}", style="not dim"
-    )
-    return Panel(body, title=title, title_align="left")
 
 
 # -- a response ------------------------------------------------------------------------------------

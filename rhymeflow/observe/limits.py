@@ -13,8 +13,6 @@ another: it has the time that everything took to start.
 What was found is left only where it would not be found either with `MARGIN` more or less than
 `BUSY`, so a run near a line does not flicker. Steps of a run at a bound of one or more come in
 turns, a long one and a short one; a mean over an even number of them does not.
-
-Holds true: pure arithmetic. Knows nothing of where the shares come from.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 Verdict = Literal["balanced", "learner", "rollout", "bound", "elsewhere"]
 
@@ -39,22 +37,14 @@ _SAID: Mapping[Verdict, str] = {
 }
 
 
-class _Step(NamedTuple):
-    seconds: float
-    idle_rollout: float
-    idle_learner: float
-    staleness: float
-
-
 @dataclass(frozen=True)
 class Limit:
-    """What limits the run, and the shares that say so, 0 to 1."""
+    """What limits the run, and the shares that say so, 0 to 1, of so many `steps`."""
 
     verdict: Verdict
     idle_rollout: float
     idle_learner: float
     steps: int
-    """That these are of."""
 
     @property
     def said(self) -> str:
@@ -71,15 +61,14 @@ class Limit:
 
 
 class Limits:
-    """Takes in step by step; `now` is what limits the run."""
+    """Takes in step by step; `now` is what limits the run, None before the first."""
 
     def __init__(self, bound: int) -> None:
         """`bound`: of the staleness."""
         self._bound = bound
-        self._recent: deque[_Step] = deque(maxlen=WINDOW)
+        self._recent: deque[tuple[float, float, float, float]] = deque(maxlen=WINDOW)
         self._count = 0
         self.now: Limit | None = None
-        """None before the first step."""
 
     def add(
         self, *, seconds: float, idle_rollout: float, idle_learner: float, staleness: float
@@ -88,11 +77,11 @@ class Limits:
         self._count += 1
         if self._count == 2:
             self._recent.clear()
-        self._recent.append(_Step(seconds, idle_rollout, idle_learner, staleness))
-        total = sum(step.seconds for step in self._recent) or 1.0
-        rollout = sum(step.seconds * step.idle_rollout for step in self._recent) / total
-        learner = sum(step.seconds * step.idle_learner for step in self._recent) / total
-        is_at_bound = max(step.staleness for step in self._recent) >= self._bound
+        self._recent.append((seconds, idle_rollout, idle_learner, staleness))
+        total = sum(took for took, *_ in self._recent) or 1.0
+        rollout = sum(took * idle for took, idle, _, _ in self._recent) / total
+        learner = sum(took * idle for took, _, idle, _ in self._recent) / total
+        is_at_bound = max(oldest for *_, oldest in self._recent) >= self._bound
         found = [
             verdict(rollout, learner, is_at_bound=is_at_bound, busy=busy)
             for busy in (BUSY, BUSY - MARGIN, BUSY + MARGIN)
@@ -106,28 +95,21 @@ def verdict(rollout: float, learner: float, *, is_at_bound: bool, busy: float = 
     """What limits a run whose instances and learner idle for these shares of the time."""
     if max(rollout, learner) < busy:
         return "balanced"
-    if rollout - learner >= busy:
-        return "learner"
-    if learner - rollout >= busy:
-        return "rollout"
+    if abs(rollout - learner) >= busy:
+        return "learner" if rollout > learner else "rollout"
     return "bound" if is_at_bound else "elsewhere"
 
 
 def of_rows(rows: Iterable[Mapping[str, Any]], bound: int) -> Limit | None:
     """What limits a run of these metrics by step and this staleness bound; None: no step says."""
     limits = Limits(bound)
-    names = ("step_time", "idle/rollout", "idle/learner")
     for row in rows:
-        seconds, rollout, learner = (row.get(name) for name in names)
-        if seconds is None or rollout is None or learner is None:
-            continue
-        limits.add(
-            seconds=seconds,
-            idle_rollout=rollout,
-            idle_learner=learner,
-            staleness=row.get("staleness/max") or 0.0,
-        )
+        seconds, rollout, learner = map(row.get, ("step_time", "idle/rollout", "idle/learner"))
+        if seconds is not None and rollout is not None and learner is not None:
+            limits.add(
+                seconds=seconds,
+                idle_rollout=rollout,
+                idle_learner=learner,
+                staleness=row.get("staleness/max") or 0.0,
+            )
     return limits.now
-
-
-__all__ = ["BUSY", "MARGIN", "WINDOW", "Limit", "Limits", "Verdict", "of_rows", "verdict"]

@@ -1,10 +1,8 @@
 """Metrics to `metrics.jsonl` and to the trackers the user asked for.
 
-Holds true: every row is one JSON object on one line, with `step`, `time` (seconds since the run
-began) and metrics by name, complete and readable as soon as `write` returns; trackers
-get the same numbers under the same names, those of a run that is resumed in the run that they have
-of it. Rows of one step add up: held-out rewards come in a row of their own. Knows nothing of what
-the numbers mean.
+A row is one JSON object on one line, with `step`, `time` (seconds since the run began) and metrics
+by name, readable as soon as `write` returns. Rows of one step add up: held-out rewards come in a
+row of their own. Trackers get the same under the same names, in one run of theirs.
 """
 
 from __future__ import annotations
@@ -42,16 +40,10 @@ def is_of_time(name: str) -> bool:
     return name in _OF_TIME
 
 
-class Tracker(Protocol):
-    """Somewhere else that metrics go."""
+class _Tracker(Protocol):
+    def write(self, step: int, metrics: Mapping[str, float]) -> None: ...
 
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write one row."""
-        ...
-
-    def close(self) -> None:
-        """Deliver what is pending."""
-        ...
+    def close(self) -> None: ...
 
 
 class MetricsWriter:
@@ -66,15 +58,10 @@ class MetricsWriter:
         config: Mapping[str, Any],
         first_step: int = 0,
     ) -> None:
-        """Open `metrics.jsonl` at its end, and the trackers.
+        """Open `metrics.jsonl` at its end, and the trackers (names among `TRACKERS`).
 
-        Args:
-            run_dir: exists.
-            report_to: names among `TRACKERS`.
-            name: what trackers call the run.
-            config: the resolved configuration, for trackers that show it.
-            first_step: of what will be written, but for evaluations. A run that is resumed does
-                steps again that an earlier attempt has shown TensorBoard.
+        `first_step`: of what will be written, but for evaluations. A run that is resumed does steps
+        again that an earlier attempt has shown TensorBoard.
 
         Raises:
             UserError: a tracker that was asked for is not installed.
@@ -106,7 +93,7 @@ class MetricsWriter:
             tracker.close()
 
 
-class TensorBoard:
+class _TensorBoard:
     """Event files in `RUN_DIR/tensorboard`."""
 
     def __init__(
@@ -116,7 +103,6 @@ class TensorBoard:
         self._writer: Any = None  # its import takes a second and has time until there is a row
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write one row."""
         if self._writer is None:
             module = importlib.import_module("torch.utils.tensorboard")
             purge = self._first_step or None  # hides what has this step or a later one
@@ -126,14 +112,11 @@ class TensorBoard:
         self._writer.flush()
 
     def close(self) -> None:
-        """Deliver what is pending."""
         if self._writer is not None:
             self._writer.close()
 
 
-class WeightsAndBiases:
-    """A run of `wandb`."""
-
+class _WeightsAndBiases:
     def __init__(
         self, run_dir: Path, name: str, config: Mapping[str, Any], first_step: int
     ) -> None:
@@ -149,17 +132,13 @@ class WeightsAndBiases:
         self._run.define_metric("*", step_metric="step")
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write one row."""
         self._run.log({"step": step, **metrics})
 
     def close(self) -> None:
-        """Deliver what is pending."""
         self._run.finish()
 
 
-class Trackio:
-    """A run of `trackio`."""
-
+class _Trackio:
     def __init__(
         self, run_dir: Path, name: str, config: Mapping[str, Any], first_step: int
     ) -> None:
@@ -170,18 +149,16 @@ class Trackio:
         _remember(run_dir, "trackio", run.name)  # another one where this name was taken
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write one row."""
         self._module.log(dict(metrics), step=step)
 
     def close(self) -> None:
-        """Deliver what is pending."""
         self._module.finish()
 
 
-TRACKERS: dict[str, Callable[[Path, str, Mapping[str, Any], int], Tracker]] = {
-    "tensorboard": TensorBoard,
-    "wandb": WeightsAndBiases,
-    "trackio": Trackio,
+TRACKERS: dict[str, Callable[[Path, str, Mapping[str, Any], int], _Tracker]] = {
+    "tensorboard": _TensorBoard,
+    "wandb": _WeightsAndBiases,
+    "trackio": _Trackio,
 }
 
 
@@ -246,7 +223,9 @@ def forget_after(run_dir: Path, step: int) -> None:
     if not path.is_file():
         return
     lines = path.read_bytes().split(b"\n")
-    kept = [line for line, row in zip(lines[:-1], _rows(path), strict=True) if row["step"] <= step]
+    kept = [
+        line for line, row in zip(lines[:-1], rows(run_dir), strict=True) if row["step"] <= step
+    ]
     if len(kept) < len(lines) - 1 or lines[-1]:
         unfinished = path.with_name(f"{FILE}.unfinished")
         unfinished.write_bytes(b"".join(line + b"\n" for line in kept))
@@ -254,19 +233,12 @@ def forget_after(run_dir: Path, step: int) -> None:
 
 
 def rows(run_dir: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a run in the order they were written, those of one step apart; see `read`.
-
-    Raises:
-        UserError: the file holds something else.
-    """
+    """The rows of a run in the order they were written, those of one step apart; see `read`."""
     path = run_dir / FILE
-    return _rows(path) if path.is_file() else iter(())
-
-
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    *lines, _ = path.read_bytes().split(b"\n")
-    for number, line in enumerate(lines, start=1):
-        yield _row(line, path, number)
+    if path.is_file():
+        *lines, _ = path.read_bytes().split(b"\n")
+        for number, line in enumerate(lines, start=1):
+            yield _row(line, path, number)
 
 
 def _row(line: bytes, path: Path, number: int) -> dict[str, Any]:

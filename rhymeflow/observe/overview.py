@@ -9,7 +9,6 @@ from statistics import median
 from typing import Any
 
 from rich.console import Console
-from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -28,13 +27,11 @@ from rhymeflow.observe.summary import backup_line
 from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.suites.metrics import headlines
 
-_MAX_STEP_ROWS = 12
 _NUM_QUANTILES = 5
 _CURVE_WIDTH = 20
 _NAME_WIDTH = 20
 _RESPONSE_LINES = 3
 _NUM_SHOWN = 2
-_NO_LIMIT = 10_000
 
 _STATES = {
     "running": "it is running",
@@ -43,27 +40,18 @@ _STATES = {
     "killed": "it was killed",
 }
 
-# Column heading, metric, format; the first are the most important.
-_STEP_COLUMNS = (
-    ("reward", "reward", ".3f"),
-    ("eval", "eval/reward", ".3f"),
-    ("length", "completions/mean_length", ".1f"),
-    ("stale", "staleness/mean", ".2f"),
-    ("max", "staleness/max", ".0f"),
-    ("kl", "kl", ".4f"),
-    ("mismatch", "off_policy/mismatch_kl", ".4f"),
-    ("entropy", "entropy", ".3f"),
-    ("grad", "grad_norm", ".2f"),
-    ("idle r", "idle/rollout", ".0%"),
-    ("idle l", "idle/learner", ".0%"),
+# What is said of a metric besides rewards, and its name.
+_CURVES = (
+    ("response tokens", "completions/mean_length"),
+    ("cut at the limit", "completions/clipped_ratio"),
+    ("entropy", "entropy"),
+    ("kl", "kl"),
+    ("mismatch kl", "off_policy/mismatch_kl"),
+    ("gradient norm", "grad_norm"),
+    ("staleness", "staleness/mean"),
+    ("idle rollout", "idle/rollout"),
+    ("idle learner", "idle/learner"),
 )
-_LENGTHS = (
-    ("seen prompts", "seen_prompt_share", ".0%"),
-    ("rank correlation", "rank_correlation", ".2f"),
-    ("coverage", "coverage", ".0%"),
-    ("explained variance", "explained_variance", ".2f"),
-)
-
 # One row per quantile (from 1) of the lengths of all responses there are tokens of.
 _QUANTILES = f"""
 SELECT MIN(length), MAX(length), COUNT(*), AVG(reward),
@@ -88,9 +76,7 @@ def show(run_dir: Path, reader: TrajectoryReader, console: Console) -> None:
     _show_learned(run, steps, reader, console)
     _show_last_responses(steps, reader, console)
     console.print()
-    if steps:
-        console.print(_step_table(steps, console))
-        _show_throughput(steps, reader, console)
+    _show_throughput(steps, reader, console)
     if (limit := run["limit"]) is not None:
         console.print(Text(f"Pace: {limit['line']} (last {limit['steps']} steps)"))
     if staleness := run["staleness"]:
@@ -99,9 +85,7 @@ def show(run_dir: Path, reader: TrajectoryReader, console: Console) -> None:
         title = "Staleness when trained on"
         console.print(table(title, ("versions", "trajectories", "share"), rows))
     _show_drafts(steps, reader, console)
-    for row in [row for row in steps.values() if "lengths/coverage" in row][-1:]:
-        found = [f"{said} {number(row.get(f'lengths/{n}'), spec)}" for said, n, spec in _LENGTHS]
-        console.print(Text(f"Length prediction: {', '.join(found)}"))
+    _show_lengths(steps, console)
     _show_endings(reader, console)
     if (line := backup_line(run_dir, run["events"], run["seconds"])) is not None:
         console.print(Text(f"Backup: {printable(line)}"))
@@ -152,11 +136,7 @@ def _curves(steps: Steps) -> Table:
     lines += [("training reward", "reward")]
     if len(functions) > 1:  # one alone is the reward
         lines += [(f"  {n.removeprefix('rewards/').removesuffix('/mean')}", n) for n in functions]
-    lines += [
-        ("response tokens", "completions/mean_length"),
-        ("cut at the limit", "completions/clipped_ratio"),
-        ("entropy", "entropy"),
-    ]
+    lines += _CURVES
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(no_wrap=True)
     for _ in range(3):
@@ -210,7 +190,7 @@ def _show_last_responses(steps: Steps, reader: TrajectoryReader, console: Consol
 
 
 def show_responses(title: str, responses: Sequence[Record], console: Console) -> None:
-    """Print responses of `query.rewarded`, each with its prompt and what it says."""
+    """Print responses, each with its prompt if it has one, and what it says."""
     if responses:
         console.print()
         console.print(Text(title, style="bold"))
@@ -218,62 +198,41 @@ def show_responses(title: str, responses: Sequence[Record], console: Console) ->
     width = console.width - 12
     for each in responses:
         where = f"{each['group']}.{each['member']}"
-        console.print(Text.assemble((where, "bold cyan"), f"  {_said_of(each)}"))
-        parts = each["components"]
-        rewards = ", ".join(f"{name} {value:g}" for name, value in parts.items())
-        text = each["text"]
-        said = "(no text is stored)" if text is None else text or "(empty)"
-        columns = ", ".join(f"{name} = {value}" for name, value in each["columns"].items())
+        line = Text.assemble((where, "bold cyan"), f"  {_said_of(each)}")
+        console.print(line, overflow="fold")
+        parts, text = each["components"] or {}, each["text"]
+        rows = {
+            "rewards": ", ".join(f"{name} {value:g}" for name, value in parts.items()),
+            "prompt": conversation(each["prompt"]) if "prompt" in each else "",
+            "response": "(no text is stored)" if text is None else text or "(empty)",
+            "columns": ", ".join(f"{n} = {v}" for n, v in each.get("columns", {}).items()),
+        }
+        if len(parts) == 1:  # it is the reward
+            del rows["rewards"]
         grid = Table.grid(padding=0)
         grid.add_column(width=11, no_wrap=True, style="dim")
         grid.add_column(width=width, overflow="fold")
-        if len(parts) > 1:  # one alone is the reward
-            grid.add_row("  rewards", Text(shortened(rewards, width)))
-        grid.add_row("  prompt", Text(shortened(conversation(each["prompt"]), width)))
-        grid.add_row("  response", Text(shortened(said, width * _RESPONSE_LINES)))
-        if columns:
-            grid.add_row("  columns", Text(shortened(columns, width)))
+        for label, said in rows.items():
+            room = width * (_RESPONSE_LINES if label == "response" else 1)
+            if said:
+                grid.add_row(f"  {label}", Text(shortened(said, room)))
         console.print(grid)
 
 
 def _said_of(response: Record) -> str:
     """What is said of a response in one line."""
-    reason, ending = response["reason"], response["ending"]
-    how = {"stop": "", "length": ", cut at the limit"}.get(reason, f", {reason}")
-    if response["step"] is not None:
-        end = f"step {response['step']}"
-    else:
-        end = {"consumed": "not needed", None: "waits"}.get(ending, str(ending))
+    reason, ending, step = response["reason"], response["ending"], response["step"]
     tokens = f"{response['length']} token{'' if response['length'] == 1 else 's'}"
-    return f"reward {_figure(response['reward'])}, {tokens}{how}, {end}"
+    how = {"stop": "", "length": ", cut at the limit", None: " so far"}.get(reason, f", {reason}")
+    end = {"consumed": "not needed", None: "waits"}.get(ending, str(ending))
+    reward = "-" if response["reward"] is None else _figure(response["reward"])
+    said = f"reward {reward}, {tokens}{how}, {end if step is None else f'step {step}'}"
+    if step is not None and "first_version" in response:
+        said += f", staleness {step - 1 - response['first_version']}"
+    return said
 
 
 # -- how it went -----------------------------------------------------------------------------------
-
-
-def _step_table(steps: Steps, console: Console) -> Table:
-    """As many columns as fit; of many steps some, the last and those with held-out rewards."""
-    shown = list(steps)
-    evaluated = {step for step, row in steps.items() if any(n.startswith("eval/") for n in row)}
-    kept = {*shown[:: -(-len(shown) // _MAX_STEP_ROWS)], shown[-1]}
-    kept |= evaluated if len(evaluated) <= _MAX_STEP_ROWS else set()
-    columns = [c for c in _STEP_COLUMNS if any(c[1] in row for row in steps.values())]
-    unlimited = console.options.update(width=_NO_LIMIT)
-    while True:
-        headings = ("step", "time", *(heading for heading, _, _ in columns))
-        rows = [
-            [str(step), number(steps[step].get("time"), ".0f")]
-            + [number(steps[step].get(name), spec) for _, name, spec in columns]
-            for step in sorted(kept)
-        ]
-        found = table("Steps", headings, rows)
-        found.padding = 0
-        if Measurement.get(console, unlimited, found).maximum <= console.width or not columns:
-            break
-        columns.pop()
-    if left_out := len(shown) - len(kept):
-        found.caption = f"{left_out} more in {metrics.FILE}"
-    return found
 
 
 def _show_throughput(steps: Steps, reader: TrajectoryReader, console: Console) -> None:
@@ -312,6 +271,17 @@ def _show_drafts(steps: Steps, reader: TrajectoryReader, console: Console) -> No
     console.print(table("Drafts by epoch", headings, rows))
     saved = sum(row.get("draft/time_saved") or 0.0 for row in steps.values())
     console.print(Text(f"Time that drafts saved, as instances estimate it: {saved:.1f} s"))
+
+
+def _show_lengths(steps: Steps, console: Console) -> None:
+    """How well lengths were predicted, by the last step that says."""
+    rows = [{n: v for n, v in row.items() if n.startswith("lengths/")} for row in steps.values()]
+    for row in list(filter(None, rows))[-1:]:
+        found = [
+            f"{name.removeprefix('lengths/').replace('_', ' ')} {number(value, '.2f')}"
+            for name, value in row.items()
+        ]
+        console.print(Text(f"Length prediction: {', '.join(found)}"))
 
 
 def _show_endings(reader: TrajectoryReader, console: Console) -> None:

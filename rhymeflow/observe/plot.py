@@ -1,24 +1,33 @@
-"""`rhymeflow plot`: curves of runs as a picture, a panel a metric.
+"""`rhymeflow plot`: metrics of runs as curves, a panel a metric.
 
-Holds true: runs that differ only in their seed are one line with a band, the mean and one standard
-deviation to either side; a line has the same colour in all panels. Reads run directories only.
+Runs that differ only in their seed are one line with a band, the mean and one standard deviation to
+either side, where all of these runs have something to say: so a mean does not jump where one ends.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 import matplotlib
+import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
 
-from rhymeflow.errors import UserError
-from rhymeflow.observe.curves import METRICS, Axis, Curve, Points, check_names, grouped, mean
-from rhymeflow.observe.curves import unit_of as unit_of_time
+from rhymeflow.errors import UserError, nearest
+from rhymeflow.observe import metrics
+from rhymeflow.observe.query import differences, fields_of
+from rhymeflow.store.damage import open_undamaged
+from rhymeflow.store.previous_run import store_of
+from rhymeflow.store.schema import EVENTS
 
 SUFFIXES = (".png", ".svg")
 _COLUMNS = 3
@@ -27,6 +36,205 @@ _PANEL = (4.4, 3.0)
 _MARKED = 25
 """Points of a curve up to which each has a dot."""
 _PALETTE = "tab10"
+
+Axis = Literal["step", "time", "trajectories"]
+
+STEPS_PER_S = "steps/s"
+"""Computed: steps in a second, from one to the next."""
+
+METRICS = {
+    "reward": "training reward",
+    "eval/reward": "held-out reward",
+    "completions/mean_length": "response tokens",
+    "staleness/mean": "staleness (versions)",
+    STEPS_PER_S: "steps/s",
+}
+"""What is drawn where nothing is asked for, with what it is called."""
+
+_SEED = "run.seed"
+_MOST_FIELDS = 2
+"""Fields that a label names; where more differ it is the directory."""
+_UNITS = ((2 * 86_400.0, "days", 86_400.0), (7_200.0, "hours", 3_600.0), (600.0, "minutes", 60.0))
+_TRAINED = "SELECT trained, COUNT(*) FROM trajectories WHERE trained IS NOT NULL GROUP BY 1"
+
+Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A metric of one run, or the mean of several: `x`, `y` of shape [points]."""
+
+    x: Values
+    y: Values
+    deviation: Values | None = None
+    """Standard deviation between the runs at each point; `None` of one run."""
+
+
+class Group(NamedTuple):
+    """Runs that differ at most in their seed."""
+
+    label: str
+    paths: tuple[Path, ...]
+
+
+def unit_of(end: float) -> tuple[str, float]:
+    """The unit that so many seconds are shown in, and its seconds."""
+    return next(((name, scale) for above, name, scale in _UNITS if end > above), ("seconds", 1.0))
+
+
+def grouped(paths: Sequence[Path]) -> list[Group]:
+    """Put runs together that differ in `run.seed` and nothing else; label what the others differ
+    in.
+
+    Raises:
+        UserError: one of them is no run.
+    """
+    found: dict[str, list[Path]] = {}
+    fields: dict[str, dict[str, Any]] = {}
+    for path in dict.fromkeys(paths):
+        store_of(path)
+        own = {name: value for name, value in fields_of(path).items() if name != _SEED}
+        key = json.dumps(own, sort_keys=True)
+        fields[key] = own
+        found.setdefault(key, []).append(path)
+    labels = _labels([fields[key] for key in found], [members[0] for members in found.values()])
+    return [
+        Group(f"{label} ({len(members)} runs)" if len(members) > 1 else label, tuple(members))
+        for label, members in zip(labels, found.values(), strict=True)
+    ]
+
+
+def _labels(fields: Sequence[dict[str, Any]], paths: Sequence[Path]) -> list[str]:
+    found = differences(fields)
+    if not 0 < len(found) <= _MOST_FIELDS:
+        return short_names(paths)
+    values = [f"{name.rpartition('.')[2]} {{}}" for name in found]
+    return [
+        ", ".join(values).format(*(shown(each[place]) for each in found.values()))
+        for place in range(len(fields))
+    ]
+
+
+def short_names(paths: Sequence[Path]) -> list[str]:
+    """Return what tells the paths apart: as many of their last parts as that takes."""
+    parts = [path.resolve().parts for path in paths]
+    for count in range(1, max(map(len, parts))):
+        names = ["/".join(each[-count:]) for each in parts]
+        if len(set(names)) == len(set(parts)):
+            return names
+    return [str(path) for path in paths]
+
+
+def shown(value: Any) -> str:
+    """A field's value as a configuration has it."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+class Points:
+    """The metrics of a run, over `axis`."""
+
+    def __init__(self, run_dir: Path, axis: Axis) -> None:
+        self.rows = list(metrics.rows(run_dir))
+        self._axis = axis
+        self._trained = _trained_until(run_dir) if axis == "trajectories" else {}
+        steps = [row for row in self.rows if "step_time" in row]
+        self.names = {name for row in self.rows for name in row} - {"step", "time"}
+        if len(steps) > 1:
+            self.names.add(STEPS_PER_S)
+
+    def curve(self, name: str, smooth: int) -> Curve | None:
+        """Return the metric, if the run has it. `smooth`: a point is the mean of the last so many,
+        over their time if it is a rate or share of that; evaluations, which are few, are left as
+        they are."""
+        found = [
+            (self._x(row), (value, seconds))
+            for row, value, seconds in self._values(name)
+            if value is not None and self._x(row) is not None
+        ]
+        if not found:
+            return None
+        points = dict(sorted(found))  # of a step that was done again, the later
+        y, seconds = np.array(list(points.values()), float).T
+        is_evaluation = name.startswith("eval/")
+        smoothed = y if is_evaluation else _smoothed(y, smooth, seconds)
+        return Curve(np.array(list(points), float), smoothed)
+
+    def _values(self, name: str) -> list[tuple[dict[str, Any], Any, float]]:
+        """Of rows the value, and its weight in a mean."""
+        if name != STEPS_PER_S:
+            is_of_time = metrics.is_of_time(name)
+            return [
+                (row, row.get(name), row.get("step_time") or 0.0 if is_of_time else 1.0)
+                for row in self.rows
+            ]
+        rows = [row for row in self.rows if "step_time" in row]
+        return [
+            (after, (after["step"] - before["step"]) / seconds, seconds)
+            for before, after in pairwise(rows)
+            if (seconds := after["time"] - before["time"]) > 0
+        ]
+
+    def _x(self, row: dict[str, Any]) -> float | None:
+        if self._axis == "trajectories":
+            return self._trained.get(row["step"])
+        return float(row[self._axis])
+
+
+def _trained_until(run_dir: Path) -> dict[int, int]:
+    """{step: trajectories that were trained on until its end}."""
+    with open_undamaged(run_dir / EVENTS) as reader:
+        counts = dict(reader.query(_TRAINED))
+    total, found = 0, {0: 0}
+    for batch in sorted(counts):
+        total += counts[batch]
+        found[batch + 1] = total
+    return found
+
+
+def _smoothed(y: Values, count: int, weights: Values) -> Values:
+    """Each value as the mean of it and those before it, `count` in all, at the beginning fewer."""
+    if count == 1:
+        return y
+    sums, total = (np.concatenate([[0.0], np.cumsum(each)]) for each in (y * weights, weights))
+    ends = np.arange(1, len(y) + 1)
+    starts = np.maximum(ends - count, 0)
+    smoothed: Values = (sums[ends] - sums[starts]) / np.maximum(total[ends] - total[starts], 1e-9)
+    return smoothed
+
+
+def mean(curves: Sequence[Curve]) -> Curve | None:
+    """Return the mean of several curves where all of them are, and the sample standard deviation.
+
+    Between its points a curve is a straight line. `None`: they are nowhere all.
+    """
+    if len(curves) == 1:
+        return curves[0]
+    low, high = max(each.x[0] for each in curves), min(each.x[-1] for each in curves)
+    x = np.unique(np.concatenate([each.x for each in curves]))
+    x = x[(x >= low) & (x <= high)]
+    if not len(x):
+        return None
+    y = np.stack([np.interp(x, each.x, each.y) for each in curves])
+    return Curve(x, y.mean(axis=0), y.std(axis=0, ddof=1))
+
+
+def check_names(asked: Sequence[str], runs: Sequence[Points]) -> list[str]:
+    """Return the metrics to draw: those asked for, or those of `METRICS` that a run has.
+
+    Raises:
+        UserError: no run has one of them.
+    """
+    known = {name for each in runs for name in each.names}
+    for name in asked:
+        if name not in known:
+            raise UserError(f"--metric {name}: no run has it{nearest(name, known)}")
+    names = list(dict.fromkeys(asked)) or [name for name in METRICS if name in known]
+    if not names:
+        raise UserError("there are no metrics yet: no step was completed")
+    return names
+
+
+# -- drawn -----------------------------------------------------------------------------------------
 
 
 def plot(
@@ -54,7 +262,7 @@ def plot(
     scale, unit = 1.0, ""
     if axis == "time":
         rows = [row for each in points.values() for row in each.rows]
-        unit, scale = unit_of_time(max(row["time"] for row in rows))
+        unit, scale = unit_of(max(row["time"] for row in rows))
     colours = matplotlib.colormaps[_PALETTE].colors  # type: ignore[attr-defined]
     for panel, name in zip(panels, names, strict=True):
         for place, group in enumerate(groups):
@@ -123,6 +331,3 @@ def _entitle(figure: Figure, panels: Sequence[Axes], labels: Sequence[str]) -> N
         [lines[label] for label in shown], shown, loc="outside upper left", ncols=4, fontsize=9,
         frameon=False,
     )  # fmt: skip
-
-
-__all__ = ["plot"]

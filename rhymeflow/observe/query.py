@@ -7,7 +7,7 @@ counts from 1, as people and metrics do; the store's versions count from 0.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
@@ -18,7 +18,9 @@ from rhymeflow.core.types import CUT, TrajectoryId
 from rhymeflow.errors import UserError
 from rhymeflow.observe import limits, metrics
 from rhymeflow.store import codec
+from rhymeflow.store.damage import open_undamaged
 from rhymeflow.store.reader import TrajectoryReader
+from rhymeflow.store.schema import EVENTS
 from rhymeflow.store.writing import is_written
 from rhymeflow.utils.bounds import bound_of
 
@@ -31,6 +33,9 @@ it before that, upon Ctrl-C or an error. `killed`: its controller was gone befor
 SUMMARY = "summary.json"
 KINDS: tuple[Kind, ...] = ("best", "worst")
 
+NO_DIFFERENCE = ("run.output_dir", "simulation")
+"""Where a run lies, and what has no part in one."""
+_LACKING = "(no such field)"
 MAX_EPOCHS = 200
 """Groups of the same prompt that are named, the first ones."""
 MAX_EARLIER = 20
@@ -93,7 +98,13 @@ _EVENTS = """SELECT COALESCE(MAX(seq), 0),
     COALESCE((SELECT time FROM events ORDER BY seq DESC LIMIT 1), 0.0) FROM events"""
 _LAST_COMMAND = "SELECT kind FROM commands ORDER BY seq DESC LIMIT 1"
 _ENDINGS = "SELECT COALESCE(ending, 'open'), COUNT(*) FROM groups WHERE suite IS NULL GROUP BY 1"
-_STALENESS = "SELECT staleness, COUNT(*) FROM trained GROUP BY 1 ORDER BY 1"
+_ALL_MEMBERS = MEMBERS.format(those=">= 0")  # those below 0 are of suites
+_TOTALS = f"""SELECT COUNT(step) AS trajectories,
+    TOTAL(length - observed) FILTER (WHERE step IS NOT NULL) AS trained,
+    TOTAL(length - observed) AS generated, TOTAL(steps) AS steps, TOTAL(drafted) AS drafted
+    FROM ({_ALL_MEMBERS})"""
+_STALENESS = f"""SELECT step - 1 - first_version, COUNT(*) FROM ({_ALL_MEMBERS})
+    WHERE step IS NOT NULL GROUP BY 1 ORDER BY 1"""
 
 # Of equal rewards other groups come before further members of one, and newer groups before older.
 _BY_REWARD = """
@@ -168,9 +179,21 @@ def run(run_dir: Path, reader: TrajectoryReader) -> Record:
         "state": state_of(run_dir, reader),
         "latest": steps[max(steps)] if any(steps) else None,
         "held_out": [[n, row[REWARD]] for n, row in steps.items() if row.get(REWARD) is not None],
-        "staleness": {str(versions): count for versions, count in reader.query(_STALENESS)},
+        "staleness": {str(versions): count for versions, count in staleness(reader).items()},
         "limit": None if limit is None else {**vars(limit), "line": limit.line},
     }
+
+
+def staleness(reader: TrajectoryReader) -> dict[int, int]:
+    """Responses trained on, by how many versions old their oldest token was."""
+    return dict(reader.query(_STALENESS))
+
+
+def totals(reader: TrajectoryReader) -> Record:
+    """Of all responses, held-out ones not counted: `trajectories` that were trained on, their
+    sampled tokens (`trained`), all of these (`generated`), their iterations, and drafted tokens."""
+    (row,) = reader.query(_TOTALS)
+    return dict(zip(("trajectories", "trained", "generated", "steps", "drafted"), row, strict=True))
 
 
 def state_of(run_dir: Path, reader: TrajectoryReader) -> State:
@@ -220,6 +243,39 @@ def step(run_dir: Path, reader: TrajectoryReader, number: int) -> Record:
         "metrics": {name: row[name] for name in row if name not in ("step", "time")},
         "count": len(found),
         "groups": found,
+    }
+
+
+# -- configurations --------------------------------------------------------------------------------
+
+
+def fields_of(path: Path) -> dict[str, Any]:
+    """Return the configuration in force of the last attempt at the run in `path`, by the paths of
+    its fields; lists are one value."""
+    with open_undamaged(path / EVENTS) as reader:
+        attempts = reader.attempts()
+    found = _flat(json.loads(attempts[-1].config) if attempts else {})
+    return {name: value for name, value in found.items() if not name.startswith(NO_DIFFERENCE)}
+
+
+def _flat(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, dict) and value:
+            found |= _flat(value, f"{path}{name}.")
+        else:
+            found[f"{path}{name}"] = value
+    return found
+
+
+def differences(fields: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Return {path of a field: its value in each run}, of those that differ, in their order."""
+    names = dict.fromkeys(name for each in fields for name in each)
+    found = {name: [each.get(name, _LACKING) for each in fields] for name in names}
+    return {
+        name: values
+        for name, values in found.items()
+        if any(type(each) is not type(values[0]) or each != values[0] for each in values)
     }
 
 

@@ -1,8 +1,5 @@
-"""What a run came to: `summary.json` and the panel that closes it.
-
-Holds true: the summary is a fold over the run directory (`events.db`, `metrics.jsonl`) and nothing
-else, so it can be made again at any time, also of a run that was killed.
-"""
+"""What a run came to: `summary.json` and the panel that closes it, made of the run directory alone,
+so at any time, also of a run that was killed."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from rich.text import Text
 
 from rhymeflow.core.events import Evaluated, VersionPublished
 from rhymeflow.core.types import HELD_OUT, Version
-from rhymeflow.observe import metrics
+from rhymeflow.observe import metrics, query
 from rhymeflow.observe.printable import clock, sparkline
 from rhymeflow.store import codec
 from rhymeflow.store.backup import copied
@@ -32,21 +29,6 @@ FILE = "summary.json"
 _TELLING = """SELECT kind, body FROM events WHERE kind IN ('VersionPublished', 'Evaluated')
     ORDER BY seq"""
 _SECONDS = "SELECT COALESCE((SELECT time FROM events ORDER BY seq DESC LIMIT 1), 0.0)"
-_TRAINED = "SELECT COUNT(*), SUM(length) FROM trajectories WHERE trained IS NOT NULL"
-# Generated tokens, in how many steps, drafted ones; and of what is trained on, what was observed.
-_TOKENS = """SELECT TOTAL(length) FILTER (WHERE steps > 0), TOTAL(steps), TOTAL(drafted),
-        TOTAL(length) FILTER (WHERE steps = 0 AND EXISTS (SELECT 1 FROM trajectories t
-            WHERE t.group_id = s.group_id AND t.member = s.member AND t.trained IS NOT NULL))
-    FROM (SELECT group_id, member, LENGTH(tokens) / 4 AS length, steps, drafted FROM segments
-            WHERE +group_id >= 0
-        UNION ALL SELECT group_id, member, length, steps, drafted FROM pruned) s"""
-# What the view `trained` says, without joining all responses for it.
-_STALENESS = """SELECT staleness, COUNT(*) FROM (SELECT trained - COALESCE((SELECT MIN(version)
-            FROM segments s WHERE s.group_id = t.group_id AND s.member = t.member),
-            (SELECT MIN(version)
-            FROM pruned s WHERE s.group_id = t.group_id AND s.member = t.member)) AS staleness
-        FROM trajectories t WHERE trained IS NOT NULL)
-    WHERE staleness IS NOT NULL GROUP BY 1 ORDER BY 1"""
 
 
 @dataclass(frozen=True)
@@ -109,9 +91,7 @@ def summarize(run_dir: Path) -> Summary:
     """
     with open_undamaged(run_dir / EVENTS) as reader:
         steps, seconds, evaluations = _fold(reader)
-        staleness = dict(reader.query(_STALENESS))
-        ((count, tokens),) = reader.query(_TRAINED)
-        ((generated, made_in, drafted, observed),) = reader.query(_TOKENS)
+        staleness, totals = query.staleness(reader), query.totals(reader)
         ((num_events,),) = reader.query("SELECT COALESCE(MAX(seq), 0) FROM events")
         endings = reader.query(
             "SELECT COALESCE(ending, 'unfinished'), COUNT(*) FROM groups"
@@ -120,13 +100,13 @@ def summarize(run_dir: Path) -> Summary:
     rows = metrics.read(run_dir)
     idle = {part: metrics.mean(rows.values(), f"idle/{part}") for part in ("rollout", "learner")}
     rewards = [row["reward"] for row in rows.values() if row.get("reward") is not None]
-    total = sum(age * n for age, n in staleness.items())
+    total, count = sum(age * n for age, n in staleness.items()), sum(staleness.values())
     return Summary(
         steps=steps,
         seconds=round(seconds, 3),
-        trajectories=count,
-        trained_tokens=(tokens or 0) - int(observed),
-        generated_tokens=int(generated),
+        trajectories=totals["trajectories"],
+        trained_tokens=int(totals["trained"]),
+        generated_tokens=int(totals["generated"]),
         eval_reward_before=evaluations.get(0),
         eval_reward_after=evaluations[max(evaluations)] if any(evaluations) else None,
         eval_rewards=tuple(evaluations.items()),
@@ -138,7 +118,7 @@ def summarize(run_dir: Path) -> Summary:
         staleness=staleness,
         endings={"consumed": 0, "filtered": 0, "aborted": 0} | dict(endings),
         idle={part: share for part, share in idle.items() if share is not None},
-        drafts=_drafts(generated, made_in, drafted, rows.values()),
+        drafts=_drafts(totals, rows.values()),
         backup=backup_line(run_dir, num_events, seconds),
     )
 
@@ -211,13 +191,12 @@ def _evaluations(
     return found
 
 
-def _drafts(
-    tokens: float, steps: float, drafted: float, rows: Iterable[Mapping[str, Any]]
-) -> Drafts | None:
-    if not drafted:
+def _drafts(totals: query.Record, rows: Iterable[Mapping[str, Any]]) -> Drafts | None:
+    if not totals["drafted"]:
         return None
+    found = query.draft_figures(totals["generated"], totals["steps"], totals["drafted"])
     saved = sum(row.get("draft/time_saved") or 0.0 for row in rows)
-    return Drafts(tokens / steps, (tokens - steps) / drafted, saved)
+    return Drafts(found["acceptance_length"], found["acceptance_rate"], saved)
 
 
 def _held_out(summary: Summary) -> str:
@@ -247,29 +226,18 @@ def _lines(summary: Summary) -> list[tuple[str, str]]:
     for suite, versions in summary.evaluations.items():
         lines += _suite_lines(suite, versions)
     if summary.reward_first is not None:
-        lines.append(
-            ("training reward", f"{summary.reward_first:.3f} first, {summary.reward_last:.3f} last")
-        )
+        rewards = f"{summary.reward_first:.3f} first, {summary.reward_last:.3f} last"
+        lines.append(("training reward", rewards))
     if summary.staleness_max is not None:
-        lines.append(
-            ("staleness", f"mean {summary.staleness_mean:.2f}, greatest {summary.staleness_max}")
-        )
-    lines.append(
-        (
-            "trained on",
-            f"{summary.trajectories:,} trajectories, {summary.trained_tokens:,} tokens "
-            f"of {summary.generated_tokens:,} generated",
-        )
-    )
+        ages = f"mean {summary.staleness_mean:.2f}, greatest {summary.staleness_max}"
+        lines.append(("staleness", ages))
+    tokens = f"{summary.trained_tokens:,} tokens of {summary.generated_tokens:,} generated"
+    lines.append(("trained on", f"{summary.trajectories:,} trajectories, {tokens}"))
     lines.append(("groups", ", ".join(f"{n:,} {name}" for name, n in summary.endings.items() if n)))
     if (drafts := summary.drafts) is not None:
-        lines.append(
-            (
-                "drafts",
-                f"acceptance length {drafts.mean_acceptance_length:.2f}, "
-                f"{drafts.acceptance_rate:.0%} accepted, {drafts.time_saved:.1f} s saved",
-            )
-        )
+        said = f"acceptance length {drafts.mean_acceptance_length:.2f}, "
+        said += f"{drafts.acceptance_rate:.0%} accepted, {drafts.time_saved:.1f} s saved"
+        lines.append(("drafts", said))
     if summary.backup is not None:
         lines.append(("backup", summary.backup))
     if summary.idle:

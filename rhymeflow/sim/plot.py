@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from rhymeflow.observe.curves import unit_of
+from rhymeflow.observe.plot import unit_of
 from rhymeflow.sim.result import Result, counted
 from rhymeflow.sim.timeline import Row, Span, Timeline
 

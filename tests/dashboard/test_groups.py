@@ -16,7 +16,7 @@ from rhymeflow.dashboard.groups import FILTERS, ORDERS, Asked
 from rhymeflow.dashboard.run import Run
 from rhymeflow.observe import query
 from rhymeflow.store.writer import SqliteTrajectoryStore
-from tests.observe.runs import make_run
+from tests.observe.runs import finished, group, make_run, segment, stored
 
 BY_HAND = """SELECT g.group_id, g.row, g.epoch, g.ending,
     CASE WHEN g.ending = 'consumed' THEN g.ending_version + 1 END,
@@ -42,13 +42,6 @@ def assert_right(run: Run) -> None:
         assert kept == found.query(COMPONENTS)
 
 
-def segment(store: SqliteTrajectoryStore, one: TrajectoryId, start: int, version: int) -> None:
-    store.put_segment(
-        one, start=start, version=version, instance="rollout-1", steps=2, drafted=1,
-        tokens=[5] * 3, logprobs=[-1.0] * 3,
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize("part", [1, 3, 2_000])
 @settings(max_examples=10, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 11), st.integers(0, 2), st.integers(0, 4)), max_size=12))
@@ -61,23 +54,20 @@ def test_they_follow_what_a_run_does(
         assert_right(run)
         store = SqliteTrajectoryStore(run.store)
         lengths: dict[TrajectoryId, int] = {}
-        finished: set[TrajectoryId] = set()
+        over: set[TrajectoryId] = set()
         consumed: set[int] = set()
-        for group, member, what in changes:
-            one = TrajectoryId(20 + group, member)
-            store.put_group(
-                one.group, row=group, epoch=1, prompt="p", prompt_tokens=[1], columns={}
-            )
+        for number, member, what in changes:
+            one = TrajectoryId(20 + number, member)
+            group(store, one.group, row=one.group, epoch=1)
             if what < 2:
-                segment(store, one, lengths.get(one, 0), what)
+                segment(store, one, 3, start=lengths.get(one, 0), version=what, steps=2, drafted=1)
                 lengths[one] = lengths.get(one, 0) + 3
             elif what == 2 and one in lengths:
-                finished.add(one)
-                store.put_finished(one, length=lengths[one], reason="stop")
-                store.put_reward(one, reward=0.5, components={"exact": 0.5, "short": member})
+                over.add(one)
+                finished(store, one, lengths[one], 0.5, exact=0.5, short=member)
             elif what == 3:
                 store.put_ending(one.group, "aborted", version=1, reason="boom")
-            elif one in finished and one.group not in consumed:
+            elif one in over and one.group not in consumed:
                 consumed.add(one.group)
                 store.put_consumed(one.group, version=3, members=(member,))
             store.commit()
@@ -118,27 +108,19 @@ LETTERS = st.text(st.sampled_from("aAbBéÉ%_\\\"' ßİx"), max_size=8)
 def listed_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """60 groups of 7 prompts, with rewards and lengths that are often equal, or not there."""
     run_dir = tmp_path_factory.mktemp("run")
-    store = SqliteTrajectoryStore(run_dir / "events.db")
-    for group in range(60):
-        store.put_group(
-            group, row=group % 7, epoch=group // 7, prompt=TEXTS[group % 7], prompt_tokens=[1],
-            columns={},
-        )  # fmt: skip
-        for member in range(group % 3):
-            one = TrajectoryId(group, member)
-            length = 1 + group * 7 % 5
-            store.put_segment(
-                one, start=0, version=group % 4, instance="rollout-0", steps=1, drafted=0,
-                tokens=[1] * length, logprobs=[-1.0] * length,
-            )  # fmt: skip
-            store.put_finished(one, length=length, reason="length" if group % 5 else "stop")
-            store.put_reward(one, reward=float((group + member) % 3), components={})
-        if group % 4 == 1:
-            store.put_consumed(group, version=5 + group // 10, members=tuple(range(group % 3)))
-        elif group % 4 == 2:
-            store.put_ending(group, "filtered", version=5, reason="all equal")
-    store.commit()
-    store.close()
+    with stored(run_dir) as store:
+        for number in range(60):
+            group(store, number, row=number % 7, epoch=number // 7, prompt=TEXTS[number % 7])
+            for member in range(number % 3):
+                length, reward = 1 + number * 7 % 5, float((number + member) % 3)
+                segment(store, (number, member), length, version=number % 4)
+                reason = "length" if number % 5 else "stop"
+                finished(store, (number, member), length, reward, reason)
+            if number % 4 == 1:
+                members = tuple(range(number % 3))
+                store.put_consumed(number, version=5 + number // 10, members=members)
+            elif number % 4 == 2:
+                store.put_ending(number, "filtered", version=5, reason="all equal")
     return Run(run_dir, "a")
 
 

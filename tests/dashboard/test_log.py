@@ -115,7 +115,7 @@ def test_the_same_as_by_hand_and_by_sql(
     run_dir, run = tmp_path_factory.mktemp("run"), None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(log, "PAGE", size)
-        patch.setattr(log, "LOOKED_AT", 2 * size)
+        patch.setattr(log, "LOOKED_AT", size)
         for first, part in ((0, lines), (len(lines), more)):
             write(run_dir / "events.db", part, first=first)
             run = run or Run(run_dir, "a")  # the same one finds what is new

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
 from rhymeflow import cli
-from rhymeflow.observe.curves import Curve, Points, _smoothed, grouped, mean
 from rhymeflow.observe.metrics import MetricsWriter
+from rhymeflow.observe.plot import Curve, Points, _smoothed, grouped, mean
 from tests.observe.test_runs import made
 
 

@@ -8,15 +8,13 @@ import numpy as np
 import pytest
 
 from rhymeflow.config import ModelConfig
-from rhymeflow.config.load import build_config
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.errors import UserError
 from rhymeflow.observe import query
 from rhymeflow.observe.tokens import Texts, TokenTexts
 from rhymeflow.store.previous_run import section_in_force
 from rhymeflow.store.reader import TrajectoryReader
-from rhymeflow.store.writer import SqliteTrajectoryStore
-from tests.observe.runs import begun, make_run
+from tests.observe.runs import begun, finished, group, make_run, segment, stored
 
 
 @pytest.fixture
@@ -24,36 +22,23 @@ def reader(tmp_path: Path) -> TrajectoryReader:
     """See `make_run`; then group 10, the prompt of group 4 again, with all that can be known of a
     response, one that is going on, and one that has no token yet."""
     make_run(tmp_path)
-    store = SqliteTrajectoryStore(tmp_path / "events.db")
-    config = build_config({"model.name": "recipe:demo"}, where="test")
-    store.begin_attempt(config.model_dump_json(), now=0.0, started="2026-01-02T03:04:05Z")
-    store.put_group(
-        10, row=4, epoch=1, prompt=[{"role": "user", "content": "again"}],
-        prompt_tokens=[1], columns={},
-    )  # fmt: skip
+    begun(tmp_path, model={"name": "recipe:demo"})
     which = TrajectoryId(10, 0)
-    store.put_segment(
-        which, start=0, version=1, instance="rollout-0", steps=1, drafted=3, tokens=[5, 6],
-        logprobs=[-0.5, -1.0], accepted=b"\0\1",
-    )  # fmt: skip
-    store.put_observed(which, start=2, version=1, tokens=[7, 8])
-    store.put_segment(
-        which, start=4, version=2, instance="rollout-1", steps=1, drafted=0, tokens=[9],
-        logprobs=[-0.25], accepted=b"\0",
-    )  # fmt: skip
-    store.put_finished(which, length=5, reason="finished_early")
-    store.put_text(which, "said")
-    store.put_reward(which, reward=0.5, components={"exact": 0.5})
-    store.put_segment(
-        TrajectoryId(10, 1), start=0, version=3, instance="r", steps=1, drafted=0, tokens=[5],
-        logprobs=[-0.5],
-    )  # fmt: skip
-    store.put_consumed(10, version=3, members=(0,))
-    learner = np.array([-0.5, -1.5, 0, 0, -0.25], "<f4").tobytes()
-    store.put_token_details(which, logprobs=learner, flags=bytes([0, 1, 4, 4, 0]))
-    store.put_group(11, row=4, epoch=2, prompt="none", prompt_tokens=[1], columns={})
-    store.commit()
-    store.close()
+    with stored(tmp_path) as store:
+        group(store, 10, row=4, epoch=1, prompt=[{"role": "user", "content": "again"}])
+        segment(
+            store, which, 2, version=1, drafted=3, tokens=[5, 6], logprobs=[-0.5, -1.0],
+            accepted=b"\0\1",
+        )  # fmt: skip
+        store.put_observed(which, start=2, version=1, tokens=[7, 8])
+        segment(store, which, 1, start=4, version=2, tokens=[9], logprobs=[-0.25], accepted=b"\0")
+        finished(store, which, 5, 0.5, "finished_early", exact=0.5)
+        store.put_text(which, "said")
+        segment(store, (10, 1), 1, version=3)
+        store.put_consumed(10, version=3, members=(0,))
+        learner = np.array([-0.5, -1.5, 0, 0, -0.25], "<f4").tobytes()
+        store.put_token_details(which, logprobs=learner, flags=bytes([0, 1, 4, 4, 0]))
+        group(store, 11, row=4, epoch=2, prompt="none")
     return TrajectoryReader(tmp_path / "events.db")
 
 
@@ -87,7 +72,7 @@ def test_a_group(reader: TrajectoryReader) -> None:
 def test_a_step_has_its_batch_and_what_was_left_out_meanwhile(reader: TrajectoryReader) -> None:
     def those(step: int) -> list[tuple[int, str]]:
         found = query.groups_of_step(reader, step)
-        return [(group["group"], group["ending"]) for group in found]
+        return [(each["group"], each["ending"]) for each in found]
 
     assert those(2) == [(2, "consumed"), (3, "consumed"), (8, "aborted")]
     # Of group 10 one response has a reward: no spread. Groups 6 and 7 have the rewards 1 and 0.
@@ -95,12 +80,33 @@ def test_a_step_has_its_batch_and_what_was_left_out_meanwhile(reader: Trajectory
     assert those(9) == []
 
 
+def test_a_response_token_by_token(reader: TrajectoryReader) -> None:
+    found = query.response(reader.path.parent, reader, TrajectoryId(10, 0))
+    segments = found.pop("segments")
+    assert [(each["start"], each["version"], each["observed"]) for each in segments] == [
+        (0, 1, False), (2, 1, True), (4, 2, False),
+    ]  # fmt: skip
+    assert found == {
+        "directory": str(reader.path.parent), "group": 10, "member": 0, "row": 4, "epoch": 1,
+        "prompt": [{"role": "user", "content": "again"}], "columns": {}, "text": "said",
+        "length": 5, "reason": "finished_early", "reward": 0.5, "components": {"exact": 0.5},
+        "step": 4, "ending": "consumed", "ending_reason": None, "tokens": [5, 6, 7, 8, 9],
+        "logprobs": [-0.5, -1.0, 0, 0, -0.25], "learner_logprobs": [-0.5, -1.5, 0, 0, -0.25],
+        "flags": [0, 1, 4, 4, 0], "accepted": [0, 1, 0, 0, 0], "siblings": [0, 1],
+        "earlier": [{"group": 4, "epoch": 0}],
+    }  # fmt: skip
+    other = query.response(reader.path.parent, reader, TrajectoryId(10, 1))
+    for name in ("flags", "learner_logprobs", "accepted", "step", "reward", "text"):
+        assert other[name] is None, name
+    with pytest.raises(UserError, match=r"has no trajectory 77\.0"):
+        query.response(reader.path.parent, reader, TrajectoryId(77, 0))
+
+
 def test_of_deleted_tokens_there_are_none(reader: TrajectoryReader) -> None:
-    store = SqliteTrajectoryStore(reader.path)
-    for _ in range(3):
-        store.prune(before=99, history_tokens=0)
-        store.commit()
-    store.close()
+    with stored(reader.path.parent) as store:
+        for _ in range(3):
+            store.prune(before=99, history_tokens=0)
+            store.commit()
     found = query.response(reader.path.parent, reader, TrajectoryId(0, 0))
     assert found["tokens"] is found["logprobs"] is None
     assert [member["length"] for member in query.groups_of_step(reader, 1)[0]["members"]] == [

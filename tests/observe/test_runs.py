@@ -15,7 +15,8 @@ from rhymeflow.config.load import build_config
 from rhymeflow.core.commands import Finish
 from rhymeflow.core.events import Tick
 from rhymeflow.observe import summary
-from rhymeflow.observe.curves import differences, short_names
+from rhymeflow.observe.plot import short_names
+from rhymeflow.observe.query import differences
 from rhymeflow.observe.runs import find, read
 from rhymeflow.store.writer import SqliteTrajectoryStore
 from tests.observe.runs import make_run
@@ -45,35 +46,35 @@ def goes_on(run_dir: Path, now: float, *, finishes: bool = False) -> None:
 
 def test_a_run_in_a_line(tmp_path: Path) -> None:
     run = read(made(tmp_path / "run"))
-    assert (run.recipe, run.steps, run.max_steps, run.started[:10]) == ("toy", 4, 4, "2026-03-01")
-    assert (run.eval_reward_first, run.eval_reward_best) == (0.25, 0.75)
-    assert (run.trajectories, run.seconds) == (16, 41.0)
-    assert run.trajectories_per_s == pytest.approx(16 / 41)
+    assert (run["recipe"], run["steps"], run["max_steps"]) == ("toy", 4, 4)
+    assert (run["started"], run["trajectories"], run["seconds"]) == ("2026-03-01T10:00:00Z", 16, 41)
+    assert (run["eval_reward_first"], run["eval_reward_best"]) == (0.25, 0.75)
+    assert run["trajectories_per_s"] == pytest.approx(16 / 41)
 
 
 def test_states(tmp_path: Path) -> None:
     run_dir = made(tmp_path / "run")
-    assert read(run_dir).state == "killed", "nothing says how it ended"
+    assert read(run_dir)["state"] == "killed", "nothing says how it ended"
     summary.write(run_dir)
-    assert read(run_dir).state == "stopped"
+    assert read(run_dir)["state"] == "stopped"
     goes_on(run_dir, 50.0)
-    assert read(run_dir).state == "killed", "the summary is of the attempt before"
+    assert read(run_dir)["state"] == "killed", "the summary is of the attempt before"
     goes_on(run_dir, 51.0, finishes=True)
-    assert read(run_dir).state == "ended"
+    assert read(run_dir)["state"] == "ended"
     store = SqliteTrajectoryStore(run_dir / "events.db")
-    assert read(run_dir).state == "running"
+    assert read(run_dir)["state"] == "running"
     store.close()
-    assert read(run_dir).state == "ended"
+    assert read(run_dir)["state"] == "ended"
 
 
 def test_a_lock_of_another_machine_is_tried(tmp_path: Path) -> None:
     run_dir = made(tmp_path / "run")
     lock = run_dir / "writer.lock"
     lock.write_text("process 1 on elsewhere")
-    assert read(run_dir).state == "killed"
+    assert read(run_dir)["state"] == "killed"
     descriptor = os.open(lock, os.O_RDWR)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
-    assert read(run_dir).state == "running"
+    assert read(run_dir)["state"] == "running"
     os.close(descriptor)
 
 

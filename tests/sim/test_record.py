@@ -130,7 +130,7 @@ def test_everything_that_looks_at_runs_can_look_at_it(tmp_path: Path) -> None:
     assert all(each["tokens"] is None for each in every)
     assert drafts.found(seen)["epochs"]
     assert log.listed(seen, log.Asked(kind="Train"))["rows"]
-    assert read(tmp_path / "run").state == "ended"
+    assert read(tmp_path / "run")["state"] == "ended"
     rows = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     times = [json.loads(row)["step_time"] for row in rows]
     assert times == pytest.approx(result.step_seconds)
